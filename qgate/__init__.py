@@ -1,0 +1,47 @@
+"""A regression and accuracy gate for quantization.
+
+`import qgate` loads nothing heavy: the pytest plugin lives in every pytest run of an environment,
+so torch is imported when the first tensor is quantized and not before.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from qgate._version import __version__
+from qgate.errors import QgateError
+
+if TYPE_CHECKING:
+    from qgate import formats
+    from qgate.formats.encoded import Encoded
+    from qgate.formats.quantizer import Quantizer, encode, quantize
+
+__all__ = [
+    "Encoded",
+    "QgateError",
+    "Quantizer",
+    "__version__",
+    "encode",
+    "formats",
+    "quantize",
+]
+
+_HOME = {
+    "Encoded": "qgate.formats.encoded",
+    "Quantizer": "qgate.formats.quantizer",
+    "encode": "qgate.formats.quantizer",
+    "quantize": "qgate.formats.quantizer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    if name in __all__:
+        return importlib.import_module(f"qgate.{name}")
+    raise AttributeError(f"module 'qgate' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

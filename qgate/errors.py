@@ -1,0 +1,18 @@
+"""The one exception users see, and the sentence that helps them out of a typo."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class QgateError(Exception):
+    """Something the caller gave cannot be used; the message repeats it and says what can."""
+
+
+def unknown(what: str, given: object, allowed: Iterable[str]) -> QgateError:
+    """The error for a name that is not in a list: the nearest name first, then all of them."""
+    names = sorted(allowed)
+    near = difflib.get_close_matches(str(given), names, n=2, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    return QgateError(f"unknown {what} {given!r}.{hint} Allowed: {', '.join(names)}.")

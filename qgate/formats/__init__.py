@@ -1,0 +1,66 @@
+"""Number formats: what they can represent, and tensors on their grids.
+
+`get(name)` gives a format with its facts; `quantize` and `encode` (also as `qgate.quantize`) put
+tensors on its grid; `report` counts what that does to them. Looking up facts does not load torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from qgate.formats._block import BlockFormat
+from qgate.formats._element import ROUNDINGS, ElementFormat
+from qgate.formats._literals import FORMATS, Format
+
+if TYPE_CHECKING:
+    from qgate.formats._census import Effects, report
+    from qgate.formats.encoded import Encoded
+    from qgate.formats.quantizer import Quantizer, encode, quantize
+
+__all__ = [
+    "FORMATS",
+    "ROUNDINGS",
+    "BlockFormat",
+    "Effects",
+    "ElementFormat",
+    "Encoded",
+    "Format",
+    "Quantizer",
+    "aliases",
+    "encode",
+    "get",
+    "names",
+    "quantize",
+    "report",
+]
+
+_HOME = {
+    "Effects": "_census",
+    "Encoded": "encoded",
+    "Quantizer": "quantizer",
+    "encode": "quantizer",
+    "quantize": "quantizer",
+    "report": "_census",
+}
+
+
+def get(name: str) -> Format:
+    """The format of that name or alias, in upper or lower case."""
+    return FORMATS.get(name)
+
+
+def names() -> list[str]:
+    """The names of all formats, element formats first."""
+    return FORMATS.names()
+
+
+def aliases(name: str) -> list[str]:
+    """Other names that mean the same format."""
+    return FORMATS.aliases(get(name).name)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"qgate.formats.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'qgate.formats' has no attribute {name!r}")

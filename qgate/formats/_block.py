@@ -1,0 +1,118 @@
+"""What block formats have in common."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from qgate.formats._element import ElementFormat, Floats, Rounding
+from qgate.formats._parts import Call, Parts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from qgate.formats._work import Work
+    from qgate.formats.quantizer import Quantizer
+
+
+@dataclass(frozen=True)
+class BlockFormat(abc.ABC):
+    """Elements that share a scale block by block; figures are in units of the block's scale."""
+
+    name: str
+    element: ElementFormat
+
+    kind: ClassVar[str] = "block"
+    options: ClassVar[frozenset[str]]
+    scale: ClassVar[str]
+    default_block: ClassVar[int]
+    stored: ClassVar[dict[str, int]] = {"scales": 1}
+
+    @property
+    def bits(self) -> int:
+        return self.element.bits
+
+    @property
+    @abc.abstractmethod
+    def notes(self) -> str: ...
+
+    @property
+    def layout(self) -> str:
+        return self.element.layout
+
+    @property
+    def block(self) -> int:
+        return self.default_block
+
+    @property
+    def rounding(self) -> Rounding:
+        return self.element.rounding
+
+    @property
+    def max(self) -> float:
+        return self.element.max
+
+    @property
+    def min_normal(self) -> float:
+        return self.element.min_normal
+
+    @property
+    def min_subnormal(self) -> float:
+        return self.element.min_subnormal
+
+    def values(self) -> Floats:
+        """All values of an element, ascending, in units of the block's scale."""
+        return self.element.values()
+
+    def prepare(self, amax: Tensor) -> Tensor | None:
+        """What has to be known of the whole tensor, from its largest finite magnitude (float64)."""
+        del amax
+        return None
+
+    def tensor_scale(self, state: Tensor) -> Tensor:
+        """What `encode` keeps of the state, as float64."""
+        return state
+
+    needs_amax: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def split(self, x: Tensor, call: Call) -> Parts:
+        """A float64 chunk into elements and scale, exactly as the format defines it."""
+
+    @abc.abstractmethod
+    def unscale(self, stored: dict[str, Tensor], call: Call) -> Tensor:
+        """The float64 scale of `split` again, from what was stored."""
+
+    def shortcut(self, x: Tensor, out: Tensor, call: Call) -> bool:
+        """Write the quantized chunk to `out` in float32 arithmetic; False where that is not exact."""
+        del x, out, call
+        return False
+
+    @abc.abstractmethod
+    def define(self, x: Floats, q: Quantizer, state: float | None, double: bool) -> Floats:
+        """The readable definition for the rows of x, each one block (`definition.py`)."""
+
+    def define_state(self, x: Floats) -> float | None:
+        """`prepare` in the readable definition."""
+        del x
+        return None
+
+
+def non_finite(amax_bits: Tensor, call: Call) -> Tensor:
+    """Blocks whose scale is NaN: those with a NaN, and those with an Inf unless it saturates."""
+    if call.q.inf == "saturate":
+        return amax_bits > call.work.exponent_mask
+    return amax_bits >= call.work.exponent_mask
+
+
+def block_amax_bits(x: Tensor, work: Work) -> Tensor:
+    return x.view(work.integer).bitwise_and(work.magnitude_mask).amax(2, keepdim=True)
+
+
+def poisoned(x: Floats, q: Quantizer) -> np.ndarray:
+    """`non_finite` in the readable definition, for rows."""
+    bad = np.isnan(x) if q.inf == "saturate" else ~np.isfinite(x)
+    return np.asarray(bad.any(axis=1))

@@ -1,0 +1,248 @@
+"""What every element format can say of itself, worked out from the values of its codes.
+
+A family (floats, integers, HiF8) supplies the value of each code and the spacing of its grid; the
+rest follows here. Nothing in this file needs torch: methods that meet tensors use the tensor's own
+methods.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from qgate.formats._parts import Call, Parts
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Generator, Tensor
+
+    from qgate.formats._work import Work
+
+Rounding = Literal["even", "away", "zero", "stochastic"]
+ROUNDINGS: tuple[Rounding, ...] = ("even", "away", "zero", "stochastic")
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ElementFormat(abc.ABC):
+    """A finite set of values with a rounding rule."""
+
+    name: str
+
+    kind: ClassVar[str] = "element"
+    block: ClassVar[int | None] = None
+    scale: ClassVar[str] = "-"
+    rounding: ClassVar[Rounding] = "even"
+    default_granularity: ClassVar[str | None] = None
+
+    @property
+    @abc.abstractmethod
+    def bits(self) -> int:
+        """Bits of one code."""
+
+    @property
+    @abc.abstractmethod
+    def layout(self) -> str:
+        """Sign, exponent and mantissa bits, or what stands for them."""
+
+    @property
+    @abc.abstractmethod
+    def min_normal(self) -> float:
+        """The smallest magnitude with full precision."""
+
+    @property
+    @abc.abstractmethod
+    def max_exponent(self) -> int:
+        """The exponent of the largest value, floor(log2(max))."""
+
+    @property
+    @abc.abstractmethod
+    def mantissa(self) -> int:
+        """Bits after the leading one at the largest value."""
+
+    @abc.abstractmethod
+    def code_values(self) -> Floats:
+        """The value of each code, in code order; NaN and Inf included."""
+
+    @abc.abstractmethod
+    def inverse_quantum(self, x: Tensor, work: Work) -> Tensor | float:
+        """1 / (spacing of the grid at x), for each x; the same at both ends of a binade.
+
+        Multiplying by it turns rounding to the format into rounding to an integer.
+        """
+
+    @property
+    def notes(self) -> str:
+        return ""
+
+    @cached_property
+    def sorted_codes(self) -> npt.NDArray[np.int64]:
+        """Codes in the order of their values; of two zeros the positive one, NaN left out."""
+        values = self.code_values()
+        zeros = [code for code in np.flatnonzero(values == 0) if np.signbit(values[code])]
+        order = np.argsort(values, kind="stable")
+        keep = ~np.isnan(values[order]) & ~np.isin(order, zeros)
+        return np.asarray(order[keep], dtype=np.int64)
+
+    @cached_property
+    def sorted_values(self) -> Floats:
+        """The values of `sorted_codes`: strictly ascending, infinities at the ends if there are."""
+        return np.asarray(self.code_values()[self.sorted_codes], dtype=np.float64)
+
+    def values(self) -> Floats:
+        """All finite values, ascending."""
+        return np.asarray(self.sorted_values[np.isfinite(self.sorted_values)])
+
+    def magnitudes(self) -> Floats:
+        """Non-negative finite values, ascending: the list that rounding is defined by."""
+        values = self.values()
+        return np.asarray(values[values >= 0])
+
+    @property
+    def max(self) -> float:
+        return float(self.values()[-1])
+
+    @property
+    def min_subnormal(self) -> float:
+        """The smallest positive value (equal to `min_normal` where there are no subnormals)."""
+        values = self.values()
+        return float(values[values > 0][0])
+
+    def bounds(self, *, narrow: bool = True) -> tuple[float, float]:
+        """The smallest and the largest value used."""
+        del narrow
+        return -self.max, self.max
+
+    @property
+    def has_inf(self) -> bool:
+        return bool(np.isinf(self.code_values()).any())
+
+    @property
+    def nan_code(self) -> int | None:
+        codes = np.flatnonzero(np.isnan(self.code_values()))
+        return int(codes[0]) if len(codes) else None
+
+    @property
+    def negative_zero(self) -> int | None:
+        """The code of -0, or None where there is a single zero."""
+        values = self.code_values()
+        codes = np.flatnonzero((values == 0) & np.signbit(values))
+        return int(codes[0]) if len(codes) else None
+
+    def to_grid(
+        self, x: Tensor, work: Work, rounding: Rounding, generator: Generator | None = None
+    ) -> Tensor:
+        """x rounded as if the grid went on beyond the largest value."""
+        inverse = self.inverse_quantum(x, work)
+        return round_to_integer(x * inverse, work, rounding, generator).div_(inverse)
+
+    def cast(
+        self,
+        x: Tensor,
+        work: Work,
+        *,
+        rounding: Rounding,
+        saturate: bool = True,
+        narrow: bool = True,
+        generator: Generator | None = None,
+    ) -> Tensor:
+        """The element rule: x on the format's values, NaN kept, overflow as asked."""
+        low, high = self.bounds(narrow=narrow)
+        if saturate:
+            y = self.to_grid(x.clamp(low, high), work, rounding, generator)
+        else:
+            y = self.to_grid(x, work, rounding, generator)
+            over = y.abs() > high
+            if rounding == "zero":
+                y = y.where(~(over & x.isfinite()), y.clamp(low, high))
+                over = y.abs() > high
+            y = y.where(~over, y * float("inf") if self.has_inf else y * float("nan"))
+        return y if self.negative_zero is not None else y.add_(0.0)
+
+    def split(self, x: Tensor, call: Call) -> Parts:
+        """A float64 chunk into elements and scale; without a scale the elements are the values."""
+        q, scale = call.q, call.state
+        if scale is not None:
+            x = call.divide(x, scale).masked_fill_(scale.isnan(), 0.0)
+        elements = self.cast(
+            x,
+            call.work,
+            rounding=q.rounding,
+            saturate=q.saturate,
+            narrow=q.narrow,
+            generator=q.generator,
+        )
+        return Parts(elements, x.new_ones(()) if scale is None else scale)
+
+    def unscale(self, stored: dict[str, Tensor], call: Call) -> Tensor:
+        """The float64 scale of `split` again."""
+        from qgate.formats._work import widen
+
+        del call
+
+        return widen(stored["scales"])
+
+    def shortcut(self, x: Tensor, out: Tensor, call: Call) -> bool:
+        """A plain cast in float32, where float32 holds the format with room at both ends."""
+        from qgate.formats._work import SINGLE
+
+        q = call.q
+        fits = self.min_subnormal >= 2.0**-100 and self.max <= 2.0**100
+        if call.state is not None or call.double or q.rounding == "stochastic" or not fits:
+            return False
+        out.copy_(
+            self.cast(
+                x.to(SINGLE.dtype),
+                SINGLE,
+                rounding=q.rounding,
+                saturate=q.saturate,
+                narrow=q.narrow,
+            )
+        )
+        return True
+
+    def to_codes(self, y: Tensor, work: Work) -> Tensor:
+        """The codes of float64 values of this format; NaN becomes its code, or 0 without one."""
+        import torch
+
+        table = work.table(tuple(self.sorted_values.tolist()), y.device)
+        codes = work.table(tuple(self.sorted_codes.tolist()), y.device)
+        found = codes[torch.searchsorted(table, y.contiguous()).clamp_(max=len(codes) - 1)]
+        if self.negative_zero is not None:
+            found = found.masked_fill_((y == 0) & y.signbit(), self.negative_zero)
+        found = found.masked_fill_(y.isnan(), self.nan_code or 0).int()
+        if self.bits > 8:
+            return found.to(torch.int16).view(torch.uint16)
+        return found.to(torch.uint8)
+
+    def from_codes(self, codes: Tensor, work: Work) -> Tensor:
+        """The float64 values of codes."""
+        table = work.table(tuple(self.code_values().tolist()), codes.device)
+        return table[codes.int()]
+
+    def code_dtype(self) -> torch.dtype:
+        import torch
+
+        return torch.uint8 if self.bits <= 8 else torch.uint16
+
+
+def round_to_integer(
+    t: Tensor, work: Work, rounding: Rounding, generator: Generator | None = None
+) -> Tensor:
+    """t rounded to an integer, in place where it can be; -0, NaN and Inf stay what they are."""
+    if rounding == "even":
+        return t.round_()
+    if rounding == "zero":
+        return t.trunc_()
+    if rounding == "away":
+        # One half itself would carry the number just below one half up to one.
+        return (t.abs() + work.below_half).trunc_().copysign_(t)
+    size = t.abs()
+    low = size.floor()
+    up = t.new_empty(t.shape).uniform_(generator=generator) < size - low
+    return (low + up).copysign_(t)

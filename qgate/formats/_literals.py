@@ -1,0 +1,49 @@
+"""Every format qgate knows, one line each. A format of a known family is added here."""
+
+from __future__ import annotations
+
+from qgate.formats._block import BlockFormat
+from qgate.formats._element import ElementFormat
+from qgate.formats.floats import FloatFormat
+from qgate.formats.hif4 import Hif4Format
+from qgate.formats.hif8 import HiF8Format
+from qgate.formats.integers import IntFormat
+from qgate.formats.mx import MxFormat
+from qgate.formats.nvfp4 import Nvfp4Format
+from qgate.registry import Registry
+
+Format = ElementFormat | BlockFormat
+
+FORMATS: Registry[Format] = Registry("format")
+_add = FORMATS.add
+
+E4M3 = FloatFormat("fp8_e4m3", 4, 3, "nan", bias=7)
+E5M2 = FloatFormat("fp8_e5m2", 5, 2, "ieee", bias=15)
+E3M2 = FloatFormat("fp6_e3m2", 3, 2, "none", bias=3)
+E2M3 = FloatFormat("fp6_e2m3", 2, 3, "none", bias=1)
+E2M1 = FloatFormat("fp4_e2m1", 2, 1, "none", bias=1)
+
+# Not formats of their own: the elements of MXINT8 and HiF4, and the scale types.
+MXINT8_ELEMENT = IntFormat("mxint8 element", 8, fraction_bits=6)
+S1P2 = FloatFormat("S1P2", 1, 2, "none", bias=1)
+E8M0 = FloatFormat("E8M0", 8, 0, "nan", bias=127, signed=False, subnormals=False)
+E6M2 = FloatFormat("E6M2", 6, 2, "nan", bias=48, signed=False, subnormals=False)
+
+_add(E4M3, "e4m3", "float8_e4m3fn")
+_add(E5M2, "e5m2", "float8_e5m2")
+_add(E3M2, "e3m2")
+_add(E2M3, "e2m3")
+_add(E2M1, "e2m1")
+_add(HiF8Format("hif8"), "hifp8", "hifloat8")
+_add(IntFormat("int8", 8))
+_add(IntFormat("int4", 4))
+_add(FloatFormat("fp16", 5, 10, "ieee", bias=15), "float16")
+_add(FloatFormat("bf16", 8, 7, "ieee", bias=127), "bfloat16")
+_add(MxFormat("mxfp8_e4m3", E4M3), "mxfp8")
+_add(MxFormat("mxfp8_e5m2", E5M2))
+_add(MxFormat("mxfp6_e3m2", E3M2))
+_add(MxFormat("mxfp6_e2m3", E2M3))
+_add(MxFormat("mxfp4_e2m1", E2M1), "mxfp4")
+_add(MxFormat("mxint8", MXINT8_ELEMENT))
+_add(Nvfp4Format("nvfp4", E2M1, scale_element=E4M3))
+_add(Hif4Format("hif4", S1P2, scale_element=E6M2), "hifloat4")

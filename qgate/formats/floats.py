@@ -1,0 +1,120 @@
+"""Floating point by field widths: FP8, FP6, FP4, fp16, bf16, and the scale types E8M0 and E6M2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from qgate.formats._element import ElementFormat, Floats
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from qgate.formats._work import Work
+
+
+@dataclass(frozen=True)
+class FloatFormat(ElementFormat):
+    """Sign, exponent and mantissa fields.
+
+    `specials` says what the top of the code space means: "ieee" keeps the whole last exponent for
+    Inf and NaN, "nan" only its last code for NaN (E4M3 and the scale types), "none" has neither.
+    """
+
+    exponent_bits: int
+    mantissa_bits: int
+    specials: Literal["ieee", "nan", "none"]
+    bias: int
+    signed: bool = True
+    subnormals: bool = True
+
+    @property
+    def bits(self) -> int:
+        return int(self.signed) + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def layout(self) -> str:
+        sign = "S1 " if self.signed else ""
+        return f"{sign}E{self.exponent_bits} M{self.mantissa_bits}"
+
+    @property
+    def mantissa(self) -> int:
+        return self.mantissa_bits
+
+    @property
+    def min_exponent(self) -> int:
+        """The exponent of the smallest normal number."""
+        return (1 if self.subnormals else 0) - self.bias
+
+    @property
+    def min_normal(self) -> float:
+        return float(2.0**self.min_exponent)
+
+    @property
+    def max_exponent(self) -> int:
+        """The exponent of the last binade that has a number: "ieee" gives a whole one away."""
+        gone = self.specials == "ieee" or (self.specials == "nan" and self.mantissa_bits == 0)
+        return 2**self.exponent_bits - 1 - gone - self.bias
+
+    @property
+    def max(self) -> float:
+        gone = 2 if self.specials == "nan" and self.mantissa_bits else 1
+        return float((2 - gone * 2.0**-self.mantissa_bits) * 2.0**self.max_exponent)
+
+    @property
+    def min_subnormal(self) -> float:
+        return self.min_normal * (2.0**-self.mantissa_bits if self.subnormals else 1.0)
+
+    @property
+    def has_inf(self) -> bool:
+        return self.specials == "ieee"
+
+    @property
+    def nan_code(self) -> int | None:
+        last = 2 ** (self.exponent_bits + self.mantissa_bits) - 1
+        quiet = last ^ (2 ** (self.mantissa_bits - 1) - 1) if self.has_inf else last
+        return None if self.specials == "none" else quiet
+
+    @property
+    def negative_zero(self) -> int | None:
+        has_one = self.signed and self.subnormals
+        return 2 ** (self.exponent_bits + self.mantissa_bits) if has_one else None
+
+    @property
+    def notes(self) -> str:
+        return {
+            "ieee": "Inf and NaN as IEEE 754",
+            "nan": "no Inf, one NaN",
+            "none": "no Inf, no NaN: always saturates",
+        }[self.specials]
+
+    def code_values(self) -> Floats:
+        return _code_values(self)
+
+    def inverse_quantum(self, x: Tensor, work: Work) -> Tensor:
+        bits = x.view(work.integer).bitwise_and(work.exponent_mask)
+        bits.clamp_(min=(self.min_exponent + work.bias) << work.mantissa)
+        return bits.neg_().add_((2 * work.bias + self.mantissa) << work.mantissa).view(work.dtype)
+
+
+@lru_cache(maxsize=64)
+def _code_values(fmt: FloatFormat) -> Floats:
+    m, e = fmt.mantissa_bits, fmt.exponent_bits
+    codes = np.arange(2**fmt.bits, dtype=np.int64)
+    fraction = codes & (2**m - 1)
+    field = (codes >> m) & (2**e - 1)
+    negative = (codes >> (m + e)) & 1
+    tiny = (field == 0) & fmt.subnormals
+    significand = np.where(tiny, 0, 2**m) + fraction
+    values = np.ldexp(significand.astype(np.float64), np.where(tiny, 1, field) - fmt.bias - m)
+    top = field == 2**e - 1
+    if fmt.specials == "ieee":
+        values[top] = np.where(fraction[top] == 0, np.inf, np.nan)
+    elif fmt.specials == "nan":
+        values[top & (fraction == 2**m - 1)] = np.nan
+    values = np.where(negative == 1, -values, values)
+    values.setflags(write=False)
+    return values

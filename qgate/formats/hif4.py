@@ -1,0 +1,134 @@
+"""HiFloat4: 64 elements of four bits share one E6M2 scale and two finer levels of one bit each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
+from qgate.formats._parts import Call, Parts
+from qgate.formats._element import ElementFormat, Floats, Rounding
+from qgate.formats.floats import FloatFormat
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from qgate.formats.quantizer import Quantizer
+
+_BF16 = FloatFormat("bf16", 8, 7, "ieee", bias=127)
+_SEVENTH = 0.142578125  # 1/7 as a bf16 number
+_SMALLEST, _LARGEST = 2.0**-48, 1.5 * 2.0**15
+
+
+@dataclass(frozen=True)
+class Hif4Format(BlockFormat):
+    """The conversion of arXiv 2602.11287 as its authors' code does it.
+
+    SF   = amax(64) * 1/7, both the constant and the product in bf16, within [2**-48, 1.5 * 2**15]
+    s    = E6M2(SF);  r = 1/s in bf16
+    E8   = 1 for each group of 8 whose amax * r >= 4, else 0
+    E16  = 1 for each group of 4 whose amax * r * 2**-E8 >= 2, else 0
+    e    = S1P2(x * r * 2**-(E8 + E16)), ties away from zero, at most 1.75
+    x    ~ e * 2**(E8 + E16) * s
+    """
+
+    scale_element: ElementFormat
+
+    options: ClassVar[frozenset[str]] = frozenset({"axis", "rounding", "generator", "inf"})
+    scale: ClassVar[str] = "E6M2 + 8 x E1 + 16 x E1"
+    default_block: ClassVar[int] = 64
+    stored: ClassVar[dict[str, int]] = {"scales": 1, "micro": 3}
+
+    @property
+    def rounding(self) -> Rounding:
+        return "away"
+
+    @property
+    def notes(self) -> str:
+        return "ties away; two one-bit levels inside a block"
+
+    @property
+    def max(self) -> float:
+        return self.element.max * 4
+
+    def values(self) -> Floats:
+        """All values of an element with its one-bit exponents, in units of the E6M2 scale."""
+        element = self.element.values()
+        return np.unique(np.concatenate([element, 2 * element, 4 * element]))
+
+    def split(self, x: Tensor, call: Call) -> Parts:
+        q, work = call.q, call.work
+        size = x.shape[2]
+        if size < 64:
+            padded = x.new_zeros(x.shape[0], x.shape[1], 64, x.shape[3])
+            padded[:, :, :size] = x
+            x = padded
+        bits = block_amax_bits(x, work)
+        bad = non_finite(bits, call)
+        x = x.masked_fill(bad, 0.0)
+        magnitude = x.abs()
+        quads = magnitude.unflatten(2, (16, 4)).amax(3)
+        octets = quads.unflatten(2, (8, 2)).amax(3)
+        wanted = call.multiply(octets.amax(2, keepdim=True), x.new_tensor(_SEVENTH))
+        wanted = _BF16.cast(wanted, work, rounding="even", saturate=False)
+        scale = self.scale_element.cast(wanted.clamp_(_SMALLEST, _LARGEST), work, rounding="even")
+        inverse = _BF16.cast(1.0 / scale, work, rounding="even")
+        e8 = call.multiply(octets, inverse) >= 4
+        fine = call.multiply(quads, inverse)
+        e16 = fine >= 2.0 * (1.0 + e8.repeat_interleave(2, 2))
+        shift = (1.0 + e8.repeat_interleave(8, 2)) * (1.0 + e16.repeat_interleave(4, 2))
+        elements = self.element.cast(
+            call.multiply(x, inverse) / shift,
+            work,
+            rounding=q.rounding,
+            generator=q.generator,
+        )
+        codes = self.scale_element.to_codes(scale.masked_fill(bad, float("nan")), work)
+        micro = _pack(e8, e16)
+        full = (scale * shift).masked_fill_(bad, float("nan"))
+        return Parts(elements[:, :, :size], full[:, :, :size], {"scales": codes, "micro": micro})
+
+    def unscale(self, stored: dict[str, Tensor], call: Call) -> Tensor:
+        scale = self.scale_element.from_codes(stored["scales"], call.work)
+        e8, e16 = _unpack(stored["micro"])
+        return scale * (1.0 + e8.repeat_interleave(8, 2)) * (1.0 + e16.repeat_interleave(4, 2))
+
+    def define(self, x: Floats, q: Quantizer, state: float | None, double: bool) -> Floats:
+        from qgate.formats.definition import round_by_list, round_to_bits
+
+        del state, double
+        values = np.empty_like(x)
+        for row, bad, out in zip(x, poisoned(x, q), values, strict=True):
+            amax = float(np.abs(row).max())
+            if bad:
+                out[:] = np.nan
+                continue
+            wanted = min(max(round_to_bits(amax * _SEVENTH, 8), _SMALLEST), _LARGEST)
+            scale = float(round_by_list(np.array([wanted]), self.scale_element)[0])
+            inverse = round_to_bits(1 / scale, 8)
+            for start in range(0, len(row), 4):
+                octet = row[start // 8 * 8 :][:8]
+                quad = row[start : start + 4]
+                e8 = float(np.abs(octet).max()) * inverse >= 4
+                e16 = float(np.abs(quad).max()) * inverse / (1 + e8) >= 2
+                shift = float((1 + e8) * (1 + e16))
+                codes = round_by_list(quad * inverse / shift, self.element, rounding=q.rounding)
+                out[start : start + 4] = codes * shift * scale
+        return values
+
+
+def _pack(e8: Tensor, e16: Tensor) -> Tensor:
+    """Bit j of the first byte is the level of octet j, of the two others that of quad j."""
+    levels = e8.new_zeros(e8.shape[0], e8.shape[1], 3, 8, e8.shape[3])
+    levels[:, :, 0] = e8
+    levels[:, :, 1:] = e16.unflatten(2, (2, 8))
+    weights = (2 ** np.arange(8)).tolist()
+    return (levels.byte() * levels.byte().new_tensor(weights)[:, None]).sum(3).byte()
+
+
+def _unpack(micro: Tensor) -> tuple[Tensor, Tensor]:
+    positions = micro.new_tensor(list(range(8)))[:, None]
+    bits = (micro.unsqueeze(3) >> positions) & 1
+    return bits[:, :, 0], bits[:, :, 1:].flatten(2, 3)

@@ -1,0 +1,88 @@
+"""Signed integers in two's complement, and MXINT8's integers with six fraction bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from qgate.formats._element import ElementFormat, Floats
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from qgate.formats._work import Work
+
+
+@dataclass(frozen=True)
+class IntFormat(ElementFormat):
+    """Integers times 2**-fraction_bits. The lowest code has no positive twin: narrow leaves it out."""
+
+    width: int
+    fraction_bits: int = 0
+
+    default_granularity: ClassVar[str | None] = "tensor"
+
+    @property
+    def bits(self) -> int:
+        return self.width
+
+    @property
+    def layout(self) -> str:
+        point = f", {self.fraction_bits} after the point" if self.fraction_bits else ""
+        return f"two's complement{point}"
+
+    @property
+    def step(self) -> float:
+        return float(2.0**-self.fraction_bits)
+
+    @property
+    def max(self) -> float:
+        return (2 ** (self.width - 1) - 1) * self.step
+
+    @property
+    def min_normal(self) -> float:
+        return self.step
+
+    @property
+    def max_exponent(self) -> int:
+        return self.width - 2 - self.fraction_bits
+
+    @property
+    def mantissa(self) -> int:
+        return self.width - 2
+
+    @property
+    def notes(self) -> str:
+        low = 2 ** (self.width - 1)
+        return f"no Inf, no NaN, one zero; narrow by default, -{low} with narrow=False"
+
+    def code_values(self) -> Floats:
+        half = 2 ** (self.width - 1)
+        codes = np.arange(2 * half)
+        return np.asarray(np.where(codes < half, codes, codes - 2 * half) * self.step)
+
+    def values(self) -> Floats:
+        """The narrow range; the full one has one more at the low end."""
+        return np.asarray(super().values()[1:])
+
+    def bounds(self, *, narrow: bool = True) -> tuple[float, float]:
+        return (-self.max if narrow else -self.max - self.step), self.max
+
+    def to_codes(self, y: Tensor, work: Work) -> Tensor:
+        """The integers themselves."""
+        del work
+        return (y / self.step).nan_to_num_(nan=0.0).to(self.code_dtype())
+
+    def from_codes(self, codes: Tensor, work: Work) -> Tensor:
+        return codes.to(work.dtype) * self.step
+
+    def code_dtype(self) -> torch.dtype:
+        import torch
+
+        return torch.int8
+
+    def inverse_quantum(self, x: Tensor, work: Work) -> float:
+        return 1.0 / self.step

@@ -1,0 +1,166 @@
+"""The OCP microscaling formats: a power-of-two scale per block, rounded by one of four rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
+from qgate.formats._parts import Call, Parts
+from qgate.formats._element import Floats, round_to_integer
+from qgate.formats.floats import FloatFormat
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from qgate.formats.quantizer import Quantizer
+
+SCALE_RULES = ("floor", "ceil", "even", "rceil")
+
+
+@dataclass(frozen=True)
+class MxFormat(BlockFormat):
+    """Elements times 2**S. S is made from the block's largest magnitude (`scale_rule`):
+
+    floor  floor(log2 amax) - emax, the OCP rule: the largest elements may saturate
+    ceil   ceil(log2 amax) - emax
+    even   floor(log2 of amax rounded half up to the element's mantissa) - emax
+    rceil  the smallest S with amax <= max * 2**S: nothing saturates
+    """
+
+    options: ClassVar[frozenset[str]] = frozenset(
+        {"axis", "block", "scale_rule", "scale_bits", "rounding", "generator", "inf"}
+    )
+    scale: ClassVar[str] = "E8M0"
+    default_block: ClassVar[int] = 32
+
+    @property
+    def notes(self) -> str:
+        return f"OCP MX; scale rules {', '.join(SCALE_RULES)}"
+
+    def _carry(self, rule: str, mantissa: int) -> int:
+        """What to add to the bits of amax so that its exponent field becomes S + emax."""
+        one = 1 << mantissa
+        largest = int(self.max / 2.0**self.element.max_exponent * one) - one
+        return {
+            "floor": 0,
+            "ceil": one - 1,
+            "even": one >> (self.element.mantissa + 1),
+            "rceil": one - 1 - largest,
+        }[rule]
+
+    def split(self, x: Tensor, call: Call) -> Parts:
+        q, work = call.q, call.work
+        amax = block_amax_bits(x, work)
+        bad = non_finite(amax, call)
+        infinite = amax == work.exponent_mask
+        limit = 2 ** (q.scale_bits - 1) - 1
+        exponent = (amax + self._carry(q.scale_rule, work.mantissa)) >> work.mantissa
+        exponent = exponent - (work.bias + self.element.max_exponent)
+        if q.scale_bits != 8:
+            bad = bad | ((exponent > limit) & ~infinite)
+        exponent = exponent.where(~infinite, limit).clamp_(-limit, limit)
+        elements = self.element.cast(
+            (x * work.power(-exponent)).masked_fill_(bad, 0.0),
+            work,
+            rounding=q.rounding,
+            generator=q.generator,
+        )
+        codes = (exponent + limit).masked_fill_(bad, 2 * limit + 1)
+        scale = work.power(exponent).masked_fill_(bad, float("nan"))
+        return Parts(elements, scale, {"scales": codes.byte()})
+
+    def unscale(self, stored: dict[str, Tensor], call: Call) -> Tensor:
+        limit = 2 ** (call.q.scale_bits - 1) - 1
+        codes = stored["scales"].to(call.work.integer)
+        return call.work.power(codes - limit).masked_fill_(codes == 2 * limit + 1, float("nan"))
+
+    def shortcut(self, x: Tensor, out: Tensor, call: Call) -> bool:
+        """Everything in float32, for blocks far from both ends of its range.
+
+        The block's exponent field, `top`, is all there is to compute per block: the largest value
+        and the smallest quantum are integer offsets from it.
+        """
+        import torch
+
+        from qgate.formats._work import SINGLE as work
+
+        q = call.q
+        if call.double or q.rounding == "stochastic" or q.scale_bits != 8:
+            return False
+        element = self.element
+        w = x.to(torch.float32) if x.dtype != torch.float32 else x
+        size = w.view(torch.int32).bitwise_and(work.magnitude_mask)
+        amax = size.amax(2, keepdim=True)
+        smallest = element.min_normal if isinstance(element, FloatFormat) else 1.0
+        span = element.max_exponent - round(np.log2(smallest)) + element.mantissa
+        lowest, highest = ((span - 124 + work.bias) << 23), ((120 + work.bias) << 23)
+        ends = torch.aminmax(amax)
+        if ends.max.item() > highest:
+            return False
+        if ends.min.item() < lowest:
+            amax = amax.where(amax != 0, 1 << 30)
+            if amax.amin().item() < lowest:
+                return False
+        top = amax.add_(self._carry(q.scale_rule, 23)).bitwise_and_(work.exponent_mask)
+        if q.scale_rule in ("floor", "even"):
+            limit = (top + self._carry_of_max()).view(torch.float32)
+            w = torch.minimum(w, limit)
+            w = torch.maximum(w, limit.neg_(), out=w)
+        if isinstance(element, FloatFormat):
+            size.bitwise_and_(work.exponent_mask)
+            floor = top + ((element.min_exponent - element.max_exponent) << 23)
+            torch.maximum(size, floor, out=size)
+            inverse = torch.rsub(size, (2 * work.bias + element.mantissa) << 23)
+        else:
+            inverse = torch.rsub(top, (2 * work.bias + element.mantissa) << 23)
+        inverse = inverse.view(torch.float32)
+        t = torch.mul(w, inverse, out=w if w is not x else None)
+        t = round_to_integer(t, work, q.rounding)
+        if element.negative_zero is None:
+            t = t.add_(0.0)
+        if out.dtype == torch.float32:
+            torch.div(t, inverse, out=out)
+        else:
+            out.copy_(t.div_(inverse))
+        return True
+
+    def _carry_of_max(self) -> int:
+        """The mantissa field of the largest value in float32."""
+        return int((self.max / 2.0**self.element.max_exponent - 1) * 2**23)
+
+    def define(self, x: Floats, q: Quantizer, state: float | None, double: bool) -> Floats:
+        del state, double
+        from qgate.formats.definition import round_by_list
+
+        limit = 2 ** (q.scale_bits - 1) - 1
+        values = np.empty_like(x)
+        for row, bad, out in zip(x, poisoned(x, q), values, strict=True):
+            exponent = self.define_exponent(float(np.abs(row).max()), q.scale_rule, limit)
+            if bad or (q.scale_bits < 8 and limit < exponent < np.inf):
+                out[:] = np.nan
+                continue
+            scale = 2.0 ** min(max(exponent, -limit), limit)
+            out[:] = round_by_list(row / scale, self.element, rounding=q.rounding) * scale
+        return values
+
+    def define_exponent(self, amax: float, rule: str, limit: int) -> float:
+        """The shared exponent by the words of the rule, before it is clamped."""
+        if amax == 0:
+            return -limit
+        if not np.isfinite(amax):
+            return np.inf
+        fraction, exponent = np.frexp(amax)  # amax = fraction * 2**exponent, fraction in [0.5, 1)
+        log2_floor, one_to_two = int(exponent) - 1, 2 * float(fraction)
+        emax = self.element.max_exponent
+        if rule == "floor":
+            return log2_floor - emax
+        if rule == "ceil":
+            return log2_floor + (one_to_two > 1) - emax
+        if rule == "even":
+            steps = 2.0**self.element.mantissa
+            rounded = np.floor(one_to_two * steps + 0.5) / steps
+            return log2_floor + (rounded >= 2) - emax
+        return log2_floor - emax + (one_to_two > self.max / 2.0**emax)

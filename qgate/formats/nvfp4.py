@@ -1,0 +1,112 @@
+"""NVFP4: E2M1 elements, an E4M3 scale for each 16 of them, one float32 scale for the tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
+from qgate.formats._parts import Call, Parts
+from qgate.formats._element import ElementFormat, Floats
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from qgate.formats.quantizer import Quantizer
+
+_FP32_MAX = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class Nvfp4Format(BlockFormat):
+    """Every step is one float32 operation, in TransformerEngine's order:
+
+    s_enc = 448 * 6 / amax(tensor), at most FLT_MAX, 1 for an all-zero tensor;  s_dec = 1 / s_enc
+    s_b   = E4M3(amax(block) * (s_enc * (1/6))), at most 448, subnormals and zero included
+    e     = E2M1(x * min(1 / (s_b * s_dec), FLT_MAX))
+    x     ~ e * s_b * s_dec, exact and rounded once
+    """
+
+    scale_element: ElementFormat
+
+    options: ClassVar[frozenset[str]] = frozenset({"axis", "block", "rounding", "generator", "inf"})
+    scale: ClassVar[str] = "UE4M3 x FP32"
+    default_block: ClassVar[int] = 16
+    needs_amax: ClassVar[bool] = True
+
+    @property
+    def notes(self) -> str:
+        return "two scales: per block and per tensor"
+
+    def prepare(self, amax: Tensor) -> Tensor:
+        """s_enc as float64 holding a float32 number."""
+        from qgate.formats._work import to_single_grid
+
+        bound = self.scale_element.max * self.max
+        single = to_single_grid(amax).clamp_(max=_FP32_MAX)
+        encode = to_single_grid(bound / single).clamp_(max=_FP32_MAX)
+        return encode.where(amax > 0, 1.0)
+
+    def split(self, x: Tensor, call: Call) -> Parts:
+        from qgate.formats._work import to_single_grid as fp32
+
+        q, work, state = call.q, call.work, call.state
+        assert state is not None
+        bits = block_amax_bits(x, work)
+        bad = non_finite(bits, call)
+        amax = fp32(bits.view(work.dtype)).masked_fill_(bad, 0.0)
+        decode = self.tensor_scale(state)
+        factor = fp32(state * fp32(state.new_tensor(1.0 / 6.0)))
+        wanted = fp32(amax * factor).clamp_(max=self.scale_element.max)
+        block_scale = self.scale_element.cast(wanted, work, rounding="even")
+        encode = fp32(1.0 / fp32(block_scale * decode)).clamp_(max=_FP32_MAX)
+        scaled = (x * encode).masked_fill_(bad, 0.0)
+        if not call.double:
+            scaled = fp32(scaled)
+        elements = self.element.cast(scaled, work, rounding=q.rounding, generator=q.generator)
+        scale = (block_scale * decode).masked_fill_(bad, float("nan"))
+        codes = self.scale_element.to_codes(block_scale.masked_fill(bad, float("nan")), work)
+        return Parts(elements, scale, {"scales": codes})
+
+    def tensor_scale(self, state: Tensor) -> Tensor:
+        """s_dec, the scale that decoding multiplies with."""
+        from qgate.formats._work import to_single_grid
+
+        return to_single_grid(1.0 / state)
+
+    def unscale(self, stored: dict[str, Tensor], call: Call) -> Tensor:
+        assert call.state is not None
+        block_scale = self.scale_element.from_codes(stored["scales"], call.work)
+        return block_scale * call.state
+
+    def define_state(self, x: Floats) -> float:
+        finite = np.abs(x[np.isfinite(x)])
+        amax = np.float32(min(finite.max(initial=0.0), _FP32_MAX))
+        if amax == 0:
+            return 1.0
+        with np.errstate(over="ignore"):
+            encode = np.float32(self.scale_element.max * self.max) / amax
+        return float(np.minimum(encode, np.float32(_FP32_MAX)))
+
+    def define(self, x: Floats, q: Quantizer, state: float | None, double: bool) -> Floats:
+        from qgate.formats.definition import round_by_list
+
+        single = np.float32
+        values = np.empty_like(x)
+        encode_scale = single(state)
+        decode_scale = single(1) / encode_scale
+        factor = encode_scale * (single(1) / single(6))
+        for row, bad, out in zip(x, poisoned(x, q), values, strict=True):
+            with np.errstate(all="ignore"):
+                amax = single(np.abs(row).max())
+                wanted = np.minimum(amax * factor, single(self.scale_element.max))
+                scale = single(round_by_list(np.array([wanted]), self.scale_element)[0])
+                encode = np.minimum(single(1) / (scale * decode_scale), single(_FP32_MAX))
+                scaled = row * float(encode)
+                if not double:
+                    scaled = scaled.astype(single).astype(np.float64)
+            codes = round_by_list(scaled, self.element, rounding=q.rounding)
+            out[:] = np.nan if bad else codes * float(scale) * float(decode_scale)
+        return values

@@ -1,0 +1,53 @@
+"""Named things: one table feeds look-ups, command-line choices, documentation and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
+
+from qgate.errors import QgateError, unknown
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+T = TypeVar("T", bound=Named)
+
+
+class Registry(Generic[T]):
+    """Entries in the order they were added, found by name or alias, whatever the case."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._entries: dict[str, T] = {}
+        self._aliases: dict[str, str] = {}
+
+    def add(self, entry: T, *aliases: str) -> T:
+        for name in (entry.name, *aliases):
+            if name in self._entries or name in self._aliases:
+                raise QgateError(f"{self.what} {name!r} is registered twice.")
+        self._entries[entry.name] = entry
+        self._aliases.update(dict.fromkeys(aliases, entry.name))
+        return entry
+
+    def get(self, name: str) -> T:
+        key = str(name).strip().lower().replace("-", "_")
+        entry = self._entries.get(self._aliases.get(key, key))
+        if entry is None:
+            raise unknown(self.what, name, [*self._entries, *self._aliases])
+        return entry
+
+    def aliases(self, name: str) -> list[str]:
+        """The other names of an entry."""
+        return [alias for alias, target in self._aliases.items() if target == name]
+
+    def names(self) -> list[str]:
+        return list(self._entries)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._entries.values())
+
+    def __len__(self) -> int:
+        return len(self._entries)
