@@ -188,23 +188,10 @@ class ElementFormat(abc.ABC):
         return widen(stored["scales"])
 
     def shortcut(self, x: Tensor, out: Tensor, call: Call) -> bool:
-        """A plain cast in float32, where float32 holds the format with room at both ends."""
-        from qgate.formats._work import SINGLE
+        """Write the quantized chunk to `out` in a faster way; False where that is not exact."""
+        from qgate.formats import _fast_element
 
-        q = call.q
-        fits = self.min_subnormal >= 2.0**-100 and self.max <= 2.0**100
-        if call.state is not None or call.double or q.rounding == "stochastic" or not fits:
-            return False
-        out.copy_(
-            self.cast(
-                x.to(SINGLE.dtype),
-                SINGLE,
-                rounding=q.rounding,
-                saturate=q.saturate,
-                narrow=q.narrow,
-            )
-        )
-        return True
+        return _fast_element.shortcut(self, x, out, call)
 
     def to_codes(self, y: Tensor, work: Work) -> Tensor:
         """The codes of float64 values of this format; NaN becomes its code, or 0 without one."""

@@ -18,12 +18,13 @@ from qgate.formats._element import ElementFormat
 from qgate.formats._layout import Chunk, layout_of
 from qgate.formats._literals import Format
 from qgate.formats._parts import Call, Parts
+from qgate.formats._scratch import buffer
 from qgate.formats._work import (
     DOUBLE,
     FP32_MAX,
     INFINITY,
     INPUTS,
-    SINGLE,
+    NATIVE_INTEGER,
     magnitude_bits,
     narrow,
     to_single_grid,
@@ -56,10 +57,9 @@ class Job:
             if q.granularity is not None:
                 self.scale = self._scale()
         elif q.format.needs_amax and x.numel():
-            bits = self._amax_bits(whole=True)
+            bits = self._amax_bits().amax()
             if bits.item() >= INFINITY[x.dtype]:
-                finite = magnitude_bits(self.x)
-                bits = finite.masked_fill_(finite >= INFINITY[x.dtype], 0).amax()
+                bits = self._amax_bits(finite=True).amax()
             self.state = q.format.prepare(widen(bits.reshape(()).view(x.dtype)))
 
     @property
@@ -74,7 +74,7 @@ class Job:
         known = self.scale is not None or isinstance(self.q.format, ElementFormat)
         for chunk in self.chunks(parts_of_groups=known):
             state = self.state if self.scale is None else chunk.group(self.scale)
-            yield chunk, Call(self.q, DOUBLE, self.double, state)
+            yield chunk, Call(self.q, DOUBLE, self.double, state, self.x.numel())
 
     def rows(self, k: int, dtype: torch.dtype) -> Tensor:
         """Room for k numbers per group."""
@@ -91,21 +91,23 @@ class Job:
         axis = self.q.axis_of(self.x.dim())
         return rows.reshape(*shape[: axis + 1], k, *shape[axis + 1 :])
 
-    def _amax_bits(self, *, whole: bool) -> Tensor:
-        """The largest magnitude of each group, or of everything, as bits of x's dtype."""
-        rows = self.rows(1, magnitude_bits(self.x.new_zeros(())).dtype)
+    def _amax_bits(self, *, finite: bool = False) -> Tensor:
+        """The largest (finite) magnitude of each group, as bits of x's dtype."""
+        rows = self.rows(1, NATIVE_INTEGER[self.x.dtype])
         for chunk in self.chunks(parts_of_groups=True):
-            found = magnitude_bits(chunk.data(self.data)).amax(2, keepdim=True)
+            found = magnitude_bits(chunk.data(self.data))
+            if finite:
+                found.masked_fill_(found >= INFINITY[self.x.dtype], 0)
             room = chunk.group(rows)
-            torch.maximum(room, found, out=room)
-        return rows.amax() if whole else rows
+            torch.maximum(room, found.amax(2, keepdim=True), out=room)
+        return rows
 
     def _scale(self) -> Tensor:
         """The scale of each group as float64 [outer, groups, 1, inner]; NaN spoils its group."""
         q, fmt = self.q, self.q.format
         if q.scale is not None:
             return given_scale(q, self)
-        bits = self._amax_bits(whole=False)
+        bits = self._amax_bits()
         infinity = INFINITY[self.x.dtype]
         spoilt = bits > infinity if q.inf == "saturate" else bits >= infinity
         amax = widen(bits.view(self.x.dtype))
@@ -229,7 +231,8 @@ def _look_up(job: Job, table: Tensor, out: Tensor) -> None:
     source, target = job.data.reshape(-1).view(torch.int16), out.view(-1)
     step = 2**17 * min(torch.get_num_threads(), 16) if out.device.type == "cpu" else 2**26
     for start in range(0, len(target), step):
-        index = source[start : start + step].to(torch.int32).add_(2**15)
+        piece = source[start : start + step]
+        index = buffer("codes", piece.shape, torch.int32, piece.device).copy_(piece).add_(2**15)
         torch.index_select(table, 0, index, out=target[start : start + step])
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qgate.formats.quantizer import Quantizer
 
-_CHUNK_PER_THREAD = 2**16
+_CHUNK_PER_THREAD = 2**18  # bytes of input
 _CHUNK_ON_DEVICE = 2**25
 
 
@@ -55,6 +55,7 @@ class Layout:
     inner: int
     block: int
     group_shape: tuple[int, ...]
+    itemsize: int = 4
 
     @property
     def whole(self) -> int:
@@ -84,7 +85,9 @@ class Layout:
         self, device: torch.device, *, parts_of_groups: bool, fixed: bool
     ) -> Iterator[Chunk]:
         """All chunks; `fixed` makes their order and sizes independent of the number of threads."""
-        room = _CHUNK_PER_THREAD * (1 if fixed else min(torch.get_num_threads(), 16))
+        room = _CHUNK_PER_THREAD // self.itemsize
+        if not fixed:
+            room *= min(torch.get_num_threads(), 16)
         if device.type != "cpu" and not fixed:
             room = _CHUNK_ON_DEVICE
         whole_length = self.whole * self.block
@@ -116,16 +119,16 @@ class Layout:
 def layout_of(x: Tensor, q: Quantizer) -> Layout:
     shape, n = x.shape, x.numel()
     if q.granularity in (None, "tensor"):
-        return Layout(shape, None, 1, n, 1, max(n, 1), ())
+        return Layout(shape, None, 1, n, 1, max(n, 1), (), x.itemsize)
     axis = q.axis_of(x.dim())
     sizes = list(shape) or [1]
     before, length, after = math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])
     if q.granularity == "block":
         groups = -(-length // q.block)
         group_shape = (*sizes[:axis], groups, *sizes[axis + 1 :]) if shape else (1,)
-        return Layout(shape, None, before, length, after, q.block, group_shape)
+        return Layout(shape, None, before, length, after, q.block, group_shape, x.itemsize)
     rest = before * after
     if after == 1 and axis != 0:
-        return Layout(shape, None, 1, rest, length, max(rest, 1), (length,))
+        return Layout(shape, None, 1, rest, length, max(rest, 1), (length,), x.itemsize)
     moved = axis if axis else None
-    return Layout(shape, moved, length, rest, 1, max(rest, 1), (length,))
+    return Layout(shape, moved, length, rest, 1, max(rest, 1), (length,), x.itemsize)

@@ -29,13 +29,15 @@ class Parts:
 class Call:
     """What a kernel has to know: the options, the float type, and what was found out before.
 
-    `state` is the scale of an element format, or what a block format keeps for the whole tensor.
+    `state` is the scale of an element format, or what a block format keeps for the whole tensor;
+    `numel` the size of the whole tensor, of which a kernel sees one chunk at a time.
     """
 
     q: Quantizer
     work: Work
     double: bool
     state: Tensor | None = None
+    numel: int = 0
 
     def divide(self, x: Tensor, scale: Tensor) -> Tensor:
         """x / scale in float64, good for one more rounding (`_work.divide`)."""

@@ -12,6 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from qgate.formats._scratch import buffer
 from qgate.formats.floats import FloatFormat
 
 INPUTS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -80,9 +81,13 @@ def _table(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) 
 
 
 def magnitude_bits(x: Tensor) -> Tensor:
-    """|x| as an integer of the same order: NaN above Inf above the finite numbers."""
+    """|x| as an integer of the same order: NaN above Inf above the finite numbers.
+
+    The result is a scratch buffer.
+    """
     integer = NATIVE_INTEGER[x.dtype]
-    return x.view(integer).bitwise_and(torch.iinfo(integer).max)
+    bits = buffer("magnitude", x.shape, integer, x.device)
+    return torch.bitwise_and(x.view(integer), torch.iinfo(integer).max, out=bits)
 
 
 def widen(x: Tensor) -> Tensor:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
+from qgate.formats._element import Floats
 from qgate.formats._parts import Call, Parts
-from qgate.formats._element import Floats, round_to_integer
-from qgate.formats.floats import FloatFormat
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +39,7 @@ class MxFormat(BlockFormat):
     def notes(self) -> str:
         return f"OCP MX; scale rules {', '.join(SCALE_RULES)}"
 
-    def _carry(self, rule: str, mantissa: int) -> int:
+    def carry(self, rule: str, mantissa: int) -> int:
         """What to add to the bits of amax so that its exponent field becomes S + emax."""
         one = 1 << mantissa
         largest = int(self.max / 2.0**self.element.max_exponent * one) - one
@@ -57,7 +56,7 @@ class MxFormat(BlockFormat):
         bad = non_finite(amax, call)
         infinite = amax == work.exponent_mask
         limit = 2 ** (q.scale_bits - 1) - 1
-        exponent = (amax + self._carry(q.scale_rule, work.mantissa)) >> work.mantissa
+        exponent = (amax + self.carry(q.scale_rule, work.mantissa)) >> work.mantissa
         exponent = exponent - (work.bias + self.element.max_exponent)
         if q.scale_bits != 8:
             bad = bad | ((exponent > limit) & ~infinite)
@@ -78,58 +77,9 @@ class MxFormat(BlockFormat):
         return call.work.power(codes - limit).masked_fill_(codes == 2 * limit + 1, float("nan"))
 
     def shortcut(self, x: Tensor, out: Tensor, call: Call) -> bool:
-        """Everything in float32, for blocks far from both ends of its range.
+        from qgate.formats import _fast_mx
 
-        The block's exponent field, `top`, is all there is to compute per block: the largest value
-        and the smallest quantum are integer offsets from it.
-        """
-        import torch
-
-        from qgate.formats._work import SINGLE as work
-
-        q = call.q
-        if call.double or q.rounding == "stochastic" or q.scale_bits != 8:
-            return False
-        element = self.element
-        w = x.to(torch.float32) if x.dtype != torch.float32 else x
-        size = w.view(torch.int32).bitwise_and(work.magnitude_mask)
-        amax = size.amax(2, keepdim=True)
-        smallest = element.min_normal if isinstance(element, FloatFormat) else 1.0
-        span = element.max_exponent - round(np.log2(smallest)) + element.mantissa
-        lowest, highest = ((span - 124 + work.bias) << 23), ((120 + work.bias) << 23)
-        ends = torch.aminmax(amax)
-        if ends.max.item() > highest:
-            return False
-        if ends.min.item() < lowest:
-            amax = amax.where(amax != 0, 1 << 30)
-            if amax.amin().item() < lowest:
-                return False
-        top = amax.add_(self._carry(q.scale_rule, 23)).bitwise_and_(work.exponent_mask)
-        if q.scale_rule in ("floor", "even"):
-            limit = (top + self._carry_of_max()).view(torch.float32)
-            w = torch.minimum(w, limit)
-            w = torch.maximum(w, limit.neg_(), out=w)
-        if isinstance(element, FloatFormat):
-            size.bitwise_and_(work.exponent_mask)
-            floor = top + ((element.min_exponent - element.max_exponent) << 23)
-            torch.maximum(size, floor, out=size)
-            inverse = torch.rsub(size, (2 * work.bias + element.mantissa) << 23)
-        else:
-            inverse = torch.rsub(top, (2 * work.bias + element.mantissa) << 23)
-        inverse = inverse.view(torch.float32)
-        t = torch.mul(w, inverse, out=w if w is not x else None)
-        t = round_to_integer(t, work, q.rounding)
-        if element.negative_zero is None:
-            t = t.add_(0.0)
-        if out.dtype == torch.float32:
-            torch.div(t, inverse, out=out)
-        else:
-            out.copy_(t.div_(inverse))
-        return True
-
-    def _carry_of_max(self) -> int:
-        """The mantissa field of the largest value in float32."""
-        return int((self.max / 2.0**self.element.max_exponent - 1) * 2**23)
+        return _fast_mx.shortcut(self, x, out, call)
 
     def define(self, x: Floats, q: Quantizer, state: float | None, double: bool) -> Floats:
         del state, double

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
-from qgate.formats._parts import Call, Parts
 from qgate.formats._element import ElementFormat, Floats
+from qgate.formats._parts import Call, Parts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,6 +80,11 @@ class Nvfp4Format(BlockFormat):
         assert call.state is not None
         block_scale = self.scale_element.from_codes(stored["scales"], call.work)
         return block_scale * call.state
+
+    def shortcut(self, x: Tensor, out: Tensor, call: Call) -> bool:
+        from qgate.formats import _fast_nvfp4
+
+        return _fast_nvfp4.shortcut(self, x, out, call)
 
     def define_state(self, x: Floats) -> float:
         finite = np.abs(x[np.isfinite(x)])

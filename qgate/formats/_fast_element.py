@@ -1,0 +1,56 @@
+"""Element formats without the care that subnormal results and infinite scales need."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qgate.formats._element import ElementFormat, round_to_integer
+from qgate.formats._parts import Call
+from qgate.formats._scratch import buffer
+from qgate.formats._work import DOUBLE, SINGLE, narrow
+
+_ORDINARY = 2.0**100
+
+
+def shortcut(fmt: ElementFormat, x: Tensor, out: Tensor, call: Call) -> bool:
+    """Write the quantized chunk to `out`, or return False."""
+    q, scale = call.q, call.state
+    fits = fmt.min_subnormal >= 1 / _ORDINARY and fmt.max <= _ORDINARY
+    if call.double or q.rounding == "stochastic" or not fits:
+        return False
+    if scale is None:
+        single = buffer("single", x.shape, SINGLE.dtype, x.device).copy_(x)
+        y = fmt.cast(single, SINGLE, rounding=q.rounding, saturate=q.saturate, narrow=q.narrow)
+        out.copy_(y)
+        return True
+    ordinary = (scale > 1 / _ORDINARY) & (scale < _ORDINARY)
+    if not q.saturate or not bool(ordinary.all()):
+        return False
+    # Quotients and products of 24-bit numbers in float64: see `_work.divide` for why it suffices.
+    t = buffer("double", x.shape, DOUBLE.dtype, x.device).copy_(x).div_(scale)
+    t.clamp_(*fmt.bounds(narrow=q.narrow))
+    inverse = fmt.inverse_quantum(t, DOUBLE)
+    if isinstance(inverse, float):
+        t = round_to_integer(t, DOUBLE, q.rounding)
+    else:
+        t = round_to_integer(t.mul_(inverse), DOUBLE, q.rounding).div_(inverse)
+    if fmt.negative_zero is None:
+        t = t.add_(0.0)
+    t = t.mul_(scale)
+    if out.dtype == torch.float32:
+        out.copy_(t)
+        return True
+    single = buffer("single", x.shape, SINGLE.dtype, x.device).copy_(t)
+    if out.dtype == torch.bfloat16 and not _halfway(single):
+        out.copy_(single)
+    else:
+        out.copy_(narrow(t, out.dtype))
+    return True
+
+
+def _halfway(x: Tensor) -> bool:
+    """If a float32 lies in the middle of two bf16 numbers, where it may have been rounded to."""
+    low = buffer("size", x.shape, torch.int32, x.device)
+    low = torch.bitwise_and(x.view(torch.int32), 0xFFFF, out=low)
+    return bool((low == 0x8000).any())

@@ -1,0 +1,154 @@
+"""MX quantization in float32, and for large 16-bit tensors on the CPU by table.
+
+Both work from the exponent field of S + emax, called `top` here: the block's largest value and its
+smallest quantum are integer offsets from it. They hold where no number that matters comes near
+float32's ends; other chunks are left to the exact way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from qgate.formats._element import ElementFormat, round_to_integer
+from qgate.formats._parts import Call
+from qgate.formats._scratch import buffer
+from qgate.formats._work import SINGLE
+from qgate.formats.floats import FloatFormat
+
+if TYPE_CHECKING:
+    from qgate.formats.mx import MxFormat
+
+_TABLE_PAYS_FROM = 2**20
+_STACKS_KEPT = 8
+_WIDE = 32
+
+_stacks: dict[object, Stack] = {}
+
+
+def shortcut(fmt: MxFormat, x: Tensor, out: Tensor, call: Call) -> bool:
+    """Write the quantized chunk to `out`, or return False."""
+    q = call.q
+    if call.double or q.rounding == "stochastic" or q.scale_bits != 8:
+        return False
+    by_table = x.dtype.itemsize == 2 and x.device.type == "cpu" and call.numel >= _TABLE_PAYS_FROM
+    if by_table:
+        codes = buffer("codes", x.shape, torch.int32, x.device).copy_(x.view(torch.int16))
+        size = buffer("size", x.shape, torch.int32, x.device)
+        size = torch.bitwise_and(codes, 0x7FFF, out=size)
+        amax = size.amax(2, keepdim=True).to(torch.int16)
+        amax = amax.view(x.dtype).to(torch.float32).view(torch.int32)
+    else:
+        single = x
+        if x.dtype != torch.float32:
+            single = buffer("single", x.shape, torch.float32, x.device).copy_(x)
+        size = buffer("size", x.shape, torch.int32, x.device)
+        size = torch.bitwise_and(single.view(torch.int32), SINGLE.magnitude_mask, out=size)
+        amax = size.amax(2, keepdim=True)
+    found = _top(fmt, amax, q.scale_rule)
+    if found is None:
+        return False
+    top, fields = found
+    clamp = q.scale_rule in ("floor", "even")
+    if not by_table:
+        _round(fmt.element, single, size, top, out, q.rounding, clamp)
+        return True
+    key = (fmt, q.rounding, x.dtype, out.dtype)
+    if key not in _stacks:
+        while len(_stacks) >= _STACKS_KEPT:
+            _stacks.pop(next(iter(_stacks)), None)
+        _stacks[key] = Stack(fmt.element, q.rounding, x.dtype, out.dtype)
+    _stacks[key].look_up(codes, top, fields, out)
+    return True
+
+
+def _top(fmt: MxFormat, amax: Tensor, rule: str) -> tuple[Tensor, range] | None:
+    """The exponent fields of S + emax, in place, and their range as numbers.
+
+    None if a block is too near float32's ends.
+    """
+    element = fmt.element
+    smallest = element.min_exponent if isinstance(element, FloatFormat) else element.max_exponent
+    span = element.max_exponent - smallest + element.mantissa
+    lowest, highest = (span - 124 + SINGLE.bias) << 23, (120 + SINGLE.bias) << 23
+    ends = torch.aminmax(amax)
+    low, high = int(ends.min.item()), int(ends.max.item())
+    if high > highest:
+        return None
+    if low < lowest:
+        # Blocks of zeros are zeros at any scale: give them one that is in use.
+        amax = amax.where(amax != 0, high or SINGLE.bias << 23)
+        low = int(amax.amin().item())
+        high = max(high, low)
+        if low < lowest:
+            return None
+    carry = fmt.carry(rule, 23)
+    fields = range((low + carry) >> 23, ((high + carry) >> 23) + 1)
+    return (amax + carry).bitwise_and_(SINGLE.exponent_mask), fields
+
+
+def _round(
+    element: ElementFormat,
+    x: Tensor,
+    size: Tensor,
+    top: Tensor,
+    out: Tensor,
+    rounding: str,
+    clamp: bool,
+) -> None:
+    """x in float32, `size` its magnitude bits (used up)."""
+    work = buffer("single", x.shape, torch.float32, x.device)
+    if clamp:
+        mantissa_of_max = int((element.max / 2.0**element.max_exponent - 1) * 2**23)
+        limit = (top + mantissa_of_max).view(torch.float32)
+        torch.minimum(x, limit, out=work)
+        x = torch.maximum(work, limit.neg_(), out=work)
+    if isinstance(element, FloatFormat):
+        size.bitwise_and_(SINGLE.exponent_mask)
+        smallest = top + ((element.min_exponent - element.max_exponent) << 23)
+        exponent = torch.maximum(size, smallest, out=size)
+    else:
+        exponent = top
+    one = (2 * SINGLE.bias + element.mantissa) << 23
+    inverse = exponent.neg_().add_(one).view(torch.float32)
+    t = round_to_integer(torch.mul(x, inverse, out=work), SINGLE, rounding)
+    if element.negative_zero is None:
+        t = t.add_(0.0)
+    if out.dtype == torch.float32:
+        torch.div(t, inverse, out=out)
+    else:
+        out.copy_(t.div_(inverse))
+
+
+class Stack:
+    """For each exponent field a table of what the 65,536 numbers of a 16-bit dtype become.
+
+    Reserved whole, filled row by row as fields turn up, so memory is used for those only.
+    """
+
+    def __init__(
+        self, element: ElementFormat, rounding: str, dtype: torch.dtype, out_dtype: torch.dtype
+    ) -> None:
+        self.element, self.rounding, self.dtype = element, rounding, dtype
+        self.rows = torch.empty(256, 2**16, dtype=out_dtype)
+        self.filled: set[int] = set()
+
+    def look_up(self, codes: Tensor, top: Tensor, fields: range, out: Tensor) -> None:
+        for field in fields if len(fields) <= _WIDE else (top >> 23).unique().tolist():
+            if field not in self.filled:
+                self._fill(field)
+        index = codes.add_((top >> 7).add_(2**15)).view(-1)
+        if out.is_contiguous():
+            torch.index_select(self.rows.view(-1), 0, index, out=out.view(-1))
+        else:
+            out.copy_(self.rows.view(-1).index_select(0, index).view(out.shape))
+
+    def _fill(self, field: int) -> None:
+        every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+        x = every.view(self.dtype).to(torch.float32)
+        size = x.view(torch.int32).bitwise_and(SINGLE.magnitude_mask)
+        top = torch.tensor([field << 23], dtype=torch.int32)
+        _round(self.element, x, size, top, self.rows[field], self.rounding, clamp=True)
+        self.filled.add(field)
