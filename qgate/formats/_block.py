@@ -87,7 +87,7 @@ class BlockFormat(abc.ABC):
         """The float64 scale of `split` again, from what was stored."""
 
     def shortcut(self, x: Tensor, out: Tensor, call: Call) -> bool:
-        """Write the quantized chunk to `out` in float32 arithmetic; False where that is not exact."""
+        """Write the quantized chunk to `out` in a faster way; False where that is not exact."""
         del x, out, call
         return False
 

@@ -257,7 +257,7 @@ def encode(x: Tensor, q: Quantizer, nan: NanPolicy) -> Encoded:
     stored: dict[str, Tensor] = {}
     if isinstance(q.format, BlockFormat):
         stored = {name: job.rows(k, torch.uint8) for name, k in q.format.stored.items()}
-    for chunk, call, _, parts in split(job):
+    for chunk, _, _, parts in split(job):
         chunk.data(codes).copy_(element.to_codes(parts.elements, DOUBLE))
         for name, rows in stored.items():
             chunk.group(rows).copy_(parts.stored[name])

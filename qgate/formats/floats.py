@@ -37,8 +37,7 @@ class FloatFormat(ElementFormat):
 
     @property
     def layout(self) -> str:
-        sign = "S1 " if self.signed else ""
-        return f"{sign}E{self.exponent_bits} M{self.mantissa_bits}"
+        return f"{int(self.signed)}-{self.exponent_bits}-{self.mantissa_bits}"
 
     @property
     def mantissa(self) -> int:
@@ -86,9 +85,9 @@ class FloatFormat(ElementFormat):
     @property
     def notes(self) -> str:
         return {
-            "ieee": "Inf and NaN as IEEE 754",
+            "ieee": "Inf and NaN",
             "nan": "no Inf, one NaN",
-            "none": "no Inf, no NaN: always saturates",
+            "none": "no Inf, no NaN",
         }[self.specials]
 
     def code_values(self) -> Floats:

@@ -37,7 +37,7 @@ class Hif4Format(BlockFormat):
     scale_element: ElementFormat
 
     options: ClassVar[frozenset[str]] = frozenset({"axis", "rounding", "generator", "inf"})
-    scale: ClassVar[str] = "E6M2 + 8 x E1 + 16 x E1"
+    scale: ClassVar[str] = "E6M2, 24 E1"
     default_block: ClassVar[int] = 64
     stored: ClassVar[dict[str, int]] = {"scales": 1, "micro": 3}
 
@@ -47,7 +47,7 @@ class Hif4Format(BlockFormat):
 
     @property
     def notes(self) -> str:
-        return "ties away; two one-bit levels inside a block"
+        return "ties away"
 
     @property
     def max(self) -> float:

@@ -35,7 +35,7 @@ class HiF8Format(ElementFormat):
 
     @property
     def layout(self) -> str:
-        return "S1, dot 2-4, E0-4, M1-3"
+        return "tapered"
 
     @property
     def min_normal(self) -> float:
@@ -51,7 +51,7 @@ class HiF8Format(ElementFormat):
 
     @property
     def notes(self) -> str:
-        return "ties away; one zero; Inf from 40960 with saturate=False"
+        return "ties away; one zero; Inf, NaN"
 
     def code_values(self) -> Floats:
         return _code_values()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class IntFormat(ElementFormat):
-    """Integers times 2**-fraction_bits. The lowest code has no positive twin: narrow leaves it out."""
+    """Integers times 2**-fraction_bits; the lowest has no positive twin and narrow leaves it out."""
 
     width: int
     fraction_bits: int = 0
@@ -31,8 +31,7 @@ class IntFormat(ElementFormat):
 
     @property
     def layout(self) -> str:
-        point = f", {self.fraction_bits} after the point" if self.fraction_bits else ""
-        return f"two's complement{point}"
+        return "integer" + (f" * 2^-{self.fraction_bits}" if self.fraction_bits else "")
 
     @property
     def step(self) -> float:
@@ -57,7 +56,7 @@ class IntFormat(ElementFormat):
     @property
     def notes(self) -> str:
         low = 2 ** (self.width - 1)
-        return f"no Inf, no NaN, one zero; narrow by default, -{low} with narrow=False"
+        return f"one zero; -{low} only with narrow=False"
 
     def code_values(self) -> Floats:
         half = 2 ** (self.width - 1)
@@ -85,4 +84,5 @@ class IntFormat(ElementFormat):
         return torch.int8
 
     def inverse_quantum(self, x: Tensor, work: Work) -> float:
+        del x, work
         return 1.0 / self.step

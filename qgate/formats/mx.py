@@ -37,7 +37,7 @@ class MxFormat(BlockFormat):
 
     @property
     def notes(self) -> str:
-        return f"OCP MX; scale rules {', '.join(SCALE_RULES)}"
+        return "four scale rules"
 
     def carry(self, rule: str, mantissa: int) -> int:
         """What to add to the bits of amax so that its exponent field becomes S + emax."""

@@ -32,13 +32,13 @@ class Nvfp4Format(BlockFormat):
     scale_element: ElementFormat
 
     options: ClassVar[frozenset[str]] = frozenset({"axis", "block", "rounding", "generator", "inf"})
-    scale: ClassVar[str] = "UE4M3 x FP32"
+    scale: ClassVar[str] = "E4M3, FP32"
     default_block: ClassVar[int] = 16
     needs_amax: ClassVar[bool] = True
 
     @property
     def notes(self) -> str:
-        return "two scales: per block and per tensor"
+        return "scales of block and tensor"
 
     def prepare(self, amax: Tensor) -> Tensor:
         """s_enc as float64 holding a float32 number."""

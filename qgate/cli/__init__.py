@@ -1,0 +1,68 @@
+"""The `qgate` command. Every module of this package without an underscore is one subcommand.
+
+A subcommand has a docstring (its help), `arguments(parser)` and `run(args) -> int`. It imports what
+it needs when it runs, so that `qgate --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import pkgutil
+import sys
+from collections.abc import Sequence
+
+from qgate._version import __version__
+from qgate.errors import QgateError
+
+_ABOUT = """\
+A regression and accuracy gate for quantization.
+
+Number formats (FP8, FP6, FP4, MX, NVFP4, HiF8, HiF4, INT8, INT4) that are bit-exact, and what they
+do to tensors. In Python: qgate.quantize(x, "mxfp8"), qgate.encode, qgate.formats.report.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = argparse.ArgumentParser(
+        prog="qgate",
+        description=_ABOUT,
+        epilog="`qgate COMMAND --help` tells what a command takes, with examples.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"qgate {__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    for info in pkgutil.iter_modules(__path__):
+        if not info.name.startswith("_"):
+            module = importlib.import_module(f"qgate.cli.{info.name}")
+            about = (module.__doc__ or "").strip()
+            sub = commands.add_parser(
+                info.name,
+                help=about.splitlines()[0].rstrip("."),
+                description=about,
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+            )
+            module.arguments(sub)
+            sub.set_defaults(run=module.run)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; 0 if it did its work, 2 if what it was given cannot be used."""
+    top = parser()
+    args = top.parse_args(argv)
+    if args.command is None:
+        top.print_help()
+        return 0
+    try:
+        status = int(args.run(args))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (QgateError, OSError) as error:
+        print(f"qgate {args.command}: {error}", file=sys.stderr)
+        return 2
+    return status

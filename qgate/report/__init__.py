@@ -1,0 +1,1 @@
+"""Shows what was computed: it reads results and plain numbers, and needs no torch."""

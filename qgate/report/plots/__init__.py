@@ -1,0 +1,1 @@
+"""All plots, one file each; the only place that knows matplotlib."""
