@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from qgate.formats._block import BlockFormat
 from qgate.formats._element import ROUNDINGS, ElementFormat
 from qgate.formats._literals import FORMATS, Format
+from qgate.formats.integers import IntFormat
 
 if TYPE_CHECKING:
     from qgate.formats._census import Effects, report
@@ -26,6 +27,7 @@ __all__ = [
     "ElementFormat",
     "Encoded",
     "Format",
+    "IntFormat",
     "Quantizer",
     "aliases",
     "encode",

@@ -282,9 +282,10 @@ def decode(e: Encoded, dtype: torch.dtype | None) -> Tensor:
     data = layout.arrange(e.codes)
     out = torch.empty(data.shape, dtype=dtype, device=data.device)
     stored = {}
+    rows_of = q.format.stored if isinstance(q.format, BlockFormat) else {"scales": 1}
     for name, shaped in (("scales", e.scales), ("micro", e.micro)):
         if shaped is not None:
-            stored[name] = shaped.reshape(layout.outer, layout.groups, -1, layout.inner)
+            stored[name] = shaped.reshape(layout.outer, layout.groups, rows_of[name], layout.inner)
     state = None if e.tensor_scale is None else widen(e.tensor_scale)
     for chunk in layout.chunks(data.device, parts_of_groups=False, fixed=False):
         rows = {name: chunk.group(value) for name, value in stored.items()}

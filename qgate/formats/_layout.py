@@ -49,23 +49,21 @@ class Chunk:
 @dataclass(frozen=True)
 class Layout:
     shape: torch.Size
-    moved: int | None
+    itemsize: int
     outer: int
     length: int
     inner: int
     block: int
+    groups: int
+    """Along the middle, a short last one included."""
     group_shape: tuple[int, ...]
-    itemsize: int = 4
+    moved: int | None = None
+    """The axis that was put first, if one was."""
 
     @property
     def whole(self) -> int:
         """Blocks of full length."""
         return self.length // self.block
-
-    @property
-    def groups(self) -> int:
-        """Blocks along the middle, a short last one included."""
-        return -(-self.length // self.block)
 
     def arrange(self, x: Tensor) -> Tensor:
         """x as [outer, length, inner], a view where it can be one."""
@@ -117,18 +115,17 @@ class Layout:
 
 
 def layout_of(x: Tensor, q: Quantizer) -> Layout:
-    shape, n = x.shape, x.numel()
+    shape, n, size = x.shape, x.numel(), x.itemsize
     if q.granularity in (None, "tensor"):
-        return Layout(shape, None, 1, n, 1, max(n, 1), (), x.itemsize)
+        return Layout(shape, size, 1, n, 1, max(n, 1), 1, ())
     axis = q.axis_of(x.dim())
     sizes = list(shape) or [1]
     before, length, after = math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])
     if q.granularity == "block":
         groups = -(-length // q.block)
-        group_shape = (*sizes[:axis], groups, *sizes[axis + 1 :]) if shape else (1,)
-        return Layout(shape, None, before, length, after, q.block, group_shape, x.itemsize)
+        group_shape = (*sizes[:axis], groups, *sizes[axis + 1 :])
+        return Layout(shape, size, before, length, after, q.block, groups, group_shape)
     rest = before * after
     if after == 1 and axis != 0:
-        return Layout(shape, None, 1, rest, length, max(rest, 1), (length,), x.itemsize)
-    moved = axis if axis else None
-    return Layout(shape, moved, length, rest, 1, max(rest, 1), (length,), x.itemsize)
+        return Layout(shape, size, 1, rest, length, max(rest, 1), 1, (length,))
+    return Layout(shape, size, length, rest, 1, max(rest, 1), 1, (length,), moved=axis or None)

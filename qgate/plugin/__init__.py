@@ -37,9 +37,27 @@ def pytest_report_header() -> str:
     return f"qgate: {__version__}"
 
 
+@pytest.fixture
+def fmt(request: pytest.FixtureRequest) -> str:
+    """The name of a number format; the test runs once for each one selected."""
+    return str(request.param)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "fmt" in metafunc.fixturenames:
-        metafunc.parametrize("fmt", selected_formats(metafunc.config.getoption("qgate_format")))
+    if _is_ours(metafunc, "fmt"):
+        names = selected_formats(metafunc.config.getoption("qgate_format"))
+        metafunc.parametrize("fmt", names, indirect=True)
+
+
+def _is_ours(metafunc: pytest.Metafunc, name: str) -> bool:
+    """If a test asks for this plugin's fixture: the name may be somebody else's, or a parameter."""
+    found = metafunc._arg2fixturedefs.get(name)
+    if not found or found[-1].func.__module__ != __name__:
+        return False
+    marks = metafunc.definition.iter_markers("parametrize")
+    named = (mark.args[0] if mark.args else mark.kwargs.get("argnames", "") for mark in marks)
+    split = (names.split(",") if isinstance(names, str) else names for names in named)
+    return all(name not in [part.strip() for part in names] for names in split)
 
 
 def selected_formats(wanted: str | None) -> list[str]:

@@ -1,0 +1,595 @@
+"""Every element format, code by code and rounding by rounding, against other people's code.
+
+Both implementations are tested: the fast `qgate.quantize` by all the ways it can take, and the
+readable `definition.quantize`. What is right comes from `oracles`, which does not know qgate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import qgate
+import torch
+from qgate.formats import definition
+from qgate.formats._literals import E6M2, E8M0, MXINT8_ELEMENT, S1P2
+
+from tests.formats import oracles
+from tests.formats.oracles import Floats, assert_same_bits
+
+# Formats that are parts of block formats have no name to be found by.
+PARTS = {fmt.name: fmt for fmt in (S1P2, E8M0, E6M2, MXINT8_ELEMENT)}
+ELEMENTS = [*oracles.FLOATS, "hif8", *oracles.INTEGERS]
+SIXTEEN_BITS = [torch.bfloat16, torch.float16]
+TABLES_FROM = 2**14
+
+
+def fmt_of(name: str) -> Any:
+    return PARTS.get(name) or qgate.formats.get(name)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to round to one format."""
+
+    name: str
+    rounding: str
+    saturate: bool = True
+    narrow: bool = True
+
+    @property
+    def fmt(self) -> Any:
+        return fmt_of(self.name)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As little as says it: what a format takes for granted is not repeated."""
+        options: dict[str, Any] = {}
+        if self.rounding != default_rounding(self.name):
+            options["rounding"] = self.rounding
+        if not self.saturate:
+            options["saturate"] = False
+        if self.name in oracles.INTEGERS:
+            options |= {"scale": 1.0} if self.narrow else {"scale": 1.0, "narrow": False}
+        return options
+
+    def exactly(self, x: Any) -> Floats:
+        how = {"rounding": self.rounding, "saturate": self.saturate, "narrow": self.narrow}
+        return oracles.exactly(x, self.name, **how)
+
+    def oracles(self, *, double: bool = False) -> list[oracles.Oracle]:
+        how = {"rounding": self.rounding, "saturate": self.saturate, "narrow": self.narrow}
+        return oracles.oracles_for(self.name, **how, double=double)
+
+    def __str__(self) -> str:
+        words = [self.name.replace(" ", "_"), self.rounding]
+        words += [] if self.saturate else ["overflows"]
+        words += [] if self.narrow else ["full"]
+        return "-".join(words)
+
+
+def default_rounding(name: str) -> str:
+    return "away" if name == "hif8" else "even"
+
+
+def cases() -> Iterator[Case]:
+    for name in ELEMENTS:
+        for rounding in oracles.ROUNDINGS:
+            yield Case(name, rounding)
+            if name in (*oracles.CAN_OVERFLOW, "hif8"):
+                yield Case(name, rounding, saturate=False)
+            if name in oracles.INTEGERS:
+                yield Case(name, rounding, narrow=False)
+
+
+CASES = list(cases())
+EVERY_CASE = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+def every_number(dtype: torch.dtype) -> torch.Tensor:
+    """All 65,536 numbers of a 16-bit dtype, Inf and NaN among them."""
+    return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+
+
+def around(centers: Floats, number: type) -> Floats:
+    """Numbers of a dtype with the two beside each of them."""
+    exact = centers.astype(number)
+    assert np.array_equal(exact.astype(np.float64), centers)
+    below, above = (np.nextafter(exact, number(end)) for end in (-np.inf, np.inf))
+    return np.concatenate([exact, below, above]).astype(np.float64)
+
+
+def check(case: Case, x: torch.Tensor, expected: Floats, source: str) -> None:
+    """Whatever way x takes through qgate, the values are the expected ones."""
+    for way, values in quantized(case, x):
+        assert_same_bits(values, expected, f"{case} by {way} against {source}", x)
+
+
+def quantized(case: Case, x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor | Floats]]:
+    """x by the definition and by the fast ways: as it is, in small pieces, as wider dtypes."""
+    options, fmt = case.options, case.fmt
+    wide = oracles.to_float64(x)
+    yield "the definition", definition.quantize(wide, qgate.Quantizer(fmt, **options))
+    for dtype in (torch.float32, torch.float64):
+        yield f"one tensor to {dtype}", qgate.quantize(x, fmt, dtype=dtype, **options)
+        pieces = [
+            qgate.quantize(piece, fmt, dtype=dtype, **options)
+            for piece in x.split(TABLES_FROM // 2)
+        ]
+        yield f"pieces to {dtype}", torch.cat(pieces)
+    yield "float64 input", qgate.quantize(x.double(), fmt, **options)
+    if x.dtype != torch.float64:
+        yield "float32 input", qgate.quantize(x.float(), fmt, **options)
+    if fmt.bits <= 8 and x.dtype.itemsize == 2:
+        yield "its own dtype", qgate.quantize(x, fmt, **options)
+    nan = "error" if fmt.nan_code is not None or not x.isnan().any() else "zero"
+    encoded = qgate.encode(x, fmt, nan=nan, **options)
+    lost = x.isnan() if nan == "zero" else torch.zeros(x.shape, dtype=torch.bool)
+    yield "codes and decode", encoded.decode(torch.float64).masked_fill(lost, torch.nan)
+    decode = oracles.decoders_for(case.name)[0]
+    codes = encoded.codes.view(torch.uint8 if fmt.bits <= 8 else torch.uint16).numpy()
+    values = decode(codes & (2**fmt.bits - 1))
+    yield f"codes that {decode.source} reads", np.where(lost.numpy(), np.nan, values)
+
+
+# ---------------------------------------------------------------- facts
+
+
+# name: bits, largest, smallest normal, smallest subnormal, exponent of the largest, rounding
+FACTS: dict[str, tuple[int, float, float, float, int, str]] = {
+    "fp8_e4m3": (8, 448.0, 2.0**-6, 2.0**-9, 8, "even"),
+    "fp8_e5m2": (8, 57344.0, 2.0**-14, 2.0**-16, 15, "even"),
+    "fp6_e3m2": (6, 28.0, 0.25, 0.0625, 4, "even"),
+    "fp6_e2m3": (6, 7.5, 1.0, 0.125, 2, "even"),
+    "fp4_e2m1": (4, 6.0, 1.0, 0.5, 2, "even"),
+    "S1P2": (4, 1.75, 1.0, 0.25, 0, "even"),
+    "mxint8 element": (8, 127 / 64, 1 / 64, 1 / 64, 0, "even"),
+    "E8M0": (8, 2.0**127, 2.0**-127, 2.0**-127, 127, "even"),
+    "E6M2": (8, 1.5 * 2.0**15, 2.0**-48, 2.0**-48, 15, "even"),
+    "fp16": (16, 65504.0, 2.0**-14, 2.0**-24, 15, "even"),
+    "bf16": (16, 255 * 2.0**120, 2.0**-126, 2.0**-133, 127, "even"),
+    "hif8": (8, 32768.0, 2.0**-15, 2.0**-22, 15, "away"),
+    "int8": (8, 127.0, 1.0, 1.0, 6, "even"),
+    "int4": (4, 7.0, 1.0, 1.0, 2, "even"),
+}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_facts_are_those_of_the_specifications(name: str) -> None:
+    fmt = fmt_of(name)
+    found = (
+        fmt.bits,
+        fmt.max,
+        fmt.min_normal,
+        fmt.min_subnormal,
+        fmt.max_exponent,
+        fmt.rounding,
+    )
+    assert found == FACTS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "bias"),
+    [
+        ("fp8_e4m3", 7),
+        ("fp8_e5m2", 15),
+        ("fp6_e3m2", 3),
+        ("fp6_e2m3", 1),
+        ("fp4_e2m1", 1),
+        ("S1P2", 1),
+        ("E8M0", 127),
+        ("E6M2", 48),
+        ("fp16", 15),
+        ("bf16", 127),
+    ],
+)
+def test_bias(name: str, bias: int) -> None:
+    assert fmt_of(name).bias == bias
+
+
+@pytest.mark.parametrize(
+    ("name", "infinities", "nans"),
+    [
+        ("fp8_e4m3", [], [0x7F, 0xFF]),
+        ("fp8_e5m2", [0x7C, 0xFC], [0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF]),
+        ("fp6_e3m2", [], []),
+        ("fp6_e2m3", [], []),
+        ("fp4_e2m1", [], []),
+        ("S1P2", [], []),
+        ("mxint8 element", [], []),
+        ("int8", [], []),
+        ("int4", [], []),
+        ("E8M0", [], [0xFF]),
+        ("E6M2", [], [0xFF]),
+        ("hif8", [0x6F, 0xEF], [0x80]),
+        ("fp16", [0x7C00, 0xFC00], [c for c in range(2**16) if c & 0x7FFF > 0x7C00]),
+        ("bf16", [0x7F80, 0xFF80], [c for c in range(2**16) if c & 0x7FFF > 0x7F80]),
+    ],
+)
+def test_codes_of_infinities_and_nans(name: str, infinities: list[int], nans: list[int]) -> None:
+    fmt = fmt_of(name)
+    values = fmt.code_values()
+    assert np.flatnonzero(np.isinf(values)).tolist() == infinities
+    assert np.flatnonzero(np.isnan(values)).tolist() == nans
+    assert fmt.has_inf is bool(infinities)
+    assert (fmt.nan_code in nans) if nans else fmt.nan_code is None
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "value"),
+    [
+        ("fp8_e4m3", 0x7E, 448.0),
+        ("fp8_e5m2", 0x7B, 57344.0),
+        ("hif8", 0x6E, 32768.0),
+        ("hif8", 0x7E, 2.0**-15),
+        ("hif8", 0x7F, 1.5 * 2.0**-15),
+        ("hif8", 0x07, 2.0**-16),
+        ("hif8", 0x01, 2.0**-22),
+        ("E8M0", 254, 2.0**127),
+        ("E8M0", 0, 2.0**-127),
+        ("E6M2", 0xFE, 1.5 * 2.0**15),
+        ("E6M2", 0x00, 2.0**-48),
+        ("int8", 0x80, -128.0),
+        ("int4", 0x8, -8.0),
+        ("mxint8 element", 0x80, -2.0),
+    ],
+)
+def test_value_of_a_code_the_specifications_name(name: str, code: int, value: float) -> None:
+    assert fmt_of(name).code_values()[code] == value
+
+
+@pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e5m2", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1"])
+def test_float_formats_have_two_zeros(name: str) -> None:
+    fmt = fmt_of(name)
+    assert fmt.negative_zero == 2 ** (fmt.bits - 1)
+
+
+@pytest.mark.parametrize("name", ["hif8", *oracles.INTEGERS])
+def test_single_zero(name: str) -> None:
+    fmt = fmt_of(name)
+    assert fmt.negative_zero is None
+    assert np.flatnonzero(fmt.code_values() == 0).tolist() == [0]
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_list_of_magnitudes(name: str) -> None:
+    expected = np.array(oracles.grid(name).places[:-1])
+    assert_same_bits(fmt_of(name).magnitudes(), expected, name)
+    assert_same_bits(fmt_of(name).values(), np.unique([*-expected, *expected]), name)
+
+
+# ---------------------------------------------------------------- codes
+
+
+DECODERS = pytest.mark.parametrize("decoder", oracles.DECODERS, ids=lambda d: f"{d.fmt}-{d.source}")
+
+
+@DECODERS
+def test_every_code_has_the_value_others_read(decoder: oracles.Decoder) -> None:
+    fmt = fmt_of(decoder.fmt)
+    codes = np.setdiff1d(np.arange(2**fmt.bits), list(decoder.skips))
+    assert_same_bits(fmt.code_values()[codes], decoder(codes), str(decoder))
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_every_code_is_encoded_and_decoded_to_itself(name: str) -> None:
+    fmt = fmt_of(name)
+    codes = np.arange(2**fmt.bits)
+    values = oracles.decoders_for(name)[0](codes)
+    case = Case(
+        name,
+        default_rounding(name),
+        saturate=fmt.nan_code is None,
+        narrow=name not in oracles.INTEGERS,
+    )
+    nan = np.isnan(values)
+    for dtype in (torch.float32, torch.float64):
+        encoded = qgate.encode(torch.from_numpy(values).to(dtype), fmt, **case.options)
+        found = encoded.codes.view(torch.uint8 if fmt.bits <= 8 else torch.uint16).numpy()
+        found = found.astype(np.int64) & (2**fmt.bits - 1)
+        assert found[~nan].tolist() == codes[~nan].tolist()
+        assert np.isin(found[nan], codes[nan]).all()
+        assert_same_bits(encoded.decode(torch.float64), values, name)
+
+
+def test_hif8_code_table() -> None:
+    table = oracles.hif8_magnitudes()
+    assert len(table) == 128
+    expected = [np.inf if value is None else float(value) for value in table]
+    assert qgate.formats.get("hif8").code_values()[:128].tolist() == expected
+
+
+# ---------------------------------------------------------------- rounding
+
+
+def test_the_exact_definition_is_one_of_several_opinions() -> None:
+    """Default rounding to each public format is also some library's work, or HiF8 saturating."""
+    alone = [case for case in CASES if case.rounding == "even" and not case.oracles()]
+    assert {case.name for case in alone} == {"hif8", "mxint8 element"}
+    for name in ("fp8_e4m3", "fp8_e5m2", "fp16", "bf16"):
+        assert len(Case(name, "even", saturate=False).oracles()) >= 2
+    for name in ("fp8_e4m3", "fp8_e5m2", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1", "S1P2"):
+        assert len(Case(name, "even").oracles()) >= 2
+    assert Case("hif8", "away", saturate=False).oracles()
+
+
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
+@EVERY_CASE
+def test_every_sixteen_bit_number(case: Case, dtype: torch.dtype) -> None:
+    x = every_number(dtype)
+    expected = case.exactly(x)
+    wide = oracles.to_float64(x)
+    for oracle in case.oracles():
+        known = oracle.accepts(wide)
+        assert known.sum() > 2**15
+        assert_same_bits(oracle(wide[known]), expected[known], oracle.source, wide[known])
+    check(case, x, expected, "everyone")
+
+
+@EVERY_CASE
+def test_midpoints_and_their_neighbors(case: Case) -> None:
+    centers = oracles.midpoints(case.name, narrow=case.narrow)
+    for number in (np.float32, np.float64):
+        wide = around(centers, number)
+        expected = case.exactly(wide)
+        for oracle in case.oracles(double=number is np.float64):
+            known = oracle.accepts(wide)
+            assert_same_bits(oracle(wide[known]), expected[known], oracle.source, wide[known])
+        check(case, torch.from_numpy(wide.astype(number)), expected, "everyone")
+
+
+@EVERY_CASE
+def test_random_float64_numbers_with_ties_and_their_neighbors(case: Case) -> None:
+    rng = np.random.default_rng(20240913)
+    magnitudes = np.array(oracles.grid(case.name).places)
+    top, bottom = np.log2(magnitudes[-1]) + 3, np.log2(magnitudes[1]) - 3
+    spread = 2.0 ** rng.uniform(bottom, top, 9000)
+    even = rng.uniform(0, magnitudes[-1] * 1.1, 5000)
+    ties = rng.choice(oracles.midpoints(case.name, narrow=case.narrow), 2000)
+    x = np.concatenate([spread * rng.choice([-1, 1], 9000), even, around(ties, np.float64)])
+    assert len(x) == 20000
+    expected = case.exactly(x)
+    for oracle in case.oracles(double=True):
+        known = oracle.accepts(x)
+        assert_same_bits(oracle(x[known]), expected[known], oracle.source, x[known])
+    check(case, torch.from_numpy(x), expected, "everyone")
+
+
+def next_to(x: float, steps: int, number: type = np.float32) -> float:
+    """x moved by one number of a dtype: up for 1, down for -1."""
+    return float(np.nextafter(number(x), number(steps * np.inf)))
+
+
+Threshold = tuple[str, dict[str, Any], float, float]
+OVERFLOWS = {"saturate": False}
+FULL = {"scale": 1.0, "narrow": False}
+NARROW = {"scale": 1.0}
+INF, NAN = float("inf"), float("nan")
+THRESHOLDS: list[Threshold] = [
+    ("fp8_e4m3", {}, 464.0, 448.0),
+    ("fp8_e4m3", {}, next_to(464, 1), 448.0),
+    ("fp8_e4m3", {}, INF, 448.0),
+    ("fp8_e4m3", {}, -INF, -448.0),
+    ("fp8_e4m3", OVERFLOWS, 464.0, 448.0),
+    ("fp8_e4m3", OVERFLOWS, -464.0, -448.0),
+    ("fp8_e4m3", OVERFLOWS, next_to(464, 1), NAN),
+    ("fp8_e4m3", OVERFLOWS, -next_to(464, 1), NAN),
+    ("fp8_e4m3", OVERFLOWS, next_to(464, 1, np.float64), NAN),
+    ("fp8_e4m3", OVERFLOWS, next_to(464, -1, np.float64), 448.0),
+    ("fp8_e4m3", OVERFLOWS, INF, NAN),
+    ("fp8_e4m3", {}, 2.0**-10, 0.0),
+    ("fp8_e4m3", {}, -(2.0**-10), -0.0),
+    ("fp8_e4m3", {}, next_to(2**-10, 1), 2.0**-9),
+    ("fp8_e4m3", {}, next_to(2**-10, -1), 0.0),
+    ("fp8_e4m3", {}, next_to(2**-10, 1, np.float64), 2.0**-9),
+    ("fp8_e5m2", {}, 61440.0, 57344.0),
+    ("fp8_e5m2", {}, INF, 57344.0),
+    ("fp8_e5m2", OVERFLOWS, 61440.0, INF),
+    ("fp8_e5m2", OVERFLOWS, -61440.0, -INF),
+    ("fp8_e5m2", OVERFLOWS, next_to(61440, -1), 57344.0),
+    ("fp8_e5m2", OVERFLOWS, next_to(61440, -1, np.float64), 57344.0),
+    ("fp8_e5m2", {}, 2.0**-17, 0.0),
+    ("fp8_e5m2", {}, next_to(2**-17, 1), 2.0**-16),
+    ("fp16", {}, 65520.0, 65504.0),
+    ("fp16", OVERFLOWS, 65520.0, INF),
+    ("fp16", OVERFLOWS, next_to(65520, -1), 65504.0),
+    ("fp16", OVERFLOWS, next_to(65520, -1, np.float64), 65504.0),
+    ("fp16", {}, 2.0**-25, 0.0),
+    ("fp16", {}, next_to(2**-25, 1, np.float64), 2.0**-24),
+    ("bf16", {}, 2.0**128 * (1 - 2.0**-9), 255 * 2.0**120),
+    ("bf16", OVERFLOWS, 2.0**128 * (1 - 2.0**-9), INF),
+    ("bf16", OVERFLOWS, 1e300, INF),
+    ("bf16", {}, 2.0**-134, 0.0),
+    ("bf16", {}, next_to(2**-134, 1), 2.0**-133),
+    ("fp6_e3m2", {}, 30.0, 28.0),
+    ("fp6_e3m2", {}, -1e30, -28.0),
+    ("fp6_e3m2", {}, INF, 28.0),
+    ("fp6_e3m2", {}, 2.0**-5, 0.0),
+    ("fp6_e3m2", {}, next_to(2**-5, 1), 0.0625),
+    ("fp6_e2m3", {}, -INF, -7.5),
+    ("fp6_e2m3", {}, 2.0**-4, 0.0),
+    ("fp6_e2m3", {}, next_to(2**-4, 1), 0.125),
+    ("fp4_e2m1", {}, INF, 6.0),
+    ("fp4_e2m1", {}, 5.0, 4.0),
+    ("fp4_e2m1", {}, next_to(5, 1, np.float64), 6.0),
+    ("fp4_e2m1", {}, 2.5, 2.0),
+    ("fp4_e2m1", {}, 3.5, 4.0),
+    ("fp4_e2m1", {}, -0.25, -0.0),
+    ("fp4_e2m1", {}, -0.75, -1.0),
+    ("hif8", {}, 2.0**-23, 2.0**-22),
+    ("hif8", {}, -(2.0**-23), -(2.0**-22)),
+    ("hif8", {}, next_to(2**-23, -1), 0.0),
+    ("hif8", {}, -next_to(2**-23, -1), 0.0),
+    ("hif8", {}, next_to(2**-23, -1, np.float64), 0.0),
+    ("hif8", {}, -0.0, 0.0),
+    ("hif8", {}, 1.5 * 2.0**-22, 2.0**-21),
+    ("hif8", {}, 1.0625, 1.125),
+    ("hif8", {}, 18.0, 20.0),
+    ("hif8", {}, 16.0, 16.0),
+    ("hif8", {}, 40960.0, 32768.0),
+    ("hif8", {}, 49151.0, 32768.0),
+    ("hif8", {}, INF, 32768.0),
+    ("hif8", OVERFLOWS, next_to(40960, -1), 32768.0),
+    ("hif8", OVERFLOWS, next_to(40960, -1, np.float64), 32768.0),
+    ("hif8", OVERFLOWS, 40960.0, INF),
+    ("hif8", OVERFLOWS, -40960.0, -INF),
+    ("hif8", OVERFLOWS, 49151.0, INF),
+    ("hif8", OVERFLOWS, 49152.0, INF),
+    ("hif8", OVERFLOWS, INF, INF),
+    ("int8", NARROW, 0.5, 0.0),
+    ("int8", NARROW, -0.5, 0.0),
+    ("int8", NARROW, 1.5, 2.0),
+    ("int8", NARROW, -127.5, -127.0),
+    ("int8", FULL, -127.5, -128.0),
+    ("int8", FULL, next_to(-127.5, 1, np.float64), -127.0),
+    ("int8", FULL, -1e30, -128.0),
+    ("int8", FULL, 127.5, 127.0),
+    ("int8", NARROW, -INF, -127.0),
+    ("int4", NARROW, -7.5, -7.0),
+    ("int4", FULL, -7.5, -8.0),
+    ("int4", FULL, 7.5, 7.0),
+]
+
+
+def threshold_id(row: Threshold) -> str:
+    name, options, x, _ = row
+    words = "-".join(f"{key}={value}" for key, value in options.items())
+    return "-".join(filter(None, (name, words, x.hex())))
+
+
+@pytest.mark.parametrize("row", THRESHOLDS, ids=threshold_id)
+def test_threshold(row: Threshold) -> None:
+    name, options, x, expected = row
+    q = qgate.Quantizer(name, **options)
+    assert_same_bits(definition.quantize(np.array([x]), q), np.array([expected]), "definition")
+    dtypes = [torch.float64]
+    if x in (float(np.float32(x)) if abs(x) < 1e38 else x, INF, -INF) and abs(x) != 1e300:
+        dtypes.append(torch.float32)
+    for dtype in dtypes:
+        given = torch.tensor([x], dtype=dtype)
+        assert given.item() == x
+        assert_same_bits(q(given), np.array([expected]), str(dtype))
+
+
+@pytest.mark.parametrize(
+    ("name", "x", "expected"),
+    [
+        ("fp8_e4m3", 1.0625 + 2.0**-40, 1.125),
+        ("fp8_e4m3", 1.1875 - 2.0**-40, 1.125),
+        ("fp8_e5m2", 1.125 + 2.0**-40, 1.25),
+        ("fp6_e2m3", 1.0625 + 2.0**-40, 1.125),
+        ("fp4_e2m1", 1.25 + 2.0**-40, 1.5),
+        ("fp16", 1 + 2.0**-11 + 2.0**-40, 1 + 2.0**-10),
+        ("bf16", 1 + 2.0**-8 + 2.0**-40, 1 + 2.0**-7),
+        ("hif8", 1.0625 - 2.0**-40, 1.0),
+    ],
+)
+def test_float64_is_rounded_once_and_not_through_float32(
+    name: str, x: float, expected: float
+) -> None:
+    for dtype in (torch.float64, torch.float32):
+        y = qgate.quantize(torch.tensor([x, -x], dtype=torch.float64), name, dtype=dtype)
+        assert y.tolist() == [expected, -expected]
+    y = definition.quantize(np.array([x, -x]), qgate.Quantizer(name))
+    assert y.tolist() == [expected, -expected]
+    through_float32 = torch.tensor([x], dtype=torch.float64).float()
+    assert qgate.quantize(through_float32, name).item() != expected
+
+
+# ---------------------------------------------------------------- stochastic rounding
+
+
+def stochastic(x: torch.Tensor, name: str, seed: int) -> torch.Tensor:
+    options = {"scale": 1.0} if name in oracles.INTEGERS else {}
+    generator = torch.Generator().manual_seed(seed)
+    return qgate.quantize(
+        x, fmt_of(name), rounding="stochastic", generator=generator, dtype=torch.float64, **options
+    )
+
+
+def some_gaps(name: str) -> tuple[Floats, Floats]:
+    """Neighbors at both ends of the list of magnitudes and in between."""
+    low, high = oracles.neighbors(name)
+    places = np.unique(np.linspace(0, len(low) - 1, 6).astype(int))
+    return low[places], high[places]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_stochastic_rounding_goes_up_as_often_as_it_is_near(name: str, dtype: torch.dtype) -> None:
+    draws = 10_000
+    for sign in (1.0, -1.0):
+        for share in (1 / 16, 1 / 4, 1 / 2, 7 / 8):
+            low, high = some_gaps(name)
+            x = torch.from_numpy(sign * (low + share * (high - low)))
+            assert torch.equal(x.to(dtype).double(), x)
+            many = x.to(dtype).repeat(draws, 1)
+            y = sign * oracles.to_float64(stochastic(many, name, seed=7))
+            up = y == high
+            assert (up | (y == low)).all()
+            off = np.abs(up.sum(axis=0) - draws * share)
+            assert (off < 5 * np.sqrt(draws * share * (1 - share))).all()
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_stochastic_rounding_never_moves_exact_values_nor_leaves_the_range(name: str) -> None:
+    values = fmt_of(name).values()
+    x = torch.from_numpy(values).repeat(max(1, 40_000 // len(values)), 1)
+    for dtype in (torch.float32, torch.float64):
+        assert torch.equal(stochastic(x.to(dtype), name, seed=1), x)
+    largest = values[-1]
+    beyond = torch.tensor([largest * 1.01, INF, largest * 1.9, NAN], dtype=torch.float64)
+    y = stochastic(beyond.repeat(1000, 1), name, seed=2)
+    assert (y[:, :3] == largest).all()
+    assert y[:, 3].isnan().all()
+    assert (stochastic(-beyond.repeat(1000, 1), name, seed=2)[:, :3] == -largest).all()
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_stochastic_rounding_repeats_with_its_seed(name: str) -> None:
+    low, high = some_gaps(name)
+    x = torch.from_numpy((low + high) / 2).float().repeat(20_000, 1)
+    first = stochastic(x, name, seed=3)
+    assert torch.equal(first, stochastic(x, name, seed=3))
+    assert not torch.equal(first, stochastic(x, name, seed=4))
+
+
+# ---------------------------------------------------------------- size and the ways it chooses
+
+
+@pytest.mark.parametrize("dtype", [*SIXTEEN_BITS, torch.float32], ids=str)
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_large_tensors_get_the_bits_of_small_ones(name: str, dtype: torch.dtype) -> None:
+    """From some size on 16-bit tensors are looked up in a table; it must not show."""
+    x = every_number(torch.bfloat16 if dtype == torch.float32 else dtype).to(dtype)
+    options = {"scale": 1.0} if name in oracles.INTEGERS else {}
+    for scale in (options, {"scale": 0.37}):
+        for out in (None, torch.float32):
+            q = qgate.Quantizer(fmt_of(name), **scale, dtype=out)
+            small = torch.cat([q(piece) for piece in x.split(TABLES_FROM // 2)])
+            large = q(x.repeat(16))
+            assert large.numel() >= 2**20
+            assert large.dtype == (out or dtype)
+            expected = oracles.to_float64(small)
+            for part in large.view(16, -1):
+                assert_same_bits(part, expected, str(q), x)
+
+
+@pytest.mark.parametrize("dtype", [*SIXTEEN_BITS, torch.float32], ids=str)
+@pytest.mark.parametrize("name", [n for n in qgate.formats.names() if n not in ELEMENTS])
+def test_large_tensors_of_blocks_get_the_bits_of_small_ones(name: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(11)
+    x = torch.randn(128, 64, generator=generator) * 2.0 ** torch.randint(
+        -20, 12, (128, 1), generator=generator
+    )
+    x[::7, 3] = 0.0
+    x = x.to(dtype)
+    assert x.numel() < TABLES_FROM
+    small = qgate.quantize(x, name, dtype=torch.float32)
+    large = qgate.quantize(x.repeat(128, 1), name, dtype=torch.float32)
+    assert large.numel() >= 2**20
+    for part in large.view(128, 128, 64):
+        assert torch.equal(part.view(torch.int32), small.view(torch.int32))

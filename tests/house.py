@@ -1,0 +1,607 @@
+"""The house rules, checked on source text alone.
+
+Each rule takes the folder of a package and returns one sentence per violation, so an empty list is
+a clean house. Nothing is imported: a rule must also hold for code that cannot run on this machine.
+A folder without Python files is an error, because a rule that looked at nothing must not pass.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections.abc
+import os
+import re
+import subprocess
+import types
+import typing
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+FLOORS = {
+    room: floor
+    for floor, rooms in {
+        6: "plugin cli",
+        5: "report",
+        4: "pipeline",
+        3: "capture modes analysis",
+        2: "formats stats models gate results baselines dumps engine",
+        1: "registry",
+        0: "errors _version",
+    }.items()
+    for room in rooms.split()
+}
+TORCH_FREE = ("gate", "results", "report")
+NO_ENVIRONMENT = ("formats", "stats", "models", "modes", "capture", "analysis")
+LOADED_ON_DEMAND = ("transformers", "datasets")
+PICKLERS = ("pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve")
+ENVIRONMENT = ("os.environ", "os.environb", "os.getenv", "os.getenvb")
+LONGEST = 400
+MOST_EXPORTS = 25
+
+
+When = typing.Literal["import", "call", "typing"]
+
+
+# Reading a package -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name; `from a import b` reads `a.b`, whether b is a module or not."""
+
+    name: str
+    line: int
+    when: When
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file, with what it imports and the names those imports are bound to."""
+
+    name: str
+    path: Path
+    shown: str
+    text: str
+    tree: ast.Module
+
+    @property
+    def is_package(self) -> bool:
+        return self.path.stem == "__init__"
+
+    @property
+    def room(self) -> str:
+        """The first component under the package, the empty text for the package's own file."""
+        return _room(self.name)
+
+    @property
+    def imports(self) -> list[Import]:
+        reader = _ImportReader(self)
+        reader.visit(self.tree)
+        return reader.found
+
+    def absolute(self, name: str, level: int) -> str:
+        """The full name of a relative import."""
+        if not level:
+            return name
+        here = self.name.split(".")
+        here = here if self.is_package else here[:-1]
+        return ".".join([*here[: len(here) - level + 1], *filter(None, [name])])
+
+    def at(self, line: int) -> str:
+        return f"{self.shown}:{line}"
+
+    def parts_under(self, folder: Path) -> tuple[str, ...]:
+        return self.path.relative_to(folder).with_suffix("").parts
+
+
+class _ImportReader(ast.NodeVisitor):
+    """Collects imports and notes when they run; `import_module("name")` is an import too."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.found: list[Import] = []
+        self.when: When = "import"
+
+    def _add(self, name: str, line: int) -> None:
+        self.found.append(Import(name.removesuffix(".*"), line, self.when))
+
+    def _visit_all(self, nodes: list[ast.stmt], when: When) -> None:
+        before, self.when = self.when, "typing" if self.when == "typing" else when
+        for node in nodes:
+            self.visit(node)
+        self.when = before
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self._add(alias.name, node.lineno)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        base = self.module.absolute(node.module or "", node.level)
+        for alias in node.names:
+            self._add(f"{base}.{alias.name}", node.lineno)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self._visit_all(node.body, "call")
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self._visit_all(node.body, "call")
+
+    def visit_If(self, node: ast.If) -> None:
+        negated = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
+        test = node.test.operand if isinstance(node.test, ast.UnaryOp) else node.test
+        if (_dotted(test) or "").rpartition(".")[2] != "TYPE_CHECKING":
+            self.generic_visit(node)
+            return
+        self._visit_all(node.body, self.when if negated else "typing")
+        self._visit_all(node.orelse, "typing" if negated else self.when)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        called = (_dotted(node.func) or "").rpartition(".")[2]
+        if called in ("import_module", "__import__") and node.args:
+            name = _literal_start(node.args[0])
+            level = len(name) - len(name.lstrip("."))
+            self._add(self.module.absolute(name.lstrip("."), level), node.lineno)
+        self.generic_visit(node)
+
+
+def _literal_start(node: ast.expr) -> str:
+    """The module named by a literal, or the package that a name is put together under."""
+    if isinstance(node, ast.JoinedStr) and node.values:
+        return _literal_start(node.values[0]).rpartition(".")[0]
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def modules(package_dir: Path) -> list[Module]:
+    """Every source file of a package, read and parsed."""
+    found = []
+    for path in sorted(package_dir.rglob("*.py")):
+        inside = path.relative_to(package_dir.parent)
+        parts = inside.with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        text = path.read_text(encoding="utf-8")
+        shown = inside.as_posix()
+        found.append(Module(name, path, shown, text, ast.parse(text, filename=shown)))
+    if not found:
+        raise FileNotFoundError(f"no Python files under {package_dir}: there is nothing to check.")
+    return found
+
+
+def _room(name: str) -> str:
+    first = name.split(".")[1:2]
+    return "cli" if first == ["__main__"] else "".join(first)
+
+
+def _dotted(node: ast.expr) -> str | None:
+    """`a.b.c` of an expression that is only names and dots."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        value = _dotted(node.value)
+        return None if value is None else f"{value}.{node.attr}"
+    return None
+
+
+def _aliases(module: Module) -> dict[str, str]:
+    """What the names bound by a file's imports stand for, wherever they are bound."""
+    known: dict[str, str] = {}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.split(".")[0]
+                known[alias.asname or first] = alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom):
+            base = module.absolute(node.module or "", node.level)
+            for alias in node.names:
+                known[alias.asname or alias.name] = f"{base}.{alias.name}"
+    return known
+
+
+def _meant(node: ast.expr, aliases: dict[str, str]) -> str | None:
+    """The full name an expression stands for: `np.load` reads `numpy.load`."""
+    dotted = _dotted(node)
+    if dotted is None:
+        return None
+    first, dot, rest = dotted.partition(".")
+    return aliases.get(first, first) + dot + rest
+
+
+def _bound(module: Module, nodes: list[ast.stmt]) -> Iterator[tuple[str, str | None, int]]:
+    """Names a file binds at module level: name, what it is imported from, line."""
+    for node in nodes:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name, None, node.lineno
+            case ast.ImportFrom():
+                base = module.absolute(node.module or "", node.level)
+                for alias in node.names:
+                    yield alias.asname or alias.name, f"{base}.{alias.name}", node.lineno
+            case ast.Assign() | ast.AnnAssign():
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    for name in ast.walk(target):
+                        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
+                            yield name.id, None, node.lineno
+            case ast.If() | ast.For() | ast.While():
+                yield from _bound(module, [*node.body, *node.orelse])
+            case ast.With():
+                yield from _bound(module, node.body)
+            case ast.Try():
+                handled = [child for handler in node.handlers for child in handler.body]
+                rest = [*node.orelse, *node.finalbody]
+                yield from _bound(module, [*node.body, *handled, *rest])
+
+
+def _import_graph(found: list[Module]) -> dict[str, list[str]]:
+    """Which files run because a file is imported.
+
+    Importing `a.b.c` also runs the packages above it, except those that are running already because
+    the importing file lives in them.
+    """
+    names = {module.name for module in found}
+    graph: dict[str, list[str]] = {}
+    for module in found:
+        reached: dict[str, None] = {}
+        for each in module.imports:
+            parts = each.name.split(".") if each.when == "import" else []
+            ways = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
+            known = [way for way in ways if way in names]
+            reached.update(dict.fromkeys(known[:1]))
+            inside = [way for way in known[1:] if not f"{module.name}.".startswith(f"{way}.")]
+            reached.update(dict.fromkeys(inside))
+        reached.pop(module.name, None)
+        graph[module.name] = list(reached)
+    return graph
+
+
+def _shortest(graph: dict[str, list[str]], start: str, goals: set[str]) -> list[str] | None:
+    """The shortest way along at least one import from a file to one of the goals."""
+    waiting = deque([[start]])
+    seen: set[str] = set()
+    while waiting:
+        way = waiting.popleft()
+        for following in graph[way[-1]]:
+            if following in goals:
+                return [*way, following]
+            if following not in seen:
+                seen.add(following)
+                waiting.append([*way, following])
+    return None
+
+
+# The rules about a package ---------------------------------------------------------------------
+
+
+def floor_violations(package_dir: Path) -> list[str]:
+    """Imports point down, wherever they stand; rooms of one floor do not know each other."""
+    found = modules(package_dir)
+    package = package_dir.name
+    bad = [
+        f"{package}/{room}: the room {room!r} has no floor: add it to FLOORS in tests/house.py "
+        f"and to the floors in DESIGN."
+        for room in sorted({module.room for module in found} - {""} - set(FLOORS))
+    ]
+    for module in found:
+        if module.room not in FLOORS:
+            continue
+        floor = FLOORS[module.room]
+        for each in module.imports:
+            room = _room(each.name)
+            if each.name.split(".")[0] != package or room == module.room:
+                continue
+            where = f"{module.at(each.line)}: {module.room} (floor {floor}) imports"
+            if room not in FLOORS:
+                bad.append(
+                    f"{where} {each.name}, which is no room: import a name from the module that "
+                    f"defines it, not from {package}."
+                )
+            elif FLOORS[room] == floor:
+                bad.append(f"{where} its sibling {room}: rooms of one floor do not meet.")
+            elif FLOORS[room] > floor:
+                bad.append(f"{where} {room} (floor {FLOORS[room]}): imports point down only.")
+    return _once(bad)
+
+
+def cycle_violations(package_dir: Path) -> list[str]:
+    """No file needs itself in order to be imported."""
+    graph = _import_graph(modules(package_dir))
+    cycles: dict[frozenset[str], list[str]] = {}
+    for name in sorted(graph):
+        way = _shortest(graph, name, {name})
+        if way:
+            cycles.setdefault(frozenset(way), way)
+    return [f"import cycle: {' -> '.join(way)}" for way in cycles.values()]
+
+
+def torch_free_violations(package_dir: Path) -> list[str]:
+    """Heavy and foreign packages are known only where they belong."""
+    found = modules(package_dir)
+    bad = []
+    users: dict[str, set[str]] = defaultdict(set)
+    for module in found:
+        for each in module.imports:
+            problem = _misplaced(module, each)
+            if problem:
+                bad.append(f"{module.at(each.line)}: imports {each.name}: {problem}.")
+            users[each.name.split(".")[0]].add(module.shown)
+    for top in LOADED_ON_DEMAND:
+        if len(users[top]) > 1:
+            bad.append(f"{top} is loaded in {', '.join(sorted(users[top]))}: one file loads it.")
+    return _once([*bad, *_torch_reached(found)])
+
+
+def _misplaced(module: Module, imported: Import) -> str:
+    """Why a file may not import something, the empty text where it may."""
+    top = imported.name.split(".")[0]
+    if _is_torch(imported.name) and module.room in TORCH_FREE:
+        return f"{module.room} works without torch"
+    if top.strip("_").split("_")[0] == "pytest" and module.room != "plugin":
+        return "only plugin knows pytest"
+    if top == "matplotlib" and module.name.split(".")[1:3] != ["report", "plots"]:
+        return "only report/plots draws"
+    if top == "argparse" and module.room not in ("cli", "plugin"):
+        return "only cli and plugin read a command line"
+    if top in LOADED_ON_DEMAND and imported.when != "call":
+        return "import it inside the function that needs it"
+    return ""
+
+
+def _is_torch(name: str) -> bool:
+    """Torch itself or a bridge to it, such as `safetensors.torch`."""
+    return "torch" in name.split(".")[:2]
+
+
+def _torch_reached(found: list[Module]) -> list[str]:
+    """Torch-free rooms that load torch because a file they import does."""
+    graph = _import_graph(found)
+    loads_torch = {
+        module.name
+        for module in found
+        if any(each.when == "import" and _is_torch(each.name) for each in module.imports)
+    }
+    ways = {
+        module: _shortest(graph, module.name, loads_torch)
+        for module in found
+        if module.room in TORCH_FREE and module.name not in loads_torch
+    }
+    return [
+        f"{module.shown}: {module.room} works without torch, but loads it through "
+        f"{' -> '.join(way[1:])}."
+        for module, way in ways.items()
+        if way
+    ]
+
+
+def name_clash_violations(package_dir: Path) -> list[str]:
+    """A name a package offers does not hide a file of that package; no drawer files."""
+    found = modules(package_dir)
+    bad = []
+    for module in found:
+        bad += [
+            f"{module.shown}: name it after what is in it, not {part!r}."
+            for part in module.parts_under(package_dir)
+            if part.strip("_") in ("utils", "helpers")
+        ]
+        inside = {
+            other.name.removeprefix(f"{module.name}.").split(".")[0]
+            for other in found
+            if other.name.startswith(f"{module.name}.")
+        }
+        bad += [
+            f"{module.at(line)}: {name!r} is a name here and a file of {module.name}: one hides "
+            f"the other, rename one."
+            for name, origin, line in _offered(module)
+            if name in inside and origin != f"{module.name}.{name}"
+        ]
+    return _once(bad)
+
+
+def _offered(module: Module) -> Iterator[tuple[str, str | None, int]]:
+    """Names bound in a file, with the keys of its tables: names that it may look up lazily."""
+    yield from _bound(module, module.tree.body)
+    for node in module.tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
+            for key in node.value.keys:
+                if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                    yield key.value, None, key.lineno
+
+
+def numerics_env_violations(package_dir: Path) -> list[str]:
+    """No environment variable changes a number: two runs of one plan are the same run."""
+    bad = []
+    for module in modules(package_dir):
+        aliases = _aliases(module)
+        bad += [
+            f"{module.at(node.lineno)}: reads {_meant(node, aliases)}: {module.room} takes what "
+            f"it needs as arguments."
+            for node in ast.walk(module.tree)
+            if module.room in NO_ENVIRONMENT
+            and isinstance(node, ast.Attribute | ast.Name)
+            and _meant(node, aliases) in ENVIRONMENT
+        ]
+    return _once(bad)
+
+
+def pickle_violations(package_dir: Path) -> list[str]:
+    """No file the package reads can run code."""
+    bad = []
+    for module in modules(package_dir):
+        bad += [
+            f"{module.at(each.line)}: imports {each.name}: it runs what it loads."
+            for each in module.imports
+            if each.name.split(".")[0] in PICKLERS
+        ]
+        aliases = _aliases(module)
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Call) and (problem := _unsafe_load(node, aliases)):
+                bad.append(f"{module.at(node.lineno)}: {problem}.")
+    return _once(bad)
+
+
+def _unsafe_load(call: ast.Call, aliases: dict[str, str]) -> str:
+    """How a call can run what is in a file, the empty text where it cannot."""
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    meant = _meant(call.func, aliases)
+    if meant in ("torch.load", "torch.serialization.load"):
+        safe = _is_constant(given.get("weights_only"), True)
+        return "" if safe else "torch.load without weights_only=True"
+    if meant == "numpy.load":
+        allowed = given.get("allow_pickle", call.args[2] if len(call.args) > 2 else None)
+        safe = allowed is None or _is_constant(allowed, False)
+        return "" if safe else "np.load with allow_pickle"
+    return "pandas.read_pickle runs what it loads" if meant == "pandas.read_pickle" else ""
+
+
+def _is_constant(node: ast.expr | None, value: bool) -> bool:
+    return isinstance(node, ast.Constant) and node.value is value
+
+
+def test_name_violations(package_dir: Path) -> list[str]:
+    """Nothing a user imports into a test file is collected as a test."""
+    bad = []
+    for module in modules(package_dir):
+        bad += [
+            f"{module.shown}: pytest would collect a file named {part!r}."
+            for part in module.parts_under(package_dir)
+            if part.startswith("test_")
+        ]
+        bad += [
+            f"{module.at(line)}: pytest would collect {name!r} where it is imported."
+            for name, _, line in _bound(module, module.tree.body)
+            if name.startswith(("test_", "Test"))
+        ]
+    return _once(bad)
+
+
+def length_violations(package_dir: Path) -> list[str]:
+    """A file that nobody reads to its end misses a word in the glossary."""
+    lengths = [(module.shown, len(module.text.splitlines())) for module in modules(package_dir)]
+    return [
+        f"{shown}: {length} lines, {LONGEST} at most: which word is missing from the glossary?"
+        for shown, length in lengths
+        if length > LONGEST
+    ]
+
+
+def _once(sentences: list[str]) -> list[str]:
+    return list(dict.fromkeys(sentences))
+
+
+RULES: tuple[Callable[[Path], list[str]], ...] = (
+    floor_violations,
+    cycle_violations,
+    torch_free_violations,
+    name_clash_violations,
+    numerics_env_violations,
+    pickle_violations,
+    test_name_violations,
+    length_violations,
+)
+
+
+# The rules about exported names and about the repository ---------------------------------------
+
+
+def export_violations(module: types.ModuleType) -> list[str]:
+    """`__all__` is the whole offer of a module: sorted, short, and every name is there."""
+    names = list(module.__all__)
+    bad = []
+    if names != sorted(names):
+        bad.append(f"{module.__name__}.__all__ is not sorted; sorted: {sorted(names)}")
+    if len(names) > MOST_EXPORTS:
+        bad.append(f"{module.__name__}.__all__ has {len(names)} names, {MOST_EXPORTS} at most.")
+    bad += [
+        f"{module.__name__}.__all__ lists {name!r} twice."
+        for name in sorted(set(names))
+        if names.count(name) > 1
+    ]
+    bad += [
+        f"{module.__name__}.__all__ lists {name!r}, which is not there."
+        for name in names
+        if not hasattr(module, name)
+    ]
+    bad += [
+        f"{module.__name__}.{name} is visible but not in __all__."
+        for name, value in sorted(vars(module).items())
+        if not name.startswith("_")
+        and name not in names
+        and not isinstance(value, types.ModuleType)
+        and not _is_syntax(name, value)
+    ]
+    return bad
+
+
+def _is_syntax(name: str, value: object) -> bool:
+    """Whether a name is only there for annotations, as in `from typing import Any`."""
+    if name == "annotations":
+        return True
+    return any(
+        hasattr(home, name) and getattr(home, name) is value for home in (typing, collections.abc)
+    )
+
+
+_MACHINE_PATH = re.compile(
+    r"(?:file:/{2}|(?<![\w./~$}>-]))/(?:home|root|work|tmp|Users|mnt|scratch)/[\w.{$<*-][^\s'\"`)]*"
+)
+_REGISTRY = re.compile(
+    r"\b(?:[\w-]+\.)*(?:pypi\.(?:org|python\.org|nvidia\.com)|pythonhosted\.org|"
+    r"download\.pytorch\.org|anaconda\.(?:org|com)|npmjs\.(?:org|com)|crates\.io|"
+    r"docker\.io|ghcr\.io)\b"
+)
+
+
+def text_violations(root: Path) -> list[str]:
+    """No text in the repository names one machine's folders or a package registry."""
+    bad = []
+    read = 0
+    for path in _tracked(root):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        if "\0" in text:
+            continue
+        read += 1
+        shown = path.relative_to(root).as_posix()
+        for number, line in enumerate(text.splitlines(), 1):
+            for what, pattern in (("absolute path", _MACHINE_PATH), ("registry", _REGISTRY)):
+                bad += [f"{shown}:{number}: {what} {hit[0]}" for hit in pattern.finditer(line)]
+    if not read:
+        raise FileNotFoundError(f"no text files under {root}: there is nothing to check.")
+    return bad
+
+
+def _tracked(root: Path) -> list[Path]:
+    """The files git tracks; where the root is no checkout, all that do not look generated."""
+    names = _git(root, "ls-files", "-z")
+    top = _git(root, "rev-parse", "--show-toplevel")
+    if names is not None and top is not None and Path(top.strip()).resolve() == root.resolve():
+        paths = [root / name for name in names.split("\0") if name]
+    else:
+        paths = [path for path in sorted(root.rglob("*")) if not _generated(path, root)]
+    return [path for path in paths if path.is_file() and not path.is_symlink()]
+
+
+def _generated(path: Path, root: Path) -> bool:
+    return any(
+        part in ("__pycache__", "build", "dist")
+        or part.endswith(".egg-info")
+        or (part.startswith(".") and part not in (".ci", ".github"))
+        for part in path.relative_to(root).parts[:-1]
+    )
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """What git says about a folder, None where it says nothing; a hook's settings do not count."""
+    settings = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments],
+            env=settings,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return None
+    return done.stdout if done.returncode == 0 else None

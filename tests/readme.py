@@ -1,0 +1,229 @@
+"""The README as a program: its fenced blocks, found and run.
+
+`sh` is for the two set-up commands, which CI runs; `python` runs as it stands; `console` is
+commands after `$ ` and what they print. A block in any other language is only read. In expected
+output, a line `…` stands for any lines and a `…` inside a line for any text.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+SET_UP = "Set up"
+COMMANDS = ("qgate", "pytest")
+ANY = "…"
+INSTEAD = {
+    **dict.fromkeys(("bash", "shell", "zsh", "shell-session", "sh-session"), "console"),
+    **dict.fromkeys(("py", "python3", "pycon"), "python"),
+}
+SECONDS = 300
+
+
+class ReadmeError(Exception):
+    """The README cannot be read as a program; the message gives the line."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: the language, the `##` heading it stands under, the line of its fence."""
+
+    language: str
+    heading: str
+    line: int
+    text: str
+
+    @property
+    def first_line(self) -> str:
+        return next((line for line in self.text.splitlines() if line.strip()), "empty")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of a console block and what it should print."""
+
+    words: tuple[str, ...]
+    expected: tuple[str, ...]
+    line: int
+
+
+def blocks(text: str) -> list[Block]:
+    """The fenced blocks of a Markdown text, in order."""
+    found = []
+    heading = ""
+    lines = iter(enumerate(text.splitlines(), 1))
+    for number, line in lines:
+        fence = re.match(r"( *)(`{3,}|~{3,})\s*([^\s`{]*)[^`]*$", line)
+        if title := re.match(r"##?\s+(.*?)[\s#]*$", line):
+            heading = title[1]
+        if not fence:
+            continue
+        indent, mark, language = fence.groups()
+        inside = []
+        for _, following in lines:
+            if re.fullmatch(rf" *{mark[0]}{{{len(mark)},}}\s*", following):
+                break
+            inside.append(following.removeprefix(indent))
+        else:
+            raise ReadmeError(f"line {number}: the block {mark}{language} has no end.")
+        body = "".join(f"{each}\n" for each in inside)
+        found.append(Block(language.lower(), heading, number, body))
+    return found
+
+
+def violations(found: list[Block]) -> list[str]:
+    """Why blocks cannot be run or would silently not be run; empty where all is well."""
+    bad = []
+    try:
+        set_up_commands(found)
+    except ReadmeError as error:
+        bad.append(str(error))
+    for block in found:
+        if block.language == "sh" and block.heading != SET_UP:
+            bad.append(f"line {block.line}: sh outside {SET_UP!r} is not run: use console.")
+        elif block.language in INSTEAD:
+            instead = INSTEAD[block.language]
+            bad.append(f"line {block.line}: {block.language} is not run: use {instead}.")
+        elif block.language == "console":
+            try:
+                console_commands(block)
+            except ReadmeError as error:
+                bad.append(str(error))
+    return bad
+
+
+def set_up_commands(found: list[Block]) -> tuple[str, str]:
+    """The two commands a newcomer copies, each one line."""
+    given = [block for block in found if block.language == "sh" and block.heading == SET_UP]
+    if len(given) != 2:
+        lines = ", ".join(str(block.line) for block in given) or "none"
+        raise ReadmeError(
+            f"{len(given)} sh blocks under '## {SET_UP}' (lines: {lines}) instead of two."
+        )
+    for block in given:
+        if len(block.text.splitlines()) != 1 or not block.text.strip():
+            raise ReadmeError(f"line {block.line}: a set-up command is one line.")
+    return given[0].text.strip(), given[1].text.strip()
+
+
+def run_python(block: Block) -> None:
+    """Run a python block on its own; its errors carry the README's line numbers."""
+    code = compile("\n" * block.line + block.text, "README.md", "exec", dont_inherit=True)
+    exec(code, {"__name__": "__main__"})
+
+
+def console_commands(block: Block) -> list[Command]:
+    """The commands of a console block with the lines that follow each of them."""
+    found: list[Command] = []
+    expected: list[str] = []
+    for number, line in enumerate(block.text.splitlines(), block.line + 1):
+        if line.startswith("$ "):
+            words = _words(line[2:], number)
+            expected = []
+            found.append(Command(words, (), number))
+        elif not found:
+            raise ReadmeError(f"line {number}: a console block starts with '$ ' and a command.")
+        else:
+            expected.append(line)
+            found[-1] = Command(found[-1].words, tuple(expected), found[-1].line)
+    if not found:
+        raise ReadmeError(f"line {block.line}: a console block without a command.")
+    return found
+
+
+def _words(command: str, line: int) -> tuple[str, ...]:
+    """A command split as a shell would split it; there is no shell to understand more."""
+    splitter = shlex.shlex(command, posix=True, punctuation_chars=True)
+    splitter.whitespace_split = True
+    try:
+        words = tuple(splitter)
+    except ValueError as error:
+        raise ReadmeError(f"line {line}: {command}: {error}.") from None
+    if not words or words[0] not in COMMANDS:
+        raise ReadmeError(f"line {line}: {command}: commands are {' or '.join(COMMANDS)}.")
+    operators = [word for word in words if word and set(word) <= set("();<>|&")]
+    if operators:
+        raise ReadmeError(f"line {line}: {command}: {operators[0]!r} needs a shell, there is none.")
+    return words
+
+
+def run_console(block: Block, folder: Path) -> None:
+    """Run a console block's commands in a folder, one after the other.
+
+    A command may end with an error only where the README shows some of what it prints, so that a
+    crash does not hide behind `…`.
+    """
+    for command in console_commands(block):
+        status, printed = _run(command.words, folder)
+        expected = _trimmed(command.expected)
+        said = f"README.md:{command.line}: $ {shlex.join(command.words)}"
+        shown = "\n".join(["it printed:", *printed, "", "the README says:", *expected])
+        if not matches(expected, printed):
+            raise AssertionError(f"{said} prints something else\n{shown}")
+        if status and not any(line.replace(ANY, "").strip() for line in expected):
+            raise AssertionError(f"{said} ends with exit status {status}\n{shown}")
+
+
+def _run(words: tuple[str, ...], folder: Path) -> tuple[int, list[str]]:
+    """Exit status and lines of a command as a user with this interpreter's programs sees it."""
+    settings = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTEST_", "COV_"))
+    }
+    programs = str(Path(sys.executable).parent)
+    settings |= {
+        "PATH": os.pathsep.join([programs, settings.get("PATH", os.defpath)]),
+        "COLUMNS": "80",
+        "NO_COLOR": "1",
+        "PYTHONUTF8": "1",
+    }
+    program = shutil.which(words[0], path=settings["PATH"])
+    if program is None:
+        raise AssertionError(f"there is no program {words[0]!r} in {programs}")
+    done = subprocess.run(
+        [program, *words[1:]],
+        cwd=folder,
+        env=settings,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        timeout=SECONDS,
+        check=False,
+    )
+    return done.returncode, _trimmed(done.stdout.splitlines())
+
+
+def _trimmed(lines: list[str] | tuple[str, ...]) -> list[str]:
+    """Without spaces at line ends and without empty lines at the end: nobody sees them."""
+    kept = [line.rstrip() for line in lines]
+    while kept and not kept[-1]:
+        kept.pop()
+    return kept
+
+
+def matches(expected: list[str], printed: list[str]) -> bool:
+    """Whether printed lines are the expected ones, with `…` for what may vary."""
+    reached = {0}
+    for is_gap, group in groupby(expected, key=lambda line: line.strip() == ANY):
+        if is_gap:
+            reached = set(range(min(reached), len(printed) + 1))
+            continue
+        for line in group:
+            pattern = ".*".join(re.escape(part) for part in line.split(ANY))
+            reached = {
+                place + 1
+                for place in reached
+                if place < len(printed) and re.fullmatch(pattern, printed[place])
+            }
+        if not reached:
+            return False
+    return len(printed) in reached

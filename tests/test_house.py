@@ -1,0 +1,545 @@
+"""The house rules hold, and each of them can fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qgate
+from tests import house
+
+ROOT = Path(__file__).resolve().parents[1]
+HEAVY = ("torch", "pandas", "matplotlib", "pytest")
+
+Rule = Callable[[Path], list[str]]
+Files = dict[str, str]
+
+
+def plant(root: Path, files: Files) -> Path:
+    """A package `qgate` with these files and an empty `__init__.py` wherever one is missing."""
+    package = root / "qgate"
+    for name, text in {"__init__.py": "", **files}.items():
+        path = package / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    for folder in {path.parent for path in package.rglob("*.py")} | {package}:
+        (folder / "__init__.py").touch()
+    return package
+
+
+@pytest.mark.parametrize("rule", house.RULES, ids=lambda rule: rule.__name__)
+def test_the_package_keeps_the_rule(rule: Rule) -> None:
+    violations = rule(ROOT / "qgate")
+    assert not violations, "\n".join(violations)
+
+
+# Per rule: what it must find, as a tree and words that the sentences have to contain.
+BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
+    house.floor_violations: {
+        "up": (
+            {"formats/a.py": "import qgate.pipeline.run\n", "pipeline/run.py": ""},
+            ["qgate/formats/a.py:1: formats (floor 2) imports pipeline (floor 4)"],
+        ),
+        "up, to a room that is not built": (
+            {"registry.py": "\nfrom qgate import stats\n"},
+            ["qgate/registry.py:2: registry (floor 1) imports stats (floor 2)"],
+        ),
+        "sibling, in a function": (
+            {"stats/a.py": "def f():\n    from qgate.formats import b\n"},
+            ["qgate/stats/a.py:2: stats (floor 2) imports its sibling formats"],
+        ),
+        "sibling, for annotations": (
+            {
+                "gate.py": "from typing import TYPE_CHECKING\n"
+                "if TYPE_CHECKING:\n    from qgate.results import Result\n"
+            },
+            ["qgate/gate.py:3: gate (floor 2) imports its sibling results"],
+        ),
+        "sibling, relative": (
+            {"capture/a.py": "from ..modes import b\n", "modes/b.py": ""},
+            ["qgate/capture/a.py:1: capture (floor 3) imports its sibling modes"],
+        ),
+        "sibling, relative, from a package's own file": (
+            {"models/__init__.py": "from .. import engine\n"},
+            ["qgate/models/__init__.py:1: models (floor 2) imports its sibling engine"],
+        ),
+        "sibling, on the top floor": (
+            {"cli/a.py": "from qgate.plugin import b\n", "plugin/b.py": "import qgate.cli.a\n"},
+            ["cli (floor 6) imports its sibling plugin", "plugin (floor 6) imports its sibling"],
+        ),
+        "__main__ is cli": (
+            {"__main__.py": "from qgate.plugin import b\n", "report/a.py": "import qgate.cli\n"},
+            ["qgate/__main__.py:1: cli (floor 6)", "report (floor 5) imports cli (floor 6)"],
+        ),
+        "by name": (
+            {
+                "results.py": "import importlib\n\ndef f(name):\n"
+                "    importlib.import_module('qgate.report')\n"
+                "    importlib.import_module(f'qgate.pipeline.{name}')\n"
+            },
+            ["results.py:4: results (floor 2) imports report", "results.py:5: results (floor 2)"],
+        ),
+        "from the roof": (
+            {"report/a.py": "from qgate import quantize\n", "cli/b.py": "import qgate\n"},
+            [
+                "report (floor 5) imports qgate.quantize, which is no room",
+                "cli (floor 6) imports qgate, which is no room",
+            ],
+        ),
+        "unknown room": (
+            {"attic/a.py": "", "cellar.py": ""},
+            [
+                "qgate/attic: the room 'attic' has no floor: add it to FLOORS in tests/house.py",
+                "qgate/cellar: the room 'cellar' has no floor",
+            ],
+        ),
+    },
+    house.cycle_violations: {
+        "two files": (
+            {"stats/a.py": "from . import b\n", "stats/b.py": "from qgate.stats.a import x\n"},
+            ["import cycle: qgate.stats.a -> qgate.stats.b -> qgate.stats.a"],
+        ),
+        "three files, in a class and in a branch": (
+            {
+                "stats/a.py": "class A:\n    import qgate.stats.b\n",
+                "stats/b.py": "try:\n    import qgate.stats.c\nexcept ImportError:\n    pass\n",
+                "stats/c.py": "from typing import TYPE_CHECKING\n"
+                "if not TYPE_CHECKING:\n    from qgate.stats.a import A\n",
+            },
+            ["qgate.stats.a -> qgate.stats.b -> qgate.stats.c -> qgate.stats.a"],
+        ),
+        "a file and the package that offers it": (
+            {
+                "stats/__init__.py": "from qgate.stats.a import x\n",
+                "stats/a.py": "from . import y\n",
+            },
+            ["import cycle: qgate.stats -> qgate.stats.a -> qgate.stats"],
+        ),
+        "through the package above what is imported": (
+            {
+                "modes/a.py": "import qgate.stats.b\n",
+                "stats/__init__.py": "from qgate.modes import a\n",
+                "stats/b.py": "",
+            },
+            ["import cycle: qgate.modes.a -> qgate.stats -> qgate.modes.a"],
+        ),
+        "two cycles": (
+            {
+                "stats/a.py": "from . import b\n",
+                "stats/b.py": "from . import a\n",
+                "stats/c.py": "from . import d\n",
+                "stats/d.py": "from . import c\n",
+            },
+            ["qgate.stats.a -> qgate.stats.b", "qgate.stats.c -> qgate.stats.d"],
+        ),
+    },
+    house.torch_free_violations: {
+        "torch": (
+            {
+                "gate/a.py": "def f():\n    import torch.nn as nn\n",
+                "results.py": "from torch import Tensor\n",
+                "report/a.py": "from safetensors.torch import load_file\n",
+            },
+            [
+                "qgate/gate/a.py:2: imports torch.nn: gate works without torch",
+                "qgate/results.py:1: imports torch.Tensor",
+                "qgate/report/a.py:1: imports safetensors.torch.load_file",
+            ],
+        ),
+        "torch, through others": (
+            {
+                "report/a.py": "from qgate.pipeline import run\n",
+                "pipeline/run.py": "import qgate.stats.b\n",
+                "stats/b.py": "import torch\n",
+            },
+            ["qgate/report/a.py: report works", "through qgate.pipeline.run -> qgate.stats.b."],
+        ),
+        "pytest": (
+            {
+                "__init__.py": "import pytest\n",
+                "cli/a.py": "def f():\n    from _pytest import config\n",
+                "report/a.py": "import pytest_html\n",
+            },
+            ["qgate/__init__.py:1: imports pytest", "imports _pytest.config", "pytest_html"],
+        ),
+        "matplotlib": (
+            {
+                "report/html.py": "def f():\n    import matplotlib.pyplot as plt\n",
+                "analysis/plots.py": "import matplotlib\n",
+            },
+            ["report/html.py:2: imports matplotlib.pyplot: only report/plots", "analysis/plots.py"],
+        ),
+        "argparse": (
+            {"formats/a.py": "from argparse import ArgumentParser\n"},
+            ["formats/a.py:1: imports argparse.ArgumentParser: only cli and plugin"],
+        ),
+        "transformers and datasets": (
+            {
+                "models/a.py": "from transformers import AutoModel\n",
+                "models/b.py": "def f():\n    import datasets\n",
+                "models/c.py": "def f():\n    import datasets\n",
+            },
+            [
+                "models/a.py:1: imports transformers.AutoModel: import it inside the function",
+                "datasets is loaded in qgate/models/b.py, qgate/models/c.py",
+            ],
+        ),
+    },
+    house.name_clash_violations: {
+        "function": (
+            {"analysis/__init__.py": "def sweep(): ...\n", "analysis/sweep.py": ""},
+            ["qgate/analysis/__init__.py:1: 'sweep' is a name here and a file of qgate.analysis"],
+        ),
+        "re-export": (
+            {
+                "analysis/__init__.py": "from .sweep import sweep\n__all__ = ['sweep']\n",
+                "analysis/sweep.py": "def sweep(): ...\n",
+            },
+            ["qgate/analysis/__init__.py:1: 'sweep'"],
+        ),
+        "re-export under another name, beside a package": (
+            {"__init__.py": "from qgate.gate.a import check as gate\n", "gate/a.py": ""},
+            ["qgate/__init__.py:1: 'gate' is a name here and a file of qgate:"],
+        ),
+        "lazy, from a table": (
+            {
+                "__init__.py": "__all__ = ['capture']\n_HOME = {'capture': 'qgate.capture'}\n",
+                "capture/a.py": "",
+            },
+            ["qgate/__init__.py:2: 'capture'"],
+        ),
+        "lazy, seen by the type checker": (
+            {
+                "__init__.py": "from typing import TYPE_CHECKING\n"
+                "if TYPE_CHECKING:\n    from qgate.modes.a import modes\n",
+                "modes/a.py": "",
+            },
+            ["qgate/__init__.py:3: 'modes'"],
+        ),
+        "assignment": (
+            {"stats/__init__.py": "metrics: int = 0\n", "stats/metrics.py": ""},
+            ["qgate/stats/__init__.py:1: 'metrics'"],
+        ),
+        "drawers": (
+            {"stats/utils.py": "", "formats/_helpers/a.py": "", "helpers.py": ""},
+            ["qgate/stats/utils.py: name it after what is in it", "'_helpers'", "qgate/helpers.py"],
+        ),
+    },
+    house.numerics_env_violations: {
+        "environ": (
+            {"formats/a.py": "import os\nFAST = os.environ['FAST']\n"},
+            ["qgate/formats/a.py:2: reads os.environ: formats takes"],
+        ),
+        "getenv": (
+            {"modes/a.py": "def f():\n    import os as o\n    return o.getenv('X', '')\n"},
+            ["qgate/modes/a.py:3: reads os.getenv"],
+        ),
+        "by its own name": (
+            {"stats/a.py": "from os import environ as settings\n\nx = settings.get('X')\n"},
+            ["qgate/stats/a.py:3: reads os.environ"],
+        ),
+        "in every room where numbers are made": (
+            {
+                f"{room}.py": "import os\nos.getenv('X')\n"
+                for room in ("formats", "stats", "models", "modes", "capture", "analysis")
+            },
+            [
+                f"qgate/{room}.py:2"
+                for room in ("formats", "stats", "models", "modes", "capture", "analysis")
+            ],
+        ),
+    },
+    house.pickle_violations: {
+        "torch.load": (
+            {
+                "dumps/a.py": "import torch\ntorch.load('x')\ntorch.load('x', weights_only=0)\n",
+                "dumps/b.py": "from torch import load as read\nread('x', **{})\n",
+            },
+            ["qgate/dumps/a.py:2: torch.load without", "qgate/dumps/a.py:3", "qgate/dumps/b.py:2"],
+        ),
+        "np.load": (
+            {
+                "dumps.py": "import numpy as np\nnp.load('x', allow_pickle=True)\n"
+                "np.load('x', None, True)\nallow = 1\nnp.load('x', allow_pickle=allow)\n"
+            },
+            ["qgate/dumps.py:2: np.load with allow_pickle", "dumps.py:3", "dumps.py:5"],
+        ),
+        "picklers": (
+            {
+                "results.py": "import pickle\n",
+                "dumps/a.py": "def f():\n    from joblib import load\n",
+                "dumps/b.py": "import dill as d\n",
+                "dumps/c.py": "import pandas as pd\npd.read_pickle('x')\n",
+            },
+            ["results.py:1: imports pickle", "joblib.load", "dumps/b.py:1", "dumps/c.py:2"],
+        ),
+    },
+    house.test_name_violations: {
+        "function": ({"gate.py": "\ndef test_gate(): ...\n"}, ["gate.py:2:", "'test_gate'"]),
+        "class": ({"gate.py": "class TestResult: ...\n"}, ["gate.py:1:", "'TestResult'"]),
+        "bound in a branch": (
+            {"gate.py": "if True:\n    from a import b as test_b\nelse:\n    test_c = 1\n"},
+            ["gate.py:2:", "'test_b'", "gate.py:4:", "'test_c'"],
+        ),
+        "file and folder": (
+            {"gate/test_gate.py": "", "test_data/a.py": ""},
+            ["qgate/gate/test_gate.py: pytest would collect a file named 'test_gate'", "test_data"],
+        ),
+    },
+    house.length_violations: {
+        "a line too long": (
+            {"formats/a.py": "x = 1\n" * 401},
+            ["qgate/formats/a.py: 401 lines, 400 at most"],
+        ),
+    },
+}
+
+# Per rule: what looks like a violation and is none.
+GOOD: dict[Rule, Files] = {
+    house.floor_violations: {
+        "__init__.py": "from qgate.cli import main\nfrom qgate import formats\n",
+        "__main__.py": "from qgate.cli import main\n",
+        "cli/a.py": "from qgate import formats, report\nfrom . import b\nimport qgate.errors\n",
+        "cli/b.py": "import importlib\n\nimportlib.import_module(f'qgate.cli.{input()}')\n",
+        "report/a.py": "from ..pipeline.run import x\nfrom qgatelike.plugin import y\n",
+        "formats/a.py": "from .b import x\nfrom ..registry import Registry\n",
+        "registry.py": "from qgate.errors import unknown\n",
+    },
+    house.cycle_violations: {
+        "__init__.py": "from qgate.stats.a import x\n",
+        "stats/__init__.py": "from qgate.stats.a import x\nfrom qgate.stats import b\n",
+        "stats/a.py": "from typing import TYPE_CHECKING\nimport qgate.stats.c\n"
+        "if TYPE_CHECKING:\n    from qgate.stats import b\n",
+        "stats/b.py": "from qgate.stats.a import x\n",
+        "stats/c.py": "def f():\n    from qgate.stats import a\n",
+    },
+    house.torch_free_violations: {
+        "formats/a.py": "import torch\nfrom torch import nn\n",
+        "report/a.py": "def f():\n    from qgate.formats import a\n",
+        "report/plots/a.py": "def f():\n    import matplotlib.pyplot\n",
+        "report/b.py": "import torchtime\n",
+        "plugin/a.py": "import pytest\nimport argparse\n",
+        "__main__.py": "import argparse\n",
+        "models/a.py": "def f():\n    import transformers, datasets\n",
+    },
+    house.name_clash_violations: {
+        "__init__.py": "from qgate import formats\nimport qgate.gate as gate\n"
+        "__all__ = ['formats', 'gate', 'quantize', 'stats']\n"
+        "_HOME = {'quantize': 'qgate.formats.quantizer'}\n",
+        "formats/__init__.py": "from . import mx\nfrom .quantizer import quantize\n",
+        "formats/quantizer.py": "def quantizer(): ...\ndef mx(): ...\n",
+        "formats/mx.py": "",
+        "gate.py": "",
+        "stats/__init__.py": "def formats(): ...\n",
+    },
+    house.numerics_env_violations: {
+        "cli.py": "import os\nos.environ['X']\n",
+        "engine.py": "import os\nos.getenv('X')\n",
+        "formats/a.py": "import os\nenviron = {}\nenviron['X'] = os.sep\nself = 0\nself.environ\n",
+    },
+    house.pickle_violations: {
+        "dumps/a.py": "import json\nimport numpy as np\nimport torch\n"
+        "torch.load('x', weights_only=True)\nnp.load('x')\nnp.load('x', allow_pickle=False)\n"
+        "json.load('x', allow_pickle=True)\nload('x')\n",
+    },
+    house.test_name_violations: {
+        "gate.py": "def testify(): ...\nclass Attested: ...\ndef f():\n    test_x = 1\n",
+        "latest_gate.py": "",
+    },
+    house.length_violations: {"formats/a.py": "x = 1\n" * 400},
+}
+
+
+@pytest.mark.parametrize(
+    ("rule", "case"),
+    [
+        pytest.param(rule, case, id=f"{rule.__name__}: {case}")
+        for rule, cases in BAD.items()
+        for case in cases
+    ],
+)
+def test_a_rule_names_what_breaks_it(rule: Rule, case: str, tmp_path: Path) -> None:
+    files, expected = BAD[rule][case]
+    violations = rule(plant(tmp_path, files))
+    for words in expected:
+        assert any(words in violation for violation in violations), (words, violations)
+    for violation in violations:
+        assert any(words in violation for words in expected), violation
+
+
+@pytest.mark.parametrize("rule", house.RULES, ids=lambda rule: rule.__name__)
+def test_a_rule_leaves_a_clean_tree_alone(rule: Rule, tmp_path: Path) -> None:
+    assert rule(plant(tmp_path, GOOD[rule])) == []
+
+
+@pytest.mark.parametrize("rule", house.RULES, ids=lambda rule: rule.__name__)
+def test_a_rule_that_sees_no_files_is_an_error(rule: Rule, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nothing to check"):
+        rule(tmp_path / "qgate")
+
+
+def test_every_rule_is_shown_to_fail() -> None:
+    assert set(BAD) == set(GOOD) == set(house.RULES)
+    rules = {name for name in vars(house) if name.endswith("_violations")}
+    apart = {"export_violations", "text_violations"}
+    assert rules == {rule.__name__ for rule in house.RULES} | apart
+
+
+# What `import qgate` offers -----------------------------------------------------------------------
+
+
+def offering(**names: Any) -> types.ModuleType:
+    """A module with these names."""
+    module = types.ModuleType("planted")
+    vars(module).update(names)
+    return module
+
+
+def test_the_package_offers_what_it_lists() -> None:
+    assert house.export_violations(qgate) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ({"__all__": ["b", "a"], "a": 1, "b": 2}, "not sorted; sorted: ['a', 'b']"),
+        ({"__all__": ["a", "B"], "a": 1, "B": 2}, "not sorted; sorted: ['B', 'a']"),
+        ({"__all__": ["a", "a"], "a": 1}, "lists 'a' twice"),
+        ({"__all__": ["a", "gone"], "a": 1}, "lists 'gone', which is not there"),
+        ({"__all__": ["a"], "a": 1, "Path": Path}, "planted.Path is visible but not in __all__"),
+        ({"__all__": [], "Any": object()}, "planted.Any is visible"),
+        (
+            {"__all__": [f"n{i:02}" for i in range(26)], **{f"n{i:02}": i for i in range(26)}},
+            "has 26 names, 25 at most",
+        ),
+    ],
+    ids=["order", "plain order", "twice", "missing", "not listed", "not typing's", "too many"],
+)
+def test_an_offer_that_differs_from_its_list_is_named(names: Files, expected: str) -> None:
+    violations = house.export_violations(offering(**names))
+    assert len(violations) == 1
+    assert expected in violations[0]
+
+
+def test_modules_annotations_and_private_names_need_no_listing() -> None:
+    names = {f"n{i:02}": i for i in range(25)}
+    helpers = {"json": json, "Any": Any, "annotations": None, "_private": 1}
+    assert house.export_violations(offering(__all__=sorted(names), **names, **helpers)) == []
+
+
+# What an import loads -----------------------------------------------------------------------------
+
+
+def loaded(statement: str, *watched: str) -> set[str]:
+    """Which of the watched packages a fresh interpreter has loaded after a statement."""
+    program = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1])) & set(watched)
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import qgate", HEAVY),
+        ("import qgate.formats", ("torch", "pandas", "matplotlib", "pytest")),
+        ("import qgate.cli", ("torch", "pandas", "matplotlib", "pytest")),
+        ("import qgate.plugin", ("torch", "pandas", "matplotlib")),
+    ],
+    ids=["qgate", "formats", "cli", "plugin"],
+)
+def test_an_import_stays_light(statement: str, absent: tuple[str, ...]) -> None:
+    assert loaded(statement, *absent) == set()
+
+
+def test_a_heavy_import_is_seen() -> None:
+    assert loaded("import qgate, matplotlib, pytest", *HEAVY) == {"matplotlib", "pytest"}
+
+
+def test_a_statement_that_fails_is_no_light_import() -> None:
+    with pytest.raises(AssertionError, match="no_such_package"):
+        loaded("import no_such_package", *HEAVY)
+
+
+# The repository's texts ---------------------------------------------------------------------------
+
+# Put together here, so that this file keeps the rule it tests.
+FOREIGN = {
+    "absolute path": [
+        "/".join(["", *parts])
+        for parts in (["home", "me"], ["root", "x.py"], ["work", "main"], ["tmp", "out"])
+    ]
+    + ["file:" + "/".join(["", "", "", "Users", "me"])],
+    "registry": [
+        "https://" + ".".join(host)
+        for host in (
+            ["pypi", "org"],
+            ["files", "pythonhosted", "org"],
+            ["download", "pytorch", "org"],
+            ["test", "pypi", "org"],
+        )
+    ],
+}
+FINE = """
+> /dev/null and https://example.org/home/page, ./work/x, ~/tmp/x, $ROOT/home/x, a/tmp/b
+and/or /path/to/x, #!/usr/bin/env bash, torch.download, pypi, pytorch.org
+"""
+
+
+def test_the_repository_names_no_machine() -> None:
+    violations = house.text_violations(ROOT)
+    assert not violations, "\n".join(violations)
+
+
+@pytest.mark.parametrize(
+    ("what", "text"), [(what, text) for what, texts in FOREIGN.items() for text in texts]
+)
+def test_a_text_that_names_a_machine_is_named(what: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "tour.md").write_text(f"Fine.\nsee `{text}`, or ({text})\n")
+    violations = house.text_violations(tmp_path)
+    assert len(violations) == 2
+    assert all(violation.startswith(f"docs/tour.md:2: {what} ") for violation in violations)
+
+
+def test_other_paths_and_hosts_are_fine(tmp_path: Path) -> None:
+    (tmp_path / "tour.md").write_text(FINE)
+    (tmp_path / "image.png").write_bytes(b"\x89PNG\xff" + FOREIGN["absolute path"][0].encode())
+    assert house.text_violations(tmp_path) == []
+
+
+def test_generated_folders_are_not_read_without_git(tmp_path: Path) -> None:
+    for folder in (".venv", "__pycache__", "x.egg-info", "build", ".ci"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_text(FOREIGN["absolute path"][0])
+    assert [text.split(":")[0] for text in house.text_violations(tmp_path)] == [".ci/a.txt"]
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_in_a_checkout_only_tracked_files_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("tracked.txt", "untracked.txt", "removed.txt"):
+        (tmp_path / name).write_text(FOREIGN["absolute path"][0])
+    git = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    for arguments in (["init", "-q"], ["add", "tracked.txt", "removed.txt"]):
+        subprocess.run(["git", *arguments], cwd=tmp_path, env=git, check=True)
+    (tmp_path / "removed.txt").unlink()
+    monkeypatch.setenv("GIT_DIR", str(ROOT / ".git"))  # as a commit hook of another repository
+    assert [text.split(":")[0] for text in house.text_violations(tmp_path)] == ["tracked.txt"]
+
+
+def test_a_repository_without_texts_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nothing to check"):
+        house.text_violations(tmp_path)

@@ -1,0 +1,239 @@
+"""What the README shows is what happens, and a README that lies fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import readme
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+BLOCKS = readme.blocks(README.read_text(encoding="utf-8")) if README.is_file() else []
+
+
+def in_language(language: str) -> list[object]:
+    return [
+        pytest.param(block, id=f"line {block.line}: {block.first_line[:40]}")
+        for block in BLOCKS
+        if block.language == language
+    ]
+
+
+def test_the_readme_can_be_run() -> None:
+    assert README.is_file(), "README.md is missing"
+    assert readme.violations(BLOCKS) == []
+
+
+@pytest.mark.parametrize("block", in_language("python"))
+def test_python(block: readme.Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    readme.run_python(block)
+
+
+@pytest.mark.parametrize("block", in_language("console"))
+def test_console(block: readme.Block, tmp_path: Path) -> None:
+    readme.run_console(block, tmp_path)
+
+
+# Planted READMEs ----------------------------------------------------------------------------------
+
+
+def fenced(language: str, *lines: str) -> str:
+    return "\n".join([f"```{language}", *lines, "```", ""])
+
+
+def only(text: str) -> readme.Block:
+    """The one block of a text."""
+    (block,) = readme.blocks(text)
+    return block
+
+
+SET_UP = (
+    "# qgate\n\n## Set up\n\n" + fenced("sh", "make a") + "\nThen:\n\n" + fenced("sh", "make b")
+)
+
+
+def test_blocks_are_found_with_language_heading_and_line() -> None:
+    text = "\n".join(
+        [
+            "## One",
+            "```Python title",
+            "## a comment",
+            "```",
+            "### Below",
+            "````text",
+            "```sh",
+            "```",
+            "````",
+            "## Two ##",
+            "* a list",
+            "  ~~~yaml",
+            "  a:",
+            "    b",
+            "  ~~~",
+            "use ```x``` inline",
+            "```",
+            "```",
+        ]
+    )
+    assert readme.blocks(text) == [
+        readme.Block("python", "One", 2, "## a comment\n"),
+        readme.Block("text", "One", 6, "```sh\n```\n"),
+        readme.Block("yaml", "Two", 12, "a:\n  b\n"),
+        readme.Block("", "Two", 17, ""),
+    ]
+
+
+def test_a_block_without_an_end_is_refused() -> None:
+    with pytest.raises(readme.ReadmeError, match="line 2: the block ```python has no end"):
+        readme.blocks("text\n```python\nx = 1\n``\n")
+
+
+def test_a_good_readme_has_no_violations() -> None:
+    rest = fenced("python", "x = 1") + fenced("console", "$ qgate --version", "…")
+    other = fenced("text", "$ rm") + fenced("yaml", "a: b") + fenced("toml", "a = 1") + fenced("")
+    found = readme.blocks(SET_UP + "## More\n" + rest + other)
+    assert readme.violations(found) == []
+    assert readme.set_up_commands(found) == ("make a", "make b")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "0 sh blocks under '## Set up' (lines: none) instead of two."),
+        (fenced("sh", "make a"), "0 sh blocks under"),
+        ("## Set up\n" + fenced("sh", "make a"), "1 sh blocks under '## Set up' (lines: 2)"),
+        (SET_UP + fenced("sh", "make c"), "3 sh blocks under '## Set up' (lines: 5, 11, 14)"),
+        (SET_UP + "### Below\n" + fenced("sh", "make c"), "3 sh blocks under"),
+        (SET_UP.replace("make b", "make b\nmake c"), "line 11: a set-up command is one line"),
+        (SET_UP.replace("make b", "make b \\\n  c"), "line 11: a set-up command is one line"),
+        (SET_UP.replace("make a", ""), "line 5: a set-up command is one line"),
+        (SET_UP.replace("make a\n", ""), "line 5: a set-up command is one line"),
+        (SET_UP + "## More\n" + fenced("sh", "make c"), "line 15: sh outside 'Set up' is not run"),
+        (SET_UP + fenced("bash", "make c"), "line 14: bash is not run: use console"),
+        (SET_UP + fenced("py", "x = 1"), "line 14: py is not run: use python"),
+        (SET_UP + fenced("console", "qgate"), "line 15: a console block starts with '$ '"),
+        (SET_UP + fenced("console"), "line 14: a console block without a command"),
+        (SET_UP + fenced("console", "$ rm -r x"), "line 15: rm -r x: commands are qgate or pytest"),
+        (SET_UP + fenced("console", "$ qgatex"), "line 15: qgatex: commands are"),
+        (SET_UP + fenced("console", "$ "), "line 15: : commands are qgate or pytest"),
+        (
+            SET_UP + fenced("console", "$ qgate x; rm y"),
+            "line 15: qgate x; rm y: ';' needs a shell",
+        ),
+        (SET_UP + fenced("console", "$ qgate|head"), "'|' needs a shell"),
+        (SET_UP + fenced("console", "$ qgate 'x"), "line 15: qgate 'x: No closing quotation"),
+        (SET_UP + fenced("console", "$ qgate", "$ ls"), "line 16: ls: commands are"),
+    ],
+)
+def test_a_readme_that_cannot_be_run_is_refused(text: str, expected: str) -> None:
+    violations = readme.violations(readme.blocks(text))
+    assert any(expected in violation for violation in violations), violations
+
+
+def test_python_blocks_share_nothing() -> None:
+    first, second = readme.blocks(fenced("python", "x = 1") + fenced("python", "x += 1"))
+    readme.run_python(first)
+    with pytest.raises(NameError):
+        readme.run_python(second)
+
+
+def test_a_failing_python_block_fails_at_its_line() -> None:
+    with pytest.raises(AssertionError) as caught:
+        readme.run_python(only("text\n\n" + fenced("python", "x = 1", "assert x == 2")))
+    last = caught.traceback[-1]
+    assert (Path(last.path).name, last.lineno + 1) == ("README.md", 5)
+
+
+def test_python_that_does_not_parse_fails() -> None:
+    with pytest.raises(SyntaxError):
+        readme.run_python(only(fenced("python", ">>> x = 1")))
+
+
+def test_annotations_in_a_python_block_are_not_postponed() -> None:
+    readme.run_python(
+        only(fenced("python", "def f(x: int): ...", "assert f.__annotations__['x'] is int"))
+    )
+
+
+VERSION = ("$ pytest --version", f"pytest {pytest.__version__}")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        VERSION,
+        (*VERSION, "", *VERSION, ""),
+        ("$ pytest --version", "pyt…t …"),
+        ("$ pytest --version", "…"),
+        ("$ pytest --version", "…", f"pytest {pytest.__version__}", "…"),
+        ("$ pytest 'not here'", "…", "ERROR: file or directory not found: not here", "…"),
+    ],
+)
+def test_a_console_block_that_tells_the_truth_passes(
+    lines: tuple[str, ...], tmp_path: Path
+) -> None:
+    readme.run_console(only(fenced("console", *lines)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (("$ pytest --version", "pytest 0.1"), "README.md:2: $ pytest --version prints something"),
+        (("$ pytest --version",), "prints something else"),
+        ((*VERSION, "and more"), "prints something else"),
+        ((*VERSION, *VERSION, "and more"), "README.md:4:"),
+        (("$ pytest --no-such-option", "…"), "ends with exit status 4"),
+    ],
+)
+def test_a_console_block_that_lies_fails(
+    lines: tuple[str, ...], expected: str, tmp_path: Path
+) -> None:
+    with pytest.raises(AssertionError) as caught:
+        readme.run_console(only(fenced("console", *lines)), tmp_path)
+    assert expected in str(caught.value)
+    assert "it printed:\n" in str(caught.value)
+
+
+def test_a_program_that_is_not_installed_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readme, "COMMANDS", ("no-such-program",))
+    with pytest.raises(AssertionError, match="no program 'no-such-program'"):
+        readme.run_console(only(fenced("console", "$ no-such-program", "…")), tmp_path)
+
+
+def test_console_commands_run_one_after_the_other_in_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "test_a.py").write_text("def test_a():\n    open('made', 'x').close()\n")
+    (tmp_path / "test_b.py").write_text("def test_b():\n    open('made').close()\n")
+    lines = ["$ pytest -q test_a.py", "…", "1 passed in …", "$ pytest -q test_b.py"]
+    readme.run_console(only(fenced("console", *lines, *lines[1:3])), tmp_path)
+    assert (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "same"),
+    [
+        ("", "", True),
+        ("a b", "a b", True),
+        ("a b", "a", False),
+        ("a", "a b", False),
+        ("…", "", True),
+        ("…", "a b c", True),
+        ("a … c", "a c", True),
+        ("a … c", "a b b c", True),
+        ("a … c", "a b c d", False),
+        ("… b … b", "a b b", True),
+        ("… b … b", "a b a", False),
+        ("… … a", "b a", True),
+        ("… a b", "a c a b", True),
+        ("x…z", "xyz", True),
+        ("x…z", "xz", True),
+        ("x…z", "xyza", False),
+        ("x.z", "xyz", False),
+        ("…a…", "cat", True),
+    ],
+)
+def test_an_ellipsis_matches_lines_or_text(expected: str, printed: str, same: bool) -> None:
+    assert readme.matches(expected.split(), printed.split()) is same
