@@ -105,10 +105,10 @@ class _ImportReader(ast.NodeVisitor):
         self.when: When = "import"
 
     def _add(self, name: str, line: int) -> None:
-        self.found.append(Import(name.removesuffix(".*"), line, self.when))
+        self.found.append(Import(name, line, self.when))
 
     def _visit_all(self, nodes: list[ast.stmt], when: When) -> None:
-        before, self.when = self.when, "typing" if self.when == "typing" else when
+        before, self.when = self.when, when
         for node in nodes:
             self.visit(node)
         self.when = before
@@ -249,7 +249,6 @@ def _import_graph(found: list[Module]) -> dict[str, list[str]]:
             reached.update(dict.fromkeys(known[:1]))
             inside = [way for way in known[1:] if not f"{module.name}.".startswith(f"{way}.")]
             reached.update(dict.fromkeys(inside))
-        reached.pop(module.name, None)
         graph[module.name] = list(reached)
     return graph
 
@@ -362,7 +361,7 @@ def _torch_reached(found: list[Module]) -> list[str]:
     ways = {
         module: _shortest(graph, module.name, loads_torch)
         for module in found
-        if module.room in TORCH_FREE and module.name not in loads_torch
+        if module.room in TORCH_FREE
     }
     return [
         f"{module.shown}: {module.room} works without torch, but loads it through "

@@ -89,10 +89,15 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
             ["results.py:4: results (floor 2) imports report", "results.py:5: results (floor 2)"],
         ),
         "from the roof": (
-            {"report/a.py": "from qgate import quantize\n", "cli/b.py": "import qgate\n"},
+            {
+                "report/a.py": "from qgate import quantize\n",
+                "cli/b.py": "import qgate\n",
+                "modes.py": "from qgate import *\n",
+            },
             [
                 "report (floor 5) imports qgate.quantize, which is no room",
                 "cli (floor 6) imports qgate, which is no room",
+                "modes (floor 3) imports qgate.*, which is no room",
             ],
         ),
         "unknown room": (
@@ -104,6 +109,10 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
         ),
     },
     house.cycle_violations: {
+        "a file that imports itself": (
+            {"stats/a.py": "import qgate.stats.a\n"},
+            ["import cycle: qgate.stats.a -> qgate.stats.a"],
+        ),
         "two files": (
             {"stats/a.py": "from . import b\n", "stats/b.py": "from qgate.stats.a import x\n"},
             ["import cycle: qgate.stats.a -> qgate.stats.b -> qgate.stats.a"],
@@ -324,7 +333,8 @@ GOOD: dict[Rule, Files] = {
     },
     house.torch_free_violations: {
         "formats/a.py": "import torch\nfrom torch import nn\n",
-        "report/a.py": "def f():\n    from qgate.formats import a\n",
+        "report/a.py": "import qgate.formats.b\n\ndef f():\n    from qgate.formats import a\n",
+        "formats/b.py": "def f():\n    import torch\n",
         "report/plots/a.py": "def f():\n    import matplotlib.pyplot\n",
         "report/b.py": "import torchtime\n",
         "plugin/a.py": "import pytest\nimport argparse\n",
@@ -515,7 +525,9 @@ def test_a_text_that_names_a_machine_is_named(what: str, text: str, tmp_path: Pa
 
 def test_other_paths_and_hosts_are_fine(tmp_path: Path) -> None:
     (tmp_path / "tour.md").write_text(FINE)
-    (tmp_path / "image.png").write_bytes(b"\x89PNG\xff" + FOREIGN["absolute path"][0].encode())
+    path = FOREIGN["absolute path"][0].encode()
+    (tmp_path / "image.png").write_bytes(b"\x89PNG\xff " + path)
+    (tmp_path / "table.bin").write_bytes(b"\0 " + path)
     assert house.text_violations(tmp_path) == []
 
 
@@ -536,8 +548,12 @@ def test_in_a_checkout_only_tracked_files_are_read(
     for arguments in (["init", "-q"], ["add", "tracked.txt", "removed.txt"]):
         subprocess.run(["git", *arguments], cwd=tmp_path, env=git, check=True)
     (tmp_path / "removed.txt").unlink()
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "a.txt").write_text(FOREIGN["absolute path"][0])
     monkeypatch.setenv("GIT_DIR", str(ROOT / ".git"))  # as a commit hook of another repository
     assert [text.split(":")[0] for text in house.text_violations(tmp_path)] == ["tracked.txt"]
+    inside = house.text_violations(tmp_path / "inside")  # a copy in somebody's checkout
+    assert [text.split(":")[0] for text in inside] == ["a.txt"]
 
 
 def test_a_repository_without_texts_is_an_error(tmp_path: Path) -> None:

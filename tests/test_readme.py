@@ -132,6 +132,11 @@ def test_a_readme_that_cannot_be_run_is_refused(text: str, expected: str) -> Non
     assert any(expected in violation for violation in violations), violations
 
 
+def test_output_may_start_with_a_dollar() -> None:
+    (command,) = readme.console_commands(only(fenced("console", "$ qgate a 'b c'", "$5", "", "$")))
+    assert command == readme.Command(("qgate", "a", "b c"), ("$5", "", "$"), 2)
+
+
 def test_python_blocks_share_nothing() -> None:
     first, second = readme.blocks(fenced("python", "x = 1") + fenced("python", "x += 1"))
     readme.run_python(first)

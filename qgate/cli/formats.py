@@ -162,6 +162,7 @@ def binades(fmt: ElementFormat) -> list[str]:
 
 def number(value: float) -> str:
     """Short and exact: 448, 2^-9, 1.5*2^-10, or 3.39e+38 where that would be long."""
+    value = float(value)
     if not math.isfinite(value):
         return str(value).replace("inf", "Inf").replace("nan", "NaN")
     if value == 0:

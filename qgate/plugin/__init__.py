@@ -6,6 +6,9 @@ that needs it.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -14,17 +17,36 @@ from qgate._version import __version__
 from qgate.errors import QgateError
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("qgate", "qgate: accuracy of quantization")
-    kwargs: dict[str, Any] = {
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "format": {
         "metavar": "NAMES",
-        "dest": "qgate_format",
         "help": "formats for the per-format suites, separated by commas (default: all)",
-    }
-    try:
-        group.addoption("--format", "--qgate-format", **kwargs)
-    except ValueError:
-        group.addoption("--qgate-format", **kwargs)
+    },
+}
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    group = parser.getgroup("qgate", "qgate: accuracy of quantization (--format or --qgate-format)")
+    for name, kwargs in _OPTIONS.items():
+        group.addoption(f"--qgate-{name}", dest=f"qgate_{name}", **kwargs)
+    if getattr(pluginmanager, "_conftest_plugins", None):
+        # Loaded by a conftest: the turn of `pytest_load_initial_conftests` is over.
+        _add_short_names(parser)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(parser: pytest.Parser) -> Generator[None, None, None]:
+    """Short names last: a conftest or plugin that wants one of them has had it by now."""
+    yield
+    _add_short_names(parser)
+
+
+def _add_short_names(parser: pytest.Parser) -> None:
+    group = parser.getgroup("qgate")
+    for name, kwargs in _OPTIONS.items():
+        with contextlib.suppress(ValueError, argparse.ArgumentError):
+            short = kwargs | {"help": f"short for --qgate-{name}"}
+            group.addoption(f"--{name}", dest=f"qgate_{name}", **short)
 
 
 def pytest_configure(config: pytest.Config) -> None:

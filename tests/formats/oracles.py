@@ -314,15 +314,15 @@ def _by_torchao(x: Array, name: str) -> Floats:
     return getattr(torchao_kernels, f"{name}_unpacked_to_f32")(codes).double().numpy()
 
 
-def _everything(x: Floats) -> Mask:
+def everything(x: Floats) -> Mask:
     return np.ones(x.shape, dtype=bool)
 
 
-def _not_nan(x: Floats) -> Mask:
+def not_nan(x: Floats) -> Mask:
     return ~np.isnan(x)
 
 
-def _fits_int64(x: Floats) -> Mask:
+def fits_int64(x: Floats) -> Mask:
     """torch.fake_quantize casts to int64 before it clamps."""
     return np.abs(x) < 2.0**62
 
@@ -342,7 +342,7 @@ class Oracle:
     narrow: bool = True
     rounding: str = "even"
     double: bool = False
-    accepts: Callable[[Floats], Mask] = _everything
+    accepts: Callable[[Floats], Mask] = everything
 
     def __call__(self, x: Array) -> Floats:
         return self.run(x)
@@ -411,7 +411,7 @@ def _torch(fmt: str, dtype: torch.dtype, saturate: bool) -> Oracle:
 
 
 def _torchao(fmt: str, name: str) -> Oracle:
-    return Oracle(fmt, "torchao", partial(_by_torchao, name=name), accepts=_not_nan)
+    return Oracle(fmt, "torchao", partial(_by_torchao, name=name), accepts=not_nan)
 
 
 def _onnx(fmt: str, to: int) -> Oracle:
@@ -420,13 +420,13 @@ def _onnx(fmt: str, to: int) -> Oracle:
 
 def _onnx_integer(fmt: str, dtype: type) -> Oracle:
     run = partial(_by_onnx_integer, dtype=dtype)
-    return Oracle(fmt, "onnx", run, narrow=False, double=True, accepts=_not_nan)
+    return Oracle(fmt, "onnx", run, narrow=False, double=True, accepts=not_nan)
 
 
 def _fake_quantize(fmt: str, low: int, high: int) -> Oracle:
     run = partial(_by_fake_quantize, low=low, high=high)
     narrow = low == -high
-    return Oracle(fmt, "torch.fake_quantize", run, narrow=narrow, accepts=_fits_int64)
+    return Oracle(fmt, "torch.fake_quantize", run, narrow=narrow, accepts=fits_int64)
 
 
 ORACLES = [
@@ -437,16 +437,16 @@ ORACLES = [
     _onnx("fp8_e5m2", onnx.TensorProto.FLOAT8E5M2),
     _torch("fp8_e5m2", torch.float8_e5m2, saturate=False),
     _numpy_dtype("fp8_e5m2", "ml_dtypes", ml_dtypes.float8_e5m2, saturate=False),
-    _numpy_dtype("fp6_e3m2", "ml_dtypes", ml_dtypes.float6_e3m2fn, accepts=_not_nan),
-    _numpy_dtype("fp6_e3m2", "en_dtypes", en_dtypes.float6_e3m2, accepts=_not_nan),
+    _numpy_dtype("fp6_e3m2", "ml_dtypes", ml_dtypes.float6_e3m2fn, accepts=not_nan),
+    _numpy_dtype("fp6_e3m2", "en_dtypes", en_dtypes.float6_e3m2, accepts=not_nan),
     _torchao("fp6_e3m2", "f6_e3m2"),
-    _numpy_dtype("fp6_e2m3", "ml_dtypes", ml_dtypes.float6_e2m3fn, accepts=_not_nan),
-    _numpy_dtype("fp6_e2m3", "en_dtypes", en_dtypes.float6_e2m3, accepts=_not_nan),
+    _numpy_dtype("fp6_e2m3", "ml_dtypes", ml_dtypes.float6_e2m3fn, accepts=not_nan),
+    _numpy_dtype("fp6_e2m3", "en_dtypes", en_dtypes.float6_e2m3, accepts=not_nan),
     _torchao("fp6_e2m3", "f6_e2m3"),
-    _numpy_dtype("fp4_e2m1", "ml_dtypes", ml_dtypes.float4_e2m1fn, accepts=_not_nan),
-    _numpy_dtype("fp4_e2m1", "en_dtypes", en_dtypes.float4_e2m1, accepts=_not_nan),
+    _numpy_dtype("fp4_e2m1", "ml_dtypes", ml_dtypes.float4_e2m1fn, accepts=not_nan),
+    _numpy_dtype("fp4_e2m1", "en_dtypes", en_dtypes.float4_e2m1, accepts=not_nan),
     _torchao("fp4_e2m1", "f4"),
-    _numpy_dtype("S1P2", "en_dtypes", en_dtypes.float4_e1m2, accepts=_not_nan),
+    _numpy_dtype("S1P2", "en_dtypes", en_dtypes.float4_e1m2, accepts=not_nan),
     _numpy_dtype("hif8", "en_dtypes", en_dtypes.hifloat8, saturate=False, rounding="away"),
     Oracle("fp16", "numpy", _by_numpy_half, saturate=False, double=True),
     _torch("fp16", torch.float16, saturate=False),
@@ -491,7 +491,8 @@ class Decoder:
 
 
 def _decode_numpy(codes: Codes, dtype: type, carrier: type = np.uint8) -> Floats:
-    return codes.astype(carrier).view(dtype).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        return codes.astype(carrier).view(dtype).astype(np.float64)
 
 
 def _decode_torch(codes: Codes, dtype: torch.dtype, carrier: type = np.uint8) -> Floats:

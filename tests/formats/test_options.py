@@ -287,8 +287,11 @@ def results():
     for x in inputs():
         for name in qgate.formats.names():
             q = qgate.Quantizer(name)
-            encoded = q.encode(x.masked_fill(x.isnan(), 0.0))
-            for y in (q(x), encoded.decode(), encoded.codes):
+            found = [q(x)]
+            if x.numel() <= 2**16:
+                encoded = q.encode(x.masked_fill(x.isnan(), 0.0))
+                found += [encoded.decode(), encoded.codes]
+            for y in found:
                 out.append(y.contiguous().view(torch.uint8).clone())
                 if y.is_floating_point():
                     bits = y.view({2: torch.int16, 4: torch.int32}[y.dtype.itemsize]).clone()
@@ -314,6 +317,6 @@ def test_flushing_subnormal_numbers_changes_no_bit() -> None:
     run = subprocess.run([sys.executable, "-c", _FLUSH], capture_output=True, text=True)
     assert run.returncode in (0, 3), run.stderr
     if run.returncode == 0:
-        assert int(run.stdout) == 6 * len(ALL) * 3
+        assert int(run.stdout) == (5 * 3 + 1) * len(ALL)
     else:
         assert not torch.set_flush_denormal(True)  # this processor cannot flush
