@@ -10,6 +10,7 @@ On a GPU the last column is the share of the device's copy bandwidth.
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import os
 import platform
@@ -105,10 +106,10 @@ def main() -> None:
             x = x.to(args.device, dtype)
             for fmt in FORMATS:
                 q = qgate.Quantizer(fmt)
-                runs: dict[str, Callable[[], object]] = {"copy": x.clone, "qgate": lambda: q(x)}
+                runs = {"copy": x.clone, "qgate": functools.partial(q, x)}
                 for peer, make in PEERS.items():
                     if (run := None if gpu and peer == "en_dtypes" else make(fmt)) is not None:
-                        runs[peer] = lambda run=run: run(x)
+                        runs[peer] = functools.partial(run, x)
                 timed = {k: (lambda work=work: (work(), sync())) for k, work in runs.items()}
                 times = _turns.seconds(timed, args.rounds)
                 mine = times["qgate"]

@@ -85,7 +85,7 @@ def test_a_picture_that_cannot_be_written_leaves_nothing(
 ) -> None:
     from matplotlib.figure import Figure
 
-    def full(self: Figure, name: str, **kwargs: object) -> None:
+    def full(_: Figure, name: str, **__: object) -> None:
         Path(name).write_bytes(b"half a pict")
         raise OSError(28, "No space left on device")
 

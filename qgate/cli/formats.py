@@ -1,8 +1,8 @@
 """List the number formats, or show one: its facts, its values, a plot.
 
-  qgate formats                           all formats in one table
-  qgate formats hif8                      facts and the value of every code
-  qgate formats mxfp4 --plot mxfp4.png    the same, and a picture of where its values lie
+qgate formats                           all formats in one table
+qgate formats hif8                      facts and the value of every code
+qgate formats mxfp4 --plot mxfp4.png    the same, and a picture of where its values lie
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _PER_ROW = 8
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="a format or alias, such as mxfp8")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture (.png, .svg, .pdf)")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="write a picture (.png, .svg, .pdf)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -109,8 +111,12 @@ def describe(fmt: Format) -> list[str]:
     if isinstance(fmt, BlockFormat):
         facts |= {"block": f"{fmt.block} elements", "scale": fmt.scale}
         lines += [f"  {key:18} {value}" for key, value in facts.items()]
-        lines += ["", *inspect.getdoc(type(fmt)).splitlines()]
-        lines += ["", f"values of an element, {fmt.element.name}, in units of the block's scale:", ""]
+        lines += ["", *(inspect.getdoc(type(fmt)) or "").splitlines()]
+        lines += [
+            "",
+            f"values of an element, {fmt.element.name}, in units of the block's scale:",
+            "",
+        ]
         return lines + codes(fmt.element)
     lines += [f"  {key:18} {value}" for key, value in facts.items()]
     return [*lines, "", *codes(fmt)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 from torch import Tensor
 
-from qgate.formats import _engine
+from qgate.formats._job import Job, element_of, saturated, split
 from qgate.formats.quantizer import as_quantizer
 
 if TYPE_CHECKING:
@@ -58,16 +58,16 @@ class Effects:
 def report(x: Tensor, fmt: str | Format | Quantizer, **options: Unpack[Options]) -> Effects:
     """Count what `quantize(x, fmt, ...)` saturates, flushes to zero and stores as subnormal."""
     q = as_quantizer(fmt, options)
-    job = _engine.Job(x, q)
-    smallest = _engine.element_of(q.format).min_normal
+    job = Job(x, q)
+    smallest = element_of(q.format).min_normal
     rows = {kind: job.rows(1, torch.int64) for kind in _KINDS}
-    for chunk, _, wide, parts in _engine.split(job):
+    for chunk, _, wide, parts in split(job):
         finite = wide.isfinite()
         bad = parts.scale.isnan().expand_as(wide)
         good = finite & ~bad
         size = parts.elements.abs()
         found = {
-            "saturated": _engine.saturated(wide, parts, q) & good,
+            "saturated": saturated(wide, parts, q) & good,
             "flushed": (wide != 0) & (size == 0) & good,
             "subnormal": (size > 0) & (size < smallest) & good,
             "nan": wide.isnan(),

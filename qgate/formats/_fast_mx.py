@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from qgate.formats._element import ElementFormat, round_to_integer
+from qgate.formats._element import ElementFormat, Rounding, round_to_integer
 from qgate.formats._parts import Call
 from qgate.formats._scratch import buffer
 from qgate.formats._work import SINGLE
@@ -95,7 +95,7 @@ def _round(
     size: Tensor,
     top: Tensor,
     out: Tensor,
-    rounding: str,
+    rounding: Rounding,
     clamp: bool,
 ) -> None:
     """x in float32, `size` its magnitude bits (used up)."""
@@ -129,7 +129,7 @@ class Stack:
     """
 
     def __init__(
-        self, element: ElementFormat, rounding: str, dtype: torch.dtype, out_dtype: torch.dtype
+        self, element: ElementFormat, rounding: Rounding, dtype: torch.dtype, out_dtype: torch.dtype
     ) -> None:
         self.element, self.rounding, self.dtype = element, rounding, dtype
         self.rows = torch.empty(256, 2**16, dtype=out_dtype)

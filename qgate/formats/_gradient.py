@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from qgate.formats import _engine
+from qgate.formats._job import Job, saturated, split
 from qgate.formats.quantizer import Quantizer
 
 
@@ -16,7 +17,7 @@ class StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, q: Quantizer) -> Tensor:
-        return _engine.forward(_engine.Job(x, q))
+        return _engine.forward(Job(x, q))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Quantizer], output: Tensor) -> None:
@@ -34,11 +35,11 @@ class StraightThrough(torch.autograd.Function):
 
 def inside_range(x: Tensor, q: Quantizer) -> Tensor:
     """Where x is not beyond the largest value at its scale; True for NaN."""
-    job = _engine.Job(x, q)
+    job = Job(x, q)
     layout = job.layout
     inside = torch.empty(
         layout.outer, layout.length, layout.inner, dtype=torch.bool, device=x.device
     )
-    for chunk, _, wide, parts in _engine.split(job):
-        chunk.data(inside).copy_(~_engine.saturated(wide, parts, q))
+    for chunk, _, wide, parts in split(job):
+        chunk.data(inside).copy_(~saturated(wide, parts, q))
     return layout.restore(inside)

@@ -1,8 +1,8 @@
 """How a tensor's elements fall into groups that share a scale, and cache-sized chunks of them.
 
 Every tensor is seen as [outer, length, inner]; groups are runs of `block` elements along the
-middle, the last of which may be shorter. Chunks are [outer, blocks, block, inner] views with whole groups,
-or parts of groups once their scales are known.
+middle, the last of which may be shorter. Chunks are [outer, blocks, block, inner] views with whole
+groups, or parts of groups once their scales are known.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def buffer(slot: str, shape: Sequence[int], dtype: torch.dtype, device: torch.de
     size = math.prod(shape)
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
-    buffers: dict[tuple[str, torch.dtype], Tensor] = _held.__dict__
+    buffers: dict[tuple[str, torch.dtype], Tensor] = _held.__dict__.setdefault("buffers", {})
     key = (slot, dtype)
     if key not in buffers or buffers[key].numel() < size:
         buffers[key] = torch.empty(size, dtype=dtype)

@@ -124,7 +124,7 @@ def _scaled(x: Floats, q: Quantizer, double: bool) -> Floats:
 def _by_blocks(x: Floats, q: Quantizer, define: Rows) -> Floats:
     moved = np.moveaxis(x, q.axis_of(x.ndim), -1) if x.ndim else x.reshape(1)
     rows = moved.reshape(-1, moved.shape[-1])
-    y = np.empty_like(rows)
+    y: Floats = np.empty_like(rows)
     for start in range(0, rows.shape[1], q.block):
         y[:, start : start + q.block] = define(rows[:, start : start + q.block])
     y = y.reshape(moved.shape)

@@ -56,7 +56,7 @@ class FloatFormat(ElementFormat):
     def max_exponent(self) -> int:
         """The exponent of the last binade that has a number: "ieee" gives a whole one away."""
         gone = self.specials == "ieee" or (self.specials == "nan" and self.mantissa_bits == 0)
-        return 2**self.exponent_bits - 1 - gone - self.bias
+        return int(2**self.exponent_bits - 1 - gone - self.bias)
 
     @property
     def max(self) -> float:
@@ -115,5 +115,6 @@ def _code_values(fmt: FloatFormat) -> Floats:
     elif fmt.specials == "nan":
         values[top & (fraction == 2**m - 1)] = np.nan
     values = np.where(negative == 1, -values, values)
-    values.setflags(write=False)
-    return values
+    signed = np.asarray(values, dtype=np.float64)
+    signed.setflags(write=False)
+    return signed

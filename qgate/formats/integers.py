@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class IntFormat(ElementFormat):
-    """Integers times 2**-fraction_bits; the lowest has no positive twin and narrow leaves it out."""
+    """Integers times 2**-fraction_bits; the lowest has no positive twin, so narrow omits it."""
 
     width: int
     fraction_bits: int = 0
@@ -39,7 +39,7 @@ class IntFormat(ElementFormat):
 
     @property
     def max(self) -> float:
-        return (2 ** (self.width - 1) - 1) * self.step
+        return float((2 ** (self.width - 1) - 1) * self.step)
 
     @property
     def min_normal(self) -> float:

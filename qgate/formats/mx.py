@@ -112,5 +112,5 @@ class MxFormat(BlockFormat):
         if rule == "even":
             steps = 2.0**self.element.mantissa
             rounded = np.floor(one_to_two * steps + 0.5) / steps
-            return log2_floor + (rounded >= 2) - emax
-        return log2_floor - emax + (one_to_two > self.max / 2.0**emax)
+            return float(log2_floor + (rounded >= 2) - emax)
+        return float(log2_floor - emax + (one_to_two > self.max / 2.0**emax))

@@ -169,10 +169,10 @@ class Quantizer:
 
     def encode(self, x: Tensor, *, nan: NanPolicy = "error") -> Encoded:
         """The codes and scales of x; `nan` says what to store where the format has no NaN."""
-        from qgate.formats import _engine
+        from qgate.formats import _codec
 
         _check_choice("nan policy", nan, get_args(NanPolicy))
-        return _engine.encode(x, self, nan)
+        return _codec.encode(x, self, nan)
 
     def __repr__(self) -> str:
         options = ", ".join(f"{k}={_brief(v)}" for k, v in self._given.items())

@@ -16,7 +16,6 @@ import pytest
 from qgate._version import __version__
 from qgate.errors import QgateError
 
-
 _OPTIONS: dict[str, dict[str, Any]] = {
     "format": {
         "metavar": "NAMES",

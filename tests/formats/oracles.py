@@ -137,6 +137,7 @@ def _as_float(value: Fraction) -> float:
     return number
 
 
+@cache
 def _float_grid(fmt: Fields) -> Grid:
     e, m = fmt.exponent_bits, fmt.mantissa_bits
     unused = {"ieee": 2**m, "nan": 1, "none": 0}[fmt.top]

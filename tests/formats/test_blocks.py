@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -48,7 +49,7 @@ def hard_blocks(fmt: str, size: int, count: int = 240, seed: int = 0) -> list[li
                 blocks.append(around(min(beside(largest * 2.0**k, steps), FLT_MAX)))
     for amax in (FLT_MAX, beside(FLT_MAX, -1), 1.5 * 2.0**127, 2.0**127):
         blocks.append(around(amax))
-    ties = [float((a + b) / 2) for a, b in zip(magnitudes, magnitudes[1:], strict=False)]
+    ties = [float((a + b) / 2) for a, b in itertools.pairwise(magnitudes)]
     for k in (-30, 0, 7):
         for steps in (-1, 0, 1):
             for start in range(0, len(ties), size - 1):

@@ -26,7 +26,9 @@ def draw_values(
             top.vlines(exact[pick], 0, 1, color=color, linewidth=width, label=label)
     top.set_yticks([])
     top.set_ylim(0, 1)
-    top.set_title(f"{title}: {len(x)} positive values, max {x[-1]:g}, smallest {x[0]:g}", fontsize=11)
+    top.set_title(
+        f"{title}: {len(x)} positive values, max {x[-1]:g}, smallest {x[0]:g}", fontsize=11
+    )
     middle = (x[:-1] + x[1:]) / 2
     worst = (x[1:] - x[:-1]) / 2 / middle * 100
     bottom.step(exact, np.append(worst, worst[-1:]), where="post", color=BLUE, linewidth=1.3)

@@ -1,0 +1,672 @@
+"""Inputs that published quantizers get wrong, one test or more per defect found in them.
+
+`specs/formats.md` lists the defects and who has them. The expected numbers are worked out by hand
+or in fractions from the definition of the format; no quantizer is asked, qgate's least of all.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import qgate
+from qgate.formats import definition
+
+FP32_MAX = float(np.finfo(np.float32).max)
+FP32_MIN_NORMAL = 2.0**-126
+INF, NAN = float("inf"), float("nan")
+
+# name: largest magnitude of an element, its exponent, smallest positive one, next below the largest
+MX: dict[str, tuple[float, int, float]] = {
+    "mxfp8_e4m3": (448.0, 8, 2.0**-9),
+    "mxfp8_e5m2": (57344.0, 15, 2.0**-16),
+    "mxfp6_e3m2": (28.0, 4, 2.0**-4),
+    "mxfp6_e2m3": (7.5, 2, 2.0**-3),
+    "mxfp4_e2m1": (6.0, 2, 0.5),
+    "mxint8": (127 / 64, 0, 2.0**-6),
+}
+MX_FLOATS = [name for name in MX if name != "mxint8"]
+EVERY_MX = pytest.mark.parametrize("fmt", MX)
+EVERY_MX_FLOAT = pytest.mark.parametrize("fmt", MX_FLOATS)
+# The smallest positive number of each element format.
+SMALLEST = {
+    "fp8_e4m3": 2.0**-9,
+    "fp8_e5m2": 2.0**-16,
+    "fp6_e3m2": 2.0**-4,
+    "fp6_e2m3": 2.0**-3,
+    "fp4_e2m1": 0.5,
+    "fp16": 2.0**-24,
+    "bf16": 2.0**-133,
+    "int8": 1.0,
+    "int4": 1.0,
+}
+UNIT_SCALE = {"int8": {"scale": 1.0}, "int4": {"scale": 1.0}}
+IEEE_LIKE = [name for name in SMALLEST if name not in UNIT_SCALE]
+FEW_BITS = ["fp6_e3m2", "fp6_e2m3", "fp4_e2m1"]
+
+
+def pred(x: float, number: type = np.float32) -> float:
+    """The number before x in a dtype."""
+    return float(np.nextafter(number(x), number(-np.inf)))
+
+
+def succ(x: float, number: type = np.float32) -> float:
+    """The number after x in a dtype."""
+    return float(np.nextafter(number(x), number(np.inf)))
+
+
+def both(x: torch.Tensor, fmt: str, **options: Any) -> torch.Tensor:
+    """x quantized to float64 by the fast code, which the definition has to agree with."""
+    q = qgate.Quantizer(fmt, **options)
+    fast = qgate.quantize(x, fmt, dtype=torch.float64, **options)
+    slow = definition.quantize(x.double().numpy(), q, double=x.dtype == torch.float64)
+    assert same(fast, torch.from_numpy(slow))
+    assert same(qgate.encode(x, fmt, nan="zero", **options).decode(torch.float64), fast) or (
+        x.isnan().any()
+    )
+    return fast
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal with the signs of zeros; NaN equals NaN."""
+    nan = a.isnan() & b.isnan()
+    return torch.equal(
+        a.masked_fill(nan, 0.0).view(torch.int64), b.masked_fill(nan, 0.0).view(torch.int64)
+    )
+
+
+def scale_codes(amax: torch.Tensor, fmt: str, **options: Any) -> list[int]:
+    """The scale codes of blocks with these largest magnitudes, signs and places mixed."""
+    rows = torch.arange(len(amax))
+    x = torch.zeros(len(amax), 32, dtype=amax.dtype)
+    x[rows, rows % 32] = torch.where(rows % 2 == 0, amax, -amax)
+    encoded = qgate.encode(x, fmt, **options)
+    assert encoded.scales is not None
+    return encoded.scales.reshape(-1).tolist()
+
+
+def floor_log2(x: float) -> int:
+    """The exponent of the largest power of two that is not above x, without a logarithm."""
+    exact = Fraction(x)
+    guess = exact.numerator.bit_length() - exact.denominator.bit_length()
+    return guess if Fraction(2) ** guess <= exact else guess - 1
+
+
+def clamped(exponent: int) -> int:
+    """The E8M0 code of an exponent."""
+    return min(max(exponent, -127), 127) + 127
+
+
+def positive_numbers(dtype: torch.dtype) -> torch.Tensor:
+    """All positive finite numbers of a 16-bit dtype."""
+    infinity = torch.tensor(INF, dtype=dtype).view(torch.int16).item()
+    return torch.arange(1, infinity, dtype=torch.int32).to(torch.int16).view(dtype)
+
+
+# ------------------------------------------- 1: floor(log2(amax)) in the dtype of the tensor
+
+
+def test_floor_log2_in_fractions_is_what_it_says() -> None:
+    assert [floor_log2(x) for x in (1.0, 1.5, pred(1024), 1024.0, 0.75, 2.0**-149)] == [
+        0,
+        0,
+        9,
+        10,
+        -1,
+        -149,
+    ]
+
+
+@EVERY_MX
+def test_amax_just_below_1024_in_float32_keeps_the_scale_of_512(fmt: str) -> None:
+    amax = torch.tensor([pred(1024.0), 1024.0, 512.0])
+    emax = MX[fmt][1]
+    assert scale_codes(amax, fmt) == [127 + 9 - emax, 127 + 10 - emax, 127 + 9 - emax]
+
+
+@EVERY_MX
+def test_amax_just_below_every_power_of_two_in_float32(fmt: str) -> None:
+    powers = range(-148, 128)
+    amax = [pred(2.0**k) for k in powers]
+    expected = [clamped(floor_log2(x) - MX[fmt][1]) for x in amax]
+    assert scale_codes(torch.tensor(amax), fmt) == expected
+    normal = [k for k in powers if k > -126]
+    assert expected[-len(normal) :] == [clamped(k - 1 - MX[fmt][1]) for k in normal]
+
+
+@EVERY_MX
+def test_every_positive_bfloat16_number_as_amax(fmt: str) -> None:
+    amax = positive_numbers(torch.bfloat16)
+    assert len(amax) == 32639
+    expected = [clamped(floor_log2(x) - MX[fmt][1]) for x in amax.tolist()]
+    assert scale_codes(amax, fmt) == expected
+
+
+@EVERY_MX
+def test_every_positive_float16_number_as_amax(fmt: str) -> None:
+    amax = positive_numbers(torch.float16)
+    assert len(amax) == 31743
+    expected = [clamped(floor_log2(x) - MX[fmt][1]) for x in amax.tolist()]
+    assert scale_codes(amax, fmt) == expected
+
+
+@EVERY_MX
+def test_amax_just_below_powers_of_two_in_float64(fmt: str) -> None:
+    amax = [pred(2.0**k, np.float64) for k in range(-140, 150)]
+    expected = [clamped(floor_log2(x) - MX[fmt][1]) for x in amax]
+    assert scale_codes(torch.tensor(amax, dtype=torch.float64), fmt) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_values_of_a_block_with_amax_just_below_a_power_of_two(dtype: torch.dtype) -> None:
+    x = torch.zeros(32, dtype=dtype)
+    x[0], x[1], x[2] = 1020.0, 3.0, -1.0
+    y = both(x, "mxfp8_e4m3")
+    assert y[:3].tolist() == [896.0, 3.0, -1.0]
+    y = both(x, "mxfp4_e2m1")
+    assert y[:3].tolist() == [768.0, 0.0, -0.0]
+
+
+# ------------------------------------------- 2: blocks at the end of float32
+
+
+@EVERY_MX
+def test_block_with_the_largest_float32_stays_finite(fmt: str) -> None:
+    largest, emax, _ = MX[fmt]
+    x = torch.zeros(64)
+    x[0], x[33] = FP32_MAX, -FP32_MAX
+    expected = largest / 2.0**emax * 2.0**127
+    y = both(x, fmt)
+    assert (y[0].item(), y[33].item()) == (expected, -expected)
+    assert (y[1:33] == 0).all()
+    assert qgate.quantize(x, fmt).tolist() == y.tolist()
+    assert scale_codes(torch.tensor([FP32_MAX]), fmt) == [254 - emax]
+
+
+@EVERY_MX
+def test_block_with_the_largest_bfloat16_stays_finite(fmt: str) -> None:
+    largest, emax, _ = MX[fmt]
+    x = torch.full((32,), 255 * 2.0**120, dtype=torch.bfloat16)
+    expected = largest / 2.0**emax * 2.0**127
+    assert both(x, fmt).unique().tolist() == [expected]
+    assert qgate.quantize(x, fmt).isfinite().all()
+
+
+# ------------------------------------------- 3: floor(|x| + 0.5)
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+@pytest.mark.parametrize("number", [np.float32, np.float64], ids=["float32", "float64"])
+def test_the_number_before_half_of_the_smallest_is_zero(name: str, number: type) -> None:
+    half = SMALLEST[name] / 2
+    near = [pred(half, number), half, succ(half, number)]
+    x = torch.from_numpy(np.array([*near, *(-v for v in near)], dtype=number))
+    expected = [0.0, 0.0, SMALLEST[name], 0.0, 0.0, -SMALLEST[name]]
+    assert both(x, name, **UNIT_SCALE.get(name, {})).tolist() == expected
+
+
+@pytest.mark.parametrize("number", [np.float32, np.float64], ids=["float32", "float64"])
+def test_the_number_before_half_of_the_smallest_hif8_is_zero(number: type) -> None:
+    half = 2.0**-23
+    x = torch.from_numpy(np.array([pred(half, number), half, succ(half, number)], dtype=number))
+    assert both(x, "hif8").tolist() == [0.0, 2.0**-22, 2.0**-22]
+    assert both(-x, "hif8").tolist() == [0.0, -(2.0**-22), -(2.0**-22)]
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_the_number_before_half_of_the_smallest_is_zero_when_ties_go_away(name: str) -> None:
+    half = SMALLEST[name] / 2
+    x = torch.tensor([pred(half, np.float64), half], dtype=torch.float64)
+    y = both(x, name, rounding="away", **UNIT_SCALE.get(name, {}))
+    assert y.tolist() == [0.0, SMALLEST[name]]
+
+
+@EVERY_MX
+@pytest.mark.parametrize("scale_exponent", [-100, 0, 100])
+def test_the_number_before_half_of_the_smallest_element_of_a_block_is_zero(
+    fmt: str, scale_exponent: int
+) -> None:
+    _, emax, smallest = MX[fmt]
+    scale = 2.0**scale_exponent
+    half = smallest / 2 * scale
+    x = torch.zeros(32)
+    x[0], x[1], x[2], x[3] = 2.0**emax * scale, pred(half), half, succ(half)
+    assert both(x, fmt)[:4].tolist() == [2.0**emax * scale, 0.0, 0.0, smallest * scale]
+
+
+# ------------------------------------------- 4: ties, the sign of zero, Inf
+
+
+@EVERY_MX
+def test_mx_rounds_ties_to_even_unless_told_otherwise(fmt: str) -> None:
+    ties = {
+        "mxfp8_e4m3": ([17.0, 19.0, 21.0], [16.0, 20.0, 20.0], [18.0, 20.0, 22.0]),
+        "mxfp8_e5m2": ([9.0, 11.0, 13.0], [8.0, 12.0, 12.0], [10.0, 12.0, 14.0]),
+        "mxfp6_e3m2": ([9.0, 11.0, 13.0], [8.0, 12.0, 12.0], [10.0, 12.0, 14.0]),
+        "mxfp6_e2m3": ([4.25, 4.75, 5.25], [4.0, 5.0, 5.0], [4.5, 5.0, 5.5]),
+        "mxfp4_e2m1": ([1.25, 2.5, 5.0], [1.0, 2.0, 4.0], [1.5, 3.0, 6.0]),
+        "mxint8": (
+            [1.0078125, 1.0234375, 0.0390625],
+            [1.0, 1.03125, 0.03125],
+            [1.015625, 1.03125, 0.046875],
+        ),
+    }
+    given, even, away = ties[fmt]
+    x = torch.zeros(32)
+    x[0] = 2.0 ** MX[fmt][1]
+    x[1:4], x[4:7] = torch.tensor(given), -torch.tensor(given)
+    assert both(x, fmt)[1:7].tolist() == [*even, *(-v for v in even)]
+    assert both(x, fmt, rounding="away")[1:7].tolist() == [*away, *(-v for v in away)]
+
+
+@pytest.mark.parametrize("name", IEEE_LIKE)
+@pytest.mark.parametrize("rounding", ["even", "away", "zero"])
+def test_negative_zero_and_negative_underflow_are_negative_zero(name: str, rounding: str) -> None:
+    x = torch.tensor([-0.0, -SMALLEST[name] / 4, 0.0, SMALLEST[name] / 4])
+    y = both(x, name, rounding=rounding)
+    assert y.eq(0).all()
+    assert y.signbit().tolist() == [True, True, False, False]
+
+
+@EVERY_MX_FLOAT
+def test_negative_zero_and_negative_underflow_in_a_block_are_negative_zero(fmt: str) -> None:
+    x = torch.zeros(32)
+    x[0], x[1], x[2] = 2.0 ** MX[fmt][1], -0.0, -MX[fmt][2] / 4
+    y = both(x, fmt)
+    assert y[1:].eq(0).all()
+    assert y.signbit().nonzero().flatten().tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(("name", "options"), [("hif8", {}), *UNIT_SCALE.items()])
+def test_formats_with_a_single_zero_give_the_positive_one(
+    name: str, options: dict[str, float]
+) -> None:
+    y = both(torch.tensor([-0.0, -(2.0**-24), 0.0]), name, **options)
+    assert y.eq(0).all()
+    assert not y.signbit().any()
+
+
+@pytest.mark.parametrize(
+    ("name", "largest"),
+    [
+        ("fp8_e4m3", 448.0),
+        ("fp8_e5m2", 57344.0),
+        ("fp6_e3m2", 28.0),
+        ("fp6_e2m3", 7.5),
+        ("fp4_e2m1", 6.0),
+        ("fp16", 65504.0),
+        ("bf16", 255 * 2.0**120),
+        ("hif8", 32768.0),
+        ("int8", 127.0),
+        ("int4", 7.0),
+    ],
+)
+def test_saturating_means_infinities_too(name: str, largest: float) -> None:
+    x = torch.tensor([INF, -INF, 3e38, NAN], dtype=torch.float64)
+    y = both(x, name, **UNIT_SCALE.get(name, {}))
+    assert y[:2].tolist() == [largest, -largest]
+    assert y[2].item() == min(largest, 3e38) or name == "bf16"
+    assert y[3].isnan()
+
+
+@EVERY_MX
+@pytest.mark.parametrize("bad", [INF, -INF, NAN])
+def test_block_with_inf_or_nan_is_nan_and_its_neighbors_are_not(fmt: str, bad: float) -> None:
+    x = torch.ones(3, 32)
+    x[1, 5] = bad
+    y = both(x, fmt)
+    assert y[1].isnan().all()
+    assert (y[[0, 2]] == 1).all()
+    assert qgate.encode(x, fmt).scales.flatten().tolist() == [
+        127 - MX[fmt][1],
+        255,
+        127 - MX[fmt][1],
+    ]
+
+
+@EVERY_MX
+def test_inf_saturates_its_block_when_asked(fmt: str) -> None:
+    largest = MX[fmt][0]
+    x = torch.ones(32)
+    x[0], x[1] = INF, -INF
+    y = both(x, fmt, inf="saturate")
+    assert y[:2].tolist() == [largest * 2.0**127, -largest * 2.0**127]
+    assert (y[2:] == 0).all()
+    assert qgate.encode(x, fmt, inf="saturate").scales.tolist() == [254]
+    x[2] = NAN
+    assert qgate.quantize(x, fmt, inf="saturate").isnan().all()
+
+
+# ------------------------------------------- 5: scale code 0, RCEIL and EVEN at their limits
+
+
+@EVERY_MX
+@pytest.mark.parametrize("rule", ["floor", "ceil", "even", "rceil"])
+def test_block_of_scale_code_0_is_exact(fmt: str, rule: str) -> None:
+    """Elements are V * 2**127 then: the powers of two here are elements themselves."""
+    _, emax, smallest = MX[fmt]
+    x = torch.zeros(32)
+    x[0] = 2.0 ** (emax - 127)
+    x[1], x[2] = -smallest * 2.0**-127, 2.0 ** (emax - 128)
+    assert x[:3].ne(0).all()
+    assert qgate.encode(x, fmt, scale_rule=rule).scales.tolist() == [0]
+    assert torch.equal(both(x, fmt, scale_rule=rule), x.double())
+    assert torch.equal(qgate.quantize(x, fmt, scale_rule=rule), x)
+
+
+@EVERY_MX
+@pytest.mark.parametrize("rule", ["floor", "ceil", "even", "rceil"])
+def test_block_of_subnormal_float32_numbers_uses_scale_code_0(fmt: str, rule: str) -> None:
+    _, emax, smallest = MX[fmt]
+    amax = 2.0 ** max(emax - 128, -149)
+    x = torch.zeros(32)
+    x[0], x[1] = amax, -amax / 2
+    assert qgate.encode(x, fmt, scale_rule=rule).scales.tolist() == [0]
+    expected = [amax, -amax / 2 if amax / 2 >= smallest * 2.0**-127 else -0.0]
+    assert both(x, fmt, scale_rule=rule)[:2].tolist() == expected
+
+
+@EVERY_MX
+def test_smallest_subnormal_alone_in_its_block_underflows_only_if_no_element_is_small_enough(
+    fmt: str,
+) -> None:
+    x = torch.zeros(32)
+    x[0] = 2.0**-149
+    smallest = MX[fmt][2] * 2.0**-127
+    assert both(x, fmt)[0].item() == (2.0**-149 if smallest <= 2.0**-149 else 0.0)
+
+
+@EVERY_MX
+def test_rceil_takes_the_next_scale_just_above_a_largest_value(fmt: str) -> None:
+    """Both sides of the largest value at every scale, where a rounded log2 picks the wrong one."""
+    largest, emax, _ = MX[fmt]
+    exponents = [s for s in range(-127, 128) if largest * 2.0**s < FP32_MAX and s > -120]
+    for number, dtype in ((np.float32, torch.float32), (np.float64, torch.float64)):
+        edges = [largest * 2.0**s for s in exponents]
+        before, after = [pred(e, number) for e in edges], [succ(e, number) for e in edges]
+        on = [s + 127 for s in exponents]
+        assert scale_codes(torch.tensor(edges, dtype=dtype), fmt, scale_rule="rceil") == on
+        assert scale_codes(torch.tensor(before, dtype=dtype), fmt, scale_rule="rceil") == on
+        above = [min(code + 1, 254) for code in on]
+        assert scale_codes(torch.tensor(after, dtype=dtype), fmt, scale_rule="rceil") == above
+    assert emax - 127 in [floor_log2(largest) + s for s in range(-127, -126)]
+
+
+@EVERY_MX
+def test_rceil_just_above_the_largest_value_does_not_saturate(fmt: str) -> None:
+    largest = MX[fmt][0]
+    x = torch.zeros(32)
+    x[0] = succ(largest)
+    half = {"mxfp8_e4m3": 448.0, "mxint8": 2.0}.get(fmt, largest)
+    assert both(x, fmt, scale_rule="rceil")[0].item() == half
+    assert scale_codes(x[:1], fmt, scale_rule="rceil") == [128]
+
+
+@EVERY_MX
+@pytest.mark.parametrize(
+    ("rule", "exponent"), [("floor", 127), ("ceil", 128), ("even", 128), ("rceil", 128)]
+)
+def test_scale_rules_at_the_largest_float32_keep_the_block_finite(
+    fmt: str, rule: str, exponent: int
+) -> None:
+    """Three rules would like 2**128 to be reachable: it is, up to the largest scale, 2**127."""
+    largest, emax, _ = MX[fmt]
+    assert scale_codes(torch.tensor([FP32_MAX]), fmt, scale_rule=rule) == [clamped(exponent - emax)]
+    x = torch.zeros(32)
+    x[0], x[1] = FP32_MAX, 2.0**126
+    fits = 2.0**128 if emax > 0 else largest * 2.0**127
+    y = both(x, fmt, scale_rule=rule)
+    assert y[0].item() == (largest * 2.0 ** (127 - emax) if rule == "floor" else fits)
+    assert y[1].item() == 2.0**126
+    assert qgate.quantize(x, fmt, scale_rule=rule).isnan().sum() == 0
+
+
+@pytest.mark.parametrize("rule", ["floor", "ceil", "even", "rceil"])
+@EVERY_MX
+def test_block_of_zeros_is_zeros_with_code_0(fmt: str, rule: str) -> None:
+    x = torch.zeros(2, 32)
+    assert both(x, fmt, scale_rule=rule).eq(0).all()
+    assert qgate.encode(x, fmt, scale_rule=rule).scales.flatten().tolist() == [0, 0]
+
+
+# ------------------------------------------- 6: NVFP4's two levels
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_nvfp4_tensor_of_zeros_is_zeros(dtype: torch.dtype) -> None:
+    x = torch.zeros(4, 32, dtype=dtype)
+    y = both(x, "nvfp4")
+    assert y.eq(0).all()
+    encoded = qgate.encode(x, "nvfp4")
+    assert encoded.tensor_scale.item() == 1.0
+    assert encoded.scales.eq(0).all()
+    assert encoded.decode().eq(0).all()
+
+
+def nvfp4_blocks(*amax: float) -> torch.Tensor:
+    """The first amax is 6 * 448, so that the tensor's scale is 1 and a block's is amax / 6."""
+    x = torch.zeros(len(amax) + 1, 16)
+    x[0, 0] = 2688.0
+    for row, largest in zip(x[1:], amax, strict=True):
+        row[:4] = torch.tensor([largest, -largest / 2, largest / 3, largest / 12])
+    return x
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 7, 8])
+def test_nvfp4_block_far_below_the_largest_has_a_subnormal_scale(steps: int) -> None:
+    scale = steps * 2.0**-9
+    x = nvfp4_blocks(6 * scale)
+    assert qgate.encode(x, "nvfp4").scales.flatten().tolist() == [0x7E, steps]
+    y = both(x, "nvfp4")
+    assert y[1, :4].tolist() == [6 * scale, -3 * scale, 2 * scale, 0.5 * scale]
+    assert y[0, 0].item() == 2688.0
+
+
+def test_nvfp4_block_whose_scale_underflows_is_zero_and_not_nan() -> None:
+    x = nvfp4_blocks(6 * 2.0**-11)
+    assert qgate.encode(x, "nvfp4").scales.flatten().tolist() == [0x7E, 0]
+    y = both(x, "nvfp4")
+    assert y[1].eq(0).all()
+    assert y[0, 0].item() == 2688.0
+
+
+def test_nvfp4_block_of_zeros_beside_others_is_zero() -> None:
+    y = both(nvfp4_blocks(0.0, 6.0), "nvfp4")
+    assert y[1].eq(0).all()
+    assert y[2, :4].tolist() == [6.0, -3.0, 2.0, 0.5]
+
+
+@pytest.mark.parametrize("bad", [INF, -INF, NAN])
+def test_nvfp4_block_with_inf_is_nan_and_leaves_the_other_blocks_alone(bad: float) -> None:
+    x = nvfp4_blocks(6.0, 12.0)
+    expected = qgate.quantize(x, "nvfp4")
+    x[1, 7] = bad
+    y = both(x, "nvfp4")
+    assert y[1].isnan().all()
+    assert torch.equal(y[[0, 2]].float(), expected[[0, 2]])
+    assert expected[2, :4].tolist() == [12.0, -6.0, 4.0, 1.0]
+
+
+# ------------------------------------------- 7: NaN where the format has none
+
+
+@pytest.mark.parametrize("name", [*FEW_BITS, *UNIT_SCALE])
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7F800001, -0x00400000, 0x7FFFFFFF])
+def test_nan_stays_nan_whatever_its_payload(name: str, bits: int) -> None:
+    x = torch.tensor([bits, 0x3F800000], dtype=torch.int32).view(torch.float32)
+    y = both(x, name, **UNIT_SCALE.get(name, {}))
+    assert y[0].isnan()
+    assert y[1].item() == 1.0
+
+
+@pytest.mark.parametrize("name", [*FEW_BITS, *UNIT_SCALE])
+def test_nan_is_not_encoded_without_saying_as_what(name: str) -> None:
+    largest = {"fp6_e3m2": 28.0, "fp6_e2m3": 7.5, "fp4_e2m1": 6.0, "int8": 127.0, "int4": 7.0}
+    options = UNIT_SCALE.get(name, {})
+    x = torch.tensor([NAN, 1.0])
+    with pytest.raises(qgate.QgateError, match="has no NaN and x has 1"):
+        qgate.encode(x, name, **options)
+    assert qgate.encode(x, name, nan="max", **options).decode().tolist() == [largest[name], 1.0]
+    assert qgate.encode(x, name, nan="zero", **options).decode().tolist() == [0.0, 1.0]
+
+
+# ------------------------------------------- 8: HiF8 and subnormal float32
+
+
+@pytest.mark.parametrize("saturate", [True, False])
+def test_hif8_of_every_subnormal_power_of_two_is_zero_and_never_inf(saturate: bool) -> None:
+    powers = [2.0**k for k in range(-149, -23)]
+    x = torch.tensor([*powers, *(-v for v in powers), *(pred(v) for v in powers)])
+    y = both(x, "hif8", saturate=saturate)
+    assert y.eq(0).all()
+    assert not y.signbit().any()
+    assert qgate.encode(x, "hif8", saturate=saturate).codes.eq(0).all()
+
+
+@pytest.mark.parametrize("saturate", [True, False])
+def test_hif8_of_every_small_bfloat16_number_is_zero(saturate: bool) -> None:
+    """Down to -2**-23 and 2**-23 exclusive; CANN makes 62 of these Inf, a fork 2**-22."""
+    positive = positive_numbers(torch.bfloat16)
+    small = positive[positive.double() < 2.0**-23]
+    assert len(small) == (127 - 23) * 128 - 1
+    x = torch.cat([small, -small])
+    assert both(x, "hif8", saturate=saturate).eq(0).all()
+    assert qgate.encode(x, "hif8", saturate=saturate).codes.eq(0).all()
+
+
+# ------------------------------------------- 9: scales below 2**-127
+
+
+@pytest.mark.parametrize(
+    ("rule", "amax", "code"),
+    [
+        ("ceil", 2.0**-149, 0),
+        ("ceil", 1.5 * 2.0**-128, 0),
+        ("ceil", 2.0**-127, 0),
+        ("ceil", 1.5 * 2.0**-127, 1),
+        ("ceil", 2.0**-126, 1),
+        ("floor", 1.25 * 2.0**-127, 0),
+        ("floor", 1.75 * 2.0**-127, 0),
+        ("floor", pred(FP32_MIN_NORMAL), 0),
+        ("floor", FP32_MIN_NORMAL, 1),
+        ("rceil", 1.984375 * 2.0**-127, 0),
+        ("rceil", succ(1.984375 * 2.0**-127), 1),
+        ("rceil", 2.0**-149, 0),
+        ("even", 1.75 * 2.0**-127, 0),
+        ("even", (2 - 2.0**-8) * 2.0**-127, 1),
+    ],
+)
+def test_scale_code_of_a_tiny_amax(rule: str, amax: float, code: int) -> None:
+    """MXINT8 has emax 0, so its scales are the first to meet the end of E8M0."""
+    for dtype in (torch.float32, torch.float64):
+        assert scale_codes(torch.tensor([amax], dtype=dtype), "mxint8", scale_rule=rule) == [code]
+
+
+def test_no_scale_rule_passes_the_smallest_scale() -> None:
+    """In float64 an amax can be far below 2**-127 and, other than ONNX's, the code stays 0."""
+    amax = torch.tensor([2.0**-300, 1.5 * 2.0**-140, 2.0**-1074], dtype=torch.float64)
+    for fmt in MX:
+        for rule in ("floor", "ceil", "even", "rceil"):
+            assert scale_codes(amax, fmt, scale_rule=rule) == [0, 0, 0]
+
+
+# ------------------------------------------- 10: HiF8 as others have it
+
+HIF8_SMALL = [
+    ("the-tie-is-not-zero", 2.0**-23, 2.0**-22),
+    ("just-below-the-tie-is-zero", pred(2.0**-23), 0.0),
+    ("tiny-is-not-clamped-to-the-smallest", 2.0**-24, 0.0),
+    ("very-tiny-is-not-clamped-to-the-smallest", 1e-20, 0.0),
+    ("smallest", 2.0**-22, 2.0**-22),
+    ("no-zero-below-one-and-a-half-smallest", 1.25 * 2.0**-22, 2.0**-22),
+    ("tie-of-powers-of-two-goes-away", 1.5 * 2.0**-22, 2.0**-21),
+    ("tie-with-odd-place-above-goes-away", 1.5 * 2.0**-21, 2.0**-20),
+    ("largest-denormal-to-smallest-normal", 1.5 * 2.0**-16, 2.0**-15),
+]
+HIF8_ROUNDING = [
+    ("tie-down-under-even-goes-away", 1.0625, 1.125),
+    ("tie-up-under-even-goes-away", 1.1875, 1.25),
+    ("not-truncated", 1.1, 1.125),
+    ("not-truncated-far-out", 25.0, 24.0),
+    ("two-bit-tie-goes-away", 18.0, 20.0),
+    ("one-bit-tie-goes-away", 320.0, 384.0),
+    ("exact-value-stays-and-is-no-hybrid-tie", 16.0, 16.0),
+    ("carry-into-the-binade-with-fewer-bits", 15.6, 16.0),
+    ("tie-into-the-binade-with-fewer-bits", 15.5, 16.0),
+    ("tie-at-the-binade-with-fewer-bits", 248.0, 256.0),
+    ("mirror-of-inf-is-a-number", 1.5 * 2.0**-15, 1.5 * 2.0**-15),
+]
+HIF8_LARGE = [
+    ("largest", 32768.0, 32768.0, 32768.0),
+    ("above-the-largest-and-rounded-back", 32769.0, 32768.0, 32768.0),
+    ("just-below-the-threshold", pred(40960.0), 32768.0, 32768.0),
+    ("threshold", 40960.0, 32768.0, INF),
+    ("above-the-threshold", 45000.0, 32768.0, INF),
+    ("before-the-inf-code", 49151.0, 32768.0, INF),
+    ("at-the-inf-code", 49152.0, 32768.0, INF),
+    ("huge", 3e38, 32768.0, INF),
+    ("inf", INF, 32768.0, INF),
+]
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"), [pytest.param(*row[1:], id=row[0]) for row in HIF8_SMALL + HIF8_ROUNDING]
+)
+@pytest.mark.parametrize("saturate", [True, False])
+def test_hif8_rounds_as_its_paper_says(x: float, expected: float, saturate: bool) -> None:
+    y = both(torch.tensor([x, -x]), "hif8", saturate=saturate)
+    assert y.tolist() == [expected, -expected]
+
+
+@pytest.mark.parametrize(
+    ("x", "saturated", "overflowed"), [pytest.param(*row[1:], id=row[0]) for row in HIF8_LARGE]
+)
+def test_hif8_overflows_at_40960_on_both_sides(
+    x: float, saturated: float, overflowed: float
+) -> None:
+    given = torch.tensor([x, -x])
+    assert both(given, "hif8").tolist() == [saturated, -saturated]
+    assert both(given, "hif8", saturate=False).tolist() == [overflowed, -overflowed]
+
+
+def test_hif8_keeps_nan_and_stores_it_as_0x80() -> None:
+    x = torch.tensor([NAN, -NAN, 1.0])
+    for saturate in (True, False):
+        assert both(x, "hif8", saturate=saturate).isnan().tolist() == [True, True, False]
+        assert qgate.encode(x, "hif8", saturate=saturate).codes.tolist() == [0x80, 0x80, 0x08]
+
+
+def test_hif8_infinities_have_their_own_codes() -> None:
+    x = torch.tensor([INF, -INF, 32768.0, -32768.0])
+    assert qgate.encode(x, "hif8", saturate=False).codes.tolist() == [0x6F, 0xEF, 0x6E, 0xEE]
+    assert qgate.encode(x, "hif8").codes.tolist() == [0x6E, 0xEE, 0x6E, 0xEE]
+
+
+# ------------------------------------------- casts in other libraries
+
+
+def test_e4m3_saturates_above_464_and_at_inf() -> None:
+    x = torch.tensor([464.0, 464.1, 1e30, INF, -464.1, -INF])
+    assert both(x, "fp8_e4m3").tolist() == [448.0, 448.0, 448.0, 448.0, -448.0, -448.0]
+
+
+def test_e5m2_saturates_where_others_give_inf() -> None:
+    x = torch.tensor([61440.0, 1e30, INF, -INF])
+    assert both(x, "fp8_e5m2").tolist() == [57344.0, 57344.0, 57344.0, -57344.0]
+    assert both(x, "fp8_e5m2", saturate=False).tolist() == [INF, INF, INF, -INF]
+
+
+def test_e4m3_of_a_float64_just_above_a_tie_is_not_rounded_twice() -> None:
+    x = torch.tensor([1.0625 + 2.0**-40, -1.0625 - 2.0**-40], dtype=torch.float64)
+    assert both(x, "fp8_e4m3").tolist() == [1.125, -1.125]
+
+
+def test_mxint8_leaves_out_minus_two() -> None:
+    x = torch.zeros(32)
+    x[0], x[1] = -pred(2.0), 1.0
+    assert both(x, "mxint8")[:2].tolist() == [-127 / 64, 1.0]
+    assert qgate.encode(x, "mxint8").codes[:2].tolist() == [-127, 64]
