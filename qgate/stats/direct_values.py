@@ -1,0 +1,170 @@
+"""Statistics of 32- and 64-bit tensors, by going through them a chunk at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qgate.stats import _bits
+from qgate.stats._summary import Floats, Ints, Summary
+
+
+class Values(Summary):
+    """The tensors themselves, with the same answers as `Counts` has; nothing is copied whole.
+
+    Order statistics are exact: the first pass counts the leading 16 bits of the values in their
+    order, and later ones look only into the bins that hold what was asked for.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = list(tensors)
+        self.dtype = _bits.short_name(self._tensors[0].dtype)
+        self.rounded_from = None
+
+    def chunks(self) -> Iterator[Floats]:
+        """The finite values as float64, a chunk at a time."""
+        for tensor in self._tensors:
+            for slab in _bits.slabs(tensor, _bits.CHUNK):
+                flat = slab.reshape(-1).to("cpu", torch.float64).numpy()
+                yield flat[np.isfinite(flat)]
+
+    @cached_property
+    def _odd(self) -> tuple[int, int, int]:
+        nan = posinf = neginf = 0
+        for tensor in self._tensors:
+            for slab in _bits.slabs(tensor, _bits.CHUNK):
+                nan += int(slab.isnan().sum())
+                posinf += int((slab == math.inf).sum())
+                neginf += int((slab == -math.inf).sum())
+        return nan, posinf, neginf
+
+    @property
+    def n(self) -> int:  # type: ignore[override]
+        return sum(tensor.numel() for tensor in self._tensors)
+
+    @property
+    def nan(self) -> int:  # type: ignore[override]
+        return self._odd[0]
+
+    @property
+    def posinf(self) -> int:  # type: ignore[override]
+        return self._odd[1]
+
+    @property
+    def neginf(self) -> int:  # type: ignore[override]
+        return self._odd[2]
+
+    def weighted(self) -> tuple[Floats, Ints]:
+        """All values, sorted: as much memory as twice the tensor. The methods here avoid it."""
+        everything = list(self.chunks())
+        values, weights = np.unique(
+            np.concatenate(everything) if everything else np.empty(0), return_counts=True
+        )
+        return values, weights.astype(np.int64)
+
+    @cached_property
+    def _extremes(self) -> tuple[float, float, float, int]:
+        low, high, least, zeros = math.inf, -math.inf, math.inf, 0
+        for chunk in self.chunks():
+            if len(chunk):
+                low, high = min(low, float(chunk.min())), max(high, float(chunk.max()))
+                sizes = np.abs(chunk[chunk != 0])
+                zeros += len(chunk) - len(sizes)
+                least = min(least, float(sizes.min(initial=math.inf)))
+        if low > high:
+            return math.nan, math.nan, math.nan, 0
+        return low, high, least if least < math.inf else math.nan, zeros
+
+    @property
+    def min(self) -> float:
+        return self._extremes[0]
+
+    @property
+    def max(self) -> float:
+        return self._extremes[1]
+
+    @property
+    def amin(self) -> float:
+        return self._extremes[2]
+
+    @property
+    def zeros(self) -> int:
+        return self._extremes[3]
+
+    @cached_property
+    def _mean(self) -> float:
+        return math.fsum(float((c / max(self.finite, 1)).sum()) for c in self.chunks())
+
+    @property
+    def mean(self) -> float:
+        return self._mean if self.finite else math.nan
+
+    def moment(self, order: int) -> float:
+        if not self.finite:
+            return math.nan
+        mean, n = self.mean, self.finite
+        return math.fsum(float(((c - mean) ** order / n).sum()) for c in self.chunks())
+
+    def _standardized(self, order: int) -> float:
+        mean, std, n = self.mean, self.std, self.finite
+        if not std > 0:
+            return math.nan
+        return math.fsum(float((((c - mean) / std) ** order / n).sum()) for c in self.chunks())
+
+    def percentile(self, q: float, *, of: str = "value") -> float:
+        if not self.finite or not 0 <= q <= 100:
+            return math.nan
+        position = (self.finite - 1) * (q / 100)
+        low = self._ordered(math.floor(position), of)
+        part = position - math.floor(position)
+        if part == 0:
+            return low
+        return low + (self._ordered(math.ceil(position), of) - low) * part
+
+    def _keys(self, of: str) -> Iterator[np.ndarray]:
+        """The values as unsigned integers of the same order."""
+        for chunk in self.chunks():
+            bits = (np.abs(chunk) if of == "magnitude" else chunk + 0.0).view(np.int64)
+            flipped = bits ^ ((bits >> 63) & np.int64(2**63 - 1))
+            yield flipped.view(np.uint64) ^ np.uint64(2**63)
+
+    def _ordered(self, rank: int, of: str) -> float:
+        """The value at a rank, by four passes of 16 bits each."""
+        prefix, skipped = np.uint64(0), 0
+        for shift in (48, 32, 16, 0):
+            found = np.zeros(2**16, dtype=np.int64)
+            for keys in self._keys(of):
+                if shift < 48:
+                    keys = keys[keys >> np.uint64(shift + 16) == prefix]
+                low = (keys >> np.uint64(shift)) & np.uint64(0xFFFF)
+                found += np.bincount(low.astype(np.int64), minlength=2**16)
+            ends = skipped + np.cumsum(found)
+            place = int(np.searchsorted(ends, rank, side="right"))
+            skipped = int(ends[place] - found[place])
+            prefix = (prefix << np.uint64(16)) | np.uint64(place)
+        bits = np.array([prefix ^ np.uint64(2**63)], dtype=np.uint64).view(np.int64)
+        return float((bits ^ ((bits >> 63) & np.int64(2**63 - 1))).view(np.float64)[0])
+
+    def histogram(
+        self, bins: int = 100, range: tuple[float, float] | None = None
+    ) -> tuple[Ints, Floats]:
+        if range is None and self.finite:
+            range = (self.min, self.max)
+        found, edges = np.histogram(np.empty(0), bins=bins, range=range)
+        total = found.astype(np.int64)
+        for chunk in self.chunks():
+            total += np.histogram(chunk, bins=edges)[0]
+        return total, edges.astype(np.float64)
+
+    def log2_histogram(self) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for chunk in self.chunks():
+            exponents, counted = np.unique(np.frexp(chunk[chunk != 0])[1] - 1, return_counts=True)
+            for exponent, count in zip(exponents.tolist(), counted.tolist(), strict=True):
+                found[exponent] = found.get(exponent, 0) + count
+        return dict(sorted(found.items()))
