@@ -17,6 +17,7 @@ from qgate.formats.integers import IntFormat
 if TYPE_CHECKING:
     from qgate.formats._census import Effects, report
     from qgate.formats.encoded import Encoded
+    from qgate.formats.observing import observe
     from qgate.formats.quantizer import Quantizer, encode, quantize
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "encode",
     "get",
     "names",
+    "observe",
     "quantize",
     "report",
 ]
@@ -42,6 +44,7 @@ _HOME = {
     "Encoded": "encoded",
     "Quantizer": "quantizer",
     "encode": "quantizer",
+    "observe": "observing",
     "quantize": "quantizer",
     "report": "_census",
 }

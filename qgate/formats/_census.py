@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from qgate.formats._literals import Format
     from qgate.formats.quantizer import Options, Quantizer
 
-_KINDS = ("saturated", "flushed", "subnormal", "nan", "inf", "poisoned")
+_KINDS = ("saturated", "underflow", "flushed", "subnormal", "nan", "inf", "poisoned")
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Effects:
     """Counts of elements; `blocks` has the same counts per group, shaped as `Encoded.scales` is.
 
     saturated  finite and beyond the largest value at its scale
+    underflow  not zero and below the smallest normal number at its scale, before rounding
     flushed    not zero before, zero after
     subnormal  kept with less than full precision, below the format's smallest normal number
     nan, inf   in the input
@@ -32,6 +33,7 @@ class Effects:
     format: str
     elements: int
     saturated: int
+    underflow: int
     flushed: int
     subnormal: int
     nan: int
@@ -68,6 +70,7 @@ def report(x: Tensor, fmt: str | Format | Quantizer, **options: Unpack[Options])
         size = parts.elements.abs()
         found = {
             "saturated": saturated(wide, parts, q) & good,
+            "underflow": (wide != 0) & (wide.abs() < smallest * parts.scale) & good,
             "flushed": (wide != 0) & (size == 0) & good,
             "subnormal": (size > 0) & (size < smallest) & good,
             "nan": wide.isnan(),

@@ -134,6 +134,12 @@ class ElementFormat(abc.ABC):
         codes = np.flatnonzero((values == 0) & np.signbit(values))
         return int(codes[0]) if len(codes) else None
 
+    def nearest(self, x: Tensor) -> Tensor:
+        """float64 numbers, each to the value the format rounds it to; overflow saturates."""
+        from qgate.formats._work import DOUBLE
+
+        return self.cast(x, DOUBLE, rounding=self.rounding)
+
     def to_grid(
         self, x: Tensor, work: Work, rounding: Rounding, generator: Generator | None = None
     ) -> Tensor:

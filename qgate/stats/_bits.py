@@ -98,8 +98,12 @@ def slabs(x: Tensor, room: int, unit: int = 1) -> Iterator[Tensor]:
 def decoded(dtype: torch.dtype) -> npt.NDArray[np.float64]:
     """The value of each bit pattern, in the order of the patterns as unsigned integers."""
     if COUNTABLE[dtype] == torch.uint8:
-        return torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.float32).numpy().astype(
-            np.float64
+        return (
+            torch.arange(256, dtype=torch.uint8)
+            .view(dtype)
+            .to(torch.float32)
+            .numpy()
+            .astype(np.float64)
         )
     patterns = np.arange(2**16, dtype=np.uint32)
     if dtype == torch.float16:

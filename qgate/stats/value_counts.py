@@ -168,6 +168,4 @@ def _count(x: Tensor, dtype: torch.dtype) -> Counts:
             index.bitwise_and_(0xFFFF)
         total += torch.bincount(index.view(-1), minlength=size)
     name = _bits.short_name(x.dtype)
-    return Counts(
-        _bits.short_name(dtype), total.cpu().numpy(), name if x.dtype != dtype else None
-    )
+    return Counts(_bits.short_name(dtype), total.cpu().numpy(), name if x.dtype != dtype else None)

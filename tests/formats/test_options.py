@@ -230,6 +230,7 @@ def test_report_counts_what_happens_per_tensor_and_per_block() -> None:
         "format": "mxfp4_e2m1",
         "elements": 128,
         "saturated": 1,
+        "underflow": 4,
         "flushed": 2,
         "subnormal": 2,
         "nan": 1,

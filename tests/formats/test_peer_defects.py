@@ -416,6 +416,16 @@ def test_scale_rules_at_the_largest_float32_keep_the_block_finite(
     assert qgate.quantize(x, fmt, scale_rule=rule).isnan().sum() == 0
 
 
+@EVERY_MX
+@pytest.mark.parametrize("binade", [-100, 0, 9, 100])
+def test_even_rule_rounds_amax_half_up_to_the_elements_mantissa(fmt: str, binade: int) -> None:
+    mantissa = {"mxfp8_e4m3": 3, "mxfp6_e2m3": 3, "mxfp4_e2m1": 1, "mxint8": 6}.get(fmt, 2)
+    edge = (2 - 2.0 ** -(mantissa + 1)) * 2.0**binade
+    below = 127 + binade - MX[fmt][1]
+    amax = torch.tensor([pred(edge), edge, succ(edge)])
+    assert scale_codes(amax, fmt, scale_rule="even") == [below, below + 1, below + 1]
+
+
 @pytest.mark.parametrize("rule", ["floor", "ceil", "even", "rceil"])
 @EVERY_MX
 def test_block_of_zeros_is_zeros_with_code_0(fmt: str, rule: str) -> None:

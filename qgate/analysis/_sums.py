@@ -1,0 +1,115 @@
+"""Error sums of many scales at once, from magnitudes and how often each sign of them occurs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from qgate.formats import ElementFormat
+from qgate.stats.metrics import ErrorSums
+
+Floats = npt.NDArray[np.float64]
+_ROOM = 2**20
+
+
+@dataclass
+class Folded:
+    """Finite values folded to magnitudes: ascending, with the counts of either sign."""
+
+    sizes: Floats
+    positive: Floats
+    negative: Floats
+
+    @staticmethod
+    def of(values: Floats, weights: npt.NDArray[np.int64]) -> Folded:
+        sizes, place = np.unique(np.abs(values), return_inverse=True)
+        below = np.signbit(values)
+        positive = np.bincount(place, np.where(below, 0, weights), minlength=len(sizes))
+        negative = np.bincount(place, np.where(below, weights, 0), minlength=len(sizes))
+        return Folded(sizes, positive, negative)
+
+
+class LevelSums:
+    """Sums per level that `add` collects; formats are odd, so folding loses nothing.
+
+    `unit` weighs each magnitude: 1 for a tensor scale, the block's scale for blocks, where
+    magnitudes are relative to it. Second moments are taken about `center`, the reference's mean, so
+    that a correlation survives a mean much larger than the spread.
+    """
+
+    def __init__(self, fmt: ElementFormat, exponents: list[float], center: float) -> None:
+        self.fmt, self.center = fmt, center
+        self.exponents = np.asarray(exponents, dtype=np.float64)
+        zeros = np.zeros(len(exponents))
+        self.q_sum, self.q_square, self.q_centered = zeros.copy(), zeros.copy(), zeros.copy()
+        self.dot, self.co = zeros.copy(), zeros.copy()
+        self.error_sum, self.error_abs, self.error_square = (zeros.copy() for _ in range(3))
+        self.error_max = zeros.copy()
+        self.over, self.under, self.flush = zeros.copy(), zeros.copy(), zeros.copy()
+        self.over_energy, self.flush_energy = zeros.copy(), zeros.copy()
+        self.n = 0.0
+        self.r_sum = self.r_abs = self.r_square = self.r_centered = self.r_max = 0.0
+
+    def add(self, folded: Folded, unit: Floats | float = 1.0) -> None:
+        """Magnitudes with weights; `unit` a factor for all or for each of them."""
+        sizes = folded.sizes
+        both, signed = folded.positive + folded.negative, folded.positive - folded.negative
+        true = sizes * unit
+        self.n += float(both.sum())
+        self.r_sum += float(true @ signed)
+        self.r_abs += float(true @ both)
+        self.r_square += float(true**2 @ both)
+        up, down = true - self.center, true + self.center
+        self.r_centered += float(up**2 @ folded.positive + down**2 @ folded.negative)
+        self.r_max = max(self.r_max, float(true.max(initial=0.0)))
+        step = max(_ROOM // max(len(sizes), 1), 1)
+        for start in range(0, len(self.exponents), step):
+            part = slice(start, start + step)
+            scale = np.exp2(self.exponents[part])[:, None]
+            scaled = sizes / scale
+            rounded = self.fmt.nearest(torch.from_numpy(scaled)).numpy()
+            q = rounded * scale * unit
+            error = q - true
+            square = error**2
+            self.q_sum[part] += q @ signed
+            self.q_square[part] += q**2 @ both
+            q_up, q_down = q - self.center, q + self.center
+            self.q_centered[part] += q_up**2 @ folded.positive + q_down**2 @ folded.negative
+            self.co[part] += (q_up * up) @ folded.positive + (q_down * down) @ folded.negative
+            self.dot[part] += (q * true) @ both
+            self.error_sum[part] += error @ signed
+            self.error_abs[part] += np.abs(error) @ both
+            self.error_square[part] += square @ both
+            worst = np.abs(error).max(axis=1, initial=0.0)
+            self.error_max[part] = np.maximum(self.error_max[part], worst)
+            over = scaled > self.fmt.max
+            flushed = (rounded == 0) & (sizes > 0)
+            self.over[part] += over @ both
+            self.under[part] += ((scaled < self.fmt.min_normal) & (sizes > 0)) @ both
+            self.flush[part] += flushed @ both
+            self.over_energy[part] += (square * over) @ both
+            self.flush_energy[part] += (square * flushed) @ both
+
+    def error_sums(self, level: int) -> ErrorSums:
+        n = self.n
+        shift_q, shift_r = self.q_sum[level] / n - self.center, self.r_sum / n - self.center
+        return ErrorSums(
+            count=int(n),
+            mean_actual=float(self.q_sum[level] / n),
+            mean_reference=self.r_sum / n,
+            m2_actual=max(float(self.q_centered[level] - n * shift_q**2), 0.0),
+            m2_reference=max(self.r_centered - n * shift_r**2, 0.0),
+            co=float(self.co[level] - n * shift_q * shift_r),
+            sum_square_actual=float(self.q_square[level]),
+            sum_square_reference=self.r_square,
+            dot=float(self.dot[level]),
+            sum_square_error=float(self.error_square[level]),
+            sum_abs_error=float(self.error_abs[level]),
+            sum_error=float(self.error_sum[level]),
+            max_abs_error=float(self.error_max[level]),
+            sum_abs_reference=self.r_abs,
+            max_abs_reference=self.r_max,
+        )

@@ -1,0 +1,199 @@
+"""One recommendation from the levels of a sweep, and the reasons for it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+Level = dict[str, Any]
+
+SIGNIFICANT, HIGH = 0.001, 0.01
+WEIGHTS = {"mse": 0.3, "cosine": 0.3, "psnr_db": 0.2, "mae": 0.1, "relative_error": 0.1}
+_LOWER = ("mse", "mae", "relative_error")
+
+
+def severity(share: float) -> str:
+    """ "high" above 1 %, "moderate" from 0.1 %, else "none"."""
+    return "high" if share > HIGH else "moderate" if share >= SIGNIFICANT else "none"
+
+
+def normalized(values: list[float], *, lower: bool) -> list[float]:
+    """0 for the worst to 1 for the best; a constant is 1 for all, and an infinite value the best
+    there is, with the finite ones normalized among themselves."""
+    finite = [v for v in values if math.isfinite(v)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    found = []
+    for value in values:
+        if math.isnan(value):
+            found.append(0.0)
+        elif math.isinf(value):
+            found.append(1.0 if (value < 0) == lower else 0.0)
+        elif high == low:
+            found.append(1.0)
+        else:
+            part = (value - low) / (high - low)
+            found.append(1.0 - part if lower else part)
+    return found
+
+
+def scores(levels: list[Level]) -> list[float]:
+    """30 % MSE, 30 % cosine, 20 % PSNR, 10 % MAE, 10 % relative error; cosine counts as it is."""
+    total = np.zeros(len(levels))
+    for name, weight in WEIGHTS.items():
+        values = [level["metrics"][name] for level in levels]
+        if name == "cosine":
+            part = [0.0 if math.isnan(v) else v for v in values]
+        else:
+            part = normalized(values, lower=name in _LOWER)
+        total += weight * np.asarray(part)
+    return [float(value) for value in total]
+
+
+def best(levels: list[Level], name: str, *, lower: bool) -> int:
+    """The level with the best value; of equals the one with less overflow, then the larger one."""
+
+    def rank(index: int) -> tuple[float, float, float]:
+        value = levels[index]["metrics"][name]
+        value = math.inf if math.isnan(value) else value if lower else -value
+        return value, levels[index]["overflow"], -levels[index]["exponent"]
+
+    return min(range(len(levels)), key=rank)
+
+
+def advise(levels: list[Level], *, block: bool) -> dict[str, Any]:
+    """Fills in each level's score; see `report` for what is made of the rest."""
+    for level, score in zip(levels, scores(levels), strict=True):
+        level["score"] = score
+    usable = [i for i, level in enumerate(levels) if level["e8m0"]]
+    usable = usable or [i for i, level in enumerate(levels) if level["integer"]]
+    usable = usable or list(range(len(levels)))
+    calm = [i for i in usable if levels[i]["severity"]["overflow"] != "high"]
+    candidates = "levels without high overflow" if calm else "all levels overflow"
+    least = min(
+        usable,
+        key=lambda i: (
+            max(levels[i]["overflow_share"], levels[i]["underflow_share"]),
+            levels[i]["metrics"]["mse"],
+            -levels[i]["exponent"],
+        ),
+    )
+    if calm:
+        chosen = min(
+            calm,
+            key=lambda i: (-levels[i]["score"], levels[i]["overflow"], -levels[i]["exponent"]),
+        )
+    else:
+        chosen = least
+        candidates += ": least problematic"
+    clean = [i for i, level in enumerate(levels) if not level["significant"]]
+    production = next((i for i, level in enumerate(levels) if "production" in level["marks"]), None)
+    gap = None
+    if production is not None:
+        here, there = (levels[i]["metrics"]["sqnr_db"] for i in (chosen, production))
+        gap = 0.0 if here == there else here - there
+    advice = {
+        "best": {
+            name: best(levels, name, lower=name in _LOWER)
+            for name in ("sqnr_db", "mse", "cosine", "psnr_db", "mae", "relative_error")
+        },
+        "recommended": chosen,
+        "position": None if block else _position(levels, chosen),
+        "candidates": candidates,
+        "stability": _stability(levels),
+        "overflow": _issues(levels, "overflow"),
+        "underflow": _issues(levels, "underflow"),
+        "clean_range": [clean[0], clean[-1]] if clean else None,
+        "least_problematic": None if clean else least,
+        "production_gap_db": gap,
+        "speaks_about": (
+            "an offset to every block's own exponent" if block else "one scale for the whole tensor"
+        ),
+    }
+    advice["reasons"] = _reasons(levels, advice, production, block=block)
+    return advice
+
+
+def _position(levels: list[Level], chosen: int) -> str:
+    """Where the recommended exponent lies between the alignment ends."""
+    for name in ("maximum", "minimum"):
+        if name in levels[chosen]["marks"]:
+            return name
+    return "between"
+
+
+def _stability(levels: list[Level]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in ("mse", "cosine", "psnr_db", "sqnr_db"):
+        values = [level["metrics"][name] for level in levels]
+        finite = [v for v in values if math.isfinite(v)] or [math.nan]
+        low, high = min(finite), max(finite)
+        found[name] = {"min": low, "max": high, "std": float(np.std(finite))}
+        if name == "mse":
+            found[name]["stable"] = high == low or (low > 0 and (high - low) / low < 0.1)
+        elif name == "cosine":
+            found[name]["stable"] = high - low < 0.01
+        else:
+            wide = high - low
+            found[name]["range"] = "large" if wide > 20 else "moderate" if wide > 10 else "small"
+    return found
+
+
+def _issues(levels: list[Level], kind: str) -> dict[str, Any]:
+    shares = [level[f"{kind}_share"] for level in levels]
+    found: dict[str, Any] = {
+        grade: [i for i, level in enumerate(levels) if level["severity"][kind] == grade]
+        for grade in ("high", "moderate")
+    }
+    found["worst"] = int(np.argmax(shares)) if any(shares) else None
+    if kind == "underflow":
+        found["best"] = int(np.argmin(shares)) if any(shares) else None
+    return found
+
+
+def _reasons(
+    levels: list[Level], advice: dict[str, Any], production: int | None, *, block: bool
+) -> list[str]:
+    level = levels[advice["recommended"]]
+    word = "offset" if block else "exponent"
+    reasons = []
+    sqnr = level["metrics"]["sqnr_db"]
+    top = levels[advice["best"]["sqnr_db"]]
+    if math.isinf(sqnr) and sqnr > 0:
+        reasons.append("Every value is represented exactly.")
+    else:
+        reasons.append(f"SQNR {sqnr:.2f} dB; the best of all levels has {_db(top)}.")
+    if advice["candidates"].startswith("levels") and advice["overflow"]["high"]:
+        count = len(advice["overflow"]["high"])
+        reasons.append(f"{count} of {len(levels)} levels overflow more than 1 % and were left out.")
+    elif not advice["candidates"].startswith("levels"):
+        reasons.append("Every level overflows more than 1 %; this one loses the least.")
+    if level["overflow"]:
+        reasons.append(
+            f"{level['overflow']} elements ({level['overflow_share']:.2%}) saturate here and lose "
+            f"{level['overflow_energy']:.2%} of the tensor's energy."
+        )
+    elif not block:
+        reasons.append("Nothing overflows.")
+    if level["flush"]:
+        reasons.append(
+            f"{level['flush']} elements ({level['flush_share']:.2%}) become zero, "
+            f"{level['flush_energy']:.2g} of the energy."
+        )
+    gap = advice["production_gap_db"]
+    if production is not None and gap is not None:
+        place = levels[production]["exponent"]
+        if production == advice["recommended"]:
+            reasons.append(f"It is the {word} that MX's floor rule uses.")
+        else:
+            reasons.append(
+                f"The {word} in production, {place:g}, has {_db(levels[production])}: "
+                f"{abs(gap):.2f} dB {'less' if gap >= 0 else 'more'}."
+            )
+    return reasons
+
+
+def _db(level: Level) -> str:
+    value = level["metrics"]["sqnr_db"]
+    return "no error" if value == math.inf else f"{value:.2f} dB at {level['exponent']:g}"

@@ -1,0 +1,234 @@
+"""Sweep the scale of a format over tensors from files, and say which scale to use.
+
+  qgate sweep act.pt                                       E4M3, scales of tensor and blocks
+  qgate sweep 'dumps/**/*.safetensors' --elem-format fp4_e2m1 --no-plots
+  qgate sweep w.safetensors:layer.0 --granularity block --output-dir sweeps
+
+Reads .pt (weights only), .safetensors, .npy and .npz. Results go to draw/scaling_analysis/NAME/.
+Exit status: 0 if every tensor was swept and is free of NaN and Inf, 1 if one was not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qgate.errors import QgateError
+
+if TYPE_CHECKING:
+    from qgate.pipeline.sweep_files import Request, Swept
+
+_WIDE, _THIN = "=" * 80, "-" * 60
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("tensors", nargs="+", metavar="FILE", help="files, FILE:NAME for one tensor, or patterns")
+    add("--output-dir", type=Path, metavar="DIR", help="instead of draw/scaling_analysis/NAME")
+    add("--elem-format", action="append", metavar="F", help="fp8_e4m3 unless given; repeatable")
+    add("--granularity", choices=("tensor", "block"), help="only this sweep (default: both)")
+    add("--num-levels", type=_count, default=21, metavar="N", help="even steps (default 21)")
+    add("--max-scale-exp", type=float, metavar="X", help="first exponent, or block offset")
+    add("--min-scale-exp", type=float, metavar="Y", help="last exponent, or block offset")
+    add(
+        "--alignment",
+        choices=("exact", "documented"),
+        default="exact",
+        help="ends at which nothing overflows or underflows, or those of the known tool",
+    )
+    add("--scale-bits", type=int, default=8, metavar="B", help="width of the scale, 2 to 8")
+    add("--block", type=_count, default=32, metavar="N", help="elements per block (default 32)")
+    add("--axis", type=int, default=-1, help="axis that blocks run along (default -1)")
+    add("--via", choices=("bf16", "fp16"), help="round 32-bit tensors first, which is faster")
+    add("--no-plots", action="store_true", help="text and data only")
+    add("--jobs", type=_count, default=1, metavar="N", help="processes (default 1)")
+
+
+def _count(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return number
+
+
+@dataclass
+class Outcome:
+    """What became of one file: lines for the console, and the tensors with a reason if bad."""
+
+    spec: str
+    lines: list[str] = field(default_factory=list)
+    results: list[tuple[str, str | None]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where results go; `block_ends` says that the given ends are meant as offsets."""
+
+    root: Path
+    plots: bool
+
+
+def run(args: argparse.Namespace) -> int:
+    from qgate.dumps import expand
+    from qgate.formats import get
+
+    request = _request(args)
+    for name in request.formats:
+        get(name)
+    specs = expand(args.tensors)
+    target = Target(args.output_dir or Path("draw") / "scaling_analysis", not args.no_plots)
+    say = _Speaker()
+    say(f"Processing {len(specs)} tensor file(s)...", _WIDE)
+    results: list[tuple[str, str | None]] = []
+    taken: list[Path] = []
+    with _progress(len(specs)) as step:
+        for number, outcome in enumerate(_outcomes(specs, request, target, args.jobs, taken), 1):
+            say("", f"[{number}/{len(specs)}] Processing: {outcome.spec}", _THIN)
+            say(*outcome.lines)
+            results += outcome.results
+            step()
+    bad = [(name, reason) for name, reason in results if reason]
+    say("", _WIDE, "FINAL SUMMARY", _WIDE, f"Total tensors: {len(results)}")
+    say(f"Successful: {len(results) - len(bad)}", f"Failed: {len(bad)}")
+    say(*(f"❌ {name}: {reason}" for name, reason in bad))
+    if not bad:
+        say("🎉 All tensors were swept successfully!")
+    return 1 if bad else 0
+
+
+def _request(args: argparse.Namespace) -> Request:
+    from qgate.pipeline.sweep_files import Request
+
+    chosen = (args.granularity,) if args.granularity else ("tensor", "block")
+    offsets: dict[str, Any] = {}
+    if args.granularity == "block":
+        for end in ("max", "min"):
+            value = getattr(args, f"{end}_scale_exp")
+            if value is not None and not float(value).is_integer():
+                raise QgateError(f"--{end}-scale-exp {value:g}: a block offset is a whole number.")
+            offsets[f"{end}_offset"] = value if value is None else int(value)
+    return Request(
+        formats=tuple(dict.fromkeys(args.elem_format or ["fp8_e4m3"])),
+        levels=args.num_levels,
+        max_exp=args.max_scale_exp,
+        min_exp=args.min_scale_exp,
+        granularity=chosen,
+        alignment=args.alignment,
+        scale_bits=args.scale_bits,
+        block=args.block,
+        axis=args.axis,
+        via=args.via,
+        **offsets,
+    )
+
+
+def _outcomes(
+    specs: list[str], request: Request, target: Target, jobs: int, taken: list[Path]
+) -> Iterator[Outcome]:
+    """Files in their order; only the sweeping itself is spread over processes."""
+    from qgate.pipeline.sweep_files import sweep_file
+
+    if jobs == 1 or len(specs) == 1:
+        for spec in specs:
+            yield _written(spec, sweep_file(spec, request), target, taken)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(jobs, len(specs)), mp_context=context) as pool:
+        pending = [pool.submit(_swept, spec, request) for spec in specs]
+        for spec, future in zip(specs, pending, strict=True):
+            yield _written(spec, iter(future.result()), target, taken)
+
+
+def _swept(spec: str, request: Request) -> list[Swept]:
+    from qgate.pipeline.sweep_files import sweep_file
+
+    return list(sweep_file(spec, request))
+
+
+def _written(spec: str, found: Iterator[Swept], target: Target, taken: list[Path]) -> Outcome:
+    outcome = Outcome(spec)
+    for swept in found:
+        reason = swept.failed
+        if swept.records:
+            try:
+                outcome.lines += _write(swept, target, taken)
+            except OSError as error:
+                reason = f"cannot write the results: {error}"
+        mark, words = (
+            ("❌", f"Failed: {swept.source}: {reason}")
+            if reason
+            else ("✅", f"Successfully processed: {swept.source}")
+        )
+        outcome.lines.append(f"{mark} {words}")
+        outcome.results.append((swept.source, reason))
+    return outcome
+
+
+def _write(swept: Swept, target: Target, taken: list[Path]) -> list[str]:
+    """Files of one tensor; the lines for the console, which are those of the logs."""
+    from qgate.report import sweep_files, sweep_text
+    from qgate.report._files import folder_for, safe_name, write_text
+
+    name = safe_name(swept.name)
+    folder = folder_for(target.root, name, swept.source, taken)
+    taken.append(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    shown: list[str] = []
+    by_format: dict[str, list[str]] = {}
+    element = ""
+    for record in swept.records:
+        record["tensor"]["source"] = swept.source
+        element = record["format"]["name"] if record["kind"] == "tensor" or not element else element
+        start = _stamp()
+        paths = sweep_files.write(folder, record, plots=target.plots)
+        lines = sweep_text.lines(record)
+        lines += ["Results saved to:", *(f"  {path}" for path in paths), ""]
+        stamped = [f"{start} - {line}" for line in lines]
+        by_format.setdefault(element, []).extend(stamped)
+        shown += lines
+    for format_name, stamped in by_format.items():
+        log = folder / f"mxfp_scaling_test_{name}_{format_name}.log"
+        write_text(log, "\n".join([*stamped, f"{_stamp()} - end"]) + "\n")
+        shown.append(f"Log: {log}")
+    return shown
+
+
+def _stamp() -> str:
+    return datetime.now().strftime("%Y-%m-%d %H:%M:%S")
+
+
+class _Speaker:
+    """Prints lines, in ASCII where the terminal knows no more."""
+
+    def __init__(self) -> None:
+        from qgate.report import sweep_text
+
+        self._plain = None if sweep_text.can_encode(sys.stdout) else sweep_text.plain
+
+    def __call__(self, *lines: str) -> None:
+        shown = list(lines) if self._plain is None else self._plain(list(lines))
+        for line in shown:
+            print(line)
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Any]:
+    """A bar on a terminal; nothing in files and pipes."""
+    if not sys.stderr.isatty() or total < 2:
+        yield lambda: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, unit="file", file=sys.stderr, leave=False) as bar:
+        yield lambda: bar.update(1)

@@ -1,0 +1,197 @@
+"""Tensors from `.pt`, `.safetensors`, `.npy` and `.npz` files, memory-mapped where they can be.
+
+Nothing is unpickled: torch files are read weights-only, numpy files without objects.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qgate.errors import QgateError
+
+_HASHED_AT_ONCE = 2**24
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor with where it came from; `name` is short and `key` its name inside the file."""
+
+    path: Path
+    key: str | None
+    tensor: Tensor
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending, and the key in files of several tensors."""
+        return self.path.stem if self.key is None else f"{self.path.stem}.{self.key}"
+
+    def sha256(self) -> str:
+        """Of the tensor's bytes, whatever file they came in."""
+        digest = hashlib.sha256()
+        flat = self.tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        for start in range(0, len(flat), _HASHED_AT_ONCE):
+            digest.update(flat[start : start + _HASHED_AT_ONCE].numpy().tobytes())
+        return digest.hexdigest()
+
+
+def expand(specs: list[str]) -> list[str]:
+    """Names with wildcards as the files they stand for, in order, each once."""
+    found: list[str] = []
+    for spec in specs:
+        if glob.has_magic(spec) and not Path(spec).exists():
+            matches = sorted(glob.glob(spec, recursive=True))  # noqa: PTH207
+            matches = [name for name in matches if Path(name).suffix in READERS]
+            if not matches:
+                raise QgateError(f"no {_endings()} file matches {spec!r}.")
+            found += matches
+        else:
+            found.append(spec)
+    return list(dict.fromkeys(found))
+
+
+def read_tensors(spec: str) -> Iterator[StoredTensor]:
+    """The tensors of a file, or of `FILE:NAME` the one of that name."""
+    path, key = _split(spec)
+    if not path.exists():
+        raise QgateError(f"there is no file {spec!r}.")
+    if path.is_dir():
+        raise QgateError(f"{spec!r} is a folder; name its files, as in '{path}/**/*.safetensors'.")
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise QgateError(
+            f"{spec!r}: cannot read {path.suffix or 'this'} files; {_endings()} can be."
+        )
+    if path.stat().st_size == 0:
+        raise QgateError(f"{spec!r} is an empty file.")
+    try:
+        yield from reader(path, key)
+    except (QgateError, GeneratorExit, PermissionError):
+        raise
+    except pickle.UnpicklingError as error:
+        raise QgateError(
+            f"{spec!r} holds more than tensors and would have to run code to be read; save the "
+            f"tensor alone ({_first_line(error)})."
+        ) from None
+    except Exception as error:
+        raise QgateError(
+            f"{spec!r} cannot be read; it is damaged or no {path.suffix} file "
+            f"({_first_line(error)})."
+        ) from None
+
+
+def _split(spec: str) -> tuple[Path, str | None]:
+    whole = Path(spec)
+    if whole.exists() or ":" not in spec:
+        return whole, None
+    file, _, key = spec.rpartition(":")
+    while file and not Path(file).exists() and ":" in file:
+        file, _, more = file.rpartition(":")
+        key = f"{more}:{key}"
+    return (Path(file), key) if Path(file).exists() else (whole, None)
+
+
+def _read_torch(path: Path, key: str | None) -> Iterator[StoredTensor]:
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError as error:
+        if "mmap" not in str(error):
+            raise
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    if isinstance(loaded, Tensor):
+        yield from _pick(path, None, {"": loaded}, key)
+    elif isinstance(loaded, Mapping) and isinstance(loaded.get("tensor"), Tensor) and key is None:
+        yield StoredTensor(path, None, loaded["tensor"])
+    elif isinstance(loaded, Mapping):
+        yield from _pick(path, str(path), {str(k): v for k, v in loaded.items()}, key)
+    elif isinstance(loaded, list | tuple):
+        yield from _pick(path, str(path), {str(i): v for i, v in enumerate(loaded)}, key)
+    else:
+        raise QgateError(f"{str(path)!r} holds a {type(loaded).__name__}, not a tensor.")
+
+
+def _read_safetensors(path: Path, key: str | None) -> Iterator[StoredTensor]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        names = list(file.keys())
+        wanted = names if key is None else [key]
+        if key is not None and key not in names:
+            raise _no_such(path, key, names)
+        if not names:
+            raise QgateError(f"{str(path)!r} holds no tensor.")
+        for name in wanted:
+            yield StoredTensor(path, name, file.get_tensor(name))
+
+
+def _read_npy(path: Path, key: str | None) -> Iterator[StoredTensor]:
+    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    yield from _pick(path, None, {"": _from_numpy(path, array)}, key)
+
+
+def _read_npz(path: Path, key: str | None) -> Iterator[StoredTensor]:
+    with np.load(path, allow_pickle=False) as file:
+        names = list(file.keys())
+        if key is not None and key not in names:
+            raise _no_such(path, key, names)
+        for name in names if key is None else [key]:
+            yield StoredTensor(path, name, _from_numpy(path, file[name]))
+
+
+def _from_numpy(path: Path, array: np.ndarray[Any, Any]) -> Tensor:
+    import warnings
+
+    if array.dtype.kind not in "fiub":
+        raise QgateError(f"{str(path)!r} holds a numpy array of {array.dtype}, not numbers.")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
+def _pick(
+    path: Path, several: str | None, entries: dict[str, Any], key: str | None
+) -> Iterator[StoredTensor]:
+    """All tensors among the entries, or the one asked for; no silent choice of the first."""
+    if key is not None and key not in entries:
+        raise _no_such(path, key, list(entries) if several else [])
+    tensors = {k: v for k, v in entries.items() if isinstance(v, Tensor)}
+    if key is not None:
+        tensors = {key: tensors[key]} if key in tensors else {}
+    if not tensors:
+        kinds = ", ".join(f"{k}: {type(v).__name__}" for k, v in list(entries.items())[:8])
+        raise QgateError(f"{str(path)!r} holds no tensor; it has {kinds or 'nothing'}.")
+    for name, tensor in tensors.items():
+        yield StoredTensor(path, name or None, tensor)
+
+
+def _no_such(path: Path, key: str, names: list[str]) -> QgateError:
+    shown = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+    there = f"it has {shown}" if names else "it holds one tensor without a name"
+    return QgateError(f"{str(path)!r} has no tensor {key!r}; {there}.")
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return text[0].rstrip(".")[:160] if text else type(error).__name__
+
+
+def _endings() -> str:
+    return ", ".join(READERS)
+
+
+READERS: dict[str, Callable[[Path, str | None], Iterator[StoredTensor]]] = {
+    ".pt": _read_torch,
+    ".pth": _read_torch,
+    ".safetensors": _read_safetensors,
+    ".npy": _read_npy,
+    ".npz": _read_npz,
+}

@@ -1,0 +1,141 @@
+"""Every tensor of a file through the sweeps that were asked for, as records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qgate.analysis.sweeping import all_bf16, mx_of, sweep
+from qgate.dumps import StoredTensor, read_tensors
+from qgate.errors import QgateError
+from qgate.stats import BlockCounts, Counts, Values, block_counts, counts
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to sweep; the fields are the options of `qgate sweep`."""
+
+    formats: tuple[str, ...] = ("fp8_e4m3",)
+    levels: int = 21
+    max_exp: float | None = None
+    min_exp: float | None = None
+    max_offset: int | None = None
+    min_offset: int | None = None
+    granularity: tuple[str, ...] = ("tensor", "block")
+    alignment: str = "exact"
+    scale_bits: int = 8
+    block: int = 32
+    axis: int = -1
+    via: str | None = None
+
+
+@dataclass(frozen=True)
+class Swept:
+    """The records of one tensor, or why there are none."""
+
+    name: str
+    source: str
+    records: tuple[dict[str, Any], ...] = ()
+    error: str | None = None
+
+    @property
+    def failed(self) -> str | None:
+        """The reason this tensor does not pass, if it does not."""
+        return self.error or next((r["failed"] for r in self.records if r["failed"]), None)
+
+
+def sweep_file(spec: str, request: Request) -> Iterator[Swept]:
+    """One `Swept` per tensor of the file; a bad file or tensor is one with an error."""
+    done = 0
+    try:
+        for stored in read_tensors(spec):
+            done += 1
+            yield _sweep_stored(stored, request)
+    except (QgateError, OSError) as error:
+        yield Swept(spec, spec, error=str(error))
+    else:
+        if not done:
+            yield Swept(spec, spec, error=f"{spec!r} holds no tensor.")
+
+
+def _sweep_stored(stored: StoredTensor, request: Request) -> Swept:
+    source = str(stored.path) if stored.key is None else f"{stored.path}:{stored.key}"
+    try:
+        records = tuple(_records(stored, request))
+    except (QgateError, TypeError) as error:
+        return Swept(stored.name, source, error=str(error))
+    return Swept(stored.name, source, records)
+
+
+def _records(stored: StoredTensor, request: Request) -> Iterator[dict[str, Any]]:
+    tensor = stored.tensor.detach()
+    if not tensor.is_floating_point() or tensor.layout != torch.strided:
+        kind = tensor.dtype if tensor.layout == torch.strided else tensor.layout
+        raise QgateError(f"{stored.name} is a {kind} tensor; a sweep needs floating point numbers.")
+    about = {
+        "path": str(stored.path),
+        "shape": list(tensor.shape),
+        "sha256": stored.sha256(),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+    }
+    rounded = None
+    if request.via is not None and tensor.dtype in (torch.float32, torch.float64):
+        tensor = tensor.to({"bf16": torch.bfloat16, "fp16": torch.float16}[request.via])
+        rounded = request.via
+    elif tensor.dtype == torch.float32 and all_bf16(tensor):
+        tensor = tensor.to(torch.bfloat16)
+    seen = _Seen(tensor, request)
+    for name in request.formats:
+        for granularity in request.granularity:
+            block = granularity == "block"
+            if block and len(request.granularity) > 1 and not _has_mx(name):
+                continue
+            found = sweep(
+                seen.blocks() if block else seen.values(),
+                name,
+                levels=request.levels,
+                max_exp=request.max_offset if block else request.max_exp,
+                min_exp=request.min_offset if block else request.min_exp,
+                granularity="block" if block else "tensor",
+                alignment="documented" if request.alignment == "documented" else "exact",
+                scale_bits=request.scale_bits,
+                block=request.block,
+                axis=request.axis,
+                name=stored.name,
+            ).to_dict()
+            found["tensor"] |= about | {"rounded_to": rounded}
+            yield found
+
+
+class _Seen:
+    """Counts made once, when first asked for, whatever the number of formats."""
+
+    def __init__(self, tensor: Tensor, request: Request) -> None:
+        self.tensor, self.request = tensor, request
+        self._blocks: BlockCounts | Tensor | None = None
+        self._values: Counts | Values | None = None
+
+    def values(self) -> Counts | Values:
+        if self._values is None:
+            self._values = counts(self.tensor)
+        return self._values
+
+    def blocks(self) -> BlockCounts | Tensor:
+        if self._blocks is None:
+            tensor, request = self.tensor, self.request
+            self._blocks = tensor
+            if tensor.dtype in (torch.bfloat16, torch.float16):
+                self._blocks = block_counts(tensor, block=request.block, axis=request.axis)
+        return self._blocks
+
+
+def _has_mx(name: str) -> bool:
+    try:
+        mx_of(name)
+    except QgateError:
+        return False
+    return True

@@ -1,0 +1,250 @@
+"""A metric against the scale exponent, whatever its values: exact, infinite, constant, undefined.
+
+An exact level has no place on a logarithmic or decibel axis. It is drawn at the better edge of the
+panel and named there, so that the best levels never drop out of the picture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from qgate.report.plots._figure import BLUE, GRAY, RED
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+Kind = Literal["error", "decibel", "cosine"]
+
+GREEN, ORANGE = "#1b7837", "#b35806"
+_SAME_COSINE = 4e-16
+_EDGE, _LABEL = 0.07, 0.015
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The levels all panels share: where they are and what they are."""
+
+    x: Floats
+    integer: Mask
+    overflow: Mask
+    recommended: int | None
+    production: float | None
+    ends: tuple[float, ...]
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        low, high = float(self.x.min()), float(self.x.max())
+        pad = max(0.04 * (high - low), 0.5)
+        return low - pad, high + pad
+
+    @property
+    def edges(self) -> Floats:
+        """Where one level's cell ends and the next one's begins, outermost limits included."""
+        order = np.sort(self.x)
+        low, high = self.limits
+        return np.concatenate([[low], (order[:-1] + order[1:]) / 2, [high]])
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric over the levels, on the kind of axis it needs."""
+
+    values: Floats
+    color: str = BLUE
+
+    def plotted(self, kind: Kind) -> Floats:
+        """The values as the axis takes them: a cosine by its distance to 1."""
+        if kind != "cosine":
+            return self.values
+        distance = 1 - self.values
+        return np.where(np.abs(distance) < _SAME_COSINE, 0.0, distance)
+
+
+def draw_curves(axes: Axes, grid: Grid, curves: Sequence[Curve], kind: Kind) -> None:
+    """Everything inside one panel but its title."""
+    draw_ground(axes, grid)
+    shown = [(curve, curve.plotted(kind)) for curve in curves]
+    if all(np.isnan(values).all() for _, values in shown):
+        axes.text(
+            0.5,
+            0.5,
+            "not defined for this tensor",
+            transform=axes.transAxes,
+            ha="center",
+            color=GRAY,
+        )
+        axes.set_yticks([])
+        return
+    exact, lost = (0.0, math.inf) if kind != "decibel" else (math.inf, -math.inf)
+    rooms = [any((values == edge).any() for _, values in shown) for edge in (exact, lost)]
+    inside = np.concatenate([values[_drawable(values, kind)] for _, values in shown])
+    _set_limits(axes, inside, kind, *rooms)
+    for curve, values in shown:
+        _draw_line(axes, grid, curve, np.where(_drawable(values, kind), values, np.nan))
+    top = kind != "error"
+    for level, at_top, words in ((exact, top, "exact"), (lost, not top, "no bound")):
+        _draw_at_edge(axes, grid, [(c, v == level) for c, v in shown], at_top, words)
+
+
+def _drawable(values: Floats, kind: Kind) -> Mask:
+    finite = np.isfinite(values)
+    return finite if kind == "decibel" else finite & (values > 0)
+
+
+def draw_ground(axes: Axes, grid: Grid) -> None:
+    """What all panels have in common: the shading, the marked exponents, the grid."""
+    from matplotlib.ticker import MaxNLocator
+
+    order = np.argsort(grid.x)
+    edges = grid.edges
+    start: float | None = None
+    for cell, high in enumerate([*grid.overflow[order], False]):
+        if high and start is None:
+            start = float(edges[cell])
+        if not high and start is not None:
+            axes.axvspan(start, float(edges[cell]), color=RED, alpha=0.09, linewidth=0)
+            start = None
+    for end in grid.ends:
+        axes.axvline(end, color=GRAY, linewidth=1.2, linestyle=":")
+    if grid.recommended is not None:
+        at = float(grid.x[grid.recommended])
+        axes.axvline(at, color=GREEN, linewidth=7, alpha=0.22, solid_capstyle="butt")
+    low, high = grid.limits
+    if grid.production is not None and low <= grid.production <= high:
+        axes.axvline(grid.production, color=ORANGE, linewidth=1.4, linestyle="--")
+    axes.set_xlim(low, high)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True, steps=[1, 2, 5, 10]))
+    axes.grid(color=GRAY, alpha=0.22, linewidth=0.6)
+    axes.tick_params(labelsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def marker_size(grid: Grid) -> float:
+    return 5.5 if len(grid.x) <= 30 else 4.2
+
+
+def _draw_line(axes: Axes, grid: Grid, curve: Curve, y: Floats) -> None:
+    size = marker_size(grid)
+    order = np.argsort(grid.x)
+    axes.plot(grid.x[order], y[order], color=curve.color, linewidth=1.2, alpha=0.75)
+    for pick, filled in ((~grid.integer, False), (grid.integer, True)):
+        axes.plot(
+            grid.x[pick],
+            y[pick],
+            linestyle="none",
+            marker="o",
+            markersize=size if filled else 0.62 * size,
+            markeredgecolor=curve.color,
+            markerfacecolor=curve.color if filled else "white",
+            markeredgewidth=0.8,
+        )
+    if grid.recommended is not None:
+        _draw_star(axes, float(grid.x[grid.recommended]), float(y[grid.recommended]))
+
+
+def _draw_star(axes: Axes, x: float, y: float, *, at_edge: bool = False) -> None:
+    axes.plot(
+        [x],
+        [y],
+        marker="*",
+        markersize=14,
+        color=GREEN,
+        markeredgecolor="white",
+        markeredgewidth=0.7,
+        linestyle="none",
+        clip_on=False,
+        zorder=5,
+        **({"transform": axes.get_xaxis_transform()} if at_edge else {}),
+    )
+
+
+def _draw_at_edge(
+    axes: Axes, grid: Grid, curves: Sequence[tuple[Curve, Mask]], at_top: bool, words: str
+) -> None:
+    """Levels the axis has no place for, in a row along its edge, named once."""
+    y = 1 - _EDGE if at_top else _EDGE
+    across = axes.get_xaxis_transform()
+    there = np.zeros(len(grid.x), dtype=bool)
+    for curve, mask in curves:
+        there |= mask
+        for pick, filled in ((mask & ~grid.integer, False), (mask & grid.integer, True)):
+            axes.plot(
+                grid.x[pick],
+                np.full(int(pick.sum()), y),
+                linestyle="none",
+                marker="^" if at_top else "v",
+                markersize=6.5 if filled else 4.5,
+                markeredgecolor=curve.color,
+                markerfacecolor=curve.color if filled else "white",
+                transform=across,
+            )
+    if not there.any():
+        return
+    if grid.recommended is not None and there[grid.recommended]:
+        _draw_star(axes, float(grid.x[grid.recommended]), y, at_edge=True)
+    low, high = grid.limits
+    middle = (float(grid.x[there].min()) + float(grid.x[there].max())) / 2
+    middle = min(max(middle, low + 0.09 * (high - low)), high - 0.09 * (high - low))
+    axes.text(
+        middle,
+        1 - _LABEL if at_top else _LABEL,
+        words,
+        transform=across,
+        ha="center",
+        va="top" if at_top else "bottom",
+        fontsize=8.5,
+        color="black",
+    )
+
+
+def _set_limits(axes: Axes, inside: Floats, kind: Kind, exact: bool, lost: bool) -> None:
+    """The data with some air, and a strip of its own for what is drawn at an edge."""
+    if kind == "decibel":
+        low, high = _padded(inside, 1.0, below=lost, above=exact)
+        axes.set_ylim(low, high)
+        if not inside.size:
+            axes.set_yticks([])
+        axes.ticklabel_format(axis="y", style="plain", useOffset=False)
+        return
+    if not inside.size:
+        axes.set_ylim(0, 1)
+        axes.set_yticks([])
+        return
+    axes.set_yscale("log")
+    low, high = _padded(np.log10(inside), 0.6, below=exact, above=lost)
+    if kind == "cosine":
+        high = min(high, math.log10(2.2)) if not lost else high
+        _name_cosines(axes, high - low)
+        low, high = high, low
+    axes.set_ylim(10 ** max(min(low, 300.0), -300.0), 10 ** max(min(high, 300.0), -300.0))
+
+
+def _padded(values: Floats, least: float, *, below: bool, above: bool) -> tuple[float, float]:
+    if not values.size:
+        return 0.0, 1.0
+    low, high = float(values.min()), float(values.max())
+    missing = max(least - (high - low), 0.0) / 2
+    low, high = low - missing, high + missing
+    span = high - low
+    return low - span * (0.24 if below else 0.07), high + span * (0.24 if above else 0.09)
+
+
+def _name_cosines(axes: Axes, decades: float) -> None:
+    """Ticks of a log axis of the distance to 1, named by the cosine itself: 0.9, 0.99, 0.999."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    def name(distance: float, _: object = None) -> str:
+        digits = max(0, -math.floor(math.log10(distance) + 1e-9))
+        return f"{1 - distance:.{digits}f}"
+
+    axes.yaxis.set_major_locator(LogLocator(subs=(1,) if decades > 1.5 else (1, 2, 5), numticks=9))
+    axes.yaxis.set_major_formatter(FuncFormatter(name))
+    axes.yaxis.set_minor_formatter(NullFormatter())

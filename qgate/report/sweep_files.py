@@ -1,0 +1,66 @@
+"""The files of a sweep: text, data and pictures under the names users know."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from qgate.report import sweep_text
+from qgate.report._files import write_text
+
+Record = dict[str, Any]
+
+
+def write(folder: Path, record: Record, *, plots: bool) -> list[Path]:
+    """Everything but the log; the paths written."""
+    name = record["format"]["name"]
+    if record["kind"] == "block":
+        stem = folder / f"mxfp_block_scaling_{name}"
+        files = {".json": _json(record), ".csv": _csv(record)}
+        texts = {stem.with_name(stem.name + end): text for end, text in files.items()}
+    else:
+        texts = {
+            folder / f"mxfp_scaling_results_{name}.txt": sweep_text.results_text(record),
+            folder / f"mxfp_scaling_{name}.json": _json(record),
+            folder / f"mxfp_scaling_{name}.csv": _csv(record),
+        }
+    for path, text in texts.items():
+        write_text(path, text)
+    return [*texts, *(_draw(folder, record) if plots else [])]
+
+
+def _draw(folder: Path, record: Record) -> list[Path]:
+    from qgate.report.plots import sweep
+
+    name = record["format"]["name"]
+    if record["kind"] == "block":
+        path = folder / f"mxfp_block_scaling_{name}.png"
+        sweep.draw_block(path, record)
+        return [path]
+    metrics = folder / f"mxfp_scaling_test_{name}.png"
+    summary = folder / f"mxfp_scaling_summary_{name}.png"
+    sweep.draw_metrics(metrics, record)
+    sweep.draw_summary(summary, record)
+    return [metrics, summary]
+
+
+def _json(record: Record) -> str:
+    return json.dumps(record, indent=1, allow_nan=False) + "\n"
+
+
+def _csv(record: Record) -> str:
+    """One row per level, the metrics and severities as columns of their own."""
+    rows = []
+    for level in record["levels"]:
+        row = {k: v for k, v in level.items() if k not in ("metrics", "severity", "marks")}
+        row |= level["metrics"]
+        row |= {f"{kind}_severity": grade for kind, grade in level["severity"].items()}
+        rows.append({**row, "marks": " ".join(level["marks"])})
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
