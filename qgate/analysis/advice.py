@@ -163,7 +163,9 @@ def _reasons(
     if math.isinf(sqnr) and sqnr > 0:
         reasons.append("Every value is represented exactly.")
     else:
-        reasons.append(f"SQNR {sqnr:.2f} dB; the best of all levels has {_db(top)}.")
+        ahead = top["metrics"]["sqnr_db"] > sqnr
+        rest = f"; the best of all levels has {_db(top)}." if ahead else ", the best of all levels."
+        reasons.append(f"SQNR {sqnr:.2f} dB{rest}")
     if advice["candidates"].startswith("levels") and advice["overflow"]["high"]:
         count = len(advice["overflow"]["high"])
         reasons.append(f"{count} of {len(levels)} levels overflow more than 1 % and were left out.")
@@ -188,7 +190,7 @@ def _reasons(
             reasons.append(f"It is the {word} that MX's floor rule uses.")
         else:
             reasons.append(
-                f"The {word} in production, {place:g}, has {_db(levels[production])}: "
+                f"The {word} in production is {place:g}: "
                 f"{abs(gap):.2f} dB {'less' if gap >= 0 else 'more'}."
             )
     return reasons

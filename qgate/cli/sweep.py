@@ -186,16 +186,14 @@ def _write(swept: Swept, target: Target, taken: list[Path]) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     shown: list[str] = []
     by_format: dict[str, list[str]] = {}
-    element = ""
     for record in swept.records:
         record["tensor"]["source"] = swept.source
-        element = record["format"]["name"] if record["kind"] == "tensor" or not element else element
         start = _stamp()
         paths = sweep_files.write(folder, record, plots=target.plots)
         lines = sweep_text.lines(record)
         lines += ["Results saved to:", *(f"  {path}" for path in paths), ""]
         stamped = [f"{start} - {line}" for line in lines]
-        by_format.setdefault(element, []).extend(stamped)
+        by_format.setdefault(record["format"]["asked"], []).extend(stamped)
         shown += lines
     for format_name, stamped in by_format.items():
         log = folder / f"mxfp_scaling_test_{name}_{format_name}.log"

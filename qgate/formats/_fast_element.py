@@ -9,6 +9,7 @@ from qgate.formats._element import ElementFormat, round_to_integer
 from qgate.formats._parts import Call
 from qgate.formats._scratch import buffer
 from qgate.formats._work import DOUBLE, SINGLE, narrow
+from qgate.formats.integers import IntFormat
 
 _ORDINARY = 2.0**100
 
@@ -30,11 +31,10 @@ def shortcut(fmt: ElementFormat, x: Tensor, out: Tensor, call: Call) -> bool:
     # Quotients and products of 24-bit numbers in float64: see `_work.divide` for why it suffices.
     t = buffer("double", x.shape, DOUBLE.dtype, x.device).copy_(x).div_(scale)
     t.clamp_(*fmt.bounds(narrow=q.narrow))
-    inverse = fmt.inverse_quantum(t, DOUBLE)
-    if isinstance(inverse, float):
+    if isinstance(fmt, IntFormat) and fmt.step == 1.0:
         t = round_to_integer(t, DOUBLE, q.rounding)
     else:
-        t = round_to_integer(t.mul_(inverse), DOUBLE, q.rounding).div_(inverse)
+        t = fmt.to_grid(t, DOUBLE, q.rounding)
     if fmt.negative_zero is None:
         t = t.add_(0.0)
     t = t.mul_(scale)

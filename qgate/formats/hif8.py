@@ -15,7 +15,7 @@ import numpy as np
 from qgate.formats._element import ElementFormat, Floats, Rounding
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Generator, Tensor
 
     from qgate.formats._work import Work
 
@@ -55,6 +55,18 @@ class HiF8Format(ElementFormat):
 
     def code_values(self) -> Floats:
         return _code_values()
+
+    def to_grid(
+        self, x: Tensor, work: Work, rounding: Rounding, generator: Generator | None = None
+    ) -> Tensor:
+        y = super().to_grid(x, work, rounding, generator)
+        if rounding == "even":
+            # Subnormal values are single powers of two, so evenness alternates with the exponent:
+            # of the ties between them, those above an even code have to go down.
+            for exponent in (-21, -19, -17):
+                low = 2.0**exponent
+                y = y.where(x.abs() != 1.5 * low, x.sign() * low)
+        return y
 
     def inverse_quantum(self, x: Tensor, work: Work) -> Tensor:
         field = x.view(work.integer).bitwise_and(work.exponent_mask) >> work.mantissa

@@ -12,6 +12,7 @@ from torch import Tensor
 from qgate.analysis.sweeping import all_bf16, mx_of, sweep
 from qgate.dumps import StoredTensor, read_tensors
 from qgate.errors import QgateError
+from qgate.formats import get
 from qgate.stats import BlockCounts, Counts, Values, block_counts, counts
 
 
@@ -108,6 +109,7 @@ def _records(stored: StoredTensor, request: Request) -> Iterator[dict[str, Any]]
                 name=stored.name,
             ).to_dict()
             found["tensor"] |= about | {"rounded_to": rounded}
+            found["format"]["asked"] = get(name).name
             yield found
 
 

@@ -16,7 +16,7 @@ Record = dict[str, Any]
 
 def write(folder: Path, record: Record, *, plots: bool) -> list[Path]:
     """Everything but the log; the paths written."""
-    name = record["format"]["name"]
+    name = record["format"].get("asked", record["format"]["name"])
     if record["kind"] == "block":
         stem = folder / f"mxfp_block_scaling_{name}"
         files = {".json": _json(record), ".csv": _csv(record)}
@@ -35,7 +35,7 @@ def write(folder: Path, record: Record, *, plots: bool) -> list[Path]:
 def _draw(folder: Path, record: Record) -> list[Path]:
     from qgate.report.plots import sweep
 
-    name = record["format"]["name"]
+    name = record["format"].get("asked", record["format"]["name"])
     if record["kind"] == "block":
         path = folder / f"mxfp_block_scaling_{name}.png"
         sweep.draw_block(path, record)

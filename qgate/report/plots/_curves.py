@@ -24,8 +24,8 @@ Mask = npt.NDArray[np.bool_]
 Kind = Literal["error", "decibel", "cosine"]
 
 GREEN, ORANGE = "#1b7837", "#b35806"
-_SAME_COSINE = 4e-16
-_EDGE, _LABEL = 0.07, 0.015
+_SAME_COSINE = 1e-12
+_EDGE, _LABEL = 0.085, 0.015
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Grid:
     x: Floats
     integer: Mask
     overflow: Mask
+    costly: Mask
     recommended: int | None
     production: float | None
     ends: tuple[float, ...]
@@ -90,7 +91,8 @@ def draw_curves(axes: Axes, grid: Grid, curves: Sequence[Curve], kind: Kind) -> 
     for curve, values in shown:
         _draw_line(axes, grid, curve, np.where(_drawable(values, kind), values, np.nan))
     top = kind != "error"
-    for level, at_top, words in ((exact, top, "exact"), (lost, not top, "no bound")):
+    best = "cosine 1" if kind == "cosine" else "exact"
+    for level, at_top, words in ((exact, top, best), (lost, not top, "no bound")):
         _draw_at_edge(axes, grid, [(c, v == level) for c, v in shown], at_top, words)
 
 
@@ -103,15 +105,8 @@ def draw_ground(axes: Axes, grid: Grid) -> None:
     """What all panels have in common: the shading, the marked exponents, the grid."""
     from matplotlib.ticker import MaxNLocator
 
-    order = np.argsort(grid.x)
-    edges = grid.edges
-    start: float | None = None
-    for cell, high in enumerate([*grid.overflow[order], False]):
-        if high and start is None:
-            start = float(edges[cell])
-        if not high and start is not None:
-            axes.axvspan(start, float(edges[cell]), color=RED, alpha=0.09, linewidth=0)
-            start = None
+    _shade(axes, grid, grid.overflow, 0.11)
+    _shade(axes, grid, grid.costly & ~grid.overflow, 0.045)
     for end in grid.ends:
         axes.axvline(end, color=GRAY, linewidth=1.2, linestyle=":")
     if grid.recommended is not None:
@@ -121,10 +116,22 @@ def draw_ground(axes: Axes, grid: Grid) -> None:
     if grid.production is not None and low <= grid.production <= high:
         axes.axvline(grid.production, color=ORANGE, linewidth=1.4, linestyle="--")
     axes.set_xlim(low, high)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, steps=[1, 2, 5, 10]))
     axes.grid(color=GRAY, alpha=0.22, linewidth=0.6)
     axes.tick_params(labelsize=9)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _shade(axes: Axes, grid: Grid, mask: Mask, alpha: float) -> None:
+    """Neighbors in one piece, so that no seams show."""
+    edges = grid.edges
+    start: float | None = None
+    for cell, inside in enumerate([*mask[np.argsort(grid.x)], False]):
+        if inside and start is None:
+            start = float(edges[cell])
+        if not inside and start is not None:
+            axes.axvspan(start, float(edges[cell]), color=RED, alpha=alpha, linewidth=0)
+            start = None
 
 
 def marker_size(grid: Grid) -> float:
@@ -160,9 +167,8 @@ def _draw_star(axes: Axes, x: float, y: float, *, at_edge: bool = False) -> None
         markeredgecolor="white",
         markeredgewidth=0.7,
         linestyle="none",
-        clip_on=False,
         zorder=5,
-        **({"transform": axes.get_xaxis_transform()} if at_edge else {}),
+        transform=axes.get_xaxis_transform() if at_edge else axes.transData,
     )
 
 
@@ -222,7 +228,8 @@ def _set_limits(axes: Axes, inside: Floats, kind: Kind, exact: bool, lost: bool)
     low, high = _padded(np.log10(inside), 0.6, below=exact, above=lost)
     if kind == "cosine":
         high = min(high, math.log10(2.2)) if not lost else high
-        _name_cosines(axes, high - low)
+    _name_ticks(axes, kind, high - low)
+    if kind == "cosine":
         low, high = high, low
     axes.set_ylim(10 ** max(min(low, 300.0), -300.0), 10 ** max(min(high, 300.0), -300.0))
 
@@ -234,17 +241,24 @@ def _padded(values: Floats, least: float, *, below: bool, above: bool) -> tuple[
     missing = max(least - (high - low), 0.0) / 2
     low, high = low - missing, high + missing
     span = high - low
-    return low - span * (0.24 if below else 0.07), high + span * (0.24 if above else 0.09)
+    return low - span * (0.27 if below else 0.07), high + span * (0.27 if above else 0.09)
 
 
-def _name_cosines(axes: Axes, decades: float) -> None:
-    """Ticks of a log axis of the distance to 1, named by the cosine itself: 0.9, 0.99, 0.999."""
+def _name_ticks(axes: Axes, kind: Kind, decades: float) -> None:
+    """Few ticks, but always some: between powers of ten only where there are less than two.
+
+    A cosine is drawn by its distance to 1 and named by itself: 0.9, 0.99, 0.999.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    def name(distance: float, _: object = None) -> str:
-        digits = max(0, -math.floor(math.log10(distance) + 1e-9))
-        return f"{1 - distance:.{digits}f}"
+    def name(value: float, _: object = None) -> str:
+        power = math.floor(math.log10(value) + 1e-9)
+        if kind == "cosine":
+            near = f"1 - {value:.0e}".replace("e-0", "e-")
+            return near if power < -5 else f"{1 - value:.{max(0, -power)}f}"
+        return f"{value:g}" if -4 < power < 5 else f"{value:.0e}".replace("e-0", "e-")
 
-    axes.yaxis.set_major_locator(LogLocator(subs=(1,) if decades > 1.5 else (1, 2, 5), numticks=9))
+    between = (1.0,) if decades >= 2 else (1.0, 2.0, 5.0)
+    axes.yaxis.set_major_locator(LogLocator(subs=between, numticks=9))
     axes.yaxis.set_major_formatter(FuncFormatter(name))
     axes.yaxis.set_minor_formatter(NullFormatter())

@@ -42,9 +42,10 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.gridspec import GridSpec
+    from matplotlib.gridspec import GridSpec, SubplotSpec
 
 _PSNR = "#67a9cf"
+_ENDS = {"exact": "exact alignment", "documented": "documented alignment", "given": "as given"}
 _Panel = tuple[str, str, Kind]
 _MSE: _Panel = ("mse", "MSE", "error")
 _COSINE: _Panel = ("cosine", "Cosine similarity", "cosine")
@@ -70,14 +71,14 @@ def draw_block(path: Path, record: Record) -> None:
     figure, grid_spec = _sheet(record, rows=1, height=6.4)
     if record["levels"]:
         grid = _grid(record)
-        panels = [figure.add_subplot(grid_spec[0, column]) for column in range(3)]
+        panels = [figure.add_subplot(grid_spec[1, column]) for column in range(3)]
         _draw_ratios(panels[0], record, grid)
         _draw_metric(panels[1], record, grid, _MSE)
         _draw_shares(panels[2], record, grid)
         for axes in panels:
             axes.set_xlabel("saturates \u2190   offset to the block exponent   \u2192 flushes")
             axes.xaxis.set_major_formatter(lambda value, _: offset_text(value))
-        _draw_legend(figure, record, grid)
+        _draw_legend(_bare(figure, grid_spec[0, :]), record, grid)
     save(figure, path)
 
 
@@ -88,14 +89,14 @@ def _draw_tensor(
     if record["levels"]:
         grid = _grid(record)
         for index, panel in enumerate(panels):
-            axes = figure.add_subplot(grid_spec[index // 3, index % 3])
+            axes = figure.add_subplot(grid_spec[1 + index // 3, index % 3])
             if panel is _RATIO:
                 _draw_ratios(axes, record, grid)
             else:
                 _draw_metric(axes, record, grid, panel)
             if index // 3 == rows - 1:
                 axes.set_xlabel("saturates \u2190   scale exponent   \u2192 flushes")
-        _draw_legend(figure, record, grid)
+        _draw_legend(_bare(figure, grid_spec[0, :]), record, grid)
     save(figure, path)
 
 
@@ -108,6 +109,7 @@ def _grid(record: Record) -> Grid:
         x=np.array([number(level["exponent"]) for level in levels]),
         integer=np.array([bool(level["integer"]) for level in levels]),
         overflow=np.array([level["severity"]["overflow"] == "high" for level in levels]),
+        costly=np.array([number(level["overflow_energy"]) > 0.01 for level in levels]),
         recommended=record["advice"].get("recommended"),
         production=number(production["exponent"]) if production else None,
         ends=() if block else tuple(number(level["exponent"]) for level in ends if level),
@@ -201,7 +203,8 @@ def _sheet(record: Record, *, rows: int, height: float) -> tuple[Figure, GridSpe
     """A figure with its headline and, below the panels, the figures of tensor and format."""
     figure = new_figure(14, height)
     figure.set_layout_engine("constrained", w_pad=0.09, h_pad=0.07, hspace=0.03, wspace=0.02)
-    grid_spec = figure.add_gridspec(rows + 1, 3, height_ratios=[1.0] * rows + [0.18 * rows + 0.12])
+    heights = [0.04 * rows + 0.02, *[1.0] * rows, 0.18 * rows + 0.12]
+    grid_spec = figure.add_gridspec(rows + 2, 3, height_ratios=heights)
     parts = [shortened(record["tensor"]["name"], 60), format_title(record)]
     if record.get("failed"):
         parts.insert(0, f"FAILS: {shortened(record['failed'], 60)}")
@@ -211,13 +214,18 @@ def _sheet(record: Record, *, rows: int, height: float) -> tuple[Figure, GridSpe
     figure.suptitle(_drawable("   |   ".join(parts)), fontsize=13, color=color, parse_math=False)
     boxes = (_tensor_box(record), _format_box(record), _advice_box(record))
     for column, (title, body) in enumerate(boxes):
-        axes = figure.add_subplot(grid_spec[rows, column])
-        axes.axis("off")
+        axes = _bare(figure, grid_spec[rows + 1, column])
         color = GREEN if column == 2 else "black"
         axes.text(0, 1, title, va="top", fontsize=10.5, fontweight="bold", color=color)
         text = _drawable("\n".join(body))
         axes.text(0, 0.83, text, va="top", fontsize=9.5, linespacing=1.35, parse_math=False)
     return figure, grid_spec
+
+
+def _bare(figure: Figure, place: SubplotSpec) -> Axes:
+    axes = figure.add_subplot(place)
+    axes.axis("off")
+    return axes
 
 
 def _drawable(text: str) -> str:
@@ -260,7 +268,7 @@ def _format_box(record: Record) -> tuple[str, list[str]]:
         rule = f"blocks of {given['block']} along axis {given['axis']}, {given['scale_rule']} rule"
         return f"Format {format_title(record)}", [*body, rule]
     ends = f"{exponent_text(given['min_exp'])} to {exponent_text(given['max_exp'])}"
-    levels = f"{len(record['levels'])} levels, exponents {ends} ({given['alignment']})"
+    levels = f"{len(record['levels'])} levels, exponents {ends} ({_ENDS[given['alignment']]})"
     return f"Format {format_title(record)}", [*body, levels, f"scale of {given['scale_bits']} bits"]
 
 
@@ -276,7 +284,7 @@ def _advice_box(record: Record) -> tuple[str, list[str]]:
     if "production" in best["marks"]:
         used += ": the same"
     elif math.isfinite(gap):
-        used += f": the recommended one has {gap:+.2f} dB of SQNR"
+        used += f": recommended is {gap:+.2f} dB SQNR"
     what = f"offset {name(best['exponent'])}, factor " if block else ""
     return f"Recommended: {what}{factor_text(best)}{held}", [
         f"SQNR {decibel_text(metric(best, 'sqnr_db'))}, MSE {metric(best, 'mse'):.3g}, "
@@ -292,7 +300,7 @@ def _lost(best: Level, kind: str, words: str) -> str:
     return f"{words}: {best[kind]} ({share}), {energy} of the energy"
 
 
-def _draw_legend(figure: Figure, record: Record, grid: Grid) -> None:
+def _draw_legend(axes: Axes, record: Record, grid: Grid) -> None:
     """One legend for all panels, and only what is in the picture."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -300,24 +308,31 @@ def _draw_legend(figure: Figure, record: Record, grid: Grid) -> None:
     name = offset_text if record["kind"] == "block" else exponent_text
     handles: list[Artist] = []
     if grid.recommended is not None:
-        at = name(grid.x[grid.recommended])
-        style = {"marker": "*", "markersize": 13, "markeredgecolor": "white"}
-        handles.append(Line2D([], [], color=GREEN, linewidth=5, label=f"recommended {at}", **style))
+        best = Line2D([], [], color=GREEN, marker="*", markersize=13, linewidth=5)
+        best.set(markeredgecolor="white", label=f"recommended {name(grid.x[grid.recommended])}")
+        handles.append(best)
     if grid.production is not None:
-        at = name(grid.production)
-        handles.append(Line2D([], [], color=ORANGE, linestyle="--", label=f"production {at}"))
+        label = f"production {name(grid.production)}"
+        handles.append(Line2D([], [], color=ORANGE, linestyle="--", label=label))
     if grid.ends:
-        ends = ", ".join(dict.fromkeys(name(end) for end in grid.ends))
         kind = "ends" if record["parameters"]["alignment"] == "given" else "alignment ends"
-        handles.append(Line2D([], [], color=GRAY, linestyle=":", label=f"{kind} {ends}"))
+        label = f"{kind} {', '.join(dict.fromkeys(name(end) for end in grid.ends))}"
+        handles.append(Line2D([], [], color=GRAY, linestyle=":", label=label))
     if grid.overflow.any():
-        handles.append(Patch(color=RED, alpha=0.12, label="more than 1% saturated"))
-    dot = {"linestyle": "none", "marker": "o", "markeredgecolor": BLUE}
-    if grid.integer.any() and not grid.integer.all():
-        handles.append(Line2D([], [], markerfacecolor=BLUE, label="integer exponent", **dot))
+        handles.append(Patch(color=RED, alpha=0.14, label="> 1% of elements saturate"))
+    if (grid.costly & ~grid.overflow).any():
+        handles.append(Patch(color=RED, alpha=0.06, label="> 1% of the energy lost to saturation"))
     if not grid.integer.all():
-        label = "fractional: not an E8M0 scale"
-        handles.append(Line2D([], [], markerfacecolor="white", markersize=4, label=label, **dot))
-    figure.legend(
-        handles=handles, loc="outside upper center", ncols=len(handles), frameon=False, fontsize=9.5
+        for label, fill in (("integer", BLUE), ("fractional: not an E8M0 scale", "white")):
+            dot = Line2D([], [], linestyle="none", marker="o", markeredgecolor=BLUE)
+            dot.set(markerfacecolor=fill, markersize=4 if fill == "white" else 6, label=label)
+            handles.append(dot)
+    axes.legend(
+        handles=handles,
+        loc="center",
+        ncols=len(handles),
+        frameon=False,
+        fontsize=9.5,
+        borderpad=0,
+        columnspacing=1.6,
     )
