@@ -57,7 +57,9 @@ def direct(x: Tensor, exponents: list[float]) -> list[tuple[float, ...]]:
         over = (x.abs() / factor > 448).sum()
         flush = ((q == 0) & (x != 0)).sum()
         worst = error.abs().max()
-        found.append(tuple(float(v) for v in (mse, mae, cosine, psnr, relative, over, flush, worst)))
+        found.append(
+            tuple(float(v) for v in (mse, mae, cosine, psnr, relative, over, flush, worst))
+        )
     return found
 
 
@@ -93,8 +95,10 @@ def part_c(largest: int, rounds: int) -> None:
 
     runs = {"one": lambda: several(FORMATS[:1]), "five": lambda: several(FORMATS)}
     times = _turns.seconds(runs, rounds)
-    print(f"(c) 2^{largest}: five formats take {_turns.median_ratio(times['five'], times['one']):.2f} "
-          "times one")
+    print(
+        f"(c) 2^{largest}: five formats take {_turns.median_ratio(times['five'], times['one']):.2f} "
+        "times one"
+    )
 
 
 def part_d(largest: int, rounds: int) -> None:
@@ -106,8 +110,8 @@ def part_d(largest: int, rounds: int) -> None:
     }
     times = _turns.seconds(runs, rounds)
     for name in ("count", "block"):
-        print(f"(d) 2^{largest}: block {name} {_turns.median_ratio(times[name], times['copy']):.1f} "
-              "copies")
+        ratio = _turns.median_ratio(times[name], times["copy"])
+        print(f"(d) 2^{largest}: block {name} {ratio:.1f} copies")
 
 
 _MEMORY = """
@@ -151,8 +155,10 @@ def part_memory(gigabytes: float) -> None:
             [sys.executable, "-c", _MEMORY, str(path)], capture_output=True, text=True, check=True
         )
         tensor, block = out.stdout.split()
-        print(f"memory: {gigabytes:g} GB file, {tensor} MB above start-up for the tensor sweep, "
-              f"{block} MB with the block sweep")
+        print(
+            f"memory: {gigabytes:g} GB file, {tensor} MB above start-up for the tensor sweep, "
+            f"{block} MB with the block sweep"
+        )
 
 
 def part_command(rounds: int) -> None:

@@ -13,7 +13,9 @@ from qgate._version import __version__
 from qgate.errors import QgateError
 
 if TYPE_CHECKING:
-    from qgate import formats
+    from qgate import analysis, formats, stats
+    from qgate.analysis.sweeping import Sweep, sweep
+    from qgate.analysis.underflow import watch_underflow
     from qgate.formats.encoded import Encoded
     from qgate.formats.quantizer import Quantizer, encode, quantize
 
@@ -21,17 +23,25 @@ __all__ = [
     "Encoded",
     "QgateError",
     "Quantizer",
+    "Sweep",
     "__version__",
+    "analysis",
     "encode",
     "formats",
     "quantize",
+    "stats",
+    "sweep",
+    "watch_underflow",
 ]
 
 _HOME = {
     "Encoded": "qgate.formats.encoded",
     "Quantizer": "qgate.formats.quantizer",
     "encode": "qgate.formats.quantizer",
+    "Sweep": "qgate.analysis.sweeping",
     "quantize": "qgate.formats.quantizer",
+    "sweep": "qgate.analysis.sweeping",
+    "watch_underflow": "qgate.analysis.underflow",
 }
 
 

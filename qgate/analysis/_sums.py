@@ -29,7 +29,7 @@ class Folded:
         below = np.signbit(values)
         positive = np.bincount(place, np.where(below, 0, weights), minlength=len(sizes))
         negative = np.bincount(place, np.where(below, weights, 0), minlength=len(sizes))
-        return Folded(sizes, positive, negative)
+        return Folded(sizes, positive.astype(np.float64), negative.astype(np.float64))
 
 
 class LevelSums:

@@ -110,6 +110,14 @@ def run(args: argparse.Namespace) -> int:
 def _request(args: argparse.Namespace) -> Request:
     from qgate.pipeline.sweep_files import Request
 
+    if not 2 <= args.scale_bits <= 8:
+        raise QgateError(f"--scale-bits {args.scale_bits} is not allowed; it is from 2 to 8.")
+    ends = args.max_scale_exp, args.min_scale_exp
+    if None not in ends and ends[0] < ends[1]:
+        raise QgateError(
+            f"--max-scale-exp {ends[0]:g} is below --min-scale-exp {ends[1]:g}; a sweep runs from "
+            "the larger exponent to the smaller one."
+        )
     chosen = (args.granularity,) if args.granularity else ("tensor", "block")
     offsets: dict[str, Any] = {}
     if args.granularity == "block":

@@ -77,15 +77,16 @@ def read_tensors(spec: str) -> Iterator[StoredTensor]:
         yield from reader(path, key)
     except (QgateError, GeneratorExit, PermissionError):
         raise
-    except pickle.UnpicklingError as error:
+    except pickle.UnpicklingError:
         raise QgateError(
-            f"{spec!r} holds more than tensors and would have to run code to be read; save the "
-            f"tensor alone ({_first_line(error)})."
+            f"{spec!r} holds more than tensors, or is no .pt file, and would have to run code to "
+            "be read; that is refused. Save the tensor alone."
         ) from None
     except Exception as error:
+        text = _first_line(error)
+        detail = f" ({text})" if len(text) > 8 else ""
         raise QgateError(
-            f"{spec!r} cannot be read; it is damaged or no {path.suffix} file "
-            f"({_first_line(error)})."
+            f"{spec!r} cannot be read; it is damaged or no {path.suffix} file{detail}."
         ) from None
 
 

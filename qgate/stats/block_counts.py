@@ -95,7 +95,7 @@ def _count_blocks(x: Tensor, block: int, axis: int) -> BlockCounts:
             if part.numel() == 0:
                 continue
             groups = part.reshape(-1, block if part.shape[1] == whole and whole else part.shape[1])
-            index = groups.to(torch.int32)
+            index = groups.contiguous().to(torch.int32)
             size = index.bitwise_and(0x7FFF).amax(1, keepdim=True)
             single = size.to(torch.int16).view(x.dtype).to(torch.float32).view(torch.int32)
             fields = (single >> 23).masked_fill_(size >= infinity, 255)

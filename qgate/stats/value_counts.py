@@ -41,8 +41,9 @@ class Counts(Summary):
         return Counts(self.dtype, self.counts + other.counts, rounded)
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, Counts) and self.dtype == other.dtype
-        return same and np.array_equal(self.counts, other.counts)  # type: ignore[union-attr]
+        if not isinstance(other, Counts):
+            return NotImplemented
+        return self.dtype == other.dtype and np.array_equal(self.counts, other.counts)
 
     __hash__ = None  # type: ignore[assignment]
 

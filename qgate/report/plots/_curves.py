@@ -43,7 +43,7 @@ class Grid:
     @property
     def limits(self) -> tuple[float, float]:
         low, high = float(self.x.min()), float(self.x.max())
-        pad = max(0.04 * (high - low), 0.5)
+        pad = max(0.04 * (high - low), 0.5) if high - low >= 1 else 1.0
         return low - pad, high + pad
 
     @property
@@ -132,6 +132,13 @@ def _shade(axes: Axes, grid: Grid, mask: Mask, alpha: float) -> None:
         if not inside and start is not None:
             axes.axvspan(start, float(edges[cell]), color=RED, alpha=alpha, linewidth=0)
             start = None
+
+
+def brief(value: float) -> str:
+    """Three digits, with a power of ten only where the number would be long."""
+    if 1e-3 <= abs(value) < 1e5:
+        return f"{float(f'{value:.3g}'):g}"
+    return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
 
 
 def marker_size(grid: Grid) -> float:
@@ -254,11 +261,10 @@ def _name_ticks(axes: Axes, kind: Kind, decades: float) -> None:
     def name(value: float, _: object = None) -> str:
         power = math.floor(math.log10(value) + 1e-9)
         if kind == "cosine":
-            near = f"1 - {value:.0e}".replace("e-0", "e-")
-            return near if power < -5 else f"{1 - value:.{max(0, -power)}f}"
-        return f"{value:g}" if -4 < power < 5 else f"{value:.0e}".replace("e-0", "e-")
+            return f"1 - {brief(value)}" if power < -5 else f"{1 - value:.{max(0, -power)}f}"
+        return brief(value)
 
-    between = (1.0,) if decades >= 2 else (1.0, 2.0, 5.0)
+    between = (1.0,) if decades >= 2.4 else (1.0, 2.0, 5.0)
     axes.yaxis.set_major_locator(LogLocator(subs=between, numticks=9))
     axes.yaxis.set_major_formatter(FuncFormatter(name))
     axes.yaxis.set_minor_formatter(NullFormatter())

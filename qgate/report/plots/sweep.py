@@ -12,6 +12,7 @@ import numpy as np
 from qgate.report._sweep_record import (
     Level,
     Record,
+    counted,
     decibel_text,
     exponent_text,
     factor_text,
@@ -32,6 +33,7 @@ from qgate.report.plots._curves import (
     Floats,
     Grid,
     Kind,
+    brief,
     draw_curves,
     draw_ground,
     marker_size,
@@ -127,7 +129,7 @@ def _draw_metric(axes: Axes, record: Record, grid: Grid, panel: _Panel) -> None:
     best = recommended(record)
     if best is not None and not math.isnan(metric(best, name)):
         value = metric(best, name)
-        said = f"{value:.6f}" if name == "cosine" else "0 (exact)" if value == 0 else f"{value:.3g}"
+        said = f"{value:.6f}" if name == "cosine" else "0 (exact)" if value == 0 else brief(value)
         axes.set_title(said, loc="right", fontsize=10.5, color=GREEN)
 
 
@@ -268,7 +270,9 @@ def _format_box(record: Record) -> tuple[str, list[str]]:
         rule = f"blocks of {given['block']} along axis {given['axis']}, {given['scale_rule']} rule"
         return f"Format {format_title(record)}", [*body, rule]
     ends = f"{exponent_text(given['min_exp'])} to {exponent_text(given['max_exp'])}"
-    levels = f"{len(record['levels'])} levels, exponents {ends} ({_ENDS[given['alignment']]})"
+    levels = (
+        f"{counted(len(record['levels']), 'level')}, exponents {ends} ({_ENDS[given['alignment']]})"
+    )
     return f"Format {format_title(record)}", [*body, levels, f"scale of {given['scale_bits']} bits"]
 
 
@@ -285,9 +289,11 @@ def _advice_box(record: Record) -> tuple[str, list[str]]:
         used += ": the same"
     elif math.isfinite(gap):
         used += f": recommended is {gap:+.2f} dB SQNR"
+    elif marked(record, "production") is None:
+        used += ", not among the levels"
     what = f"offset {name(best['exponent'])}, factor " if block else ""
     return f"Recommended: {what}{factor_text(best)}{held}", [
-        f"SQNR {decibel_text(metric(best, 'sqnr_db'))}, MSE {metric(best, 'mse'):.3g}, "
+        f"SQNR {decibel_text(metric(best, 'sqnr_db'))}, MSE {brief(metric(best, 'mse'))}, "
         f"cosine {metric(best, 'cosine'):.6f}",
         _lost(best, "overflow", "saturated"),
         _lost(best, "flush", "flushed to zero"),
@@ -319,20 +325,22 @@ def _draw_legend(axes: Axes, record: Record, grid: Grid) -> None:
         label = f"{kind} {', '.join(dict.fromkeys(name(end) for end in grid.ends))}"
         handles.append(Line2D([], [], color=GRAY, linestyle=":", label=label))
     if grid.overflow.any():
-        handles.append(Patch(color=RED, alpha=0.14, label="> 1% of elements saturate"))
+        handles.append(Patch(color=RED, alpha=0.14, label=">1% of elements saturate"))
     if (grid.costly & ~grid.overflow).any():
-        handles.append(Patch(color=RED, alpha=0.06, label="> 1% of the energy lost to saturation"))
+        handles.append(Patch(color=RED, alpha=0.06, label=">1% of energy saturates"))
     if not grid.integer.all():
         for label, fill in (("integer", BLUE), ("fractional: not an E8M0 scale", "white")):
             dot = Line2D([], [], linestyle="none", marker="o", markeredgecolor=BLUE)
             dot.set(markerfacecolor=fill, markersize=4 if fill == "white" else 6, label=label)
             handles.append(dot)
-    axes.legend(
+    legend = axes.legend(
         handles=handles,
         loc="center",
         ncols=len(handles),
         frameon=False,
         fontsize=9.5,
         borderpad=0,
-        columnspacing=1.6,
+        columnspacing=1.4,
+        handletextpad=0.5,
     )
+    legend.set_in_layout(False)
