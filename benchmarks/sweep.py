@@ -95,10 +95,8 @@ def part_c(largest: int, rounds: int) -> None:
 
     runs = {"one": lambda: several(FORMATS[:1]), "five": lambda: several(FORMATS)}
     times = _turns.seconds(runs, rounds)
-    print(
-        f"(c) 2^{largest}: five formats take {_turns.median_ratio(times['five'], times['one']):.2f} "
-        "times one"
-    )
+    ratio = _turns.median_ratio(times["five"], times["one"])
+    print(f"(c) 2^{largest}: five formats take {ratio:.2f} times one")
 
 
 def part_d(largest: int, rounds: int) -> None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from qgate.formats import ElementFormat
-from qgate.stats.metrics import ErrorSums
+from qgate.stats.metrics import METRICS, ErrorSums
 
 Floats = npt.NDArray[np.float64]
 _ROOM = 2**20
@@ -32,16 +32,28 @@ class Folded:
         return Folded(sizes, positive.astype(np.float64), negative.astype(np.float64))
 
 
+# How the absolute metrics grow with the numbers; the others do not.
+_DEGREES = {"mse": 2, "rmse": 1, "mae": 1, "max_abs": 1, "mean_error": 1}
+
+
 class LevelSums:
     """Sums per level that `add` collects; formats are odd, so folding loses nothing.
+
+    Everything is added up in units of `base`, a power of two, which keeps the squares of float64
+    numbers near the ends of their range apart from zero and infinity.
 
     `unit` weighs each magnitude: 1 for a tensor scale, the block's scale for blocks, where
     magnitudes are relative to it. Second moments are taken about `center`, the reference's mean, so
     that a correlation survives a mean much larger than the spread.
     """
 
-    def __init__(self, fmt: ElementFormat, exponents: list[float], center: float) -> None:
-        self.fmt, self.center = fmt, center
+    def __init__(
+        self, fmt: ElementFormat, exponents: list[float], center: float, amax: float
+    ) -> None:
+        self.fmt = fmt
+        power = int(np.frexp(amax)[1])
+        self.base = power if abs(power) > 300 else 0
+        self.center = float(np.ldexp(center, -self.base))
         self.exponents = np.asarray(exponents, dtype=np.float64)
         zeros = np.zeros(len(exponents))
         self.q_sum, self.q_square, self.q_centered = zeros.copy(), zeros.copy(), zeros.copy()
@@ -56,6 +68,7 @@ class LevelSums:
     def add(self, folded: Folded, unit: Floats | float = 1.0) -> None:
         """Magnitudes with weights; `unit` a factor for all or for each of them."""
         sizes = folded.sizes
+        unit = np.ldexp(unit, -self.base)
         both, signed = folded.positive + folded.negative, folded.positive - folded.negative
         true = sizes * unit
         self.n += float(both.sum())
@@ -93,15 +106,23 @@ class LevelSums:
             self.over_energy[part] += (square * over) @ both
             self.flush_energy[part] += (square * flushed) @ both
 
-    def error_sums(self, level: int) -> ErrorSums:
+    def metrics(self, level: int) -> dict[str, float]:
+        """All metrics of one level, in the tensor's own units."""
+        sums = self._error_sums(level)
+        found = {metric.name: float(metric.function(sums)) for metric in METRICS}
+        for name, degree in _DEGREES.items():
+            found[name] = float(np.ldexp(found[name], degree * self.base))
+        return found
+
+    def _error_sums(self, level: int) -> ErrorSums:
         n = self.n
         shift_q, shift_r = self.q_sum[level] / n - self.center, self.r_sum / n - self.center
         return ErrorSums(
             count=int(n),
             mean_actual=float(self.q_sum[level] / n),
             mean_reference=self.r_sum / n,
-            m2_actual=max(float(self.q_centered[level] - n * shift_q**2), 0.0),
-            m2_reference=max(self.r_centered - n * shift_r**2, 0.0),
+            m2_actual=_spread(float(self.q_centered[level]), n * shift_q**2),
+            m2_reference=_spread(self.r_centered, n * shift_r**2),
             co=float(self.co[level] - n * shift_q * shift_r),
             sum_square_actual=float(self.q_square[level]),
             sum_square_reference=self.r_square,
@@ -113,3 +134,9 @@ class LevelSums:
             sum_abs_reference=self.r_abs,
             max_abs_reference=self.r_max,
         )
+
+
+def _spread(about_center: float, shift: float) -> float:
+    """A centered second moment; what is left of a constant's by rounding is none."""
+    left = about_center - shift
+    return left if left > 1e-13 * about_center else 0.0

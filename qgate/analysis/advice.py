@@ -62,7 +62,7 @@ def best(levels: list[Level], name: str, *, lower: bool) -> int:
     return min(range(len(levels)), key=rank)
 
 
-def advise(levels: list[Level], *, block: bool) -> dict[str, Any]:
+def advise(levels: list[Level], *, block: bool, scale_bits: int = 8) -> dict[str, Any]:
     """Fills in each level's score; see `report` for what is made of the rest."""
     for level, score in zip(levels, scores(levels), strict=True):
         level["score"] = score
@@ -112,6 +112,8 @@ def advise(levels: list[Level], *, block: bool) -> dict[str, Any]:
         ),
     }
     advice["reasons"] = _reasons(levels, advice, production, block=block)
+    if not levels[chosen]["e8m0"]:
+        advice["reasons"].append(f"No level of this sweep fits a {scale_bits}-bit scale.")
     return advice
 
 

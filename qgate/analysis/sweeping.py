@@ -24,7 +24,6 @@ from qgate.errors import QgateError, unknown
 from qgate.formats import FORMATS, ElementFormat
 from qgate.formats.mx import MxFormat
 from qgate.stats import BlockCounts, Counts, Values, block_counts, counts
-from qgate.stats.metrics import METRICS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -185,7 +184,7 @@ def _sweep_tensor(
         alignment,
     )
     places = levels_of(ends, levels)
-    sums = LevelSums(fmt, [level.exponent for level in places], summary.mean)
+    sums = LevelSums(fmt, [level.exponent for level in places], summary.mean, summary.amax)
     if isinstance(summary, Counts):
         sums.add(Folded.of(*summary.weighted()))
     else:
@@ -225,7 +224,8 @@ def _sweep_blocks(
     limit = 2 ** (scale_bits - 1) - 1
     summary, parts = _blocks(x, mx, block, axis, limit)
     _require_numbers(summary, name)
-    sums = LevelSums(mx.element, [level.exponent for level in places], summary.mean)
+    exponents = [level.exponent for level in places]
+    sums = LevelSums(mx.element, exponents, summary.mean, summary.amax)
     for folded, unit in parts:
         sums.add(folded, unit)
     if sums.n == 0:
@@ -379,14 +379,13 @@ def _level(sums: LevelSums, i: int, place: Level, scale_bits: int) -> dict[str, 
         "flush": float(sums.flush[i] / n),
     }
     limit = 2 ** (scale_bits - 1) - 1
-    error_sums = sums.error_sums(i)
     return {
         "exponent": exponent,
         "integer": place.integer,
         "factor": float(np.exp2(exponent)),
         "e8m0": place.integer and abs(exponent) <= limit,
         "marks": list(place.marks),
-        "metrics": {metric.name: float(metric.function(error_sums)) for metric in METRICS},
+        "metrics": sums.metrics(i),
         "overflow": int(sums.over[i]),
         "overflow_share": shares["overflow"],
         "overflow_energy": float(sums.over_energy[i] / energy),
@@ -419,7 +418,9 @@ def _finished(record: dict[str, Any], sums: LevelSums, *, block: bool) -> Sweep:
     for level in record["levels"]:
         factor = 1.0 if block else level["factor"]
         level["scaled_min"], level["scaled_max"] = tensor["min"] / factor, tensor["max"] / factor
-    record["advice"] = advising.advise(record["levels"], block=block)
+    record["advice"] = advising.advise(
+        record["levels"], block=block, scale_bits=record["parameters"]["scale_bits"]
+    )
     if block:
         record["tensor"]["poisoned"] = tensor["elements"] - int(sums.n)
     return Sweep(record)

@@ -118,31 +118,29 @@ def _measures(best: Level) -> list[str]:
 
 
 def _spread(record: Record) -> list[str]:
-    """Ranges and standard deviations over the levels; an infinite end has no difference."""
-    body, deviations = [], []
+    """Ranges and standard deviations over the levels."""
     stability = record["advice"]["stability"]
-    for name, label in (
-        ("sqnr_db", "SQNR"),
-        ("mse", "MSE"),
-        ("cosine", "Cosine"),
-        ("psnr_db", "PSNR"),
-    ):
-        if name not in stability:
-            continue
-        low, high, std = (number(stability[name].get(key)) for key in ("min", "max", "std"))
-        if name.endswith("_db"):
-            ends = f"{low:.2f} to {'exact' if high == math.inf else f'{high:.2f} dB'}"
-            delta = f"{high - low:.2f} dB"
-        else:
+    labels = {"sqnr_db": "SQNR", "mse": "MSE", "cosine": "Cosine", "psnr_db": "PSNR"}
+    body = [_range(record, name, label) for name, label in labels.items() if name in stability]
+    for name in ("mse", "cosine"):
+        std = number(stability.get(name, {}).get("std"))
+        if not math.isnan(std):
             spec = ".6f" if name == "cosine" else ".6e"
-            ends, delta = f"{low:{spec}} to {high:{spec}}", f"{high - low:{spec}}"
-            deviations.append(f"{label} Stability (std): {std:{spec}}")
-        if not math.isfinite(low):
-            ends = decibel_text(low) if name.endswith("_db") else "undefined"
-        body.append(
-            f"{label} Range: {ends}" + (f" (Δ: {delta})" if math.isfinite(high - low) else "")
-        )
-    return body + deviations
+            body.append(f"{labels[name]} Stability (std): {std:{spec}}")
+    return body
+
+
+def _range(record: Record, name: str, label: str) -> str:
+    """One metric's range; where levels are exact there is no end to it, and they are counted."""
+    low, high = (number(record["advice"]["stability"][name].get(end)) for end in ("min", "max"))
+    if math.isnan(low) or math.isnan(high):
+        return f"{label} Range: undefined"
+    spec, unit = {"mse": (".6e", ""), "cosine": (".6f", "")}.get(name, (".2f", " dB"))
+    exact = sum(metric(level, name) == math.inf for level in record["levels"]) if unit else 0
+    besides = f", {counted(exact, 'level')} exact" if exact else ""
+    if not math.isfinite(high - low):
+        return f"{label} Range: {'' if low == high else f'from {low:{spec}}{unit}'}{besides}"
+    return f"{label} Range: {low:{spec}} to {high:{spec}}{unit} (Δ: {high - low:{spec}}{unit}){besides}"
 
 
 def _stability(record: Record) -> list[str]:

@@ -17,9 +17,9 @@ from qgate.report._sweep_record import (
 THICK, THIN, DASHES = "=" * 80, "-" * 80, "-" * 40
 _WIDTH = 96
 _ENDS = {
-    "exact": "nothing overflows at the upper end, nothing underflows at the lower",
-    "documented": "the documented ends: at both of them some values may not fit",
-    "given": "ends as given",
+    "exact": ("maximum alignment, nothing overflows", "minimum alignment, nothing underflows"),
+    "documented": ("documented maximum alignment", "documented minimum alignment"),
+    "given": ("as given", "as given"),
 }
 
 
@@ -125,11 +125,12 @@ def parameter_lines(record: Record) -> list[str]:
         )
         return body
     largest = 2 ** (int(given["scale_bits"]) - 1) - 1
-    ends = f"{exponent_text(given['max_exp'])} to {exponent_text(given['min_exp'])}"
+    upper, lower = _ENDS[given["alignment"]]
+    ends = f"{exponent_text(given['max_exp'])} ({upper}) to {exponent_text(given['min_exp'])} ({lower})"
     return [
         *body,
         f"  Scale Bits: {given['scale_bits']} (E8M0: integers from {-largest} to {largest})",
-        *item(f"Scale Exponents: {ends} ({_ENDS[given['alignment']]})", 2),
+        *item(f"Scale Exponents: {ends}", 2),
         f"  Levels: {len(record['levels'])}, {given['levels']} asked for and the integers between",
         f"  Production Exponent: {exponent_text(given['production'])}",
     ]

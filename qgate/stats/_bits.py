@@ -116,7 +116,7 @@ def decoded(dtype: torch.dtype) -> npt.NDArray[np.float64]:
         np.where(tiny, 1, field).astype(np.int64) - 127 - 7,
     )
     size[field == 255] = np.where(fraction[field == 255] == 0, np.inf, np.nan)
-    return np.where(patterns >> 15 == 1, -size, size)
+    return np.asarray(np.where(patterns >> 15 == 1, -size, size))
 
 
 def not_the_same(what: str, a: object, b: object) -> QgateError:

@@ -62,17 +62,30 @@ class Summary(abc.ABC):
         # Dividing first keeps the sum of huge float64 values finite.
         return float(np.dot(values, weights / max(self.finite, 1))) if len(values) else math.nan
 
-    def moment(self, order: int) -> float:
-        """The central moment, divided by the number of values."""
+    @property
+    def unit(self) -> float:
+        """The power of two next to amax: moments are computed in it, so that no square overflows."""
+        amax = self.amax
+        return 2.0 ** min(math.frexp(amax)[1], 1023) if amax > 0 else 1.0
+
+    def scaled_moment(self, order: int, spread: float = 1.0) -> float:
+        """The mean of ((x - mean) / unit / spread)**order."""
         values, weights = self.weighted()
         if not len(values):
             return math.nan
-        return float(np.dot((values - self.mean) ** order, weights / self.finite))
+        unit = self.unit
+        return float(
+            np.dot(((values / unit - self.mean / unit) / spread) ** order, weights / self.finite)
+        )
+
+    def moment(self, order: int) -> float:
+        """The central moment, divided by the number of values."""
+        return self.scaled_moment(order) * self.unit**order
 
     @property
     def std(self) -> float:
         """The standard deviation of the values as a population."""
-        return math.sqrt(self.moment(2)) if self.finite else math.nan
+        return math.sqrt(self.scaled_moment(2)) * self.unit if self.finite else math.nan
 
     @property
     def skew(self) -> float:
@@ -85,11 +98,8 @@ class Summary(abc.ABC):
         return self._standardized(4) - 3
 
     def _standardized(self, order: int) -> float:
-        values, weights = self.weighted()
-        std = self.std
-        if not std > 0:
-            return math.nan
-        return float(np.dot(((values - self.mean) / std) ** order, weights / self.finite))
+        spread = self.std / self.unit
+        return self.scaled_moment(order, spread) if spread > 0 else math.nan
 
     def percentile(self, q: float, *, of: str = "value") -> float:
         """As numpy's, linear between neighbors; `of` is "value" or "magnitude"."""

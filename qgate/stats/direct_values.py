@@ -104,17 +104,14 @@ class Values(Summary):
     def mean(self) -> float:
         return self._mean if self.finite else math.nan
 
-    def moment(self, order: int) -> float:
+    def scaled_moment(self, order: int, spread: float = 1.0) -> float:
         if not self.finite:
             return math.nan
-        mean, n = self.mean, self.finite
-        return math.fsum(float(((c - mean) ** order / n).sum()) for c in self.chunks())
-
-    def _standardized(self, order: int) -> float:
-        mean, std, n = self.mean, self.std, self.finite
-        if not std > 0:
-            return math.nan
-        return math.fsum(float((((c - mean) / std) ** order / n).sum()) for c in self.chunks())
+        unit, n = self.unit, self.finite
+        mean = self.mean / unit
+        return math.fsum(
+            float((((c / unit - mean) / spread) ** order / n).sum()) for c in self.chunks()
+        )
 
     def percentile(self, q: float, *, of: str = "value") -> float:
         if not self.finite or not 0 <= q <= 100:

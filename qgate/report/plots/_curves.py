@@ -92,7 +92,7 @@ def draw_curves(axes: Axes, grid: Grid, curves: Sequence[Curve], kind: Kind) -> 
         _draw_line(axes, grid, curve, np.where(_drawable(values, kind), values, np.nan))
     top = kind != "error"
     best = "cosine 1" if kind == "cosine" else "exact"
-    for level, at_top, words in ((exact, top, best), (lost, not top, "no bound")):
+    for level, at_top, words in ((exact, top, best), (lost, not top, "infinite")):
         _draw_at_edge(axes, grid, [(c, v == level) for c, v in shown], at_top, words)
 
 
@@ -105,8 +105,8 @@ def draw_ground(axes: Axes, grid: Grid) -> None:
     """What all panels have in common: the shading, the marked exponents, the grid."""
     from matplotlib.ticker import MaxNLocator
 
-    _shade(axes, grid, grid.overflow, 0.11)
-    _shade(axes, grid, grid.costly & ~grid.overflow, 0.045)
+    _shade(axes, grid, grid.overflow, 0.13)
+    _shade(axes, grid, grid.costly & ~grid.overflow, 0.06)
     for end in grid.ends:
         axes.axvline(end, color=GRAY, linewidth=1.2, linestyle=":")
     if grid.recommended is not None:
@@ -136,9 +136,12 @@ def _shade(axes: Axes, grid: Grid, mask: Mask, alpha: float) -> None:
 
 def brief(value: float) -> str:
     """Three digits, with a power of ten only where the number would be long."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
     if 1e-3 <= abs(value) < 1e5:
         return f"{float(f'{value:.3g}'):g}"
-    return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+    digits, _, power = f"{value:.2e}".partition("e")
+    return f"{float(digits):g}e{int(power)}"
 
 
 def marker_size(grid: Grid) -> float:

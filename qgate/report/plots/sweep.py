@@ -10,22 +10,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qgate.report._sweep_record import (
-    Level,
     Record,
-    counted,
     decibel_text,
     exponent_text,
-    factor_text,
     format_title,
     marked,
     metric,
     number,
     offset_text,
     recommended,
-    share_text,
-    short,
     shortened,
 )
+from qgate.report.plots._boxes import advice_box, format_box, tensor_box
 from qgate.report.plots._curves import (
     GREEN,
     ORANGE,
@@ -47,11 +43,10 @@ if TYPE_CHECKING:
     from matplotlib.gridspec import GridSpec, SubplotSpec
 
 _PSNR = "#67a9cf"
-_ENDS = {"exact": "exact alignment", "documented": "documented alignment", "given": "as given"}
 _Panel = tuple[str, str, Kind]
 _MSE: _Panel = ("mse", "MSE", "error")
 _COSINE: _Panel = ("cosine", "Cosine similarity", "cosine")
-_RATIO: _Panel = ("psnr_db", "Ratios (dB)", "decibel")
+_RATIO: _Panel = ("psnr_db", "SNR (dB)", "decibel")
 _MAE: _Panel = ("mae", "MAE", "error")
 _LARGEST: _Panel = ("max_abs", "Max absolute error", "error")
 _RELATIVE: _Panel = ("relative_error", "Relative error (%)", "error")
@@ -214,13 +209,15 @@ def _sheet(record: Record, *, rows: int, height: float) -> tuple[Figure, GridSpe
         parts.append(shortened(record["advice"]["speaks_about"], 60))
     color = RED if record.get("failed") else "black"
     figure.suptitle(_drawable("   |   ".join(parts)), fontsize=13, color=color, parse_math=False)
-    boxes = (_tensor_box(record), _format_box(record), _advice_box(record))
+    boxes = (tensor_box(record), format_box(record), advice_box(record))
     for column, (title, body) in enumerate(boxes):
         axes = _bare(figure, grid_spec[rows + 1, column])
-        color = GREEN if column == 2 else "black"
+        color = GREEN if column == 2 and recommended(record) else "black"
         axes.text(0, 1, title, va="top", fontsize=10.5, fontweight="bold", color=color)
         text = _drawable("\n".join(body))
         axes.text(0, 0.83, text, va="top", fontsize=9.5, linespacing=1.35, parse_math=False)
+    if not record["levels"]:
+        figure.text(0.5, 0.55, "no level could be measured", ha="center", fontsize=14, color=GRAY)
     return figure, grid_spec
 
 
@@ -236,74 +233,6 @@ def _drawable(text: str) -> str:
 
     font = get_font(findfont(FontProperties()))
     return "".join(char if char == "\n" or font.get_char_index(ord(char)) else "?" for char in text)
-
-
-def _tensor_box(record: Record) -> tuple[str, list[str]]:
-    tensor = record["tensor"]
-    low, high, least, most = (number(tensor[key]) for key in ("min", "max", "amin", "amax"))
-    decades = f" ({math.log2(most / least):.1f} binades)" if 0 < least <= most < math.inf else ""
-    rounded = f", rounded to {tensor['rounded_to']}" if tensor.get("rounded_to") else ""
-    digest = str(tensor.get("sha256") or "-")
-    return "Tensor", [
-        f"{shortened(list(tensor['shape']), 30)} {tensor['dtype']}{rounded}, "
-        f"{tensor['elements']} elements",
-        f"range [{short(low)}, {short(high)}]",
-        f"magnitudes {short(least)} to {short(most)}{decades}",
-        f"mean {short(number(tensor['mean']))}, std {short(number(tensor['std']))}, "
-        f"zeros {tensor['zeros']}, NaN {tensor['nan']}, "
-        f"Inf {int(tensor['posinf']) + int(tensor['neginf'])}",
-        f"SHA-256 {digest[:16]}{'...' if len(digest) > 16 else ''}",
-    ]
-
-
-def _format_box(record: Record) -> tuple[str, list[str]]:
-    fmt, given = record["format"], record["parameters"]
-    most, normal = number(fmt["max"]), number(fmt["min_normal"])
-    least = number(fmt.get("min_subnormal"))
-    least = least if 0 < least <= normal else normal
-    body = [
-        f"{fmt['bits']} bits, largest value {short(most)} (exponent {fmt['max_exponent']})",
-        f"smallest normal {short(normal)}, smallest value {short(least)}",
-        f"{math.log2(most / least):.1f} binades, rounding {fmt['rounding']}",
-    ]
-    if record["kind"] == "block":
-        rule = f"blocks of {given['block']} along axis {given['axis']}, {given['scale_rule']} rule"
-        return f"Format {format_title(record)}", [*body, rule]
-    ends = f"{exponent_text(given['min_exp'])} to {exponent_text(given['max_exp'])}"
-    levels = (
-        f"{counted(len(record['levels']), 'level')}, exponents {ends} ({_ENDS[given['alignment']]})"
-    )
-    return f"Format {format_title(record)}", [*body, levels, f"scale of {given['scale_bits']} bits"]
-
-
-def _advice_box(record: Record) -> tuple[str, list[str]]:
-    best = recommended(record)
-    if best is None:
-        return "No recommendation", ["no level could be measured"]
-    block = record["kind"] == "block"
-    name = offset_text if block else exponent_text
-    held = "" if best["e8m0"] else ", not an E8M0 scale"
-    gap = number(record["advice"].get("production_gap_db"))
-    used = f"production {name(record['parameters']['production'])}"
-    if "production" in best["marks"]:
-        used += ": the same"
-    elif math.isfinite(gap):
-        used += f": recommended is {gap:+.2f} dB SQNR"
-    elif marked(record, "production") is None:
-        used += ", not among the levels"
-    what = f"offset {name(best['exponent'])}, factor " if block else ""
-    return f"Recommended: {what}{factor_text(best)}{held}", [
-        f"SQNR {decibel_text(metric(best, 'sqnr_db'))}, MSE {brief(metric(best, 'mse'))}, "
-        f"cosine {metric(best, 'cosine'):.6f}",
-        _lost(best, "overflow", "saturated"),
-        _lost(best, "flush", "flushed to zero"),
-        used,
-    ]
-
-
-def _lost(best: Level, kind: str, words: str) -> str:
-    share, energy = share_text(best[f"{kind}_share"]), share_text(best[f"{kind}_energy"])
-    return f"{words}: {best[kind]} ({share}), {energy} of the energy"
 
 
 def _draw_legend(axes: Axes, record: Record, grid: Grid) -> None:
@@ -325,11 +254,12 @@ def _draw_legend(axes: Axes, record: Record, grid: Grid) -> None:
         label = f"{kind} {', '.join(dict.fromkeys(name(end) for end in grid.ends))}"
         handles.append(Line2D([], [], color=GRAY, linestyle=":", label=label))
     if grid.overflow.any():
-        handles.append(Patch(color=RED, alpha=0.14, label=">1% of elements saturate"))
+        handles.append(Patch(color=RED, alpha=0.17, label=">1% of elements saturate"))
     if (grid.costly & ~grid.overflow).any():
-        handles.append(Patch(color=RED, alpha=0.06, label=">1% of energy saturates"))
+        handles.append(Patch(color=RED, alpha=0.08, label=">1% of energy saturates"))
     if not grid.integer.all():
-        for label, fill in (("integer", BLUE), ("fractional: not an E8M0 scale", "white")):
+        kinds = [("integer", BLUE)] if grid.integer.any() else []
+        for label, fill in (*kinds, ("fractional: not an E8M0 scale", "white")):
             dot = Line2D([], [], linestyle="none", marker="o", markeredgecolor=BLUE)
             dot.set(markerfacecolor=fill, markersize=4 if fill == "white" else 6, label=label)
             handles.append(dot)
@@ -338,7 +268,7 @@ def _draw_legend(axes: Axes, record: Record, grid: Grid) -> None:
         loc="center",
         ncols=len(handles),
         frameon=False,
-        fontsize=9.5,
+        fontsize=9.2,
         borderpad=0,
         columnspacing=1.4,
         handletextpad=0.5,

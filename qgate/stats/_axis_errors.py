@@ -1,0 +1,145 @@
+"""Errors apart for each index of one axis: which channel, which token."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qgate.errors import QgateError
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class AxisErrors:
+    """Arrays with one entry per index of an axis; `a + b` adds them index by index.
+
+    An index where a NaN or an infinity was seen on either side has NaN for its metrics;
+    `finite_only()` leaves such pairs out instead. Squares are plain float64: where they leave its
+    range (values beyond 1e±150), mse is 0 or inf, sqnr_db and relative_mse are NaN.
+    """
+
+    axis: int
+    count: Ints
+    non_finite: Ints
+    sum_square_error: Floats = field(repr=False)
+    sum_abs_error: Floats = field(repr=False)
+    sum_square_reference: Floats = field(repr=False)
+    max_abs_error: Floats = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.count)
+
+    def finite_only(self) -> AxisErrors:
+        return replace(self, non_finite=np.zeros_like(self.non_finite))
+
+    @property
+    def mse(self) -> Floats:
+        return self._gated(_quotient(self.sum_square_error, self.count))
+
+    @property
+    def mae(self) -> Floats:
+        return self._gated(_quotient(self.sum_abs_error, self.count))
+
+    @property
+    def max_abs(self) -> Floats:
+        return self._gated(self.max_abs_error)
+
+    @property
+    def relative_mse(self) -> Floats:
+        """0 without error, inf where only the reference is zero."""
+        found = _quotient(self._squares, self.sum_square_reference)
+        return self._gated(np.where(self.max_abs_error == 0, 0.0, found))
+
+    @property
+    def sqnr_db(self) -> Floats:
+        """inf without error, -inf where only the reference is zero."""
+        with np.errstate(divide="ignore"):
+            signal, noise = np.log10(self.sum_square_reference), np.log10(self._squares)
+        with np.errstate(invalid="ignore"):  # without error the answer is the last line's
+            found = 10 * (signal - noise)
+        return self._gated(np.where(self.max_abs_error == 0, math.inf, found))
+
+    @property
+    def _squares(self) -> Floats:
+        lost = (self.sum_square_error == 0) & (self.max_abs_error > 0)
+        return np.where(lost, math.nan, self.sum_square_error)
+
+    def _gated(self, found: Floats) -> Floats:
+        return np.where((self.count == 0) | (self.non_finite > 0), math.nan, found)
+
+    def __add__(self, other: AxisErrors) -> AxisErrors:
+        if len(self) != len(other):
+            raise QgateError(
+                f"an axis of {len(self)} and one of {len(other)} do not merge: errors per index "
+                "add up over parts that agree in that axis."
+            )
+        return AxisErrors(
+            self.axis,
+            self.count + other.count,
+            self.non_finite + other.non_finite,
+            self.sum_square_error + other.sum_square_error,
+            self.sum_abs_error + other.sum_abs_error,
+            self.sum_square_reference + other.sum_square_reference,
+            np.maximum(self.max_abs_error, other.max_abs_error),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The arrays as lists."""
+        names = ("count", "non_finite", "mse", "mae", "sqnr_db", "relative_mse", "max_abs")
+        return {"axis": self.axis} | {name: getattr(self, name).tolist() for name in names}
+
+
+class AxisCollector:
+    """Takes flat runs of a tensor of known shape in order, and sums them per index of an axis."""
+
+    def __init__(self, shape: tuple[int, ...], axis: int) -> None:
+        if not -len(shape) <= axis < len(shape):
+            raise QgateError(f"axis {axis} does not exist in a tensor of shape {shape}.")
+        self._axis = axis % len(shape)
+        self._size = shape[self._axis]
+        self._inner = math.prod(shape[self._axis + 1 :])
+        self._elements = math.prod(shape)
+        self._non_finite = np.zeros(self._size, np.int64)
+        self._sums = np.zeros((3, self._size))
+        self._largest = np.zeros(self._size)
+
+    def add(self, start: int, error: Floats, reference: Floats, bad: npt.NDArray[np.bool_] | None):
+        """Values from flat index `start` on; those that are bad count as no error, value 0."""
+        self._fold(np.add, self._sums[0], start, error * error)
+        magnitude = np.abs(error)
+        self._fold(np.add, self._sums[1], start, magnitude)
+        self._fold(np.maximum, self._largest, start, magnitude)
+        self._fold(np.add, self._sums[2], start, reference * reference)
+        if bad is not None:
+            self._fold(np.add, self._non_finite, start, bad.astype(np.int64))
+
+    def _fold(self, ufunc: np.ufunc, total: npt.NDArray[Any], start: int, x: npt.NDArray[Any]):
+        first, skipped = divmod(start, self._inner)
+        if self._inner > 1:
+            ends = np.arange(self._inner - skipped, len(x), self._inner)
+            x = ufunc.reduceat(x, np.concatenate([[0], ends]))
+        index = first % self._size
+        head = min((self._size - index) % self._size, len(x))
+        rounds = (len(x) - head) // self._size
+        tail = head + rounds * self._size
+        whole = ufunc.reduce(x[head:tail].reshape(rounds, self._size), axis=0, initial=0)
+        for here, part in (
+            (slice(index, index + head), x[:head]),
+            (slice(None), whole),
+            (slice(0, len(x) - tail), x[tail:]),
+        ):
+            ufunc(total[here], part, out=total[here])
+
+    def result(self) -> AxisErrors:
+        each = self._elements // self._size if self._size else 0
+        count = each - self._non_finite
+        squares, magnitudes, references = self._sums
+        return AxisErrors(
+            self._axis, count, self._non_finite, squares, magnitudes, references, self._largest
+        )
