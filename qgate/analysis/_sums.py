@@ -110,8 +110,9 @@ class LevelSums:
         """All metrics of one level, in the tensor's own units."""
         sums = self._error_sums(level)
         found = {metric.name: float(metric.function(sums)) for metric in METRICS}
-        for name, degree in _DEGREES.items():
-            found[name] = float(np.ldexp(found[name], degree * self.base))
+        with np.errstate(over="ignore", under="ignore"):
+            for name, degree in _DEGREES.items():
+                found[name] = float(np.ldexp(found[name], degree * self.base))
         return found
 
     def _error_sums(self, level: int) -> ErrorSums:

@@ -64,7 +64,7 @@ class Summary(abc.ABC):
 
     @property
     def unit(self) -> float:
-        """The power of two next to amax: moments are computed in it, so that no square overflows."""
+        """The power of two next to amax; in units of it no square of a moment overflows."""
         amax = self.amax
         return 2.0 ** min(math.frexp(amax)[1], 1023) if amax > 0 else 1.0
 

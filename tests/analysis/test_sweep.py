@@ -292,17 +292,19 @@ def test_nan_and_inf_fail_and_the_rest_is_measured() -> None:
 def test_hard_tensors_get_a_sound_recommendation(x: torch.Tensor, granularity: str) -> None:
     swept = qgate.sweep(x, "fp8_e4m3", granularity=granularity)
     chosen = swept.recommended
+    if granularity == "block" and not 1e-100 < float(x.abs().max()) < 1e100:
+        # No E8M0 scale reaches such numbers: the sweep has to say how bad that is, in numbers.
+        assert 0 <= chosen["metrics"]["cosine"] < 0.5
+        json.dumps(swept.to_dict(), allow_nan=False)
+        return
     assert math.isfinite(chosen["score"])
     assert chosen["integer"]
     assert 0.9 <= chosen["metrics"]["cosine"] <= 1.0
     assert chosen["metrics"]["sqnr_db"] > 20
     assert not math.isnan(chosen["metrics"]["psnr_db"])
-    best = max(
-        level["metrics"]["sqnr_db"]
-        for level in swept.levels
-        if level["e8m0"] or granularity == "tensor"
-    )
-    assert best - chosen["metrics"]["sqnr_db"] < 3 or best == math.inf
+    integers = [level for level in swept.levels if level["integer"]]
+    best = max(level["metrics"]["sqnr_db"] for level in integers)
+    assert best - chosen["metrics"]["sqnr_db"] < 1 or best == math.inf
     json.dumps(swept.to_dict(), allow_nan=False)
 
 
