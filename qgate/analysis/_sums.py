@@ -9,42 +9,54 @@ import numpy.typing as npt
 import torch
 
 from qgate.formats import ElementFormat
+from qgate.stats import serial
 from qgate.stats.metrics import METRICS, ErrorSums
 
 Floats = npt.NDArray[np.float64]
-_ROOM = 2**20
+_ROOM = 2**17
+
+# How the absolute metrics grow with the numbers; the others do not.
+_DEGREES = {"mse": 2, "rmse": 1, "mae": 1, "max_abs": 1, "mean_error": 1}
 
 
 @dataclass
 class Folded:
-    """Finite values folded to magnitudes: ascending, with the counts of either sign."""
+    """Finite values folded to magnitudes: ascending, with the counts of either sign.
+
+    `unit` weighs each magnitude: 1 for a tensor scale, the block's scale for blocks, where
+    magnitudes are relative to it.
+    """
 
     sizes: Floats
     positive: Floats
     negative: Floats
+    unit: Floats | float = 1.0
 
     @staticmethod
-    def of(values: Floats, weights: npt.NDArray[np.int64]) -> Folded:
+    def of(values: Floats, weights: npt.NDArray[np.int64], unit: float = 1.0) -> Folded:
+        """From distinct values and their counts, relative to a common unit."""
         sizes, place = np.unique(np.abs(values), return_inverse=True)
         below = np.signbit(values)
         positive = np.bincount(place, np.where(below, 0, weights), minlength=len(sizes))
         negative = np.bincount(place, np.where(below, weights, 0), minlength=len(sizes))
-        return Folded(sizes, positive.astype(np.float64), negative.astype(np.float64))
+        return Folded(sizes, positive.astype(np.float64), negative.astype(np.float64), unit)
 
-
-# How the absolute metrics grow with the numbers; the others do not.
-_DEGREES = {"mse": 2, "rmse": 1, "mae": 1, "max_abs": 1, "mean_error": 1}
+    @staticmethod
+    def each(values: Floats, unit: Floats | float = 1.0) -> Folded:
+        """From values that are not counted, each relative to its own unit."""
+        sizes = np.abs(values)
+        order = np.argsort(sizes, kind="stable")
+        below = np.signbit(values)[order].astype(np.float64)
+        own = unit[order] if isinstance(unit, np.ndarray) else unit
+        return Folded(sizes[order], 1.0 - below, below, own)
 
 
 class LevelSums:
     """Sums per level that `add` collects; formats are odd, so folding loses nothing.
 
     Everything is added up in units of `base`, a power of two, which keeps the squares of float64
-    numbers near the ends of their range apart from zero and infinity.
-
-    `unit` weighs each magnitude: 1 for a tensor scale, the block's scale for blocks, where
-    magnitudes are relative to it. Second moments are taken about `center`, the reference's mean, so
-    that a correlation survives a mean much larger than the spread.
+    numbers near the ends of their range apart from zero and infinity. Second moments are taken
+    about the reference's mean where that is far from zero, so that a correlation survives it.
     """
 
     def __init__(
@@ -54,6 +66,8 @@ class LevelSums:
         power = int(np.frexp(amax)[1])
         self.base = power if abs(power) > 300 else 0
         self.center = float(np.ldexp(center, -self.base))
+        if abs(center) < amax / 1e4:
+            self.center = 0.0
         self.exponents = np.asarray(exponents, dtype=np.float64)
         zeros = np.zeros(len(exponents))
         self.q_sum, self.q_square, self.q_centered = zeros.copy(), zeros.copy(), zeros.copy()
@@ -65,54 +79,83 @@ class LevelSums:
         self.n = 0.0
         self.r_sum = self.r_abs = self.r_square = self.r_centered = self.r_max = 0.0
 
-    def add(self, folded: Folded, unit: Floats | float = 1.0) -> None:
-        """Magnitudes with weights; `unit` a factor for all or for each of them."""
-        sizes = folded.sizes
-        unit = np.ldexp(unit, -self.base)
-        both, signed = folded.positive + folded.negative, folded.positive - folded.negative
-        true = sizes * unit
+    def add(self, folded: Folded) -> None:
+        """Magnitudes with weights."""
+        if not len(folded.sizes):
+            return
+        sizes, both = folded.sizes, folded.positive + folded.negative
+        signed = folded.positive - folded.negative
+        true = sizes * np.ldexp(folded.unit, -self.base)
+        energy = true**2 * both
         self.n += float(both.sum())
         self.r_sum += float(true @ signed)
         self.r_abs += float(true @ both)
-        self.r_square += float(true**2 @ both)
+        self.r_square += float(energy.sum())
         up, down = true - self.center, true + self.center
         self.r_centered += float(up**2 @ folded.positive + down**2 @ folded.negative)
-        self.r_max = max(self.r_max, float(true.max(initial=0.0)))
-        step = max(_ROOM // max(len(sizes), 1), 1)
-        for start in range(0, len(self.exponents), step):
-            part = slice(start, start + step)
-            scale = np.exp2(self.exponents[part])[:, None]
-            scaled = sizes / scale
-            rounded = self.fmt.nearest(torch.from_numpy(scaled)).numpy()
-            q = rounded * scale * unit
-            error = q - true
-            square = error**2
-            self.q_sum[part] += q @ signed
-            self.q_square[part] += q**2 @ both
-            q_up, q_down = q - self.center, q + self.center
-            self.q_centered[part] += q_up**2 @ folded.positive + q_down**2 @ folded.negative
-            self.co[part] += (q_up * up) @ folded.positive + (q_down * down) @ folded.negative
-            self.dot[part] += (q * true) @ both
-            self.error_sum[part] += error @ signed
-            self.error_abs[part] += np.abs(error) @ both
-            self.error_square[part] += square @ both
-            worst = np.abs(error).max(axis=1, initial=0.0)
-            self.error_max[part] = np.maximum(self.error_max[part], worst)
-            over = scaled > self.fmt.max
-            flushed = (rounded == 0) & (sizes > 0)
-            self.over[part] += over @ both
-            self.under[part] += ((scaled < self.fmt.min_normal) & (sizes > 0)) @ both
-            self.flush[part] += flushed @ both
-            self.over_energy[part] += (square * over) @ both
-            self.flush_energy[part] += (square * flushed) @ both
+        self.r_max = max(self.r_max, float(true.max()))
+        scales = np.exp2(self.exponents)
+        # Ascending magnitudes: what overflows is a tail, what underflows or flushes a head.
+        ahead = np.concatenate([[0.0], np.cumsum(both)])
+        energy_ahead = np.concatenate([[0.0], np.cumsum(energy)])
+        zeros = np.searchsorted(sizes, 0.0, side="right")
+        over = np.searchsorted(sizes, self.fmt.max * scales, side="right")
+        under = np.searchsorted(sizes, self.fmt.min_normal * scales, side="left")
+        self.over += ahead[-1] - ahead[over]
+        self.under += ahead[np.maximum(under, zeros)] - ahead[zeros]
+        columns = np.stack([signed, true * both], axis=1)
+        step = max(_ROOM // len(sizes), 1)
+        with serial():
+            for start in range(0, len(scales), step):
+                part = slice(start, start + step)
+                scale = scales[part, None]
+                rounded = self.fmt.nearest(torch.from_numpy(sizes / scale)).numpy()
+                flushed = np.maximum((rounded == 0).sum(axis=1), zeros)
+                self.flush[part] += ahead[flushed] - ahead[zeros]
+                self.flush_energy[part] += energy_ahead[flushed]
+                q = rounded * (scale * np.ldexp(folded.unit, -self.base))
+                self._add_moments(part, q, up, down, folded, columns, both)
+                error = q - true
+                self.error_sum[part] += error @ signed
+                square = error * error
+                self.error_square[part] += square @ both
+                for i, tail in enumerate(over[part], start):
+                    self.over_energy[i] += square[i - start, tail:] @ both[tail:]
+                np.abs(error, out=error)
+                self.error_abs[part] += error @ both
+                self.error_max[part] = np.maximum(self.error_max[part], error.max(axis=1))
+
+    def _add_moments(
+        self,
+        part: slice,
+        q: Floats,
+        up: Floats,
+        down: Floats,
+        folded: Folded,
+        columns: Floats,
+        both: Floats,
+    ) -> None:
+        sums = q @ columns
+        self.q_sum[part] += sums[:, 0]
+        self.dot[part] += sums[:, 1]
+        squares = (q * q) @ both
+        self.q_square[part] += squares
+        if self.center == 0:
+            self.q_centered[part] += squares
+            self.co[part] += sums[:, 1]
+            return
+        q_up, q_down = q - self.center, q + self.center
+        self.q_centered[part] += q_up**2 @ folded.positive + q_down**2 @ folded.negative
+        self.co[part] += q_up @ (up * folded.positive) + q_down @ (down * folded.negative)
 
     def metrics(self, level: int) -> dict[str, float]:
         """All metrics of one level, in the tensor's own units."""
         sums = self._error_sums(level)
         found = {metric.name: float(metric.function(sums)) for metric in METRICS}
-        with np.errstate(over="ignore", under="ignore"):
-            for name, degree in _DEGREES.items():
-                found[name] = float(np.ldexp(found[name], degree * self.base))
+        if self.base:
+            with np.errstate(over="ignore", under="ignore"):
+                for name, degree in _DEGREES.items():
+                    found[name] = float(np.ldexp(found[name], degree * self.base))
         return found
 
     def _error_sums(self, level: int) -> ErrorSums:
@@ -122,7 +165,7 @@ class LevelSums:
             count=int(n),
             mean_actual=float(self.q_sum[level] / n),
             mean_reference=self.r_sum / n,
-            m2_actual=_spread(float(self.q_centered[level]), n * shift_q**2),
+            m2_actual=_spread(float(self.q_centered[level]), float(n * shift_q**2)),
             m2_reference=_spread(self.r_centered, n * shift_r**2),
             co=float(self.co[level] - n * shift_q * shift_r),
             sum_square_actual=float(self.q_square[level]),

@@ -19,7 +19,7 @@ from torch import Tensor
 from qgate._version import __version__
 from qgate.analysis import advice as advising
 from qgate.analysis._levels import Alignment, Ends, Level, ends_of, levels_of
-from qgate.analysis._sums import Floats, Folded, LevelSums
+from qgate.analysis._sums import Folded, LevelSums
 from qgate.errors import QgateError, unknown
 from qgate.formats import FORMATS, ElementFormat
 from qgate.formats.mx import MxFormat
@@ -186,10 +186,10 @@ def _sweep_tensor(
     places = levels_of(ends, levels)
     sums = LevelSums(fmt, [level.exponent for level in places], summary.mean, summary.amax)
     if isinstance(summary, Counts):
-        sums.add(Folded.of(*summary.weighted()))
+        sums.add(Folded(*summary.folded()))
     else:
         for chunk in summary.chunks():
-            sums.add(_unsorted(chunk))
+            sums.add(Folded.each(chunk))
     record = _record("tensor", fmt, summary, name, shape, places, sums, scale_bits)
     record["parameters"] = _tensor_parameters(ends, levels, scale_bits)
     return _finished(record, sums, block=False)
@@ -226,8 +226,8 @@ def _sweep_blocks(
     _require_numbers(summary, name)
     exponents = [level.exponent for level in places]
     sums = LevelSums(mx.element, exponents, summary.mean, summary.amax)
-    for folded, unit in parts:
-        sums.add(folded, unit)
+    for folded in parts:
+        sums.add(folded)
     if sums.n == 0:
         raise QgateError(f"{name}: every block holds NaN or Inf, so there is nothing to sweep.")
     record = _record("block", mx, summary, name, shape, places, sums, 8)
@@ -247,7 +247,7 @@ def _sweep_blocks(
 
 def _blocks(
     x: Any, mx: MxFormat, block: int, axis: int, limit: int
-) -> tuple[Counts | Values, Iterator[tuple[Folded, Floats | float]]]:
+) -> tuple[Counts | Values, Iterator[Folded]]:
     """A summary of all values, and magnitudes relative to their block's scale with that scale."""
     emax = mx.element.max_exponent
     if isinstance(x, Tensor) and x.dtype == torch.float32 and all_bf16(x):
@@ -268,15 +268,15 @@ def _unblocked(counted: BlockCounts) -> Counts:
 
 def _counted_blocks(
     counted: BlockCounts, emax: int, limit: int
-) -> Iterator[tuple[Folded, Floats | float]]:
+) -> Iterator[Folded]:
     for exponent, (values, weights) in counted.weighted().items():
         scale = 2.0 ** min(max(exponent - emax, -limit), limit)
-        yield Folded.of(values / scale, weights), scale
+        yield Folded.of(values / scale, weights, scale)
 
 
 def _direct_blocks(
     x: Tensor, emax: int, block: int, axis: int, limit: int
-) -> Iterator[tuple[Folded, Floats | float]]:
+) -> Iterator[Folded]:
     from qgate.stats._bits import CHUNK, slabs
 
     along = x.detach().movedim(axis, -1) if x.dim() > 1 else x.detach()
@@ -291,15 +291,8 @@ def _direct_blocks(
             amax = np.abs(good).max(axis=1, keepdims=True)
             exponent = np.where(amax > 0, np.frexp(amax)[1] - 1 - emax, _SMALLEST_MX)
             scale = np.exp2(np.clip(exponent, -limit, limit).astype(np.float64))
-            yield (
-                _unsorted((good / scale).reshape(-1)),
-                np.broadcast_to(scale, good.shape).reshape(-1),
-            )
-
-
-def _unsorted(values: Floats) -> Folded:
-    below = np.signbit(values)
-    return Folded(np.abs(values), (~below).astype(np.float64), below.astype(np.float64))
+            every = np.broadcast_to(scale, good.shape).reshape(-1)
+            yield Folded.each((good / scale).reshape(-1), every)
 
 
 def _require_numbers(summary: Counts | Values, name: str) -> None:

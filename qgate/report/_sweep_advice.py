@@ -137,10 +137,14 @@ def _range(record: Record, name: str, label: str) -> str:
         return f"{label} Range: undefined"
     spec, unit = {"mse": (".6e", ""), "cosine": (".6f", "")}.get(name, (".2f", " dB"))
     exact = sum(metric(level, name) == math.inf for level in record["levels"]) if unit else 0
-    besides = f", {counted(exact, 'level')} exact" if exact else ""
-    if not math.isfinite(high - low):
-        return f"{label} Range: {'' if low == high else f'from {low:{spec}}{unit}'}{besides}"
-    return f"{label} Range: {low:{spec}} to {high:{spec}}{unit} (Δ: {high - low:{spec}}{unit}){besides}"
+    parts = []
+    if math.isfinite(high - low):
+        delta = f"Δ: {high - low:{spec}}{unit}"
+        parts.append(f"{low:{spec}} to {high:{spec}}{unit} ({delta})")
+    elif math.isfinite(low):
+        parts.append(f"from {low:{spec}}{unit}")
+    parts += [f"{counted(exact, 'level')} exact"] if exact else []
+    return f"{label} Range: {', '.join(parts) or 'infinite'}"
 
 
 def _stability(record: Record) -> list[str]:

@@ -15,7 +15,7 @@ from qgate.report._sweep_record import (
 )
 
 THICK, THIN, DASHES = "=" * 80, "-" * 80, "-" * 40
-_WIDTH = 96
+_WIDTH = 94
 _ENDS = {
     "exact": ("maximum alignment, nothing overflows", "minimum alignment, nothing underflows"),
     "documented": ("documented maximum alignment", "documented minimum alignment"),
@@ -126,11 +126,11 @@ def parameter_lines(record: Record) -> list[str]:
         return body
     largest = 2 ** (int(given["scale_bits"]) - 1) - 1
     upper, lower = _ENDS[given["alignment"]]
-    ends = f"{exponent_text(given['max_exp'])} ({upper}) to {exponent_text(given['min_exp'])} ({lower})"
+    first, last = exponent_text(given["max_exp"]), exponent_text(given["min_exp"])
     return [
         *body,
         f"  Scale Bits: {given['scale_bits']} (E8M0: integers from {-largest} to {largest})",
-        *item(f"Scale Exponents: {ends}", 2),
+        *item(f"Scale Exponents: {first} ({upper}) to {last} ({lower})", 2),
         f"  Levels: {len(record['levels'])}, {given['levels']} asked for and the integers between",
         f"  Production Exponent: {exponent_text(given['production'])}",
     ]

@@ -75,8 +75,15 @@ def _number_cell(name: str, spec: str) -> Callable[[Level], str]:
     return lambda level: _cell(metric(level, name), spec)
 
 
-def _count_cell(name: str) -> Callable[[Level], str]:
-    return lambda level: f"{level[name]} ({_percent(level[f'{name}_share'])})"
+def _loss_cells(kind: str, *, energy: bool) -> dict[str, Callable[[Level], str]]:
+    cells: dict[str, Callable[[Level], str]] = {
+        kind: lambda level: str(level[kind]),
+        "share": lambda level: share_text(level[f"{kind}_share"]),
+        "severity": lambda level: str(level["severity"][kind]),
+    }
+    if energy:
+        cells["energy lost"] = lambda level: share_text(level[f"{kind}_energy"])
+    return cells
 
 
 _ERRORS = {
@@ -97,19 +104,14 @@ _RATIOS = {
     "score": lambda level: _cell(number(level["score"]), ".4f").replace("nan", "-"),
 }
 _LOSSES = {
-    "overflow": _count_cell("overflow"),
-    "overflow energy": lambda level: share_text(level["overflow_energy"]),
-    "underflow": _count_cell("underflow"),
-    "flush": _count_cell("flush"),
-    "flush energy": lambda level: share_text(level["flush_energy"]),
-    "severity": lambda level: "/".join(
-        level["severity"][what] for what in ("overflow", "underflow", "flush")
-    ),
+    "OVERFLOW, AND THE SHARE OF THE ENERGY THAT SATURATION LOSES:": ("overflow", True),
+    "UNDERFLOW (below the smallest normal value):": ("underflow", False),
+    "FLUSH TO ZERO, AND THE SHARE OF THE ENERGY IT LOSES:": ("flush", True),
 }
 
 
 def metric_tables(record: Record) -> list[str]:
-    """All figures of all levels, in three tables that fit a screen."""
+    """All figures of all levels, in tables that fit a screen."""
     from tabulate import tabulate
 
     block = record["kind"] == "block"
@@ -117,7 +119,7 @@ def metric_tables(record: Record) -> list[str]:
     for caption, columns in (
         ("ERRORS:", _ERRORS),
         ("RATIOS AND SCORE (no score: not a candidate for the recommendation):", _RATIOS),
-        ("LOSSES (severity of overflow/underflow/flush):", _LOSSES),
+        *((words, _loss_cells(kind, energy=lost)) for words, (kind, lost) in _LOSSES.items()),
     ):
         rows = [
             [

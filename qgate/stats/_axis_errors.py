@@ -95,6 +95,12 @@ class AxisErrors:
         return {"axis": self.axis} | {name: getattr(self, name).tolist() for name in names}
 
 
+def _quotient(part: Floats, whole: Floats | Ints) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: Floats = part / whole
+    return found
+
+
 class AxisCollector:
     """Takes flat runs of a tensor of known shape in order, and sums them per index of an axis."""
 
@@ -109,7 +115,9 @@ class AxisCollector:
         self._sums = np.zeros((3, self._size))
         self._largest = np.zeros(self._size)
 
-    def add(self, start: int, error: Floats, reference: Floats, bad: npt.NDArray[np.bool_] | None):
+    def add(
+        self, start: int, error: Floats, reference: Floats, bad: npt.NDArray[np.bool_] | None
+    ) -> None:
         """Values from flat index `start` on; those that are bad count as no error, value 0."""
         self._fold(np.add, self._sums[0], start, error * error)
         magnitude = np.abs(error)
@@ -119,7 +127,9 @@ class AxisCollector:
         if bad is not None:
             self._fold(np.add, self._non_finite, start, bad.astype(np.int64))
 
-    def _fold(self, ufunc: np.ufunc, total: npt.NDArray[Any], start: int, x: npt.NDArray[Any]):
+    def _fold(
+        self, ufunc: np.ufunc, total: npt.NDArray[Any], start: int, x: npt.NDArray[Any]
+    ) -> None:
         first, skipped = divmod(start, self._inner)
         if self._inner > 1:
             ends = np.arange(self._inner - skipped, len(x), self._inner)

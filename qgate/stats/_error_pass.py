@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,17 +17,34 @@ from qgate.stats._sums import ErrorSums, Floats
 
 
 @dataclass(frozen=True)
-class Pair:
-    """One element: its index in flat order, and both values."""
+class Element:
+    """One place where two tensors differ, or where one is not finite.
+
+    `index` is its place in the tensor it came from. `flat` counts on through a merge: in `a + b`
+    the elements of b follow those of a.
+    """
 
     flat: int
     actual: float
     reference: float
+    index: tuple[int, ...] = ()
+
+    @property
+    def difference(self) -> float:
+        return self.actual - self.reference
 
     @property
     def badness(self) -> tuple[float, int]:
-        """Sorts the worst first, equals by index."""
-        return -abs(self.actual - self.reference), self.flat
+        """Sorts the worst first, equals by place."""
+        return -abs(self.difference), self.flat
+
+    def located(self, shape: tuple[int, ...] | None) -> Element:
+        """With the index in a tensor of this shape; chunks have only the flat one."""
+        index = (self.flat,) if shape is None else np.unravel_index(self.flat, shape)
+        return replace(self, index=tuple(int(i) for i in index))
+
+    def __str__(self) -> str:
+        return f"{list(self.index)}: {self.actual:g} instead of {self.reference:g}"
 
 
 @dataclass(frozen=True)
@@ -63,11 +80,11 @@ class ErrorPass:
         self.actual = self.reference = NonFinite()
         self.mismatched = 0
         self.sign_flips = 0
-        self.first_non_finite: Pair | None = None
-        self.worst: list[Pair] = []
+        self.first_non_finite: Element | None = None
+        self.worst: list[Element] = []
 
-    def run(self, actual: Reader, reference: Reader) -> None:
-        """Read both to the end, or to the portion where one has fewer values."""
+    def run(self, actual: Reader, reference: Reader) -> bool:
+        """Read both to the end; False where one has fewer values than the other."""
         portion = self._portion
         with np.errstate(over="ignore", invalid="ignore"):
             while portion.fill(actual, reference):
@@ -76,13 +93,14 @@ class ErrorPass:
                 if self._room and portion.largest_error > self._least_of_the_worst:
                     self._keep_worst()
                 bad = None if portion.bad is None else portion.bad[: portion.count]
+                pairs = slice(portion.count)
                 for axis in self._axes:
-                    values = (each[: portion.count] for each in (portion.error, portion.r))
-                    axis.add(self.elements, *values, bad)
+                    axis.add(self.elements, portion.error[pairs], portion.r[pairs], bad)
                 self._keys.add(portion.size, portion.spare, portion.holes)
                 self.sign_flips += portion.sign_flips()
                 self.elements += portion.count
                 self._push(portion.sums())
+        return actual.taken == reference.taken
 
     @property
     def sums(self) -> ErrorSums:
@@ -109,7 +127,7 @@ class ErrorPass:
         kinds_a, kinds_r = _kinds(portion.a), _kinds(portion.r)
         bad = (kinds_a != 0) | (kinds_r != 0)
         if self.first_non_finite is None and bad.any():
-            self.first_non_finite = self._pair(int(np.argmax(bad)))
+            self.first_non_finite = self._element(int(np.argmax(bad)))
         self.actual = self.actual + _tally(kinds_a)
         self.reference = self.reference + _tally(kinds_r)
         self.mismatched += int(np.count_nonzero(kinds_a != kinds_r))
@@ -121,17 +139,17 @@ class ErrorPass:
 
     def _keep_worst(self) -> None:
         """Only differences count; where there are more equals than room, the first of them."""
-        size, room = self._portion.size, self._room
-        bound = self._least_of_the_worst
-        if len(size) > room:
-            bound = max(bound, float(np.partition(size, len(size) - room)[len(size) - room]))
-        above = np.flatnonzero(size > bound)
-        equal = np.flatnonzero(size == bound)[:room] if bound else above[:0]
-        found = [self._pair(int(i)) for i in (*above, *equal)]
-        self.worst = sorted([*self.worst, *found], key=lambda pair: pair.badness)[:room]
+        room = self._room
+        places = np.flatnonzero(self._portion.size > self._least_of_the_worst)
+        if len(places) > room:
+            sizes = self._portion.size[places]
+            least = np.partition(sizes, -room)[-room]
+            places = np.concatenate([places[sizes > least], places[sizes == least][:room]])
+        found = [self._element(int(i)) for i in places]
+        self.worst = sorted([*self.worst, *found], key=lambda each: each.badness)[:room]
 
-    def _pair(self, i: int) -> Pair:
-        return Pair(self.elements + i, float(self._portion.a[i]), float(self._portion.r[i]))
+    def _element(self, i: int) -> Element:
+        return Element(self.elements + i, float(self._portion.a[i]), float(self._portion.r[i]))
 
 
 def _kinds(x: Floats) -> npt.NDArray[np.int8]:

@@ -84,13 +84,12 @@ class Portion:
         n, unit = self.pairs, 1.0
         if not n:
             return ErrorSums()
-        scales = (1.0, 1.0, 1.0)
+        scale_a = scale_r = scale_error = 1.0
         if self.wide:
             unit = self._shrink()
-            scales = tuple(self._scale(x) for x in (self.a, self.r, self.error))
+            scale_a, scale_r, scale_error = map(self._scale, (self.a, self.r, self.error))
             np.abs(self.error, out=self.size)
             self.largest_error = float(self.size.max())
-        scale_a, scale_r, scale_error = scales
         np.abs(self.r, out=self.spare)
         largest_reference = float(self.spare.max())
         abs_error, error, squares, abs_reference, sum_a, sum_r = self._dots(
@@ -161,7 +160,7 @@ class Portion:
         return bool(kept.min() == kept.max())
 
     def _shrink(self) -> float:
-        """The difference of two float64 numbers may be too large for one; a quarter of it is not."""
+        """A quarter of the differences where one is too large for float64; and 4 or 1 to say so."""
         if self.finite:
             return 1.0
         np.subtract(self.a / 4, self.r / 4, out=self.error)

@@ -50,10 +50,13 @@ class Reader:
     """Hands out a tensor, or chunks of any sizes one after the other, in portions that fit."""
 
     def __init__(self, source: Tensor | Iterable[Tensor], side: str) -> None:
+        if not isinstance(source, Iterable) or hasattr(source, "__array__"):
+            source = require_floats(source, side)
         self._side = side
         self._chunks: Iterator[Tensor] = iter((source,) if isinstance(source, Tensor) else source)
         self._chunk = torch.empty(0)
         self._used = 0
+        self.taken = 0
         self.wide = False
         """Whether a float64 tensor was read: only its squares can leave float64's range."""
 
@@ -71,9 +74,12 @@ class Reader:
             copy_flat(self._chunk, self._used, out[filled : filled + size])
             self._used += size
             filled += size
+        self.taken += filled
         return filled
 
-    def rest(self) -> int:
-        """How many elements are left; reads them."""
+    def read_all(self) -> int:
+        """Skip to the end; how many elements there were in all."""
         left = self._chunk.numel() - self._used
-        return left + sum(require_floats(chunk, self._side).numel() for chunk in self._chunks)
+        left += sum(require_floats(chunk, self._side).numel() for chunk in self._chunks)
+        self.taken += left
+        return self.taken

@@ -1,4 +1,4 @@
-"""What one pass over pairs (actual, reference) leaves behind: the sums every metric is read from."""
+"""What one pass over pairs of actual and reference leaves behind: the sums metrics read."""
 
 from __future__ import annotations
 
@@ -61,6 +61,10 @@ class ErrorSums:
     scale_actual: float = 1.0
     scale_reference: float = 1.0
     scale_error: float = 1.0
+
+    @property
+    def scales(self) -> tuple[float, float, float]:
+        return self.scale_actual, self.scale_reference, self.scale_error
 
     @classmethod
     def from_weighted(
@@ -162,6 +166,8 @@ def _joint_mean(a_count: int, a_mean: float, b_count: int, b_mean: float) -> flo
 
 def _in_common_scales(a: ErrorSums, b: ErrorSums) -> tuple[ErrorSums, ErrorSums]:
     """Both in the larger scale of each side; a side that is all zero has none to speak of."""
+    if a.scales == b.scales:
+        return a, b
     scales = {}
     for side in ("actual", "reference", "error"):
         zero = f"max_abs_{side}" if side == "error" else f"sum_square_{side}"
@@ -175,13 +181,13 @@ def _scaled(s: ErrorSums, **scales: float) -> ErrorSums:
     by = {name.removeprefix("scale_"): getattr(s, name) / new for name, new in scales.items()}
     if all(factor == 1 for factor in by.values()):
         return s
-    changed: dict[str, Any] = {}
+    changed: dict[str, Any] = dict(scales)
     for name, factors in _UNITS.items():
         value = getattr(s, name)
         for side in factors:
             value = value * by[side] if value else value
         changed[name] = value
-    return replace(s, **changed, **scales)
+    return replace(s, **changed)
 
 
 _UNITS = {

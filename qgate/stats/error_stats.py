@@ -1,53 +1,32 @@
-"""The errors of a tensor against its reference, from one pass, and mergeable."""
+"""The errors of a tensor against its reference: one pass, and what it found merges."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
 
-import numpy as np
 from torch import Tensor
 
 from qgate.errors import QgateError
 from qgate.stats._axis_errors import AxisCollector, AxisErrors
 from qgate.stats._difference_counts import RELATIVE_ERROR, DifferenceCounts
-from qgate.stats._error_pass import ErrorPass, NonFinite, Pair
+from qgate.stats._error_pass import Element, ErrorPass, NonFinite
 from qgate.stats._reading import Reader, require_floats
-from qgate.stats._sums import ErrorSums
-from qgate.stats.metrics import METRICS
+from qgate.stats.metrics import METRICS, ErrorSums
+
+__all__ = ["AxisErrors", "Element", "ErrorStats", "NonFinite", "errors"]
 
 PERCENTILES = (50, 90, 95, 99)
-
-
-@dataclass(frozen=True)
-class Element:
-    """One place where two tensors differ, or where one is not finite.
-
-    `index` is its place in the tensor it came from. `flat` counts on through a merge: in `a + b`
-    the elements of b follow those of a.
-    """
-
-    flat: int
-    index: tuple[int, ...]
-    actual: float
-    reference: float
-
-    @property
-    def difference(self) -> float:
-        return self.actual - self.reference
-
-    def __str__(self) -> str:
-        return f"{list(self.index)}: {self.actual:g} instead of {self.reference:g}"
 
 
 @dataclass(frozen=True, eq=False)
 class ErrorStats:
     """What `errors` found; `a + b` is what it finds in both together.
 
-    Counts, maxima, percentiles and `sums` do not depend on which side of the + comes first, not in
-    the last bit. Sums merged in another grouping agree to about 1e-15 of the sums of magnitudes.
+    Neither the counts nor the sums of a + b depend on which side comes first, not in the last bit.
+    Sums that are merged in another grouping agree to a few 1e-16 of the sums of magnitudes.
     """
 
     elements: int
@@ -59,7 +38,7 @@ class ErrorStats:
     mismatched: int
     """Places where one side has a NaN or an infinity and the other has not the same."""
     sign_flips: int
-    """Pairs of which neither is zero and one is negative."""
+    """Pairs of which one is negative and the other positive."""
     differences: DifferenceCounts
     worst: tuple[Element, ...]
     """The finite pairs that differ most, the worst first and equals by `flat`."""
@@ -73,17 +52,17 @@ class ErrorStats:
 
     @property
     def finite(self) -> bool:
-        """Whether no NaN and no infinity was seen on either side."""
+        """Whether there was no NaN and no infinity on either side."""
         return self.elements == self.sums.count
 
     def metric(self, name: str, *, finite_only: bool = False) -> float:
-        """One of `metrics.METRICS`; NaN, which passes no limit, if a value was not finite.
+        """One of `METRICS`; NaN, which passes no limit, if a value was not finite.
 
-        Infinities that meet at one place are no agreement either: nothing bounds their error.
+        Equal infinities at one place are no agreement either: nothing bounds their error.
         `finite_only` leaves out the pairs that are not finite.
         """
-        metric = METRICS.get(name)
-        return metric.function(self.sums) if self.finite or finite_only else math.nan
+        found = METRICS.get(name).function(self.sums)
+        return found if self.finite or finite_only else math.nan
 
     def metrics(self, *, finite_only: bool = False) -> dict[str, float]:
         return {each.name: self.metric(each.name, finite_only=finite_only) for each in METRICS}
@@ -92,48 +71,143 @@ class ErrorStats:
         """Of |actual - reference|, with a relative error of at most `percentile_error`.
 
         It is the smallest difference that at least q percent of the pairs do not exceed (numpy's
-        "inverted_cdf"); 0 and the maximum are exact. NaN as for `metric`.
+        "inverted_cdf"); zero and the maximum are exact. NaN as for `metric`.
         """
-        found = self.differences.percentile(q, METRICS.get("max_abs").function(self.sums))
+        largest = self.metric("max_abs", finite_only=True)
+        found = self.differences.percentile(q, largest)
         return found if self.finite or finite_only else math.nan
 
-    @property
-    def p50(self) -> float:
-        return self.percentile(50)
-
-    @property
-    def p90(self) -> float:
-        return self.percentile(90)
-
-    @property
-    def p95(self) -> float:
-        return self.percentile(95)
-
-    @property
-    def p99(self) -> float:
-        return self.percentile(99)
+    def percentiles(self, *, finite_only: bool = False) -> dict[str, float]:
+        return {f"p{q}": self.percentile(q, finite_only=finite_only) for q in PERCENTILES}
 
     def __add__(self, other: ErrorStats) -> ErrorStats:
         if not isinstance(other, ErrorStats):
             return NotImplemented
-        room = min(self.worst_room, other.worst_room)
         moved = [replace(each, flat=each.flat + self.elements) for each in other.worst]
-        worst = sorted([*self.worst, *moved], key=lambda each: _badness(each))[:room]
+        room = min(self.worst_room, other.worst_room)
         first = self.first_non_finite
         if first is None and other.first_non_finite is not None:
             later = other.first_non_finite
             first = replace(later, flat=later.flat + self.elements)
         return ErrorStats(
-            self.elements + other.elements,
-            self.sums + other.sums,
-            self.actual_non_finite + other.actual_non_finite,
-            self.reference_non_finite + other.reference_non_finite,
-            self.mismatched + other.mismatched,
-            self.sign_flips + other.sign_flips,
-            self.differences + other.differences,
-            tuple(worst),
-            room,
-            first,
-            _merged("channel_axis", self.channels, other.channels),
-            _merged("token_axis", self.tokens, other.tokens),
+            elements=self.elements + other.elements,
+            sums=self.sums + other.sums,
+            actual_non_finite=self.actual_non_finite + other.actual_non_finite,
+            reference_non_finite=self.reference_non_finite + other.reference_non_finite,
+            mismatched=self.mismatched + other.mismatched,
+            sign_flips=self.sign_flips + other.sign_flips,
+            differences=self.differences + other.differences,
+            worst=tuple(sorted([*self.worst, *moved], key=lambda each: each.badness)[:room]),
+            worst_room=room,
+            first_non_finite=first,
+            channels=_merged("channel_axis", self.channels, other.channels),
+            tokens=_merged("token_axis", self.tokens, other.tokens),
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: numbers, lists and dictionaries of them."""
+        views = {"channels": self.channels, "tokens": self.tokens}
+        first = self.first_non_finite
+        return {
+            "elements": self.elements,
+            "metrics": self.metrics(),
+            "percentiles": self.percentiles(),
+            "percentile_error": self.percentile_error,
+            "sign_flips": self.sign_flips,
+            "actual_non_finite": asdict(self.actual_non_finite),
+            "reference_non_finite": asdict(self.reference_non_finite),
+            "mismatched": self.mismatched,
+            "first_non_finite": None if first is None else _plain(first),
+            "worst": [_plain(each) for each in self.worst],
+            "sums": asdict(self.sums),
+        } | {name: view.to_dict() for name, view in views.items() if view is not None}
+
+    def __str__(self) -> str:
+        lines = [f"errors of {self.elements:,} elements"]
+        for metric in METRICS:
+            value = self.metric(metric.name)
+            lines.append(f"  {metric.label:20} {value:>14.6g} {metric.unit}".rstrip())
+        shown = "  ".join(f"{name} {value:.3g}" for name, value in self.percentiles().items())
+        lines.append(f"  {'|difference|':20} {shown}")
+        lines.append(f"  {'Sign flips':20} {self.sign_flips:>14,}")
+        for side in ("actual", "reference"):
+            odd: NonFinite = getattr(self, f"{side}_non_finite")
+            if odd.total:
+                kinds = f"{odd.nan} NaN, {odd.positive_infinity} +Inf, {odd.negative_infinity} -Inf"
+                lines.append(f"  not finite, {side}: {kinds}")
+        if self.first_non_finite:
+            lines.append(f"  first at {self.first_non_finite}")
+        lines += [f"  worst at {each}" for each in self.worst[:3]]
+        return "\n".join(lines)
+
+
+def errors(
+    actual: Tensor | Iterable[Tensor],
+    reference: Tensor | Iterable[Tensor],
+    *,
+    channel_axis: int | None = None,
+    token_axis: int | None = None,
+    worst: int = 10,
+) -> ErrorStats:
+    """Compare two tensors of one shape, or two streams of chunks with as many elements in all.
+
+    Both are read once, converted to float64 a portion at a time, and never written to; nothing that
+    is kept grows with them. Dtypes may differ: float64, float32, float16, bfloat16. `channel_axis`
+    and `token_axis` add the errors per index of an axis and need tensors.
+    """
+    if worst < 0:
+        raise QgateError(f"worst={worst}: the number of elements to keep is not negative.")
+    if isinstance(actual, Tensor) != isinstance(reference, Tensor):
+        kinds = f"{type(actual).__name__} and {type(reference).__name__}"
+        raise TypeError(f"cannot compare {kinds}: give two tensors, or two iterables of chunks.")
+    shape: tuple[int, ...] | None = None
+    if isinstance(actual, Tensor) and isinstance(reference, Tensor):
+        actual, reference = require_floats(actual, "actual"), require_floats(reference, "reference")
+        shape = tuple(actual.shape)
+        if actual.shape != reference.shape:
+            raise QgateError(
+                f"actual has shape {shape} and reference {tuple(reference.shape)}: "
+                "they must be the same, nothing is broadcast."
+            )
+    views = {"channels": channel_axis, "tokens": token_axis}
+    axes = {name: _collector(shape, axis) for name, axis in views.items() if axis is not None}
+    read_actual, read_reference = Reader(actual, "actual"), Reader(reference, "reference")
+    work = ErrorPass(worst, list(axes.values()))
+    if not work.run(read_actual, read_reference):
+        raise QgateError(
+            f"actual has {read_actual.read_all()} elements in all its chunks and reference "
+            f"{read_reference.read_all()}: they must be as many."
+        )
+    found = [each.located(shape) for each in work.worst]
+    first = work.first_non_finite
+    return ErrorStats(
+        elements=work.elements,
+        sums=work.sums,
+        actual_non_finite=work.actual,
+        reference_non_finite=work.reference,
+        mismatched=work.mismatched,
+        sign_flips=work.sign_flips,
+        differences=work.differences,
+        worst=tuple(found),
+        worst_room=worst,
+        first_non_finite=None if first is None else first.located(shape),
+        **{name: collector.result() for name, collector in axes.items()},
+    )
+
+
+def _collector(shape: tuple[int, ...] | None, axis: int) -> AxisCollector:
+    if shape is None:
+        raise QgateError("errors per channel or token need tensors: chunks have no shape.")
+    return AxisCollector(shape, axis)
+
+
+def _merged(name: str, a: AxisErrors | None, b: AxisErrors | None) -> AxisErrors | None:
+    if a is not None and b is not None:
+        return a + b
+    if a is not b:
+        raise QgateError(f"only one side was made with {name}: give it to both, or to none.")
+    return None
+
+
+def _plain(element: Element) -> dict[str, Any]:
+    return asdict(element) | {"index": list(element.index)}

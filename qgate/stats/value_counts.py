@@ -78,6 +78,19 @@ class Counts(Summary):
     def weighted(self) -> tuple[Floats, Ints]:
         return self._weighted
 
+    @cached_property
+    def _folded(self) -> tuple[Floats, Floats, Floats]:
+        """By bit pattern: without its sign bit a pattern is the magnitude, in ascending order."""
+        half = len(self.counts) // 2
+        sizes = self._decoded[:half]
+        there = np.isfinite(sizes) & ((self.counts[:half] > 0) | (self.counts[half:] > 0))
+        positive, negative = self.counts[:half][there], self.counts[half:][there]
+        return sizes[there], positive.astype(np.float64), negative.astype(np.float64)
+
+    def folded(self) -> tuple[Floats, Floats, Floats]:
+        """Distinct magnitudes, ascending, and how often each occurs with either sign."""
+        return self._folded
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """As a small `.npz`: the patterns that occur and their counts."""
         target = Path(path)
