@@ -255,7 +255,7 @@ def _padded(values: Floats, least: float, *, below: bool, above: bool) -> tuple[
 
 
 def _name_ticks(axes: Axes, kind: Kind, decades: float) -> None:
-    """Few ticks, but always some: between powers of ten only where there are less than two.
+    """Few ticks, but always some: between powers of ten too where there are few of those.
 
     A cosine is drawn by its distance to 1 and named by itself: 0.9, 0.99, 0.999.
     """
@@ -267,7 +267,8 @@ def _name_ticks(axes: Axes, kind: Kind, decades: float) -> None:
             return f"1 - {brief(value)}" if power < -5 else f"{1 - value:.{max(0, -power)}f}"
         return brief(value)
 
-    between = (1.0,) if decades >= 2.4 else (1.0, 2.0, 5.0)
+    between = (1.0, 2.0, 3.0, 5.0, 7.0) if decades < 0.9 else (1.0, 2.0, 5.0)
+    between = (1.0,) if decades >= 2.4 else between
     axes.yaxis.set_major_locator(LogLocator(subs=between, numticks=9))
     axes.yaxis.set_major_formatter(FuncFormatter(name))
     axes.yaxis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,256 @@
+"""`qgate sweep`: its files, its words, and the errors of the known tool it must not repeat."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from qgate.cli import main
+
+ROOT = Path("draw") / "scaling_analysis"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def activation(rows: int = 32, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    channels = torch.exp(torch.randn(128, generator=generator))
+    return (torch.randn(rows, 128, generator=generator) * channels).bfloat16()
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    status = main(["sweep", *argv])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def record(name: str, fmt: str = "fp8_e4m3", kind: str = "scaling") -> dict:
+    return json.loads((ROOT / name / f"mxfp_{kind}_{fmt}.json").read_text())
+
+
+def test_the_files_of_a_sweep(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(activation(), "act.pt")
+    status, out, _ = run(capsys, "act.pt", "--elem-format", "fp4_e2m1", "--elem-format", "e4m3")
+    assert status == 0
+    expected = set()
+    for fmt in ("fp4_e2m1", "fp8_e4m3"):
+        expected |= {
+            f"mxfp_scaling_results_{fmt}.txt",
+            f"mxfp_scaling_test_{fmt}.png",
+            f"mxfp_scaling_summary_{fmt}.png",
+            f"mxfp_scaling_test_act_{fmt}.log",
+            f"mxfp_scaling_{fmt}.json",
+            f"mxfp_scaling_{fmt}.csv",
+            f"mxfp_block_scaling_{fmt}.png",
+            f"mxfp_block_scaling_{fmt}.json",
+            f"mxfp_block_scaling_{fmt}.csv",
+        }
+    assert {path.name for path in (ROOT / "act").iterdir()} == expected
+    for words in (
+        "[1/1] Processing: act.pt",
+        "SCALING FACTOR ANALYSIS & RECOMMENDATIONS",
+        "INDIVIDUAL METRIC OPTIMA",
+        "COMPOSITE RECOMMENDATION",
+        "PERFORMANCE ANALYSIS",
+        "FINAL RECOMMENDATION",
+        "OVERFLOW/UNDERFLOW ANALYSIS SUMMARY",
+        "✅ Successfully processed: act.pt",
+        "FINAL SUMMARY",
+        "Total tensors: 1",
+        "Failed: 0",
+    ):
+        assert words in out
+    log = (ROOT / "act" / "mxfp_scaling_test_act_fp8_e4m3.log").read_text().splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d - ", line) for line in log)
+    said = {line.split(" - ", 1)[1] for line in log[:-1]}
+    assert said <= set(out.splitlines())
+    data = record("act")
+    assert data["tensor"]["shape"] == [32, 128]
+    assert data["tensor"]["dtype"] == "bfloat16"
+    assert len(data["tensor"]["sha256"]) == 64
+    assert data["versions"]["torch"] == torch.__version__
+    rows = list(csv.DictReader((ROOT / "act" / "mxfp_scaling_fp8_e4m3.csv").open()))
+    assert [float(row["mse"]) for row in rows] == [lv["metrics"]["mse"] for lv in data["levels"]]
+
+
+def test_options_reach_the_sweep(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(activation(), "act.pt")
+    options = ["--max-scale-exp", "10", "--min-scale-exp", "-10", "--num-levels", "3", "--no-plots"]
+    assert run(capsys, "act.pt", *options, "--output-dir", "out", "--scale-bits", "4")[0] == 0
+    data = json.loads(Path("out/act/mxfp_scaling_fp8_e4m3.json").read_text())
+    assert data["parameters"]["max_exp"] == 10
+    assert data["parameters"]["min_exp"] == -10
+    assert data["levels"][0]["exponent"] == 10
+    assert [lv["e8m0"] for lv in data["levels"]] == [abs(lv["exponent"]) <= 7 for lv in data["levels"]]
+    assert not list(Path("out/act").glob("*.png"))
+    options = ["--granularity", "block", "--max-scale-exp", "2", "--min-scale-exp", "-1"]
+    assert run(capsys, "act.pt", *options, "--no-plots", "--output-dir", "block")[0] == 0
+    assert sorted(p.name for p in Path("block/act").iterdir()) == [
+        "mxfp_block_scaling_fp8_e4m3.csv",
+        "mxfp_block_scaling_fp8_e4m3.json",
+        "mxfp_scaling_test_act_fp8_e4m3.log",
+    ]
+    offsets = json.loads(Path("block/act/mxfp_block_scaling_fp8_e4m3.json").read_text())["levels"]
+    assert [lv["exponent"] for lv in offsets] == [2, 1, 0, -1]
+
+
+def test_one_bad_file_does_not_stop_the_others(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(activation(), "good.pt")
+    torch.save(torch.arange(5), "integers.pt")
+    torch.save(torch.zeros(5), "zeros.pt")
+    torch.save(torch.empty(0), "empty.pt")
+    torch.save(activation(2).to_sparse(), "sparse.pt")
+    bad = activation(4)
+    bad[0, 0] = float("nan")
+    torch.save(bad, "nan.pt")
+    bad[0, 0] = float("inf")
+    torch.save(bad, "inf.pt")
+    Path("text.pt").write_text("hello")
+    names = ["text", "integers", "good", "zeros", "empty", "sparse", "nan", "inf", "missing"]
+    status, out, _ = run(capsys, *(f"{name}.pt" for name in names), "--no-plots")
+    assert status == 1
+    summary = out[out.index("FINAL SUMMARY") :] if out.count("FINAL SUMMARY") == 1 else ""
+    assert "Total tensors: 9" in summary
+    assert "Successful: 1" in summary
+    for words in (
+        "integers.pt: integers is a torch.int64 tensor; a sweep needs floating point numbers",
+        "zeros.pt: zeros is all zeros",
+        "empty.pt: empty is empty",
+        "sparse.pt: sparse is a torch.sparse_coo tensor",
+        "nan.pt: 1 NaN in the tensor",
+        "inf.pt: 1 Inf in the tensor",
+        "text.pt: 'text.pt' cannot be read",
+        "missing.pt: there is no file 'missing.pt'",
+    ):
+        assert f"❌ {words}" in summary
+    assert "🎉" not in out
+    assert (ROOT / "nan" / "mxfp_scaling_fp8_e4m3.json").exists()
+
+
+def test_equal_names_get_folders_of_their_own(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place, seed in (("d1", 1), ("d2", 2)):
+        Path(place).mkdir()
+        torch.save(activation(seed=seed), f"{place}/same.pt")
+    for _ in range(2):
+        assert run(capsys, "d1/same.pt", "d2/same.pt", "--no-plots")[0] == 0
+        assert sorted(p.name for p in ROOT.iterdir()) == ["same", "same-2"]
+        assert record("same")["tensor"]["path"] == "d1/same.pt"
+        assert record("same-2")["tensor"]["path"] == "d2/same.pt"
+    assert run(capsys, "d2/same.pt", "--no-plots", "--output-dir", "other")[0] == 0
+    assert [p.name for p in Path("other").iterdir()] == ["same"]
+    # A later run of the second alone finds its own folder and leaves the first one's alone.
+    before = (ROOT / "same" / "mxfp_scaling_fp8_e4m3.json").read_bytes()
+    assert run(capsys, "d2/same.pt", "--no-plots")[0] == 0
+    assert (ROOT / "same" / "mxfp_scaling_fp8_e4m3.json").read_bytes() == before
+
+
+def test_tensors_inside_files_and_patterns(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_file({"a/b": activation(), "../up": activation(4)}, "s.safetensors")
+    np.save("n.npy", activation().float().numpy())
+    status, out, _ = run(capsys, "*.safetensors", "n.npy", "--no-plots")
+    assert status == 0
+    assert "Total tensors: 3" in out
+    assert sorted(p.name for p in ROOT.iterdir()) == ["n", "s..._up", "s.a_b"]
+    assert not Path("draw/up").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--num-levels", "0"], "'0' is not a whole number from 1"),
+        (["--num-levels", "-1"], "'-1' is not a whole number from 1"),
+        (["--jobs", "0"], "'0' is not a whole number from 1"),
+        (["--scale-bits", "-5"], "--scale-bits -5"),
+        (["--scale-bits", "12"], "--scale-bits 12"),
+        (["--elem-format", "fp9"], "unknown format 'fp9'"),
+        (["--max-scale-exp", "-5", "--min-scale-exp", "5"], "--max-scale-exp -5"),
+        (["--granularity", "block", "--max-scale-exp", "0.5"], "--max-scale-exp 0.5"),
+        (["nothing*.pt"], "matches 'nothing*.pt'"),
+    ],
+)
+def test_bad_options_stop_before_any_work(
+    folder: Path, capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    torch.save(activation(), "act.pt")
+    try:
+        status = main(["sweep", "act.pt", *argv])
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    assert status == 2
+    assert words in capsys.readouterr().err
+    assert not Path("draw").exists()
+
+
+def test_several_jobs_give_the_same_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for i in range(3):
+        torch.save(activation(seed=i), f"t{i}.pt")
+    names = [f"t{i}.pt" for i in range(3)]
+    assert run(capsys, *names, "--no-plots", "--output-dir", "one")[0] == 0
+    status, out, _ = run(capsys, *names, "--no-plots", "--output-dir", "two", "--jobs", "2")
+    assert status == 0
+    assert [line for line in out.splitlines() if line.startswith("[")] == [
+        f"[{i + 1}/3] Processing: t{i}.pt" for i in range(3)
+    ]
+    for path in Path("one").rglob("*.json"):
+        assert path.read_bytes() == Path("two", *path.parts[1:]).read_bytes()
+
+
+def test_an_ascii_terminal_gets_ascii(folder: Path) -> None:
+    torch.save(activation(2), "act.pt")
+    run = subprocess.run(
+        [sys.executable, "-m", "qgate", "sweep", "act.pt", "--no-plots"],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )
+    assert run.returncode == 0, run.stderr.decode()
+    text = run.stdout.decode("ascii")
+    assert "Successfully processed: act.pt" in text
+    assert "FINAL SUMMARY" in text
+
+
+def test_float32_that_is_bf16_is_counted_and_other_float32_rounded_only_on_request(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = activation(8)
+    torch.save(x, "bf16.pt")
+    torch.save(x.float(), "same.pt")
+    torch.save(x.float() * 1.001, "other.pt")
+    assert run(capsys, "bf16.pt", "same.pt", "other.pt", "--no-plots")[0] == 0
+    assert record("same")["levels"] == record("bf16")["levels"]
+    assert record("same")["tensor"]["dtype"] == "float32"
+    assert record("other")["tensor"]["rounded_to"] is None
+    exact = record("other")["levels"]
+    assert run(capsys, "other.pt", "--no-plots", "--via", "bf16")[0] == 0
+    assert record("other")["tensor"]["rounded_to"] == "bf16"
+    assert record("other")["levels"] != exact
+
+
+def test_a_folder_that_cannot_be_made_fails_that_tensor(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(activation(2), "act.pt")
+    Path("draw").write_text("a file where a folder has to be")
+    status, out, _ = run(capsys, "act.pt", "--no-plots")
+    assert status == 1
+    assert "cannot write the results" in out
