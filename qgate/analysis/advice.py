@@ -93,7 +93,7 @@ def advise(levels: list[Level], *, block: bool, scale_bits: int = 8) -> dict[str
     if production is not None:
         here, there = (levels[i]["metrics"]["sqnr_db"] for i in (chosen, production))
         gap = 0.0 if here == there else here - there
-    advice = {
+    advice: dict[str, Any] = {
         "best": {
             name: best(levels, name, lower=name in _LOWER)
             for name in ("sqnr_db", "mse", "cosine", "psnr_db", "mae", "relative_error")

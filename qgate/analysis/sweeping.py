@@ -6,24 +6,20 @@ every block's own shared exponent, which is the knob that MX has.
 
 from __future__ import annotations
 
-import math
-import platform
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from qgate._version import __version__
 from qgate.analysis import advice as advising
-from qgate.analysis._levels import Alignment, Ends, Level, ends_of, levels_of
+from qgate.analysis._levels import Alignment, Level, ends_of, levels_of
+from qgate.analysis._records import plain, record_of, tensor_parameters
+from qgate.analysis._sources import blocks_of, summarized
 from qgate.analysis._sums import Folded, LevelSums
 from qgate.errors import QgateError, unknown
 from qgate.formats import FORMATS, ElementFormat
 from qgate.formats.mx import MxFormat
-from qgate.stats import BlockCounts, Counts, Values, block_counts, counts
+from qgate.stats import BlockCounts, Counts, Values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,8 +56,8 @@ class Sweep:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: numbers that are not finite are the strings inf, -inf and nan."""
-        plain: dict[str, Any] = _plain(self.record)
-        return plain
+        data: dict[str, Any] = plain(self.record)
+        return data
 
     def to_frame(self) -> pd.DataFrame:
         """One row per level: exponent, metrics, overflow."""
@@ -142,26 +138,6 @@ def mx_of(format: str | ElementFormat | MxFormat) -> MxFormat:
     raise QgateError(f"{fmt.name} has no MX format, so no block sweep; those that have: {names}.")
 
 
-def summarized(x: Any) -> Counts | Values:
-    """Counts where they are exact, else the tensor itself behind the same questions."""
-    if isinstance(x, Counts | Values):
-        return x
-    if isinstance(x, BlockCounts):
-        raise QgateError("counts of blocks know no tensor scale; use counts(x), or the tensor.")
-    if not isinstance(x, Tensor):
-        return counts(x)
-    if x.dtype == torch.float32 and all_bf16(x):
-        return counts(x, via="bf16")
-    return counts(x)
-
-
-def all_bf16(x: Tensor) -> bool:
-    """If every float32 number is a bf16 number, as in files saved from bf16 tensors."""
-    flat = x.detach().reshape(-1).view(torch.int32)
-    step = 2**20
-    return all(not bool((flat[i : i + step] & 0xFFFF).any()) for i in range(0, len(flat), step))
-
-
 def _sweep_tensor(
     x: Any,
     fmt: ElementFormat,
@@ -190,8 +166,8 @@ def _sweep_tensor(
     else:
         for chunk in summary.chunks():
             sums.add(Folded.each(chunk))
-    record = _record("tensor", fmt, summary, name, shape, places, sums, scale_bits)
-    record["parameters"] = _tensor_parameters(ends, levels, scale_bits)
+    record = record_of("tensor", fmt, summary, name, shape, places, sums, scale_bits)
+    record["parameters"] = tensor_parameters(ends, levels, scale_bits)
     return _finished(record, sums, block=False)
 
 
@@ -222,7 +198,7 @@ def _sweep_blocks(
         for e in sorted({*range(int(low), int(high) + 1), 0}, reverse=True)
     ]
     limit = 2 ** (scale_bits - 1) - 1
-    summary, parts = _blocks(x, mx, block, axis, limit)
+    summary, parts = blocks_of(x, mx, block, axis, limit)
     _require_numbers(summary, name)
     exponents = [level.exponent for level in places]
     sums = LevelSums(mx.element, exponents, summary.mean, summary.amax)
@@ -230,7 +206,7 @@ def _sweep_blocks(
         sums.add(folded)
     if sums.n == 0:
         raise QgateError(f"{name}: every block holds NaN or Inf, so there is nothing to sweep.")
-    record = _record("block", mx, summary, name, shape, places, sums, 8)
+    record = record_of("block", mx, summary, name, shape, places, sums, 8)
     record["parameters"] = {
         "levels": len(places),
         "max_exp": float(high),
@@ -245,56 +221,6 @@ def _sweep_blocks(
     return _finished(record, sums, block=True)
 
 
-def _blocks(
-    x: Any, mx: MxFormat, block: int, axis: int, limit: int
-) -> tuple[Counts | Values, Iterator[Folded]]:
-    """A summary of all values, and magnitudes relative to their block's scale with that scale."""
-    emax = mx.element.max_exponent
-    if isinstance(x, Tensor) and x.dtype == torch.float32 and all_bf16(x):
-        x = x.to(torch.bfloat16)
-    if isinstance(x, Tensor) and x.dtype in (torch.float32, torch.float64):
-        return counts(x), _direct_blocks(x, emax, block, axis, limit)
-    counted = x if isinstance(x, BlockCounts) else block_counts(x, block=block, axis=axis)
-    return _unblocked(counted), _counted_blocks(counted, emax, limit)
-
-
-def _unblocked(counted: BlockCounts) -> Counts:
-    """The counts of all values, whatever their block."""
-    total = counted.poisoned.copy()
-    for row in counted.rows.values():
-        total = total + row
-    return Counts(counted.dtype, total)
-
-
-def _counted_blocks(
-    counted: BlockCounts, emax: int, limit: int
-) -> Iterator[Folded]:
-    for exponent, (values, weights) in counted.weighted().items():
-        scale = 2.0 ** min(max(exponent - emax, -limit), limit)
-        yield Folded.of(values / scale, weights, scale)
-
-
-def _direct_blocks(
-    x: Tensor, emax: int, block: int, axis: int, limit: int
-) -> Iterator[Folded]:
-    from qgate.stats._bits import CHUNK, slabs
-
-    along = x.detach().movedim(axis, -1) if x.dim() > 1 else x.detach()
-    for slab in slabs(along, CHUNK, unit=block):
-        length = slab.shape[-1]
-        rows = slab.reshape(-1, length).to("cpu", torch.float64).numpy()
-        whole = length // block * block
-        for part in (rows[:, :whole].reshape(-1, block), rows[:, whole:]):
-            if not part.size:
-                continue
-            good = part[np.isfinite(part).all(axis=1)]
-            amax = np.abs(good).max(axis=1, keepdims=True)
-            exponent = np.where(amax > 0, np.frexp(amax)[1] - 1 - emax, _SMALLEST_MX)
-            scale = np.exp2(np.clip(exponent, -limit, limit).astype(np.float64))
-            every = np.broadcast_to(scale, good.shape).reshape(-1)
-            yield Folded.each((good / scale).reshape(-1), every)
-
-
 def _require_numbers(summary: Counts | Values, name: str) -> None:
     if summary.n == 0:
         raise QgateError(f"{name} is empty: there is nothing to sweep.")
@@ -305,105 +231,6 @@ def _require_numbers(summary: Counts | Values, name: str) -> None:
         )
     if summary.amax == 0:
         raise QgateError(f"{name} is all zeros: every scale is exact and none is better.")
-
-
-def _record(
-    kind: str,
-    fmt: ElementFormat | MxFormat,
-    summary: Counts | Values,
-    name: str,
-    shape: list[int] | None,
-    places: list[Level],
-    sums: LevelSums,
-    scale_bits: int,
-) -> dict[str, Any]:
-    element = fmt if isinstance(fmt, ElementFormat) else fmt.element
-    odd = {"NaN": summary.nan, "Inf": summary.posinf + summary.neginf}
-    bad = " and ".join(f"{count} {what}" for what, count in odd.items() if count)
-    rounded = summary.rounded_from
-    return {
-        "kind": kind,
-        "format": {
-            "name": fmt.name,
-            "layout": fmt.layout,
-            "bits": fmt.bits,
-            "max": element.max,
-            "min_normal": element.min_normal,
-            "min_subnormal": element.min_subnormal,
-            "max_exponent": element.max_exponent,
-            "rounding": element.rounding,
-        },
-        "tensor": {
-            "name": name,
-            "path": None,
-            "shape": shape,
-            "dtype": rounded or summary.dtype,
-            "sha256": None,
-            "elements": summary.n,
-            "nan": summary.nan,
-            "posinf": summary.posinf,
-            "neginf": summary.neginf,
-            "zeros": summary.zeros,
-            "min": summary.min,
-            "max": summary.max,
-            "amax": summary.amax,
-            "amin": summary.amin,
-            "mean": summary.mean,
-            "std": summary.std,
-            "rounded_to": None,
-        },
-        "levels": [_level(sums, i, place, scale_bits) for i, place in enumerate(places)],
-        "failed": f"{bad} in the tensor" if bad else None,
-        "versions": {
-            "qgate": __version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
-    }
-
-
-def _level(sums: LevelSums, i: int, place: Level, scale_bits: int) -> dict[str, Any]:
-    n, exponent = sums.n, place.exponent
-    energy = sums.r_square or 1.0
-    shares = {
-        "overflow": float(sums.over[i] / n),
-        "underflow": float(sums.under[i] / n),
-        "flush": float(sums.flush[i] / n),
-    }
-    limit = 2 ** (scale_bits - 1) - 1
-    return {
-        "exponent": exponent,
-        "integer": place.integer,
-        "factor": float(np.exp2(exponent)),
-        "e8m0": place.integer and abs(exponent) <= limit,
-        "marks": list(place.marks),
-        "metrics": sums.metrics(i),
-        "overflow": int(sums.over[i]),
-        "overflow_share": shares["overflow"],
-        "overflow_energy": float(sums.over_energy[i] / energy),
-        "underflow": int(sums.under[i]),
-        "underflow_share": shares["underflow"],
-        "flush": int(sums.flush[i]),
-        "flush_share": shares["flush"],
-        "flush_energy": float(sums.flush_energy[i] / energy),
-        "severity": {kind: advising.severity(share) for kind, share in shares.items()},
-        "significant": max(shares["overflow"], shares["underflow"]) > advising.SIGNIFICANT,
-    }
-
-
-def _tensor_parameters(ends: Ends, levels: int, scale_bits: int) -> dict[str, Any]:
-    return {
-        "levels": levels,
-        "max_exp": float(ends.maximum),
-        "min_exp": float(ends.minimum),
-        "alignment": ends.alignment,
-        "scale_bits": scale_bits,
-        "production": ends.production,
-        "block": None,
-        "axis": None,
-        "scale_rule": None,
-    }
 
 
 def _finished(record: dict[str, Any], sums: LevelSums, *, block: bool) -> Sweep:
@@ -417,13 +244,3 @@ def _finished(record: dict[str, Any], sums: LevelSums, *, block: bool) -> Sweep:
     if block:
         record["tensor"]["poisoned"] = tensor["elements"] - int(sums.n)
     return Sweep(record)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

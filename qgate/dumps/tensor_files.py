@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import pickle
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,12 +77,12 @@ def read_tensors(spec: str) -> Iterator[StoredTensor]:
         yield from reader(path, key)
     except (QgateError, GeneratorExit, PermissionError):
         raise
-    except pickle.UnpicklingError:
-        raise QgateError(
-            f"{spec!r} holds more than tensors, or is no .pt file, and would have to run code to "
-            "be read; that is refused. Save the tensor alone."
-        ) from None
     except Exception as error:
+        if type(error).__name__ == "UnpicklingError":
+            raise QgateError(
+                f"{spec!r} holds more than tensors, or is no .pt file, and would have to run code "
+                "to be read; that is refused. Save the tensor alone."
+            ) from None
         text = _first_line(error)
         detail = f" ({text})" if len(text) > 8 else ""
         raise QgateError(
@@ -102,12 +102,14 @@ def _split(spec: str) -> tuple[Path, str | None]:
 
 
 def _read_torch(path: Path, key: str | None) -> Iterator[StoredTensor]:
-    try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except RuntimeError as error:
-        if "mmap" not in str(error):
-            raise
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        try:
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as error:
+            if "mmap" not in str(error):
+                raise
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
     if isinstance(loaded, Tensor):
         yield from _pick(path, None, {"": loaded}, key)
     elif isinstance(loaded, Mapping) and isinstance(loaded.get("tensor"), Tensor) and key is None:
@@ -149,8 +151,6 @@ def _read_npz(path: Path, key: str | None) -> Iterator[StoredTensor]:
 
 
 def _from_numpy(path: Path, array: np.ndarray[Any, Any]) -> Tensor:
-    import warnings
-
     if array.dtype.kind not in "fiub":
         raise QgateError(f"{str(path)!r} holds a numpy array of {array.dtype}, not numbers.")
     with warnings.catch_warnings():

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qgate.analysis.sweeping import all_bf16, mx_of, sweep
+from qgate.analysis.sweeping import mx_of, sweep
 from qgate.dumps import StoredTensor, read_tensors
 from qgate.errors import QgateError
 from qgate.formats import get
-from qgate.stats import BlockCounts, Counts, Values, block_counts, counts
+from qgate.stats import BlockCounts, Counts, Values, all_bf16, block_counts, counts
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,8 @@ _PLAIN = {
     "Δ": "delta",
 }
 _COLORS = (
-    (re.compile(r"^❌|Severity: HIGH|, HIGH$"), "31"),
-    (re.compile(r"^⚠️|Severity: MODERATE|, MODERATE$"), "33"),
+    (re.compile(r"^❌|\bHIGH$"), "31"),
+    (re.compile(r"^⚠️|\bMODERATE$"), "33"),
     (re.compile(r"^⭐|^🎯 Use|^ *\d+/\d+ .*\brec\b"), "1;32"),
     (re.compile(r"^ *\d+/\d+ .*not E8M0"), "2"),
     (re.compile(r"^MXFP |^(?=.*[A-Z])[^a-z]+$"), "1"),

@@ -1,8 +1,8 @@
 """Statistics that merge: exact value counts of one tensor, errors between two."""
 
-from qgate.stats._bits import serial
-from qgate.stats.block_counts import BlockCounts, block_counts
+from qgate.stats._bits import all_bf16, serial
+from qgate.stats.blocks import BlockCounts, block_counts
 from qgate.stats.direct_values import Values
 from qgate.stats.value_counts import Counts, counts
 
-__all__ = ["BlockCounts", "Counts", "Values", "block_counts", "counts", "serial"]
+__all__ = ["BlockCounts", "Counts", "Values", "all_bf16", "block_counts", "counts", "serial"]

@@ -121,3 +121,10 @@ def decoded(dtype: torch.dtype) -> npt.NDArray[np.float64]:
 
 def not_the_same(what: str, a: object, b: object) -> QgateError:
     return QgateError(f"counts of different {what} do not add up: {a} and {b}.")
+
+
+def all_bf16(x: Tensor) -> bool:
+    """If every float32 number is a bf16 number, as in files saved from bf16 tensors."""
+    flat = x.detach().reshape(-1).view(torch.int32)
+    step = 2**20
+    return all(not bool((flat[i : i + step] & 0xFFFF).any()) for i in range(0, len(flat), step))

@@ -83,10 +83,10 @@ class ErrorSums:
             raise QgateError("sums are over finite pairs: count NaN and Inf apart.")
         if not w.size:
             return cls()
-        quarter = a / 4 - r / 4  # cannot overflow
-        largest_error = float(np.abs(quarter).max()) * 4
         with np.errstate(over="ignore"):
-            error = a - r if np.isfinite(largest_error) else quarter
+            error, unit = a - r, 1.0
+        if not np.isfinite(error).all():
+            error, unit = a / 4 - r / 4, 4.0
         scale_actual = scale_for(float(np.abs(a).max()))
         scale_reference = scale_for(float(np.abs(r).max()))
         scale_error = scale_for(float(np.abs(error).max()))
@@ -111,7 +111,7 @@ class ErrorSums:
             max_abs_reference=float(np.abs(r).max()),
             scale_actual=scale_actual,
             scale_reference=scale_reference,
-            scale_error=scale_error if error is not quarter else 4 * scale_error,
+            scale_error=scale_error * unit,
         )
 
     def __add__(self, other: ErrorSums) -> ErrorSums:

@@ -91,6 +91,13 @@ def _reference_squares(s: ErrorSums) -> float:
     return _squares(s.sum_square_reference, s.max_abs_reference)
 
 
+def _magnitudes(s: ErrorSums) -> float:
+    """Error over reference."""
+    if s.sum_abs_reference == 0:
+        return math.inf
+    return s.sum_abs_error / s.sum_abs_reference * (s.scale_error / s.scale_reference)
+
+
 def _not_zero(x: float) -> float:
     return _SMALLEST if x == 0 else x
 
@@ -150,15 +157,12 @@ def _relative_mse(s: ErrorSums) -> float:
 
 @_metric("relative_mae", "Relative MAE", "", "lower", "sum |a - r| / sum |r|", exact=0.0)
 def _relative_mae(s: ErrorSums) -> float:
-    if s.sum_abs_reference == 0:
-        return math.inf
-    scale = s.scale_error / s.scale_reference
-    return _not_zero(s.sum_abs_error / s.sum_abs_reference * scale)
+    return _not_zero(_magnitudes(s))
 
 
 @_metric("relative_error", "Relative Error", "%", "lower", "100 MAE / mean |r|", exact=0.0)
 def _relative_error(s: ErrorSums) -> float:
-    return 100 * _relative_mae(s)
+    return _not_zero(100 * _magnitudes(s))
 
 
 @_metric("cosine", "Cosine Similarity", "", "higher", "sum a r / (|a| |r|)", exact=1.0)

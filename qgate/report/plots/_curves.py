@@ -267,8 +267,8 @@ def _name_ticks(axes: Axes, kind: Kind, decades: float) -> None:
             return f"1 - {brief(value)}" if power < -5 else f"{1 - value:.{max(0, -power)}f}"
         return brief(value)
 
-    between = (1.0, 2.0, 3.0, 5.0, 7.0) if decades < 0.9 else (1.0, 2.0, 5.0)
-    between = (1.0,) if decades >= 2.4 else between
-    axes.yaxis.set_major_locator(LogLocator(subs=between, numticks=9))
+    between = [1.0] if decades >= 2.4 else [1.0, 2.0, 5.0]
+    between += [3.0, 7.0] if decades < 0.9 else []
+    axes.yaxis.set_major_locator(LogLocator(subs=sorted(between), numticks=9))
     axes.yaxis.set_major_formatter(FuncFormatter(name))
     axes.yaxis.set_minor_formatter(NullFormatter())
