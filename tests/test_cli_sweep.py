@@ -96,7 +96,9 @@ def test_options_reach_the_sweep(folder: Path, capsys: pytest.CaptureFixture[str
     assert data["parameters"]["max_exp"] == 10
     assert data["parameters"]["min_exp"] == -10
     assert data["levels"][0]["exponent"] == 10
-    assert [lv["e8m0"] for lv in data["levels"]] == [abs(lv["exponent"]) <= 7 for lv in data["levels"]]
+    assert [lv["e8m0"] for lv in data["levels"]] == [
+        abs(lv["exponent"]) <= 7 for lv in data["levels"]
+    ]
     assert not list(Path("out/act").glob("*.png"))
     options = ["--granularity", "block", "--max-scale-exp", "2", "--min-scale-exp", "-1"]
     assert run(capsys, "act.pt", *options, "--no-plots", "--output-dir", "block")[0] == 0

@@ -69,8 +69,11 @@ def advise(levels: list[Level], *, block: bool, scale_bits: int = 8) -> dict[str
     usable = [i for i, level in enumerate(levels) if level["e8m0"]]
     usable = usable or [i for i, level in enumerate(levels) if level["integer"]]
     usable = usable or list(range(len(levels)))
-    calm = [i for i in usable if levels[i]["severity"]["overflow"] != "high"]
-    candidates = "levels without high overflow" if calm else "all levels overflow"
+    # In a block a few elements saturate by design, and what counts is the energy that they lose.
+    kind = "overflow_energy" if block else "overflow_share"
+    calm = [i for i in usable if levels[i][kind] <= HIGH]
+    what = "more than 1 % of the energy lost to overflow" if block else "high overflow"
+    candidates = f"levels without {what}" if calm else "all levels overflow"
     least = min(
         usable,
         key=lambda i: (
@@ -82,7 +85,12 @@ def advise(levels: list[Level], *, block: bool, scale_bits: int = 8) -> dict[str
     if calm:
         chosen = min(
             calm,
-            key=lambda i: (-levels[i]["score"], levels[i]["overflow"], -levels[i]["exponent"]),
+            key=lambda i: (
+                -levels[i]["score"],
+                levels[i]["overflow"],
+                abs(levels[i]["exponent"]) if block else 0.0,
+                -levels[i]["exponent"],
+            ),
         )
     else:
         chosen = least
@@ -168,9 +176,11 @@ def _reasons(
         ahead = top["metrics"]["sqnr_db"] > sqnr
         rest = f"; the best of all levels has {_db(top)}." if ahead else ", the best of all levels."
         reasons.append(f"SQNR {sqnr:.2f} dB{rest}")
-    if advice["candidates"].startswith("levels") and advice["overflow"]["high"]:
-        count = len(advice["overflow"]["high"])
-        reasons.append(f"{count} of {len(levels)} levels overflow more than 1 % and were left out.")
+    kind = "overflow_energy" if block else "overflow_share"
+    left_out = sum(level[kind] > HIGH for level in levels)
+    if advice["candidates"].startswith("levels") and left_out:
+        what = "lose more than 1 % of the energy to overflow" if block else "overflow more than 1 %"
+        reasons.append(f"{left_out} of {len(levels)} levels {what} and were left out.")
     elif not advice["candidates"].startswith("levels"):
         reasons.append("Every level overflows more than 1 %; this one loses the least.")
     if level["overflow"]:
@@ -190,6 +200,8 @@ def _reasons(
         place = levels[production]["exponent"]
         if production == advice["recommended"]:
             reasons.append(f"It is the {word} that MX's floor rule uses.")
+        elif gap == 0:
+            reasons.append(f"The {word} in production, {place:g}, is as good.")
         else:
             reasons.append(
                 f"The {word} in production is {place:g}: "

@@ -372,6 +372,23 @@ def test_levels_with_high_overflow_are_not_recommended_while_others_exist() -> N
     assert all(level["severity"]["overflow"] == "high" for level in usable)
 
 
+def test_a_block_offset_is_not_left_out_for_saturating_by_design() -> None:
+    """FP4's floor rule saturates whatever lies between 1.5 and 2 times its block's power of two."""
+    x = torch.randn(256, 256, generator=torch.Generator().manual_seed(3)).bfloat16()
+    swept = qgate.sweep(x, "mxfp4", granularity="block")
+    production = next(level for level in swept.levels if "production" in level["marks"])
+    assert production["severity"]["overflow"] == "high"
+    assert production["overflow_energy"] < 0.01
+    best = max(level["metrics"]["sqnr_db"] for level in swept.levels)
+    assert swept.recommended["metrics"]["sqnr_db"] == best
+
+
+def test_exact_offsets_stay_with_production() -> None:
+    swept = qgate.sweep(torch.exp2(torch.arange(0.0, 5.0)), "mxfp8", granularity="block")
+    assert swept.exponent == 0
+    assert "Every value is represented exactly." in swept.reasons
+
+
 def test_when_everything_overflows_the_least_problematic_level_is_recommended() -> None:
     levels = [
         {
