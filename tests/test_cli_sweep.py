@@ -20,10 +20,9 @@ from qgate.cli import main
 ROOT = Path("draw") / "scaling_analysis"
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def activation(rows: int = 32, seed: int = 0) -> torch.Tensor:
@@ -43,7 +42,7 @@ def record(name: str, fmt: str = "fp8_e4m3", kind: str = "scaling") -> dict:
     return json.loads((ROOT / name / f"mxfp_{kind}_{fmt}.json").read_text())
 
 
-def test_the_files_of_a_sweep(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_files_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     torch.save(activation(), "act.pt")
     status, out, _ = run(capsys, "act.pt", "--elem-format", "fp4_e2m1", "--elem-format", "e4m3")
     assert status == 0
@@ -88,7 +87,7 @@ def test_the_files_of_a_sweep(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert [float(row["mse"]) for row in rows] == [lv["metrics"]["mse"] for lv in data["levels"]]
 
 
-def test_options_reach_the_sweep(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_reach_the_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     torch.save(activation(), "act.pt")
     options = ["--max-scale-exp", "10", "--min-scale-exp", "-10", "--num-levels", "3", "--no-plots"]
     assert run(capsys, "act.pt", *options, "--output-dir", "out", "--scale-bits", "4")[0] == 0
@@ -111,9 +110,7 @@ def test_options_reach_the_sweep(folder: Path, capsys: pytest.CaptureFixture[str
     assert [lv["exponent"] for lv in offsets] == [2, 1, 0, -1]
 
 
-def test_one_bad_file_does_not_stop_the_others(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_bad_file_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     torch.save(activation(), "good.pt")
     torch.save(torch.arange(5), "integers.pt")
     torch.save(torch.zeros(5), "zeros.pt")
@@ -146,9 +143,7 @@ def test_one_bad_file_does_not_stop_the_others(
     assert (ROOT / "nan" / "mxfp_scaling_fp8_e4m3.json").exists()
 
 
-def test_equal_names_get_folders_of_their_own(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_equal_names_get_folders_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     for place, seed in (("d1", 1), ("d2", 2)):
         Path(place).mkdir()
         torch.save(activation(seed=seed), f"{place}/same.pt")
@@ -165,9 +160,7 @@ def test_equal_names_get_folders_of_their_own(
     assert (ROOT / "same" / "mxfp_scaling_fp8_e4m3.json").read_bytes() == before
 
 
-def test_tensors_inside_files_and_patterns(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tensors_inside_files_and_patterns(capsys: pytest.CaptureFixture[str]) -> None:
     save_file({"a/b": activation(), "../up": activation(4)}, "s.safetensors")
     np.save("n.npy", activation().float().numpy())
     status, out, _ = run(capsys, "*.safetensors", "n.npy", "--no-plots")
@@ -192,7 +185,7 @@ def test_tensors_inside_files_and_patterns(
     ],
 )
 def test_bad_options_stop_before_any_work(
-    folder: Path, capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+    capsys: pytest.CaptureFixture[str], argv: list[str], words: str
 ) -> None:
     torch.save(activation(), "act.pt")
     try:
@@ -204,7 +197,7 @@ def test_bad_options_stop_before_any_work(
     assert not Path("draw").exists()
 
 
-def test_several_jobs_give_the_same_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_jobs_give_the_same_files(capsys: pytest.CaptureFixture[str]) -> None:
     for i in range(3):
         torch.save(activation(seed=i), f"t{i}.pt")
     names = [f"t{i}.pt" for i in range(3)]
@@ -218,7 +211,7 @@ def test_several_jobs_give_the_same_files(folder: Path, capsys: pytest.CaptureFi
         assert path.read_bytes() == Path("two", *path.parts[1:]).read_bytes()
 
 
-def test_an_ascii_terminal_gets_ascii(folder: Path) -> None:
+def test_an_ascii_terminal_gets_ascii() -> None:
     torch.save(activation(2), "act.pt")
     run = subprocess.run(
         [sys.executable, "-m", "qgate", "sweep", "act.pt", "--no-plots"],
@@ -232,7 +225,7 @@ def test_an_ascii_terminal_gets_ascii(folder: Path) -> None:
 
 
 def test_float32_that_is_bf16_is_counted_and_other_float32_rounded_only_on_request(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     x = activation(8)
     torch.save(x, "bf16.pt")
@@ -248,9 +241,7 @@ def test_float32_that_is_bf16_is_counted_and_other_float32_rounded_only_on_reque
     assert record("other")["levels"] != exact
 
 
-def test_a_folder_that_cannot_be_made_fails_that_tensor(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_cannot_be_made_fails_that_tensor(capsys: pytest.CaptureFixture[str]) -> None:
     torch.save(activation(2), "act.pt")
     Path("draw").write_text("a file where a folder has to be")
     status, out, _ = run(capsys, "act.pt", "--no-plots")

@@ -17,7 +17,7 @@ from qgate.errors import QgateError
 X = torch.arange(12.0).reshape(3, 4).bfloat16()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -27,7 +27,7 @@ def names(spec: str) -> list[tuple[str, str | None, list[int]]]:
     return [(s.name, s.key, list(s.tensor.shape)) for s in read_tensors(spec)]
 
 
-def test_every_kind_of_file(folder: Path) -> None:
+def test_every_kind_of_file() -> None:
     torch.save(X, "bare.pt")
     torch.save(X, "old.pt", _use_new_zipfile_serialization=False)
     torch.save({"tensor": X, "step": 3}, "wrapped.pt")
@@ -55,14 +55,14 @@ def test_every_kind_of_file(folder: Path) -> None:
         assert torch.equal(next(read_tensors(spec)).tensor, X)
 
 
-def test_a_colon_in_a_name_is_no_separator_while_the_file_exists(folder: Path) -> None:
+def test_a_colon_in_a_name_is_no_separator_while_the_file_exists() -> None:
     torch.save(X, "a:b.pt")
     assert names("a:b.pt") == [("a:b", None, [3, 4])]
     save_file({"k:v": X}, "s.safetensors")
     assert names("s.safetensors:k:v") == [("s.k:v", "k:v", [3, 4])]
 
 
-def test_the_hash_is_of_the_bytes_whatever_the_strides(folder: Path) -> None:
+def test_the_hash_is_of_the_bytes_whatever_the_strides() -> None:
     torch.save(X.t(), "t.pt")
     stored = next(read_tensors("t.pt"))
     raw = X.t().contiguous().view(torch.uint8).numpy().tobytes()
@@ -79,7 +79,7 @@ class Evil:
 @pytest.mark.parametrize(
     ("name", "make", "words"),
     [
-        ("missing.pt", lambda path: None, "there is no file"),
+        ("missing.pt", lambda _: None, "there is no file"),
         ("folder", lambda path: path.mkdir(), "is a folder"),
         ("notes.txt", lambda path: path.write_text("x"), "cannot read .txt files"),
         ("empty.pt", lambda path: path.touch(), "is an empty file"),
@@ -123,18 +123,18 @@ def test_truncated_files(folder: Path, ending: str) -> None:
     content = path.read_bytes()
     for share in (0.1, 0.5, 0.99):
         path.write_bytes(content[: int(len(content) * share)])
-        with pytest.raises(QgateError, match="cannot be read|would have to run code"):
+        with pytest.raises(QgateError, match=r"cannot be read|would have to run code"):
             list(read_tensors(str(path)))
 
 
-def test_pickles_that_are_no_torch_files(folder: Path) -> None:
+def test_pickles_that_are_no_torch_files() -> None:
     Path("plain.pt").write_bytes(pickle.dumps(Evil()))
     with pytest.raises(QgateError):
         list(read_tensors("plain.pt"))
     assert not Path("betrayed").exists()
 
 
-def test_a_name_that_is_not_there_lists_what_is(folder: Path) -> None:
+def test_a_name_that_is_not_there_lists_what_is() -> None:
     save_file({f"t{i}": X.clone() for i in range(3)}, "s.safetensors")
     torch.save(X, "bare.pt")
     np.savez("z.npz", a=np.zeros(2))

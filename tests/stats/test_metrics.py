@@ -143,7 +143,7 @@ def test_no_pairs_give_nan(name: str) -> None:
     ids=str,
 )
 def test_magnitudes_whose_squares_leave_float64(size: float, step: float) -> None:
-    """One step up in size, and one down in the error, are no wrong verdict."""
+    """Neither an error too small to square nor a value too large to square changes the verdict."""
     generator = torch.Generator().manual_seed(5)
     reference = (torch.rand(40, generator=generator, dtype=torch.float64) * 2 - 1) * size
     actual = reference.clone()
