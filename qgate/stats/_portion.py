@@ -103,11 +103,19 @@ class Portion:
         mean_a, mean_r = sum_a / n, sum_r / n
         self._center(self.a, mean_a)
         self._center(self.r, mean_r)
-        m2_a, m2_r, co = self._dots((self.a, self.a), (self.r, self.r), (self.a, self.r))
+        rest_a, rest_r, m2_a, m2_r, co = self._dots(
+            (self.a, None),
+            (self.r, None),
+            (self.a, self.a),
+            (self.r, self.r),
+            (self.a, self.r),
+        )
         if m2_a <= n * (_NOISE * mean_a) ** 2 and self._constant(self.a):
-            mean_a, m2_a, co = mean_a + float(self.a[self._kept][0]), 0.0, 0.0
+            mean_a += float(self.a[self._kept][0])
+            rest_a = m2_a = co = 0.0
         if m2_r <= n * (_NOISE * mean_r) ** 2 and self._constant(self.r):
-            mean_r, m2_r, co = mean_r + float(self.r[self._kept][0]), 0.0, 0.0
+            mean_r += float(self.r[self._kept][0])
+            rest_r = m2_r = co = 0.0
         return ErrorSums(
             n,
             mean_a,
@@ -127,6 +135,8 @@ class Portion:
             scale_a,
             scale_r,
             scale_error * unit,
+            rest_a / n,
+            rest_r / n,
         )
 
     def _subtract(self) -> None:

@@ -40,7 +40,10 @@ class ErrorSums:
     The three scales are powers of two and 1 unless float64 values near the ends of their range were
     squared. Whatever belongs to one side counts in its scale: `mean_actual * scale_actual` is the
     mean, `sum_square_error * scale_error**2` the sum of squares, `co` and `dot` count in
-    `scale_actual * scale_reference`. Who builds sums of 16-bit or 32-bit values leaves them alone.
+    `scale_actual * scale_reference`. `low_*` is what the mean has beyond the digits of `mean_*`:
+    parts whose means are far from zero and near to each other merge by the difference of the means,
+    which has few digits left without it. Who builds sums of a whole, of 16-bit or 32-bit values,
+    leaves these five alone.
     """
 
     count: int = 0
@@ -61,6 +64,8 @@ class ErrorSums:
     scale_actual: float = 1.0
     scale_reference: float = 1.0
     scale_error: float = 1.0
+    low_actual: float = 0.0
+    low_reference: float = 0.0
 
     @property
     def scales(self) -> tuple[float, float, float]:
@@ -120,15 +125,19 @@ class ErrorSums:
             return NotImplemented
         if not self.count or not other.count:
             return self if self.count else other
-        a, b = _in_common_scales(self, other)
-        count = a.count + b.count
-        share = a.count * (b.count / count) if a.count >= b.count else b.count * (a.count / count)
-        by_actual = b.mean_actual - a.mean_actual
-        by_reference = b.mean_reference - a.mean_reference
+        a, b = sorted(_in_common_scales(self, other), key=_means)
+        share = a.count * (b.count / (a.count + b.count))
+        by_actual = (b.mean_actual - a.mean_actual) + (b.low_actual - a.low_actual)
+        by_reference = (b.mean_reference - a.mean_reference) + (b.low_reference - a.low_reference)
+        part = a.count / (a.count + b.count)
+        mean_actual, low_actual = _moved(b.mean_actual, b.low_actual, -by_actual * part)
+        mean_reference, low_reference = _moved(
+            b.mean_reference, b.low_reference, -by_reference * part
+        )
         return ErrorSums(
-            count,
-            _joint_mean(a.count, a.mean_actual, b.count, b.mean_actual),
-            _joint_mean(a.count, a.mean_reference, b.count, b.mean_reference),
+            a.count + b.count,
+            mean_actual,
+            mean_reference,
             a.m2_actual + b.m2_actual + by_actual * by_actual * share,
             a.m2_reference + b.m2_reference + by_reference * by_reference * share,
             a.co + b.co + by_actual * by_reference * share,
@@ -144,6 +153,8 @@ class ErrorSums:
             a.scale_actual,
             a.scale_reference,
             a.scale_error,
+            low_actual,
+            low_reference,
         )
 
 
@@ -157,11 +168,16 @@ def _sum(x: Floats) -> float:
     return math.fsum(x.tolist())
 
 
-def _joint_mean(a_count: int, a_mean: float, b_count: int, b_mean: float) -> float:
-    """Equal means stay as they are, to the bit: see `_mean`."""
-    if a_mean == b_mean:
-        return a_mean
-    return (a_count * a_mean + b_count * b_mean) / (a_count + b_count)
+def _means(s: ErrorSums) -> tuple[int | float, ...]:
+    """An order to add in; sums that are equal in it give the same result in either."""
+    return s.count, s.mean_actual, s.low_actual, s.mean_reference, s.low_reference
+
+
+def _moved(mean: float, low: float, by: float) -> tuple[float, float]:
+    """mean + low + by, again as a float64 number and what it leaves out."""
+    total = mean + by
+    back = total - mean
+    return total, low + ((mean - (total - back)) + (by - back))
 
 
 def _in_common_scales(a: ErrorSums, b: ErrorSums) -> tuple[ErrorSums, ErrorSums]:
@@ -193,6 +209,8 @@ def _scaled(s: ErrorSums, **scales: float) -> ErrorSums:
 _UNITS = {
     "mean_actual": ("actual",),
     "mean_reference": ("reference",),
+    "low_actual": ("actual",),
+    "low_reference": ("reference",),
     "m2_actual": ("actual", "actual"),
     "m2_reference": ("reference", "reference"),
     "co": ("actual", "reference"),
