@@ -85,8 +85,15 @@ def _records(stored: StoredTensor, request: Request) -> Iterator[dict[str, Any]]
     }
     rounded = None
     if request.via is not None and tensor.dtype in (torch.float32, torch.float64):
+        before = tensor.isinf().sum().item()
         tensor = tensor.to({"bf16": torch.bfloat16, "fp16": torch.float16}[request.via])
         rounded = request.via
+        made = tensor.isinf().sum().item() - before
+        if made:
+            raise QgateError(
+                f"rounding {stored.name} to {rounded} makes {made} Inf of finite numbers; sweep it "
+                "as it is, without --via."
+            )
     elif tensor.dtype == torch.float32 and all_bf16(tensor):
         tensor = tensor.to(torch.bfloat16)
     seen = _Seen(tensor, request)
