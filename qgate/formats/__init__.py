@@ -15,8 +15,8 @@ from qgate.formats._literals import FORMATS, Format
 from qgate.formats.integers import IntFormat
 
 if TYPE_CHECKING:
-    from qgate.formats._census import Effects, report
     from qgate.formats.encoded import Encoded
+    from qgate.formats.engine.census import Effects, report
     from qgate.formats.observing import observe
     from qgate.formats.quantizer import Quantizer, encode, quantize
 
@@ -40,13 +40,13 @@ __all__ = [
 ]
 
 _HOME = {
-    "Effects": "_census",
+    "Effects": "engine.census",
     "Encoded": "encoded",
     "Quantizer": "quantizer",
     "encode": "quantizer",
     "observe": "observing",
     "quantize": "quantizer",
-    "report": "_census",
+    "report": "engine.census",
 }
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from qgate.formats._element import ElementFormat, Floats, Rounding
-from qgate.formats._parts import Call, Parts
+from qgate.formats.engine.parts import Call, Parts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from qgate.formats._work import Work
+    from qgate.formats.engine.work import Work
     from qgate.formats.quantizer import Quantizer
 
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from qgate.formats._parts import Call, Parts
+from qgate.formats.engine.parts import Call, Parts
 
 if TYPE_CHECKING:
     import torch
     from torch import Generator, Tensor
 
-    from qgate.formats._work import Work
+    from qgate.formats.engine.work import Work
 
 Rounding = Literal["even", "away", "zero", "stochastic"]
 ROUNDINGS: tuple[Rounding, ...] = ("even", "away", "zero", "stochastic")
@@ -136,7 +136,7 @@ class ElementFormat(abc.ABC):
 
     def nearest(self, x: Tensor) -> Tensor:
         """float64 numbers, each to the value the format rounds it to; overflow saturates."""
-        from qgate.formats._work import DOUBLE
+        from qgate.formats.engine.work import DOUBLE
 
         return self.cast(x, DOUBLE, rounding=self.rounding)
 
@@ -187,7 +187,7 @@ class ElementFormat(abc.ABC):
 
     def unscale(self, stored: dict[str, Tensor], call: Call) -> Tensor:
         """The float64 scale of `split` again."""
-        from qgate.formats._work import widen
+        from qgate.formats.engine.work import widen
 
         del call
 
@@ -195,9 +195,9 @@ class ElementFormat(abc.ABC):
 
     def shortcut(self, x: Tensor, out: Tensor, call: Call) -> bool:
         """Write the quantized chunk to `out` in a faster way; False where that is not exact."""
-        from qgate.formats import _fast_element
+        from qgate.formats.engine import fast_element
 
-        return _fast_element.shortcut(self, x, out, call)
+        return fast_element.shortcut(self, x, out, call)
 
     def to_codes(self, y: Tensor, work: Work) -> Tensor:
         """The codes of float64 values of this format; NaN becomes its code, or 0 without one."""

@@ -35,9 +35,9 @@ class Encoded:
 
     def decode(self, dtype: torch.dtype | None = None) -> Tensor:
         """The values again: equal to `quantize` of the tensor that was encoded."""
-        from qgate.formats import _codec
+        from qgate.formats.engine import codec
 
-        return _codec.decode(self, dtype)
+        return codec.decode(self, dtype)
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.codes.shape)) or "scalar"

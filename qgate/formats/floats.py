@@ -13,7 +13,7 @@ from qgate.formats._element import ElementFormat, Floats
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from qgate.formats._work import Work
+    from qgate.formats.engine.work import Work
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
 from qgate.formats._element import ElementFormat, Floats, Rounding
-from qgate.formats._parts import Call, Parts
+from qgate.formats.engine.parts import Call, Parts
 from qgate.formats.floats import FloatFormat
 
 if TYPE_CHECKING:

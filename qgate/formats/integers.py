@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from qgate.formats._work import Work
+    from qgate.formats.engine.work import Work
 
 
 @dataclass(frozen=True)

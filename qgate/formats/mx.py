@@ -9,7 +9,7 @@ import numpy as np
 
 from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
 from qgate.formats._element import Floats
-from qgate.formats._parts import Call, Parts
+from qgate.formats.engine.parts import Call, Parts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,9 +77,9 @@ class MxFormat(BlockFormat):
         return call.work.power(codes - limit).masked_fill_(codes == 2 * limit + 1, float("nan"))
 
     def shortcut(self, x: Tensor, out: Tensor, call: Call) -> bool:
-        from qgate.formats import _fast_mx
+        from qgate.formats.engine import fast_mx
 
-        return _fast_mx.shortcut(self, x, out, call)
+        return fast_mx.shortcut(self, x, out, call)
 
     def define(self, x: Floats, q: Quantizer, state: float | None, double: bool) -> Floats:
         del state, double

@@ -9,7 +9,7 @@ import numpy as np
 
 from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
 from qgate.formats._element import ElementFormat, Floats
-from qgate.formats._parts import Call, Parts
+from qgate.formats.engine.parts import Call, Parts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +42,7 @@ class Nvfp4Format(BlockFormat):
 
     def prepare(self, amax: Tensor) -> Tensor:
         """s_enc as float64 holding a float32 number."""
-        from qgate.formats._work import to_single_grid
+        from qgate.formats.engine.work import to_single_grid
 
         bound = self.scale_element.max * self.max
         single = to_single_grid(amax).clamp_(max=_FP32_MAX)
@@ -50,7 +50,7 @@ class Nvfp4Format(BlockFormat):
         return encode.where(amax > 0, 1.0)
 
     def split(self, x: Tensor, call: Call) -> Parts:
-        from qgate.formats._work import to_single_grid as fp32
+        from qgate.formats.engine.work import to_single_grid as fp32
 
         q, work, state = call.q, call.work, call.state
         assert state is not None
@@ -72,7 +72,7 @@ class Nvfp4Format(BlockFormat):
 
     def tensor_scale(self, state: Tensor) -> Tensor:
         """s_dec, the scale that decoding multiplies with."""
-        from qgate.formats._work import to_single_grid
+        from qgate.formats.engine.work import to_single_grid
 
         return to_single_grid(1.0 / state)
 
@@ -82,9 +82,9 @@ class Nvfp4Format(BlockFormat):
         return block_scale * call.state
 
     def shortcut(self, x: Tensor, out: Tensor, call: Call) -> bool:
-        from qgate.formats import _fast_nvfp4
+        from qgate.formats.engine import fast_nvfp4
 
-        return _fast_nvfp4.shortcut(self, x, out, call)
+        return fast_nvfp4.shortcut(self, x, out, call)
 
     def define_state(self, x: Floats) -> float:
         finite = np.abs(x[np.isfinite(x)])

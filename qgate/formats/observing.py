@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from qgate.formats import _engine
+from qgate.formats.engine import quantizing
 from qgate.formats.quantizer import Quantizer
 
 
 @contextlib.contextmanager
 def observe(observer: Callable[[Tensor, Quantizer], None]) -> Iterator[None]:
     """Calls `observer(x, quantizer)` before each quantization inside."""
-    _engine.observers.append(observer)
+    quantizing.observers.append(observer)
     try:
         yield
     finally:
-        _engine.observers.remove(observer)
+        quantizing.observers.remove(observer)

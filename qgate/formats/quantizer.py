@@ -163,16 +163,16 @@ class Quantizer:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x on the format's grid: x's shape and device, x's dtype unless `dtype` was given."""
-        from qgate.formats import _engine
+        from qgate.formats.engine import quantizing
 
-        return _engine.quantize(x, self)
+        return quantizing.quantize(x, self)
 
     def encode(self, x: Tensor, *, nan: NanPolicy = "error") -> Encoded:
         """The codes and scales of x; `nan` says what to store where the format has no NaN."""
-        from qgate.formats import _codec
+        from qgate.formats.engine import codec
 
         _check_choice("nan policy", nan, get_args(NanPolicy))
-        return _codec.encode(x, self, nan)
+        return codec.encode(x, self, nan)
 
     def __repr__(self) -> str:
         options = ", ".join(f"{k}={_brief(v)}" for k, v in self._given.items())

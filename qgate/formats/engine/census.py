@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 from torch import Tensor
 
-from qgate.formats._job import Job, element_of, saturated, split
+from qgate.formats.engine.job import Job, element_of, saturated, split
 from qgate.formats.quantizer import as_quantizer
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from torch import Tensor
 from qgate.errors import QgateError
 from qgate.formats._block import BlockFormat
 from qgate.formats._element import ElementFormat
-from qgate.formats._engine import combine
-from qgate.formats._job import Job, check, element_of, split
-from qgate.formats._layout import layout_of
-from qgate.formats._parts import Call
-from qgate.formats._work import DOUBLE, narrow, widen
 from qgate.formats.encoded import Encoded
+from qgate.formats.engine.job import Job, check, element_of, split
+from qgate.formats.engine.layout import layout_of
+from qgate.formats.engine.parts import Call
+from qgate.formats.engine.quantizing import combine
+from qgate.formats.engine.work import DOUBLE, narrow, widen
 from qgate.formats.quantizer import NanPolicy, Quantizer
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from qgate.formats._work import Work
+    from qgate.formats.engine.work import Work
     from qgate.formats.quantizer import Quantizer
 
 
@@ -40,13 +40,13 @@ class Call:
     numel: int = 0
 
     def divide(self, x: Tensor, scale: Tensor) -> Tensor:
-        """x / scale in float64, good for one more rounding (`_work.divide`)."""
-        from qgate.formats import _work
+        """x / scale in float64, good for one more rounding (`work.divide`)."""
+        from qgate.formats.engine import work
 
-        return _work.divide(x, scale, exact=self.double)
+        return work.divide(x, scale, exact=self.double)
 
     def multiply(self, x: Tensor, factor: Tensor) -> Tensor:
-        """x * factor in float64, good for one more rounding (`_work.multiply`)."""
-        from qgate.formats import _work
+        """x * factor in float64, good for one more rounding (`work.multiply`)."""
+        from qgate.formats.engine import work
 
-        return _work.multiply(x, factor, exact=self.double)
+        return work.multiply(x, factor, exact=self.double)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from qgate.errors import QgateError
 from qgate.formats._element import ElementFormat
-from qgate.formats._layout import Chunk, layout_of
 from qgate.formats._literals import Format
-from qgate.formats._parts import Call, Parts
-from qgate.formats._work import (
+from qgate.formats.engine.layout import Chunk, layout_of
+from qgate.formats.engine.parts import Call, Parts
+from qgate.formats.engine.work import (
     DOUBLE,
     FP32_MAX,
     INFINITY,

@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from qgate.formats._scratch import buffer
+from qgate.formats.engine.scratch import buffer
 from qgate.formats.floats import FloatFormat
 
 INPUTS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

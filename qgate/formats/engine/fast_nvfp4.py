@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from qgate.formats._element import round_to_integer
-from qgate.formats._parts import Call
-from qgate.formats._scratch import buffer
-from qgate.formats._work import FP32_MAX, SINGLE, narrow, to_single_grid
+from qgate.formats.engine.parts import Call
+from qgate.formats.engine.scratch import buffer
+from qgate.formats.engine.work import FP32_MAX, SINGLE, narrow, to_single_grid
 from qgate.formats.floats import FloatFormat
 
 if TYPE_CHECKING:

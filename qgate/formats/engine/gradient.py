@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qgate.formats import _engine
-from qgate.formats._job import Job, saturated, split
+from qgate.formats.engine import quantizing
+from qgate.formats.engine.job import Job, saturated, split
 from qgate.formats.quantizer import Quantizer
 
 
@@ -17,7 +17,7 @@ class StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, q: Quantizer) -> Tensor:
-        return _engine.forward(Job(x, q))
+        return quantizing.forward(Job(x, q))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Quantizer], output: Tensor) -> None:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from qgate.formats._element import ElementFormat
-from qgate.formats._job import Job, check
-from qgate.formats._parts import Call
-from qgate.formats._scratch import buffer
-from qgate.formats._work import DOUBLE, narrow, widen
+from qgate.formats.engine.job import Job, check
+from qgate.formats.engine.parts import Call
+from qgate.formats.engine.scratch import buffer
+from qgate.formats.engine.work import DOUBLE, narrow, widen
 from qgate.formats.quantizer import Quantizer
 
 _TABLE_PAYS_FROM = 2**14
@@ -32,7 +32,7 @@ def quantize(x: Tensor, q: Quantizer) -> Tensor:
     for observer in tuple(observers):
         observer(x, q)
     if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
-        from qgate.formats._gradient import StraightThrough
+        from qgate.formats.engine.gradient import StraightThrough
 
         check(x, q)
         result: Tensor = StraightThrough.apply(x, q)  # type: ignore[no-untyped-call]

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from qgate.formats._element import ElementFormat, Rounding, round_to_integer
-from qgate.formats._parts import Call
-from qgate.formats._scratch import buffer
-from qgate.formats._work import SINGLE
+from qgate.formats.engine.parts import Call
+from qgate.formats.engine.scratch import buffer
+from qgate.formats.engine.work import SINGLE
 from qgate.formats.floats import FloatFormat
 
 if TYPE_CHECKING:
