@@ -3,17 +3,20 @@
 from qgate.stats._bits import all_bf16, serial
 from qgate.stats.blocks import BlockCounts, block_counts
 from qgate.stats.direct_values import Values
-from qgate.stats.error_stats import ErrorStats, errors
+from qgate.stats.error_stats import AxisErrors, Element, ErrorStats, NonFinite, errors
 from qgate.stats.metrics import METRICS, ErrorSums, Metric
 from qgate.stats.value_counts import Counts, counts
 
 __all__ = [
     "METRICS",
+    "AxisErrors",
     "BlockCounts",
     "Counts",
+    "Element",
     "ErrorStats",
     "ErrorSums",
     "Metric",
+    "NonFinite",
     "Values",
     "all_bf16",
     "block_counts",

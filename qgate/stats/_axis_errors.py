@@ -21,7 +21,7 @@ class AxisErrors:
 
     An index where a NaN or an infinity was seen on either side has NaN for its metrics;
     `finite_only()` leaves such pairs out instead. Squares are plain float64: where they leave its
-    range (values beyond 1e±150), mse is 0 or inf, sqnr_db and relative_mse are NaN.
+    range (values beyond 1e±150), metrics that need them are inf or NaN.
     """
 
     axis: int
@@ -40,7 +40,7 @@ class AxisErrors:
 
     @property
     def mse(self) -> Floats:
-        return self._gated(_quotient(self.sum_square_error, self.count))
+        return self._gated(_quotient(self._squares, self.count))
 
     @property
     def mae(self) -> Floats:

@@ -85,22 +85,25 @@ class ErrorPass:
 
     def run(self, actual: Reader, reference: Reader) -> bool:
         """Read both to the end; False where one has fewer values than the other."""
-        portion = self._portion
-        with np.errstate(over="ignore", invalid="ignore"):
-            while portion.fill(actual, reference):
-                if not portion.finite:
-                    self._count_non_finite()
-                if self._room and portion.largest_error > self._least_of_the_worst:
-                    self._keep_worst()
-                bad = None if portion.bad is None else portion.bad[: portion.count]
-                pairs = slice(portion.count)
-                for axis in self._axes:
-                    axis.add(self.elements, portion.error[pairs], portion.r[pairs], bad)
-                self._keys.add(portion.size, portion.spare, portion.holes)
-                self.sign_flips += portion.sign_flips()
-                self.elements += portion.count
-                self._push(portion.sums())
+        while self._portion.fill(actual, reference):
+            self._add()
         return actual.taken == reference.taken
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def _add(self) -> None:
+        portion = self._portion
+        if not portion.finite:
+            self._count_non_finite()
+        if self._room and portion.largest_error > self._least_of_the_worst:
+            self._keep_worst()
+        pairs = slice(portion.count)
+        bad = None if portion.bad is None else portion.bad[pairs]
+        for axis in self._axes:
+            axis.add(self.elements, portion.error[pairs], portion.r[pairs], bad)
+        self._keys.add(portion.size, portion.spare, portion.holes)
+        self.sign_flips += portion.sign_flips()
+        self.elements += portion.count
+        self._push(portion.sums())
 
     @property
     def sums(self) -> ErrorSums:

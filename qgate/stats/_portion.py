@@ -139,6 +139,7 @@ class Portion:
             rest_r / n,
         )
 
+    @np.errstate(over="ignore", invalid="ignore")
     def _subtract(self) -> None:
         np.subtract(self.a, self.r, out=self.error)
         np.abs(self.error, out=self.size)

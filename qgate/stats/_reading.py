@@ -27,8 +27,6 @@ def copy_flat(x: Tensor, start: int, out: Tensor) -> None:
     size = len(out)
     if x.is_contiguous():
         out.copy_(x.view(-1)[start : start + size])
-    elif x.dim() == 1:
-        out.copy_(x[start : start + size])
     elif size:
         row_size = x[0].numel()
         row, skipped = divmod(start, row_size)

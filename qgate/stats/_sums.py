@@ -201,7 +201,7 @@ def _scaled(s: ErrorSums, **scales: float) -> ErrorSums:
     for name, factors in _UNITS.items():
         value = getattr(s, name)
         for side in factors:
-            value = value * by[side] if value else value
+            value = value * by[side]
         changed[name] = value
     return replace(s, **changed)
 

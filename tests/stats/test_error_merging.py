@@ -132,6 +132,22 @@ def test_a_billion_elements() -> None:
     assert (other + last).elements == 2 * total.elements
 
 
+def test_shards_whose_means_are_far_from_zero_and_apart() -> None:
+    """A float64 mean of 1e8 has 8 digits behind the point, too few for what is between shards."""
+    generator = torch.Generator().manual_seed(4)
+    shards = []
+    for i in range(9):
+        reference = 1e8 + i + torch.randn(30, generator=generator, dtype=torch.float64)
+        noise = torch.randn(30, generator=generator, dtype=torch.float64)
+        shards.append((reference + noise, reference))
+    expected = exact_metrics(*(torch.cat(side) for side in zip(*shards, strict=True)))
+    for step in (1, 2, 4, 5, 7):
+        total = errors(*shards[0])
+        for i in range(1, 9):
+            total = total + errors(*shards[i * step % 9])
+        assert total.metric("correlation") == pytest.approx(expected["correlation"], rel=1e-13)
+
+
 def test_the_worst_of_parts_count_on() -> None:
     reference = torch.zeros(2, 100)
     actual = torch.arange(200.0).view(2, 100)
@@ -218,6 +234,21 @@ def test_views_where_squares_leave_float64() -> None:
     assert found.mae.tolist() == [1e-200, 1e200, 1.0]
     assert np.isnan(found.sqnr_db).tolist() == [True, True, False]
     assert np.isnan(found.relative_mse).tolist() == [True, True, False]
+    one = torch.ones(1, 2, dtype=torch.float64)
+    found = errors(one * 1e-200, one * 0, channel_axis=0).channels
+    assert math.isnan(found.mse[0])
+    assert math.isnan(found.sqnr_db[0])
+    assert found.max_abs[0] == 1e-200
+
+
+def test_views_of_nothing_but_zeros() -> None:
+    zero, one = torch.zeros(2, 3), torch.tensor([[0.0] * 3, [1.0] * 3])
+    found = errors(zero, zero, channel_axis=0).channels
+    assert found.mse.tolist() == found.relative_mse.tolist() == [0.0, 0.0]
+    assert found.sqnr_db.tolist() == [INF, INF]
+    found = errors(one, zero, channel_axis=0).channels
+    assert found.relative_mse.tolist() == [0.0, INF]
+    assert found.sqnr_db.tolist() == [INF, -INF]
 
 
 def test_views_merge_index_by_index() -> None:

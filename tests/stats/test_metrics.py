@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from qgate.errors import QgateError
+from qgate.stats import _sums, metrics
 from qgate.stats.error_stats import errors
 from qgate.stats.metrics import METRICS, ErrorSums
 from tests.stats.exact import agree, exact_metrics
@@ -45,6 +47,11 @@ def test_the_registry_leads_with_sqnr() -> None:
     }  # fmt: skip
     assert [each.name for each in METRICS if each.signed] == ["mean_error"]
     assert all(each.label and each.definition for each in METRICS)
+
+
+def test_reading_metrics_needs_no_torch() -> None:
+    for module in (metrics, _sums):
+        assert "torch" not in inspect.getsource(module)
 
 
 @EVERY_METRIC
@@ -97,6 +104,17 @@ def test_a_side_without_variance_has_no_correlation(constant: float) -> None:
         assert found["correlation"] == 0.0
         assert 0.9 < found["cosine"] < 1.0
         assert math.isfinite(found["sqnr_db"])
+
+
+def test_the_mean_of_a_constant_is_the_constant() -> None:
+    """The sum of three 0.1, rounded once, divided by three is not 0.1."""
+    assert math.fsum([0.1] * 3) / 3 != 0.1
+    sums = ErrorSums.from_weighted([1.0, 2.0], [0.1, 0.1], [1, 2])
+    assert (sums.mean_reference, sums.m2_reference, sums.co) == (0.1, 0.0, 0.0)
+    reference = torch.full((3000,), 0.1, dtype=torch.float64)
+    actual = torch.rand(3000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    reference[7] = math.inf
+    assert errors(actual, reference).metric("correlation", finite_only=True) == 0.0
 
 
 def test_a_constant_stays_one_through_portions_and_merges() -> None:
@@ -155,7 +173,9 @@ def test_magnitudes_whose_squares_leave_float64(size: float, step: float) -> Non
     not_zero = {"mse", "rmse", "mae", "relative_mse", "relative_mae", "relative_error"}
     expected |= {name: max(expected[name], 5e-324) for name in not_zero}
     for found in (errors(actual, reference).sums, sums, ErrorSums() + sums):
-        agree({each.name: each.function(found) for each in METRICS}, expected, 1e-12)
+        values = {each.name: each.function(found) for each in METRICS}
+        agree(values, expected, 1e-12)
+        assert all(values[name] > 0 for name in not_zero)
 
 
 def test_opposite_ends_of_float64_do_not_lose_their_difference() -> None:
@@ -171,12 +191,17 @@ def test_opposite_ends_of_float64_do_not_lose_their_difference() -> None:
     assert METRICS.get("sqnr_db").function(same) == found.metric("sqnr_db")
 
 
-def test_scales_meet_in_a_merge() -> None:
+@pytest.mark.parametrize(
+    "sizes", [(1.0, 1e-200, 1e200, 1e-300, 1e190), (1e200, 3e200, 2e202, 1e201, 7e201)], ids=str
+)
+def test_scales_meet_in_a_merge(sizes: tuple[float, ...]) -> None:
+    """In the second case all parts matter, and all have scales of their own."""
     generator = torch.Generator().manual_seed(2)
     parts = []
-    for size in (1.0, 1e-200, 1e200, 1e-300, 1e190):
-        reference = torch.randn(20, generator=generator, dtype=torch.float64) * size
-        parts.append((reference * 1.25, reference))
+    for size in sizes:
+        reference = (4 + torch.randn(20, generator=generator, dtype=torch.float64)) * size
+        noise = torch.randn(20, generator=generator, dtype=torch.float64)
+        parts.append((reference + noise * size / 50, reference))
     whole = [torch.cat(side) for side in zip(*parts, strict=True)]
     expected = exact_metrics(*whole)
     for order in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [1, 3, 0, 4, 2]):
@@ -186,9 +211,15 @@ def test_scales_meet_in_a_merge() -> None:
         found = total.metrics()
         assert found["mse"] == INF
         agree(found | {"mse": 0.0}, expected | {"mse": 0.0}, 1e-12)
-    tiny, nothing = errors(*parts[1]), errors(parts[0][0], parts[0][0])
+
+
+def test_a_part_without_error_leaves_the_scale_of_the_error_alone() -> None:
+    tiny = torch.tensor([1e-200, 3e-200], dtype=torch.float64)
+    one = torch.ones(2)
+    tiny, nothing = errors(tiny * 2, tiny), errors(one, one)
     assert (tiny + nothing).metric("mae") == (nothing + tiny).metric("mae") > 0
-    assert (tiny + nothing).metric("sqnr_db") > 4000
+    decibels = 10 * (math.log10(2) + 399)  # 2 over 1e-400 + 9e-400
+    assert (tiny + nothing).metric("sqnr_db") == pytest.approx(decibels, rel=1e-15)
 
 
 def test_lost_squares_are_nan_and_not_zero() -> None:
