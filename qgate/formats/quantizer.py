@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
@@ -150,8 +151,21 @@ class Quantizer:
                 )
         if self.generator is not None and self.rounding != "stochastic":
             raise QgateError(f"a generator means nothing with rounding {self.rounding!r}.")
-        if self.dtype is not None and str(self.dtype).removeprefix("torch.") not in _DTYPES:
-            raise TypeError(f"dtype {self.dtype} is not one of {', '.join(_DTYPES)}.")
+        allowed = [f"torch.{name}" for name in _DTYPES]
+        if self.dtype is not None and (
+            isinstance(self.dtype, str) or str(self.dtype) not in allowed
+        ):
+            raise TypeError(f"dtype {self.dtype!r} is not one of {', '.join(allowed)}.")
+        if self.generator is not None and not hasattr(self.generator, "initial_seed"):
+            raise TypeError(f"a generator is a torch.Generator, not {self.generator!r}.")
+
+    def deterministic(self) -> Quantizer:
+        """This quantizer with the format's own rounding in place of a random one."""
+        if self.rounding != "stochastic":
+            return self
+        twin = copy.copy(self)
+        twin.rounding, twin.generator = self.format.rounding, None
+        return twin
 
     def axis_of(self, ndim: int) -> int:
         """The axis as a number from 0, for a tensor of that many dimensions."""
@@ -249,6 +263,8 @@ def _checked_scale(scale: Any) -> float | Tensor | None:
         return scale  # type: ignore[no-any-return]
     if isinstance(scale, bool) or not isinstance(scale, int | float):
         raise TypeError(f"scale is a number or a tensor, not {scale!r}.")
+    if isinstance(scale, int):
+        scale = float(scale) if abs(scale) < 2**1023 else math.inf
     if not (math.isfinite(scale) and scale > 0):
         raise QgateError(f"scale {scale!r} is not allowed; it is a finite number above zero.")
     return float(scale)

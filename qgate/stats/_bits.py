@@ -99,7 +99,7 @@ def decoded(dtype: torch.dtype) -> npt.NDArray[np.float64]:
     """The value of each bit pattern, in the order of the patterns as unsigned integers."""
     if COUNTABLE[dtype] == torch.uint8:
         return (
-            torch.arange(256, dtype=torch.uint8)
+            torch.arange(256, dtype=torch.uint8, device="cpu")
             .view(dtype)
             .to(torch.float32)
             .numpy()

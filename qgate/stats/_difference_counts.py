@@ -63,7 +63,7 @@ class KeyTable:
     def __init__(self, room: int) -> None:
         self._table = np.zeros(KEYS, np.int64)
         self._counted = torch.from_numpy(self._table)
-        self._ones = torch.ones(room, dtype=torch.int64)
+        self._ones = torch.ones(room, dtype=torch.int64, device="cpu")
 
     def add(self, magnitudes: Floats, scratch: Floats, zeros: int) -> None:
         """Count all magnitudes except for so many zeros; `scratch` of that size is overwritten."""

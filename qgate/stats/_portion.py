@@ -30,7 +30,7 @@ class Portion:
     """
 
     def __init__(self) -> None:
-        self._buffers = [torch.empty(ELEMENTS, dtype=torch.float64) for _ in range(5)]
+        self._buffers = [torch.empty(ELEMENTS, dtype=torch.float64, device="cpu") for _ in range(5)]
         self._ones = np.ones((ROW, 1))
         self._negative = np.empty(ELEMENTS, np.bool_)
         self.a = self.r = self.error = self.size = self.spare = np.empty(0)

@@ -52,7 +52,7 @@ class Reader:
             source = require_floats(source, side)
         self._side = side
         self._chunks: Iterator[Tensor] = iter((source,) if isinstance(source, Tensor) else source)
-        self._chunk = torch.empty(0)
+        self._chunk = torch.empty(0, device="cpu")
         self._used = 0
         self.taken = 0
         self.wide = False

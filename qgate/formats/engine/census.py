@@ -60,7 +60,7 @@ class Effects:
 def report(x: Tensor, fmt: str | Format | Quantizer, **options: Unpack[Options]) -> Effects:
     """Count what `quantize(x, fmt, ...)` saturates, flushes to zero and stores as subnormal."""
     q = as_quantizer(fmt, options)
-    job = Job(x, q)
+    job = Job(x, q, looking=True)
     smallest = element_of(q.format).min_normal
     rows = {kind: job.rows(1, torch.int64) for kind in _KINDS}
     for chunk, _, wide, parts in split(job):

@@ -7,23 +7,23 @@ from torch import Tensor
 
 from qgate.errors import QgateError
 from qgate.formats._block import BlockFormat
-from qgate.formats._element import ElementFormat
 from qgate.formats.encoded import Encoded
 from qgate.formats.engine.job import Job, check, element_of, split
 from qgate.formats.engine.layout import layout_of
 from qgate.formats.engine.parts import Call
 from qgate.formats.engine.quantizing import combine
-from qgate.formats.engine.work import DOUBLE, narrow, widen
+from qgate.formats.engine.work import DOUBLE, INPUTS, narrow, widen
 from qgate.formats.quantizer import NanPolicy, Quantizer
 
 
 def encode(x: Tensor, q: Quantizer, nan: NanPolicy) -> Encoded:
     check(x, q)
     x, element = x.detach(), element_of(q.format)
-    holes = x.isnan() if nan != "error" else None
+    stores_nan = isinstance(q.format, BlockFormat) or q.format.nan_code is not None
+    holes = x.isnan() if nan != "error" and not stores_nan else None
     if holes is not None:
         x = x.masked_fill(holes, 0.0)
-    elif isinstance(q.format, ElementFormat) and q.format.nan_code is None:
+    elif not stores_nan:
         count = int(x.isnan().sum())
         if count:
             raise QgateError(
@@ -44,7 +44,7 @@ def encode(x: Tensor, q: Quantizer, nan: NanPolicy) -> Encoded:
             chunk.group(rows).copy_(parts.stored[name])
     codes = layout.restore(codes)
     if holes is not None and nan == "max":
-        largest = element.to_codes(torch.full((1,), element.max, dtype=torch.float64), DOUBLE)
+        largest = element.to_codes(x.new_full((1,), element.max, dtype=torch.float64), DOUBLE)
         codes[holes] = largest.to(codes.device)
     if job.scale is not None:
         stored["scales"] = narrow(job.scale, torch.float64 if job.double else torch.float32)
@@ -59,6 +59,9 @@ def encode(x: Tensor, q: Quantizer, nan: NanPolicy) -> Encoded:
 
 def decode(e: Encoded, dtype: torch.dtype | None) -> Tensor:
     q, dtype = e.quantizer, dtype or e.dtype
+    if dtype not in INPUTS:
+        allowed = ", ".join(str(each) for each in INPUTS)
+        raise TypeError(f"cannot decode to {dtype!r}; allowed: {allowed}.")
     element, layout = element_of(q.format), layout_of(e.codes, q)
     data = layout.arrange(e.codes)
     out = torch.empty(data.shape, dtype=dtype, device=data.device)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qgate.formats._element import ElementFormat, Rounding, round_to_integer
 from qgate.formats.engine.parts import Call
-from qgate.formats.engine.scratch import buffer
+from qgate.formats.engine.scratch import Shelf, buffer
 from qgate.formats.engine.work import SINGLE
 from qgate.formats.floats import FloatFormat
 
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from qgate.formats.mx import MxFormat
 
 _TABLE_PAYS_FROM = 2**20
-_STACKS_KEPT = 8
 _WIDE = 32
 
-_stacks: dict[object, Stack] = {}
+_stacks = Shelf(8)
 
 
 def shortcut(fmt: MxFormat, x: Tensor, out: Tensor, call: Call) -> bool:
@@ -56,11 +55,8 @@ def shortcut(fmt: MxFormat, x: Tensor, out: Tensor, call: Call) -> bool:
         _round(fmt.element, single, size, top, out, q.rounding, clamp)
         return True
     key = (fmt, q.rounding, x.dtype, out.dtype)
-    if key not in _stacks:
-        while len(_stacks) >= _STACKS_KEPT:
-            _stacks.pop(next(iter(_stacks)), None)
-        _stacks[key] = Stack(fmt.element, q.rounding, x.dtype, out.dtype)
-    _stacks[key].look_up(codes, top, fields, out)
+    stack = _stacks.get(key, lambda: Stack(fmt.element, q.rounding, x.dtype, out.dtype))
+    stack.look_up(codes, top, fields, out)
     return True
 
 
@@ -132,7 +128,7 @@ class Stack:
         self, element: ElementFormat, rounding: Rounding, dtype: torch.dtype, out_dtype: torch.dtype
     ) -> None:
         self.element, self.rounding, self.dtype = element, rounding, dtype
-        self.rows = torch.empty(256, 2**16, dtype=out_dtype)
+        self.rows = torch.empty(256, 2**16, dtype=out_dtype, device="cpu")
         self.filled: set[int] = set()
 
     def look_up(self, codes: Tensor, top: Tensor, fields: range, out: Tensor) -> None:
@@ -146,9 +142,9 @@ class Stack:
             out.copy_(self.rows.view(-1).index_select(0, index).view(out.shape))
 
     def _fill(self, field: int) -> None:
-        every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+        every = torch.arange(-(2**15), 2**15, dtype=torch.int32, device="cpu").to(torch.int16)
         x = every.view(self.dtype).to(torch.float32)
         size = x.view(torch.int32).bitwise_and(SINGLE.magnitude_mask)
-        top = torch.tensor([field << 23], dtype=torch.int32)
+        top = torch.tensor([field << 23], dtype=torch.int32, device="cpu")
         _round(self.element, x, size, top, self.rows[field], self.rounding, clamp=True)
         self.filled.add(field)

@@ -35,7 +35,7 @@ class StraightThrough(torch.autograd.Function):
 
 def inside_range(x: Tensor, q: Quantizer) -> Tensor:
     """Where x is not beyond the largest value at its scale; True for NaN."""
-    job = Job(x, q)
+    job = Job(x, q, looking=True)
     layout = job.layout
     inside = torch.empty(
         layout.outer, layout.length, layout.inner, dtype=torch.bool, device=x.device

@@ -32,10 +32,13 @@ from qgate.formats.quantizer import Quantizer
 class Job:
     """One tensor, one quantizer: the layout and what is known of the whole tensor."""
 
-    def __init__(self, x: Tensor, q: Quantizer) -> None:
+    def __init__(self, x: Tensor, q: Quantizer, *, looking: bool = False) -> None:
+        """`looking` is for counting only: random rounding gives way to the format's own, so that
+        nothing is drawn from a generator."""
         check(x, q)
-        self.q = q
-        self.x = x.detach()
+        self.q = q.deterministic() if looking else q
+        q = self.q
+        self.x = x.detach().resolve_neg()
         self.dtype: torch.dtype = q.dtype or x.dtype
         self.double = x.dtype == torch.float64
         self.layout = layout_of(x, q)
@@ -101,7 +104,8 @@ class Job:
         spoilt = bits > infinity if q.inf == "saturate" else bits >= infinity
         amax = widen(bits.view(self.x.dtype))
         largest = torch.finfo(torch.float64).max if self.double else FP32_MAX
-        scale = amax.clamp(max=largest) / fmt.max
+        # Divided by a tensor: torch multiplies by the reciprocal of a number on some devices.
+        scale = amax.clamp(max=largest) / amax.new_tensor(fmt.max)
         if not self.double:
             scale = to_single_grid(scale)
         scale = scale.clamp_(min=2.0**-1022 if self.double else 2.0**-149)
@@ -122,14 +126,17 @@ def check(x: Any, q: Quantizer) -> None:
     for name, thing in (("generator", q.generator), ("scale", q.scale)):
         device = getattr(thing, "device", x.device)
         on_cpu_scalar = name == "scale" and isinstance(thing, Tensor) and thing.dim() == 0
-        if device.type != x.device.type and not on_cpu_scalar:
+        if device != x.device and not on_cpu_scalar:
             raise QgateError(f"the {name} is on {device} and x on {x.device}; put them together.")
 
 
 def given_scale(q: Quantizer, job: Job) -> Tensor:
     """The user's scale as float64 [outer, groups, 1, inner], on the grid of the scale's dtype."""
     layout = job.layout
-    scale = torch.as_tensor(q.scale, device=job.x.device)
+    scale = q.scale
+    if not isinstance(scale, Tensor):
+        scale = torch.tensor(scale, dtype=torch.float64, device=job.x.device)
+    scale = scale.to(job.x.device)
     if not scale.is_floating_point():
         raise TypeError(f"a scale tensor holds floating point numbers, not {scale.dtype}.")
     scale = widen(scale.detach())

@@ -83,6 +83,8 @@ class Layout:
         self, device: torch.device, *, parts_of_groups: bool, fixed: bool
     ) -> Iterator[Chunk]:
         """All chunks; `fixed` makes their order and sizes independent of the number of threads."""
+        if 0 in (self.outer, self.length, self.inner):
+            return
         room = _CHUNK_PER_THREAD // self.itemsize
         if not fixed:
             room *= min(torch.get_num_threads(), 16)

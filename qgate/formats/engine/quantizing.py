@@ -14,15 +14,14 @@ from torch import Tensor
 from qgate.formats._element import ElementFormat
 from qgate.formats.engine.job import Job, check
 from qgate.formats.engine.parts import Call
-from qgate.formats.engine.scratch import buffer
+from qgate.formats.engine.scratch import Shelf, buffer
 from qgate.formats.engine.work import DOUBLE, narrow, widen
 from qgate.formats.quantizer import Quantizer
 
 _TABLE_PAYS_FROM = 2**14
-_TABLES_KEPT = 64
 _SCALED_TABLE_PAYS_FROM = 2**19
 
-_tables: dict[object, Tensor] = {}
+_tables = Shelf(64)
 
 # Called with every tensor and quantizer before quantization; they only look.
 observers: list[Callable[[Tensor, Quantizer], None]] = []
@@ -78,11 +77,7 @@ def _table_for(job: Job) -> Tensor | None:
     if x.numel() < _TABLE_PAYS_FROM:
         return None
     key = (fmt, q.rounding, q.saturate, q.narrow, x.dtype, job.dtype, x.device)
-    if key not in _tables:
-        while len(_tables) >= _TABLES_KEPT:
-            _tables.pop(next(iter(_tables)), None)
-        _tables[key] = _tabulate(q, None, x.dtype, job.dtype, x.device)
-    return _tables[key]
+    return _tables.get(key, lambda: _tabulate(q, None, x.dtype, job.dtype, x.device))
 
 
 def _tabulate(

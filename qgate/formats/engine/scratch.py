@@ -1,28 +1,63 @@
-"""Buffers that the fast kernels use again for every chunk.
+"""What the kernels keep between calls: buffers for chunks, and tables worth making once.
 
-A fresh buffer per operation costs page faults, which take longer than the operation. Buffers belong
-to a thread and stay small: one chunk each.
+A fresh buffer per operation costs page faults, which take longer than the operation. What is kept
+is an ordinary tensor, whatever mode it was first asked for in: made in `torch.inference_mode` it
+could not be written to outside, and made while torch traces it would not be a tensor at all.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+_LARGEST_KEPT = 2**21
 _held = threading.local()
+
+T = TypeVar("T")
+
+
+def tracing() -> bool:
+    """If tensors made now may be fakes that a tracer or a functional transform put there."""
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def buffer(slot: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """An uninitialized tensor that is valid until the next call with this slot in this thread."""
     size = math.prod(shape)
-    if device.type != "cpu":
-        return torch.empty(shape, dtype=dtype, device=device)
+    if device.type != "cpu" or size > _LARGEST_KEPT or tracing():
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
     buffers: dict[tuple[str, torch.dtype], Tensor] = _held.__dict__.setdefault("buffers", {})
-    key = (slot, dtype)
-    if key not in buffers or buffers[key].numel() < size:
-        buffers[key] = torch.empty(size, dtype=dtype)
-    return buffers[key][:size].view(tuple(shape))
+    kept = buffers.get((slot, dtype))
+    if kept is None or kept.numel() < size:
+        with torch.inference_mode(False):
+            kept = torch.empty(size, dtype=dtype, device="cpu")
+        buffers[slot, dtype] = kept
+    return kept[:size].view(tuple(shape))
+
+
+class Shelf:
+    """A few values by key, the oldest dropped for a new one."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self._values: dict[Hashable, object] = {}
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The value of that key, made now if it is not there."""
+        if tracing():
+            return make()
+        found = self._values.get(key)
+        if found is None:
+            with torch.inference_mode(False), torch.no_grad():
+                found = make()
+            while len(self._values) >= self.room:
+                self._values.pop(next(iter(self._values)), None)
+            self._values[key] = found
+        return found  # type: ignore[return-value]

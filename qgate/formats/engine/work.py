@@ -7,12 +7,11 @@ Nothing here trusts a float instruction with a subnormal float32: a thread may f
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from qgate.formats.engine.scratch import buffer
+from qgate.formats.engine.scratch import Shelf, buffer
 from qgate.formats.floats import FloatFormat
 
 INPUTS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -36,6 +35,7 @@ _NARROW = {
     torch.bfloat16: FloatFormat("bf16", 8, 7, "ieee", bias=127),
 }
 FP32_MAX = torch.finfo(torch.float32).max
+_shelf = Shelf(256)
 _TINY32 = 2.0**-126
 _UNIT32 = 2.0**-149
 
@@ -75,9 +75,12 @@ SINGLE = Work(torch.float32, torch.int32, mantissa=23, bias=127)
 DOUBLE = Work(torch.float64, torch.int64, mantissa=52, bias=1023)
 
 
-@lru_cache(maxsize=256)
 def _table(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64).to(device=device, dtype=dtype)
+    def make() -> Tensor:
+        table = torch.tensor(values, dtype=torch.float64, device="cpu")
+        return table.to(device=device, dtype=dtype)
+
+    return _shelf.get((values, dtype, device), make)
 
 
 def magnitude_bits(x: Tensor) -> Tensor:
