@@ -10,9 +10,17 @@ class QgateError(Exception):
     """Something the caller gave cannot be used; the message repeats it and says what can."""
 
 
-def unknown(what: str, given: object, allowed: Iterable[str]) -> QgateError:
-    """The error for a name that is not in a list: the nearest name first, then all of them."""
-    names = sorted(allowed)
-    near = difflib.get_close_matches(str(given), names, n=2, cutoff=0.5)
+def unknown(
+    what: str, given: object, allowed: Iterable[str], also: Iterable[str] = ()
+) -> QgateError:
+    """The error for a name that is not in a list: the nearest names first, then all of them.
+
+    `also` are names that would do too, offered as near ones but not listed.
+    """
+    listed = sorted(allowed)
+    names = sorted([*listed, *also])
+    text = str(given).lower()
+    near = [name for name in names if text and text in name][:4]
+    near = near or difflib.get_close_matches(text, names, n=2, cutoff=0.5)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    return QgateError(f"unknown {what} {given!r}.{hint} Allowed: {', '.join(names)}.")
+    return QgateError(f"unknown {what} {given!r}.{hint} Allowed: {', '.join(listed)}.")

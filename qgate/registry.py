@@ -36,7 +36,7 @@ class Registry(Generic[T]):
         key = str(name).strip().lower().replace("-", "_")
         entry = self._entries.get(self._aliases.get(key, key))
         if entry is None:
-            raise unknown(self.what, name, [*self._entries, *self._aliases])
+            raise unknown(self.what, name, self._entries, self._aliases)
         return entry
 
     def aliases(self, name: str) -> list[str]:

@@ -181,7 +181,6 @@ def test_tensors_inside_files_and_patterns(capsys: pytest.CaptureFixture[str]) -
         (["--elem-format", "fp9"], "unknown format 'fp9'"),
         (["--max-scale-exp", "-5", "--min-scale-exp", "5"], "--max-scale-exp -5"),
         (["--granularity", "block", "--max-scale-exp", "0.5"], "--max-scale-exp 0.5"),
-        (["nothing*.pt"], "matches 'nothing*.pt'"),
     ],
 )
 def test_bad_options_stop_before_any_work(
@@ -247,3 +246,72 @@ def test_a_folder_that_cannot_be_made_fails_that_tensor(capsys: pytest.CaptureFi
     status, out, _ = run(capsys, "act.pt", "--no-plots")
     assert status == 1
     assert "cannot write the results" in out
+
+
+def test_integers_among_other_tensors_are_passed_over_and_nested_ones_found(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    state = {
+        "model": {"w": activation(), "ids": torch.arange(4)},
+        "opt": [activation(2)],
+        "step": 3,
+    }
+    torch.save(state, "train.pt")
+    status, out, _ = run(capsys, "train.pt", "--no-plots", "--quiet")
+    assert status == 0
+    assert "Total tensors: 2" in out
+    assert sorted(p.name for p in ROOT.iterdir()) == ["train.model.w", "train.opt.0"]
+    assert run(capsys, "train.pt:model.ids", "--no-plots")[0] == 1
+
+
+def test_the_summary_answers_and_quiet_leaves_the_rest_to_the_logs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    torch.save(activation(), "act.pt")
+    status, out, _ = run(
+        capsys, "act.pt", "--no-plots", "--quiet", "--elem-format", "e4m3,fp4_e2m1"
+    )
+    assert status == 0
+    assert "ANALYSIS" not in out
+    lines = [line for line in out.splitlines() if line.startswith("  act.pt: ")]
+    assert [line.split()[1:3] for line in lines] == [
+        ["fp8_e4m3", "scale"],
+        ["mxfp8_e4m3", "block"],
+        ["fp4_e2m1", "scale"],
+        ["mxfp4_e2m1", "block"],
+    ]
+    exponent = record("act")["levels"][record("act")["advice"]["recommended"]]["exponent"]
+    assert f"2^{exponent:g}" in lines[0]
+    assert "ANALYSIS" in (ROOT / "act" / "mxfp_scaling_test_act_fp8_e4m3.log").read_text()
+
+
+def test_float8_tensors_and_block_only_folders(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(activation().to(torch.float8_e4m3fn), "eight.pt")
+    assert run(capsys, "eight.pt", "--no-plots", "--elem-format", "fp4_e2m1")[0] == 0
+    assert record("eight", "fp4_e2m1", "block_scaling")["levels"]
+    for place, seed in (("d1", 1), ("d2", 2)):
+        Path(place).mkdir()
+        torch.save(activation(seed=seed), f"{place}/same.pt")
+        options = ["--no-plots", "--granularity", "block", "--output-dir", "out"]
+        assert run(capsys, f"{place}/same.pt", *options)[0] == 0
+    assert sorted(p.name for p in Path("out").iterdir()) == ["same", "same-2"]
+
+
+def test_a_failing_block_sweep_keeps_the_tensor_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    x = activation(2)
+    x[:, ::32] = float("nan")
+    torch.save(x, "x.pt")
+    status, out, _ = run(capsys, "x.pt", "--no-plots")
+    assert status == 1
+    assert "every block holds NaN or Inf" in out
+    assert record("x")["tensor"]["nan"] == 8
+
+
+def test_surprises_in_one_tensor_do_not_end_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(activation(), "a.pt")
+    torch.save(activation().float() * 1.001, "f.pt")
+    for options in (["--axis", "5"], ["--max-scale-exp=-900", "--min-scale-exp=-1000"]):
+        status, out, _ = run(capsys, "a.pt", "f.pt", "nope*.pt", "--no-plots", "--quiet", *options)
+        assert status == 1
+        assert "FINAL SUMMARY" in out
+        assert "no .pt, .pth, .safetensors, .npy, .npz file matches 'nope*.pt'" in out

@@ -10,6 +10,7 @@ import numpy as np
 
 from qgate.errors import QgateError
 
+_FARTHEST = 1000
 Alignment = Literal["exact", "documented"]
 
 
@@ -67,18 +68,31 @@ def ends_of(
         low: float = ceil_log2_ratio(amin, smallest)
     else:
         high, low = ceil_log2_ratio(amax, largest), floor_log2_ratio(amin, smallest)
-    given = max_exp is not None or min_exp is not None
+    given = {(False, False): alignment, (True, True): "given"}.get(
+        (max_exp is not None, min_exp is not None),
+        "maximum given" if max_exp is not None else "minimum given",
+    )
     if max_exp is not None and min_exp is not None and max_exp < min_exp:
         raise QgateError(
             f"max_exp {max_exp:g} is below min_exp {min_exp:g}; a sweep runs from the larger "
             "scale exponent to the smaller one."
         )
-    high = high if max_exp is None else max_exp
-    low = low if min_exp is None else min_exp
-    for name, value in (("max_exp", high), ("min_exp", low)):
-        if not math.isfinite(value) or abs(value) > 2000:
-            raise QgateError(f"{name} {value} is not allowed; it is a number from -2000 to 2000.")
-    return Ends(high, low, floor_log2_ratio(amax, 1.0) - emax, "given" if given else alignment)
+    for name, value in (("max_exp", max_exp), ("min_exp", min_exp)):
+        if value is None:
+            continue
+        if not math.isfinite(value) or abs(value) > _FARTHEST:
+            raise QgateError(
+                f"{name} {value} is not allowed; it is a number from -{_FARTHEST} to {_FARTHEST}."
+            )
+    # The other end gives way where the given one lies beyond it.
+    if max_exp is not None:
+        low = low if min_exp is not None else min(low, math.floor(max_exp))
+        high = max_exp
+    if min_exp is not None:
+        high = high if max_exp is not None else max(high, math.ceil(min_exp))
+        low = min_exp
+    production = min(max(floor_log2_ratio(amax, 1.0) - emax, -127), 127)
+    return Ends(high, low, production, given)
 
 
 def levels_of(ends: Ends, count: int) -> list[Level]:

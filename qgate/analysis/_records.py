@@ -61,7 +61,7 @@ def record_of(
             "amin": summary.amin,
             "mean": summary.mean,
             "std": summary.std,
-            "rounded_to": None,
+            "rounded_to": summary.dtype if rounded else None,
         },
         "levels": [_level(sums, i, place, scale_bits) for i, place in enumerate(places)],
         "failed": f"{bad} in the tensor" if bad else None,
@@ -83,11 +83,12 @@ def _level(sums: LevelSums, i: int, place: Level, scale_bits: int) -> dict[str, 
         "flush": float(sums.flush[i] / n),
     }
     limit = 2 ** (scale_bits - 1) - 1
+    fits = not (sums.clamped[i] or sums.broken[i])
     return {
         "exponent": exponent,
         "integer": place.integer,
         "factor": float(np.exp2(exponent)),
-        "e8m0": place.integer and abs(exponent) <= limit,
+        "e8m0": place.integer and abs(exponent) <= limit and bool(fits),
         "marks": list(place.marks),
         "metrics": sums.metrics(i),
         "overflow": int(sums.over[i]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,9 @@ from qgate.analysis._sums import Folded
 from qgate.errors import QgateError
 from qgate.formats.mx import MxFormat
 from qgate.stats import BlockCounts, Counts, Values, all_bf16, block_counts, counts
-from qgate.stats._bits import CHUNK, slabs
+from qgate.stats._bits import CHUNK, DIRECT, as_tensors, slabs
 
-_SMALLEST_MX = -127
+_SUBNORMAL = -127
 
 
 def summarized(x: Any) -> Counts | Values:
@@ -32,16 +33,38 @@ def summarized(x: Any) -> Counts | Values:
 
 
 def blocks_of(
-    x: Any, mx: MxFormat, block: int, axis: int, limit: int
+    x: Any, mx: MxFormat, block: int, axis: int, scale_bits: int
 ) -> tuple[Counts | Values, Iterator[Folded]]:
-    """A summary of all values, and magnitudes relative to their block's scale with that scale."""
-    emax = mx.element.max_exponent
-    if isinstance(x, Tensor) and x.dtype == torch.float32 and all_bf16(x):
-        x = x.to(torch.bfloat16)
-    if isinstance(x, Tensor) and x.dtype in (torch.float32, torch.float64):
-        return counts(x), _direct_blocks(x, emax, block, axis, limit)
-    counted = x if isinstance(x, BlockCounts) else block_counts(x, block=block, axis=axis)
-    return _unblocked(counted), _counted_blocks(counted, emax, limit)
+    """A summary of all values, and magnitudes relative to their block's scale."""
+    if block < 1:
+        raise QgateError(f"block {block} is not allowed; it is at least 1.")
+    if isinstance(x, Tensor) and not -max(x.dim(), 1) <= axis < max(x.dim(), 1):
+        raise QgateError(f"axis {axis} is out of range for a tensor of {x.dim()} dimensions.")
+    scales = _Scales(mx.element.max_exponent, scale_bits)
+    if isinstance(x, np.ndarray):
+        x = next(as_tensors(x))
+    if isinstance(x, Tensor) and x.dtype in DIRECT and not all_bf16(x):
+        return counts(x), _direct_blocks(x, scales, block, axis)
+    counted = x
+    if not isinstance(x, BlockCounts):
+        exactly = isinstance(x, Tensor) and x.dtype not in (torch.bfloat16, torch.float16)
+        via: Any = "bf16" if exactly else None
+        counted = block_counts(x, block=block, axis=axis, via=via)
+    return _unblocked(counted), _counted_blocks(counted, scales)
+
+
+@dataclass(frozen=True)
+class _Scales:
+    """The shared exponent of a block before any offset, as the quantizer has it."""
+
+    emax: int
+    bits: int
+
+    def of(self, floor_log2_amax: int) -> int:
+        limit = 2 ** (self.bits - 1) - 1
+        exponent: int = max(floor_log2_amax - self.emax, -limit)
+        # A scale of eight bits is clamped above; a narrower one is NaN there, which is left to see.
+        return int(min(exponent, limit)) if self.bits == 8 else exponent
 
 
 def _unblocked(counted: BlockCounts) -> Counts:
@@ -52,13 +75,13 @@ def _unblocked(counted: BlockCounts) -> Counts:
     return Counts(counted.dtype, total)
 
 
-def _counted_blocks(counted: BlockCounts, emax: int, limit: int) -> Iterator[Folded]:
+def _counted_blocks(counted: BlockCounts, scales: _Scales) -> Iterator[Folded]:
     for exponent, (values, weights) in counted.weighted().items():
-        scale = 2.0 ** min(max(exponent - emax, -limit), limit)
-        yield Folded.of(values / scale, weights, scale)
+        own = scales.of(exponent)
+        yield Folded.of(np.ldexp(values, -own), weights, own)
 
 
-def _direct_blocks(x: Tensor, emax: int, block: int, axis: int, limit: int) -> Iterator[Folded]:
+def _direct_blocks(x: Tensor, scales: _Scales, block: int, axis: int) -> Iterator[Folded]:
     along = x.detach().movedim(axis, -1) if x.dim() > 1 else x.detach()
     for slab in slabs(along, CHUNK, unit=block):
         length = slab.shape[-1]
@@ -68,8 +91,9 @@ def _direct_blocks(x: Tensor, emax: int, block: int, axis: int, limit: int) -> I
             if not part.size:
                 continue
             good = part[np.isfinite(part).all(axis=1)]
-            amax = np.abs(good).max(axis=1, keepdims=True)
-            exponent = np.where(amax > 0, np.frexp(amax)[1] - 1 - emax, _SMALLEST_MX)
-            scale = np.exp2(np.clip(exponent, -limit, limit).astype(np.float64))
-            every = np.broadcast_to(scale, good.shape).reshape(-1)
-            yield Folded.each((good / scale).reshape(-1), every)
+            amax = np.abs(good).max(axis=1)
+            exponents = np.where(amax > 0, np.frexp(amax)[1] - 1, _SUBNORMAL)
+            for exponent in np.unique(exponents):
+                own = scales.of(int(exponent))
+                values = good[exponents == exponent].reshape(-1)
+                yield from Folded.each(np.ldexp(values, -own), own)

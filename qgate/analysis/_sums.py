@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,41 +15,43 @@ from qgate.stats.metrics import METRICS, ErrorSums
 
 Floats = npt.NDArray[np.float64]
 _ROOM = 2**17
-
-# How the absolute metrics grow with the numbers; the others do not.
-_DEGREES = {"mse": 2, "rmse": 1, "mae": 1, "max_abs": 1, "mean_error": 1}
+_PIECE = 2**15
 
 
 @dataclass
 class Folded:
     """Finite values folded to magnitudes: ascending, with the counts of either sign.
 
-    `unit` weighs each magnitude: 1 for a tensor scale, the block's scale for blocks, where
-    magnitudes are relative to it.
+    For blocks, magnitudes are relative to the block's scale 2**exponent, and all are of blocks with
+    that exponent.
     """
 
     sizes: Floats
     positive: Floats
     negative: Floats
-    unit: Floats | float = 1.0
+    exponent: int | None = None
 
     @staticmethod
-    def of(values: Floats, weights: npt.NDArray[np.int64], unit: float = 1.0) -> Folded:
-        """From distinct values and their counts, relative to a common unit."""
+    def of(values: Floats, weights: npt.NDArray[np.int64], exponent: int) -> Folded:
+        """From distinct values, relative to the scale, and their counts."""
         sizes, place = np.unique(np.abs(values), return_inverse=True)
         below = np.signbit(values)
         positive = np.bincount(place, np.where(below, 0, weights), minlength=len(sizes))
         negative = np.bincount(place, np.where(below, weights, 0), minlength=len(sizes))
-        return Folded(sizes, positive.astype(np.float64), negative.astype(np.float64), unit)
+        return Folded(sizes, positive.astype(np.float64), negative.astype(np.float64), exponent)
 
     @staticmethod
-    def each(values: Floats, unit: Floats | float = 1.0) -> Folded:
-        """From values that are not counted, each relative to its own unit."""
-        sizes = np.abs(values)
-        order = np.argsort(sizes, kind="stable")
-        below = np.signbit(values)[order].astype(np.float64)
-        own = unit[order] if isinstance(unit, np.ndarray) else unit
-        return Folded(sizes[order], 1.0 - below, below, own)
+    def each(values: Floats, exponent: int | None = None) -> Iterator[Folded]:
+        """From values that are not counted, in pieces that stay in the cache."""
+        for start in range(0, len(values), _PIECE):
+            piece = values[start : start + _PIECE]
+            order = np.argsort(np.abs(piece))
+            below = np.signbit(piece)[order].astype(np.float64)
+            yield Folded(np.abs(piece)[order], 1.0 - below, below, exponent)
+
+
+# How the absolute metrics grow with the numbers; the others do not.
+_DEGREES = {"mse": 2, "rmse": 1, "mae": 1, "max_abs": 1, "mean_error": 1}
 
 
 class LevelSums:
@@ -60,9 +63,14 @@ class LevelSums:
     """
 
     def __init__(
-        self, fmt: ElementFormat, exponents: list[float], center: float, amax: float
+        self,
+        fmt: ElementFormat,
+        exponents: list[float],
+        center: float,
+        amax: float,
+        scale_bits: int = 8,
     ) -> None:
-        self.fmt = fmt
+        self.fmt, self.scale_bits = fmt, scale_bits
         power = int(np.frexp(amax)[1])
         self.base = power if abs(power) > 300 else 0
         self.center = float(np.ldexp(center, -self.base))
@@ -76,8 +84,21 @@ class LevelSums:
         self.error_max = zeros.copy()
         self.over, self.under, self.flush = zeros.copy(), zeros.copy(), zeros.copy()
         self.over_energy, self.flush_energy = zeros.copy(), zeros.copy()
+        self.clamped, self.broken = zeros > 0, zeros > 0
+        """Levels at which some block's scale is not the one asked for, or is NaN."""
         self.n = 0.0
         self.r_sum = self.r_abs = self.r_square = self.r_centered = self.r_max = 0.0
+
+    def _block_levels(self, exponent: int, *, zero: bool) -> Floats:
+        """The exponents to use, relative to the block's own, as the quantizer would clamp them."""
+        limit = 2 ** (self.scale_bits - 1) - 1
+        wanted = exponent + self.exponents
+        used = np.clip(wanted, -limit, limit)
+        if not zero:
+            self.clamped |= used != wanted
+            if self.scale_bits != 8:
+                self.broken |= wanted > limit
+        return np.asarray(used - exponent)
 
     def add(self, folded: Folded) -> None:
         """Magnitudes with weights."""
@@ -85,39 +106,59 @@ class LevelSums:
             return
         sizes, both = folded.sizes, folded.positive + folded.negative
         signed = folded.positive - folded.negative
-        true = sizes * np.ldexp(folded.unit, -self.base)
-        energy = true**2 * both
+        exponents, power = self.exponents, -self.base
+        if folded.exponent is not None:
+            power += folded.exponent
+            exponents = self._block_levels(folded.exponent, zero=sizes[-1] == 0)
+        unit = float(np.ldexp(1.0, power))
+        true = sizes * unit
+        weighted = true * both
+        energy = true * weighted
         self.n += float(both.sum())
         self.r_sum += float(true @ signed)
-        self.r_abs += float(true @ both)
+        self.r_abs += float(weighted.sum())
         self.r_square += float(energy.sum())
         up, down = true - self.center, true + self.center
         self.r_centered += float(up**2 @ folded.positive + down**2 @ folded.negative)
-        self.r_max = max(self.r_max, float(true.max()))
-        scales = np.exp2(self.exponents)
+        self.r_max = max(self.r_max, float(true[-1]))
+        scales = np.exp2(exponents)
         # Ascending magnitudes: what overflows is a tail, what underflows or flushes a head.
         ahead = np.concatenate([[0.0], np.cumsum(both)])
         energy_ahead = np.concatenate([[0.0], np.cumsum(energy)])
-        zeros = np.searchsorted(sizes, 0.0, side="right")
+        zeros = int(np.searchsorted(sizes, 0.0, side="right"))
         over = np.searchsorted(sizes, self.fmt.max * scales, side="right")
         under = np.searchsorted(sizes, self.fmt.min_normal * scales, side="left")
         self.over += ahead[-1] - ahead[over]
         self.under += ahead[np.maximum(under, zeros)] - ahead[zeros]
-        columns = np.stack([signed, true * both], axis=1)
         step = max(_ROOM // len(sizes), 1)
         with serial():
             for start in range(0, len(scales), step):
                 part = slice(start, start + step)
                 scale = scales[part, None]
                 rounded = self.fmt.nearest(torch.from_numpy(sizes / scale)).numpy()
-                flushed = np.maximum((rounded == 0).sum(axis=1), zeros)
+                flushed = np.array([np.searchsorted(row, 0.0, side="right") for row in rounded])
+                flushed = np.maximum(flushed, zeros)
                 self.flush[part] += ahead[flushed] - ahead[zeros]
                 self.flush_energy[part] += energy_ahead[flushed]
-                q = rounded * (scale * np.ldexp(folded.unit, -self.base))
-                self._add_moments(part, q, up, down, folded, columns, both)
+                q = np.multiply(rounded, scale * unit, out=rounded)
+                self.q_sum[part] += q @ signed
+                self.dot[part] += q @ weighted
+                if self.center == 0:
+                    self.co[part] += q @ weighted
+                else:
+                    q_up, q_down = q - self.center, q + self.center
+                    self.q_centered[part] += q_up**2 @ folded.positive + q_down**2 @ folded.negative
+                    self.co[part] += q_up @ (up * folded.positive) + q_down @ (
+                        down * folded.negative
+                    )
                 error = q - true
+                np.multiply(q, q, out=q)
+                squares = q @ both
+                self.q_square[part] += squares
+                if self.center == 0:
+                    self.q_centered[part] += squares
                 self.error_sum[part] += error @ signed
-                square = error * error
+                square = np.multiply(error, error, out=q)
                 self.error_square[part] += square @ both
                 for i, tail in enumerate(over[part], start):
                     self.over_energy[i] += square[i - start, tail:] @ both[tail:]
@@ -125,31 +166,10 @@ class LevelSums:
                 self.error_abs[part] += error @ both
                 self.error_max[part] = np.maximum(self.error_max[part], error.max(axis=1))
 
-    def _add_moments(
-        self,
-        part: slice,
-        q: Floats,
-        up: Floats,
-        down: Floats,
-        folded: Folded,
-        columns: Floats,
-        both: Floats,
-    ) -> None:
-        sums = q @ columns
-        self.q_sum[part] += sums[:, 0]
-        self.dot[part] += sums[:, 1]
-        squares = (q * q) @ both
-        self.q_square[part] += squares
-        if self.center == 0:
-            self.q_centered[part] += squares
-            self.co[part] += sums[:, 1]
-            return
-        q_up, q_down = q - self.center, q + self.center
-        self.q_centered[part] += q_up**2 @ folded.positive + q_down**2 @ folded.negative
-        self.co[part] += q_up @ (up * folded.positive) + q_down @ (down * folded.negative)
-
     def metrics(self, level: int) -> dict[str, float]:
-        """All metrics of one level, in the tensor's own units."""
+        """All metrics of one level, in the tensor's own units; NaN where blocks became NaN."""
+        if self.broken[level]:
+            return {metric.name: float("nan") for metric in METRICS}
         sums = self._error_sums(level)
         found = {metric.name: float(metric.function(sums)) for metric in METRICS}
         if self.base:

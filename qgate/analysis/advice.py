@@ -101,6 +101,7 @@ def advise(levels: list[Level], *, block: bool, scale_bits: int = 8) -> dict[str
     if production is not None:
         here, there = (levels[i]["metrics"]["sqnr_db"] for i in (chosen, production))
         gap = 0.0 if here == there else here - there
+        gap = None if math.isnan(gap) else gap
     advice: dict[str, Any] = {
         "best": {
             name: best(levels, name, lower=name in _LOWER)
@@ -121,7 +122,7 @@ def advise(levels: list[Level], *, block: bool, scale_bits: int = 8) -> dict[str
     }
     advice["reasons"] = _reasons(levels, advice, production, block=block)
     if not levels[chosen]["e8m0"]:
-        advice["reasons"].append(f"No level of this sweep fits a {scale_bits}-bit scale.")
+        advice["reasons"].insert(0, f"No level of this sweep is a scale of {scale_bits} bits!")
     return advice
 
 
@@ -170,6 +171,8 @@ def _reasons(
     reasons = []
     sqnr = level["metrics"]["sqnr_db"]
     top = levels[advice["best"]["sqnr_db"]]
+    if math.isnan(sqnr):
+        return ["No scale of this width reaches these numbers: the result holds NaN."]
     if math.isinf(sqnr) and sqnr > 0:
         reasons.append("Every value is represented exactly.")
     else:

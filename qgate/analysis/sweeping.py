@@ -17,14 +17,13 @@ from qgate.analysis._records import plain, record_of, tensor_parameters
 from qgate.analysis._sources import blocks_of, summarized
 from qgate.analysis._sums import Folded, LevelSums
 from qgate.errors import QgateError, unknown
-from qgate.formats import FORMATS, ElementFormat
+from qgate.formats import FORMATS, BlockFormat, ElementFormat, Format
 from qgate.formats.mx import MxFormat
 from qgate.stats import BlockCounts, Counts, Values
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_SMALLEST_MX = -127
 _OFFSETS = (8, -4)
 Granularity = Literal["tensor", "block"]
 
@@ -34,6 +33,14 @@ class Sweep:
     """A sweep as plain data, with the parts most asked for by name."""
 
     record: dict[str, Any]
+
+    def __repr__(self) -> str:
+        level, record = self.recommended, self.record
+        return (
+            f"Sweep({record['tensor']['name']}, {record['format']['name']}, "
+            f"{len(record['levels'])} levels: {level['exponent']:g} recommended, "
+            f"SQNR {level['metrics']['sqnr_db']:.2f} dB)"
+        )
 
     @property
     def levels(self) -> list[dict[str, Any]]:
@@ -115,19 +122,35 @@ def sweep(
     )
 
 
+def _known(format: Any) -> Format:
+    """A format by name or itself; anything else is no format."""
+    if isinstance(format, str):
+        return FORMATS.get(format)
+    if not isinstance(format, ElementFormat | BlockFormat):
+        raise TypeError(f"a format is a name or a qgate format, not {type(format).__name__}.")
+    return format
+
+
 def element_of(format: str | ElementFormat | MxFormat) -> ElementFormat:
     """The element format that a tensor sweep scales."""
-    fmt = FORMATS.get(format) if isinstance(format, str) else format
+    fmt = _known(format)
     if isinstance(fmt, ElementFormat):
         return fmt
     if isinstance(fmt, MxFormat):
         return fmt.element
-    raise QgateError(f"{fmt.name} has scales of its own and cannot be swept; sweep its elements.")
+    raise QgateError(
+        f"{fmt.name} has scales of its own and cannot be swept; sweep {_element_name(fmt)}."
+    )
+
+
+def _element_name(fmt: BlockFormat) -> str:
+    known = next((f.name for f in FORMATS if f == fmt.element), None)
+    return f"its elements, {known}" if known else "its elements"
 
 
 def mx_of(format: str | ElementFormat | MxFormat) -> MxFormat:
     """The MX format that a format means in a block sweep."""
-    fmt = FORMATS.get(format) if isinstance(format, str) else format
+    fmt = _known(format)
     if isinstance(fmt, MxFormat):
         return fmt
     known = [f for f in FORMATS if isinstance(f, MxFormat)]
@@ -165,7 +188,8 @@ def _sweep_tensor(
         sums.add(Folded(*summary.folded()))
     else:
         for chunk in summary.chunks():
-            sums.add(Folded.each(chunk))
+            for folded in Folded.each(chunk):
+                sums.add(folded)
     record = record_of("tensor", fmt, summary, name, shape, places, sums, scale_bits)
     record["parameters"] = tensor_parameters(ends, levels, scale_bits)
     return _finished(record, sums, block=False)
@@ -197,16 +221,15 @@ def _sweep_blocks(
         Level(float(e), ("production",) if e == 0 else ())
         for e in sorted({*range(int(low), int(high) + 1), 0}, reverse=True)
     ]
-    limit = 2 ** (scale_bits - 1) - 1
-    summary, parts = blocks_of(x, mx, block, axis, limit)
+    summary, parts = blocks_of(x, mx, block, axis, scale_bits)
     _require_numbers(summary, name)
     exponents = [level.exponent for level in places]
-    sums = LevelSums(mx.element, exponents, summary.mean, summary.amax)
+    sums = LevelSums(mx.element, exponents, summary.mean, summary.amax, scale_bits)
     for folded in parts:
         sums.add(folded)
     if sums.n == 0:
         raise QgateError(f"{name}: every block holds NaN or Inf, so there is nothing to sweep.")
-    record = record_of("block", mx, summary, name, shape, places, sums, 8)
+    record = record_of("block", mx, summary, name, shape, places, sums, scale_bits)
     record["parameters"] = {
         "levels": len(places),
         "max_exp": float(high),

@@ -16,6 +16,7 @@ from torch import Tensor
 from qgate import formats
 from qgate.analysis.advice import SIGNIFICANT, severity
 from qgate.formats import BlockFormat, Quantizer
+from qgate.formats.quantizer import as_quantizer
 from qgate.stats import counts
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Range:
 
 def range(x: Tensor, format: str | Format | Quantizer, **options: Unpack[Options]) -> Range:
     """How much of x lies below a format's smallest normal number at the scale it would get."""
-    q = format if isinstance(format, Quantizer) else Quantizer(format, **options)
+    q = as_quantizer(format, options)
     effects = formats.report(x, q)
     fmt = q.format
     summary = counts(x.detach())
@@ -113,23 +114,24 @@ class Watch:
 def watch_underflow(say: Callable[[str], None] | None = None) -> Iterator[Watch]:
     """Speak up, once per site, when a tensor quantized inside underflows by more than 0.1 %.
 
-    Results stay what they are. A site is the line that called qgate, with the format; what is said
-    goes to the logger "qgate" unless `say` takes it.
+    Results stay what they are. A site is the line that called qgate, with the format; one that was
+    moderate speaks again if it gets high. What is said goes to the logger "qgate" unless `say`
+    takes it.
     """
     watch = Watch()
     speak = say or _log.warning
-    seen: set[tuple[str, str]] = set()
 
     def look(x: Tensor, q: Quantizer) -> None:
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.numel() == 0:
             return
         site = (_caller(), q.format.name)
-        if site in seen:
+        before = watch.findings.get(site)
+        if before is not None and before.severity == "high":
             return
         with torch.no_grad():
             found = range(x.detach(), q)
-        if found.underflow_share > SIGNIFICANT:
-            seen.add(site)
+        worse = before is None or found.severity == "high"
+        if found.underflow_share > SIGNIFICANT and worse:
             watch.findings[site] = found
             speak(f"{site[0]}: {found}")
 

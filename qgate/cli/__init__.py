@@ -59,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = int(args.run(args))
         sys.stdout.flush()
+    except KeyboardInterrupt:
+        print(f"\nqgate {args.command}: interrupted", file=sys.stderr)
+        return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

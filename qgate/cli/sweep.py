@@ -32,12 +32,24 @@ _WIDE, _THIN = "=" * 80, "-" * 60
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("tensors", nargs="+", metavar="FILE", help="files, FILE:NAME for one tensor, or patterns")
-    add("--output-dir", type=Path, metavar="DIR", help="instead of draw/scaling_analysis/NAME")
-    add("--elem-format", action="append", metavar="F", help="fp8_e4m3 unless given; repeatable")
+    add("--output-dir", type=Path, metavar="DIR", help="results go to DIR/NAME")
+    add(
+        "--elem-format", action="append", metavar="F", help="fp8_e4m3 unless given; or several: F,F"
+    )
     add("--granularity", choices=("tensor", "block"), help="only this sweep (default: both)")
     add("--num-levels", type=_count, default=21, metavar="N", help="even steps (default 21)")
-    add("--max-scale-exp", type=float, metavar="X", help="first exponent, or block offset")
-    add("--min-scale-exp", type=float, metavar="Y", help="last exponent, or block offset")
+    add(
+        "--max-scale-exp",
+        type=float,
+        metavar="X",
+        help="first exponent; an offset with --granularity block",
+    )
+    add(
+        "--min-scale-exp",
+        type=float,
+        metavar="Y",
+        help="last exponent; an offset with --granularity block",
+    )
     add(
         "--alignment",
         choices=("exact", "documented"),
@@ -49,6 +61,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--axis", type=int, default=-1, help="axis that blocks run along (default -1)")
     add("--via", choices=("bf16", "fp16"), help="round 32-bit tensors first, which is faster")
     add("--no-plots", action="store_true", help="text and data only")
+    add("--quiet", action="store_true", help="no analysis on the console; the logs have it")
     add("--jobs", type=_count, default=1, metavar="N", help="processes (default 1)")
 
 
@@ -69,38 +82,47 @@ class Outcome:
     spec: str
     lines: list[str] = field(default_factory=list)
     results: list[tuple[str, str | None]] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where results go; `block_ends` says that the given ends are meant as offsets."""
+    """Where results go, and how much is said on the way."""
 
     root: Path
     plots: bool
+    quiet: bool
 
 
 def run(args: argparse.Namespace) -> int:
+    from qgate.analysis.sweeping import element_of, mx_of
     from qgate.dumps import expand
     from qgate.formats import get
 
+    asked = ",".join(args.elem_format or ["fp8_e4m3"]).split(",")
+    args.elem_format = [get(name).name for name in asked]
+    for name in args.elem_format:
+        element_of(name) if args.granularity != "block" else mx_of(name)
     request = _request(args)
-    for name in request.formats:
-        get(name)
     specs = expand(args.tensors)
-    target = Target(args.output_dir or Path("draw") / "scaling_analysis", not args.no_plots)
+    target = Target(
+        args.output_dir or Path("draw") / "scaling_analysis", not args.no_plots, args.quiet
+    )
     say = _Speaker()
     say(f"Processing {len(specs)} tensor file(s)...", _WIDE)
     results: list[tuple[str, str | None]] = []
+    answers: list[str] = []
     taken: list[Path] = []
     with _progress(len(specs)) as step:
         for number, outcome in enumerate(_outcomes(specs, request, target, args.jobs, taken), 1):
             say("", f"[{number}/{len(specs)}] Processing: {outcome.spec}", _THIN)
             say(*outcome.lines)
             results += outcome.results
+            answers += outcome.answers
             step()
     bad = [(name, reason) for name, reason in results if reason]
     say("", _WIDE, "FINAL SUMMARY", _WIDE, f"Total tensors: {len(results)}")
-    say(f"Successful: {len(results) - len(bad)}", f"Failed: {len(bad)}")
+    say(f"Successful: {len(results) - len(bad)}", f"Failed: {len(bad)}", *answers)
     say(*(f"❌ {name}: {reason}" for name, reason in bad))
     if not bad:
         say("🎉 All tensors were swept successfully!")
@@ -112,6 +134,12 @@ def _request(args: argparse.Namespace) -> Request:
 
     if not 2 <= args.scale_bits <= 8:
         raise QgateError(f"--scale-bits {args.scale_bits} is not allowed; it is from 2 to 8.")
+    for end in ("max", "min"):
+        value = getattr(args, f"{end}_scale_exp")
+        if value is not None and not abs(value) <= 1000:
+            raise QgateError(
+                f"--{end}-scale-exp {value:g} is not allowed; it is from -1000 to 1000."
+            )
     ends = args.max_scale_exp, args.min_scale_exp
     if None not in ends and ends[0] < ends[1]:
         raise QgateError(
@@ -127,7 +155,7 @@ def _request(args: argparse.Namespace) -> Request:
                 raise QgateError(f"--{end}-scale-exp {value:g}: a block offset is a whole number.")
             offsets[f"{end}_offset"] = value if value is None else int(value)
     return Request(
-        formats=tuple(dict.fromkeys(args.elem_format or ["fp8_e4m3"])),
+        formats=tuple(dict.fromkeys(args.elem_format)),
         levels=args.num_levels,
         max_exp=args.max_scale_exp,
         min_exp=args.min_scale_exp,
@@ -155,7 +183,13 @@ def _outcomes(
     with ProcessPoolExecutor(min(jobs, len(specs)), mp_context=context) as pool:
         pending = [pool.submit(_swept, spec, request) for spec in specs]
         for spec, future in zip(specs, pending, strict=True):
-            yield _written(spec, iter(future.result()), target, taken)
+            try:
+                found = future.result()
+            except Exception as error:
+                why = f"its process ended: {type(error).__name__}"
+                yield Outcome(spec, [f"❌ Failed: {spec}: {why}"], [(spec, why)])
+            else:
+                yield _written(spec, iter(found), target, taken)
 
 
 def _swept(spec: str, request: Request) -> list[Swept]:
@@ -170,7 +204,9 @@ def _written(spec: str, found: Iterator[Swept], target: Target, taken: list[Path
         reason = swept.failed
         if swept.records:
             try:
-                outcome.lines += _write(swept, target, taken)
+                said = _write(swept, target, taken)
+                outcome.lines += [] if target.quiet else said
+                outcome.answers += [_answer(swept.source, record) for record in swept.records]
             except OSError as error:
                 reason = f"cannot write the results: {error}"
         mark, words = (
@@ -181,6 +217,19 @@ def _written(spec: str, found: Iterator[Swept], target: Target, taken: list[Path
         outcome.lines.append(f"{mark} {words}")
         outcome.results.append((swept.source, reason))
     return outcome
+
+
+def _answer(source: str, record: dict[str, Any]) -> str:
+    """One line for the summary: the recommended scale and what it is worth."""
+    level = record["levels"][record["advice"]["recommended"]]
+    gap = record["advice"]["production_gap_db"]
+    sqnr = level["metrics"]["sqnr_db"]
+    value = "exact" if sqnr == "inf" else f"SQNR {sqnr:.2f} dB" if sqnr != "nan" else "NaN"
+    place = f"{level['exponent']:+g}" if record["kind"] == "block" else f"2^{level['exponent']:g}"
+    what = "block offset" if record["kind"] == "block" else "scale"
+    known = isinstance(gap, float) and abs(gap) >= 0.005
+    more = f", {gap:+.2f} dB against production" if known else ""
+    return f"  {source}: {record['format']['name']} {what} {place}, {value}{more}"
 
 
 def _write(swept: Swept, target: Target, taken: list[Path]) -> list[str]:

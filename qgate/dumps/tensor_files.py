@@ -45,15 +45,16 @@ class StoredTensor:
 
 
 def expand(specs: list[str]) -> list[str]:
-    """Names with wildcards as the files they stand for, in order, each once."""
+    """Names with wildcards as the files they stand for, in order, each once.
+
+    A pattern that nothing matches stays as it is, and is an error when it is read.
+    """
     found: list[str] = []
     for spec in specs:
         if glob.has_magic(spec) and not Path(spec).exists():
             matches = sorted(glob.glob(spec, recursive=True))  # noqa: PTH207
-            matches = [name for name in matches if Path(name).suffix in READERS]
-            if not matches:
-                raise QgateError(f"no {_endings()} file matches {spec!r}.")
-            found += matches
+            matches = [name for name in matches if Path(name).suffix.lower() in READERS]
+            found += matches or [spec]
         else:
             found.append(spec)
     return list(dict.fromkeys(found))
@@ -63,6 +64,8 @@ def read_tensors(spec: str) -> Iterator[StoredTensor]:
     """The tensors of a file, or of `FILE:NAME` the one of that name."""
     path, key = _split(spec)
     if not path.exists():
+        if glob.has_magic(spec):
+            raise QgateError(f"no {_endings()} file matches {spec!r}.")
         raise QgateError(f"there is no file {spec!r}.")
     if path.is_dir():
         raise QgateError(f"{spec!r} is a folder; name its files, as in '{path}/**/*.safetensors'.")
@@ -114,12 +117,22 @@ def _read_torch(path: Path, key: str | None) -> Iterator[StoredTensor]:
         yield from _pick(path, None, {"": loaded}, key)
     elif isinstance(loaded, Mapping) and isinstance(loaded.get("tensor"), Tensor) and key is None:
         yield StoredTensor(path, None, loaded["tensor"])
-    elif isinstance(loaded, Mapping):
-        yield from _pick(path, str(path), {str(k): v for k, v in loaded.items()}, key)
-    elif isinstance(loaded, list | tuple):
-        yield from _pick(path, str(path), {str(i): v for i, v in enumerate(loaded)}, key)
+    elif isinstance(loaded, Mapping | list | tuple):
+        yield from _pick(path, str(path), _flat(loaded), key)
     else:
         raise QgateError(f"{str(path)!r} holds a {type(loaded).__name__}, not a tensor.")
+
+
+def _flat(loaded: Any, prefix: str = "") -> dict[str, Any]:
+    """Entries of dictionaries and lists inside one another, their names joined by dots."""
+    items = loaded.items() if isinstance(loaded, Mapping) else enumerate(loaded)
+    found: dict[str, Any] = {}
+    for name, value in items:
+        if isinstance(value, Mapping | list | tuple) and not isinstance(value, Tensor):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
 
 
 def _read_safetensors(path: Path, key: str | None) -> Iterator[StoredTensor]:
@@ -166,7 +179,10 @@ def _pick(
         raise _no_such(path, key, list(entries) if several else [])
     tensors = {k: v for k, v in entries.items() if isinstance(v, Tensor)}
     if key is not None:
-        tensors = {key: tensors[key]} if key in tensors else {}
+        if key not in tensors:
+            kind = type(entries[key]).__name__
+            raise QgateError(f"{key!r} in {str(path)!r} is no tensor but of type {kind}.")
+        tensors = {key: tensors[key]}
     if not tensors:
         kinds = ", ".join(f"{k}: {type(v).__name__}" for k, v in list(entries.items())[:8])
         raise QgateError(f"{str(path)!r} holds no tensor; it has {kinds or 'nothing'}.")

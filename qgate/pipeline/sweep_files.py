@@ -50,11 +50,17 @@ class Swept:
 
 
 def sweep_file(spec: str, request: Request) -> Iterator[Swept]:
-    """One `Swept` per tensor of the file; a bad file or tensor is one with an error."""
+    """One `Swept` per tensor of the file; a bad file or tensor is one with an error.
+
+    Integers among other tensors, such as positions or step counts, are no business of a sweep.
+    """
     done = 0
     try:
         for stored in read_tensors(spec):
             done += 1
+            among_others = stored.key is not None and not spec.endswith(f":{stored.key}")
+            if among_others and not stored.tensor.is_floating_point():
+                continue
             yield _sweep_stored(stored, request)
     except (QgateError, OSError) as error:
         yield Swept(spec, spec, error=str(error))
@@ -65,11 +71,16 @@ def sweep_file(spec: str, request: Request) -> Iterator[Swept]:
 
 def _sweep_stored(stored: StoredTensor, request: Request) -> Swept:
     source = str(stored.path) if stored.key is None else f"{stored.path}:{stored.key}"
+    records: list[dict[str, Any]] = []
     try:
-        records = tuple(_records(stored, request))
-    except (QgateError, TypeError) as error:
-        return Swept(stored.name, source, error=str(error))
-    return Swept(stored.name, source, records)
+        for record in _records(stored, request):
+            records.append(record)
+    except QgateError as error:
+        return Swept(stored.name, source, tuple(records), error=str(error))
+    except Exception as error:
+        text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return Swept(stored.name, source, tuple(records), error=f"{stored.name}: {text}")
+    return Swept(stored.name, source, tuple(records))
 
 
 def _records(stored: StoredTensor, request: Request) -> Iterator[dict[str, Any]]:
@@ -83,19 +94,16 @@ def _records(stored: StoredTensor, request: Request) -> Iterator[dict[str, Any]]
         "sha256": stored.sha256(),
         "dtype": str(tensor.dtype).removeprefix("torch."),
     }
-    rounded = None
-    if request.via is not None and tensor.dtype in (torch.float32, torch.float64):
-        before = tensor.isinf().sum().item()
-        tensor = tensor.to({"bf16": torch.bfloat16, "fp16": torch.float16}[request.via])
-        rounded = request.via
-        made = tensor.isinf().sum().item() - before
-        if made:
+    wide = tensor.dtype in (torch.float32, torch.float64)
+    rounded: Any = request.via if wide else None
+    if rounded is not None:
+        made = counts(tensor, via=rounded)
+        infinite = made.posinf + made.neginf
+        if infinite > (before := counts(tensor)).posinf + before.neginf:
             raise QgateError(
-                f"rounding {stored.name} to {rounded} makes {made} Inf of finite numbers; sweep it "
-                "as it is, without --via."
+                f"rounding {stored.name} to {rounded} makes {infinite} Inf of finite numbers; "
+                "sweep it as it is, without --via."
             )
-    elif tensor.dtype == torch.float32 and all_bf16(tensor):
-        tensor = tensor.to(torch.bfloat16)
     seen = _Seen(tensor, request)
     for name in request.formats:
         for granularity in request.granularity:
@@ -127,18 +135,26 @@ class _Seen:
         self.tensor, self.request = tensor, request
         self._blocks: BlockCounts | Tensor | None = None
         self._values: Counts | Values | None = None
+        wide = tensor.dtype in (torch.float32, torch.float64)
+        self._via: Any = request.via if wide else None
+        if self._via is None and tensor.dtype not in (torch.bfloat16, torch.float16):
+            # Exact: every float8 number is a bf16 number, and so are those of many float32 files.
+            self._via = "bf16" if not wide or all_bf16(tensor) else None
 
     def values(self) -> Counts | Values:
         if self._values is None:
-            self._values = counts(self.tensor)
+            small = self.tensor.dtype.itemsize == 1
+            self._values = counts(self.tensor, via=None if small else self._via)
         return self._values
 
     def blocks(self) -> BlockCounts | Tensor:
         if self._blocks is None:
             tensor, request = self.tensor, self.request
             self._blocks = tensor
-            if tensor.dtype in (torch.bfloat16, torch.float16):
-                self._blocks = block_counts(tensor, block=request.block, axis=request.axis)
+            if self._via is not None or tensor.dtype in (torch.bfloat16, torch.float16):
+                self._blocks = block_counts(
+                    tensor, block=request.block, axis=request.axis, via=self._via
+                )
         return self._blocks
 
 

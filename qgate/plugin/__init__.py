@@ -19,7 +19,8 @@ from qgate.errors import QgateError
 _OPTIONS: dict[str, dict[str, Any]] = {
     "format": {
         "metavar": "NAMES",
-        "help": "formats for the per-format suites, separated by commas (default: all)",
+        "action": "append",
+        "help": "formats for the per-format suites, separated by commas; repeatable (default: all)",
     },
 }
 
@@ -81,14 +82,15 @@ def _is_ours(metafunc: pytest.Metafunc, name: str) -> bool:
     return all(name not in [part.strip() for part in names] for names in split)
 
 
-def selected_formats(wanted: str | None) -> list[str]:
+def selected_formats(wanted: list[str] | None) -> list[str]:
     """The names behind a comma-separated list of names and aliases, each once; without one, all."""
     from qgate import formats
 
     if wanted is None:
         return formats.names()
+    names = ",".join(wanted)
     try:
-        found = [formats.get(name).name for name in wanted.split(",")]
+        found = [formats.get(name).name for name in names.split(",")]
     except QgateError as error:
-        raise pytest.UsageError(f"--format {wanted}: {error}") from None
+        raise pytest.UsageError(f"--format {names}: {error}") from None
     return list(dict.fromkeys(found))

@@ -12,7 +12,10 @@ from pathlib import Path
 
 def write_text(path: Path, text: str) -> None:
     """To a neighbor first, so that a full disk leaves what was there before."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
             file.write(text)
@@ -44,7 +47,7 @@ def folder_for(root: Path, name: str, source: str, taken: Iterable[Path]) -> Pat
 
 def _belongs(folder: Path, source: str) -> bool:
     """If a folder is new, or holds results of this very source."""
-    for record in sorted(folder.glob("mxfp_scaling_*.json")):
+    for record in sorted(folder.glob("mxfp_*scaling_*.json")):
         try:
             tensor = json.loads(record.read_text(encoding="utf-8"))["tensor"]
             return bool(tensor["source"] == source)

@@ -172,7 +172,7 @@ def _stability(record: Record) -> list[str]:
 
 
 def _position(record: Record, best: Level) -> str:
-    given = record["parameters"]["alignment"] == "given"
+    given = record["parameters"]["alignment"].endswith("given")
     position = record["advice"].get("position")
     if len(record["levels"]) < 2:
         return "📍 This is the only level tested"

@@ -182,7 +182,11 @@ def _advised(record: Record, best: Level) -> list[str]:
     costly = [
         level
         for index, level in enumerate(levels)
-        if _costly(level) and level not in high and index != advice["recommended"]
+        if _costly(level)
+        and level not in high
+        and index != advice["recommended"]
+        and number(level["metrics"]["sqnr_db"]) < number(best["metrics"]["sqnr_db"])
+        and level["exponent"] < best["exponent"]
     ]
     if best["severity"]["overflow"] == "high":
         body += [

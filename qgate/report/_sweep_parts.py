@@ -20,6 +20,8 @@ _ENDS = {
     "exact": ("maximum alignment, nothing overflows", "minimum alignment, nothing underflows"),
     "documented": ("documented maximum alignment", "documented minimum alignment"),
     "given": ("as given", "as given"),
+    "maximum given": ("as given", "minimum alignment, nothing underflows"),
+    "minimum given": ("maximum alignment, nothing overflows", "as given"),
 }
 
 

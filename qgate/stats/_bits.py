@@ -124,7 +124,9 @@ def not_the_same(what: str, a: object, b: object) -> QgateError:
 
 
 def all_bf16(x: Tensor) -> bool:
-    """If every float32 number is a bf16 number, as in files saved from bf16 tensors."""
+    """If every number is a bf16 number, as in files saved from bf16 tensors."""
+    if x.dtype != torch.float32:
+        return x.dtype == torch.bfloat16
     flat = x.detach().reshape(-1).view(torch.int32)
     step = 2**20
     return all(not bool((flat[i : i + step] & 0xFFFF).any()) for i in range(0, len(flat), step))

@@ -8,8 +8,17 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from qgate.errors import QgateError, unknown
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+
+def require_percentile(q: float, of: str) -> None:
+    if not 0 <= q <= 100:
+        raise QgateError(f"percentile {q} is not allowed; it is from 0 to 100.")
+    if of not in ("value", "magnitude"):
+        raise unknown("of", of, ("value", "magnitude"))
 
 
 class Summary(abc.ABC):
@@ -80,7 +89,8 @@ class Summary(abc.ABC):
 
     def moment(self, order: int) -> float:
         """The central moment, divided by the number of values."""
-        return self.scaled_moment(order) * self.unit**order
+        with np.errstate(over="ignore"):
+            return float(np.float64(self.unit) ** order * self.scaled_moment(order))
 
     @property
     def std(self) -> float:
@@ -103,11 +113,12 @@ class Summary(abc.ABC):
 
     def percentile(self, q: float, *, of: str = "value") -> float:
         """As numpy's, linear between neighbors; `of` is "value" or "magnitude"."""
+        require_percentile(q, of)
         values, weights = self.weighted()
         if of == "magnitude":
             sizes, place = np.unique(np.abs(values), return_inverse=True)
             values, weights = sizes, np.bincount(place, weights).astype(np.int64)
-        if not len(values) or not 0 <= q <= 100:
+        if not len(values):
             return math.nan
         position = (self.finite - 1) * (q / 100)
         ends = np.cumsum(weights)

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from qgate.errors import QgateError
+from qgate.errors import QgateError, unknown
 from qgate.stats import _bits
 from qgate.stats._summary import Floats, Ints
 
 _BATCH = 2**22
+_VIA = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,36 +61,45 @@ class BlockCounts:
         return found
 
 
-def block_counts(x: Any, *, block: int = 32, axis: int = -1) -> BlockCounts:
+def block_counts(
+    x: Any, *, block: int = 32, axis: int = -1, via: Literal["bf16", "fp16"] | None = None
+) -> BlockCounts:
     """Counts for blocks of that many elements along an axis, of a 16-bit tensor or its chunks.
+
+    Other tensors are rounded with `via`, a part at a time (exactly, if they hold such numbers).
 
     Chunks are tensors of their own: a block does not go on from one to the next.
     """
+    if via is not None and via not in _VIA:
+        raise unknown("via", via, _VIA)
+    if isinstance(block, bool) or not isinstance(block, int):
+        raise TypeError(f"block is a whole number, not {block!r}.")
     if block < 1:
         raise QgateError(f"block {block} is not allowed; it is at least 1.")
     total: BlockCounts | None = None
     for tensor in _bits.as_tensors(x):
-        if tensor.dtype not in (torch.bfloat16, torch.float16):
+        dtype = _VIA[via] if via is not None else tensor.dtype
+        if dtype not in (torch.bfloat16, torch.float16):
             raise TypeError(f"blocks are counted in bfloat16 and float16, not {tensor.dtype}.")
         if not -max(tensor.dim(), 1) <= axis < max(tensor.dim(), 1):
             raise QgateError(f"axis {axis} is out of range for {tensor.dim()} dimensions.")
         with _bits.serial():
-            part = _count_blocks(tensor, block, axis)
+            part = _count_blocks(tensor, block, axis, dtype)
         total = part if total is None else total + part
     if total is None:
         raise QgateError("there is nothing to count: no tensor was given.")
     return total
 
 
-def _count_blocks(x: Tensor, block: int, axis: int) -> BlockCounts:
+def _count_blocks(x: Tensor, block: int, axis: int, dtype: torch.dtype) -> BlockCounts:
     rows: dict[int, Ints] = {}
     poisoned = np.zeros(2**16, dtype=np.int64)
     along = x.movedim(axis, -1) if x.dim() > 1 else x
     room = _BATCH if x.device.type == "cpu" else 2**26
-    infinity = 0x7F80 if x.dtype == torch.bfloat16 else 0x7C00
+    infinity = 0x7F80 if dtype == torch.bfloat16 else 0x7C00
     for slab in _bits.slabs(along, room, unit=block):
         length = slab.shape[-1]
-        bits = slab.reshape(-1, length).view(torch.int16)
+        bits = slab.reshape(-1, length).to(dtype).view(torch.int16)
         whole = length // block * block
         for part in (bits[:, :whole], bits[:, whole:]):
             if part.numel() == 0:
@@ -97,7 +107,7 @@ def _count_blocks(x: Tensor, block: int, axis: int) -> BlockCounts:
             groups = part.reshape(-1, block if part.shape[1] == whole and whole else part.shape[1])
             index = groups.contiguous().to(torch.int32)
             size = index.bitwise_and(0x7FFF).amax(1, keepdim=True)
-            single = size.to(torch.int16).view(x.dtype).to(torch.float32).view(torch.int32)
+            single = size.to(torch.int16).view(dtype).to(torch.float32).view(torch.int32)
             fields = (single >> 23).masked_fill_(size >= infinity, 255)
             found = torch.bincount(fields.view(-1), minlength=256).nonzero().view(-1)
             place = torch.zeros(256, dtype=torch.int32, device=x.device)
@@ -112,4 +122,4 @@ def _count_blocks(x: Tensor, block: int, axis: int) -> BlockCounts:
                 else:
                     exponent = field_number - 127
                     rows[exponent] = rows[exponent] + row if exponent in rows else row.copy()
-    return BlockCounts(_bits.short_name(x.dtype), block, rows, poisoned)
+    return BlockCounts(_bits.short_name(dtype), block, rows, poisoned)

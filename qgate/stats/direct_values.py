@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qgate.stats import _bits
-from qgate.stats._summary import Floats, Ints, Summary
+from qgate.stats._summary import Floats, Ints, Summary, require_percentile
 
 
 class Values(Summary):
@@ -25,6 +25,11 @@ class Values(Summary):
         self._tensors = list(tensors)
         self.dtype = _bits.short_name(self._tensors[0].dtype)
         self.rounded_from = None
+
+    def __add__(self, other: Values) -> Values:
+        if not isinstance(other, Values):
+            return NotImplemented
+        return Values([*self._tensors, *other._tensors])
 
     def chunks(self) -> Iterator[Floats]:
         """The finite values as float64, a chunk at a time."""
@@ -114,7 +119,8 @@ class Values(Summary):
         )
 
     def percentile(self, q: float, *, of: str = "value") -> float:
-        if not self.finite or not 0 <= q <= 100:
+        require_percentile(q, of)
+        if not self.finite:
             return math.nan
         position = (self.finite - 1) * (q / 100)
         low = self._ordered(math.floor(position), of)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -106,6 +107,9 @@ class Counts(Summary):
                     patterns=there.astype(np.uint16),
                     counts=self.counts[there],
                 )
+            mask = os.umask(0)
+            os.umask(mask)
+            Path(name).chmod(0o666 & ~mask)
             Path(name).replace(target)
         except BaseException:
             Path(name).unlink(missing_ok=True)
@@ -144,7 +148,7 @@ def counts(x: Any, *, via: Literal["bf16", "fp16"] | None = None) -> Counts | Va
 
     float32 and float64 tensors have too many values to count: they come back as `Values`, which
     answers the same questions by going through the tensor, unless `via` says to round them first;
-    `rounded_from` of the result then tells.
+    `rounded_from` of the result then tells. `Values` keeps the tensors it was given.
     """
     targets = {"bf16": torch.bfloat16, "fp16": torch.float16}
     if via is not None and via not in targets:
@@ -154,6 +158,11 @@ def counts(x: Any, *, via: Literal["bf16", "fp16"] | None = None) -> Counts | Va
     for tensor in _bits.as_tensors(x):
         _bits.require_countable(tensor)
         if tensor.dtype in _bits.DIRECT and via is None:
+            if isinstance(x, Iterator):
+                raise QgateError(
+                    "chunks of 32-bit tensors are gone through several times, so an iterator will "
+                    'not do; give them as a list, or round them with via="bf16".'
+                )
             direct.append(tensor)
             continue
         dtype = targets[via] if via is not None else tensor.dtype

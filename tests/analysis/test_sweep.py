@@ -191,7 +191,7 @@ def test_scale_bits_limit_what_can_be_recommended() -> None:
         level["integer"] and abs(level["exponent"]) <= 15 for level in narrow.levels
     ]
     assert abs(narrow.exponent) <= 15
-    assert "5-bit" in " ".join(qgate.sweep(x * 2.0**30, "e4m3", scale_bits=5).reasons)
+    assert "a scale of 5 bits" in " ".join(qgate.sweep(x * 2.0**30, "e4m3", scale_bits=5).reasons)
 
 
 def test_a_format_of_scales_or_without_mx_is_refused() -> None:
@@ -292,9 +292,10 @@ def test_nan_and_inf_fail_and_the_rest_is_measured() -> None:
 def test_hard_tensors_get_a_sound_recommendation(x: torch.Tensor, granularity: str) -> None:
     swept = qgate.sweep(x, "fp8_e4m3", granularity=granularity)
     chosen = swept.recommended
-    if granularity == "block" and not 1e-100 < float(x.abs().max()) < 1e100:
+    if not 2.0**-130 < float(x.abs().max()) < 1e100:
         # No E8M0 scale reaches such numbers: the sweep has to say how bad that is, in numbers.
         assert 0 <= chosen["metrics"]["cosine"] < 0.5
+        assert abs(chosen["exponent"]) <= 127
         json.dumps(swept.to_dict(), allow_nan=False)
         return
     assert math.isfinite(chosen["score"])
@@ -481,3 +482,44 @@ def test_watching_keeps_gradients_and_takes_a_callback() -> None:
     assert x.grad is not None
     assert len(said) == 1
     assert "MODERATE" in said[0]
+
+
+# --- the scale that a block really gets ----------------------------------------------------------
+
+
+def test_offsets_beyond_the_scales_there_are_do_not_help_and_are_not_recommended() -> None:
+    x = (torch.randn(2**12, generator=torch.Generator().manual_seed(0)) * 2.0**-128).bfloat16()
+    swept = qgate.sweep(x, "fp4_e2m1", granularity="block")
+    at = {level["exponent"]: level for level in swept.levels}
+    assert at[-2.0]["metrics"] == at[0.0]["metrics"]
+    assert not at[-2.0]["e8m0"]
+    assert swept.exponent >= 0
+
+
+def test_narrow_block_scales_are_nan_where_the_quantizer_says_so() -> None:
+    x = torch.randn(2**10, generator=torch.Generator().manual_seed(0)) * 2.0**14
+    swept = qgate.sweep(x, "mxfp8", granularity="block", scale_bits=3)
+    assert qgate.quantize(x, "mxfp8", scale_bits=3).isnan().any()
+    zero = next(level for level in swept.levels if level["exponent"] == 0)
+    assert math.isnan(zero["metrics"]["sqnr_db"])
+    assert not zero["e8m0"]
+
+
+def test_one_given_end_moves_the_other_only_where_it_has_to() -> None:
+    x = activation()
+    free = qgate.sweep(x, "e4m3").record["parameters"]
+    low = qgate.sweep(x, "e4m3", max_exp=-60).record["parameters"]
+    assert (low["max_exp"], low["min_exp"], low["alignment"]) == (-60, -60, "maximum given")
+    high = qgate.sweep(x, "e4m3", max_exp=10).record["parameters"]
+    assert (high["max_exp"], high["min_exp"]) == (10, free["min_exp"])
+    assert qgate.sweep(x, "e4m3", min_exp=-30).record["parameters"]["alignment"] == "minimum given"
+
+
+def test_what_is_no_format_or_tensor_is_named() -> None:
+    with pytest.raises(TypeError, match="not NoneType"):
+        qgate.sweep(activation(), None)  # type: ignore[arg-type]
+    with pytest.raises(QgateError, match="sweep its elements, fp4_e2m1"):
+        qgate.sweep(activation(), "nvfp4")
+    with pytest.raises(QgateError, match="iterator will not do"):
+        qgate.stats.counts(iter([torch.zeros(3)]))
+    assert "recommended" in repr(qgate.sweep(activation(), "e4m3"))

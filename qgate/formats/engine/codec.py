@@ -11,13 +11,14 @@ from qgate.formats.encoded import Encoded
 from qgate.formats.engine.job import Job, check, element_of, split
 from qgate.formats.engine.layout import layout_of
 from qgate.formats.engine.parts import Call
-from qgate.formats.engine.quantizing import combine
+from qgate.formats.engine.quantizing import announce, combine
 from qgate.formats.engine.work import DOUBLE, INPUTS, narrow, widen
 from qgate.formats.quantizer import NanPolicy, Quantizer
 
 
 def encode(x: Tensor, q: Quantizer, nan: NanPolicy) -> Encoded:
     check(x, q)
+    announce(x, q)
     x, element = x.detach(), element_of(q.format)
     stores_nan = isinstance(q.format, BlockFormat) or q.format.nan_code is not None
     holes = x.isnan() if nan != "error" and not stores_nan else None

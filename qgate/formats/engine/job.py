@@ -169,4 +169,8 @@ def split(job: Job) -> Iterator[tuple[Chunk, Call, Tensor, Parts]]:
 def saturated(wide: Tensor, parts: Parts, q: Quantizer) -> Tensor:
     """Where x lies beyond the largest value at its scale; False for NaN."""
     low, high = element_of(q.format).bounds(narrow=q.narrow)
-    return (wide > high * parts.scale) | (wide < low * parts.scale)
+    scale = parts.scale
+    if isinstance(q.format, ElementFormat) and q.granularity is not None and q.scale is None:
+        # amax / max was rounded to float32: amax itself is at the largest value, not beyond it.
+        scale = scale * (1 + 2.0**-22)
+    return (wide > high * scale) | (wide < low * scale)

@@ -27,9 +27,14 @@ _tables = Shelf(64)
 observers: list[Callable[[Tensor, Quantizer], None]] = []
 
 
-def quantize(x: Tensor, q: Quantizer) -> Tensor:
+def announce(x: Tensor, q: Quantizer) -> None:
+    """Tell the observers."""
     for observer in tuple(observers):
         observer(x, q)
+
+
+def quantize(x: Tensor, q: Quantizer) -> Tensor:
+    announce(x, q)
     if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
         from qgate.formats.engine.gradient import StraightThrough
 

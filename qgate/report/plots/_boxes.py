@@ -23,7 +23,7 @@ from qgate.report._sweep_record import (
 )
 from qgate.report.plots._curves import brief
 
-_ENDS = {"exact": "exact alignment", "documented": "documented alignment", "given": "as given"}
+_ENDS = {"exact": "exact alignment", "documented": "documented alignment"}
 
 
 def tensor_box(record: Record) -> tuple[str, list[str]]:
@@ -58,9 +58,8 @@ def format_box(record: Record) -> tuple[str, list[str]]:
         rule = f"blocks of {given['block']} along axis {given['axis']}, {given['scale_rule']} rule"
         return f"Format {format_title(record)}", [*body, rule]
     ends = f"{exponent_text(given['min_exp'])} to {exponent_text(given['max_exp'])}"
-    levels = (
-        f"{counted(len(record['levels']), 'level')}, exponents {ends} ({_ENDS[given['alignment']]})"
-    )
+    how = _ENDS.get(given["alignment"], "as given")
+    levels = f"{counted(len(record['levels']), 'level')}, exponents {ends} ({how})"
     return f"Format {format_title(record)}", [*body, levels, f"scale of {given['scale_bits']} bits"]
 
 

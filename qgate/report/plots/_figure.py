@@ -34,7 +34,10 @@ def save(figure: Figure, path: Path) -> None:
         )
     if not path.parent.is_dir():
         raise QgateError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}.")
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     os.close(handle)
     try:
         figure.savefig(name, format=ending, dpi=150)

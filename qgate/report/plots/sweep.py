@@ -250,7 +250,7 @@ def _draw_legend(axes: Axes, record: Record, grid: Grid) -> None:
         label = f"production {name(grid.production)}"
         handles.append(Line2D([], [], color=ORANGE, linestyle="--", label=label))
     if grid.ends:
-        kind = "ends" if record["parameters"]["alignment"] == "given" else "alignment ends"
+        kind = "ends" if record["parameters"]["alignment"].endswith("given") else "alignment ends"
         label = f"{kind} {', '.join(dict.fromkeys(name(end) for end in grid.ends))}"
         handles.append(Line2D([], [], color=GRAY, linestyle=":", label=label))
     if grid.overflow.any():
