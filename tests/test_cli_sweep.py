@@ -201,8 +201,9 @@ def test_several_jobs_give_the_same_files(capsys: pytest.CaptureFixture[str]) ->
         torch.save(activation(seed=i), f"t{i}.pt")
     names = [f"t{i}.pt" for i in range(3)]
     assert run(capsys, *names, "--no-plots", "--output-dir", "one")[0] == 0
-    status, out, _ = run(capsys, *names, "--no-plots", "--output-dir", "two", "--jobs", "2")
+    status, out, _ = run(capsys, *names, "--output-dir", "two", "--jobs", "2")
     assert status == 0
+    assert len([path for path in Path("two").rglob("*.png") if path.stat().st_size]) == 9
     assert [line for line in out.splitlines() if line.startswith("[")] == [
         f"[{i + 1}/3] Processing: t{i}.pt" for i in range(3)
     ]

@@ -15,7 +15,7 @@ import contextlib
 import multiprocessing
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -85,13 +85,34 @@ class Outcome:
     answers: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Target:
-    """Where results go, and how much is said on the way."""
+    """Where results go, how much is said on the way, and who draws."""
 
     root: Path
     plots: bool
     quiet: bool
+    pool: ProcessPoolExecutor | None = None
+    taken: list[Path] = field(default_factory=list)
+    drawing: list[tuple[str, Future[None]]] = field(default_factory=list)
+
+    def draw(self, source: str, folder: Path, record: dict[str, Any]) -> None:
+        """Now, or by another process while this one goes on."""
+        from qgate.report import sweep_files
+
+        if self.pool is None:
+            sweep_files.draw(folder, record)
+        else:
+            self.drawing.append((source, self.pool.submit(sweep_files.draw, folder, record)))
+
+    def undrawn(self) -> dict[str, str]:
+        """Sources whose pictures could not be drawn, once all were tried."""
+        failed = {}
+        for source, future in self.drawing:
+            error = future.exception()
+            if error is not None:
+                failed[source] = f"cannot draw the results: {error}"
+        return failed
 
 
 def run(args: argparse.Namespace) -> int:
@@ -112,14 +133,19 @@ def run(args: argparse.Namespace) -> int:
     say(f"Processing {len(specs)} tensor file(s)...", _WIDE)
     results: list[tuple[str, str | None]] = []
     answers: list[str] = []
-    taken: list[Path] = []
-    with _progress(len(specs)) as step:
-        for number, outcome in enumerate(_outcomes(specs, request, target, args.jobs, taken), 1):
+    with contextlib.ExitStack() as stack:
+        if args.jobs > 1:
+            context = multiprocessing.get_context("spawn")
+            target.pool = stack.enter_context(ProcessPoolExecutor(args.jobs, mp_context=context))
+        step = stack.enter_context(_progress(len(specs)))
+        for number, outcome in enumerate(_outcomes(specs, request, target), 1):
             say("", f"[{number}/{len(specs)}] Processing: {outcome.spec}", _THIN)
             say(*outcome.lines)
             results += outcome.results
             answers += outcome.answers
             step()
+        undrawn = target.undrawn()
+    results = [(name, reason or undrawn.get(name)) for name, reason in results]
     bad = [(name, reason) for name, reason in results if reason]
     say("", _WIDE, "FINAL SUMMARY", _WIDE, f"Total tensors: {len(results)}")
     say(f"Successful: {len(results) - len(bad)}", f"Failed: {len(bad)}", *answers)
@@ -169,27 +195,23 @@ def _request(args: argparse.Namespace) -> Request:
     )
 
 
-def _outcomes(
-    specs: list[str], request: Request, target: Target, jobs: int, taken: list[Path]
-) -> Iterator[Outcome]:
-    """Files in their order; only the sweeping itself is spread over processes."""
+def _outcomes(specs: list[str], request: Request, target: Target) -> Iterator[Outcome]:
+    """Files in their order, whoever sweeps them."""
     from qgate.pipeline.sweep_files import sweep_file
 
-    if jobs == 1 or len(specs) == 1:
+    if target.pool is None:
         for spec in specs:
-            yield _written(spec, sweep_file(spec, request), target, taken)
+            yield _written(spec, sweep_file(spec, request), target)
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(specs)), mp_context=context) as pool:
-        pending = [pool.submit(_swept, spec, request) for spec in specs]
-        for spec, future in zip(specs, pending, strict=True):
-            try:
-                found = future.result()
-            except Exception as error:
-                why = f"its process ended: {type(error).__name__}"
-                yield Outcome(spec, [f"❌ Failed: {spec}: {why}"], [(spec, why)])
-            else:
-                yield _written(spec, iter(found), target, taken)
+    pending = [target.pool.submit(_swept, spec, request) for spec in specs]
+    for spec, future in zip(specs, pending, strict=True):
+        try:
+            found = future.result()
+        except Exception as error:
+            why = f"its process ended: {type(error).__name__}"
+            yield Outcome(spec, [f"❌ Failed: {spec}: {why}"], [(spec, why)])
+        else:
+            yield _written(spec, iter(found), target)
 
 
 def _swept(spec: str, request: Request) -> list[Swept]:
@@ -198,13 +220,13 @@ def _swept(spec: str, request: Request) -> list[Swept]:
     return list(sweep_file(spec, request))
 
 
-def _written(spec: str, found: Iterator[Swept], target: Target, taken: list[Path]) -> Outcome:
+def _written(spec: str, found: Iterator[Swept], target: Target) -> Outcome:
     outcome = Outcome(spec)
     for swept in found:
         reason = swept.failed
         if swept.records:
             try:
-                said = _write(swept, target, taken)
+                said = _write(swept, target)
                 outcome.lines += [] if target.quiet else said
                 outcome.answers += [_answer(swept.source, record) for record in swept.records]
             except OSError as error:
@@ -232,21 +254,24 @@ def _answer(source: str, record: dict[str, Any]) -> str:
     return f"  {source}: {record['format']['name']} {what} {place}, {value}{more}"
 
 
-def _write(swept: Swept, target: Target, taken: list[Path]) -> list[str]:
+def _write(swept: Swept, target: Target) -> list[str]:
     """Files of one tensor; the lines for the console, which are those of the logs."""
     from qgate.report import sweep_files, sweep_text
     from qgate.report._files import folder_for, safe_name, write_text
 
     name = safe_name(swept.name)
-    folder = folder_for(target.root, name, swept.source, taken)
-    taken.append(folder)
+    folder = folder_for(target.root, name, swept.source, target.taken)
+    target.taken.append(folder)
     folder.mkdir(parents=True, exist_ok=True)
     shown: list[str] = []
     by_format: dict[str, list[str]] = {}
     for record in swept.records:
         record["tensor"]["source"] = swept.source
         start = _stamp()
-        paths = sweep_files.write(folder, record, plots=target.plots)
+        paths = sweep_files.write(folder, record)
+        if target.plots:
+            target.draw(swept.source, folder, record)
+            paths += sweep_files.pictures(folder, record)
         lines = sweep_text.lines(record)
         lines += ["Results saved to:", *(f"  {path}" for path in paths), ""]
         stamped = [f"{start} - {line}" for line in lines]

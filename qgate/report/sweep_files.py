@@ -14,8 +14,8 @@ from qgate.report._files import write_text
 Record = dict[str, Any]
 
 
-def write(folder: Path, record: Record, *, plots: bool) -> list[Path]:
-    """Everything but the log; the paths written."""
+def write(folder: Path, record: Record) -> list[Path]:
+    """Text and data, but for the log; the paths written."""
     name = record["format"].get("asked", record["format"]["name"])
     if record["kind"] == "block":
         stem = folder / f"mxfp_block_scaling_{name}"
@@ -29,22 +29,27 @@ def write(folder: Path, record: Record, *, plots: bool) -> list[Path]:
         }
     for path, text in texts.items():
         write_text(path, text)
-    return [*texts, *(_draw(folder, record) if plots else [])]
+    return list(texts)
 
 
-def _draw(folder: Path, record: Record) -> list[Path]:
-    from qgate.report.plots import sweep
-
+def pictures(folder: Path, record: Record) -> list[Path]:
+    """The files that `draw` writes."""
     name = record["format"].get("asked", record["format"]["name"])
     if record["kind"] == "block":
-        path = folder / f"mxfp_block_scaling_{name}.png"
-        sweep.draw_block(path, record)
-        return [path]
-    metrics = folder / f"mxfp_scaling_test_{name}.png"
-    summary = folder / f"mxfp_scaling_summary_{name}.png"
-    sweep.draw_metrics(metrics, record)
-    sweep.draw_summary(summary, record)
-    return [metrics, summary]
+        return [folder / f"mxfp_block_scaling_{name}.png"]
+    return [folder / f"mxfp_scaling_{kind}_{name}.png" for kind in ("test", "summary")]
+
+
+def draw(folder: Path, record: Record) -> None:
+    """The pictures, which take most of the time of a sweep's files."""
+    from qgate.report.plots import sweep
+
+    paths = pictures(folder, record)
+    if record["kind"] == "block":
+        sweep.draw_block(paths[0], record)
+    else:
+        sweep.draw_metrics(paths[0], record)
+        sweep.draw_summary(paths[1], record)
 
 
 def _json(record: Record) -> str:
