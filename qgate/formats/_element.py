@@ -203,8 +203,8 @@ class ElementFormat(abc.ABC):
         """The codes of float64 values of this format; NaN becomes its code, or 0 without one."""
         import torch
 
-        table = work.table(tuple(self.sorted_values.tolist()), y.device)
-        codes = work.table(tuple(self.sorted_codes.tolist()), y.device)
+        table = work.table((self, "values"), self.sorted_values.tolist, y.device)
+        codes = work.table((self, "codes"), self.sorted_codes.tolist, y.device)
         found = codes[torch.searchsorted(table, y.contiguous()).clamp_(max=len(codes) - 1)]
         if self.negative_zero is not None:
             found = found.masked_fill_((y == 0) & y.signbit(), self.negative_zero)
@@ -215,7 +215,7 @@ class ElementFormat(abc.ABC):
 
     def from_codes(self, codes: Tensor, work: Work) -> Tensor:
         """The float64 values of codes."""
-        table = work.table(tuple(self.code_values().tolist()), codes.device)
+        table = work.table((self, "decoded"), self.code_values().tolist, codes.device)
         return table[codes.int()]
 
     def code_dtype(self) -> torch.dtype:

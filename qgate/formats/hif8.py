@@ -70,7 +70,7 @@ class HiF8Format(ElementFormat):
 
     def inverse_quantum(self, x: Tensor, work: Work) -> Tensor:
         field = x.view(work.integer).bitwise_and(work.exponent_mask) >> work.mantissa
-        table = work.table(_inverse_quanta(work.bias), x.device)
+        table = work.table(("hif8", work.bias), lambda: _inverse_quanta(work.bias), x.device)
         flat = table.index_select(0, field.reshape(-1).int())
         return flat.view(x.shape)
 

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from qgate.files import replacing
+
 
 def write_text(path: Path, text: str) -> None:
-    """To a neighbor first, so that a full disk leaves what was there before."""
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(name).chmod(0o666 & ~mask)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with replacing(path) as neighbor:
+        neighbor.write_text(text, encoding="utf-8", newline="\n")
 
 
 def safe_name(name: str) -> str:

@@ -7,7 +7,6 @@ formats, scales, percentiles or overflow without touching the tensor again.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from qgate.errors import QgateError, unknown
+from qgate.files import replacing
 from qgate.stats import _bits
 from qgate.stats._summary import Floats, Ints, Summary
 from qgate.stats.direct_values import Values
@@ -94,26 +94,16 @@ class Counts(Summary):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """As a small `.npz`: the patterns that occur and their counts."""
-        target = Path(path)
         there = np.flatnonzero(self.counts)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".npz")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                np.savez_compressed(
-                    file,
-                    qgate=np.array("counts 1"),
-                    dtype=np.array(self.dtype),
-                    rounded_from=np.array(self.rounded_from or ""),
-                    patterns=there.astype(np.uint16),
-                    counts=self.counts[there],
-                )
-            mask = os.umask(0)
-            os.umask(mask)
-            Path(name).chmod(0o666 & ~mask)
-            Path(name).replace(target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        with replacing(Path(path)) as neighbor, neighbor.open("wb") as file:
+            np.savez_compressed(
+                file,
+                qgate=np.array("counts 1"),
+                dtype=np.array(self.dtype),
+                rounded_from=np.array(self.rounded_from or ""),
+                patterns=there.astype(np.uint16),
+                counts=self.counts[there],
+            )
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Counts:

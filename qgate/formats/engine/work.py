@@ -6,6 +6,7 @@ Nothing here trusts a float instruction with a subnormal float32: a thread may f
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -66,21 +67,20 @@ class Work:
         """2**exponent for an integer tensor, from the bits."""
         return ((exponent.to(self.integer) + self.bias) << self.mantissa).view(self.dtype)
 
-    def table(self, values: tuple[float, ...], device: torch.device) -> Tensor:
-        """A constant as a tensor, made once per device."""
-        return _table(values, self.dtype, device)
+    def table(
+        self, key: Hashable, values: Callable[[], Iterable[float]], device: torch.device
+    ) -> Tensor:
+        """A constant as a tensor, made once per device and key."""
+
+        def make() -> Tensor:
+            table = torch.tensor(list(values()), dtype=torch.float64, device="cpu")
+            return table.to(device=device, dtype=self.dtype)
+
+        return _shelf.get((key, self.dtype, device), make)
 
 
 SINGLE = Work(torch.float32, torch.int32, mantissa=23, bias=127)
 DOUBLE = Work(torch.float64, torch.int64, mantissa=52, bias=1023)
-
-
-def _table(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    def make() -> Tensor:
-        table = torch.tensor(values, dtype=torch.float64, device="cpu")
-        return table.to(device=device, dtype=dtype)
-
-    return _shelf.get((values, dtype, device), make)
 
 
 def magnitude_bits(x: Tensor) -> Tensor:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.errors import QgateError
+from qgate.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,21 +33,5 @@ def save(figure: Figure, path: Path) -> None:
         )
     if not path.parent.is_dir():
         raise QgateError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}.")
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    os.close(handle)
-    try:
-        figure.savefig(name, format=ending, dpi=150)
-        Path(name).chmod(0o666 & ~_umask())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    with replacing(path) as neighbor:
+        figure.savefig(neighbor, format=ending, dpi=150)
