@@ -84,6 +84,8 @@ def test_the_files_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(data["tensor"]["sha256"]) == 64
     assert data["versions"]["torch"] == torch.__version__
     rows = list(csv.DictReader((ROOT / "act" / "mxfp_scaling_fp8_e4m3.csv").open()))
+    assert {row["tensor"] for row in rows} == {"act.pt"}
+    assert {row["sha256"] for row in rows} == {data["tensor"]["sha256"]}
     assert [float(row["mse"]) for row in rows] == [lv["metrics"]["mse"] for lv in data["levels"]]
 
 

@@ -57,13 +57,23 @@ def _json(record: Record) -> str:
 
 
 def _csv(record: Record) -> str:
-    """One row per level, the metrics and severities as columns of their own."""
+    """One row per level, the metrics and severities as columns of their own.
+
+    Each row names its tensor and the version, so that rows of many files can be put together.
+    """
+    tensor = record["tensor"]
+    about = {
+        "tensor": tensor.get("source") or tensor["name"],
+        "sha256": tensor["sha256"],
+        "format": record["format"]["name"],
+        "qgate": record["versions"]["qgate"],
+    }
     rows = []
     for level in record["levels"]:
         row = {k: v for k, v in level.items() if k not in ("metrics", "severity", "marks")}
         row |= level["metrics"]
         row |= {f"{kind}_severity": grade for kind, grade in level["severity"].items()}
-        rows.append({**row, "marks": " ".join(level["marks"])})
+        rows.append({**about, **row, "marks": " ".join(level["marks"])})
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
