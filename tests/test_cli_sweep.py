@@ -318,3 +318,11 @@ def test_surprises_in_one_tensor_do_not_end_the_batch(capsys: pytest.CaptureFixt
         assert status == 1
         assert "FINAL SUMMARY" in out
         assert "no .pt, .pth, .safetensors, .npy, .npz file matches 'nope*.pt'" in out
+
+
+def test_a_file_of_integers_only_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    save_file({"ids": torch.arange(4), "mask": torch.ones(2, dtype=torch.bool)}, "i.safetensors")
+    status, out, _ = run(capsys, "i.safetensors", "--no-plots")
+    assert status == 1
+    assert "holds no floating point tensor; it has ids: torch.int64, mask: torch.bool" in out
+    assert "🎉" not in out

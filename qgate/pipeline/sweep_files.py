@@ -54,19 +54,22 @@ def sweep_file(spec: str, request: Request) -> Iterator[Swept]:
 
     Integers among other tensors, such as positions or step counts, are no business of a sweep.
     """
-    done = 0
+    swept = 0
+    passed_over: list[str] = []
     try:
         for stored in read_tensors(spec):
-            done += 1
             among_others = stored.key is not None and not spec.endswith(f":{stored.key}")
             if among_others and not stored.tensor.is_floating_point():
+                passed_over.append(f"{stored.key}: {stored.tensor.dtype}")
                 continue
+            swept += 1
             yield _sweep_stored(stored, request)
     except (QgateError, OSError) as error:
         yield Swept(spec, spec, error=str(error))
     else:
-        if not done:
-            yield Swept(spec, spec, error=f"{spec!r} holds no tensor.")
+        if not swept:
+            there = f"; it has {', '.join(passed_over)}" if passed_over else ""
+            yield Swept(spec, spec, error=f"{spec!r} holds no floating point tensor{there}.")
 
 
 def _sweep_stored(stored: StoredTensor, request: Request) -> Swept:
@@ -94,17 +97,14 @@ def _records(stored: StoredTensor, request: Request) -> Iterator[dict[str, Any]]
         "sha256": stored.sha256(),
         "dtype": str(tensor.dtype).removeprefix("torch."),
     }
-    wide = tensor.dtype in (torch.float32, torch.float64)
-    rounded: Any = request.via if wide else None
-    if rounded is not None:
-        made = counts(tensor, via=rounded)
-        infinite = made.posinf + made.neginf
-        if infinite > (before := counts(tensor)).posinf + before.neginf:
+    seen = _Seen(tensor, request)
+    if seen.rounded is not None:
+        made = _infinite(seen.values())
+        if made > _infinite(counts(tensor)):
             raise QgateError(
-                f"rounding {stored.name} to {rounded} makes {infinite} Inf of finite numbers; "
+                f"rounding {stored.name} to {seen.rounded} makes {made} Inf of finite numbers; "
                 "sweep it as it is, without --via."
             )
-    seen = _Seen(tensor, request)
     for name in request.formats:
         for granularity in request.granularity:
             block = granularity == "block"
@@ -123,7 +123,7 @@ def _records(stored: StoredTensor, request: Request) -> Iterator[dict[str, Any]]
                 axis=request.axis,
                 name=stored.name,
             ).to_dict()
-            found["tensor"] |= about | {"rounded_to": rounded}
+            found["tensor"] |= about | {"rounded_to": seen.rounded}
             found["format"]["asked"] = get(name).name
             yield found
 
@@ -136,7 +136,8 @@ class _Seen:
         self._blocks: BlockCounts | Tensor | None = None
         self._values: Counts | Values | None = None
         wide = tensor.dtype in (torch.float32, torch.float64)
-        self._via: Any = request.via if wide else None
+        self.rounded: Any = request.via if wide else None
+        self._via: Any = self.rounded
         if self._via is None and tensor.dtype not in (torch.bfloat16, torch.float16):
             # Exact: every float8 number is a bf16 number, and so are those of many float32 files.
             self._via = "bf16" if not wide or all_bf16(tensor) else None
@@ -156,6 +157,10 @@ class _Seen:
                     tensor, block=request.block, axis=request.axis, via=self._via
                 )
         return self._blocks
+
+
+def _infinite(summary: Counts | Values) -> int:
+    return summary.posinf + summary.neginf
 
 
 def _has_mx(name: str) -> bool:

@@ -118,7 +118,7 @@ def metric_tables(record: Record) -> list[str]:
     body: list[str] = []
     for caption, columns in (
         ("ERRORS:", _ERRORS),
-        ("RATIOS AND SCORE (no score: not a candidate for the recommendation):", _RATIOS),
+        ("RATIOS AND SCORE:", _RATIOS),
         *((words, _loss_cells(kind, energy=lost)) for words, (kind, lost) in _LOSSES.items()),
     ):
         rows = [
