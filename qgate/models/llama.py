@@ -1,0 +1,126 @@
+"""A small Llama: RMSNorm, rotary positions, grouped-query attention, SwiGLU; leaf names as usual."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    vocab_size: int
+    d_model: int
+    n_layer: int
+    heads: int
+    kv_heads: int
+    d_ff: int
+    eps: float = 1e-5
+    rope_base: float = 10000.0
+
+
+class LlamaNorm(nn.Module):
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+def rotary(positions: int, width: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (positions, width), halves repeated."""
+    even = torch.arange(0, width, 2, device=device, dtype=torch.float32)
+    angles = torch.outer(torch.arange(positions, device=device).float(), base ** (-even / width))
+    angles = torch.cat([angles, angles], -1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x (batch, heads, positions, width) turned by its position."""
+    low, high = x.chunk(2, -1)
+    return x * cos.to(x.dtype) + torch.cat([-high, low], -1) * sin.to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.heads, self.kv_heads = config.heads, config.kv_heads
+        self.width = config.d_model // config.heads
+        self.base = config.rope_base
+        self.q_proj = nn.Linear(config.d_model, config.heads * self.width, bias=False)
+        self.k_proj = nn.Linear(config.d_model, config.kv_heads * self.width, bias=False)
+        self.v_proj = nn.Linear(config.d_model, config.kv_heads * self.width, bias=False)
+        self.o_proj = nn.Linear(config.heads * self.width, config.d_model, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        batch, tokens, _ = hidden.shape
+
+        def per_head(x: Tensor) -> Tensor:
+            return x.view(batch, tokens, -1, self.width).transpose(1, 2)
+
+        cos, sin = rotary(tokens, self.width, self.base, hidden.device)
+        q = rotate(per_head(self.q_proj(hidden)), cos, sin)
+        k = rotate(per_head(self.k_proj(hidden)), cos, sin)
+        v = per_head(self.v_proj(hidden))
+        shared = self.heads // self.kv_heads
+        k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+        context = scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o_proj(context.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class MLP(nn.Module):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.d_model, config.d_ff, bias=False)
+        self.up_proj = nn.Linear(config.d_model, config.d_ff, bias=False)
+        self.down_proj = nn.Linear(config.d_ff, config.d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+
+
+class LlamaBlock(nn.Module):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.input_layernorm = LlamaNorm(config.d_model, config.eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = LlamaNorm(config.d_model, config.eps)
+        self.mlp = MLP(config)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden))
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))  # type: ignore[no-any-return]
+
+
+class LlamaBackbone(nn.Module):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
+        self.layers = nn.ModuleList(LlamaBlock(config) for _ in range(config.n_layer))
+        self.norm = LlamaNorm(config.d_model, config.eps)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = self.embed_tokens(ids)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.norm(hidden)  # type: ignore[no-any-return]
+
+
+class Llama(nn.Module):
+    """Token ids (batch, tokens) to logits (batch, tokens, vocabulary); the head is the embedding."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = LlamaBackbone(config)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.lm_head(self.model(ids))  # type: ignore[no-any-return]

@@ -1,0 +1,207 @@
+"""The selective scan: a readable time loop as the definition, and a faster form with the same bits.
+
+Three orders of the same sums exist in practice, and quantized kernels are told apart by them:
+
+block    increments B * (delta * u), the output starts with D * u and then adds C_n * x_n one by one
+loop     increments (delta * B) * u, the sum over n, then D * u
+einsum   increments as in loop, the sum over n as a dot product, then D * u
+
+The state is kept in float32, one step after the other in time, whatever the order: what comes
+later never changes what came before.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from qgate.errors import unknown
+
+Order = Literal["loop", "block", "einsum"]
+
+_CHUNK = 1 << 19
+
+
+class ScanResult(NamedTuple):
+    """The output after the gate, and the state after the last token, (batch, channels, states)."""
+
+    output: Tensor
+    state: Tensor
+
+
+class Scan(nn.Module):
+    """The scan as a module, so that it can be hooked and replaced; it has no parameters."""
+
+    def __init__(self, order: Order = "loop") -> None:
+        super().__init__()
+        if order not in get_args(Order):
+            raise unknown("scan order", order, get_args(Order))
+        self.order: Order = order
+
+    def forward(
+        self,
+        u: Tensor,
+        dt: Tensor,
+        B: Tensor,
+        C: Tensor,
+        z: Tensor,
+        A_log: Tensor,
+        D: Tensor,
+        dt_bias: Tensor | None,
+    ) -> ScanResult:
+        return selective_scan(u, dt, B, C, z, A_log, D, dt_bias, self.order)
+
+    def extra_repr(self) -> str:
+        return f"order={self.order!r}"
+
+
+def selective_scan(
+    u: Tensor,
+    dt: Tensor,
+    B: Tensor,
+    C: Tensor,
+    z: Tensor,
+    A_log: Tensor,
+    D: Tensor,
+    dt_bias: Tensor | None,
+    order: Order = "loop",
+    *,
+    by_definition: bool = False,
+) -> ScanResult:
+    """Scan over tokens: u, dt, z (batch, tokens, channels), B, C (batch, tokens, states).
+
+    A_log is (channels, states); D and dt_bias have one number per channel.
+    """
+    u, dt, z, B, C = (x.float().transpose(0, 1).contiguous() for x in (u, dt, z, B, C))
+    delta = softplus(dt if dt_bias is None else dt + dt_bias.float())
+    A = -torch.exp(A_log.float().t().contiguous())
+    D = D.float()
+    if by_definition:
+        y, state = _definition(delta, u, A, B, C, D, order)
+    else:
+        y, state = _Chunked.apply(delta, u, A, B, C, D, order)  # type: ignore[no-untyped-call]
+    gated = y * (z * torch.sigmoid(z))
+    return ScanResult(gated.transpose(0, 1), state.permute(1, 2, 0))
+
+
+def _definition(
+    delta: Tensor, u: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, order: Order
+) -> tuple[Tensor, Tensor]:
+    """One token after the other, everything laid out as (states, batch, channels)."""
+    state = delta.new_zeros(A.shape[0], *delta.shape[1:])
+    outputs = []
+    for d, x, b, c in zip(delta, u, B, C, strict=True):
+        b, c = b.t().unsqueeze(-1), c.t().unsqueeze(-1)
+        increment = b * (d * x) if order == "block" else (d * b) * x
+        state = torch.exp(d * A[:, None]) * state + increment
+        if order == "block":
+            y = D * x
+            for n in range(len(state)):
+                y = y + c[n] * state[n]
+        elif order == "einsum":
+            y = torch.einsum("nbd,nb->bd", state, c.squeeze(-1)) + D * x
+        else:
+            y = (state * c).sum(0) + D * x
+        outputs.append(y)
+    return torch.stack(outputs) if outputs else torch.zeros_like(u), state
+
+
+def _increments(delta: Tensor, u: Tensor, B: Tensor, order: Order) -> Tensor:
+    if order == "block":
+        return B.unsqueeze(-1) * (delta * u).unsqueeze(1)
+    return (delta.unsqueeze(1) * B.unsqueeze(-1)).mul_(u.unsqueeze(1))
+
+
+def _outputs(states: Tensor, C: Tensor, skip: Tensor, order: Order, spare: Tensor) -> Tensor:
+    """What a chunk of states gives; `spare` is overwritten."""
+    if order == "block":
+        for n in range(states.shape[1]):
+            skip += C[:, n].unsqueeze(-1) * states[:, n]
+        return skip
+    if order == "einsum":
+        return torch.einsum("tnbd,tnb->tbd", states, C) + skip
+    torch.mul(states, C.unsqueeze(-1), out=spare)
+    return spare.sum(1) + skip
+
+
+class _Chunked(torch.autograd.Function):
+    """The same products and sums as the definition, on chunks of tokens that stay in the cache.
+
+    Only `decay * state + increment` has to go token by token. The backward pass keeps the state at
+    the start of every chunk and computes the others again, so that memory grows with the number
+    of tokens and not with tokens times states.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        delta: Tensor,
+        u: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor,
+        order: Order,
+    ) -> tuple[Tensor, Tensor]:
+        tokens, batch, channels = delta.shape
+        B, C = B.transpose(1, 2).contiguous(), C.transpose(1, 2).contiguous()
+        step = max(1, _CHUNK // max(1, A.numel() * batch))
+        state = delta.new_zeros(A.shape[0], batch, channels)
+        y = torch.empty_like(u)
+        keep = any(ctx.needs_input_grad)
+        starts = []
+        for lo in range(0, tokens, step):
+            now = slice(lo, lo + step)
+            starts += [state] if keep else []
+            decay, states = _states(delta[now], u[now], A, B[now], state, order)
+            y[now] = _outputs(states, C[now], D * u[now], order, decay)
+            state = states[-1].clone()
+        if keep:
+            ctx.save_for_backward(delta, u, A, B, C, D, *starts)
+            ctx.step, ctx.order = step, order
+        return y, state
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        delta, u, A, B, C, D, *starts = ctx.saved_tensors
+        dy = dy.contiguous()
+        ddelta, du = torch.empty_like(delta), dy * D
+        dB, dC = torch.empty_like(B), torch.empty_like(C)
+        dA = torch.zeros_like(A)
+        carry = dstate.clone()
+        for index in reversed(range(len(starts))):
+            now = slice(index * ctx.step, (index + 1) * ctx.step)
+            decay, states = _states(delta[now], u[now], A, B[now], starts[index], ctx.order)
+            dC[now] = (states * dy[now].unsqueeze(1)).sum(-1)
+            grad = C[now].unsqueeze(-1) * dy[now].unsqueeze(1)
+            for t in reversed(range(len(grad))):
+                grad[t] += carry
+                carry = decay[t] * grad[t]
+            dB[now] = (grad * (delta[now] * u[now]).unsqueeze(1)).sum(-1)
+            through = (grad * B[now].unsqueeze(-1)).sum(1)
+            du[now] += through * delta[now]
+            before = torch.cat([starts[index].unsqueeze(0), states[:-1]])
+            grad = grad.mul_(before).mul_(decay)
+            dA += (grad * delta[now].unsqueeze(1)).sum((0, 2))
+            ddelta[now] = through * u[now] + grad.mul_(A[:, None]).sum(1)
+        dD = (dy * u).sum((0, 1))
+        return ddelta, du, dA, dB.transpose(1, 2), dC.transpose(1, 2), dD, None
+
+
+def _states(
+    delta: Tensor, u: Tensor, A: Tensor, B: Tensor, state: Tensor, order: Order
+) -> tuple[Tensor, Tensor]:
+    """Decays and states of a chunk, (tokens, states, batch, channels)."""
+    decay = (delta.unsqueeze(1) * A[:, None]).exp_()
+    states = _increments(delta, u, B, order)
+    spare = torch.empty_like(state)
+    for now, factor in zip(states, decay, strict=True):
+        torch.mul(factor, state, out=spare)
+        state = now.add_(spare)
+    return decay, states
+
+

@@ -1,0 +1,85 @@
+"""The two small trained models of this package: their sizes, and how their weights are kept."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qgate.errors import QgateError
+from qgate.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A model that comes with its weights; `sizes` are the fields of its config."""
+
+    name: str
+    about: str
+    sizes: dict[str, int]
+    steps: int
+    rate: float
+
+    def build(self) -> nn.Module:
+        """The network, not trained."""
+        if self.name == "tiny_mamba":
+            from qgate.models.mamba.network import Mamba, MambaConfig
+
+            return Mamba(MambaConfig(**self.sizes))
+        from qgate.models.llama import Llama, LlamaConfig
+
+        return Llama(LlamaConfig(**self.sizes))
+
+    @property
+    def file(self) -> Path:
+        return Path(str(resources.files("qgate.models"))) / "data" / f"{self.title}.safetensors"
+
+    @property
+    def title(self) -> str:
+        return self.name.replace("_", "-")
+
+    def load(self) -> nn.Module:
+        """The network with its trained weights."""
+        from safetensors.torch import load_file
+
+        network = self.build()
+        if not self.file.is_file():
+            raise QgateError(
+                f"the weights of {self.title} are missing ({self.file.name}): install qgate again, "
+                f"or train them with `python -m qgate.models.train {self.title}`."
+            )
+        network.load_state_dict(load_file(self.file), strict=False)
+        return network.eval()
+
+    def record(self) -> dict[str, Any]:
+        """How the weights were made: text, steps, bits per byte, loss curve."""
+        from safetensors import safe_open
+
+        with safe_open(self.file, framework="numpy") as file:
+            return dict(json.loads(file.metadata()["qgate"]))
+
+
+TINY: Registry[Tiny] = Registry("tiny model")
+TINY.add(
+    Tiny(
+        "tiny_mamba",
+        "byte-level Mamba-1, 5 layers of width 128",
+        {"vocab_size": 256, "d_model": 128, "n_layer": 5, "d_inner": 256},
+        steps=900,
+        rate=4e-3,
+    )
+)
+TINY.add(
+    Tiny(
+        "tiny_llama",
+        "byte-level Llama, 5 layers of width 128, 4 heads sharing 2 keys and values",
+        {"vocab_size": 256, "d_model": 128, "n_layer": 5, "heads": 4, "kv_heads": 2, "d_ff": 256},
+        steps=2200,
+        rate=3e-3,
+    )
+)

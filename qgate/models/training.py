@@ -1,0 +1,134 @@
+"""How the tiny models are trained: a seeded loop over the sources of the standard library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from qgate.models.llama import Llama
+from qgate.models.mamba.network import Mamba
+from qgate.models.text import byte_ids
+
+BATCH, TOKENS = 8, 512
+_WARM_UP = 0.04
+
+
+@dataclass
+class Curve:
+    """Bits per byte of the training batches, and of the held-out text now and then."""
+
+    trained: list[float] = field(default_factory=list)
+    held_out: dict[int, float] = field(default_factory=dict)
+
+
+def fit(
+    network: nn.Module,
+    text: bytes,
+    held_out: bytes,
+    *,
+    steps: int,
+    rate: float,
+    seed: int,
+    told: Callable[[int, Curve], None],
+) -> Curve:
+    """Train in place; `told` hears after every step."""
+    initialize(network, seed)
+    ids = byte_ids(text)
+    draw = torch.Generator().manual_seed(seed)
+    decayed = [p for p in network.parameters() if p.dim() == 2]
+    others = [p for p in network.parameters() if p.dim() != 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}],
+        lr=rate,
+        betas=(0.9, 0.95),
+    )
+    curve = Curve()
+    network.train()
+    for step in range(1, steps + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * _schedule(step / steps)
+        starts = torch.randint(len(ids) - TOKENS - 1, (BATCH,), generator=draw).tolist()
+        batch = torch.stack([ids[start : start + TOKENS + 1] for start in starts])
+        loss = nats(network, batch)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        curve.trained.append(loss.item() / math.log(2))
+        if step == steps or step % 100 == 0:
+            curve.held_out[step] = bits_per_byte(network, held_out)
+        told(step, curve)
+    network.eval()
+    return curve
+
+
+def _schedule(done: float) -> float:
+    if done < _WARM_UP:
+        return done / _WARM_UP
+    return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (done - _WARM_UP) / (1 - _WARM_UP)))
+
+
+def nats(network: nn.Module, batch: Tensor) -> Tensor:
+    """Mean cross entropy of every token given those before it in its row."""
+    logits = network(batch[:, :-1])
+    return cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+
+
+def bits_per_byte(network: nn.Module, text: bytes, tokens: int = TOKENS) -> float:
+    """Over the whole text, cut into rows of `tokens` + 1."""
+    ids = byte_ids(text)
+    rows = ids[: len(ids) // (tokens + 1) * (tokens + 1)].view(-1, tokens + 1)
+    with torch.no_grad():
+        parts = [nats(network, part).item() * len(part) for part in rows.split(BATCH)]
+    return sum(parts) / len(rows) / math.log(2)
+
+
+def initialize(network: nn.Module, seed: int) -> None:
+    """Small normal weights, smaller where a layer writes to the residual stream."""
+    draw = torch.Generator().manual_seed(seed)
+    layers = sum(1 for name, _ in network.named_modules() if name.rsplit(".", 1)[-1].isdigit())
+    with torch.no_grad():
+        for name, module in network.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                writes = name.endswith(("out_proj", "o_proj", "down_proj"))
+                std = 0.02 if isinstance(module, nn.Embedding) else module.in_features**-0.5 / 2
+                module.weight.normal_(0, std / math.sqrt(2 * layers) if writes else std, generator=draw)
+            if name.endswith("dt_proj") and isinstance(module, nn.Linear):
+                step = torch.empty_like(module.bias).uniform_(math.log(1e-3), math.log(0.1), generator=draw)
+                module.bias.copy_(torch.log(torch.expm1(step.exp())))
+
+
+def strengthen_outliers(network: nn.Module, factor: float = 16.0) -> None:
+    """Make a few channels large where they are read, and the weights that read them small.
+
+    Large channels are what makes a real model hard to quantize and what training at this size
+    hardly produces. Factors are powers of two, so the network computes the very same function.
+    """
+    with torch.no_grad():
+        if isinstance(network, Mamba):
+            for layer in network.backbone.layers:
+                norm, mixer = layer.norm, layer.mixer
+                _rescale([norm.weight], [mixer.in_proj.weight], factor)  # type: ignore[union-attr,list-item]
+        elif isinstance(network, Llama):
+            for layer in network.model.layers:
+                attention, mlp = layer.self_attn, layer.mlp
+                reads = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]  # type: ignore[union-attr]
+                _rescale([layer.input_layernorm.weight], reads, factor)  # type: ignore[union-attr,list-item]
+                reads = [mlp.gate_proj.weight, mlp.up_proj.weight]  # type: ignore[union-attr]
+                _rescale([layer.post_attention_layernorm.weight], reads, factor)  # type: ignore[union-attr,list-item]
+                _rescale([mlp.up_proj.weight], [mlp.down_proj.weight], factor)  # type: ignore[union-attr,list-item]
+
+
+def _rescale(written: list[Tensor], read: list[Tensor], factor: float, channels: int = 2) -> None:
+    """The channels that are largest already grow; they are rows of `written`, columns of `read`."""
+    size = written[0].abs() if written[0].dim() == 1 else written[0].square().sum(1)
+    for channel in size.topk(channels).indices.tolist():
+        for weight in written:
+            weight[channel] *= factor
+        for weight in read:
+            weight[:, channel] /= factor

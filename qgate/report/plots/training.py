@@ -1,0 +1,47 @@
+"""How a tiny model learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from qgate.report.plots._figure import BLUE, GRAY, RED, new_figure, save
+
+_SMOOTHED = 20
+
+
+def draw_curve(
+    path: Path,
+    *,
+    title: str,
+    trained: list[float],
+    held_out: dict[int, float],
+    compared: dict[str, float],
+) -> None:
+    """Bits per byte over steps: batches, held-out text, and what simpler models reach on it."""
+    figure = new_figure(7.5, 4.2)
+    axes = figure.subplots()
+    steps = np.arange(1, len(trained) + 1)
+    axes.plot(steps, trained, color=BLUE, alpha=0.25, linewidth=0.7)
+    width = min(_SMOOTHED, len(trained))
+    smooth = np.convolve(trained, np.full(width, 1 / width), "valid")
+    axes.plot(steps[width - 1 :], smooth, color=BLUE, linewidth=1.5, label=f"training, mean of {width}")
+    axes.plot(list(held_out), list(held_out.values()), "o-", color=RED, ms=3, label="held-out text")
+    for name, bits in compared.items():
+        axes.axhline(bits, color=GRAY, linewidth=1, linestyle="--")
+        axes.annotate(
+            f"{name} {bits:.2f}", (len(trained), bits), (0, 3), textcoords="offset points",
+            ha="right", fontsize=8, color=GRAY,
+        )  # fmt: skip
+    last = list(held_out.values())[-1]
+    axes.annotate(f"{last:.2f}", (list(held_out)[-1], last), (0, -13), textcoords="offset points",
+                  ha="right", fontsize=9, color=RED)  # fmt: skip
+    axes.set_ylim(0, max(compared.values()) + 1)
+    axes.set_xlim(0, len(trained) * 1.01)
+    axes.set_xlabel("step")
+    axes.set_ylabel("bits per byte")
+    axes.set_title(title, fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8, loc="upper center")
+    save(figure, path)
