@@ -53,7 +53,9 @@ def train(name: str, folder: Path, steps: int | None, seed: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     steps = steps or tiny.steps
     corpus, held_out = text.standard_library(), text.held_out("evaluation")
-    print(f"{tiny.title}: {tiny.about}; {steps} steps of {training.BATCH} x {training.TOKENS} bytes")
+    print(
+        f"{tiny.title}: {tiny.about}; {steps} steps of {training.BATCH} x {training.TOKENS} bytes"
+    )
     print(f"{corpus.source}, {len(corpus.text):,} bytes of {corpus.files} files, {corpus.sha256}")
     unigram = ngrams.unigram_bits(corpus.text, held_out)
     bigram = ngrams.bigram_bits(corpus.text, held_out)

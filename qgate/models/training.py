@@ -97,9 +97,13 @@ def initialize(network: nn.Module, seed: int) -> None:
             if isinstance(module, nn.Linear | nn.Embedding):
                 writes = name.endswith(("out_proj", "o_proj", "down_proj"))
                 std = 0.02 if isinstance(module, nn.Embedding) else module.in_features**-0.5 / 2
-                module.weight.normal_(0, std / math.sqrt(2 * layers) if writes else std, generator=draw)
+                module.weight.normal_(
+                    0, std / math.sqrt(2 * layers) if writes else std, generator=draw
+                )
             if name.endswith("dt_proj") and isinstance(module, nn.Linear):
-                step = torch.empty_like(module.bias).uniform_(math.log(1e-3), math.log(0.1), generator=draw)
+                step = torch.empty_like(module.bias).uniform_(
+                    math.log(1e-3), math.log(0.1), generator=draw
+                )
                 module.bias.copy_(torch.log(torch.expm1(step.exp())))
 
 

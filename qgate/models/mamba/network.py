@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, silu
+from torch.nn.functional import linear, pad, silu
 
 from qgate.models.mamba.scanning import Scan
 
@@ -68,6 +68,13 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else y + bias
 
 
+class StepProjection(nn.Linear):
+    """dt_proj: its bias belongs to it by name, but is added in the scan, as kernels do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight)
+
+
 class SiLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return silu(x)
@@ -84,7 +91,7 @@ class MambaMixer(nn.Module):
         self.conv1d = CausalConv1d(inner, config.d_conv, config.conv_bias)
         self.act = SiLU()
         self.x_proj = nn.Linear(inner, sum(self.split), bias=False)
-        self.dt_proj = nn.Linear(rank, inner)
+        self.dt_proj = StepProjection(rank, inner)
         self.A_log = nn.Parameter(torch.log(torch.arange(1.0, states + 1)).repeat(inner, 1))
         self.D = nn.Parameter(torch.ones(inner))
         self.scan = Scan()
@@ -96,7 +103,14 @@ class MambaMixer(nn.Module):
         u = self.act(self.conv1d(x))
         dt, B, C = self.x_proj(u).split(self.split, -1)
         y, _ = self.scan(
-            u=u, dt=self.dt_proj(dt), B=B, C=C, z=z, A_log=self.A_log, D=self.D, dt_bias=None
+            u=u,
+            dt=self.dt_proj(dt),
+            B=B,
+            C=C,
+            z=z,
+            A_log=self.A_log,
+            D=self.D,
+            dt_bias=self.dt_proj.bias,
         )
         return self.out_proj(self.hadamard(y))  # type: ignore[no-any-return]
 

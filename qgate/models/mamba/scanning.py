@@ -203,5 +203,3 @@ def _states(
         torch.mul(factor, state, out=spare)
         state = now.add_(spare)
     return decay, states
-
-

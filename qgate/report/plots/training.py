@@ -26,7 +26,9 @@ def draw_curve(
     axes.plot(steps, trained, color=BLUE, alpha=0.25, linewidth=0.7)
     width = min(_SMOOTHED, len(trained))
     smooth = np.convolve(trained, np.full(width, 1 / width), "valid")
-    axes.plot(steps[width - 1 :], smooth, color=BLUE, linewidth=1.5, label=f"training, mean of {width}")
+    axes.plot(
+        steps[width - 1 :], smooth, color=BLUE, linewidth=1.5, label=f"training, mean of {width}"
+    )
     axes.plot(list(held_out), list(held_out.values()), "o-", color=RED, ms=3, label="held-out text")
     for name, bits in compared.items():
         axes.axhline(bits, color=GRAY, linewidth=1, linestyle="--")

@@ -1,0 +1,197 @@
+"""From the name of a model to the model: tiny ones, checkpoint folders, a user's own callable."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from qgate import devices
+from qgate.errors import QgateError, unknown
+from qgate.models.model import Model
+from qgate.models.text import Part, byte_ids, held_out, windows
+from qgate.models.tiny import TINY
+
+SCHEMES = {
+    "mamba:PATH": "a Mamba-1 checkpoint folder, of Hugging Face or state-spaces",
+    "hf:PATH": "any folder that transformers loads: causal, encoder or image-text",
+    "package.module:build": "a callable of yours that returns a qgate.Model",
+}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Which text a model is run on, and how much of it.
+
+    The calibration has its own text, number and length, so that no scale is tuned on what is
+    evaluated. `tokens` are token ids (a tensor) used in place of text.
+    """
+
+    samples: int = 10
+    seqlen: int = 512
+    calib_samples: int = 64
+    calib_seqlen: int = 512
+    seed: int = 0
+    text: Path | None = None
+    calib_text: Path | None = None
+    tokens: Tensor | None = None
+
+
+Encode = Callable[[str], Tensor]
+
+
+def load(
+    name: str, *, device: str | torch.device = "cpu", sampling: Sampling | None = None
+) -> Model:
+    """The model of that name, on a device, with its samples cut.
+
+    tiny-mamba, tiny-llama, mamba:PATH, hf:PATH, or package.module:build.
+    """
+    place = devices.resolve(device)
+    sampling = sampling or Sampling()
+    scheme, colon, rest = name.partition(":")
+    if not colon:
+        model = _tiny(name, sampling)
+    elif scheme == "mamba":
+        model = _mamba(name, _folder(rest, name), sampling)
+    elif scheme == "hf":
+        model = _hugging_face(name, _folder(rest, name), sampling)
+    else:
+        model = _built(name, scheme, rest, sampling)
+    model.module.to(place)
+    return model
+
+
+def names() -> list[str]:
+    """The models that come with the package, then the forms of the others."""
+    return [*(tiny.title for tiny in TINY), *SCHEMES]
+
+
+def _tiny(name: str, sampling: Sampling) -> Model:
+    if name.strip().lower().replace("-", "_") not in TINY.names():
+        raise unknown("model", name, names())
+    tiny = TINY.get(name)
+
+    def encode(text: str) -> Tensor:
+        return byte_ids(text.encode())
+
+    network = tiny.load()
+    bases = _mamba_bases() if tiny.name == "tiny_mamba" else {}
+    inputs, calibration = _samples(sampling, lambda: encode)
+    return Model(network, inputs, tiny.title, calibration, bases=bases)
+
+
+def _mamba(name: str, folder: Path, sampling: Sampling) -> Model:
+    from qgate.models.mamba.checkpoint import load_checkpoint
+
+    inputs, calibration = _samples(sampling, lambda: _tokenizer(folder))
+    return Model(load_checkpoint(folder), inputs, name, calibration, bases=_mamba_bases())
+
+
+def _hugging_face(name: str, folder: Path, sampling: Sampling) -> Model:
+    from qgate.models import huggingface
+
+    inputs, calibration = _samples(sampling, lambda: _tokenizer(folder))
+    network = huggingface.load_network(folder)
+    part = huggingface.language_part(network)
+    return Model(network, inputs, name, calibration, part=part)
+
+
+def _tokenizer(folder: Path) -> Encode:
+    from qgate.models import huggingface
+
+    return huggingface.tokenizer(folder)
+
+
+def _mamba_bases() -> dict[str, Callable[[torch.nn.Module], torch.nn.Module]]:
+    from qgate.models.mamba.rotated import ROTATED, rotated
+
+    return {ROTATED: rotated}
+
+
+def _built(name: str, module: str, attribute: str, sampling: Sampling) -> Model:
+    """What a user's callable returns; it is given those fields of the sampling that it names."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        build = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise QgateError(
+            f"cannot take {attribute!r} from {module!r} for model {name!r}: {error}. A model is "
+            f"{', '.join(names())}; the folder you are in is searched for modules."
+        ) from error
+    if not callable(build):
+        raise QgateError(f"{name!r} is {type(build).__name__}, not a callable returning a Model.")
+    taken = inspect.signature(build).parameters
+    given = {f.name: getattr(sampling, f.name) for f in fields(sampling) if f.name in taken}
+    model = build(**given)
+    if not isinstance(model, Model):
+        raise QgateError(f"{name!r} returned {type(model).__name__}, not a qgate.Model.")
+    if model.name == "model":
+        model.name = name
+    return model
+
+
+def _folder(text: str, name: str) -> Path:
+    folder = Path(text).expanduser()
+    if not folder.is_dir():
+        raise QgateError(f"model {name!r}: there is no folder {text!r}.")
+    if not (folder / "config.json").is_file():
+        raise QgateError(
+            f"model {name!r}: the folder {text!r} has no config.json; a checkpoint is a folder with "
+            "config.json and model.safetensors (or pytorch_model.bin)."
+        )
+    return folder
+
+
+def _samples(
+    sampling: Sampling, encoder: Callable[[], Encode]
+) -> tuple[list[Tensor], Callable[[], Sequence[Tensor]]]:
+    """The samples of the evaluation, and what cuts those of the calibration when they are needed.
+
+    Given tokens are shared: the first half evaluates, the second calibrates.
+    """
+    if sampling.tokens is not None:
+        ids = sampling.tokens
+        if ids.dim() != 1 or ids.is_floating_point() or not len(ids):
+            raise QgateError(
+                f"tokens are one row of whole numbers, not {ids.dtype} {tuple(ids.shape)}."
+            )
+        parts = {
+            "evaluation": ids.long()[: len(ids) // 2],
+            "calibration": ids.long()[len(ids) // 2 :],
+        }
+        if sampling.calib_text is not None:
+            parts = {"evaluation": ids.long(), "calibration": encoder()(_read(sampling.calib_text))}
+    else:
+        encode = encoder()
+        parts = {
+            part: encode(_read(path) if path is not None else held_out(part).decode())
+            for part, path in _texts(sampling).items()
+        }
+
+    def calibration() -> Sequence[Tensor]:
+        return windows(
+            parts["calibration"], sampling.calib_samples, sampling.calib_seqlen, sampling.seed
+        )
+
+    return windows(
+        parts["evaluation"], sampling.samples, sampling.seqlen, sampling.seed
+    ), calibration
+
+
+def _texts(sampling: Sampling) -> dict[Part, Path | None]:
+    return {"evaluation": sampling.text, "calibration": sampling.calib_text}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise QgateError(f"{str(path)!r} is not text in UTF-8: {error}.") from None

@@ -1,0 +1,152 @@
+"""The config.json of a Mamba-1 checkpoint, as Hugging Face and as state-spaces spell it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from qgate.errors import QgateError
+from qgate.models.mamba.network import MambaConfig
+
+_ELSEWHERE = "Other kinds of model are loaded as hf:PATH."
+
+
+def read_config(folder: Path) -> MambaConfig:
+    """The sizes in config.json, in either of the two spellings."""
+    path = folder / "config.json"
+    raw = read_json(path)
+    if raw.get("quantization_config"):
+        raise QgateError(
+            f"{str(path)!r} is of a quantized checkpoint (quantization_config); a reference is not "
+            "quantized. Give the folder of the original weights."
+        )
+    if "model_type" in raw or "architectures" in raw:
+        return _of_hugging_face(raw, path)
+    if "d_model" in raw:
+        return _of_state_spaces(raw, path)
+    raise QgateError(
+        f"{str(path)!r} is not the config of a Mamba-1 model: it has neither model_type (Hugging "
+        f"Face) nor d_model (state-spaces). {_ELSEWHERE}"
+    )
+
+
+def _of_hugging_face(raw: Mapping[str, Any], path: Path) -> MambaConfig:
+    kind, classes = raw.get("model_type"), raw.get("architectures")
+    if kind != "mamba":
+        raise QgateError(
+            f"{str(path)!r} is of model_type {kind!r}; mamba:PATH loads Mamba-1 only, model_type "
+            f"'mamba'. {_ELSEWHERE}"
+        )
+    if classes and "MambaForCausalLM" not in classes:
+        raise QgateError(
+            f"{str(path)!r} is of {classes}; mamba:PATH loads MambaForCausalLM. Save it as that, "
+            "with its head, or use hf:PATH."
+        )
+    act = raw.get("hidden_act", "silu")
+    if act not in ("silu", "swish"):
+        raise QgateError(
+            f"{str(path)!r} has hidden_act {act!r}; mamba:PATH computes silu (or swish). Use "
+            "hf:PATH for other activations."
+        )
+    width = _size(raw, "hidden_size", path)
+    inner = width * _size(raw, "expand", path, 2)
+    return MambaConfig(
+        vocab_size=_size(raw, "vocab_size", path),
+        d_model=width,
+        n_layer=_size(raw, "num_hidden_layers", path),
+        d_inner=_size(raw, "intermediate_size", path, inner),
+        d_state=_size(raw, "state_size", path, 16),
+        d_conv=_size(raw, "conv_kernel", path, 4),
+        dt_rank=_rank(raw, "time_step_rank", path, width),
+        eps=_epsilon(raw, path),
+        conv_bias=_flag(raw, "use_conv_bias", path, True),
+        bias=_flag(raw, "use_bias", path, False),
+        tied=_flag(raw, "tie_word_embeddings", path, True),
+    )
+
+
+def _of_state_spaces(raw: Mapping[str, Any], path: Path) -> MambaConfig:
+    inside = raw.get("ssm_cfg") or {}
+    if not isinstance(inside, dict):
+        raise QgateError(f"{str(path)!r} has ssm_cfg {inside!r}; it is an object with sizes.")
+    other = {
+        "ssm_cfg.layer": inside.get("layer", "Mamba1") != "Mamba1" and inside["layer"],
+        "attn_layer_idx": raw.get("attn_layer_idx"),
+        "d_intermediate": raw.get("d_intermediate"),
+    }
+    for name, value in other.items():
+        if value:
+            raise QgateError(
+                f"{str(path)!r} has {name} {value!r}; mamba:PATH loads Mamba-1 only, every layer a "
+                "Mamba-1 block and nothing else. Convert it to transformers' layout for hf:PATH."
+            )
+    if not _flag(raw, "rms_norm", path, True):
+        raise QgateError(
+            f"{str(path)!r} has rms_norm false, a model with LayerNorm; mamba:PATH computes "
+            "RMSNorm, rms_norm true. Convert it to transformers' layout for hf:PATH."
+        )
+    width = _size(raw, "d_model", path)
+    multiple = _size(raw, "pad_vocab_size_multiple", path, 8)
+    return MambaConfig(
+        vocab_size=math.ceil(_size(raw, "vocab_size", path) / multiple) * multiple,
+        d_model=width,
+        n_layer=_size(raw, "n_layer", path),
+        d_inner=width * _size(inside, "expand", path, 2),
+        d_state=_size(inside, "d_state", path, 16),
+        d_conv=_size(inside, "d_conv", path, 4),
+        dt_rank=_rank(inside, "dt_rank", path, width),
+        conv_bias=_flag(inside, "conv_bias", path, True),
+        bias=_flag(inside, "bias", path, False),
+        tied=_flag(raw, "tie_embeddings", path, True),
+    )
+
+
+def _size(raw: Mapping[str, Any], name: str, path: Path, default: int | None = None) -> int:
+    value = raw.get(name, default)
+    if value is None:
+        raise QgateError(f"{str(path)!r} does not say {name}; give it, a whole number above zero.")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise QgateError(
+            f"{str(path)!r} has {name} {value!r}; it must be a whole number above zero. Correct it."
+        )
+    return value
+
+
+def _rank(raw: Mapping[str, Any], name: str, path: Path, width: int) -> int:
+    if raw.get(name, "auto") == "auto":
+        return math.ceil(width / 16)
+    return _size(raw, name, path)
+
+
+def _flag(raw: Mapping[str, Any], name: str, path: Path, default: bool) -> bool:
+    value = raw.get(name, default)
+    if not isinstance(value, bool):
+        raise QgateError(f"{str(path)!r} has {name} {value!r}; it must be true or false.")
+    return value
+
+
+def _epsilon(raw: Mapping[str, Any], path: Path) -> float:
+    value = raw.get("layer_norm_epsilon", 1e-5)
+    if not isinstance(value, int | float) or not 0 < value < 1:
+        raise QgateError(
+            f"{str(path)!r} has layer_norm_epsilon {value!r}; it must be a number between 0 and 1."
+        )
+    return float(value)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise QgateError(f"there is no {str(path)!r}; a checkpoint folder has one.") from None
+    except (ValueError, RecursionError) as error:
+        raise QgateError(
+            f"{str(path)!r} is not JSON: {error}. Copy it again from where the checkpoint is from."
+        ) from None
+    if not isinstance(raw, dict):
+        raise QgateError(f"{str(path)!r} holds a {type(raw).__name__}, not a JSON object.")
+    return raw

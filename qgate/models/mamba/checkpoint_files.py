@@ -1,0 +1,130 @@
+"""The weight files of a checkpoint folder: names and shapes at once, tensors one by one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from qgate.errors import QgateError
+from qgate.models.mamba.checkpoint_config import read_json
+
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file of weights: the shapes in it, under the names of our network, and one tensor's data."""
+
+    path: Path
+    shapes: dict[str, Shape]
+    read: Callable[[str], Tensor]
+
+    def float32(self, name: str) -> Tensor:
+        """The tensor as a copy of its own, so that the file may go."""
+        try:
+            tensor = self.read(name)
+        except Exception as error:
+            raise _unreadable(self.path, error) from None
+        if tensor.dtype not in _FLOATS:
+            allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _FLOATS)
+            raise QgateError(
+                f"tensor {name!r} in {str(self.path)!r} is {tensor.dtype}; {allowed} can be loaded. "
+                "Give the folder of the weights before quantization."
+            )
+        return tensor.to(torch.float32, copy=True)
+
+
+def open_shards(folder: Path) -> list[Shard]:
+    """The weight files of a folder: one, or those that an index names."""
+    for file in WEIGHTS:
+        if (folder / file).is_file():
+            return [_open(folder / file)]
+        index = folder / f"{file}.index.json"
+        if index.is_file():
+            return [_open(path) for path in _indexed(index)]
+    raise QgateError(
+        f"{str(folder)!r} has no weights; it needs one of {', '.join(WEIGHTS)}, or the shards of "
+        "one and its .index.json. Copy them next to config.json."
+    )
+
+
+def _indexed(index: Path) -> list[Path]:
+    named = read_json(index).get("weight_map")
+    if not isinstance(named, dict) or not named:
+        raise QgateError(f"{str(index)!r} names no shards: it has no weight_map. Copy it again.")
+    files = sorted({str(file) for file in named.values()})
+    for file in files:
+        if Path(file).name != file or not (index.parent / file).is_file():
+            raise QgateError(
+                f"{str(index)!r} names the shard {file!r}, which is not in the folder. Copy it "
+                f"there; {len(files)} shards are named."
+            )
+    return [index.parent / file for file in files]
+
+
+def _open(path: Path) -> Shard:
+    try:
+        with path.open("rb") as file:
+            if file.read(23) == b"version https://git-lfs":
+                raise QgateError(
+                    f"{str(path)!r} is a Git LFS pointer, not the weights; get them: git lfs pull."
+                )
+        return _safetensors(path) if path.suffix == ".safetensors" else _pickled(path)
+    except (QgateError, PermissionError):
+        raise
+    except Exception as error:
+        raise _unreadable(path, error) from None
+
+
+def _safetensors(path: Path) -> Shard:
+    file: Any = safe_open(path, framework="pt", device="cpu")
+    stored = {_ours(name): name for name in file.keys()}  # noqa: SIM118
+    shapes = {ours: tuple(file.get_slice(name).get_shape()) for ours, name in stored.items()}
+    return Shard(path, shapes, lambda name: file.get_tensor(stored[name]))
+
+
+def _pickled(path: Path) -> Shard:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        try:
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as error:
+            if "mmap" not in str(error):
+                raise
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(loaded, Mapping) or not all(isinstance(v, Tensor) for v in loaded.values()):
+        raise QgateError(
+            f"{str(path)!r} does not hold tensors by name; save the model's state_dict() alone."
+        )
+    tensors = {_ours(str(name)): tensor for name, tensor in loaded.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return Shard(path, shapes, tensors.pop)
+
+
+def _ours(name: str) -> str:
+    """state-spaces, and Hugging Face's first conversions, say embedding without s."""
+    return name.replace("backbone.embedding.", "backbone.embeddings.")
+
+
+def _unreadable(path: Path, error: Exception) -> QgateError:
+    if type(error).__name__ == "UnpicklingError":
+        return QgateError(
+            f"{str(path)!r} holds more than tensors, or is no .bin file, and would have to run "
+            "code to be read; that is refused. Save the weights as model.safetensors."
+        )
+    text = str(error).strip().splitlines() or [type(error).__name__]
+    return QgateError(
+        f"{str(path)!r} cannot be read; it is damaged or cut short ({text[0].rstrip('.')[:160]}). "
+        "Copy it again."
+    )

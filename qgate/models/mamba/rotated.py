@@ -1,0 +1,64 @@
+"""The folded and rotated form of a Mamba: the same function, its residual stream turned by H.
+
+Norm weights are multiplied into the weights that follow, embedding and head rows are turned by H,
+in_proj reads and out_proj writes the turned stream, and y is turned at run time before out_proj.
+Quantized Mamba modes live here, because rotation spreads outliers over all channels; their FP32
+reference is this network, since its block outputs are H times those of the plain one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from qgate.errors import QgateError
+from qgate.models.mamba.hadamard import Hadamard, matrix
+from qgate.models.mamba.network import Mamba, MambaMixer
+
+ROTATED = "rotated"
+
+
+def rotated(network: nn.Module) -> Mamba:
+    """A new network; the products are made in float64 and rounded to float32 once."""
+    if not isinstance(network, Mamba):
+        raise QgateError(f"only a Mamba can be rotated, not {type(network).__name__}.")
+    config = network.config
+    stream, inner = _hadamard(config.d_model, network), _hadamard(config.d_inner, network)
+    state = {name: tensor.detach() for name, tensor in network.state_dict().items()}
+
+    def put(name: str, value: Tensor) -> None:
+        state[name] = value.to(torch.float32)
+
+    embeddings = state["backbone.embeddings.weight"].double()
+    final = state["backbone.norm_f.weight"].double()
+    put("lm_head.weight", state["lm_head.weight"].double() * final @ stream.T)
+    put("backbone.embeddings.weight", embeddings @ stream.T)
+    put("backbone.norm_f.weight", torch.ones_like(final))
+    for k in range(config.n_layer):
+        at = f"backbone.layers.{k}"
+        norm = state[f"{at}.norm.weight"].double()
+        put(
+            f"{at}.mixer.in_proj.weight",
+            state[f"{at}.mixer.in_proj.weight"].double() * norm @ stream.T,
+        )
+        put(f"{at}.norm.weight", torch.ones_like(norm))
+        put(
+            f"{at}.mixer.out_proj.weight",
+            stream @ state[f"{at}.mixer.out_proj.weight"].double() @ inner.T,
+        )
+        if config.bias:
+            put(f"{at}.mixer.out_proj.bias", stream @ state[f"{at}.mixer.out_proj.bias"].double())
+    with torch.device("meta"):
+        turned = Mamba(replace(config, tied=False))
+    turned.load_state_dict({name: t.clone() for name, t in state.items()}, assign=True)
+    for layer in turned.backbone.layers:
+        mixer = layer.mixer
+        if isinstance(mixer, MambaMixer):
+            mixer.hadamard = Hadamard(config.d_inner)
+    return turned.requires_grad_(True).eval()
+
+
+def _hadamard(width: int, network: Mamba) -> Tensor:
+    return matrix(width).to(network.lm_head.weight.device)

@@ -1,0 +1,209 @@
+"""A model to gate: a module, the inputs it is run on, and the names of its parts."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qgate.devices import exact_math
+from qgate.errors import QgateError, unknown
+from qgate.models.sites import Site, sites_of
+
+Basis = str
+PLAIN: Basis = "plain"
+_HEADS = re.compile(
+    r"(^|\.)(lm_head|embed_out|output_embeddings|cls|classifier|score|qa_outputs)(\.|$)"
+)
+
+
+@dataclass(eq=False)
+class Model:
+    """What a gate runs.
+
+    module       any torch module; it is put in evaluation mode
+    inputs       the samples of the evaluation: each a tensor of token ids, a tuple of positional
+                 or a dict of keyword arguments
+    name         how results and baselines call it
+    calibration  samples that scales are calibrated on, or what cuts them; not those evaluated
+    modes        modes of its own: name -> callable that takes this Model and returns a module,
+                 quantized for real
+    layers       names of the blocks that are gated one by one, first to last (found if not given)
+    head         names of the linear layers that make the logits and stay as they are (found)
+    part         regular expression: only modules whose names it finds are measured and quantized
+    bases        other coordinates of its activations: name -> callable module -> module
+    """
+
+    module: nn.Module
+    inputs: Sequence[Any]
+    name: str = "model"
+    calibration: Sequence[Any] | Callable[[], Sequence[Any]] = ()
+    modes: Mapping[str, Callable[[Model], nn.Module]] = field(default_factory=dict)
+    layers: tuple[str, ...] = ()
+    head: tuple[str, ...] | None = None
+    part: str = ""
+    bases: Mapping[str, Callable[[nn.Module], nn.Module]] = field(default_factory=dict)
+    basis: Basis = PLAIN
+    _turned: dict[Basis, tuple[tuple[object, ...], Model]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.module, nn.Module):
+            raise TypeError(f"a Model holds a torch.nn.Module, not {type(self.module).__name__}.")
+        if not len(self.inputs):
+            raise QgateError(f"model {self.name!r} has no inputs: there is nothing to run it on.")
+        try:
+            inside = re.compile(self.part)
+        except re.error as error:
+            raise QgateError(f"part {self.part!r} is not a regular expression: {error}.") from None
+        names = [name for name, _ in self.module.named_modules()]
+        if not any(inside.search(name) for name in names):
+            raise QgateError(
+                f"part {self.part!r} finds no module of {self.name}; it has {_first(names[1:])}."
+            )
+        self.module.eval()
+        self.layers = tuple(self.layers) or _blocks(self.module, inside)
+        self.head = tuple(self.head) if self.head is not None else _head(self.module)
+        for name in (*self.layers, *self.head):
+            if name not in names:
+                raise unknown(f"module of {self.name}", name, names[1:])
+
+    @property
+    def device(self) -> torch.device:
+        first = next(self.module.parameters(), None)
+        return torch.device("cpu") if first is None else first.device
+
+    def sites(self) -> list[Site]:
+        """Every site of the part that counts."""
+        inside = re.compile(self.part)
+        return [site for site in sites_of(self.module, self.layers) if inside.search(site.module)]
+
+    def calibration_samples(self) -> Sequence[Any]:
+        """The samples that scales are calibrated on."""
+        samples = self.calibration() if callable(self.calibration) else self.calibration
+        if not len(samples):
+            raise QgateError(
+                f"{self.name} has no samples to calibrate on: give its Model calibration=[…]."
+            )
+        return samples
+
+    def __call__(self, sample: Any) -> Tensor:
+        """The first tensor the module returns for one sample: logits, as a rule."""
+        sample = _moved(sample, self.device)
+        with exact_math():
+            if isinstance(sample, Mapping):
+                result = self.module(**sample)
+            elif isinstance(sample, tuple):
+                result = self.module(*sample)
+            else:
+                result = self.module(sample)
+        return first_tensor(result, self.name)
+
+    def in_basis(self, basis: Basis) -> Model:
+        """The same model with its activations in other coordinates, without anything quantized."""
+        if basis == self.basis:
+            return self
+        if self.basis != PLAIN:
+            raise QgateError(f"{self.name} is in basis {self.basis!r} already, not in {PLAIN!r}.")
+        if basis not in self.bases:
+            raise unknown(f"basis of {self.name}", basis, [PLAIN, *self.bases])
+        state = tuple((id(p), p._version) for p in self.module.state_dict(keep_vars=True).values())
+        kept = self._turned.get(basis)
+        if kept is None or kept[0] != state:
+            turned = replace(self, module=self.bases[basis](self.module), basis=basis)
+            kept = self._turned[basis] = (state, turned)
+        return kept[1]
+
+    def with_module(self, module: nn.Module) -> Model:
+        """The same inputs and names around another module, one that is quantized for real."""
+        return replace(self, module=module)
+
+    def weights_hash(self) -> str:
+        """SHA-256 over names, shapes, dtypes and bytes of all parameters and buffers."""
+        digest = hashlib.sha256()
+        for name, tensor in self.module.state_dict().items():
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            _feed(digest, tensor)
+        return digest.hexdigest()
+
+
+def inputs_hash(samples: Sequence[Any]) -> str:
+    """SHA-256 over the tensors of the samples, in order."""
+    digest = hashlib.sha256()
+    for sample in samples:
+        for label, tensor in _tensors(sample):
+            digest.update(f"{label} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            _feed(digest, tensor)
+        digest.update(b"--\n")
+    return digest.hexdigest()
+
+
+def first_tensor(result: Any, name: str) -> Tensor:
+    """Logits of a Hugging Face output, else the first tensor of a tuple or dict."""
+    for field_name in ("logits", "last_hidden_state"):
+        value = getattr(result, field_name, None)
+        if isinstance(value, Tensor):
+            return value
+    for _, tensor in _tensors(result):
+        return tensor
+    raise QgateError(f"{name} returned {type(result).__name__}, and no tensor is in it.")
+
+
+def _tensors(value: Any, label: str = "") -> list[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        return [(label, value)]
+    if isinstance(value, Mapping):
+        pairs: list[tuple[Any, Any]] = list(value.items())
+    elif isinstance(value, list | tuple):
+        pairs = list(enumerate(value))
+    else:
+        return []
+    return [found for key, item in pairs for found in _tensors(item, f"{label}.{key}")]
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {key: _moved(item, device) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_moved(item, device) for item in value)
+    return value
+
+
+def _feed(digest: Any, tensor: Tensor) -> None:
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    if flat.numel():
+        digest.update(memoryview(flat.view(torch.uint8).numpy()))
+
+
+def _blocks(root: nn.Module, inside: re.Pattern[str]) -> tuple[str, ...]:
+    """The longest list of modules of one class; of equally long ones the first."""
+    best: tuple[str, ...] = ()
+    for name, module in root.named_modules():
+        if not isinstance(module, nn.ModuleList | nn.Sequential) or not len(module):
+            continue
+        same = len({type(child) for child in module}) == 1
+        found = tuple(f"{name}.{k}".lstrip(".") for k in range(len(module)))
+        if same and len(found) > len(best) and inside.search(found[0]):
+            best = found
+    return best
+
+
+def _head(root: nn.Module) -> tuple[str, ...]:
+    linears = {name: m for name, m in root.named_modules() if isinstance(m, nn.Linear)}
+    embeddings = getattr(root, "get_output_embeddings", None)
+    output = embeddings() if callable(embeddings) else None
+    named = tuple(name for name, module in linears.items() if module is output)
+    return named or tuple(name for name in linears if _HEADS.search(name))
+
+
+def _first(names: Sequence[str], most: int = 20) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,51 @@
+"""Modes: what is quantized where, which of them fit a model, and the model put in one.
+
+Listing and choosing modes does not load torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qgate.modes.applying import Quantized, apply
+    from qgate.modes.calibration import (
+        Calibration,
+        CalibrationSettings,
+        calibrated,
+        load_calibration,
+        measure,
+    )
+    from qgate.modes.mode import MambaChoices, Mode, Rule
+    from qgate.modes.plan import Entry, Plan, family_of, make_plan
+    from qgate.modes.selection import GROUPS, find_mode, names, select
+
+_HOME = {
+    "Calibration": "calibration",
+    "CalibrationSettings": "calibration",
+    "Entry": "plan",
+    "GROUPS": "selection",
+    "MambaChoices": "mode",
+    "Mode": "mode",
+    "Plan": "plan",
+    "Quantized": "applying",
+    "Rule": "mode",
+    "apply": "applying",
+    "calibrated": "calibration",
+    "family_of": "plan",
+    "find_mode": "selection",
+    "load_calibration": "calibration",
+    "make_plan": "plan",
+    "measure": "calibration",
+    "names": "selection",
+    "select": "selection",
+}
+
+__all__ = [*_HOME]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"qgate.modes.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'qgate.modes' has no attribute {name!r}")

@@ -1,0 +1,278 @@
+"""Static scales of a Mamba model, measured on prompts, kept in a JSON that knows what it is of."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from qgate.errors import QgateError
+from qgate.files import replacing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from qgate.models.model import Model
+    from qgate.models.sites import Site
+
+VERSION = 1
+_BATCH = 8
+_TINY_RANGE, _TINY_SCALE = 1e-5, 1e-6
+_EMA = 0.01
+
+Observer = Literal["minmax", "percentile"]
+OBSERVED: dict[str, Observer] = {
+    "in_proj:input": "minmax",
+    "in_proj:output": "minmax",
+    "x_proj:input": "percentile",
+    "x_proj:output": "minmax",
+    "dt_proj:output": "minmax",
+    "scan:state": "percentile",
+    "out_proj:input": "minmax",
+}
+
+
+@dataclass(frozen=True)
+class CalibrationSettings:
+    """How scales are measured: the percentile, and the arithmetic ("fp16" as the known tool has it)."""
+
+    percentile_alpha: float = 0.9995
+    arithmetic: Literal["fp32", "fp16"] = "fp32"
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.percentile_alpha <= 1:
+            raise QgateError(
+                f"percentile alpha {self.percentile_alpha!r} is not allowed; it is a share from "
+                "0.5 to 1, such as 0.9995."
+            )
+        if self.arithmetic not in ("fp32", "fp16"):
+            raise QgateError(f"arithmetic {self.arithmetic!r} is not allowed; it is fp32 or fp16.")
+
+
+@dataclass(frozen=True)
+class SiteScale:
+    """One static scale with its origin; `wide` is the scale the percentile 1 would give."""
+
+    scale: float
+    observer: Observer
+    range: float
+    wide: float | None = None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Scales by site, with the hashes of what they were measured on."""
+
+    scales: dict[str, SiteScale]
+    settings: CalibrationSettings
+    model: str
+    weights: str
+    inputs: str
+    samples: int
+    basis: str = "rotated"
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, site: str) -> SiteScale:
+        if site not in self.scales:
+            raise QgateError(
+                f"the calibration of {self.model} has no scale for site {site!r}; it has "
+                f"{', '.join(self.scales)}."
+            )
+        return self.scales[site]
+
+    def origin(self, site: str) -> str:
+        """How a scale came about, for people."""
+        entry = self[site]
+        if entry.observer == "minmax":
+            return f"calibrated, largest of {self.samples} samples / 127"
+        alpha = self.settings.percentile_alpha
+        return f"calibrated, percentile {alpha:g} of {self.samples} samples / 127"
+
+    def save(self, path: Path) -> None:
+        """As JSON, whole or not at all."""
+        record = {"qgate": "calibration", "version": VERSION, **asdict(self)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as part:
+            part.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def load_calibration(path: Path) -> Calibration:
+    """A calibration as `save` wrote it."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record["qgate"] != "calibration":
+            raise KeyError("qgate")
+        if record["version"] != VERSION:
+            raise QgateError(
+                f"{str(path)!r} is a calibration of version {record['version']!r}, and this qgate "
+                f"reads version {VERSION}: delete it to calibrate again."
+            )
+        settings = CalibrationSettings(**record["settings"])
+        scales = {site: _site_scale(entry) for site, entry in record["scales"].items()}
+        names = ("model", "weights", "inputs", "samples", "basis", "versions")
+        return Calibration(scales, settings, **{name: record[name] for name in names})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise QgateError(
+            f"{str(path)!r} is no calibration of qgate ({type(error).__name__}: {error}): delete it "
+            "to calibrate again, or name another file."
+        ) from None
+
+
+def _site_scale(entry: dict[str, Any]) -> SiteScale:
+    made = SiteScale(**entry)
+    if not (isinstance(made.scale, float) and 0 < made.scale < float("inf")):
+        raise ValueError(f"scale {made.scale!r} is no number above zero")
+    return made
+
+
+def calibrated(
+    model: Model,
+    settings: CalibrationSettings,
+    path: Path | None = None,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> Calibration:
+    """The calibration in a file if it is of this model, these samples and settings.
+
+    One of something else is refused; where there is no file it is measured, and written there.
+    """
+    from qgate.models.model import inputs_hash
+
+    if path is not None and path.exists():
+        found = load_calibration(path)
+        samples = model.calibration_samples()
+        made_of = {
+            "weights": (found.weights, model.weights_hash()),
+            "calibration samples": (found.inputs, inputs_hash(samples)),
+            "settings": (str(asdict(found.settings)), str(asdict(settings))),
+        }
+        for what, (old, new) in made_of.items():
+            if old != new:
+                raise QgateError(
+                    f"the calibration in {str(path)!r} was made with other {what} ({old[:70]}) than "
+                    f"those of {model.name} now ({new[:70]}). Delete the file to calibrate again, "
+                    "or name another one."
+                )
+        return found
+    made = measure(model, settings, progress=progress)
+    if path is not None:
+        made.save(path)
+    return made
+
+
+def measure(
+    model: Model,
+    settings: CalibrationSettings,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> Calibration:
+    """Run the folded and rotated FP32 model on the calibration samples and observe its sites."""
+    import numpy
+    import torch
+
+    from qgate._version import __version__
+    from qgate.models.model import inputs_hash
+    from qgate.models.tapping import tapped
+
+    samples = model.calibration_samples()
+    turned = model.in_basis("rotated")
+    sites = [site for site in turned.sites() if _observer(site)]
+    seen: dict[str, _Ranges] = defaultdict(lambda: _Ranges(settings))
+
+    def take(site: Site, tensor: Tensor) -> None:
+        observer = _observer(site)
+        if observer:
+            seen[site.name].add(tensor, observer)
+
+    done = 0
+    with torch.no_grad(), tapped(turned.module, sites, take):
+        for batch in _batches(samples):
+            turned(batch)
+            done += len(batch)
+            if progress:
+                progress(done, len(samples))
+    return Calibration(
+        {site.name: seen[site.name].scale(site.name) for site in sites},
+        settings,
+        model.name,
+        model.weights_hash(),
+        inputs_hash(samples),
+        len(samples),
+        "rotated",
+        {"qgate": __version__, "torch": torch.__version__, "numpy": numpy.__version__},
+    )
+
+
+def _observer(site: Site) -> Observer | None:
+    leaf = f"{site.module.rpartition('.')[2]}:{site.port}"
+    return OBSERVED.get(leaf) if ".mixer." in site.module else None
+
+
+def _batches(samples: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Neighbors of one length go through the model together; each is still observed alone."""
+    import torch
+
+    held: list[Tensor] = []
+    for sample in samples:
+        if held and (sample.shape != held[0].shape or len(held) == _BATCH):
+            yield torch.cat(held)
+            held = []
+        held.append(sample)
+    if held:
+        yield torch.cat(held)
+
+
+class _Ranges:
+    """The range of one site over prompts: a running maximum, or a running mean of quantiles."""
+
+    def __init__(self, settings: CalibrationSettings) -> None:
+        self.settings = settings
+        self.range: Tensor | None = None
+        self.widest: Tensor | None = None
+        self.observer: Observer = "minmax"
+
+    def add(self, tensor: Tensor, observer: Observer) -> None:
+        self.observer = observer
+        for prompt in tensor.detach().float().abs():
+            largest = prompt.amax()
+            if observer == "minmax":
+                low = prompt.new_tensor(_TINY_RANGE)
+                largest = largest.maximum(low)
+                self.range = largest if self.range is None else self.range.maximum(largest)
+            else:
+                self.range = _drawn(self.range, quantile(prompt, self.settings.percentile_alpha))
+                self.widest = _drawn(self.widest, largest)
+
+    def scale(self, site: str) -> SiteScale:
+        reach = self.range if self.widest is None else self.widest
+        if self.range is None or reach is None or not bool(reach.isfinite()):
+            raise QgateError(
+                f"site {site} cannot be calibrated: its range is "
+                f"{'not known, nothing passed it' if reach is None else float(reach)}."
+            )
+        wide = None if self.widest is None else _scale_of(self.widest, "fp32")
+        arithmetic = "fp32" if self.observer == "percentile" else self.settings.arithmetic
+        return SiteScale(_scale_of(self.range, arithmetic), self.observer, float(self.range), wide)
+
+
+def _drawn(mean: Tensor | None, new: Tensor) -> Tensor:
+    return new if mean is None else mean + _EMA * (new - mean)
+
+
+def _scale_of(reach: Tensor, arithmetic: str) -> float:
+    low = reach.half() if arithmetic == "fp16" else reach
+    return max(float(low / 127), _TINY_SCALE)
+
+
+def quantile(values: Tensor, alpha: float) -> Tensor:
+    """The quantile by linear interpolation between neighbors, of any number of values."""
+    flat = values.reshape(-1)
+    place = alpha * (flat.numel() - 1)
+    below = int(place)
+    kept = flat.topk(flat.numel() - below).values
+    low = kept[-1]
+    high = kept[-2] if len(kept) > 1 else low
+    return low + (high - low) * (place - below)

@@ -1,0 +1,94 @@
+"""A mode says what is quantized where: ordered rules, or the choices of a quantized Mamba block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Per = Literal["format", "row", "group"]
+Fits = Literal["any", "mamba", "other"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Sites of one kind whose name a regular expression finds, and the quantizer they get.
+
+    sites    regular expression, searched in `module:port`
+    format   name of a format; None leaves the site as it is
+    of       kind of site: linear, conv, scan, norm, activation, embedding, block, other, or any
+    per      which elements share a scale: "format" as the format does it (its blocks, or a plain
+             cast), "row" one scale per token or output channel, "group" one per `group` features
+    options  further options of the quantizer
+    """
+
+    sites: str
+    format: str | None
+    of: str = "linear"
+    per: Per = "format"
+    group: int = 128
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MambaChoices:
+    """What tells the quantized Mamba modes apart; everything else is one W8A8 block.
+
+    conv_rounding    how the convolution's output is rounded to codes: "away" or "even"
+    path_a           what x_proj reads: "codes" of the convolution's output, "codes_of_u", or "u"
+    path_b           what the scan reads as u: a name in `qgate.modes.simulated.paths`
+    scan             order of the sums in the scan
+    dynamic_conv     the convolution's input gets its scale from the tensor itself
+    float_products   x_proj and dt_proj multiply in float32 with weights on the INT8 grid
+    regridded        their outputs are put back on their INT8 grids
+    """
+
+    conv_rounding: Literal["away", "even"]
+    path_a: Literal["codes", "codes_of_u", "u"]
+    path_b: str
+    scan: Literal["loop", "block", "einsum"]
+    dynamic_conv: bool = False
+    float_products: bool = False
+    regridded: bool = True
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One mode.
+
+    name      as on the command line
+    about     one line for people
+    basis     the coordinates its activations live in
+    fits      "mamba", "other" (than Mamba) or "any" model
+    rules     ordered; the first that finds a site decides it
+    choices   of a quantized Mamba block
+    dtype     the whole model runs in this dtype
+    equals    modes it equals by design, teacher forced, at most up to ties or the order of sums
+    causal    what comes later changes nothing before, and a sample is the same in any batch
+    own       the model brings it: a callable that returns a module quantized for real
+    """
+
+    name: str
+    about: str
+    basis: str = "plain"
+    fits: Fits = "any"
+    rules: tuple[Rule, ...] = ()
+    choices: MambaChoices | None = None
+    dtype: str | None = None
+    equals: tuple[str, ...] = ()
+    causal: bool = True
+    own: bool = False
+
+    @property
+    def is_reference(self) -> bool:
+        return not (self.rules or self.choices or self.dtype or self.own)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it only rounds to another floating-point dtype."""
+        return self.name in ("fp16", "bf16")
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether it needs scales made beforehand."""
+        return self.choices is not None

@@ -1,0 +1,94 @@
+"""Which modes there are, which of them fit a model, and which a user means."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+
+from qgate.errors import QgateError, unknown
+from qgate.modes.formats import FORMAT_MODES, FP32
+from qgate.modes.mamba import MAMBA_MODES
+from qgate.modes.mode import Mode
+from qgate.registry import Registry
+
+GROUPS = {
+    "all": "every mode that fits the model",
+    "quant_only": "those that quantize: all but fp16 and bf16",
+    "fp_only": "the reference and fp16",
+    "essential": "on Mamba 0, 2-1, 2-2, 2-4; on others mxfp8, mxfp4, int8",
+}
+_ESSENTIAL = {"mamba": ("0", "2-1", "2-2", "2-4"), "other": ("mxfp8", "mxfp4", "int8")}
+
+_FITTING: dict[str, Registry[Mode]] = {"mamba": Registry("mode"), "other": Registry("mode")}
+for _mode in (FP32, *MAMBA_MODES, *FORMAT_MODES):
+    for _family, _registry in _FITTING.items():
+        if _mode.fits in ("any", _family):
+            _key = _mode.name.replace("-", "_")
+            _registry.add(_mode, *([_key] if _key != _mode.name else []))
+
+
+def names(family: str | None = None) -> list[str]:
+    """The names of all modes, or of those for a family of models: "mamba" or "other"."""
+    families = [family] if family else list(_FITTING)
+    return list(dict.fromkeys(name for each in families for name in _FITTING[each].names()))
+
+
+def find_mode(name: str, family: str, own: Iterable[str] = (), model: str = "this model") -> Mode:
+    """One mode by name; an error tells a mode that is unknown from one that does not fit."""
+    if name in own:
+        return own_mode(name)
+    registry = _FITTING[family]
+    fitting = [*registry.names(), *own]
+    other = _FITTING["other" if family == "mamba" else "mamba"]
+    key = name.strip().lower()
+    if key not in registry.names() and key in other.names():
+        kind = "Mamba models" if family == "other" else "models other than Mamba"
+        raise QgateError(
+            f"mode {name!r} does not fit {model}: it is for {kind}. Modes that fit: "
+            f"{', '.join(fitting)}."
+        )
+    if key.replace("-", "_") not in (entry.replace("-", "_") for entry in registry.names()):
+        raise unknown("mode", name, fitting, GROUPS)
+    return registry.get(name)
+
+
+def own_mode(name: str) -> Mode:
+    """A mode that a model brings itself."""
+    return Mode(name, "the model's own", own=True)
+
+
+def select(
+    wanted: str | Sequence[str], family: str, own: Sequence[str] = (), model: str = "this model"
+) -> list[Mode]:
+    """Modes meant by names, groups and patterns, comma-separated or listed, each once.
+
+    A part that means nothing is an error: a gate that ran nothing must not look green.
+    """
+    parts = (
+        wanted.split(",") if isinstance(wanted, str) else [p for w in wanted for p in w.split(",")]
+    )
+    chosen: dict[str, Mode] = {}
+    for part in (part.strip() for part in parts):
+        for name in _meant(part, family, own, model):
+            chosen[name] = find_mode(name, family, own, model)
+    return list(chosen.values())
+
+
+def _meant(part: str, family: str, own: Sequence[str], model: str) -> list[str]:
+    every = [name for name in (*_FITTING[family].names(), *own) if name != FP32.name]
+    if part == "all":
+        return every
+    if part == "quant_only":
+        return [name for name in every if name not in ("fp16", "bf16")]
+    if part == "fp_only":
+        return [FP32.name, "fp16"]
+    if part == "essential":
+        return list(_ESSENTIAL[family])
+    if any(sign in part for sign in "*?["):
+        found = fnmatch.filter(every, part)
+        if not found:
+            raise QgateError(
+                f"mode pattern {part!r} matches no mode that fits {model}: {', '.join(every)}."
+            )
+        return found
+    return [find_mode(part, family, own, model).name]

@@ -1,0 +1,157 @@
+"""Linear layers and the convolution on integer codes, accumulated exactly."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from qgate.models.mamba.network import causal_conv
+from qgate.modes.simulated.casts import Cast, codes_on_grid, half, straight
+
+Arithmetic = Literal["fp32", "fp16"]
+
+# Sums of this many products of two codes are whole numbers that float32 holds exactly.
+_EXACT = 1024
+
+
+class IntWeight:
+    """Codes and scale of a weight: symmetric, one scale, absmax / 127.
+
+    They follow the weight: made again when it changed, and in every pass that wants gradients.
+    "fp16" is how the known kernels' tools compute them, rounding scale and quotient to float16.
+    """
+
+    def __init__(
+        self, weight: Tensor, arithmetic: Arithmetic = "fp32", clamped: bool = True
+    ) -> None:
+        self.weight = weight
+        self.arithmetic = arithmetic
+        self.low, self.high = (-128.0, 127.0) if clamped else (-torch.inf, torch.inf)
+        self._kept: tuple[int, Tensor, Tensor] | None = None
+
+    def quantized(self) -> tuple[Tensor, Tensor]:
+        """Codes (float32, whole numbers) and the scale."""
+        if torch.is_grad_enabled() and self.weight.requires_grad:
+            return self._quantized(self.weight)
+        if self._kept is None or self._kept[0] != self.weight._version:
+            self._kept = (self.weight._version, *self._quantized(self.weight.detach()))
+        return self._kept[1:]
+
+    def _quantized(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        values = weight.detach()
+        if self.arithmetic == "fp16":
+            low = values.half()
+            scale = (low.abs().amax().clamp(min=1e-5) / 127).clamp(min=2.0**-24)
+            k = (low / scale).float()
+            scale = scale.float()
+        else:
+            scale = values.abs().amax().clamp(min=1e-5) / 127
+            k = values / scale
+        codes = k.round().clamp(self.low, self.high)
+        return straight(weight / scale, codes), scale
+
+    def dequantized(self) -> Tensor:
+        codes, scale = self.quantized()
+        return codes * scale
+
+
+def exact_linear(codes: Tensor, weight: Tensor) -> Tensor:
+    """The integer matrix product, rounded to float32 once at the end."""
+    if codes.shape[-1] <= _EXACT:
+        return linear(codes, weight)
+    parts = zip(codes.split(_EXACT, -1), weight.split(_EXACT, -1), strict=True)
+    return sum(
+        (linear(x, w).double() for x, w in parts),
+        start=torch.zeros((), dtype=torch.float64, device=codes.device),
+    ).float()
+
+
+class IntLinear(nn.Module):
+    """INT8 in, INT8 weight, exact sums; the output goes to its own INT8 grid.
+
+    `order` is where the weight's scale comes in, as the two kernels have it: "outside" is
+    w_s * (ratio * sum), "inside" ratio * (w_s * sum), with ratio = s_in / s_out. A single row takes
+    the kernel for vectors, which rounds half away from zero.
+    """
+
+    def __init__(
+        self,
+        source: nn.Linear,
+        s_in: float,
+        s_out: float,
+        order: Literal["outside", "inside"],
+        arithmetic: Arithmetic,
+    ) -> None:
+        super().__init__()
+        self.weight, self.bias = source.weight, source.bias
+        self.codes = IntWeight(source.weight, arithmetic)
+        self.s_in, self.s_out, self.order = s_in, s_out, order
+        self.cast = Cast("even")
+
+    def sums(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The integer sums for x on the input grid, and the weight's scale."""
+        weight, scale = self.codes.quantized()
+        return exact_linear(codes_on_grid(x, self.s_in), weight), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        sums, scale = self.sums(x)
+        return self.requantized(sums, scale)
+
+    def requantized(self, sums: Tensor, scale: Tensor) -> Tensor:
+        ratio = self.s_in / self.s_out
+        if sums.shape[:-1].numel() == 1:
+            k = (scale * self.s_in / self.s_out) * sums
+            return self.cast(k, "away") * self.s_out  # type: ignore[no-any-return]
+        k = scale * (ratio * sums) if self.order == "outside" else ratio * (scale * sums)
+        return self.cast(k) * self.s_out  # type: ignore[no-any-return]
+
+
+class SplitLinear(IntLinear):
+    """in_proj of a dynamic convolution: its first half leaves in float32, the second on the grid."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        sums, scale = self.sums(x)
+        first, second = sums.chunk(2, -1)
+        return torch.cat([scale * (self.s_in * first), self.requantized(second, scale)], -1)
+
+
+class FloatLinear(nn.Module):
+    """A float32 product with the weight on its INT8 grid."""
+
+    def __init__(self, source: nn.Linear, arithmetic: Arithmetic) -> None:
+        super().__init__()
+        self.weight, self.bias = source.weight, source.bias
+        self.codes = IntWeight(source.weight, arithmetic)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.codes.dequantized())
+
+
+class HalfLinear(IntLinear):
+    """out_proj: INT8 in, float16 out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        sums, scale = self.sums(x)
+        y = self.s_in * (scale * sums)
+        return half(y if self.bias is None else y + self.bias)
+
+
+class IntConv(nn.Module):
+    """The convolution on codes; its output is float32 and not rounded yet."""
+
+    def __init__(self, source: nn.Conv1d, arithmetic: Arithmetic) -> None:
+        super().__init__()
+        self.weight, self.bias = source.weight, source.bias
+        self.codes = IntWeight(source.weight, arithmetic)
+        self.bias_codes = None if source.bias is None else IntWeight(source.bias, arithmetic)
+
+    def forward(self, x: Tensor, scale: float | Tensor) -> Tensor:
+        weight, weight_scale = self.codes.quantized()
+        y = (weight_scale * scale) * causal_conv(codes_on_grid(x, scale), weight, None)
+        if self.bias_codes is None:
+            return y
+        bias, bias_scale = self.bias_codes.quantized()
+        return y + bias * bias_scale
