@@ -6,6 +6,9 @@ import difflib
 from collections.abc import Iterable
 
 
+_MOST = 60
+
+
 class QgateError(Exception):
     """Something the caller gave cannot be used; the message repeats it and says what can."""
 
@@ -22,5 +25,7 @@ def unknown(
     text = str(given).lower()
     near = [name for name in names if text and text in name][:4]
     near = near or difflib.get_close_matches(text, names, n=2, cutoff=0.5)
+    rest = len(listed) - _MOST
+    more = f" and {rest} more" if rest > 0 else ""
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    return QgateError(f"unknown {what} {given!r}.{hint} Allowed: {', '.join(listed)}.")
+    return QgateError(f"unknown {what} {given!r}.{hint} Allowed: {', '.join(listed[:_MOST])}{more}.")

@@ -52,6 +52,7 @@ class Model:
     _turned: dict[Basis, tuple[tuple[object, ...], Model]] = field(
         default_factory=dict, init=False, repr=False
     )
+    _sites: tuple[Site, ...] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
@@ -80,7 +81,9 @@ class Model:
         return torch.device("cpu") if first is None else first.device
 
     def sites(self) -> list[Site]:
-        """Every site of the part that counts."""
+        """Every site of the part that counts; in a mode, those of the model it stands for."""
+        if self._sites is not None:
+            return list(self._sites)
         inside = re.compile(self.part)
         return [site for site in sites_of(self.module, self.layers) if inside.search(site.module)]
 
@@ -121,8 +124,15 @@ class Model:
         return kept[1]
 
     def with_module(self, module: nn.Module) -> Model:
-        """The same inputs and names around another module, one that is quantized for real."""
-        return replace(self, module=module)
+        """The same inputs and sites around another module, one that is quantized."""
+        names = {name for name, _ in module.named_modules()}
+        return replace(
+            self,
+            module=module,
+            layers=tuple(name for name in self.layers if name in names),
+            head=tuple(name for name in self.head or () if name in names),
+            _sites=tuple(self.sites()),
+        )
 
     def weights_hash(self) -> str:
         """SHA-256 over names, shapes, dtypes and bytes of all parameters and buffers."""

@@ -38,7 +38,10 @@ def tap(root: nn.Module, sites: Iterable[Site], take: Take) -> list[RemovableHan
         by_module.setdefault(site.module, []).append(site)
     handles = []
     for name, ports in by_module.items():
-        module = root.get_submodule(name)
+        try:
+            module = root.get_submodule(name)
+        except AttributeError as error:
+            raise QgateError(f"site {ports[0]} is not in this model any more: {error}.") from None
         before = [site for site in ports if site.port not in ("output", "state")]
         after = [site for site in ports if site.port in ("output", "state")]
         if before:

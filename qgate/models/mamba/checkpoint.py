@@ -60,8 +60,8 @@ def _compare(network: Mamba, shards: list[Shard], folder: Path, config: MambaCon
         for name in shard.shapes:
             if name in where:
                 raise QgateError(
-                    f"tensor {name!r} is in {where[name].path.name!r} and again in "
-                    f"{shard.path.name!r} of {str(folder)!r}. Remove the one that is not part of it."
+                    f"tensor {name!r} is in {where[name].path.name!r} and in "
+                    f"{shard.path.name!r} of {str(folder)!r}. Remove the one of another model."
                 )
             where[name] = shard
     optional = {_HEAD} if config.tied else set()

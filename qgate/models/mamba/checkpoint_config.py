@@ -71,7 +71,9 @@ def _of_hugging_face(raw: Mapping[str, Any], path: Path) -> MambaConfig:
 def _of_state_spaces(raw: Mapping[str, Any], path: Path) -> MambaConfig:
     inside = raw.get("ssm_cfg") or {}
     if not isinstance(inside, dict):
-        raise QgateError(f"{str(path)!r} has ssm_cfg {inside!r}; it is an object with sizes.")
+        raise QgateError(
+            f"{str(path)!r} has ssm_cfg {inside!r}; it is an object with sizes. Correct it."
+        )
     other = {
         "ssm_cfg.layer": inside.get("layer", "Mamba1") != "Mamba1" and inside["layer"],
         "attn_layer_idx": raw.get("attn_layer_idx"),
@@ -104,13 +106,16 @@ def _of_state_spaces(raw: Mapping[str, Any], path: Path) -> MambaConfig:
     )
 
 
-def _size(raw: Mapping[str, Any], name: str, path: Path, default: int | None = None) -> int:
+def _size(
+    raw: Mapping[str, Any], name: str, path: Path, default: int | None = None, or_else: str = ""
+) -> int:
     value = raw.get(name, default)
     if value is None:
         raise QgateError(f"{str(path)!r} does not say {name}; give it, a whole number above zero.")
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise QgateError(
-            f"{str(path)!r} has {name} {value!r}; it must be a whole number above zero. Correct it."
+            f"{str(path)!r} has {name} {value!r}; it must be a whole number above zero{or_else}. "
+            "Correct it."
         )
     return value
 
@@ -118,13 +123,15 @@ def _size(raw: Mapping[str, Any], name: str, path: Path, default: int | None = N
 def _rank(raw: Mapping[str, Any], name: str, path: Path, width: int) -> int:
     if raw.get(name, "auto") == "auto":
         return math.ceil(width / 16)
-    return _size(raw, name, path)
+    return _size(raw, name, path, or_else=" or 'auto'")
 
 
 def _flag(raw: Mapping[str, Any], name: str, path: Path, default: bool) -> bool:
     value = raw.get(name, default)
     if not isinstance(value, bool):
-        raise QgateError(f"{str(path)!r} has {name} {value!r}; it must be true or false.")
+        raise QgateError(
+            f"{str(path)!r} has {name} {value!r}; it must be true or false. Correct it."
+        )
     return value
 
 
@@ -132,7 +139,8 @@ def _epsilon(raw: Mapping[str, Any], path: Path) -> float:
     value = raw.get("layer_norm_epsilon", 1e-5)
     if not isinstance(value, int | float) or not 0 < value < 1:
         raise QgateError(
-            f"{str(path)!r} has layer_norm_epsilon {value!r}; it must be a number between 0 and 1."
+            f"{str(path)!r} has layer_norm_epsilon {value!r}; it must be a number between 0 and 1. "
+            "Correct it."
         )
     return float(value)
 
@@ -148,5 +156,7 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{str(path)!r} is not JSON: {error}. Copy it again from where the checkpoint is from."
         ) from None
     if not isinstance(raw, dict):
-        raise QgateError(f"{str(path)!r} holds a {type(raw).__name__}, not a JSON object.")
+        raise QgateError(
+            f"{str(path)!r} holds a {type(raw).__name__}, not a JSON object. Copy it again."
+        )
     return raw

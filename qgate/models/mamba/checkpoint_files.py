@@ -15,7 +15,6 @@ from torch import Tensor
 from qgate.errors import QgateError
 from qgate.models.mamba.checkpoint_config import read_json
 
-
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -24,7 +23,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of weights: the shapes in it, under the names of our network, and one tensor's data."""
+    """A file of weights: the shapes in it, under the names of our network, and its reader."""
 
     path: Path
     shapes: dict[str, Shape]
@@ -39,8 +38,8 @@ class Shard:
         if tensor.dtype not in _FLOATS:
             allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _FLOATS)
             raise QgateError(
-                f"tensor {name!r} in {str(self.path)!r} is {tensor.dtype}; {allowed} can be loaded. "
-                "Give the folder of the weights before quantization."
+                f"tensor {name!r} in {str(self.path)!r} is {tensor.dtype}; {allowed} can be "
+                "loaded. Give the folder of the weights before quantization."
             )
         return tensor.to(torch.float32, copy=True)
 
@@ -68,7 +67,7 @@ def _indexed(index: Path) -> list[Path]:
         if Path(file).name != file or not (index.parent / file).is_file():
             raise QgateError(
                 f"{str(index)!r} names the shard {file!r}, which is not in the folder. Copy it "
-                f"there; {len(files)} shards are named."
+                f"there; in all it names {', '.join(files[:3])}{', …' * (len(files) > 3)}."
             )
     return [index.parent / file for file in files]
 
@@ -123,8 +122,8 @@ def _unreadable(path: Path, error: Exception) -> QgateError:
             f"{str(path)!r} holds more than tensors, or is no .bin file, and would have to run "
             "code to be read; that is refused. Save the weights as model.safetensors."
         )
-    text = str(error).strip().splitlines() or [type(error).__name__]
+    text = str(error).strip().partition("\n")[0].rstrip(".")[:160]
+    detail = f" ({text})" if len(text) > 8 else ""
     return QgateError(
-        f"{str(path)!r} cannot be read; it is damaged or cut short ({text[0].rstrip('.')[:160]}). "
-        "Copy it again."
+        f"{str(path)!r} cannot be read; it is damaged or cut short{detail}. Copy it again."
     )

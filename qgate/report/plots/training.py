@@ -37,7 +37,7 @@ def draw_curve(
             ha="right", fontsize=8, color=GRAY,
         )  # fmt: skip
     last = list(held_out.values())[-1]
-    axes.annotate(f"{last:.2f}", (list(held_out)[-1], last), (0, -13), textcoords="offset points",
+    axes.annotate(f"{last:.2f}", (list(held_out)[-1], last), (0, 6), textcoords="offset points",
                   ha="right", fontsize=9, color=RED)  # fmt: skip
     axes.set_ylim(0, max(compared.values()) + 1)
     axes.set_xlim(0, len(trained) * 1.01)

@@ -1,0 +1,214 @@
+"""Folders that transformers loads; the only file that imports it, and quietly.
+
+Nothing is downloaded, no code of a folder runs, and no weight is left to chance.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qgate.errors import QgateError
+from qgate.models.huggingface_errors import OWN_CALLABLE, cause, refused, wants_code
+
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json")
+_LOCAL = {"local_files_only": True, "trust_remote_code": False}
+
+
+def load_network(folder: Path) -> nn.Module:
+    """The model in float32, the class that its config names, without caches.
+
+    Attention and experts are computed by plain matrix products (`eager`): one arithmetic on
+    every device, the same bits each time.
+    """
+    with _quietly("hf:PATH") as transformers:
+        config = _config(transformers, folder)
+        _check_folder(folder, config)
+        kind = _network_class(transformers, config, folder)
+        read = functools.partial(_read, kind, config, folder)
+        try:
+            network, report = read()
+        except Exception as error:
+            raise refused(folder, error, read) from None
+    _check_report(network, report, folder)
+    first = next(iter(inspect.signature(network.forward).parameters), "nothing")
+    if first != "input_ids":
+        raise QgateError(
+            f"{type(network).__name__} in {str(folder)!r} is given {first} first, and not token "
+            f"ids; to gate it, {OWN_CALLABLE}."
+        )
+    configs: list[Any] = [getattr(module, "config", None) for module in network.modules()]
+    for config in configs:
+        if hasattr(config, "use_cache"):
+            config.use_cache = False
+    return network.eval()
+
+
+def language_part(network: nn.Module) -> str:
+    """A regular expression for the modules that read and write text, "" if those are all."""
+    config: Any = getattr(network, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if text is config:
+        return ""
+    found = [
+        name for name, module in network.named_modules() if name and _config_of(module) is text
+    ]
+    top = [name for name in found if not any(name.startswith(f"{other}.") for other in found)]
+    output: Any = getattr(network, "get_output_embeddings", None)
+    head = output() if callable(output) else None
+    top += [name for name, module in network.named_modules() if name and module is head]
+    return rf"^({'|'.join(map(re.escape, top))})(\.|$)" if top else ""
+
+
+def tokenizer(folder: Path) -> Callable[[str], Tensor]:
+    """What turns text into one row of token ids, without any put around it."""
+    ways_out = (
+        f"Copy {_TOKENIZERS[0]} and tokenizer_config.json of the model into the folder, or give "
+        "token ids in place of text (--tokens FILE.npy)."
+    )
+    with _quietly(
+        "a tokenizer", "or give token ids in place of text (--tokens FILE.npy)"
+    ) as module:
+        try:
+            made = module.AutoTokenizer.from_pretrained(str(folder), **_LOCAL)
+        except Exception as error:
+            raise QgateError(
+                f"{str(folder)!r} has no tokenizer that can be loaded ({cause(error)}). {ways_out}"
+            ) from None
+    # Several classes make an empty vocabulary where they find no file.
+    files = {*made.vocab_files_names.values(), *_TOKENIZERS}
+    if made.vocab_files_names and not any((folder / file).is_file() for file in files):
+        raise QgateError(f"{str(folder)!r} has no tokenizer files. {ways_out}")
+
+    def encode(text: str) -> Tensor:
+        with _quietly("a tokenizer"):
+            ids = made(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return torch.tensor(ids, dtype=torch.int64)
+
+    return encode
+
+
+@contextlib.contextmanager
+def _quietly(what: str, otherwise: str = "") -> Iterator[Any]:
+    """transformers without warnings and progress bars; what matters becomes an error here."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                transformers = importlib.import_module("transformers")
+                logs = importlib.import_module("transformers.utils.logging")
+            except ImportError as error:
+                raise QgateError(
+                    f"{what} needs transformers ({error}): pip install 'pytest-qgate[hf]'"
+                    f"{', ' * bool(otherwise)}{otherwise}."
+                ) from None
+            bars = logs.is_progress_bar_enabled()
+            logs.disable_progress_bar()
+            try:
+                yield transformers
+            finally:
+                if bars:
+                    logs.enable_progress_bar()
+    finally:
+        logging.disable(disabled)
+
+
+def _config(transformers: Any, folder: Path) -> Any:
+    try:
+        return transformers.AutoConfig.from_pretrained(str(folder), **_LOCAL)
+    except Exception as error:
+        raise refused(folder, error) from None
+
+
+def _check_folder(folder: Path, config: Any) -> None:
+    """Refuse what would make another model of the weights than the one that is stored."""
+    if getattr(config, "quantization_config", None):
+        raise QgateError(
+            f"the config.json in {str(folder)!r} is of a quantized checkpoint "
+            "(quantization_config); a reference is not quantized. Give the original weights."
+        )
+    if (folder / "adapter_config.json").exists():
+        raise QgateError(
+            f"{str(folder)!r} has an adapter (adapter_config.json), which is loaded or not as "
+            "other packages are installed. Merge it into the weights and save those."
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        raise QgateError(
+            f"the model in {str(folder)!r} ({config.model_type}) has an encoder and a decoder, and "
+            f"one row of token ids is not enough for it; to gate it, {OWN_CALLABLE}."
+        )
+
+
+def _network_class(transformers: Any, config: Any, folder: Path) -> Any:
+    """The class that the config names, else the one of its model_type that fits best."""
+    named = getattr(config, "architectures", None) or ()
+    for name in named:
+        kind: Any = getattr(transformers, str(name), None)
+        if (
+            inspect.isclass(kind)
+            and issubclass(kind, transformers.PreTrainedModel)
+            and isinstance(config, getattr(kind, "config_class", None) or ())
+        ):
+            return kind
+    if named and getattr(config, "auto_map", None):
+        raise wants_code(folder)
+    for auto in (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText):
+        if type(config) in auto._model_mapping:
+            return auto
+    return transformers.AutoModel
+
+
+def _read(kind: Any, config: Any, folder: Path, **more: Any) -> tuple[nn.Module, dict[str, Any]]:
+    network, report = kind.from_pretrained(
+        str(folder),
+        config=config,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        experts_implementation="eager",
+        weights_only=True,
+        output_loading_info=True,
+        **_LOCAL,
+        **more,
+    )
+    return network, report
+
+
+def _check_report(network: nn.Module, report: dict[str, Any], folder: Path) -> None:
+    """transformers makes up what is missing, and drops what it has no place for."""
+    if report["missing_keys"]:
+        raise QgateError(
+            f"the weights in {str(folder)!r} lack {_first(report['missing_keys'])}; transformers "
+            "would make them up at random. Copy config.json and weights of one and the same model."
+        )
+    lists = {n: len(m) for n, m in network.named_modules() if isinstance(m, nn.ModuleList)}
+    for name in sorted(report["unexpected_keys"]):
+        for place in re.finditer(r"\.(\d+)\.", name):
+            if int(place[1]) >= lists.get(name[: place.start()], float("inf")):
+                layers = name[: place.start()]
+                raise QgateError(
+                    f"the config.json in {str(folder)!r} describes {lists[layers]} {layers}, but "
+                    f"the weights have {name}. Copy the config.json that belongs to them."
+                )
+
+
+def _config_of(module: nn.Module) -> Any:
+    return getattr(module, "config", None) if hasattr(module, "from_pretrained") else None
+
+
+def _first(names: set[str], most: int = 6) -> str:
+    listed = sorted(names)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more
