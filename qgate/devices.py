@@ -25,16 +25,15 @@ def resolve(name: str | torch.device) -> torch.device:
     if kind == "cuda":
         there = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if int(number or 0) >= there:
-            have = f"torch {torch.__version__} sees {there} CUDA devices" if there else (
-                f"torch {torch.__version__} sees no CUDA device here"
-            )  # fmt: skip
+            seen = f"{there} CUDA devices" if there else "no CUDA device here"
+            have = f"torch {torch.__version__} sees {seen}"
             raise QgateError(f"device {str(name)!r} was asked for, but {have}. Use auto or cpu.")
     return torch.device(text)
 
 
 @contextlib.contextmanager
 def exact_math() -> Iterator[None]:
-    """Float32 means float32: no TF32, no bfloat16 inside products, no choice of kernels by trial."""
+    """Float32 means float32: no TF32, no bfloat16 inside products, no kernels chosen by trial."""
     import torch
 
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn

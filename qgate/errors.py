@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-
 _MOST = 60
 
 
@@ -28,4 +27,6 @@ def unknown(
     rest = len(listed) - _MOST
     more = f" and {rest} more" if rest > 0 else ""
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    return QgateError(f"unknown {what} {given!r}.{hint} Allowed: {', '.join(listed[:_MOST])}{more}.")
+    return QgateError(
+        f"unknown {what} {given!r}.{hint} Allowed: {', '.join(listed[:_MOST])}{more}."
+    )

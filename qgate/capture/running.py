@@ -78,6 +78,11 @@ def run(
     return record
 
 
+def _listed(sites: Sequence[Site], most: int = 20) -> str:
+    names = [site.name for site in sites]
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def _chosen(model: Model, sites: str | Sequence[str] | Sequence[Site] | None) -> list[Site]:
     if sites is None or isinstance(sites, str):
         return pick_sites(model, sites)

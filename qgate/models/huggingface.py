@@ -55,6 +55,24 @@ def load_network(folder: Path) -> nn.Module:
     return network.eval()
 
 
+def check_length(network: nn.Module, tokens: int, name: str) -> None:
+    """Refuse rows that are longer than a table of learned positions."""
+    inside = re.compile(language_part(network))
+    tables = (
+        where
+        for where, module in network.named_modules()
+        if isinstance(module, nn.Embedding) and inside.search(where)
+    )
+    config: Any = network.config
+    most = getattr(config.get_text_config(), "max_position_embeddings", None)
+    learned = any("position" in where or where.endswith("wpe") for where in tables)
+    if learned and most is not None and tokens > most:
+        raise QgateError(
+            f"{name} has {most} positions, fewer than the {tokens} tokens of a sample. Ask for "
+            f"shorter samples: --seqlen {most} and --calib-seqlen {most} at most."
+        )
+
+
 def language_part(network: nn.Module) -> str:
     """A regular expression for the modules that read and write text, "" if those are all."""
     config: Any = getattr(network, "config", None)

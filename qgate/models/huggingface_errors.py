@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
 from torch import nn
 
 from qgate.errors import QgateError
+from qgate.models.mamba.checkpoint_files import open_shards
 
 OWN_CALLABLE = "write a callable that returns a qgate.Model and give package.module:build"
 Reader = Callable[..., tuple[nn.Module, dict[str, Any]]]
@@ -20,11 +20,6 @@ Reader = Callable[..., tuple[nn.Module, dict[str, Any]]]
 def refused(folder: Path, error: Exception, read: Reader | None = None) -> QgateError:
     """The error for a folder that transformers did not load; `read` reads it once more."""
     text, where = str(error), f"{str(folder)!r} cannot be loaded by transformers"
-    if type(error).__name__ == "UnpicklingError":
-        return QgateError(
-            f"{where}: a .bin file in it holds more than tensors, and would have to run code to be "
-            "read. That is refused; save the weights as model.safetensors."
-        )
     if "trust_remote_code" in text:
         return wants_code(folder)
     if "mismatched_sizes" in text and read is not None:
@@ -34,21 +29,12 @@ def refused(folder: Path, error: Exception, read: Reader | None = None) -> Qgate
             f"{where}: {_model_type(folder)}. Install a newer transformers if there is one that "
             "does, use mamba:PATH for a state-spaces release, or " + OWN_CALLABLE + "."
         )
-    if "no file named" in text:
-        return QgateError(
-            f"{where}: it has no weights. Copy model.safetensors or pytorch_model.bin, or the "
-            "shards of one and its .index.json, next to config.json."
-        )
-    for shard in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(shard, framework="pt"):
-                pass
-        except Exception as damage:
-            return QgateError(
-                f"{where}: {shard.name!r} is damaged or cut short ({damage}). Copy it again."
-            )
     if isinstance(error, ImportError):
         return QgateError(f"{where}: {cause(error)}. Install what is named there.")
+    try:
+        open_shards(folder)
+    except QgateError as reason:
+        return reason
     return QgateError(
         f"{where}: {cause(error)}. Compare its config.json and weights with where they are from."
     )

@@ -1,4 +1,4 @@
-"""A small Llama: RMSNorm, rotary positions, grouped-query attention, SwiGLU; leaf names as usual."""
+"""A small Llama: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class LlamaBackbone(nn.Module):
 
 
 class Llama(nn.Module):
-    """Token ids (batch, tokens) to logits (batch, tokens, vocabulary); the head is the embedding."""
+    """Token ids (batch, tokens) to logits (batch, tokens, vocabulary); the head is tied."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()

@@ -64,6 +64,9 @@ def load(
         model = _hugging_face(name, _folder(rest, name), sampling)
     else:
         model = _built(name, scheme, rest, sampling)
+        model.module.to(place)
+        return model
+    _check_ids(model, sampling)
     model.module.to(place)
     return model
 
@@ -99,8 +102,14 @@ def _hugging_face(name: str, folder: Path, sampling: Sampling) -> Model:
 
     inputs, calibration = _samples(sampling, lambda: _tokenizer(folder))
     network = huggingface.load_network(folder)
+    huggingface.check_length(network, sampling.seqlen, name)
+
+    def calibrated() -> Sequence[Tensor]:
+        huggingface.check_length(network, sampling.calib_seqlen, name)
+        return calibration()
+
     part = huggingface.language_part(network)
-    return Model(network, inputs, name, calibration, part=part)
+    return Model(network, inputs, name, calibrated, part=part)
 
 
 def _tokenizer(folder: Path) -> Encode:
@@ -121,7 +130,7 @@ def _built(name: str, module: str, attribute: str, sampling: Sampling) -> Model:
         sys.path.insert(0, str(Path.cwd()))
     try:
         build = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise QgateError(
             f"cannot take {attribute!r} from {module!r} for model {name!r}: {error}. A model is "
             f"{', '.join(names())}; the folder you are in is searched for modules."
@@ -144,8 +153,8 @@ def _folder(text: str, name: str) -> Path:
         raise QgateError(f"model {name!r}: there is no folder {text!r}.")
     if not (folder / "config.json").is_file():
         raise QgateError(
-            f"model {name!r}: the folder {text!r} has no config.json; a checkpoint is a folder with "
-            "config.json and model.safetensors (or pytorch_model.bin)."
+            f"model {name!r}: the folder {text!r} has no config.json; a checkpoint is a folder "
+            "with config.json and model.safetensors (or pytorch_model.bin)."
         )
     return folder
 
@@ -186,6 +195,20 @@ def _samples(
     ), calibration
 
 
+def _check_ids(model: Model, sampling: Sampling) -> None:
+    """An id beyond the embedding is an obscure error later, and on a GPU the last one."""
+    table = getattr(model.module, "get_input_embeddings", lambda: None)()
+    embeddings = (m for m in model.module.modules() if isinstance(m, torch.nn.Embedding))
+    rows = getattr(table or next(embeddings, None), "num_embeddings", None)
+    ids = sampling.tokens if sampling.tokens is not None else torch.cat(list(model.inputs), -1)
+    low, high = int(ids.min()), int(ids.max())
+    if rows is not None and not 0 <= low <= high < rows:
+        raise QgateError(
+            f"{model.name} takes token ids from 0 to {rows - 1}, but those given go from {low} to "
+            f"{high}. Give ids that the tokenizer of this very model made."
+        )
+
+
 def _texts(sampling: Sampling) -> dict[Part, Path | None]:
     return {"evaluation": sampling.text, "calibration": sampling.calib_text}
 
@@ -195,3 +218,5 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise QgateError(f"{str(path)!r} is not text in UTF-8: {error}.") from None
+    except OSError as error:
+        raise QgateError(f"the text {str(path)!r} cannot be read: {error.strerror}.") from None

@@ -190,7 +190,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 def _feed(digest: Any, tensor: Tensor) -> None:
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     if flat.numel():
-        digest.update(memoryview(flat.view(torch.uint8).numpy()))
+        digest.update(flat.view(torch.uint8).numpy().data)
 
 
 def _blocks(root: nn.Module, inside: re.Pattern[str]) -> tuple[str, ...]:

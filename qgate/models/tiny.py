@@ -21,7 +21,7 @@ class Tiny:
 
     name: str
     about: str
-    sizes: dict[str, int]
+    sizes: dict[str, Any]
     steps: int
     rate: float
 

@@ -56,7 +56,7 @@ def fit(
         batch = torch.stack([ids[start : start + TOKENS + 1] for start in starts])
         loss = nats(network, batch)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         curve.trained.append(loss.item() / math.log(2))
@@ -113,26 +113,26 @@ def strengthen_outliers(network: nn.Module, factor: float = 16.0) -> None:
     Large channels are what makes a real model hard to quantize and what training at this size
     hardly produces. Factors are powers of two, so the network computes the very same function.
     """
+    pairs: list[tuple[str, str]] = []
+    if isinstance(network, Mamba):
+        pairs = [("norm", "mixer.in_proj")]
+    elif isinstance(network, Llama):
+        attention = "self_attn.q_proj self_attn.k_proj self_attn.v_proj"
+        pairs = [("input_layernorm", attention)]
+        pairs += [("post_attention_layernorm", "mlp.gate_proj mlp.up_proj")]
+        pairs += [("mlp.up_proj", "mlp.down_proj")]
+    blocks = [m for name, m in network.named_modules() if name.rpartition(".")[2].isdigit()]
     with torch.no_grad():
-        if isinstance(network, Mamba):
-            for layer in network.backbone.layers:
-                norm, mixer = layer.norm, layer.mixer
-                _rescale([norm.weight], [mixer.in_proj.weight], factor)  # type: ignore[union-attr,list-item]
-        elif isinstance(network, Llama):
-            for layer in network.model.layers:
-                attention, mlp = layer.self_attn, layer.mlp
-                reads = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]  # type: ignore[union-attr]
-                _rescale([layer.input_layernorm.weight], reads, factor)  # type: ignore[union-attr,list-item]
-                reads = [mlp.gate_proj.weight, mlp.up_proj.weight]  # type: ignore[union-attr]
-                _rescale([layer.post_attention_layernorm.weight], reads, factor)  # type: ignore[union-attr,list-item]
-                _rescale([mlp.up_proj.weight], [mlp.down_proj.weight], factor)  # type: ignore[union-attr,list-item]
+        for block in blocks:
+            for written, read in pairs:
+                weights = [block.get_parameter(f"{name}.weight") for name in read.split()]
+                _rescale(block.get_parameter(f"{written}.weight"), weights, factor)
 
 
-def _rescale(written: list[Tensor], read: list[Tensor], factor: float, channels: int = 2) -> None:
+def _rescale(written: Tensor, read: list[nn.Parameter], factor: float, channels: int = 2) -> None:
     """The channels that are largest already grow; they are rows of `written`, columns of `read`."""
-    size = written[0].abs() if written[0].dim() == 1 else written[0].square().sum(1)
+    size = written.abs() if written.dim() == 1 else written.square().sum(1)
     for channel in size.topk(channels).indices.tolist():
-        for weight in written:
-            weight[channel] *= factor
+        written[channel] *= factor
         for weight in read:
             weight[:, channel] /= factor

@@ -42,7 +42,26 @@ _HOME = {
     "select": "selection",
 }
 
-__all__ = [*_HOME]  # noqa: PLE0604
+__all__ = [
+    "GROUPS",
+    "Calibration",
+    "CalibrationSettings",
+    "Entry",
+    "MambaChoices",
+    "Mode",
+    "Plan",
+    "Quantized",
+    "Rule",
+    "apply",
+    "calibrated",
+    "family_of",
+    "find_mode",
+    "load_calibration",
+    "make_plan",
+    "measure",
+    "names",
+    "select",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -75,8 +75,8 @@ def _built(mode: Mode, model: Model) -> Model:
         )
     if made is model.module or model.weights_hash() != before:
         raise QgateError(
-            f"mode {mode.name!r} of {model.name} changed the model in place, and nothing is left to "
-            "compare it with: let it work on copy.deepcopy(model.module)."
+            f"mode {mode.name!r} of {model.name} changed the model in place, and nothing is left "
+            "to compare it with: let it work on copy.deepcopy(model.module)."
         )
     return model.with_module(made)
 

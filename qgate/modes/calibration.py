@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -37,7 +38,7 @@ OBSERVED: dict[str, Observer] = {
 
 @dataclass(frozen=True)
 class CalibrationSettings:
-    """How scales are measured: the percentile, and the arithmetic ("fp16" as the known tool has it)."""
+    """How scales are measured: the percentile, and the arithmetic; "fp16" is the known tool's."""
 
     percentile_alpha: float = 0.9995
     arithmetic: Literal["fp32", "fp16"] = "fp32"
@@ -116,8 +117,8 @@ def load_calibration(path: Path) -> Calibration:
         return Calibration(scales, settings, **{name: record[name] for name in names})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise QgateError(
-            f"{str(path)!r} is no calibration of qgate ({type(error).__name__}: {error}): delete it "
-            "to calibrate again, or name another file."
+            f"{str(path)!r} is no calibration of qgate ({type(error).__name__}: {error}): delete "
+            "it to calibrate again, or name another file."
         ) from None
 
 
@@ -152,15 +153,29 @@ def calibrated(
         for what, (old, new) in made_of.items():
             if old != new:
                 raise QgateError(
-                    f"the calibration in {str(path)!r} was made with other {what} ({old[:70]}) than "
-                    f"those of {model.name} now ({new[:70]}). Delete the file to calibrate again, "
-                    "or name another one."
+                    f"the calibration in {str(path)!r} was made with other {what} ({_brief(old)}) "
+                    f"than those of {model.name} now ({_brief(new)}). Delete the file to calibrate "
+                    "again, or name another one."
                 )
         return found
+    if path is not None:
+        _check_writable(path)
     made = measure(model, settings, progress=progress)
     if path is not None:
         made.save(path)
     return made
+
+
+def _brief(text: str) -> str:
+    """A hash by its beginning, settings in full."""
+    return text[:12] if len(text) == 64 and " " not in text else text
+
+
+def _check_writable(path: Path) -> None:
+    """Before minutes of work, not after them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path.parent, os.W_OK):
+        raise QgateError(f"cannot write {str(path)!r}: its folder is not writable.")
 
 
 def measure(
@@ -217,6 +232,10 @@ def _batches(samples: Sequence[Tensor]) -> Iterator[Tensor]:
 
     held: list[Tensor] = []
     for sample in samples:
+        if not isinstance(sample, torch.Tensor):
+            raise QgateError(
+                f"calibration samples are tensors of token ids, not {type(sample).__name__}."
+            )
         if held and (sample.shape != held[0].shape or len(held) == _BATCH):
             yield torch.cat(held)
             held = []

@@ -27,7 +27,7 @@ class Rule:
     of: str = "linear"
     per: Per = "format"
     group: int = 128
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class MambaChoices:
     scan             order of the sums in the scan
     dynamic_conv     the convolution's input gets its scale from the tensor itself
     float_products   x_proj and dt_proj multiply in float32 with weights on the INT8 grid
-    regridded        their outputs are put back on their INT8 grids
+    regridded        what of that is put back on its INT8 grid: their outputs ("products"), only
+                     what the scan reads ("scan"), or nothing ("none")
     """
 
     conv_rounding: Literal["away", "even"]
@@ -49,7 +50,7 @@ class MambaChoices:
     scan: Literal["loop", "block", "einsum"]
     dynamic_conv: bool = False
     float_products: bool = False
-    regridded: bool = True
+    regridded: Literal["products", "scan", "none"] = "none"
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,9 @@ def _decided(rules: Sequence[Rule], model: Model, mode: str) -> list[Entry]:
     from qgate.models.sites import KINDS
 
     sites = [
-        site for site in model.sites() if site.module not in model.head or site.kind != "linear"
+        site
+        for site in model.sites()
+        if site.module not in (model.head or ()) or site.kind != "linear"
     ]
     decided: dict[str, Rule] = {}
     for rule in rules:

@@ -136,7 +136,7 @@ class _Chunked(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         delta: Tensor,
         u: Tensor,
@@ -166,7 +166,7 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
         delta, u, A, B, C, D, *starts = ctx.saved_tensors
         dy = dy.contiguous()
         ddelta, du = torch.empty_like(delta), dy * D

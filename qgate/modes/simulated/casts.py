@@ -24,12 +24,12 @@ class _Straight(torch.autograd.Function):
     """`value` in place of x; the gradient goes to x where `kept`, everywhere if that is None."""
 
     @staticmethod
-    def forward(ctx: Any, _x: Tensor, value: Tensor, kept: Tensor | None) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, _x: Tensor, value: Tensor, kept: Tensor | None) -> Tensor:
         ctx.kept = kept
         return value
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return grad if ctx.kept is None else grad * ctx.kept, None, None
 
 
@@ -69,7 +69,7 @@ class Cast(nn.Module):
         return straight(k, codes, ~changed)
 
     def counts(self) -> dict[str, int]:
-        """How many values were cast, how many of them the clamp changed, how many were not finite."""
+        """How many values were cast, how many the clamp changed, how many were not finite."""
         return {
             "values": self.values,
             "saturated": int(self.saturated),

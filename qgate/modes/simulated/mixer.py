@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,7 @@ class SimulatedMixer(nn.Module):
             self.dt_proj = IntLinear(
                 source.dt_proj, scales.x_proj, scales.delta, "outside", arithmetic
             )
-        put_back = choices.float_products and choices.regridded
+        put_back = choices.regridded != "none"
         self.x_cast: nn.Module = GridCast(scales.x_proj, "even") if put_back else nn.Identity()
         self.dt_cast: nn.Module = GridCast(scales.delta, "even") if put_back else nn.Identity()
         self.scan = HalfScan(choices.scan)
@@ -89,7 +89,10 @@ class SimulatedMixer(nn.Module):
             x, scale = self.conv_cast(x)
         y = self.act(self.conv1d(x, scale))
         a, u = self._paths(y)
-        dt, B, C = self.x_cast(self.x_proj(a)).split(self.split, -1)
+        product = self.x_proj(a)
+        dt, B, C = self.x_cast(product).split(self.split, -1)
+        if self.choices.regridded == "scan":
+            dt = product[..., : self.split[0]]
         scanned, _ = self.scan(
             u=u,
             dt=self.dt_cast(self.dt_proj(dt)),
@@ -161,7 +164,7 @@ def path_b(name: str, scale: float, rounding: Rounding, wide: float) -> nn.Modul
 class HalfScan(Scan):
     """The scan in float32 with its output rounded to float16."""
 
-    def forward(self, *args: Tensor, **kwargs: Tensor) -> ScanResult:
+    def forward(self, *args: Any, **kwargs: Any) -> ScanResult:
         y, state = super().forward(*args, **kwargs)
         return ScanResult(straight(y, half(y.detach())), state)
 

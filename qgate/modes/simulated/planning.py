@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from qgate.models.mamba.network import Mamba, MambaMixer
 from qgate.models.model import Model
@@ -38,7 +38,7 @@ def _origin(does: str) -> str:
     return "amax of the tensor / 127" if "own scale" in does else "no scale"
 
 
-def _weights(mixer: MambaMixer) -> list[tuple[str, nn.Parameter]]:
+def _weights(mixer: MambaMixer) -> list[tuple[str, Tensor]]:
     found = [
         ("in_proj:weight", mixer.in_proj.weight),
         ("conv1d:weight", mixer.conv1d.weight),
@@ -62,9 +62,10 @@ def _activations(choices: MambaChoices) -> list[tuple[str, str, str | None]]:
         "codes_of_u": f"int8 of scan:u, ties {how}",
         "u": "scan:u as it is",
     }[choices.path_a]
-    out = "float32 product, then int8, ties to even" if choices.float_products else even
-    out = "float32 product" if choices.float_products and not choices.regridded else out
-    on_grid = not choices.float_products or choices.regridded
+    on_grid = not choices.float_products or choices.regridded != "none"
+    out = "float32 product" if choices.float_products else even
+    out += ", then int8, ties to even" if choices.float_products and on_grid else ""
+    out_x = out + (" (dt_proj reads it before)" if choices.regridded == "scan" else "")
     return [
         ("in_proj:input", even, "in_proj:input"),
         ("in_proj:output", first, "in_proj:output"),
@@ -73,7 +74,7 @@ def _activations(choices: MambaChoices) -> list[tuple[str, str, str | None]]:
         ("x_proj:input", reads, None if choices.path_a == "u" else "x_proj:input"),
         ("scan:u", f"{choices.path_b.replace('_', ' ')}, ties {how}",
          None if choices.path_b == "exact" else "x_proj:input"),
-        ("x_proj:output", out, "x_proj:output" if on_grid else None),
+        ("x_proj:output", out_x, "x_proj:output" if on_grid else None),
         ("dt_proj:output", out, "dt_proj:output" if on_grid else None),
         ("scan:output", f"float16; sums in {choices.scan} order", None),
         ("out_proj:input", "int8 after the Hadamard transform, ties away", "out_proj:input"),

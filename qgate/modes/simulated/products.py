@@ -110,7 +110,7 @@ class IntLinear(nn.Module):
 
 
 class SplitLinear(IntLinear):
-    """in_proj of a dynamic convolution: its first half leaves in float32, the second on the grid."""
+    """in_proj of a dynamic convolution: one half leaves in float32, the other on the grid."""
 
     def forward(self, x: Tensor) -> Tensor:
         sums, scale = self.sums(x)

@@ -1,0 +1,93 @@
+"""What a model is like before anything is quantized: sizes, how well it predicts, its outliers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qgate.capture.running import next_token_loss, pass_through
+from qgate.models import Model, Site
+from qgate.modes.calibration import quantile
+
+OUTLIER = 8.0
+
+
+@dataclass(frozen=True)
+class SiteFigures:
+    """The magnitudes at one site over all samples.
+
+    `clipped` is the largest magnitude over the 0.9995 quantile: how far a percentile clips.
+    `peak` is the largest channel maximum over the median one, `outliers` how many channels have a
+    maximum above eight times that median.
+    """
+
+    site: str
+    largest: float
+    clipped: float
+    peak: float
+    outliers: int
+
+
+@dataclass(frozen=True)
+class ModelFigures:
+    """Sizes and figures of a model on its own samples."""
+
+    name: str
+    parameters: int
+    layers: int
+    samples: int
+    tokens: int
+    bits_per_token: float | None
+    sites: tuple[SiteFigures, ...]
+
+
+def model_figures(model: Model) -> ModelFigures:
+    """Run the model on its samples and look at the inputs of its linear layers and scans."""
+    wanted = [
+        site
+        for site in model.sites()
+        if (
+            site.kind == "linear" and site.port == "input" and site.module not in (model.head or ())
+        )
+        or (site.kind == "scan" and site.port == "u")
+    ]
+    seen: dict[str, list[tuple[float, float, Tensor]]] = {site.name: [] for site in wanted}
+
+    def keep(_index: int, site: Site, tensor: Tensor) -> None:
+        size = tensor.detach().float().abs()
+        channels = size.reshape(-1, size.shape[-1]).amax(0)
+        seen[site.name].append((float(channels.amax()), float(quantile(size, 0.9995)), channels))
+
+    bits, tokens = [], 0
+    with torch.no_grad():
+        for index, sample in enumerate(model.inputs):
+            result = pass_through(model, wanted, index, sample, keep)
+            tokens += result.shape[:-1].numel()
+            if isinstance(sample, Tensor) and result.shape[:-1] == sample.shape:
+                bits.append(float(next_token_loss(result, sample)) / math.log(2))
+    return ModelFigures(
+        model.name,
+        sum(p.numel() for p in model.module.parameters()),
+        len(model.layers),
+        len(model.inputs),
+        tokens,
+        sum(bits) / len(bits) if bits else None,
+        tuple(_figures(name, parts) for name, parts in seen.items()),
+    )
+
+
+def _figures(name: str, parts: list[tuple[float, float, Tensor]]) -> SiteFigures:
+    largest = max(part[0] for part in parts)
+    quantiles = sum(part[1] for part in parts) / len(parts)
+    channels = torch.stack([part[2] for part in parts]).amax(0)
+    middle = float(channels.median()) or 1.0
+    return SiteFigures(
+        name,
+        largest,
+        largest / quantiles if quantiles else math.inf,
+        float(channels.amax()) / middle,
+        int((channels > OUTLIER * middle).count_nonzero()),
+    )
