@@ -13,21 +13,29 @@ from qgate._version import __version__
 from qgate.errors import QgateError
 
 if TYPE_CHECKING:
-    from qgate import analysis, formats, stats
+    from qgate import analysis, capture, formats, models, modes, stats
     from qgate.analysis.sweeping import Sweep, sweep
     from qgate.analysis.underflow import watch_underflow
     from qgate.formats.encoded import Encoded
     from qgate.formats.quantizer import Quantizer, encode, quantize
+    from qgate.models.model import Model
+    from qgate.modes.mode import Mode, Rule
 
 __all__ = [
     "Encoded",
+    "Mode",
+    "Model",
     "QgateError",
     "Quantizer",
+    "Rule",
     "Sweep",
     "__version__",
     "analysis",
+    "capture",
     "encode",
     "formats",
+    "models",
+    "modes",
     "quantize",
     "stats",
     "sweep",
@@ -36,6 +44,9 @@ __all__ = [
 
 _HOME = {
     "Encoded": "qgate.formats.encoded",
+    "Mode": "qgate.modes.mode",
+    "Model": "qgate.models.model",
+    "Rule": "qgate.modes.mode",
     "Quantizer": "qgate.formats.quantizer",
     "encode": "qgate.formats.quantizer",
     "Sweep": "qgate.analysis.sweeping",

@@ -27,13 +27,14 @@ FLOORS = {
         4: "pipeline",
         3: "capture modes analysis",
         2: "formats stats models gate results baselines dumps engine",
-        1: "registry files",
+        1: "registry files devices",
         0: "errors _version",
     }.items()
     for room in rooms.split()
 }
 TORCH_FREE = ("gate", "results", "report")
 NO_ENVIRONMENT = ("formats", "stats", "models", "modes", "capture", "analysis")
+ENTRY_POINTS = ("__main__", "models.train")
 LOADED_ON_DEMAND = ("transformers", "datasets")
 PICKLERS = ("pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve")
 ENVIRONMENT = ("os.environ", "os.environb", "os.getenv", "os.getenvb")
@@ -170,7 +171,7 @@ def modules(package_dir: Path) -> list[Module]:
 
 def _room(name: str) -> str:
     first = name.split(".")[1:2]
-    return "cli" if first == ["__main__"] else "".join(first)
+    return "cli" if name.partition(".")[2] in ENTRY_POINTS else "".join(first)
 
 
 def _dotted(node: ast.expr) -> str | None:

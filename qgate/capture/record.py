@@ -14,8 +14,8 @@ from qgate.errors import unknown
 class Capture:
     """Site -> the tensors that flowed there, sample after sample; samples may differ in length.
 
-    `gradients` holds the gradient of the loss with respect to the same tensors, if asked for; that
-    of a weight is one tensor, added up over the samples.
+    `gradients` holds the gradient of the loss with respect to the same tensors, if asked for: of an
+    input as far as it comes through its module, of a weight added up over the samples.
     """
 
     model: str

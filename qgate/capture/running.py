@@ -17,7 +17,7 @@ from qgate.models.sites import Site
 from qgate.models.tapping import tapped
 
 Loss = Callable[[Tensor, Any], Tensor]
-Keep = Callable[[int, Site, Tensor], None]
+Keep = Callable[[int, Site, Tensor], "Tensor | None"]
 
 
 def pick_sites(model: Model, wanted: str | Sequence[str] | None = None) -> list[Site]:
@@ -103,9 +103,9 @@ def pass_through(
     seen: set[str] = set()
     calls: dict[str, int] = {}
 
-    def take(site: Site, tensor: Tensor) -> None:
+    def take(site: Site, tensor: Tensor) -> Tensor | None:
         seen.add(site.name)
-        keep(index, site, tensor)
+        return keep(index, site, tensor)
 
     def force(site: Site, tensor: Tensor) -> Tensor:
         if calls.setdefault(site.name, 0):
@@ -176,9 +176,11 @@ def _with_gradients(
     handles: list[Any] = []
     grads = record.gradients
 
-    def take(index: int, site: Site, tensor: Tensor) -> None:
+    def take(index: int, site: Site, tensor: Tensor) -> Tensor | None:
         keep(index, site, tensor)
         if site.port != "weight" and tensor.requires_grad:
+            # A name of its own, so that an input's gradient is that of this module alone.
+            tensor = tensor.view_as(tensor)
             place = len(grads[site.name])
             grads[site.name].append(torch.zeros_like(tensor))
 
@@ -186,6 +188,8 @@ def _with_gradients(
                 grads[site.name][place] = grad.detach().clone()
 
             handles.append(tensor.register_hook(arrived))
+            return tensor
+        return None
 
     parameters = [p for p in model.module.parameters() if p.requires_grad]
     before = [p.grad for p in parameters]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from qgate.cli._model_options import CalibrationBar, add_model_options, setup_of
 
 if TYPE_CHECKING:
-    from qgate.pipeline.model_figures import ModelFigures
+    from qgate.pipeline.model_portrait import ModelFigures
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def _show_mode(args: argparse.Namespace) -> int:
 
 def _show_model(args: argparse.Namespace) -> int:
     from qgate.models.tiny import TINY
-    from qgate.pipeline.model_figures import model_figures
+    from qgate.pipeline.model_portrait import model_figures
 
     model = setup_of(args).load()
     print(model_text(model_figures(model)))

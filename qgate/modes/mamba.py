@@ -51,7 +51,7 @@ MAMBA_MODES = (
     _mode("0", "x_proj and scan read Q(y)", "away", "codes", "codes", "block", equals="2-0 5-0 2-1"),
     _mode("2-0", "as 0, u dequantized and quantized once more", "away", "codes", "requantized", "block", equals="0"),
     _mode("2-1", "Q(y), dequantized at the start of a time loop", "away", "codes", "codes", "loop", equals="2-2 0"),
-    _mode("2-2", "the grid values of Q(y) in float32, time loop", "away", "codes", "codes", "loop", equals="2-1"),
+    _mode("2-2", "the grid values of Q(y) in float32, time loop", "away", "codes", "grid", "loop", equals="2-1"),
     _mode("2-3", "y rounded half to even for both, time loop", "even", "codes", "codes", "loop", equals="2-1"),
     _mode("2-4", "the scan reads y: not rounded, not clipped", "even", "codes", "exact", "loop"),
     _mode(

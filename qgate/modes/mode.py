@@ -36,7 +36,8 @@ class MambaChoices:
 
     conv_rounding    how the convolution's output is rounded to codes: "away" or "even"
     path_a           what x_proj reads: "codes" of the convolution's output, "codes_of_u", or "u"
-    path_b           what the scan reads as u: a name in `qgate.modes.simulated.paths`
+    path_b           what the scan reads as u: "codes", "exact" (y itself), or a name in
+                     `qgate.modes.simulated.paths`
     scan             order of the sums in the scan
     dynamic_conv     the convolution's input gets its scale from the tensor itself
     float_products   x_proj and dt_proj multiply in float32 with weights on the INT8 grid

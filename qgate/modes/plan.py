@@ -37,6 +37,7 @@ class Plan:
     model: str
     basis: str
     entries: tuple[Entry, ...]
+    out_of_reach: tuple[str, ...] = ()
 
     def quantizers(self) -> dict[str, Quantizer]:
         """The sites that have a quantizer, in the order of the model."""
@@ -48,6 +49,7 @@ class Plan:
             "mode": self.mode,
             "model": self.model,
             "basis": self.basis,
+            "out_of_reach": list(self.out_of_reach),
             "sites": [
                 {"site": e.site, "does": e.does, "scale": e.scale, "origin": e.origin}
                 for e in self.entries
@@ -71,7 +73,16 @@ class Plan:
             return f"{head}\nNothing is quantized."
         table = tabulate(rows, headers=["site", "does", "scale", "origin"], disable_numparse=True,
                          colalign=("left", "left", "right", "left"))  # fmt: skip
-        return f"{head}\n\n{table}"
+        return f"{head}\n\n{table}{self._missed()}"
+
+    def _missed(self) -> str:
+        if not self.out_of_reach:
+            return ""
+        return (
+            f"\n\nOut of reach and left as they are: {len(self.out_of_reach)} weights such as "
+            f"{self.out_of_reach[0]}. They belong to no linear layer, as the fused experts of a "
+            "mixture do."
+        )
 
 
 def family_of(model: Model) -> str:
@@ -97,7 +108,18 @@ def make_plan(mode: Mode, model: Model, calibration: Calibration | None = None) 
         entries = [Entry("*", "quantized by the model's own callable", None, "not known")]
     else:
         entries = _decided(mode.rules, model, mode.name)
-    return Plan(mode.name, mode.about, model.name, _basis(mode, model), tuple(entries))
+    missed = _out_of_reach(model) if mode.rules else ()
+    return Plan(mode.name, mode.about, model.name, _basis(mode, model), tuple(entries), missed)
+
+
+def _out_of_reach(model: Model) -> tuple[str, ...]:
+    """Weights that no rule can name: stacked matrices outside linear layers and convolutions."""
+    owners = {site.module for site in model.sites() if site.port == "weight"}
+    return tuple(
+        name
+        for name, p in model.module.named_parameters()
+        if p.dim() > 2 and name.rpartition(".")[0] not in owners
+    )
 
 
 def _basis(mode: Mode, model: Model) -> str:
@@ -164,7 +186,8 @@ def _entry(site: Site, rule: Rule) -> Entry | None:
 
 
 def _quantizer(site: Site, rule: Rule) -> tuple[Quantizer, str]:
-    options = dict(rule.options)
+    # A scale that follows its elements clips only to round: no reason to stop a gradient.
+    options = {"saturated_grad": "pass", **rule.options}
     if rule.format is None:
         raise ValueError("a rule without a format makes no quantizer")
     weight = site.port == "weight"

@@ -6,15 +6,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qgate.pipeline.model_figures import ModelFigures, model_figures
+    from qgate.pipeline.model_portrait import ModelFigures, model_figures
     from qgate.pipeline.setups import ModelSetup
     from qgate.pipeline.sweep_files import Request, sweep_file
 
 _HOME = {
-    "ModelFigures": "model_figures",
+    "ModelFigures": "model_portrait",
     "ModelSetup": "setups",
     "Request": "sweep_files",
-    "model_figures": "model_figures",
+    "model_figures": "model_portrait",
     "sweep_file": "sweep_files",
 }
 

@@ -37,7 +37,16 @@ TAPS = {
     "h": "out_proj:input",
     "out": "out_proj:output",
 }
-GRIDS = {"n": "s_n", "x": "s_z", "z": "s_z", "dt": "s_x", "B": "s_x", "C": "s_x", "delta": "s_d", "h": "s_o"}
+GRIDS = {
+    "n": "s_n",
+    "x": "s_z",
+    "z": "s_z",
+    "dt": "s_x",
+    "B": "s_x",
+    "C": "s_x",
+    "delta": "s_d",
+    "h": "s_o",
+}
 
 
 def block_of(weights: spec_block.Weights) -> MambaBlock:
@@ -69,7 +78,9 @@ def scales_of(s: spec_block.Scales) -> MixerScales:
     )  # fmt: skip
 
 
-def simulated(weights: spec_block.Weights, scales: spec_block.Scales, mode: str, arithmetic: Any = "fp32") -> MambaBlock:
+def simulated(
+    weights: spec_block.Weights, scales: spec_block.Scales, mode: str, arithmetic: Any = "fp32"
+) -> MambaBlock:
     block = block_of(weights)
     choices = modes.find_mode(mode, "mamba").choices
     assert choices is not None
@@ -98,7 +109,9 @@ def layer() -> tuple[spec_block.Weights, spec_block.Scales, np.ndarray]:
     return weights, spec_block.scales_for(weights, prompts, h, alpha=0.998), h
 
 
-def assert_close(mode: str, ours: dict[str, Any], theirs: dict[str, Any], scales: spec_block.Scales) -> None:
+def assert_close(
+    mode: str, ours: dict[str, Any], theirs: dict[str, Any], scales: spec_block.Scales
+) -> None:
     """Codes may differ by one where a sum in another order crosses a tie, and that is rare."""
     for tap in TAPS:
         a, b = ours[tap], theirs[tap].astype(np.float32)
@@ -108,7 +121,10 @@ def assert_close(mode: str, ours: dict[str, Any], theirs: dict[str, Any], scales
         # One code of h reaches all channels of out.
         rare = 2e-2 if tap == "out" else 2e-3
         assert apart.mean() <= rare + 1 / apart.size, (mode, tap, apart.mean(), np.abs(a - b).max())
-        assert np.square(a - b).mean() <= 2e-6 * np.square(b).mean() + 1e-12 + scale**2 / a.size, (mode, tap)
+        assert np.square(a - b).mean() <= 2e-6 * np.square(b).mean() + 1e-12 + scale**2 / a.size, (
+            mode,
+            tap,
+        )
         if scale:
             assert np.abs(a - b).max() <= 1.01 * scale, (mode, tap)
 
@@ -167,7 +183,9 @@ def test_saturations_are_those_of_the_specification(layer: Any) -> None:
     block = simulated(weights, scales, "0")
     taps_of(block, hidden)
     theirs = spec_block.block("0", weights, scales, hidden, h)["saturated"]
-    counts = {name: cast.counts() for name, cast in block.named_modules() if hasattr(cast, "counts")}
+    counts = {
+        name: cast.counts() for name, cast in block.named_modules() if hasattr(cast, "counts")
+    }
     assert counts["mixer.in_cast"]["saturated"] == theirs.get("n", 0)
     assert counts["mixer.u_cast"]["saturated"] == theirs.get("a", theirs.get("u", 0)) > 0
     assert counts["mixer.in_proj.cast"]["saturated"] == theirs.get("x", 0) + theirs.get("z", 0)

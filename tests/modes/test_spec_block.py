@@ -513,6 +513,24 @@ def test_linears_multiply_in_the_order_of_their_name() -> None:
     assert parted > 0
 
 
+def test_the_block_multiplies_x_proj_in_its_own_order() -> None:
+    """A scale of its output is sought on which the two orders part, then the block runs with it."""
+    on, t = case(), taps("0")
+    s_in = np.float32(on.scales["s_u"])
+    integers, s_w = spec.weight_codes(on.weights["x_proj"])
+    acc = (np.rint(t["a"] / s_in).astype(int) @ integers.T.astype(int)).astype(np.float32)
+    for s_out in np.linspace(0.02, 0.04, 5000, dtype=np.float32):
+        ratio = s_in / s_out
+        first, last = np.rint(s_w * (ratio * acc)), np.rint(ratio * (s_w * acc))
+        if np.abs(last).max() < 127 and (first != last).any():
+            break
+    else:
+        raise AssertionError("the orders never part")
+    got = run("0", on, s_x=float(s_out))
+    product = np.concatenate([got[site] for site in ("dt", "B", "C")], axis=-1)
+    assert np.array_equal(product, last * s_out)
+
+
 def test_a_single_row_rounds_away_and_more_rows_round_to_even() -> None:
     """Weights are integers and scales powers of two, so odd sums are exact ties at every linear."""
     g = np.random.default_rng(8)

@@ -23,19 +23,14 @@ def _grid(y: Tensor, s: float | Tensor, how: Rounding, low: int = LOW) -> Tensor
     return rounded(y / s, how).clamp(low, HIGH) * s
 
 
-def codes(y: Tensor, s: float, how: Rounding, _wide: float) -> Tensor:
-    """The value of the code."""
+def grid(y: Tensor, s: float, how: Rounding, _wide: float) -> Tensor:
+    """The value of the code, made in float32 beside the codes."""
     return _grid(y, s, how)
 
 
 def requantized(y: Tensor, s: float, how: Rounding, _wide: float) -> Tensor:
     """The value of the code, put on the same grid once more."""
     return _grid(_grid(y, s, how), s, "even")
-
-
-def exact(y: Tensor, _s: float, _how: Rounding, _wide: float) -> Tensor:
-    """y itself."""
-    return y
 
 
 def selective(y: Tensor, s: float, how: Rounding, _wide: float) -> Tensor:
@@ -93,9 +88,8 @@ def three_zones(y: Tensor, s: float, how: Rounding, _wide: float) -> Tensor:
 PATHS: dict[str, Path] = {
     path.__name__: path
     for path in (
-        codes,
+        grid,
         requantized,
-        exact,
         selective,
         second_grid,
         wide_grid,

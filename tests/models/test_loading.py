@@ -1,0 +1,310 @@
+"""Models by name: what there is, a user's own callable, devices, and which samples are cut."""
+
+from __future__ import annotations
+
+import sys
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from qgate.errors import QgateError
+from qgate.models import Model, Sampling, load, names
+from qgate.models.text import byte_ids, held_out
+from qgate.models.tiny import TINY, Tiny
+
+
+@pytest.fixture(autouse=True)
+def untrained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The tiny models as they are built: which weights they have does not matter here."""
+
+    def build(tiny: Tiny) -> Any:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return tiny.build()
+
+    monkeypatch.setattr(Tiny, "load", build)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+
+
+# Names -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["tiny-mamba", "tiny-llama", "tiny_llama", " Tiny-Llama "])
+def test_the_models_of_the_package(name: str) -> None:
+    model = load(name, sampling=Sampling(samples=2, seqlen=16))
+    assert model.name == name.strip().lower().replace("_", "-")
+    assert len(model.layers) == 5
+    assert model.head == ("lm_head",)
+    assert model(model.inputs[0]).shape == (1, 16, 256)
+    assert not model.module.training
+    assert bool(model.bases) == (model.name == "tiny-mamba")
+
+
+@pytest.mark.parametrize(
+    ("given", "near"),
+    [
+        ("tiny-lama", "tiny-llama or tiny-mamba"),
+        ("mamba", "mamba:PATH or tiny-mamba"),
+        ("tiny", "tiny-llama or tiny-mamba"),
+    ],
+)
+def test_an_unknown_name_lists_the_names_and_the_nearest(given: str, near: str) -> None:
+    with pytest.raises(QgateError) as caught:
+        load(given)
+    message = str(caught.value)
+    assert f"unknown model {given!r}. Did you mean {near}?" in message
+    for name in names():
+        assert name in message
+    assert {"tiny-mamba", "tiny-llama", "mamba:PATH", "hf:PATH"} <= set(names())
+
+
+@pytest.mark.parametrize("scheme", ["mamba", "hf"])
+def test_a_folder_that_is_no_checkpoint(scheme: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        QgateError, match=rf"'{scheme}:nowhere/at-all'.* no folder 'nowhere/at-all'"
+    ):
+        load(f"{scheme}:nowhere/at-all")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(QgateError, match="no folder 'file'"):
+        load(f"{scheme}:file")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(QgateError, match=r"'empty' has no config\.json; .* model\.safetensors"):
+        load(f"{scheme}:empty")
+
+
+# A callable of one's own -------------------------------------------------------------------------
+
+OWN = """
+import torch
+from qgate.models import Model
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+seen = {}
+
+def build():
+    return Model(Net(), [torch.ones(2, 4)])
+
+def sampled(samples, seqlen, *, seed=7, other="default"):
+    seen.update(samples=samples, seqlen=seqlen, seed=seed, other=other)
+    return Model(Net(), [torch.ones(seqlen, 4)] * samples, name="sampled")
+
+class Maker:
+    def __call__(self, tokens):
+        seen.update(tokens=tokens)
+        return Model(Net(), [torch.ones(1, 4)])
+
+make = Maker()
+number = 3
+
+def wrong():
+    return Net()
+
+def broken():
+    raise RuntimeError("the weights are gone")
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """A module in the folder one is in, inside a package, under a name no other test has."""
+    package = f"package_{abs(hash(request.node.nodeid))}"
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "nets.py").write_text(OWN)
+    return f"{package}.nets"
+
+
+def test_a_callable_returns_the_model(own: str) -> None:
+    model = load(f"{own}:build")
+    assert model.name == f"{own}:build"
+    assert model.layers == ("blocks.0", "blocks.1", "blocks.2")
+    assert model(model.inputs[0]).shape == (2, 4)
+
+
+def test_a_callable_is_given_the_fields_of_the_sampling_that_it_names(own: str) -> None:
+    model = load(f"{own}:sampled", sampling=Sampling(samples=3, seqlen=5, seed=11))
+    seen = sys.modules[own].seen
+    assert seen == {"samples": 3, "seqlen": 5, "seed": 11, "other": "default"}
+    assert model.name == "sampled"
+    assert [tuple(sample.shape) for sample in model.inputs] == [(5, 4)] * 3
+    tokens = torch.arange(9)
+    load(f"{own}:make", sampling=Sampling(tokens=tokens))
+    assert seen["tokens"] is tokens
+
+
+@pytest.mark.parametrize(
+    ("attribute", "words"),
+    [
+        ("missing", ["'missing'", "package.module:build", "tiny-mamba", "folder you are in"]),
+        ("", ["package.module:build"]),
+        ("number", ["is int, not a callable returning a Model"]),
+        ("wrong", ["returned Net, not a qgate.Model"]),
+    ],
+)
+def test_a_callable_that_is_none(own: str, attribute: str, words: list[str]) -> None:
+    with pytest.raises(QgateError) as caught:
+        load(f"{own}:{attribute}")
+    for word in [f"{own}:{attribute}", *words]:
+        assert word in str(caught.value)
+
+
+def test_a_module_that_is_not_there() -> None:
+    with pytest.raises(QgateError, match=r"'no\.such\.module:build'.*No module named 'no'"):
+        load("no.such.module:build")
+    with pytest.raises(QgateError, match=r"'\.\.:build'"):
+        load("..:build")
+
+
+def test_what_goes_wrong_inside_a_callable_is_shown_as_it_is(own: str) -> None:
+    with pytest.raises(RuntimeError, match="the weights are gone"):
+        load(f"{own}:broken")
+
+
+# Devices -----------------------------------------------------------------------------------------
+
+
+def test_devices() -> None:
+    few = Sampling(samples=1, seqlen=8)
+    assert load("tiny-llama", device="cpu", sampling=few).device.type == "cpu"
+    with pytest.raises(
+        QgateError, match=r"unknown device 'tpu'\. Allowed: auto, cpu, cuda, cuda:N"
+    ):
+        load("tiny-llama", device="tpu", sampling=few)
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    with pytest.raises(QgateError, match=rf"device 'cuda:{there}' was asked for.*Use auto or cpu"):
+        load("tiny-llama", device=f"cuda:{there}", sampling=few)
+    expected = "cuda" if there else "cpu"
+    assert load("tiny-llama", device="auto", sampling=few).device.type == expected
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_cuda_where_there_is_none() -> None:
+    with pytest.raises(
+        QgateError, match=r"device 'cuda' was asked for, but .* no CUDA device here"
+    ):
+        load("tiny-llama", device="cuda")
+
+
+# Samples -----------------------------------------------------------------------------------------
+
+
+def rows(samples: Any) -> list[list[int]]:
+    return [sample.flatten().tolist() for sample in samples]
+
+
+def parts(sampling: Sampling) -> tuple[list[list[int]], list[list[int]]]:
+    model = load("tiny-llama", sampling=sampling)
+    return rows(model.inputs), rows(model.calibration_samples())
+
+
+def test_the_same_sampling_gives_the_same_samples_and_more_keep_those_there_were() -> None:
+    first = parts(Sampling(samples=4, seqlen=32, calib_samples=5, calib_seqlen=16))
+    assert first == parts(Sampling(samples=4, seqlen=32, calib_samples=5, calib_seqlen=16))
+    evaluation, calibration = parts(
+        Sampling(samples=7, seqlen=32, calib_samples=9, calib_seqlen=16)
+    )
+    assert (evaluation[:4], calibration[:5]) == first
+    assert parts(Sampling(samples=4, seqlen=32, seed=1, calib_samples=5))[0] != first[0]
+    assert {len(row) for row in first[0]} == {32}
+    assert {len(row) for row in first[1]} == {16}
+
+
+def test_calibration_has_its_own_text() -> None:
+    evaluation, calibration = parts(
+        Sampling(samples=50, seqlen=64, calib_samples=60, calib_seqlen=64)
+    )
+    texts = {part: held_out(part) for part in ("evaluation", "calibration")}
+    assert all(bytes(row) in texts["evaluation"] for row in evaluation)
+    assert all(bytes(row) in texts["calibration"] for row in calibration)
+    assert not {tuple(row) for row in evaluation} & {tuple(row) for row in calibration}
+
+
+def test_given_texts(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("aé" * 100, encoding="utf-8")
+    (tmp_path / "b.txt").write_text("b" * 100)
+    sampling = Sampling(2, 30, 3, 20, text=tmp_path / "a.txt", calib_text=tmp_path / "b.txt")
+    evaluation, calibration = parts(sampling)
+    assert all(set(row) <= set("aé".encode()) for row in evaluation)
+    assert calibration == [[ord("b")] * 20] * 3
+
+
+def test_given_tokens_are_shared_between_evaluation_and_calibration(tmp_path: Path) -> None:
+    ids = torch.arange(200, dtype=torch.int32)
+    sampling = Sampling(10, 10, 10, 10, tokens=ids)
+    evaluation, calibration = parts(sampling)
+    assert sorted(chain(*evaluation)) == list(range(100))
+    assert sorted(chain(*calibration)) == list(range(100, 200))
+    (tmp_path / "b.txt").write_text("b" * 100)
+    evaluation, calibration = parts(Sampling(20, 10, 5, 20, tokens=ids, calib_text=Path("b.txt")))
+    assert sorted(chain(*evaluation)) == list(range(200))
+    assert calibration == [[ord("b")] * 20] * 5
+    model = load("tiny-llama", sampling=sampling)
+    assert model.inputs[0].dtype == torch.int64
+    assert model(model.inputs[0]).shape == (1, 10, 256)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        (torch.ones(100), ["whole numbers", "torch.float32 (100,)"]),
+        (torch.ones(100, dtype=torch.bfloat16), ["whole numbers", "torch.bfloat16"]),
+        (torch.ones(4, 100, dtype=torch.int64), ["one row", "(4, 100)"]),
+        (torch.tensor(3), ["one row", "()"]),
+        (torch.ones(0, dtype=torch.int64), ["one row", "(0,)"]),
+        (torch.arange(300), ["from 0 to 255", "from 0 to 299", "tokenizer"]),
+        (torch.arange(-5, 200), ["from 0 to 255", "from -5 to 199", "tokenizer"]),
+    ],
+)
+def test_tokens_that_cannot_be_used(tokens: Tensor, words: list[str]) -> None:
+    with pytest.raises(QgateError) as caught:
+        load("tiny-llama", sampling=Sampling(samples=1, seqlen=4, tokens=tokens))
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_more_samples_than_there_is_text() -> None:
+    length = len(byte_ids(held_out("evaluation")))
+    with pytest.raises(QgateError) as caught:
+        load("tiny-llama", sampling=Sampling(samples=100000, seqlen=512))
+    for word in (
+        "100000 samples of 512 tokens",
+        str(length),
+        f"enough for {length // 512}",
+        "fewer",
+    ):
+        assert word in str(caught.value)
+    model = load("tiny-llama", sampling=Sampling(samples=1, seqlen=8, calib_samples=100000))
+    with pytest.raises(QgateError, match="100000 samples of 512 tokens are more"):
+        model.calibration_samples()
+
+
+@pytest.mark.parametrize(("field", "value"), [("samples", 0), ("seqlen", 0), ("samples", -3)])
+def test_samples_and_lengths_are_numbers_from_1(field: str, value: int) -> None:
+    with pytest.raises(QgateError, match=f"{field} {value} is not allowed; .* from 1"):
+        load("tiny-llama", sampling=Sampling(**{field: value}))  # type: ignore[arg-type]
+
+
+def test_a_text_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(QgateError, match=r"'gone\.txt' cannot be read: No such file"):
+        load("tiny-llama", sampling=Sampling(text=Path("gone.txt")))
+    (tmp_path / "latin.txt").write_bytes("é".encode("latin-1") * 50)
+    with pytest.raises(QgateError, match=r"'latin\.txt' is not text in UTF-8"):
+        load("tiny-llama", sampling=Sampling(text=Path("latin.txt")))
+
+
+def test_the_tiny_models_are_all_listed() -> None:
+    assert {tiny.title for tiny in TINY} == {"tiny-mamba", "tiny-llama"}
+    assert isinstance(load("tiny-mamba", sampling=Sampling(samples=1, seqlen=4)), Model)
