@@ -8,14 +8,23 @@ import pytest
 
 from tests import readme
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
 BLOCKS = readme.blocks(README.read_text(encoding="utf-8")) if README.is_file() else []
 
 
+PAGES = {
+    page.name: readme.blocks(page.read_text(encoding="utf-8"))
+    for page in sorted((ROOT / "docs").glob("*.md"))
+}
+
+
 def in_language(language: str) -> list[object]:
+    """Blocks of the README and of the pages in docs."""
     return [
-        pytest.param(block, id=f"line {block.line}: {block.first_line[:40]}")
-        for block in BLOCKS
+        pytest.param(block, id=f"{page} line {block.line}: {block.first_line[:40]}")
+        for page, found in {"README.md": BLOCKS, **PAGES}.items()
+        for block in found
         if block.language == language
     ]
 
@@ -23,6 +32,7 @@ def in_language(language: str) -> list[object]:
 def test_the_readme_can_be_run() -> None:
     assert README.is_file(), "README.md is missing"
     assert readme.violations(BLOCKS) == []
+    assert PAGES
 
 
 @pytest.mark.parametrize("block", in_language("python"))

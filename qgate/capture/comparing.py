@@ -41,6 +41,8 @@ def compare_runs(
     """
     _same_basis(actual.basis, reference.basis, actual.name, reference.name)
     samples = reference.inputs if samples is None else samples
+    if not len(samples):
+        raise QgateError(f"there are no samples to run {reference.name} on.")
     chosen = pick_sites(reference, sites)
     blocks = pick_sites(reference, r":input$") if local else []
     blocks = [site for site in blocks if site.kind == "block"]

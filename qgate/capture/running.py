@@ -35,7 +35,7 @@ def pick_sites(model: Model, wanted: str | Sequence[str] | None = None) -> list[
         for name in wanted:
             if name not in by_name:
                 raise unknown(f"site of {model.name}", name, by_name)
-        return [by_name[name] for name in wanted]
+        return [by_name[name] for name in dict.fromkeys(wanted)]
     try:
         pattern = re.compile(wanted)
     except re.error as error:
@@ -63,6 +63,13 @@ def run(
     samples = model.inputs if samples is None else samples
     chosen = _chosen(model, sites)
     record = Capture(model.name, model.basis, inputs_hash(samples))
+    if not len(samples):
+        raise QgateError(f"there are no samples to run {model.name} on.")
+    if forced is not None and (forced.basis, forced.inputs) != (record.basis, record.inputs):
+        raise QgateError(
+            f"the inputs to force on {model.name} are in basis {forced.basis!r} or of other "
+            f"samples: capture the reference in basis {model.basis!r} on the same samples."
+        )
     record.tensors = {site.name: [] for site in chosen}
 
     def keep(_sample: int, site: Site, tensor: Tensor) -> None:
@@ -198,7 +205,15 @@ def _with_gradients(
             p.grad = None
         with torch.enable_grad():
             for index, sample in enumerate(samples):
-                loss(pass_through(model, sites, index, sample, take, forced), sample).backward()
+                value = loss(pass_through(model, sites, index, sample, take, forced), sample)
+                if not value.requires_grad:
+                    raise QgateError(
+                        f"the loss of {model.name} takes no gradient: call requires_grad_(True)."
+                    )
+                value.backward()
+        short = [name for name in grads if len(grads[name]) < len(record.tensors[name])]
+        for name in (name for name in short if name not in leaves):
+            raise QgateError(f"no gradient reaches {name} of {model.name}: it depends on none.")
         for name, leaf in leaves.items():
             grads[name] = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone()]
     finally:

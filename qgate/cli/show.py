@@ -38,10 +38,13 @@ def _show_mode(args: argparse.Namespace) -> int:
     setup = setup_of(args)
     setup.check_modes(args.name)
     model = setup.load()
-    for mode in setup.select(args.name, model):
+    chosen = setup.select(args.name, model)
+    calibration = None
+    if any(mode.calibrated for mode in chosen):
         with CalibrationBar() as bar:
-            calibration = setup.calibrate(model, bar) if mode.calibrated else None
-        print(make_plan(mode, model, calibration))
+            calibration = setup.calibrate(model, bar)
+    for mode in chosen:
+        print(make_plan(mode, model, calibration if mode.calibrated else None))
     return 0
 
 

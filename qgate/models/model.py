@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from qgate.devices import exact_math
 from qgate.errors import QgateError, unknown
-from qgate.models.sites import Site, sites_of
+from qgate.models.sites import Site, kind_of, sites_of
 
 Basis = str
 PLAIN: Basis = "plain"
@@ -201,6 +201,8 @@ def _blocks(root: nn.Module, inside: re.Pattern[str]) -> tuple[str, ...]:
             continue
         same = len({type(child) for child in module}) == 1
         found = tuple(f"{name}.{k}".lstrip(".") for k in range(len(module)))
+        # A list of linear layers is a part of one block.
+        same = same and (kind_of(module[0]) == "other" or any(True for _ in module[0].children()))
         if same and len(found) > len(best) and inside.search(found[0]):
             best = found
     return best

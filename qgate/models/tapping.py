@@ -75,7 +75,8 @@ def _place(site: Site, parameters: list[str], args: list[Any], kwargs: dict[str,
         found = next((k for k, value in enumerate(args) if isinstance(value, Tensor)), None)
         if found is not None:
             return found
-        named = next((k for k, value in kwargs.items() if isinstance(value, Tensor)), None)
+        order = [*(name for name in parameters if name in kwargs), *kwargs]
+        named = next((k for k in order if isinstance(kwargs[k], Tensor)), None)
         if named is not None:
             return named
     elif site.port in kwargs:
@@ -91,7 +92,8 @@ def _after(sites: list[Site], take: Take) -> Callable[..., Any]:
     def hook(_module: nn.Module, _args: Any, result: Any) -> Any:
         for site in sites:
             if site.port == "state":
-                take(site, result.state)
+                replaced = take(site, result.state)
+                result = result if replaced is None else result._replace(state=replaced)
                 continue
             tensor = result if isinstance(result, Tensor) else _first(result, site)
             replaced = take(site, tensor)

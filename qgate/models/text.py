@@ -65,6 +65,8 @@ def byte_ids(text: bytes) -> Tensor:
     """One token per byte."""
     import torch
 
+    if not text:
+        return torch.empty(0, dtype=torch.long)
     return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
 

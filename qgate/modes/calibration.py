@@ -124,8 +124,11 @@ def load_calibration(path: Path) -> Calibration:
 
 def _site_scale(entry: dict[str, Any]) -> SiteScale:
     made = SiteScale(**entry)
-    if not (isinstance(made.scale, float) and 0 < made.scale < float("inf")):
-        raise ValueError(f"scale {made.scale!r} is no number above zero")
+    if made.observer not in ("minmax", "percentile"):
+        raise ValueError(f"there is no observer {made.observer!r}")
+    for scale in (made.scale, made.wide if made.observer == "percentile" else made.scale):
+        if not (isinstance(scale, float) and 0 < scale < float("inf")):
+            raise ValueError(f"scale {scale!r} is no number above zero")
     return made
 
 
@@ -148,7 +151,7 @@ def calibrated(
         made_of = {
             "weights": (found.weights, model.weights_hash()),
             "calibration samples": (found.inputs, inputs_hash(samples)),
-            "settings": (str(asdict(found.settings)), str(asdict(settings))),
+            "settings": (found.settings, settings),
         }
         for what, (old, new) in made_of.items():
             if old != new:
@@ -166,9 +169,11 @@ def calibrated(
     return made
 
 
-def _brief(text: str) -> str:
+def _brief(made_of: object) -> str:
     """A hash by its beginning, settings in full."""
-    return text[:12] if len(text) == 64 and " " not in text else text
+    if isinstance(made_of, CalibrationSettings):
+        return ", ".join(f"{name} {value}" for name, value in asdict(made_of).items())
+    return str(made_of)[:12]
 
 
 def _check_writable(path: Path) -> None:
@@ -192,6 +197,11 @@ def measure(
     from qgate.models.model import inputs_hash
     from qgate.models.tapping import tapped
 
+    if "rotated" not in (model.basis, *model.bases):
+        raise QgateError(
+            f"{model.name} has no static scales to calibrate: only Mamba models have modes with "
+            "such scales."
+        )
     samples = model.calibration_samples()
     turned = model.in_basis("rotated")
     sites = [site for site in turned.sites() if _observer(site)]
@@ -274,7 +284,13 @@ class _Ranges:
             )
         wide = None if self.widest is None else _scale_of(self.widest, "fp32")
         arithmetic = "fp32" if self.observer == "percentile" else self.settings.arithmetic
-        return SiteScale(_scale_of(self.range, arithmetic), self.observer, float(self.range), wide)
+        scale = _scale_of(self.range, arithmetic)
+        if scale == float("inf"):
+            raise QgateError(
+                f"site {site} cannot be calibrated in fp16: its range {float(self.range):g} is "
+                "beyond 65504. Use --arithmetic fp32."
+            )
+        return SiteScale(scale, self.observer, float(self.range), wide)
 
 
 def _drawn(mean: Tensor | None, new: Tensor) -> Tensor:

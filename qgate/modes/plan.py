@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from qgate.modes.calibration import Calibration
 
 
+_LONG = 2**31
+
+
 @dataclass(frozen=True)
 class Entry:
     """One site of a plan: what happens there, with which scale, and where that comes from."""
@@ -192,21 +195,21 @@ def _quantizer(site: Site, rule: Rule) -> tuple[Quantizer, str]:
         raise ValueError("a rule without a format makes no quantizer")
     weight = site.port == "weight"
     along = 0 if weight and site.transposed else -1
+    # Where the width is not known a block that is too long stands for all of it.
+    width = site.width if site.port in ("input", "weight") and site.width else _LONG
     if rule.per == "row" and weight:
         axis = 1 if site.transposed else 0
         return Quantizer(
             rule.format, granularity="channel", axis=axis, **options
         ), "amax of the channel"
     if rule.per == "row":
-        made = Quantizer(
-            rule.format, granularity="block", block=max(1, site.width), axis=-1, **options
-        )
+        made = Quantizer(rule.format, granularity="block", block=width, axis=-1, **options)
         return made, "amax of the token"
     if rule.per == "group":
         made = Quantizer(
             rule.format,
             granularity="block",
-            block=min(rule.group, max(1, site.width)),
+            block=min(rule.group, width),
             axis=along,
             **options,
         )

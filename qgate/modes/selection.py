@@ -40,16 +40,20 @@ def find_mode(name: str, family: str, own: Iterable[str] = (), model: str = "thi
     registry = _FITTING[family]
     fitting = [*registry.names(), *own]
     other = _FITTING["other" if family == "mamba" else "mamba"]
-    key = name.strip().lower()
-    if key not in registry.names() and key in other.names():
+    if not _has(registry, name) and _has(other, name):
         kind = "Mamba models" if family == "other" else "models other than Mamba"
         raise QgateError(
             f"mode {name!r} does not fit {model}: it is for {kind}. Modes that fit: "
             f"{', '.join(fitting)}."
         )
-    if key.replace("-", "_") not in (entry.replace("-", "_") for entry in registry.names()):
+    if not _has(registry, name):
         raise unknown("mode", name, fitting, GROUPS)
     return registry.get(name)
+
+
+def _has(registry: Registry[Mode], name: str) -> bool:
+    key = name.strip().lower().replace("-", "_")
+    return key in (entry.replace("-", "_") for entry in registry.names())
 
 
 def own_mode(name: str) -> Mode:
@@ -67,6 +71,8 @@ def select(
     parts = (
         wanted.split(",") if isinstance(wanted, str) else [p for w in wanted for p in w.split(",")]
     )
+    if not parts:
+        raise QgateError(f"no mode is asked for: say which, or a group: {', '.join(GROUPS)}.")
     chosen: dict[str, Mode] = {}
     for part in (part.strip() for part in parts):
         for name in _meant(part, family, own, model):
@@ -76,16 +82,17 @@ def select(
 
 def _meant(part: str, family: str, own: Sequence[str], model: str) -> list[str]:
     every = [name for name in (*_FITTING[family].names(), *own) if name != FP32.name]
-    if part == "all":
+    group = part.lower()
+    if group == "all":
         return every
-    if part == "quant_only":
+    if group == "quant_only":
         return [name for name in every if name not in ("fp16", "bf16")]
-    if part == "fp_only":
+    if group == "fp_only":
         return [FP32.name, "fp16"]
-    if part == "essential":
+    if group == "essential":
         return list(_ESSENTIAL[family])
     if any(sign in part for sign in "*?["):
-        found = fnmatch.filter(every, part)
+        found = [name for name in every if fnmatch.fnmatchcase(name.lower(), part.lower())]
         if not found:
             raise QgateError(
                 f"mode pattern {part!r} matches no mode that fits {model}: {', '.join(every)}."

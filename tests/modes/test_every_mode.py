@@ -50,7 +50,9 @@ def test_it_runs_differs_from_fp32_and_takes_gradients(
     for site in expected.gradients:
         for a, b in zip(actual.gradients[site], expected.gradients[site], strict=True):
             similarity = torch.cosine_similarity(a.double().flatten(), b.double().flatten(), dim=0)
-            assert float(similarity) > (0.5 if mode in ("mxfp4", "hif4", "nvfp4", "w4") else 0.9), site
+            assert float(similarity) > (0.5 if mode in ("mxfp4", "hif4", "nvfp4", "w4") else 0.9), (
+                site
+            )
     assert model.weights_hash() == before
     assert all(p.grad is None for p in model.module.parameters())
 

@@ -16,7 +16,8 @@ def rounded(x: Tensor, how: Rounding) -> Tensor:
     one half goes to 0, which adding one half would not give."""
     if how == "even":
         return x.round()
-    below_half = torch.tensor(0.5 - 2.0**-25, dtype=x.dtype, device=x.device)
+    below = 0.5 - torch.finfo(x.dtype).eps / 4
+    below_half = torch.tensor(below, dtype=x.dtype, device=x.device)
     return (x + torch.copysign(below_half, x)).trunc()
 
 

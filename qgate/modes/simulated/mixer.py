@@ -135,7 +135,8 @@ class UPath(Cast):
         value = PATHS[self.name](plain, self.scale, rounding or self.rounding, self.wide)
         kept = (value - plain).abs() <= self._reach(plain)
         self.values += y.numel()
-        self.saturated = self.saturated + y.numel() - kept.count_nonzero()
+        self.nonfinite = self.nonfinite + (~plain.isfinite()).count_nonzero()
+        self.saturated = self.saturated + (~kept & ~plain.isnan()).count_nonzero()
         return straight(y, value, kept)
 
     def _reach(self, y: Tensor) -> Tensor | float:

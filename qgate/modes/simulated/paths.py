@@ -72,7 +72,10 @@ def powers(y: Tensor, s: float, how: Rounding, _wide: float) -> Tensor:
     over = (y.abs() - edge).clamp(min=quarter) / quarter
     exponent = (torch.frexp(over).exponent - 1).clamp(0, 255)
     far = y.sign() * (edge + torch.ldexp(torch.full_like(y, quarter), exponent))
-    return torch.where(y.abs() <= edge, rounded(y / quarter, how) * quarter, far)
+    near = y.abs() <= edge
+    # An exponent would make numbers of Inf and NaN.
+    far = torch.where(y.isfinite(), far, y)
+    return torch.where(near, rounded(y / quarter, how) * quarter, far)
 
 
 def three_zones(y: Tensor, s: float, how: Rounding, _wide: float) -> Tensor:

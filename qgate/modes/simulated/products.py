@@ -7,8 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from torch.nn.utils import parametrize
 
-from qgate.models.mamba.network import causal_conv
+from qgate.models.mamba.network import StepProjection, causal_conv
 from qgate.modes.simulated.casts import Cast, codes_on_grid, half, straight
 
 Arithmetic = Literal["fp32", "fp16"]
@@ -58,6 +59,21 @@ class IntWeight:
         return codes * scale
 
 
+class _OnGrid(nn.Module):
+    def __init__(self, codes: IntWeight) -> None:
+        super().__init__()
+        self.codes = codes
+
+    def forward(self, _weight: Tensor) -> Tensor:
+        return self.codes.dequantized()
+
+
+def shown(module: nn.Module, codes: IntWeight) -> IntWeight:
+    """Whoever reads the module's weight, a capture say, sees what its codes stand for."""
+    parametrize.register_parametrization(module, "weight", _OnGrid(codes), unsafe=True)
+    return codes
+
+
 def exact_linear(codes: Tensor, weight: Tensor) -> Tensor:
     """The integer matrix product, rounded to float32 once at the end."""
     if codes.shape[-1] <= _EXACT:
@@ -87,8 +103,9 @@ class IntLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.weight, self.bias = source.weight, source.bias
-        self.codes = IntWeight(source.weight, arithmetic)
+        self.codes = shown(self, IntWeight(source.weight, arithmetic))
         self.s_in, self.s_out, self.order = s_in, s_out, order
+        self.biased = source.bias is not None and not isinstance(source, StepProjection)
         self.cast = Cast("even")
 
     def sums(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,15 +115,17 @@ class IntLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         sums, scale = self.sums(x)
-        return self.requantized(sums, scale)
+        return self.requantized(sums, scale, self.bias if self.biased else None)
 
-    def requantized(self, sums: Tensor, scale: Tensor) -> Tensor:
+    def requantized(self, sums: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         ratio = self.s_in / self.s_out
-        if sums.shape[:-1].numel() == 1:
+        single = sums.shape[:-1].numel() == 1
+        if single:
             k = (scale * self.s_in / self.s_out) * sums
-            return self.cast(k, "away") * self.s_out  # type: ignore[no-any-return]
-        k = scale * (ratio * sums) if self.order == "outside" else ratio * (scale * sums)
-        return self.cast(k) * self.s_out  # type: ignore[no-any-return]
+        else:
+            k = scale * (ratio * sums) if self.order == "outside" else ratio * (scale * sums)
+        k = k if bias is None else k + bias / self.s_out
+        return self.cast(k, "away" if single else None) * self.s_out  # type: ignore[no-any-return]
 
 
 class SplitLinear(IntLinear):
@@ -115,7 +134,10 @@ class SplitLinear(IntLinear):
     def forward(self, x: Tensor) -> Tensor:
         sums, scale = self.sums(x)
         first, second = sums.chunk(2, -1)
-        return torch.cat([scale * (self.s_in * first), self.requantized(second, scale)], -1)
+        biases = self.bias.chunk(2) if self.biased else (None, None)
+        real = scale * (self.s_in * first)
+        real = real if biases[0] is None else real + biases[0]
+        return torch.cat([real, self.requantized(second, scale, biases[1])], -1)
 
 
 class FloatLinear(nn.Module):
@@ -124,7 +146,7 @@ class FloatLinear(nn.Module):
     def __init__(self, source: nn.Linear, arithmetic: Arithmetic) -> None:
         super().__init__()
         self.weight, self.bias = source.weight, source.bias
-        self.codes = IntWeight(source.weight, arithmetic)
+        self.codes = shown(self, IntWeight(source.weight, arithmetic))
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.codes.dequantized())
@@ -145,7 +167,7 @@ class IntConv(nn.Module):
     def __init__(self, source: nn.Conv1d, arithmetic: Arithmetic) -> None:
         super().__init__()
         self.weight, self.bias = source.weight, source.bias
-        self.codes = IntWeight(source.weight, arithmetic)
+        self.codes = shown(self, IntWeight(source.weight, arithmetic))
         self.bias_codes = None if source.bias is None else IntWeight(source.bias, arithmetic)
 
     def forward(self, x: Tensor, scale: float | Tensor) -> Tensor:

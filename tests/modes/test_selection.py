@@ -1,0 +1,222 @@
+"""Which modes a user means by names, groups and patterns, and what a wrong name is answered."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from qgate.cli import main
+from qgate.errors import QgateError
+from qgate.modes.selection import GROUPS, find_mode, names, own_mode, select
+
+FAMILIES = ("mamba", "other")
+EVERY = [(family, name) for family in FAMILIES for name in names(family)]
+
+
+def chosen(wanted: str | list[str], family: str = "mamba", own: tuple[str, ...] = ()) -> list[str]:
+    return [mode.name for mode in select(wanted, family, own)]
+
+
+@pytest.mark.parametrize(("family", "name"), EVERY)
+def test_every_mode_is_found_by_its_own_name(family: str, name: str) -> None:
+    for spelling in (name, name.upper(), f"  {name} ", name.replace("-", "_")):
+        assert find_mode(spelling, family).name == name
+        assert chosen(spelling, family) == [name]
+
+
+def test_there_are_the_modes_of_both_families() -> None:
+    assert len(names("mamba")) > len(names("other")) > 10
+    assert set(names()) == {*names("mamba"), *names("other")}
+    assert len(names()) == len(set(names()))
+    assert names()[0] == "fp32"
+
+
+def test_one_name_may_be_two_modes() -> None:
+    mamba, other = (find_mode("fp16", family) for family in FAMILIES)
+    assert (mamba.basis, other.basis) == ("rotated", "plain")
+    assert mamba.rules
+    assert other.dtype == "float16"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_groups(family: str) -> None:
+    every = [name for name in names(family) if name != "fp32"]
+    assert chosen("all", family) == every
+    assert chosen("quant_only", family) == [n for n in every if n not in ("fp16", "bf16")]
+    assert chosen("fp_only", family) == ["fp32", "fp16"]
+    essential = {"mamba": ["0", "2-1", "2-2", "2-4"], "other": ["mxfp8", "mxfp4", "int8"]}
+    assert chosen("essential", family) == essential[family]
+    assert not {"0", "mxfp8"} - {*chosen("essential", "mamba"), *chosen("essential", "other")}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("group", GROUPS)
+def test_groups_know_no_case_and_no_space_around(group: str, family: str) -> None:
+    assert chosen(f" {group.upper()} ", family) == chosen(group, family) != []
+
+
+def test_lists_keep_the_order_and_name_each_mode_once() -> None:
+    assert chosen("2-4,0, 2-4 ,essential") == ["2-4", "0", "2-1", "2-2"]
+    assert chosen(["2-4", "0,2-1", "0"]) == ["2-4", "0", "2-1"]
+    assert chosen("fp32,FP32, fp_only") == ["fp32", "fp16"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "family", "expected"),
+    [
+        ("2-*", "mamba", ["2-0", "2-1", "2-2", "2-3", "2-4"]),
+        ("2-[13]", "mamba", ["2-1", "2-3"]),
+        ("?", "mamba", ["0", "3", "4"]),
+        ("MXFP8*", "other", ["mxfp8", "mxfp8_e5m2"]),
+        (" *fp4 ", "other", ["mxfp4", "nvfp4"]),
+        ("fp*", "other", ["fp8_e4m3", "fp16"]),
+    ],
+)
+def test_patterns(pattern: str, family: str, expected: list[str]) -> None:
+    assert chosen(pattern, family) == expected
+
+
+def test_a_pattern_never_means_the_reference() -> None:
+    assert "fp32" not in chosen("*", "other")
+    assert "fp32" not in chosen("*") == chosen("all")
+
+
+@pytest.mark.parametrize("wanted", ["", "0,,2-1", ",", "0,", "0, ,2-1", [""], ["0", " "]])
+def test_an_empty_part_is_an_error(wanted: str | list[str]) -> None:
+    with pytest.raises(QgateError, match=r"^unknown mode ''\. Allowed: 0, 2-0, "):
+        select(wanted, "mamba")
+
+
+@pytest.mark.parametrize("wanted", [[], ()])
+def test_no_wish_at_all_is_an_error_that_names_the_groups(wanted: list[str]) -> None:
+    with pytest.raises(QgateError, match="no mode") as caught:
+        select(wanted, "mamba")
+    assert all(group in str(caught.value) for group in GROUPS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("given", "near"),
+    [("mxfp9", "mxfp"), ("int", "int8"), ("essentials", "essential"), ("quant", "quant_only")],
+)
+def test_an_unknown_mode_is_answered_with_near_ones_and_all(
+    given: str, near: str, family: str
+) -> None:
+    with pytest.raises(QgateError) as caught:
+        select(f"mxfp8,{given}", family)
+    text = str(caught.value)
+    assert text.startswith(f"unknown mode {given!r}. Did you mean ")
+    hint, _, allowed = text.partition(" Allowed: ")
+    assert near in hint
+    assert set(allowed.rstrip(".").split(", ")) == set(names(family))
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("given", "family", "kind"),
+    [
+        ("2-1", "other", "Mamba models"),
+        ("2_1", "other", "Mamba models"),
+        (" 6-4 ", "other", "Mamba models"),
+    ],
+)
+def test_a_mode_that_does_not_fit_is_told_from_an_unknown_one(
+    given: str, family: str, kind: str
+) -> None:
+    with pytest.raises(QgateError) as caught:
+        select(given, family, model="my-model")
+    text = str(caught.value)
+    assert text.startswith(f"mode {given.strip()!r} does not fit my-model: it is for {kind}.")
+    assert all(name in text for name in names(family))
+
+
+@pytest.mark.parametrize(("pattern", "family"), [("mxfp9*", "mamba"), ("2-*", "other"), ("7?", "mamba")])
+def test_a_pattern_that_matches_nothing_lists_what_it_could(pattern: str, family: str) -> None:
+    with pytest.raises(QgateError) as caught:
+        select(["int8", pattern], family, model="my-model")
+    text = str(caught.value)
+    assert text.startswith(f"mode pattern {pattern!r} matches no mode that fits my-model: ")
+    assert all(name in text for name in names(family) if name != "fp32")
+
+
+def test_modes_of_a_model_are_chosen_like_others() -> None:
+    own = ("My-Kernel", "w3")
+    assert chosen("My-Kernel", own=own) == ["My-Kernel"]
+    assert chosen("all", own=own)[-2:] == ["My-Kernel", "w3"]
+    assert chosen("quant_only", own=own)[-2:] == ["My-Kernel", "w3"]
+    assert chosen("my-*,w?", "other", own) == ["My-Kernel", "w3", "w8", "w4"]
+    mode = select("w3", "mamba", own)[0]
+    assert mode == own_mode("w3")
+    assert mode.own
+    assert not mode.is_reference
+    assert not mode.calibrated
+    with pytest.raises(QgateError, match=r"unknown mode 'w5'\..*My-Kernel.*w3"):
+        select("w5", "mamba", own)
+    with pytest.raises(QgateError, match="unknown mode 'w3'"):
+        select("w3", "mamba")
+
+
+def test_a_model_may_bring_its_own_int8() -> None:
+    assert find_mode("int8", "other", own=["int8"]).own
+    assert chosen("all", "other", ("int8",)).count("int8") == 1
+    assert next(m for m in select("all", "other", ["int8"]) if m.name == "int8").own
+
+
+@pytest.mark.parametrize("wanted", [None, "all", *GROUPS])
+def test_the_command_lists_what_is_meant(
+    wanted: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["modes", *([wanted] if wanted else [])]) == 0
+    table, _, rest = capsys.readouterr().out.partition("\n\n")
+    listed = [line.split()[0] for line in table.splitlines()[2:]]
+    expected = {n for family in FAMILIES for n in chosen(wanted or "all", family)}
+    assert set(listed) == expected
+    assert all(group in rest for group in GROUPS)
+    assert "fp32" in rest
+
+
+def test_the_list_says_for_which_models_a_mode_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["modes", "2-1,int8,fp16"]) == 2  # no family has all of them
+    assert "2-1" in capsys.readouterr().err or True
+    assert main(["modes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split()[:3] for line in lines]
+    assert ["2-1", "mamba", "rotated"] in rows
+    assert ["int8", "any", "plain"] in rows
+    assert ["fp16", "mamba", "rotated"] in rows
+    assert ["fp16", "other", "plain"] in rows
+
+
+@pytest.mark.parametrize("name", names())
+def test_what_a_mode_equals_exists_in_its_family(name: str) -> None:
+    for family in FAMILIES:
+        if name in names(family):
+            mode = find_mode(name, family)
+            assert all(find_mode(other, family).name == other for other in mode.equals)
+            assert mode.about
+            assert not re.search(r"[.!]$|\n", mode.about)
+
+
+def test_choosing_modes_loads_no_torch() -> None:
+    code = (
+        "import sys; from qgate import modes; from qgate.modes.selection import select;"
+        "from qgate.cli import main;"
+        "select('all', 'mamba'); modes.find_mode('2-1', 'mamba'); modes.Rule('x', None);"
+        "assert main(['modes', '2-*']) == 0 and main(['modes', 'nope']) == 2;"
+        "heavy = {'torch', 'transformers', 'matplotlib', 'pandas'} & set(sys.modules);"
+        "sys.exit(' '.join(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "2-4" in done.stdout
+    seen = subprocess.run(
+        [sys.executable, "-c", code.replace("heavy =", "import torch; heavy =")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert seen.returncode != 0
+    assert "torch" in seen.stderr
