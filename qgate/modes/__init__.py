@@ -18,7 +18,8 @@ if TYPE_CHECKING:
         measure,
     )
     from qgate.modes.mode import MambaChoices, Mode, Rule
-    from qgate.modes.plan import Entry, Plan, family_of, make_plan
+    from qgate.modes.plan import Entry, Plan
+    from qgate.modes.resolving import family_of, make_plan
     from qgate.modes.selection import GROUPS, find_mode, names, select
 
 _HOME = {
@@ -33,10 +34,10 @@ _HOME = {
     "Rule": "mode",
     "apply": "applying",
     "calibrated": "calibration",
-    "family_of": "plan",
+    "family_of": "resolving",
     "find_mode": "selection",
     "load_calibration": "calibration",
-    "make_plan": "plan",
+    "make_plan": "resolving",
     "measure": "calibration",
     "names": "selection",
     "select": "selection",

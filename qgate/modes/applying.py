@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,8 @@ from torch.nn.utils import parametrize
 from qgate.errors import QgateError
 from qgate.models.tapping import tap
 from qgate.modes.mode import Mode
-from qgate.modes.plan import Plan, make_plan
+from qgate.modes.plan import Plan
+from qgate.modes.resolving import make_plan
 from qgate.modes.simulated.mixer import casts_of
 from qgate.modes.simulated.planning import simulate
 
@@ -47,7 +49,9 @@ def apply(mode: Mode, model: Model, calibration: Calibration | None = None) -> Q
         return Quantized(_built(mode, model), mode, plan)
     base = model.in_basis(mode.basis)
     if mode.dtype is not None:
-        module = copy.deepcopy(base.module).to(getattr(torch, mode.dtype))
+        dtype = getattr(torch, mode.dtype)
+        module = copy.deepcopy(base.module).to(dtype)
+        module.register_forward_pre_hook(_floats_as(dtype), with_kwargs=True)
         return Quantized(base.with_module(module), mode, plan)
     module = sharing_copy(base.module)
     if mode.choices is not None and calibration is not None:
@@ -55,6 +59,19 @@ def apply(mode: Mode, model: Model, calibration: Calibration | None = None) -> Q
     else:
         _install(module, base.sites(), plan.quantizers())
     return Quantized(base.with_module(module), mode, plan)
+
+
+def _floats_as(dtype: torch.dtype) -> Callable[..., Any]:
+    """A hook that gives a module its floating-point arguments in the dtype of its weights."""
+
+    def cast(value: Any) -> Any:
+        floats = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(dtype) if floats else value
+
+    def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return tuple(map(cast, args)), {name: cast(value) for name, value in kwargs.items()}
+
+    return hook
 
 
 def sharing_copy(module: nn.Module) -> nn.Module:
