@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qgate.errors import QgateError
 
@@ -33,17 +33,43 @@ def resolve(name: str | torch.device) -> torch.device:
 
 @contextlib.contextmanager
 def exact_math() -> Iterator[None]:
-    """Float32 means float32: no TF32, no bfloat16 inside products, no kernels chosen by trial."""
+    """Float32 means float32: no TF32, no bfloat16 inside products, no autocast of the caller."""
     import torch
 
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    matmul.allow_tf32 = cudnn.allow_tf32 = cudnn.benchmark = False
-    cudnn.deterministic = True
+    changed = [*_precisions(), *_flags()]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changed]
     try:
-        yield
+        for owner, name, value in changed:
+            setattr(owner, name, value)
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            yield
     finally:
-        torch.set_float32_matmul_precision(precision)
-        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+def _precisions() -> list[tuple[Any, str, Any]]:
+    """The switches of float32 precision, in the one interface that this torch prefers.
+
+    Newer versions refuse to mix it with the older one, and reading the older one can raise.
+    """
+    import torch
+
+    backends: Any = torch.backends
+    if not hasattr(backends, "fp32_precision"):
+        return [(backends.cuda.matmul, "allow_tf32", False), (backends.cudnn, "allow_tf32", False)]
+    owners = [backends, backends.cuda.matmul, backends.cudnn, backends.cudnn.conv]
+    owners += [backends.cudnn.rnn, backends.mkldnn, backends.mkldnn.matmul, backends.mkldnn.conv]
+    return [(owner, "fp32_precision", "ieee") for owner in owners]
+
+
+def _flags() -> list[tuple[Any, str, Any]]:
+    from torch import backends
+
+    matmul, cudnn = backends.cuda.matmul, backends.cudnn
+    return [
+        (matmul, "allow_fp16_reduced_precision_reduction", False),
+        (matmul, "allow_bf16_reduced_precision_reduction", False),
+        (cudnn, "benchmark", False),
+        (cudnn, "deterministic", True),
+    ]

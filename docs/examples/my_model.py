@@ -65,7 +65,7 @@ def main() -> None:
     from qgate import capture, modes
 
     model = build()
-    for mode in modes.select("int8,torchao_int8", "other", list(model.modes), model.name):
+    for mode in modes.modes_of(model, "int8,torchao_int8"):
         quantized = modes.apply(mode, model)
         for site, error in capture.compare_runs(quantized.model, model).items():
             print(f"{mode.name:12} {site:15} {error.metric('sqnr_db'):5.1f} dB")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from qgate.capture.record import Capture
+from qgate.devices import exact_math
 from qgate.errors import QgateError, unknown
 from qgate.models.model import Model, inputs_hash
 from qgate.models.sites import Site
@@ -33,6 +34,11 @@ def pick_sites(model: Model, wanted: str | Sequence[str] | None = None) -> list[
     if not isinstance(wanted, str):
         by_name = {site.name: site for site in sites}
         for name in wanted:
+            if name in (site.name for site in ([] if name in by_name else model.idle_sites())):
+                raise QgateError(
+                    f"nothing passes {name} of {model.name}: its module is not part of the forward "
+                    "pass, or a fused path goes around it."
+                )
             if name not in by_name:
                 raise unknown(f"site of {model.name}", name, by_name)
         return [by_name[name] for name in dict.fromkeys(wanted)]
@@ -70,6 +76,8 @@ def run(
             f"the inputs to force on {model.name} are in basis {forced.basis!r} or of other "
             f"samples: capture the reference in basis {model.basis!r} on the same samples."
         )
+    if forced is not None and gradients:
+        raise QgateError("gradients end at inputs that are forced: capture them in a free run.")
     record.tensors = {site.name: [] for site in chosen}
 
     def keep(_sample: int, site: Site, tensor: Tensor) -> None:
@@ -181,22 +189,28 @@ def _with_gradients(
             f"{missing[0]} of {model.name} takes no gradient: call requires_grad_(True) on it."
         )
     handles: list[Any] = []
+    views: list[tuple[Site, Tensor, Any]] = []
     grads = record.gradients
 
     def take(index: int, site: Site, tensor: Tensor) -> Tensor | None:
         keep(index, site, tensor)
-        if site.port != "weight" and tensor.requires_grad:
+        if site.port == "weight" or not tensor.requires_grad:
+            return None
+        if site.port not in ("output", "state"):
             # A name of its own, so that an input's gradient is that of this module alone.
             tensor = tensor.view_as(tensor)
-            place = len(grads[site.name])
-            grads[site.name].append(torch.zeros_like(tensor))
+            views.append((site, tensor, tensor.grad_fn))
+        elif tensor._is_view():
+            # Writing into a view takes its hooks away.
+            tensor = tensor.clone()
+        place = len(grads[site.name])
+        grads[site.name].append(torch.zeros_like(tensor))
 
-            def arrived(grad: Tensor) -> None:
-                grads[site.name][place] = grad.detach().clone()
+        def arrived(grad: Tensor) -> None:
+            grads[site.name][place] = grad.detach().clone()
 
-            handles.append(tensor.register_hook(arrived))
-            return tensor
-        return None
+        handles.append(tensor.register_hook(arrived))
+        return tensor
 
     parameters = [p for p in model.module.parameters() if p.requires_grad]
     before = [p.grad for p in parameters]
@@ -206,11 +220,13 @@ def _with_gradients(
         with torch.enable_grad():
             for index, sample in enumerate(samples):
                 value = loss(pass_through(model, sites, index, sample, take, forced), sample)
+                _check_unwritten(views)
                 if not value.requires_grad:
                     raise QgateError(
                         f"the loss of {model.name} takes no gradient: call requires_grad_(True)."
                     )
-                value.backward()
+                with exact_math():
+                    value.backward()
         short = [name for name in grads if len(grads[name]) < len(record.tensors[name])]
         for name in (name for name in short if name not in leaves):
             raise QgateError(f"no gradient reaches {name} of {model.name}: it depends on none.")
@@ -223,8 +239,20 @@ def _with_gradients(
             p.grad = grad
 
 
+def _check_unwritten(views: list[tuple[Site, Tensor, Any]]) -> None:
+    """A view that is written into loses its hook, and the gradient would read as zero."""
+    for site, tensor, node in views:
+        if tensor.grad_fn is not node:
+            raise QgateError(
+                f"{site.module} writes into its input in place: there is no gradient at {site}."
+            )
+    views.clear()
+
+
 def _leaf(module: nn.Module) -> nn.Parameter:
-    """The parameter behind a weight, which a parametrization may stand before."""
+    """The parameter behind a weight, which a quantizer may stand before."""
+    if isinstance(module._parameters.get("weight"), nn.Parameter):
+        return module._parameters["weight"]  # type: ignore[return-value]
     if hasattr(module, "parametrizations"):
         return module.parametrizations.weight.original  # type: ignore[union-attr, return-value]
     return module.weight  # type: ignore[return-value]

@@ -36,13 +36,15 @@ def _meant(wanted: str, model: str | None) -> tuple[dict[str, list[str]], list[s
     from qgate.modes.selection import select
 
     if model is not None:
-        from qgate.models import Sampling, load
-        from qgate.modes import family_of
+        from qgate.pipeline.setups import ModelSetup
 
-        loaded = load(model, sampling=Sampling(samples=1, seqlen=1))
-        family = family_of(loaded)
-        chosen = select(wanted, family, list(loaded.modes), loaded.name)
-        return {mode.name: [family] for mode in chosen}, list(loaded.modes)
+        setup = ModelSetup(model)
+        family, own = setup.family(), []
+        if family is None:
+            loaded = setup.load()
+            family, own = setup.family_of(loaded), list(loaded.modes)
+        chosen = select(wanted, family, own, model)
+        return {mode.name: [family] for mode in chosen}, own
     found: dict[str, list[str]] = {}
     problems = []
     for family in ("mamba", "other"):

@@ -55,7 +55,8 @@ def load(
     """
     place = devices.resolve(device)
     sampling = sampling or Sampling()
-    scheme, colon, rest = name.partition(":")
+    scheme, colon, rest = name.strip().partition(":")
+    scheme = scheme.lower() if scheme.lower() in ("mamba", "hf") else scheme
     if not colon:
         model = _tiny(name, sampling)
     elif scheme == "mamba":

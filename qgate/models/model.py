@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from qgate.devices import exact_math
 from qgate.errors import QgateError, unknown
+from qgate.models.fingerprints import fingerprint
 from qgate.models.sites import Site, kind_of, sites_of
+from qgate.models.tapping import tapped
 
 Basis = str
 PLAIN: Basis = "plain"
@@ -22,7 +24,7 @@ _HEADS = re.compile(
 )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Model:
     """What a gate runs.
 
@@ -31,8 +33,8 @@ class Model:
                  or a dict of keyword arguments
     name         how results and baselines call it
     calibration  samples that scales are calibrated on, or what cuts them; not those evaluated
-    modes        modes of its own: name -> callable that takes this Model and returns a module,
-                 quantized for real
+    modes        modes of its own: name -> a qgate.Mode, or a callable that takes this Model and
+                 returns a module quantized for real
     layers       names of the blocks that are gated one by one, first to last (found if not given)
     head         names of the linear layers that make the logits and stay as they are (found)
     part         regular expression: only modules whose names it finds are measured and quantized
@@ -43,7 +45,7 @@ class Model:
     inputs: Sequence[Any]
     name: str = "model"
     calibration: Sequence[Any] | Callable[[], Sequence[Any]] = ()
-    modes: Mapping[str, Callable[[Model], nn.Module]] = field(default_factory=dict)
+    modes: Mapping[str, Any] = field(default_factory=dict)
     layers: tuple[str, ...] = ()
     head: tuple[str, ...] | None = None
     part: str = ""
@@ -53,6 +55,10 @@ class Model:
         default_factory=dict, init=False, repr=False
     )
     _sites: tuple[Site, ...] | None = field(default=None, repr=False)
+    _hashed: tuple[object, str] | None = field(default=None, init=False, repr=False)
+
+    def __repr__(self) -> str:
+        return f"Model({self.name!r}, {type(self.module).__name__}, basis={self.basis!r})"
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
@@ -81,9 +87,43 @@ class Model:
         return torch.device("cpu") if first is None else first.device
 
     def sites(self) -> list[Site]:
-        """Every site of the part that counts; in a mode, those of the model it stands for."""
-        if self._sites is not None:
-            return list(self._sites)
+        """The sites of the part that counts which something passes, in the order of passing.
+
+        They are found by running the first sample. In a mode they are those of the model that it
+        stands for.
+        """
+        if self._sites is None:
+            self._sites = self._passed()
+        return list(self._sites)
+
+    def idle_sites(self) -> list[Site]:
+        """Sites that exist and that nothing passes: a fused path goes around them, or none."""
+        passed = set(self.sites())
+        return [site for site in self._listed() if site not in passed]
+
+    def layer_of(self, module: str) -> str:
+        """The block that a module is in, the empty text for what lies outside all blocks."""
+        inside = [name for name in self.layers if f"{module}.".startswith(f"{name}.")]
+        return max(inside, key=len, default="")
+
+    def _passed(self) -> tuple[Site, ...]:
+        order: dict[Site, None] = {}
+
+        def take(site: Site, _tensor: Tensor) -> None:
+            order.setdefault(site)
+
+        try:
+            with torch.no_grad(), tapped(self.module, self._listed(), take):
+                self(self.inputs[0])
+        except QgateError:
+            raise
+        except Exception as error:
+            raise QgateError(
+                f"{self.name} cannot run its first sample: {type(error).__name__}: {error}"
+            ) from error
+        return tuple(order)
+
+    def _listed(self) -> list[Site]:
         inside = re.compile(self.part)
         return [site for site in sites_of(self.module, self.layers) if inside.search(site.module)]
 
@@ -116,10 +156,10 @@ class Model:
             raise QgateError(f"{self.name} is in basis {self.basis!r} already, not in {PLAIN!r}.")
         if basis not in self.bases:
             raise unknown(f"basis of {self.name}", basis, [PLAIN, *self.bases])
-        state = tuple((id(p), p._version) for p in self.module.state_dict(keep_vars=True).values())
+        state = tuple(fingerprint(p) for p in self.module.state_dict(keep_vars=True).values())
         kept = self._turned.get(basis)
         if kept is None or kept[0] != state:
-            turned = replace(self, module=self.bases[basis](self.module), basis=basis)
+            turned = replace(self, module=self.bases[basis](self.module), basis=basis, _sites=None)
             kept = self._turned[basis] = (state, turned)
         return kept[1]
 
@@ -136,6 +176,12 @@ class Model:
 
     def weights_hash(self) -> str:
         """SHA-256 over names, shapes, dtypes and bytes of all parameters and buffers."""
+        state = tuple(fingerprint(p) for p in self.module.state_dict(keep_vars=True).values())
+        if self._hashed is None or self._hashed[0] != state:
+            self._hashed = (state, self._weights_hash())
+        return self._hashed[1]
+
+    def _weights_hash(self) -> str:
         digest = hashlib.sha256()
         for name, tensor in self.module.state_dict().items():
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

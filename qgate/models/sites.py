@@ -67,7 +67,7 @@ def kind_of(module: nn.Module) -> Kind:
 
 
 def sites_of(root: nn.Module, blocks: tuple[str, ...] = ()) -> Iterator[Site]:
-    """Every site, in the order in which the modules are registered.
+    """Every site there is, in the order in which the modules are registered.
 
     Modules that only hold other modules have sites if they are `blocks`, leaves always.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     )
     from qgate.modes.mode import MambaChoices, Mode, Rule
     from qgate.modes.plan import Entry, Plan
-    from qgate.modes.resolving import family_of, make_plan
+    from qgate.modes.resolving import family_of, make_plan, modes_of
     from qgate.modes.selection import GROUPS, find_mode, names, select
 
 _HOME = {
@@ -39,6 +39,7 @@ _HOME = {
     "load_calibration": "calibration",
     "make_plan": "resolving",
     "measure": "calibration",
+    "modes_of": "resolving",
     "names": "selection",
     "select": "selection",
 }
@@ -60,6 +61,7 @@ __all__ = [
     "load_calibration",
     "make_plan",
     "measure",
+    "modes_of",
     "names",
     "select",
 ]

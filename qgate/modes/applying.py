@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from qgate.errors import QgateError
+from qgate.models.fingerprints import fingerprint
 from qgate.models.tapping import tap
 from qgate.modes.mode import Mode
 from qgate.modes.plan import Plan
@@ -40,17 +40,24 @@ class Quantized:
 
 
 def apply(mode: Mode, model: Model, calibration: Calibration | None = None) -> Quantized:
-    """The model in that mode; the one given stays as it is and shares its parameters.
+    """The model in that mode; the one given stays as it is.
 
-    Shared parameters mean that gradients of the mode arrive where those of the reference do.
+    Modes of rules share the parameters of the model in their basis, so that gradients arrive where
+    those of the reference do; a dtype or a kernel of one's own needs a copy.
     """
+    if calibration is not None and mode.calibrated and calibration.weights != model.weights_hash():
+        raise QgateError(
+            f"the calibration was made with other weights ({calibration.model}, "
+            f"{calibration.weights[:12]}) than those of {model.name} now "
+            f"({model.weights_hash()[:12]}): calibrate again."
+        )
     plan = make_plan(mode, model, calibration)
     if mode.own:
         return Quantized(_built(mode, model), mode, plan)
     base = model.in_basis(mode.basis)
     if mode.dtype is not None:
         dtype = getattr(torch, mode.dtype)
-        module = copy.deepcopy(base.module).to(dtype)
+        module = in_dtype(base.module, dtype)
         module.register_forward_pre_hook(_floats_as(dtype), with_kwargs=True)
         return Quantized(base.with_module(module), mode, plan)
     module = sharing_copy(base.module)
@@ -74,6 +81,24 @@ def _floats_as(dtype: torch.dtype) -> Callable[..., Any]:
     return hook
 
 
+def in_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy whose stored weights are in another dtype.
+
+    What a module computes for itself, such as the frequencies of rotary positions, stays as it is,
+    and so does what a Hugging Face model wants to keep in float32.
+    """
+    made = copy.deepcopy(module)
+    kept = [
+        *(getattr(made, "_keep_in_fp32_modules", None) or ()),
+        *(getattr(made, "_keep_in_fp32_modules_strict", None) or ()),
+    ]
+    with torch.no_grad():
+        for name, tensor in made.state_dict(keep_vars=True).items():
+            if tensor.is_floating_point() and not set(kept) & set(name.split(".")):
+                tensor.data = tensor.data.to(dtype)
+    return made
+
+
 def sharing_copy(module: nn.Module) -> nn.Module:
     """A copy of the modules around the same parameters and buffers."""
     kept: dict[int, object] = {id(p): p for p in module.parameters()}
@@ -90,7 +115,7 @@ def _built(mode: Mode, model: Model) -> Model:
             f"mode {mode.name!r} of {model.name} returned {type(made).__name__}; it is a callable "
             "that takes the Model and returns a torch.nn.Module."
         )
-    if made is model.module or model.weights_hash() != before:
+    if made is model.module or _weights_now(model) != before:
         raise QgateError(
             f"mode {mode.name!r} of {model.name} changed the model in place, and nothing is left "
             "to compare it with: let it work on copy.deepcopy(model.module)."
@@ -98,39 +123,68 @@ def _built(mode: Mode, model: Model) -> Model:
     return model.with_module(made)
 
 
+def _weights_now(model: Model) -> str:
+    try:
+        return model.weights_hash()
+    except (NotImplementedError, RuntimeError):
+        return "weights that are not plain tensors any more"
+
+
 def _install(module: nn.Module, sites: list[Site], quantizers: dict[str, Quantizer]) -> None:
-    """Quantizers as hooks for what flows, as parametrizations for weights."""
+    """Quantizers as hooks for what flows, and in place of the attribute for weights."""
     flowing: list[Site] = []
     for site in sites:
         quantizer = quantizers.get(site.name)
         if quantizer is None:
             continue
         if site.port == "weight":
-            owner = module.get_submodule(site.module)
-            parametrize.register_parametrization(owner, "weight", _Weight(quantizer), unsafe=True)
+            _quantize_weight(module.get_submodule(site.module), quantizer)
         else:
             flowing.append(site)
+    silent = {site.name for site in flowing}
 
     def take(site: Site, tensor: Tensor) -> Tensor:
+        silent.discard(site.name)
         return quantizers[site.name](tensor)
 
     tap(module, flowing, take)
 
+    def check(_module: nn.Module, _args: Any, _result: Any) -> None:
+        if silent:
+            first = sorted(silent)[0]
+            raise QgateError(
+                f"{len(silent)} quantizers of this mode were passed by nothing, {first} among "
+                "them: the forward pass does not go through the modules it seems to be made of."
+            )
 
-class _Weight(nn.Module):
+    module.register_forward_hook(check)
+
+
+def _quantize_weight(owner: nn.Module, quantizer: Quantizer) -> None:
+    """`owner.weight` reads quantized, while the parameter stays what and where it was."""
+    made = _Weight(quantizer)
+    plain = type(owner)
+
+    def weight(self: nn.Module) -> Tensor:
+        parameter = self._parameters["weight"]
+        if parameter is None:
+            raise AttributeError("weight")
+        return made(parameter)
+
+    owner.__class__ = type(plain.__name__, (plain,), {"weight": property(weight)})
+
+
+class _Weight:
     """The quantized weight, kept while the weight stays the same and nobody wants gradients."""
 
     def __init__(self, quantizer: Quantizer) -> None:
-        super().__init__()
         self.quantizer = quantizer
-        self._kept: tuple[int, Tensor] | None = None
+        self._kept: tuple[object, Tensor] | None = None
 
-    def forward(self, weight: Tensor) -> Tensor:
+    def __call__(self, weight: Tensor) -> Tensor:
         if torch.is_grad_enabled() and weight.requires_grad:
             return self.quantizer(weight)
-        if self._kept is None or self._kept[0] != weight._version:
-            self._kept = (weight._version, self.quantizer(weight.detach()))
+        state = fingerprint(weight)
+        if self._kept is None or self._kept[0] != state:
+            self._kept = (state, self.quantizer(weight.detach()))
         return self._kept[1]
-
-    def extra_repr(self) -> str:
-        return repr(self.quantizer)

@@ -12,6 +12,9 @@ from qgate.modes.mode import MambaChoices, Mode, Rule
 
 _LINEARS = r"\.mixer\.(in|x|dt|out)_proj:(input|weight|output)$"
 
+# Beyond the largest number a float is Inf, and has to be seen.
+_INF = {"saturate": False}
+
 
 def _float(name: str, fmt: str) -> Mode:
     """Weights and everything that linears, convolution and scan read or write, rounded."""
@@ -21,10 +24,11 @@ def _float(name: str, fmt: str) -> Mode:
         basis="rotated",
         fits="mamba",
         rules=(
-            Rule(_LINEARS, fmt),
-            Rule(r"\.mixer\.conv1d:(input|weight|output)$", fmt, of="conv"),
-            Rule(r"\.mixer\.act:output$", fmt, of="activation"),
-            Rule(r"\.mixer\.scan:(u|dt|B|C|z|output)$", fmt, of="scan"),
+            Rule(_LINEARS, fmt, options=_INF),
+            # The convolution and its SiLU are one kernel, rounded once.
+            Rule(r"\.mixer\.conv1d:(input|weight)$", fmt, of="conv", options=_INF),
+            Rule(r"\.mixer\.act:output$", fmt, of="activation", options=_INF),
+            Rule(r"\.mixer\.scan:(u|dt|B|C|z|output)$", fmt, of="scan", options=_INF),
         ),
     )
 

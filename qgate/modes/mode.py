@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from qgate.errors import QgateError, unknown
 
 Per = Literal["format", "row", "group"]
 Fits = Literal["any", "mamba", "other"]
@@ -29,6 +31,12 @@ class Rule:
     group: int = 128
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
+    def __post_init__(self) -> None:
+        if self.per not in get_args(Per):
+            raise unknown("per of a rule", self.per, get_args(Per))
+        if self.group < 1:
+            raise QgateError(f"group {self.group} is not allowed; it is a whole number from 1.")
+
 
 @dataclass(frozen=True)
 class MambaChoices:
@@ -52,6 +60,24 @@ class MambaChoices:
     dynamic_conv: bool = False
     float_products: bool = False
     regridded: Literal["products", "scan", "none"] = "none"
+
+    def __post_init__(self) -> None:
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise unknown(name, getattr(self, name), allowed)
+
+
+PATHS_B = (
+    "codes", "exact", "grid", "requantized", "selective", "second_grid", "wide_grid",
+    "quarter_grid", "half_grid", "powers", "three_zones",
+)  # fmt: skip
+_CHOICES = {
+    "conv_rounding": ("away", "even"),
+    "path_a": ("codes", "codes_of_u", "u"),
+    "path_b": PATHS_B,
+    "scan": ("loop", "block", "einsum"),
+    "regridded": ("products", "scan", "none"),
+}
 
 
 @dataclass(frozen=True)
@@ -81,14 +107,25 @@ class Mode:
     causal: bool = True
     own: bool = False
 
+    def __post_init__(self) -> None:
+        kinds = [bool(self.rules), self.choices is not None, self.dtype is not None, self.own]
+        if sum(kinds) > 1:
+            raise QgateError(
+                f"mode {self.name!r} has more than one of rules, choices, dtype and own; it is one."
+            )
+        if self.choices is not None and (self.basis, self.fits) != ("rotated", "mamba"):
+            raise QgateError(
+                f"mode {self.name!r} has choices of the quantized Mamba block, which lives in "
+                "basis 'rotated' and fits 'mamba': say basis='rotated', fits='mamba'."
+            )
+        if self.dtype not in (None, "float16", "bfloat16"):
+            raise unknown(f"dtype of mode {self.name}", self.dtype, ("float16", "bfloat16"))
+        if self.fits not in get_args(Fits):
+            raise unknown(f"fits of mode {self.name}", self.fits, get_args(Fits))
+
     @property
     def is_reference(self) -> bool:
         return not (self.rules or self.choices or self.dtype or self.own)
-
-    @property
-    def is_float(self) -> bool:
-        """Whether it only rounds to another floating-point dtype."""
-        return self.name in ("fp16", "bf16")
 
     @property
     def calibrated(self) -> bool:

@@ -72,6 +72,6 @@ class Plan:
             return ""
         return (
             f"\n\nOut of reach and left as they are: {len(self.out_of_reach)} weights such as "
-            f"{self.out_of_reach[0]}. They belong to no linear layer, as the fused experts of a "
-            "mixture do."
+            f"{self.out_of_reach[0]}. They belong to no layer that is called as such: fused "
+            "experts of a mixture, or modules that a fused path goes around."
         )

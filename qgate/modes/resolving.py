@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qgate.errors import QgateError, unknown
 from qgate.formats.quantizer import Quantizer
 from qgate.modes.mode import Mode, Rule
 from qgate.modes.plan import Entry, Plan
+from qgate.modes.selection import select
 
 if TYPE_CHECKING:
     from qgate.models.model import Model
     from qgate.models.sites import Site
     from qgate.modes.calibration import Calibration
 
+_LONG = 2**30
+
 
 def family_of(model: Model) -> str:
     """Which modes fit: those of a Mamba, or the others."""
-    from qgate.models.mamba.network import Mamba
+    return "mamba" if "rotated" in (model.basis, *model.bases) else "other"
 
-    return "mamba" if isinstance(model.module, Mamba) else "other"
+
+def modes_of(model: Model, wanted: str | Sequence[str] = "all") -> list[Mode]:
+    """The modes meant by names, groups and patterns, of those that fit a model."""
+    return select(wanted, family_of(model), model.modes, model.name)
 
 
 def make_plan(mode: Mode, model: Model, calibration: Calibration | None = None) -> Plan:
@@ -45,12 +51,16 @@ def make_plan(mode: Mode, model: Model, calibration: Calibration | None = None) 
 
 
 def _out_of_reach(model: Model) -> tuple[str, ...]:
-    """Weights that no rule can name: stacked matrices outside linear layers and convolutions."""
+    """Matrices that no rule can name: fused experts, and modules that a fused path goes around."""
     owners = {site.module for site in model.sites() if site.port == "weight"}
+    inside = re.compile(model.part)
     return tuple(
         name
         for name, p in model.module.named_parameters()
-        if p.dim() > 2 and name.rpartition(".")[0] not in owners
+        if p.dim() >= 2
+        and inside.search(name.rpartition(".")[0])
+        and name.rpartition(".")[0] not in owners
+        and not name.endswith("A_log")
     )
 
 
@@ -107,7 +117,10 @@ def _undecided(rule: Rule, mode: str, model: str, sites: list[Site], shadowed: b
     if shadowed:
         return f"{named} decides no site of {model}: rules before it decided all that it finds."
     listed = ", ".join(kind[:24]) + (f" and {len(kind) - 24} more" if len(kind) > 24 else "")
-    return f"{named} decides no site of {model}. Sites: {listed or 'none of that kind'}."
+    return (
+        f"{named} decides no site of {model}. Sites: {listed or 'none of that kind'}. Linear "
+        "layers of the head, and modules that nothing passes, are not among them."
+    )
 
 
 def _entry(site: Site, rule: Rule) -> Entry | None:
@@ -118,8 +131,10 @@ def _entry(site: Site, rule: Rule) -> Entry | None:
 
 
 def _quantizer(site: Site, rule: Rule) -> tuple[Quantizer, str]:
-    # A scale that follows its elements clips only to round: no reason to stop a gradient.
-    options = {"saturated_grad": "pass", **rule.options}
+    options = dict(rule.options)
+    if rule.per != "format" or _follows(rule.format, options):
+        # A scale that follows its elements clips only to round: no reason to stop a gradient.
+        options = {"saturated_grad": "pass", **options}
     if rule.format is None:
         raise ValueError("a rule without a format makes no quantizer")
     weight = site.port == "weight"
@@ -149,6 +164,14 @@ def _quantizer(site: Site, rule: Rule) -> tuple[Quantizer, str]:
     if plain.granularity == "tensor" and plain.scale is None:
         return plain, "amax of the tensor"
     return plain, "no scale" if plain.scale is None else "given"
+
+
+def _follows(fmt: str | None, options: dict[str, Any]) -> bool:
+    """Whether a quantizer makes its scale from what it scales."""
+    if fmt is None:
+        return False
+    made = Quantizer(fmt, **options)
+    return made.granularity is not None and made.scale is None
 
 
 def _does(quantizer: Quantizer, rule: Rule, site: Site) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from qgate.errors import QgateError, unknown
 from qgate.modes.formats import FORMAT_MODES, FP32
@@ -33,10 +34,20 @@ def names(family: str | None = None) -> list[str]:
     return list(dict.fromkeys(name for each in families for name in _FITTING[each].names()))
 
 
-def find_mode(name: str, family: str, own: Iterable[str] = (), model: str = "this model") -> Mode:
-    """One mode by name; an error tells a mode that is unknown from one that does not fit."""
+def find_mode(
+    name: str,
+    family: str,
+    own: Iterable[str] | Mapping[str, Any] = (),
+    model: str = "this model",
+) -> Mode:
+    """One mode by name; an error tells a mode that is unknown from one that does not fit.
+
+    `own` are the modes that a model brings: literal ones, or callables.
+    """
+    _check_names(own)
     if name in own:
-        return own_mode(name)
+        brought = own[name] if isinstance(own, Mapping) else None
+        return brought if isinstance(brought, Mode) else own_mode(name)
     registry = _FITTING[family]
     fitting = [*registry.names(), *own]
     other = _FITTING["other" if family == "mamba" else "mamba"]
@@ -56,13 +67,26 @@ def _has(registry: Registry[Mode], name: str) -> bool:
     return key in (entry.replace("-", "_") for entry in registry.names())
 
 
+def _check_names(own: Iterable[str]) -> None:
+    """A model's own mode may not take the place of the reference or of a group."""
+    for name in own:
+        if name in (*GROUPS, FP32.name) or any(sign in name for sign in ",*?["):
+            raise QgateError(
+                f"a model's own mode cannot be called {name!r}: groups, the reference, commas and "
+                "patterns have these names already. Give it another one."
+            )
+
+
 def own_mode(name: str) -> Mode:
     """A mode that a model brings itself."""
     return Mode(name, "the model's own", own=True)
 
 
 def select(
-    wanted: str | Sequence[str], family: str, own: Sequence[str] = (), model: str = "this model"
+    wanted: str | Sequence[str],
+    family: str,
+    own: Sequence[str] | Mapping[str, Any] = (),
+    model: str = "this model",
 ) -> list[Mode]:
     """Modes meant by names, groups and patterns, comma-separated or listed, each once.
 
@@ -80,7 +104,7 @@ def select(
     return list(chosen.values())
 
 
-def _meant(part: str, family: str, own: Sequence[str], model: str) -> list[str]:
+def _meant(part: str, family: str, own: Sequence[str] | Mapping[str, Any], model: str) -> list[str]:
     every = [name for name in (*_FITTING[family].names(), *own) if name != FP32.name]
     group = part.lower()
     if group == "all":

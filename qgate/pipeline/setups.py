@@ -19,10 +19,12 @@ from qgate.modes import (
     apply,
     calibrated,
     family_of,
+    modes_of,
     select,
 )
 
 Progress = Callable[[int, int], None]
+_WHOLE = ("torch.int64", "torch.int32", "torch.int16", "torch.int8", "torch.uint8", "torch.uint16")
 
 
 @dataclass(frozen=True)
@@ -36,27 +38,38 @@ class ModelSetup:
     calibration: Path | None = None
     settings: CalibrationSettings = field(default_factory=CalibrationSettings)
 
+    def family(self) -> str | None:
+        """Which modes fit, as far as the name tells."""
+        first = self.model.partition(":")[0].strip().lower().replace("_", "-")
+        return {"tiny-mamba": "mamba", "mamba": "mamba", "tiny-llama": "other", "hf": "other"}.get(
+            first
+        )
+
+    def family_of(self, model: Model) -> str:
+        """Which modes fit a model that is loaded."""
+        return family_of(model)
+
     def check_modes(self, wanted: str) -> None:
         """Refuse modes that cannot be meant, before a large model is read."""
-        family = {
-            "tiny-mamba": "mamba",
-            "mamba": "mamba",
-            "tiny-llama": "other",
-            "hf": "other",
-        }.get(self.model.partition(":")[0].lower().replace("_", "-"))
+        family = self.family()
         if family is not None:
             select(wanted, family, model=self.model)
 
     def load(self) -> Model:
         """The model with its samples."""
         sampling = self.sampling
+        if self.tokens is not None and sampling.text is not None:
+            raise QgateError(
+                f"both token ids ({str(self.tokens)!r}) and a text ({str(sampling.text)!r}) were "
+                "given to run on; give one of them."
+            )
         if self.tokens is not None:
             sampling = Sampling(**{**vars(sampling), "tokens": read_token_ids(self.tokens)})
         return load(self.model, device=self.device, sampling=sampling)
 
     def select(self, wanted: str, model: Model) -> list[Mode]:
         """The modes meant, for this model."""
-        return select(wanted, family_of(model), list(model.modes), model.name)
+        return modes_of(model, wanted)
 
     def calibrate(self, model: Model, progress: Progress | None = None) -> Calibration:
         """The static scales: from the file if it fits, else measured (and written there)."""
@@ -75,7 +88,7 @@ def read_token_ids(path: Path) -> Tensor:
             f"{str(path)!r} holds {len(stored)} tensors; token ids are one row of one."
         )
     ids = stored[0].tensor
-    if ids.is_floating_point() or ids.is_complex() or ids.dim() > 2 or not ids.numel():
+    if str(ids.dtype) not in _WHOLE or ids.dim() > 2 or not ids.numel():
         raise QgateError(
             f"{str(path)!r} holds {ids.dtype} {tuple(ids.shape)}; token ids are whole numbers in "
             "one row."

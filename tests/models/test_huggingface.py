@@ -161,7 +161,7 @@ def test_a_family_runs_and_its_parts_are_found(
     assert not any("past" in key or "cache" in key for key in whole if whole[key] is not None)
     assert capfd.readouterr() == ("", "")
 
-    sites = {site.name: site for site in model.sites()}
+    sites = {site.name: site for site in (*model.sites(), *model.idle_sites())}
     assert sites[f"{linear}:input"].kind == "linear"
     assert sites[f"{linear}:weight"].width == width
     assert sites[f"{linear}:weight"].transposed == (family == "gpt2")
@@ -185,8 +185,9 @@ def unused(model: Model) -> set[str]:
         torch.no_grad(),
         tapped(model.module, model.sites(), lambda site, _: passed.add(site.name)),
     ):
-        model(model.inputs[0])
-    return {site.module.rpartition(".")[2] for site in model.sites() if site.name not in passed}
+        model(model.inputs[1])
+    assert passed == {site.name for site in model.sites()}
+    return {site.module.rpartition(".")[2] for site in model.idle_sites()}
 
 
 @pytest.mark.parametrize("family", IMAGE_TEXT)

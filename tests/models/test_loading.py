@@ -86,7 +86,7 @@ from qgate.models import Model
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.blocks = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+        self.blocks = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(4, 4)) for _ in range(3))
 
     def forward(self, x):
         for block in self.blocks:

@@ -295,6 +295,11 @@ def test_float16_overflow_is_counted_and_stays_visible(scales: modes.Calibration
     broken = models.load("tiny-mamba", sampling=models.Sampling(samples=1, seqlen=32))
     with torch.no_grad():
         broken.module.get_parameter("backbone.layers.1.mixer.D").mul_(1e7)
+    scales = replace(scales, weights=broken.weights_hash())
+    half = modes.apply(modes.find_mode("fp16", "mamba"), broken)
+    assert torch.isinf(
+        capture.run(half.model, r"1\.mixer\.scan:output$").tensors.popitem()[1][0]
+    ).any()
     quantized = modes.apply(modes.find_mode("2-1", "mamba"), broken, scales)
     run = capture.run(quantized.model, r"scan:output$|layers\.\d:output$")
     assert torch.isinf(run["backbone.layers.1.mixer.scan:output"][0]).any()

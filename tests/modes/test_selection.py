@@ -49,7 +49,6 @@ def test_groups(family: str) -> None:
     assert chosen("fp_only", family) == ["fp32", "fp16"]
     essential = {"mamba": ["0", "2-1", "2-2", "2-4"], "other": ["mxfp8", "mxfp4", "int8"]}
     assert chosen("essential", family) == essential[family]
-    assert not {"0", "mxfp8"} - {*chosen("essential", "mamba"), *chosen("essential", "other")}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -133,7 +132,9 @@ def test_a_mode_that_does_not_fit_is_told_from_an_unknown_one(
     assert all(name in text for name in names(family))
 
 
-@pytest.mark.parametrize(("pattern", "family"), [("mxfp9*", "mamba"), ("2-*", "other"), ("7?", "mamba")])
+@pytest.mark.parametrize(
+    ("pattern", "family"), [("mxfp9*", "mamba"), ("2-*", "other"), ("7?", "mamba")]
+)
 def test_a_pattern_that_matches_nothing_lists_what_it_could(pattern: str, family: str) -> None:
     with pytest.raises(QgateError) as caught:
         select(["int8", pattern], family, model="my-model")
@@ -147,7 +148,7 @@ def test_modes_of_a_model_are_chosen_like_others() -> None:
     assert chosen("My-Kernel", own=own) == ["My-Kernel"]
     assert chosen("all", own=own)[-2:] == ["My-Kernel", "w3"]
     assert chosen("quant_only", own=own)[-2:] == ["My-Kernel", "w3"]
-    assert chosen("my-*,w?", "other", own) == ["My-Kernel", "w3", "w8", "w4"]
+    assert chosen("my-*,w?", "other", own) == ["My-Kernel", "w8", "w4", "w3"]
     mode = select("w3", "mamba", own)[0]
     assert mode == own_mode("w3")
     assert mode.own
@@ -179,8 +180,6 @@ def test_the_command_lists_what_is_meant(
 
 
 def test_the_list_says_for_which_models_a_mode_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["modes", "2-1,int8,fp16"]) == 2  # no family has all of them
-    assert "2-1" in capsys.readouterr().err or True
     assert main(["modes"]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = [line.split()[:3] for line in lines]
@@ -207,7 +206,7 @@ def test_choosing_modes_loads_no_torch() -> None:
         "select('all', 'mamba'); modes.find_mode('2-1', 'mamba'); modes.Rule('x', None);"
         "assert main(['modes', '2-*']) == 0 and main(['modes', 'nope']) == 2;"
         "heavy = {'torch', 'transformers', 'matplotlib', 'pandas'} & set(sys.modules);"
-        "sys.exit(' '.join(heavy))"
+        "sys.exit(' '.join(heavy) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

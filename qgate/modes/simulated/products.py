@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.utils import parametrize
 
+from qgate.models.fingerprints import fingerprint
 from qgate.models.mamba.network import StepProjection, causal_conv
 from qgate.modes.simulated.casts import Cast, codes_on_grid, half, straight
 
@@ -31,14 +32,15 @@ class IntWeight:
         self.weight = weight
         self.arithmetic = arithmetic
         self.low, self.high = (-128.0, 127.0) if clamped else (-torch.inf, torch.inf)
-        self._kept: tuple[int, Tensor, Tensor] | None = None
+        self._kept: tuple[object, Tensor, Tensor] | None = None
 
     def quantized(self) -> tuple[Tensor, Tensor]:
         """Codes (float32, whole numbers) and the scale."""
         if torch.is_grad_enabled() and self.weight.requires_grad:
             return self._quantized(self.weight)
-        if self._kept is None or self._kept[0] != self.weight._version:
-            self._kept = (self.weight._version, *self._quantized(self.weight.detach()))
+        state = fingerprint(self.weight)
+        if self._kept is None or self._kept[0] != state:
+            self._kept = (state, *self._quantized(self.weight.detach()))
         return self._kept[1:]
 
     def _quantized(self, weight: Tensor) -> tuple[Tensor, Tensor]:
