@@ -65,8 +65,15 @@ class InObject(Block):
 class Net(nn.Module):
     """Embedding, blocks, head. `unused` runs on samples shorter than `unused_from`, or never."""
 
-    def __init__(self, block: type[Block] = Block, blocks: int = 3, twice: bool = False) -> None:
+    def __init__(
+        self,
+        block: type[Block] = Block,
+        blocks: int = 3,
+        twice: bool = False,
+        unused_from: int = 0,
+    ) -> None:
         super().__init__()
+        self.unused_from = unused_from
         self.embed = nn.Embedding(32, WIDTH)
         self.layers = nn.ModuleList(block() for _ in range(blocks))
         self.unused = nn.Linear(WIDTH, WIDTH)
@@ -75,6 +82,8 @@ class Net(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embed(ids)
+        if ids.shape[1] < self.unused_from:
+            x = self.unused(x)
         for layer in self.layers:
             x = self._after(layer, x)
         if self.twice:

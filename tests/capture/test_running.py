@@ -86,6 +86,8 @@ def test_a_wish_that_names_nothing_is_an_error(wanted: Any, words: list[str]) ->
 
 
 def test_a_site_that_nothing_passes_is_an_error() -> None:
+    with pytest.raises(QgateError, match="nothing passed unused:output of net in sample 1"):
+        run(model(unused_from=9), ["layers.0:output", "unused:output"])
     with pytest.raises(QgateError, match="nothing passes unused:output of net"):
         run(model(), ["layers.0:output", "unused:output"])
     with pytest.raises(QgateError, match=r"captured site 'layers\.1:output'"):
