@@ -17,13 +17,15 @@ Take = Callable[[Site, Tensor], "Tensor | None"]
 
 
 @contextlib.contextmanager
-def tapped(root: nn.Module, sites: Iterable[Site], take: Take) -> Iterator[None]:
+def tapped(
+    root: nn.Module, sites: Iterable[Site], take: Take, *, first: bool = False
+) -> Iterator[None]:
     """While the context is open, `take(site, tensor)` is called whenever a site is passed.
 
     What it returns, if it is a tensor, takes the place of what flowed. Weights do not flow: they
     are taken when their module runs, and cannot be replaced.
     """
-    handles = tap(root, sites, take)
+    handles = tap(root, sites, take, first=first)
     try:
         yield
     finally:
@@ -31,8 +33,13 @@ def tapped(root: nn.Module, sites: Iterable[Site], take: Take) -> Iterator[None]
             handle.remove()
 
 
-def tap(root: nn.Module, sites: Iterable[Site], take: Take) -> list[RemovableHandle]:
-    """The same for good, until the handles are removed. Later taps see what earlier ones left."""
+def tap(
+    root: nn.Module, sites: Iterable[Site], take: Take, *, first: bool = False
+) -> list[RemovableHandle]:
+    """The same for good, until the handles are removed.
+
+    Later taps see what earlier ones left, unless they ask to be `first`.
+    """
     by_module: dict[str, list[Site]] = {}
     for site in sites:
         by_module.setdefault(site.module, []).append(site)
@@ -46,7 +53,7 @@ def tap(root: nn.Module, sites: Iterable[Site], take: Take) -> list[RemovableHan
         after = [site for site in ports if site.port in ("output", "state")]
         if before:
             hook = _before(before, take, list(inspect.signature(module.forward).parameters))
-            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=first))
         if after:
             handles.append(module.register_forward_hook(_after(after, take)))
     return handles

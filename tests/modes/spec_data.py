@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.modes.spec_block import Array, Weights
+from qgate.modes.definition import Array, Weights
 
 
 def hadamard_matrix(n: int) -> Array:

@@ -20,7 +20,7 @@ from qgate.modes import CalibrationSettings, measure
 from qgate.modes.calibration import OBSERVED, quantile
 from qgate.pipeline import ModelSetup
 from tests.models.checkpoints import randomize
-from tests.modes import spec_block
+from qgate.modes import definition as spec_block
 
 LENGTHS = (17, 40, 40, 1, 33, 40, 40, 40, 2, 2)
 SITES = {"s_n": "in_proj:input", "s_z": "in_proj:output", "s_u": "x_proj:input", "s_x": "x_proj:output",

@@ -17,8 +17,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.modes import spec_block as spec
-from tests.modes.spec_block import Array, Scales, Taps, Weights
+from qgate.modes import definition as spec
+from qgate.modes.definition import Array, Scales, Taps, Weights
 from tests.modes.spec_data import hadamard_matrix, random_hidden, random_layer
 
 INT8 = [mode for mode in spec.MODES if mode not in spec.FLOAT]
