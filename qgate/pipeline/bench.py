@@ -228,7 +228,7 @@ def _outer(
     if not sites:
         raise QgateError(f"{model.name} has no list of blocks: say layers=(…) in its qgate.Model.")
     record = Capture(model.name, model.basis, "")
-    record.tensors = {site.name: [] for site in sites} | {"logits": []}
+    record.tensors = {name: [] for name in (*(site.name for site in sites), "logits")}
     place = 0
     with torch.no_grad():
         for batch in _batches(samples, together):

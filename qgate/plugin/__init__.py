@@ -1,4 +1,4 @@
-"""The pytest plugin: options and fixtures for suites.
+"""The pytest plugin: options, fixtures and reports of gates.
 
 It loads in every pytest run of the environment, so it stays light: torch comes with the first test
 that needs it.
@@ -6,91 +6,65 @@ that needs it.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-from collections.abc import Generator
-from typing import Any
-
 import pytest
 
 from qgate._version import __version__
-from qgate.errors import QgateError
+from qgate.plugin.cases import generate_cases, selected_formats
+from qgate.plugin.gates import Gate, device, fmt, gate, layer, mode, model
+from qgate.plugin.options import add_options, add_short_names, update_choice
+from qgate.plugin.reporting import Reports, attach
 
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "format": {
-        "metavar": "NAMES",
-        "action": "append",
-        "help": "formats for the per-format suites, separated by commas; repeatable (default: all)",
-    },
-}
+__all__ = ["Gate", "device", "fmt", "gate", "layer", "mode", "model"]
+
+_MARKERS = (
+    "qgate: a gate of qgate (all tests that use the fixture `gate` have it)",
+    "qgate_modes(names): modes of this test, whatever --mode says",
+    "limits(...): limits of this test: budget_db=, regression=, absolute=[...], sites=, reason=",
+)
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    group = parser.getgroup("qgate", "qgate: accuracy of quantization (--format or --qgate-format)")
-    for name, kwargs in _OPTIONS.items():
-        group.addoption(f"--qgate-{name}", dest=f"qgate_{name}", **kwargs)
+    add_options(parser)
     if getattr(pluginmanager, "_conftest_plugins", None):
         # Loaded by a conftest: the turn of `pytest_load_initial_conftests` is over.
-        _add_short_names(parser)
+        add_short_names(parser)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_load_initial_conftests(parser: pytest.Parser) -> Generator[None, None, None]:
+def pytest_load_initial_conftests(parser: pytest.Parser):  # type: ignore[no-untyped-def]
     """Short names last: a conftest or plugin that wants one of them has had it by now."""
-    yield
-    _add_short_names(parser)
-
-
-def _add_short_names(parser: pytest.Parser) -> None:
-    group = parser.getgroup("qgate")
-    for name, kwargs in _OPTIONS.items():
-        with contextlib.suppress(ValueError, argparse.ArgumentError):
-            short = kwargs | {"help": f"short for --qgate-{name}"}
-            group.addoption(f"--{name}", dest=f"qgate_{name}", **short)
+    result = yield
+    add_short_names(parser)
+    return result
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    for line in _MARKERS:
+        config.addinivalue_line("markers", line)
     wanted = config.getoption("qgate_format")
     if wanted is not None:
         selected_formats(wanted)
+    update_choice(config)
+    config.pluginmanager.register(Reports(config), "qgate-reports")
 
 
-def pytest_report_header() -> str:
-    return f"qgate: {__version__}"
-
-
-@pytest.fixture
-def fmt(request: pytest.FixtureRequest) -> str:
-    """The name of a number format; the test runs once for each one selected."""
-    return str(request.param)
+def pytest_report_header(config: pytest.Config) -> str:
+    wanted = config.getoption("qgate_mode")
+    told = [f"qgate: {__version__}"]
+    if wanted:
+        told.append(f"mode {','.join(wanted)}")
+    if update_choice(config):
+        told.append(f"updating baselines ({update_choice(config)})")
+    return ", ".join(told)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if _is_ours(metafunc, "fmt"):
-        names = selected_formats(metafunc.config.getoption("qgate_format"))
-        metafunc.parametrize("fmt", names, indirect=True)
+    generate_cases(metafunc)
 
 
-def _is_ours(metafunc: pytest.Metafunc, name: str) -> bool:
-    """If a test asks for this plugin's fixture: the name may be somebody else's, or a parameter."""
-    found = metafunc._arg2fixturedefs.get(name)
-    if not found or found[-1].func.__module__ != __name__:
-        return False
-    marks = metafunc.definition.iter_markers("parametrize")
-    named = (mark.args[0] if mark.args else mark.kwargs.get("argnames", "") for mark in marks)
-    split = (names.split(",") if isinstance(names, str) else names for names in named)
-    return all(name not in [part.strip() for part in names] for names in split)
-
-
-def selected_formats(wanted: list[str] | None) -> list[str]:
-    """The names behind a comma-separated list of names and aliases, each once; without one, all."""
-    from qgate import formats
-
-    if wanted is None:
-        return formats.names()
-    names = ",".join(wanted)
-    try:
-        found = [formats.get(name).name for name in names.split(",")]
-    except QgateError as error:
-        raise pytest.UsageError(f"--format {names}: {error}") from None
-    return list(dict.fromkeys(found))
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item):  # type: ignore[no-untyped-def]
+    """What the gates of a test found travels with its report, across processes too."""
+    report = yield
+    attach(item, report)
+    return report

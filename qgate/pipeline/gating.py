@@ -1,0 +1,269 @@
+"""One model under the gate: what was measured is held against what was accepted."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qgate.baselines import Change as StoredChange
+from qgate.baselines import (
+    Key,
+    Origin,
+    ReferenceTensor,
+    Store,
+    Update,
+    accepted_file,
+    differences,
+)
+from qgate.errors import QgateError
+from qgate.gate import Measured, Policy, Verdict, decide_update, failure_text, judge
+from qgate.models.model import inputs_hash
+from qgate.modes import Mode
+from qgate.pipeline.bench import Bench, SiteErrors
+from qgate.pipeline.tasks import task_values
+
+FLOOR = 1e-12
+REFERENCE_CAP = 1 << 17
+GATED = ("relative_mse", "one_minus_correlation")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One gate: the verdict, what it says if it fails, and what an update will write."""
+
+    verdict: Verdict
+    text: str
+    updated: int
+    record: dict[str, Any]
+
+    @property
+    def passed(self) -> bool:
+        return not self.text
+
+
+@dataclass
+class GateSession:
+    """The gates of one model; accepted errors are read once, updates collected till the end."""
+
+    bench: Bench
+    baselines: Path
+    policy: Policy
+    updating: str | None = None
+    report: str = ""
+    _update: Update | None = None
+    _origin: Origin | None = None
+    _accepted: dict[str, Mapping[Key, float]] = field(default_factory=dict)
+
+    def shares(self, other: GateSession) -> None:
+        """Collect updates where another session of the same model does."""
+        self._update = other.pending() if self.updating is not None else None
+        self._accepted, self._origin = other._accepted, other._origin
+
+    @property
+    def store(self) -> Store:
+        return Store(self.baselines, self.bench.model.name)
+
+    def origin(self, calibrated: bool = False) -> Origin:
+        """What this run measures, and with what."""
+        if self._origin is None:
+            model, sampling = self.bench.model, self.bench.setup.sampling
+            self._origin = Origin(
+                model=model.name,
+                weights=model.weights_hash(),
+                inputs=inputs_hash(model.inputs),
+                calibration=None,
+                samples=len(model.inputs),
+                seqlen=sampling.seqlen,
+                seed=sampling.seed,
+                device=model.device.type,
+                torch=str(torch.__version__),
+                commit=_commit(),
+            )
+        if calibrated:
+            return Origin(**{**vars(self._origin), "calibration": self._calibration_hash()})
+        return self._origin
+
+    def _calibration_hash(self) -> str:
+        made = self.bench.calibration
+        return f"{made.inputs[:40]}-{made.settings.percentile_alpha:g}-{made.settings.arithmetic}"
+
+    def check_baseline(self) -> None:
+        """Refuse to compare with a baseline of something else; an update replaces it instead."""
+        if self.updating is not None:
+            return
+        recorded = self.store.origin()
+        if recorded is None:
+            return
+        now = self.origin()
+        fields = ("model", "weights", "samples", "seqlen", "inputs")
+        found = differences(recorded, now, fields)
+        if found:
+            raise QgateError(
+                "; ".join(found) + ". Refresh it on purpose with --update-baselines, or run what "
+                f"it was made with ({self.store.folder})."
+            )
+
+    def layer(self, suite: str, mode: Mode, layer: str) -> Outcome:
+        """The errors of one layer in one mode."""
+        rows = [row for row in self.bench.measure(mode) if row.layer == layer]
+        accepted = self._accepted_of(mode)
+        measured = [_measured(row, suite, accepted) for row in rows]
+        return self.judge(suite, mode, measured, layer)
+
+    def task(self, suite: str, mode: Mode) -> Outcome:
+        """How much worse the model does its work."""
+        values, notes = task_values(self.bench, mode)
+        accepted = self._accepted_of(mode)
+        found = {k.metric: v for k, v in accepted.items() if (k.suite, k.site) == (suite, "logits")}
+        measured = Measured(
+            site="logits", layer="", scope="task", values=values, order=0,
+            nonfinite=sum(not math.isfinite(v) for v in values.values()),
+            accepted=found or None,
+        )  # fmt: skip
+        return self.judge(suite, mode, [measured], "logits", notes)
+
+    def judge(
+        self,
+        suite: str,
+        mode: Mode,
+        measured: Sequence[Measured],
+        where: str,
+        notes: Mapping[str, Any] | None = None,
+    ) -> Outcome:
+        """Hold numbers against their limits; in an update, note what is to be written."""
+        accepted = self._accepted_of(mode)
+        here = {(each.site, each.scope) for each in measured}
+        sites = {each.site for each in measured}
+        gone = {
+            (key.site, key.scope)
+            for key in accepted
+            if key.suite == suite and key.site in sites and (key.site, key.scope) not in here
+        }
+        file = self.store.folder / accepted_file(mode.name)
+        verdict = judge(
+            measured, self.policy.limits_of(mode.name), self._same_device(mode), absent=gone
+        )
+        updated = 0
+        failed = verdict.failed
+        if self.updating is not None:
+            decided = decide_update(verdict, self.updating)  # type: ignore[arg-type]
+            for (site, scope, metric), value in decided.values.items():
+                self.pending().set_accepted(mode.name, Key(suite, site, scope, metric), value)
+            if not mode.calibrated:
+                self.pending().without_calibration(mode.name)
+            updated = len(decided.values)
+            failed = decided.remaining
+        command = (
+            f"pytest suites --model {self.bench.setup.model} --mode {mode.name} --update-baselines"
+        )
+        text = ""
+        if failed:
+            text = failure_text(
+                Verdict(verdict.measured, tuple(failed)),
+                mode.name,
+                baseline=str(file),
+                command=command,
+                report=self.report,
+            )
+        record = {
+            "suite": suite,
+            "model": self.bench.model.name,
+            "mode": mode.name,
+            "layer": where,
+            "passed": not failed,
+            "updated": updated,
+            "measured": [each.to_dict() for each in measured],
+            "verdict": verdict.to_dict(),
+            "improved": [f"{c.site} {c.metric}" for c in verdict.improved],
+            "notes": dict(notes or {}),
+        }
+        return Outcome(verdict, text, updated, record)
+
+    def pending(self) -> Update:
+        """The update that is collected."""
+        if self._update is None:
+            self._update = Update(self.origin(calibrated=self._uses_calibration()))
+        return self._update
+
+    def _uses_calibration(self) -> bool:
+        return "rotated" in self.bench.model.bases
+
+    def commit(self, dry_run: bool = False) -> list[StoredChange]:
+        """Write what was collected, with the references where they are new or of other weights."""
+        if self._update is None:
+            return []
+        update, recorded = self._update, self.store.origin()
+        fields = ("model", "weights", "samples", "seqlen", "inputs")
+        if recorded is None or differences(recorded, update.origin, fields):
+            for basis in ("plain", *self.bench.model.bases):
+                update.set_reference(basis, self.reference_tensors(basis))
+        self._update = None
+        return [] if dry_run else self.store.commit(update)
+
+    def reference_tensors(self, basis: str) -> dict[str, ReferenceTensor]:
+        """The outputs of all blocks and the logits, cut to a seeded sample of rows."""
+        return {
+            site: ReferenceTensor.of(
+                torch.cat([t.reshape(-1, t.shape[-1]) for t in tensors]).numpy(), REFERENCE_CAP
+            )
+            for site, tensors in self.bench.reference(basis).tensors.items()
+            if not site.endswith(":input")
+        }
+
+    def _accepted_of(self, mode: Mode) -> Mapping[Key, float]:
+        if mode.name not in self._accepted:
+            found = self.store.accepted(mode.name)
+            values: Mapping[Key, float] = {}
+            if found is not None:
+                stale = found.stale(self.origin(calibrated=mode.calibrated))
+                if stale and self.updating is None:
+                    raise QgateError(
+                        f"the accepted errors of mode {mode.name} are stale: {'; '.join(stale)}. "
+                        f"Refresh them with --mode {mode.name} --update-baselines."
+                    )
+                values = {} if stale else found.values
+            self._accepted[mode.name] = values
+        return self._accepted[mode.name]
+
+    def _same_device(self, mode: Mode) -> bool:
+        found = self.store.accepted(mode.name)
+        return found is None or found.device == self.origin().device
+
+
+def _measured(row: SiteErrors, suite: str, accepted: Mapping[Key, float]) -> Measured:
+    found = {
+        key.metric: value
+        for key, value in accepted.items()
+        if (key.suite, key.site, key.scope) == (suite, row.site, row.scope)
+    }
+    return Measured(
+        site=row.site,
+        layer=row.layer,
+        scope=row.scope,  # type: ignore[arg-type]
+        values=row.values,
+        order=row.order,
+        nonfinite=row.nonfinite,
+        nonfinite_reference=row.nonfinite_reference,
+        ideal=None if row.ideal is None else {"relative_mse": row.ideal},
+        quantizer=row.quantizer,
+        floor=FLOOR,
+        accepted=found or None,
+        worst_channel=None if row.worst_channel is None else {"relative_mse": row.worst_channel},
+        gated=GATED,
+    )
+
+
+def _commit() -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=5
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None

@@ -1,0 +1,115 @@
+"""The fixtures of suites."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from qgate.errors import QgateError
+from qgate.plugin.sessions import session_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from qgate.gate import Measured
+    from qgate.models import Model
+    from qgate.modes import Mode
+    from qgate.pipeline.gating import GateSession, Outcome
+
+RECORDS: pytest.StashKey[list[dict[str, Any]]] = pytest.StashKey()
+
+
+@pytest.fixture
+def fmt(request: pytest.FixtureRequest) -> str:
+    """The name of a number format; the test runs once for each one selected."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def model(request: pytest.FixtureRequest) -> Model:
+    """A qgate.Model with its samples; the test runs once for each --model."""
+    return session_of(request.config, request.param).bench.model
+
+
+@pytest.fixture(scope="session")
+def mode(request: pytest.FixtureRequest) -> str:
+    """The name of a mode; the test runs once for each one that --mode means on the model."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def layer(request: pytest.FixtureRequest) -> str:
+    """A block of the model, such as `layers.2`; the test runs once for each of --layers."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """The device of --device."""
+    from qgate import devices
+
+    return devices.resolve(request.config.getoption("qgate_device"))
+
+
+@pytest.fixture
+def gate(request: pytest.FixtureRequest, model: Model) -> Gate:  # noqa: ARG001
+    """Holds what was measured against limits and accepted errors; fails with what to do."""
+    name = request.node.callspec.params["model"]
+    session = session_of(request.config, name)
+    try:
+        session.check_baseline()
+    except QgateError as error:
+        pytest.fail(str(error), pytrace=False)
+    return Gate(request.node, session)
+
+
+class Gate:
+    """The gate of one test: `gate.layer(mode, layer)`, `gate.task(mode)`, or `gate(measured)`."""
+
+    def __init__(self, item: pytest.Item, session: GateSession) -> None:
+        self._item = item
+        self._session = self._with_markers(session)
+        self.suite = Path(str(item.path)).stem.removeprefix("test_")
+
+    def _with_markers(self, session: GateSession) -> GateSession:
+        markers = list(self._item.iter_markers("limits"))
+        if not markers:
+            return session
+        from dataclasses import replace
+
+        policy = session.policy
+        for marker in reversed(markers):
+            policy = policy.with_marker(marker.kwargs, f"limits marker of {self._item.name}")
+        made = replace(session, policy=policy)
+        made.shares(session)
+        return made
+
+    @property
+    def session(self) -> GateSession:
+        """The bench with everything computed so far, and the baseline."""
+        return self._session
+
+    def mode(self, name: str) -> Mode:
+        """A mode of the model by name."""
+        return self._session.bench.setup.select(name, self._session.bench.model)[0]
+
+    def layer(self, mode: str, layer: str) -> None:
+        """The errors of one layer in one mode, local and carried."""
+        self._decide(self._session.layer(self.suite, self.mode(mode), layer))
+
+    def task(self, mode: str) -> None:
+        """What the mode costs the model's own work."""
+        self._decide(self._session.task(self.suite, self.mode(mode)))
+
+    def __call__(self, measured: list[Measured], mode: str, where: str = "") -> None:
+        """Anything measured, for suites of your own."""
+        self._decide(self._session.judge(self.suite, self.mode(mode), measured, where))
+
+    def _decide(self, outcome: Outcome) -> None:
+        self._item.stash.setdefault(RECORDS, []).append(
+            {**outcome.record, "node": self._item.nodeid}
+        )
+        if not outcome.passed:
+            pytest.fail(outcome.text, pytrace=False)

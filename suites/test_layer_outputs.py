@@ -1,0 +1,16 @@
+"""How far every layer of a quantized model is from the FP32 one.
+
+Each test is one mode and one layer. The error carried here by the model running free and the
+error made in this layer alone are held against what was accepted; inside the layer, every quantized
+tensor may be at most half a decibel worse than an ideal quantizer of its format.
+"""
+
+import pytest
+
+
+# Seen on tiny-mamba and tiny-llama: the worst useful mode (MXFP4) carries 0.4, a broken one 1 and more.
+@pytest.mark.limits(
+    absolute=["relative_mse<0.6", "correlation>0.7"], reason="nothing useful is left"
+)
+def test_layer_outputs(gate, mode, layer):
+    gate.layer(mode, layer)
