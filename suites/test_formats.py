@@ -17,14 +17,14 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 def ordinary(rng):
     """Activations: normal, a few channels much larger, rows that end in the middle of a block."""
-    x = rng.standard_normal((192, 200))
+    x = rng.standard_normal((64, 104))
     x[:, ::40] *= 60
     return x
 
 
 def wide(rng):
     """Every magnitude there is, zeros, powers of two and their lower neighbors."""
-    x = rng.standard_normal((192, 200)) * np.exp2(rng.integers(-140, 120, (192, 1)))
+    x = rng.standard_normal((64, 104)) * np.exp2(rng.integers(-140, 120, (64, 1)))
     x *= np.exp2(rng.integers(-12, 1, x.shape))
     x[1::7] = np.sign(x[1::7]) * np.exp2(np.rint(np.log2(np.abs(x[1::7]))))
     x[2::7] = np.nextafter(x[1::7][: len(x[2::7])].astype(np.float32), np.float32(0))

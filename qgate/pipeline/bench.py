@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from qgate.capture import Capture
-from qgate.capture.running import pass_through
+from qgate.capture.running import pass_through, run
 from qgate.errors import QgateError
 from qgate.models import Model, Site
 from qgate.models.tapping import tapped
@@ -27,6 +27,7 @@ from qgate.stats import ErrorStats, errors
 
 BUDGET_TOKENS = 128
 _BATCH = 8
+_BACKWARD_SAMPLES = 2
 METRICS = ("relative_mse", "correlation", "mse", "mae", "max_abs", "sqnr_db", "cosine")
 
 
@@ -58,6 +59,7 @@ class Bench:
     _references: dict[str, Capture] = field(default_factory=dict)
     _measured: dict[str, list[SiteErrors]] = field(default_factory=dict)
     _quantized: dict[str, Quantized] = field(default_factory=dict)
+    _gradients: dict[str, list[SiteErrors]] = field(default_factory=dict)
 
     @property
     def model(self) -> Model:
@@ -117,7 +119,7 @@ class Bench:
             local = _outer(quantized.model, self.model.inputs, reference, together)
             found = self._blocks("carried", carried, reference)
             found += self._blocks("local", local, reference)
-            found += self._sites(quantized)
+            found += self.site_errors(quantized)
             self._measured[mode.name] = sorted(found, key=lambda each: (each.order, each.scope))
         return self._measured[mode.name]
 
@@ -128,6 +130,41 @@ class Bench:
         model = self.quantized(mode).model
         with torch.no_grad():
             return [model(sample) for sample in self.model.inputs]
+
+    def gradients(self, mode: Mode) -> list[SiteErrors]:
+        """The gradients of a mode at the outputs of blocks and at weights, against FP32's."""
+        if mode.name not in self._gradients:
+            quantized = self.quantized(mode)
+            self.progress(f"gradients of {self.model.name} in mode {mode.name}")
+            base = self._reference_model(quantized.model.basis)
+            samples = self.model.inputs[:_BACKWARD_SAMPLES]
+            sites = [
+                site
+                for site in base.sites()
+                if self.model.layer_of(site.module)
+                and (
+                    (site.kind == "block" and site.port == "output")
+                    or (site.kind == "linear" and site.port == "weight")
+                )
+            ]
+            key = f"{base.basis} gradients"
+            if key not in self._references:
+                self._references[key] = run(base, sites, samples=samples, gradients=True)
+            expected = self._references[key].gradients
+            actual = run(quantized.model, sites, samples=samples, gradients=True).gradients
+            order = self._order()
+            found = []
+            for site in sites:
+                pairs = zip(actual[site.name], expected[site.name], strict=True)
+                parts = [errors(a.float(), r.float()) for a, r in pairs]
+                total = parts[0]
+                for part in parts[1:]:
+                    total = total + part
+                layer = short_layer(self.model.layer_of(site.module))
+                place = order.get(site.name, 0)
+                found.append(_plain(site.name, layer, "backward", place, total))
+            self._gradients[mode.name] = found
+        return self._gradients[mode.name]
 
     def _blocks(self, scope: str, actual: Capture, reference: Capture) -> list[SiteErrors]:
         order = self._order()
@@ -147,8 +184,14 @@ class Bench:
     def _order(self) -> dict[str, int]:
         return {site.name: place for place, site in enumerate(self.model.sites())}
 
-    def _sites(self, quantized: Quantized) -> list[SiteErrors]:
-        """Every quantized site on a short text, fed by the reference, against the ideal there."""
+    def site_errors(
+        self, quantized: Quantized, declared: Quantized | None = None
+    ) -> list[SiteErrors]:
+        """Every quantized site on a short text, fed by the reference, against the ideal there.
+
+        The ideal is that of the mode itself, or of what was declared in its place.
+        """
+        meant = quantized if declared is None else declared
         base = self._reference_model(quantized.model.basis)
         sample = _shortened(self.model.inputs[0])
         wanted = self._compared_sites(quantized, base)
@@ -156,7 +199,7 @@ class Bench:
         flowing = _flow(base, {*wanted, *inputs, *_weights(base)}, sample)
         actual = _fed(quantized, wanted, sample, flowing)
         scales = self._calibration if quantized.mode.calibrated else None
-        ideal = ideal_tensors(quantized.mode, quantized.plan, base, flowing, scales)
+        ideal = ideal_tensors(meant.mode, meant.plan, base, flowing, scales)
         named = {entry.site: entry.does for entry in quantized.plan.entries}
         order = self._order()
         found = []
@@ -265,6 +308,11 @@ def _shortened(sample: Any) -> Any:
     if isinstance(sample, Tensor) and not sample.is_floating_point() and sample.dim() == 2:
         return sample[:, :BUDGET_TOKENS]
     return sample
+
+
+def capture_sites(model: Model, sites: Sequence[Site]) -> dict[str, Tensor]:
+    """What flows at sites on a short text."""
+    return _flow(model, set(sites), _shortened(model.inputs[0]))
 
 
 def _flow(model: Model, sites: set[Site], sample: Any) -> dict[str, Tensor]:

@@ -24,8 +24,17 @@ from qgate.baselines import (
 from qgate.errors import QgateError
 from qgate.gate import Measured, Policy, Verdict, decide_update, failure_text, judge
 from qgate.models.model import inputs_hash
-from qgate.modes import Mode
+from qgate.modes import Mode, apply
+from qgate.modes.formats import FP32
 from qgate.pipeline.bench import Bench, SiteErrors
+from qgate.pipeline.self_checks import (
+    BROKEN,
+    HEALTHY,
+    identity,
+    perturbation_shows,
+    stored_reference,
+    unquantized,
+)
 from qgate.pipeline.tasks import task_values
 
 FLOOR = 1e-12
@@ -59,6 +68,7 @@ class GateSession:
     _update: Update | None = None
     _origin: Origin | None = None
     _accepted: dict[str, Mapping[Key, float]] = field(default_factory=dict)
+    _rerecord: bool = False
 
     def shares(self, other: GateSession) -> None:
         """Collect updates where another session of the same model does."""
@@ -115,6 +125,56 @@ class GateSession:
         accepted = self._accepted_of(mode)
         measured = [_measured(row, suite, accepted) for row in rows]
         return self.judge(suite, mode, measured, layer)
+
+    def gradients(self, suite: str, mode: Mode, layer: str) -> Outcome:
+        """The gradients of one layer in one mode."""
+        rows = [row for row in self.bench.gradients(mode) if row.layer == layer]
+        accepted = self._accepted_of(mode)
+        return self.judge(suite, mode, [_measured(r, suite, accepted) for r in rows], layer)
+
+    def reference(self, suite: str) -> Outcome:
+        """The stored reference is the live one, and that one is unquantized."""
+        measured = []
+        stored = [] if self.updating is not None else self.store.bases()
+        for basis in stored:
+            live = self.reference_tensors(basis)
+            measured += stored_reference(self.bench, basis, self.store.reference(basis), live)
+        if not stored and self.updating is None:
+            raise QgateError(
+                f"there is no baseline of {self.bench.model.name} in {str(self.store.folder)!r}: "
+                f"pytest suites --model {self.bench.setup.model} --update-baselines records one."
+            )
+        if self.updating is not None:
+            self.pending()
+            self._rerecord = True
+        places = {each.site: each for each in measured}
+        measured = list(places.values()) + unquantized(self.bench)
+        outcome = self.judge(suite, FP32, measured, "reference")
+        if outcome.passed and not perturbation_shows(self.bench):
+            text = "a weight moved by a thousandth does not show in the reference"
+            return Outcome(outcome.verdict, text, 0, {**outcome.record, "passed": False})
+        return outcome
+
+    def canary(self, suite: str) -> Outcome:
+        """A quantizer that truncates is rejected: the gate can fail."""
+        bench = self.bench
+        healthy, broken = (apply(mode, bench.model) for mode in (HEALTHY, BROKEN))
+        rows = {
+            name: [
+                _measured(row, suite, {}, gated=()) for row in bench.site_errors(quantized, healthy)
+            ]
+            for name, quantized in (("healthy", healthy), ("broken", broken))
+        }
+        limits = self.policy.limits_of("canary")
+        seen = judge(rows["broken"], limits, True)
+        outcome = self.judge(suite, HEALTHY, rows["healthy"], "canary")
+        missed = seen.passed or all(check.kind != "budget" for check in seen.failed)
+        text = "a quantizer that truncates passes the gate: it gates nothing" if missed else ""
+        if not text and not identity(bench):
+            text = "a plan that quantizes nothing changes the model's output"
+        if text:
+            return Outcome(seen, text, 0, {**outcome.record, "passed": False})
+        return outcome
 
     def task(self, suite: str, mode: Mode) -> Outcome:
         """How much worse the model does its work."""
@@ -200,7 +260,7 @@ class GateSession:
             return []
         update, recorded = self._update, self.store.origin()
         fields = ("model", "weights", "samples", "seqlen", "inputs")
-        if recorded is None or differences(recorded, update.origin, fields):
+        if self._rerecord or recorded is None or differences(recorded, update.origin, fields):
             for basis in ("plain", *self.bench.model.bases):
                 update.set_reference(basis, self.reference_tensors(basis))
         self._update = None
@@ -236,7 +296,12 @@ class GateSession:
         return found is None or found.device == self.origin().device
 
 
-def _measured(row: SiteErrors, suite: str, accepted: Mapping[Key, float]) -> Measured:
+def _measured(
+    row: SiteErrors,
+    suite: str,
+    accepted: Mapping[Key, float],
+    gated: tuple[str, ...] = GATED,
+) -> Measured:
     found = {
         key.metric: value
         for key, value in accepted.items()
@@ -255,7 +320,7 @@ def _measured(row: SiteErrors, suite: str, accepted: Mapping[Key, float]) -> Mea
         floor=FLOOR,
         accepted=found or None,
         worst_channel=None if row.worst_channel is None else {"relative_mse": row.worst_channel},
-        gated=GATED,
+        gated=gated,
     )
 
 

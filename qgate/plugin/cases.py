@@ -26,7 +26,7 @@ def generate_cases(metafunc: pytest.Metafunc) -> None:
     except QgateError as error:
         raise pytest.UsageError(f"qgate: {error}") from None
     ids = ["-".join(case) for case in cases]
-    metafunc.parametrize(names, [c if len(names) > 1 else c[0] for c in cases], ids=ids,
+    metafunc.parametrize(",".join(names), [c if len(names) > 1 else c[0] for c in cases], ids=ids,
                          indirect=True, scope="session")  # fmt: skip
 
 

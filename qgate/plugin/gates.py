@@ -99,6 +99,18 @@ class Gate:
         """The errors of one layer in one mode, local and carried."""
         self._decide(self._session.layer(self.suite, self.mode(mode), layer))
 
+    def gradients(self, mode: str, layer: str) -> None:
+        """The gradients of one layer in one mode, against FP32's."""
+        self._decide(self._session.gradients(self.suite, self.mode(mode), layer))
+
+    def reference(self) -> None:
+        """The stored reference equals a live one, and that one is unquantized."""
+        self._decide(self._session.reference(self.suite))
+
+    def canary(self) -> None:
+        """A plan that quantizes nothing is exact, and a broken quantizer is rejected."""
+        self._decide(self._session.canary(self.suite))
+
     def task(self, mode: str) -> None:
         """What the mode costs the model's own work."""
         self._decide(self._session.task(self.suite, self.mode(mode)))

@@ -1,0 +1,9 @@
+"""What everything is compared with: the stored FP32 reference is a live one, and unquantized.
+
+Every linear layer of the live reference is multiplied again in float64, from its parameters: a
+reference that runs through a quantizer anywhere cannot pass.
+"""
+
+
+def test_reference(gate):
+    gate.reference()
