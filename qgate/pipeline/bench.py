@@ -7,7 +7,7 @@ text with every site given the reference's tensor, against the error of an ideal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,17 +16,15 @@ import torch
 from torch import Tensor
 
 from qgate.capture import Capture
-from qgate.capture.running import pass_through, run
+from qgate.capture.running import run
 from qgate.errors import QgateError
 from qgate.models import Model, Site
-from qgate.models.tapping import tapped
 from qgate.modes import Calibration, Mode, Quantized, apply
 from qgate.pipeline.ideals import TAPS, ideal_tensors
+from qgate.pipeline.passes import fed, flow, linear_weights, outer_tensors, short_layer, shortened
 from qgate.pipeline.setups import ModelSetup
 from qgate.stats import ErrorStats, errors
 
-BUDGET_TOKENS = 128
-_BATCH = 8
 _BACKWARD_SAMPLES = 2
 METRICS = ("relative_mse", "correlation", "mse", "mae", "max_abs", "sqnr_db", "cosine")
 
@@ -87,12 +85,16 @@ class Bench:
             self._quantized[mode.name] = apply(mode, self.model, scales)
         return self._quantized[mode.name]
 
+    def ran(self) -> dict[str, Quantized]:
+        """The modes that were applied so far."""
+        return dict(self._quantized)
+
     def reference(self, basis: str) -> Capture:
         """Inputs and outputs of all blocks, and the logits, of the reference in a basis."""
         if basis not in self._references:
             model = self._reference_model(basis)
             self.progress(f"reference of {model.name}, basis {basis}")
-            self._references[basis] = _outer(model, model.inputs)
+            self._references[basis] = outer_tensors(model, model.inputs)
         return self._references[basis]
 
     def _reference_model(self, basis: str) -> Model:
@@ -115,8 +117,8 @@ class Bench:
             basis = quantized.model.basis
             reference = self.reference(basis)
             together = mode.causal and not mode.own
-            carried = _outer(quantized.model, self.model.inputs, together=together)
-            local = _outer(quantized.model, self.model.inputs, reference, together)
+            carried = outer_tensors(quantized.model, self.model.inputs, together=together)
+            local = outer_tensors(quantized.model, self.model.inputs, reference, together)
             found = self._blocks("carried", carried, reference)
             found += self._blocks("local", local, reference)
             found += self.site_errors(quantized)
@@ -131,38 +133,41 @@ class Bench:
         with torch.no_grad():
             return [model(sample) for sample in self.model.inputs]
 
+    def reference_gradients(self, basis: str) -> dict[str, list[Tensor]]:
+        """The gradients of the reference at the outputs of blocks and at weights."""
+        key = f"{basis} gradients"
+        if key not in self._references:
+            base = self._reference_model(basis)
+            samples = self.model.inputs[:_BACKWARD_SAMPLES]
+            sites = self._backward_sites(base)
+            self._references[key] = run(base, sites, samples=samples, gradients=True)
+        return self._references[key].gradients
+
+    def _backward_sites(self, base: Model) -> list[Site]:
+        return [
+            site
+            for site in base.sites()
+            if self.model.layer_of(site.module)
+            and (site.kind, site.port) in (("block", "output"), ("linear", "weight"))
+        ]
+
     def gradients(self, mode: Mode) -> list[SiteErrors]:
-        """The gradients of a mode at the outputs of blocks and at weights, against FP32's."""
+        """The gradients of a mode against those of the reference."""
         if mode.name not in self._gradients:
             quantized = self.quantized(mode)
             self.progress(f"gradients of {self.model.name} in mode {mode.name}")
-            base = self._reference_model(quantized.model.basis)
+            basis = quantized.model.basis
+            expected = self.reference_gradients(basis)
+            sites = self._backward_sites(self._reference_model(basis))
             samples = self.model.inputs[:_BACKWARD_SAMPLES]
-            sites = [
-                site
-                for site in base.sites()
-                if self.model.layer_of(site.module)
-                and (
-                    (site.kind == "block" and site.port == "output")
-                    or (site.kind == "linear" and site.port == "weight")
-                )
-            ]
-            key = f"{base.basis} gradients"
-            if key not in self._references:
-                self._references[key] = run(base, sites, samples=samples, gradients=True)
-            expected = self._references[key].gradients
             actual = run(quantized.model, sites, samples=samples, gradients=True).gradients
             order = self._order()
             found = []
             for site in sites:
-                pairs = zip(actual[site.name], expected[site.name], strict=True)
-                parts = [errors(a.float(), r.float()) for a, r in pairs]
-                total = parts[0]
-                for part in parts[1:]:
-                    total = total + part
+                pairs = list(zip(actual[site.name], expected[site.name], strict=True))
                 layer = short_layer(self.model.layer_of(site.module))
                 place = order.get(site.name, 0)
-                found.append(_plain(site.name, layer, "backward", place, total))
+                found.append(_plain(site.name, layer, "backward", place, _errors(pairs)))
             self._gradients[mode.name] = found
         return self._gradients[mode.name]
 
@@ -171,13 +176,8 @@ class Bench:
         found = []
         for layer in self.model.layers:
             site = f"{layer}:output"
-            pairs = zip(actual[site], reference[site], strict=True)
-            total: ErrorStats | None = None
-            for a, r in pairs:
-                part = errors(a.float(), r.float(), channel_axis=-1)
-                total = part if total is None else total + part
-            if total is None:
-                raise QgateError(f"nothing was compared at {site}.")
+            pairs = list(zip(actual[site], reference[site], strict=True))
+            total = _errors(pairs, channel_axis=-1)
             found.append(_plain(site, short_layer(layer), scope, order.get(site, 0), total))
         return found
 
@@ -193,11 +193,11 @@ class Bench:
         """
         meant = quantized if declared is None else declared
         base = self._reference_model(quantized.model.basis)
-        sample = _shortened(self.model.inputs[0])
+        sample = shortened(self.model.inputs[0])
         wanted = self._compared_sites(quantized, base)
         inputs = [s for s in base.sites() if s.kind == "block" and s.port == "input"]
-        flowing = _flow(base, {*wanted, *inputs, *_weights(base)}, sample)
-        actual = _fed(quantized, wanted, sample, flowing)
+        flowing = flow(base, {*wanted, *inputs, *linear_weights(base)}, sample)
+        actual = fed(quantized, wanted, sample, flowing)
         scales = self._calibration if quantized.mode.calibrated else None
         ideal = ideal_tensors(meant.mode, meant.plan, base, flowing, scales)
         named = {entry.site: entry.does for entry in quantized.plan.entries}
@@ -238,126 +238,6 @@ def _touched(site: Site, planned: set[str]) -> bool:
     return any(f"{site.module}:{port}" in planned for port in ("input", "weight", site.port))
 
 
-def short_layer(name: str) -> str:
-    """`backbone.layers.3` is `layers.3` for people."""
-    parts = name.split(".")
-    return ".".join(parts[-2:]) if len(parts) > 1 else name
-
-
-def _weights(model: Model) -> list[Site]:
-    return [site for site in model.sites() if site.port == "weight" and site.kind == "linear"]
-
-
-def _batches(samples: Sequence[Any], together: bool) -> Iterator[Any]:
-    """Samples of one length side by side, where a mode is the same alone and in a batch."""
-    held: list[Tensor] = []
-    for sample in samples:
-        if not (together and isinstance(sample, Tensor)):
-            yield sample
-            continue
-        if held and (sample.shape[1:] != held[0].shape[1:] or len(held) == _BATCH):
-            yield torch.cat(held)
-            held = []
-        held.append(sample)
-    if held:
-        yield torch.cat(held)
-
-
-def _outer(
-    model: Model, samples: Sequence[Any], forced: Capture | None = None, together: bool = True
-) -> Capture:
-    """Inputs and outputs of the blocks, and the logits; with `forced`, inputs are given."""
-    sites = [s for s in model.sites() if s.kind == "block" and s.port in ("input", "output")]
-    if not sites:
-        raise QgateError(f"{model.name} has no list of blocks: say layers=(…) in its qgate.Model.")
-    record = Capture(model.name, model.basis, "")
-    record.tensors = {name: [] for name in (*(site.name for site in sites), "logits")}
-    place = 0
-    with torch.no_grad():
-        for batch in _batches(samples, together):
-
-            def keep(_index: int, site: Site, tensor: Tensor) -> None:
-                record.tensors[site.name] += _apart(tensor)
-
-            part = None if forced is None else _part(forced, sites, place, _size(batch))
-            result = pass_through(model, sites, 0, batch, keep, part)
-            record.tensors["logits"] += _apart(result)
-            place += _size(batch)
-    return record
-
-
-def _size(batch: Any) -> int:
-    return len(batch) if isinstance(batch, Tensor) else 1
-
-
-def _apart(tensor: Tensor) -> list[Tensor]:
-    """The samples of a batch, each as a batch of one."""
-    return [row.detach().float().clone() for row in tensor.split(1)]
-
-
-def _part(forced: Capture, sites: list[Site], place: int, count: int) -> Capture:
-    part = Capture(forced.model, forced.basis, "")
-    for site in sites:
-        if site.port == "input":
-            part.tensors[site.name] = [torch.cat(forced[site.name][place : place + count])]
-    return part
-
-
-def _shortened(sample: Any) -> Any:
-    """The beginning of a sample of token ids; other samples as they are."""
-    if isinstance(sample, Tensor) and not sample.is_floating_point() and sample.dim() == 2:
-        return sample[:, :BUDGET_TOKENS]
-    return sample
-
-
-def capture_sites(model: Model, sites: Sequence[Site]) -> dict[str, Tensor]:
-    """What flows at sites on a short text."""
-    return _flow(model, set(sites), _shortened(model.inputs[0]))
-
-
-def _flow(model: Model, sites: set[Site], sample: Any) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-
-    def keep(_index: int, site: Site, tensor: Tensor) -> None:
-        found.setdefault(site.name, tensor.detach().clone())
-
-    with torch.no_grad():
-        pass_through(model, sites, 0, sample, keep)
-    return found
-
-
-def _fed(
-    quantized: Quantized, wanted: list[Site], sample: Any, flowing: dict[str, Tensor]
-) -> dict[str, Tensor]:
-    """What a mode makes of each site when it is given what the reference has there.
-
-    A quantized Mamba mixer is fed as a whole, its parts hang together; elsewhere every linear layer
-    and every other site that is quantized on its way in is fed by itself.
-    """
-    model = quantized.model
-    if quantized.mode.choices is not None:
-        gates = [s for s in model.sites() if s.port == "input" and s.kind == "block"]
-    else:
-        own = quantized.plan.quantizers()
-        gates = [
-            site
-            for site in wanted
-            if site.port not in ("weight", "output", "state")
-            and (site.kind == "linear" or site.name in own)
-        ]
-    found: dict[str, Tensor] = {}
-
-    def feed(site: Site, tensor: Tensor) -> Tensor:
-        return flowing[site.name].to(tensor.dtype) if site.name in flowing else tensor
-
-    def keep(_index: int, site: Site, tensor: Tensor) -> None:
-        found.setdefault(site.name, tensor.detach().clone())
-
-    with torch.no_grad(), tapped(model.module, gates, feed, first=True):
-        pass_through(model, wanted, 0, sample, keep)
-    return found
-
-
 def _relative(ideal: np.ndarray[Any, Any], reference: Tensor) -> float:
     true = reference.detach().float().cpu().numpy().astype(np.float64)
     energy = float(np.square(true).sum())
@@ -387,6 +267,17 @@ def _plain(
         quantizer,
         _worst_channel(found),
     )
+
+
+def _errors(pairs: list[tuple[Tensor, Tensor]], channel_axis: int | None = None) -> ErrorStats:
+    """The errors of all pairs together."""
+    if not pairs:
+        raise QgateError("nothing was compared: there is no pair of tensors.")
+    parts = [errors(a.float(), r.float(), channel_axis=channel_axis) for a, r in pairs]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
 
 
 def _worst_channel(found: ErrorStats) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,10 @@ from qgate.gate import Measured, Policy, Verdict, decide_update, failure_text, j
 from qgate.models.model import inputs_hash
 from qgate.modes import Mode, apply
 from qgate.modes.formats import FP32
-from qgate.pipeline.bench import Bench, SiteErrors
+from qgate.pipeline.bench import Bench
+from qgate.pipeline.format_rows import SHARES, overflow_rows, scaling_rows
+from qgate.pipeline.gate_rows import accepted_of, measured_of, record_rows
+from qgate.pipeline.passes import short_layer
 from qgate.pipeline.self_checks import (
     BROKEN,
     HEALTHY,
@@ -37,9 +40,7 @@ from qgate.pipeline.self_checks import (
 )
 from qgate.pipeline.tasks import task_values
 
-FLOOR = 1e-12
 REFERENCE_CAP = 1 << 17
-GATED = ("relative_mse", "one_minus_correlation")
 
 
 @dataclass(frozen=True)
@@ -123,14 +124,32 @@ class GateSession:
         """The errors of one layer in one mode."""
         rows = [row for row in self.bench.measure(mode) if row.layer == layer]
         accepted = self._accepted_of(mode)
-        measured = [_measured(row, suite, accepted) for row in rows]
+        measured = [measured_of(row, suite, accepted) for row in rows]
         return self.judge(suite, mode, measured, layer)
 
     def gradients(self, suite: str, mode: Mode, layer: str) -> Outcome:
         """The gradients of one layer in one mode."""
         rows = [row for row in self.bench.gradients(mode) if row.layer == layer]
         accepted = self._accepted_of(mode)
-        return self.judge(suite, mode, [_measured(r, suite, accepted) for r in rows], layer)
+        return self.judge(suite, mode, [measured_of(r, suite, accepted) for r in rows], layer)
+
+    def scaling(self, suite: str, fmt: str, layer: str) -> Outcome:
+        """The error of a format at the scale that suits each tensor of a layer."""
+        rows, notes = scaling_rows(self.bench, fmt, layer)
+        return self._of_format(suite, fmt, rows, layer, notes)
+
+    def overflow(self, suite: str, fmt: str, layer: str, phase: str) -> Outcome:
+        """What a format clips and makes zero in the tensors or gradients of a layer."""
+        rows = overflow_rows(self.bench, fmt, layer, phase)
+        return self._of_format(suite, fmt, rows, f"{layer} {phase}", {})
+
+    def _of_format(
+        self, suite: str, fmt: str, rows: list[Measured], where: str, notes: Mapping[str, Any]
+    ) -> Outcome:
+        mode = Mode(fmt, "the format alone")
+        accepted = self._accepted_of(mode)
+        rows = [replace(row, accepted=accepted_of(accepted, suite, row) or None) for row in rows]
+        return self.judge(suite, mode, rows, where, notes, label="format")
 
     def reference(self, suite: str) -> Outcome:
         """The stored reference is the live one, and that one is unquantized."""
@@ -161,7 +180,8 @@ class GateSession:
         healthy, broken = (apply(mode, bench.model) for mode in (HEALTHY, BROKEN))
         rows = {
             name: [
-                _measured(row, suite, {}, gated=()) for row in bench.site_errors(quantized, healthy)
+                measured_of(row, suite, {}, gated=())
+                for row in bench.site_errors(quantized, healthy)
             ]
             for name, quantized in (("healthy", healthy), ("broken", broken))
         }
@@ -195,19 +215,18 @@ class GateSession:
         measured: Sequence[Measured],
         where: str,
         notes: Mapping[str, Any] | None = None,
+        label: str = "mode",
     ) -> Outcome:
         """Hold numbers against their limits; in an update, note what is to be written."""
         accepted = self._accepted_of(mode)
-        here = {(each.site, each.scope) for each in measured}
-        sites = {each.site for each in measured}
-        gone = {
-            (key.site, key.scope)
-            for key in accepted
-            if key.suite == suite and key.site in sites and (key.site, key.scope) not in here
-        }
+        gone = self._gone(accepted, suite, measured)
         file = self.store.folder / accepted_file(mode.name)
         verdict = judge(
-            measured, self.policy.limits_of(mode.name), self._same_device(mode), absent=gone
+            measured,
+            self.policy.limits_of(mode.name),
+            self._same_device(mode),
+            absent=gone,
+            metrics=SHARES,
         )
         updated = 0
         failed = verdict.failed
@@ -225,25 +244,43 @@ class GateSession:
         text = ""
         if failed:
             text = failure_text(
-                Verdict(verdict.measured, tuple(failed)),
+                Verdict(verdict.measured, tuple(sorted(failed, key=lambda each: each.place))),
                 mode.name,
+                label=label,
                 baseline=str(file),
                 command=command,
                 report=self.report,
             )
         record = {
-            "suite": suite,
-            "model": self.bench.model.name,
-            "mode": mode.name,
-            "layer": where,
             "passed": not failed,
             "updated": updated,
-            "measured": [each.to_dict() for each in measured],
-            "verdict": verdict.to_dict(),
-            "improved": [f"{c.site} {c.metric}" for c in verdict.improved],
-            "notes": dict(notes or {}),
+            "rows": record_rows(
+                suite, self.bench.model.name, mode.name, where, verdict, dict(notes or {}), failed
+            ),
         }
         return Outcome(verdict, text, updated, record)
+
+    def _gone(
+        self, accepted: Mapping[Key, float], suite: str, measured: Sequence[Measured]
+    ) -> set[tuple[str, str]]:
+        """What was accepted in the layers and scopes measured here, and was not measured now."""
+        layers, scopes = ({each.layer for each in measured}, {each.scope for each in measured})
+        here = {each.key for each in measured}
+        return {
+            (key.site, key.scope)
+            for key in accepted
+            if key.suite == suite
+            and key.scope in scopes
+            and (key.site, key.scope) not in here
+            and short_layer(self.bench.model.layer_of(key.site.partition(":")[0])) in layers
+        }
+
+    def plans(self) -> dict[str, dict[str, str]]:
+        """The plans of the modes that ran, site by site."""
+        return {
+            name: {entry.site: f"{entry.does}; {entry.origin}" for entry in made.plan.entries}
+            for name, made in self.bench.ran().items()
+        }
 
     def pending(self) -> Update:
         """The update that is collected."""
@@ -294,34 +331,6 @@ class GateSession:
     def _same_device(self, mode: Mode) -> bool:
         found = self.store.accepted(mode.name)
         return found is None or found.device == self.origin().device
-
-
-def _measured(
-    row: SiteErrors,
-    suite: str,
-    accepted: Mapping[Key, float],
-    gated: tuple[str, ...] = GATED,
-) -> Measured:
-    found = {
-        key.metric: value
-        for key, value in accepted.items()
-        if (key.suite, key.site, key.scope) == (suite, row.site, row.scope)
-    }
-    return Measured(
-        site=row.site,
-        layer=row.layer,
-        scope=row.scope,  # type: ignore[arg-type]
-        values=row.values,
-        order=row.order,
-        nonfinite=row.nonfinite,
-        nonfinite_reference=row.nonfinite_reference,
-        ideal=None if row.ideal is None else {"relative_mse": row.ideal},
-        quantizer=row.quantizer,
-        floor=FLOOR,
-        accepted=found or None,
-        worst_channel=None if row.worst_channel is None else {"relative_mse": row.worst_channel},
-        gated=gated,
-    )
 
 
 def _commit() -> str | None:

@@ -11,7 +11,8 @@ from qgate.errors import QgateError
 from qgate.gate import Measured
 from qgate.models import Model
 from qgate.modes import Mode, Rule, apply
-from qgate.pipeline.bench import Bench, capture_sites, short_layer
+from qgate.pipeline.bench import Bench
+from qgate.pipeline.passes import capture_sites, short_layer
 
 # What float32 sums in another order are apart; a quantizer is a million times further away.
 NOISE = 1e-9

@@ -19,6 +19,7 @@ __all__ = ["Gate", "device", "fmt", "gate", "layer", "mode", "model"]
 _MARKERS = (
     "qgate: a gate of qgate (all tests that use the fixture `gate` have it)",
     "qgate_modes(names): modes of this test, whatever --mode says",
+    "qgate_formats(names): formats of this test where --format does not say others",
     "limits(...): limits of this test: budget_db=, regression=, absolute=[...], sites=, reason=",
 )
 

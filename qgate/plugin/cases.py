@@ -16,7 +16,9 @@ _CASES = ("model", "mode", "layer")
 def generate_cases(metafunc: pytest.Metafunc) -> None:
     """Parametrize this plugin's fixtures."""
     if is_ours(metafunc, "fmt"):
-        names = selected_formats(metafunc.config.getoption("qgate_format"))
+        marker = metafunc.definition.get_closest_marker("qgate_formats")
+        wanted = metafunc.config.getoption("qgate_format")
+        names = selected_formats(list(marker.args) if marker and wanted is None else wanted)
         metafunc.parametrize("fmt", names, indirect=True)
     names = [name for name in _CASES if is_ours(metafunc, name)]
     if not names:

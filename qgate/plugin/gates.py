@@ -103,6 +103,14 @@ class Gate:
         """The gradients of one layer in one mode, against FP32's."""
         self._decide(self._session.gradients(self.suite, self.mode(mode), layer))
 
+    def scaling(self, fmt: str, layer: str) -> None:
+        """The error of a format at the scale that suits each tensor of a layer."""
+        self._decide(self._session.scaling(self.suite, fmt, layer))
+
+    def overflow(self, fmt: str, layer: str, phase: str = "forward") -> None:
+        """What a format clips and makes zero in a layer, forward or backward."""
+        self._decide(self._session.overflow(self.suite, fmt, layer, phase))
+
     def reference(self) -> None:
         """The stored reference equals a live one, and that one is unquantized."""
         self._decide(self._session.reference(self.suite))

@@ -1,0 +1,34 @@
+"""The truth on disk: FP32 references and accepted errors per model, changed by a verb only."""
+
+from qgate.baselines.accepted import Accepted, accepted_file
+from qgate.baselines.candidates import Candidate, read_candidates, update_of, write_candidate
+from qgate.baselines.checking import prune, verify
+from qgate.baselines.names import safe_name
+from qgate.baselines.origin import Key, Origin, differences, notes
+from qgate.baselines.rows import ReferenceTensor, Rows, row_sample, same_rows
+from qgate.baselines.store import Store, stored_models
+from qgate.baselines.update import Change, Update
+
+__all__ = [
+    "Accepted",
+    "Candidate",
+    "Change",
+    "Key",
+    "Origin",
+    "ReferenceTensor",
+    "Rows",
+    "Store",
+    "Update",
+    "accepted_file",
+    "differences",
+    "notes",
+    "prune",
+    "read_candidates",
+    "row_sample",
+    "safe_name",
+    "same_rows",
+    "stored_models",
+    "update_of",
+    "verify",
+    "write_candidate",
+]

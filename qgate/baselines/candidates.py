@@ -1,0 +1,147 @@
+"""What a failing run proposes, left beside its report until someone accepts it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+
+from qgate.baselines._reading import Fields, read_json
+from qgate.baselines.manifest import read_origin
+from qgate.baselines.names import safe_name
+from qgate.baselines.origin import REFERENCE_FIELDS, Key, Origin, differences
+from qgate.baselines.update import Update
+from qgate.errors import QgateError
+from qgate.files import replacing
+
+VERSION = 1
+_REMEDY = "Delete the file, or run the suites again."
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The errors one test measured in a mode; `barred` says why a value can never be accepted.
+
+    Values may be infinite or NaN: that is what was measured, and what accepting then refuses.
+    """
+
+    origin: Origin
+    mode: str
+    source: str
+    values: dict[Key, float]
+    barred: dict[Key, str] = field(default_factory=dict)
+    calibrated: bool = True
+    path: Path | None = field(default=None, compare=False)
+
+    def to_bytes(self) -> bytes:
+        """As JSON, one line per value."""
+        head = {
+            "qgate": "candidate",
+            "version": VERSION,
+            **asdict(self.origin),
+            "mode": self.mode,
+            "source": self.source,
+            "calibrated": self.calibrated,
+        }
+        lines = [f" {json.dumps(name)}: {json.dumps(value)}," for name, value in head.items()]
+        entries = [f"  {json.dumps(self._entry(key, v))}" for key, v in self.values.items()]
+        text = "\n".join(["{", *lines, ' "values": [', ",\n".join(entries), " ]", "}", ""])
+        return text.encode("utf-8")
+
+    def _entry(self, key: Key, value: float) -> dict[str, object]:
+        told = float(value) if math.isfinite(value) else str(float(value))
+        return {**key._asdict(), "value": told, "barred": self.barred.get(key, "")}
+
+
+def write_candidate(folder: Path, candidate: Candidate) -> Path:
+    """Leave a candidate; the next run of the same test in the same mode replaces it."""
+    of = "\n".join((candidate.origin.model, candidate.mode, candidate.source))
+    path = folder / f"{safe_name(of)}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as part:
+            part.write_bytes(candidate.to_bytes())
+    except OSError as error:
+        raise QgateError(f"{str(path)!r} could not be written: {error.strerror}.") from None
+    return path
+
+
+def read_candidates(folder: Path) -> list[Candidate]:
+    """All candidates of a folder, in the order of their names."""
+    if not folder.is_dir():
+        raise QgateError(
+            f"there is no folder {str(folder)!r} with candidates: a failing run of the suites "
+            "makes it."
+        )
+    paths = [path for path in sorted(folder.glob("*.json")) if not path.name.startswith(".")]
+    return [_read(path) for path in paths]
+
+
+def _read(path: Path) -> Candidate:
+    try:
+        read = read_json(path.read_bytes(), str(path), _REMEDY)
+    except OSError as error:
+        raise QgateError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
+    read.check_header("candidate", VERSION)
+    names = [each.name for each in fields(Origin)]
+    read.only("qgate", "version", *names, "mode", "source", "calibrated", "values")
+    values: dict[Key, float] = {}
+    barred: dict[Key, str] = {}
+    for entry in read.many("values"):
+        key = _read_key(entry)
+        if key in values:
+            raise entry.wrong(f"{entry.place}: {key} is there twice")
+        values[key] = entry.number("value")
+        if reason := entry.text("barred", empty=True):
+            barred[key] = reason
+    if not values:
+        raise read.wrong("values is empty")
+    origin, mode, source = read_origin(read), read.text("mode"), read.text("source")
+    return Candidate(origin, mode, source, values, barred, read.flag("calibrated"), path)
+
+
+def _read_key(entry: Fields) -> Key:
+    entry.only(*Key._fields, "value", "barred")
+    return Key(*(entry.text(name, empty=True) for name in Key._fields))
+
+
+def update_of(recorded: Origin, candidates: Iterable[Candidate]) -> tuple[Update, list[str]]:
+    """The update that accepts candidates, and a sentence for each one it refuses, as a whole."""
+    update = Update(recorded)
+    refused: list[str] = []
+    devices: set[str] = set()
+    for candidate in candidates:
+        name = candidate.source if candidate.path is None else candidate.path.name
+        problem = _problem(candidate, recorded, update)
+        if problem:
+            refused.append(f"{name} (mode {candidate.mode}): {problem}")
+            continue
+        devices.add(candidate.origin.device)
+        if not candidate.calibrated:
+            update.without_calibration(candidate.mode)
+        for key, value in candidate.values.items():
+            update.set_accepted(candidate.mode, key, value)
+    if len(devices) > 1:
+        raise QgateError(
+            f"the candidates were measured on {' and on '.join(sorted(devices))}: accept those of "
+            "one device, then those of the other."
+        )
+    update.origin = replace(recorded, device=devices.pop() if devices else recorded.device)
+    return update, refused
+
+
+def _problem(candidate: Candidate, recorded: Origin, update: Update) -> str:
+    matter = (*REFERENCE_FIELDS, *(["calibration"] if candidate.calibrated else []))
+    if other := differences(recorded, candidate.origin, matter):
+        return "; ".join(other)
+    there = update.values.get(candidate.mode, {})
+    for key, value in candidate.values.items():
+        if not math.isfinite(value):
+            return f"{key} is {value}, which is never accepted"
+        if key in candidate.barred:
+            return f"{key} {candidate.barred[key]}"
+        if there.get(key, value) != value:
+            return f"{key} is {value!r}, and {there[key]!r} in another candidate"
+    return ""

@@ -1,0 +1,46 @@
+"""Names as people choose them, made fit for file names and for columns of text."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+_PLAIN = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}(?<!\.)")
+_DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
+_ESCAPE = re.compile(r"%([0-9A-F]{2})")
+
+
+def safe_name(name: str) -> str:
+    """A file name that no other name gets, readable where it can be.
+
+    A plain name in lower case is its own file name. Any other one gets a readable part, `~`, which
+    plain names do not have, and a hash: `A` and `a` stay apart where file names ignore case.
+    """
+    if _PLAIN.fullmatch(name) and not _DEVICES.fullmatch(name):
+        return name
+    readable = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{readable}~{digest[:16]}"
+
+
+def quoted(text: str) -> str:
+    """A text as one word of a line: what is no printable character, or a blank, is escaped."""
+    if not text:
+        return "%"
+    word = "".join(_escaped(c) if c in " %" or not c.isprintable() else c for c in text)
+    return f"%23{word[1:]}" if word[0] == "#" else word
+
+
+def _escaped(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
+
+
+def unquoted(word: str) -> str:
+    """The text of a word; a ValueError for a word that `quoted` does not make."""
+    raw = b""
+    for index, part in enumerate(_ESCAPE.split("" if word == "%" else word)):
+        raw += bytes([int(part, 16)]) if index % 2 else part.encode("utf-8", "surrogatepass")
+    text = raw.decode("utf-8", "surrogatepass")
+    if quoted(text) != word:
+        raise ValueError(f"{word!r} is not how qgate writes a name")
+    return text

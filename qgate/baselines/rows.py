@@ -1,0 +1,103 @@
+"""Reference tensors, whole or cut to rows that anyone can draw again from a seed."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qgate.errors import QgateError
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`count` rows drawn from `of` with a seed; a row runs along a tensor's last axis."""
+
+    seed: int
+    count: int
+    of: int
+
+    def indices(self) -> Array:
+        """Which rows, ascending: those with the smallest hashes.
+
+        Arithmetic of its own, as streams of random numbers change with numpy's versions.
+        """
+        mixed = np.arange(self.of, dtype=np.uint64) + np.uint64((self.seed * 0x9E37_79B9) % 2**64)
+        for factor, shift in ((0xBF58_476D_1CE4_E5B9, 30), (0x94D0_49BB_1331_11EB, 27)):
+            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+        mixed ^= mixed >> np.uint64(31)
+        return np.sort(np.argsort(mixed, kind="stable")[: self.count])
+
+
+def row_count(shape: tuple[int, ...]) -> int:
+    """How many rows a tensor has; in a vector every element is one."""
+    return math.prod(shape[:-1]) if len(shape) > 1 else math.prod(shape)
+
+
+def row_sample(array: Array, cap_bytes: int | None, seed: int) -> tuple[Array, Rows | None]:
+    """The array and None where it fits under the cap, else as many of its rows as do; one at least.
+
+    Rows come as a matrix, or as a vector where the array is one.
+    """
+    if cap_bytes is None or array.nbytes <= cap_bytes:
+        return array, None
+    if seed < 0 or cap_bytes < 0:
+        raise QgateError(
+            f"seed {seed} and a cap of {cap_bytes} bytes are not allowed; both are from 0."
+        )
+    of = row_count(array.shape)
+    rows = Rows(seed, min(of, max(1, cap_bytes * of // array.nbytes)), of)
+    return same_rows(array, rows), rows
+
+
+def same_rows(array: Array, rows: Rows | None) -> Array:
+    """A live tensor cut to the rows that are stored, so that both can be compared."""
+    if rows is None:
+        return array
+    if row_count(array.shape) != rows.of:
+        raise QgateError(
+            f"a tensor of shape {tuple(array.shape)} has {row_count(array.shape)} rows, but the "
+            f"stored ones were drawn from {rows.of}: it is not the tensor that was recorded."
+        )
+    flat = array.reshape(rows.of, array.shape[-1]) if array.ndim > 1 else array.reshape(-1)
+    return np.ascontiguousarray(flat[rows.indices()])
+
+
+@dataclass(frozen=True)
+class ReferenceTensor:
+    """What is kept of an FP32 tensor: `values`, of the rows given or of all of `shape`."""
+
+    values: Array
+    shape: tuple[int, ...]
+    rows: Rows | None = None
+
+    @classmethod
+    def of(cls, array: Array, cap_bytes: int | None = None, seed: int = 0) -> ReferenceTensor:
+        """Of a live tensor, sampled where it is above the cap."""
+        values, rows = row_sample(array, cap_bytes, seed)
+        return cls(values, tuple(array.shape), rows)
+
+    @property
+    def kept_shape(self) -> tuple[int, ...]:
+        """The shape that `values` has to have."""
+        if self.rows is None:
+            return self.shape
+        return (self.rows.count, *self.shape[-1:]) if len(self.shape) > 1 else (self.rows.count,)
+
+    def live(self, array: Array) -> Array:
+        """The part of a live tensor that `values` is the reference of."""
+        if tuple(array.shape) != self.shape:
+            raise QgateError(
+                f"a tensor of shape {tuple(array.shape)} is compared with a reference of shape "
+                f"{self.shape}: it is not the tensor that was recorded."
+            )
+        return same_rows(array, self.rows)
+
+    def sha256(self) -> str:
+        """Of the bytes of the values, in order."""
+        return hashlib.sha256(self.values.astype("<f4", copy=False).tobytes()).hexdigest()

@@ -1,0 +1,171 @@
+"""The baseline of one model on disk: read by anyone, changed by `commit` only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qgate.baselines import _journal
+from qgate.baselines._locking import locked
+from qgate.baselines.accepted import FOLDER, Accepted, accepted_file, read_accepted
+from qgate.baselines.manifest import NAME, Manifest, read_manifest, read_reference, reference_file
+from qgate.baselines.names import safe_name
+from qgate.baselines.origin import Origin
+from qgate.baselines.rows import ReferenceTensor
+from qgate.baselines.update import Change, Update, applied
+from qgate.errors import QgateError, unknown
+
+LOCK_TIMEOUT_S = 60.0
+
+
+class Store:
+    """`ROOT/<model>/`; every call reads one whole state, of before or of after an update."""
+
+    def __init__(self, root: Path, model: str) -> None:
+        if not model:
+            raise QgateError("a baseline needs the name of a model.")
+        self.model = model
+        self.folder = root / safe_name(model)
+
+    def exists(self) -> bool:
+        """Whether there is a manifest, whatever is in it."""
+        return NAME in _journal.read_files(self.folder, lambda _: False)[1]
+
+    def origin(self) -> Origin | None:
+        """What the references were made with."""
+        manifest = self.manifest()
+        return None if manifest is None else manifest.origin
+
+    def bases(self) -> list[str]:
+        """The bases that references are kept in."""
+        manifest = self.manifest()
+        return [] if manifest is None else sorted(manifest.references)
+
+    def reference(self, basis: str) -> dict[str, ReferenceTensor]:
+        """The reference tensors of a basis by site, each the one the manifest says it is."""
+        file = reference_file(basis)
+        files, _ = _journal.read_files(self.folder, lambda name: name in (NAME, file))
+        manifest = self._manifest(files)
+        if manifest is None:
+            raise QgateError(
+                f"there is no baseline of {self.model} in {str(self.folder)!r}: record one with "
+                "--update-baselines."
+            )
+        if basis not in manifest.references:
+            raise unknown(f"basis in the baseline of {self.model}", basis, manifest.references)
+        if file not in files:
+            raise QgateError(
+                f"{str(self.folder / file)!r} is missing: restore it from version control, or "
+                "record it again with --update-baselines."
+            )
+        return read_reference(files[file], manifest.references[basis], str(self.folder / file))
+
+    def accepted(self, mode: str) -> Accepted | None:
+        """The accepted errors of a mode, stale or not: `Accepted.stale` says which."""
+        return self._accepted(mode, self._read(accepted_file(mode)))
+
+    def modes(self) -> list[str]:
+        """The modes that have accepted errors."""
+        files, _ = _journal.read_files(self.folder, lambda name: name.startswith(f"{FOLDER}/"))
+        read = [
+            read_accepted(files[name], str(self.folder / name))
+            for name in files
+            if name.endswith(".txt")
+        ]
+        return sorted(accepted.mode for accepted in read)
+
+    def manifest(self) -> Manifest | None:
+        """The manifest, if there is one."""
+        return self._manifest(self._read(NAME))
+
+    def commit(self, update: Update, timeout_s: float = LOCK_TIMEOUT_S) -> list[Change]:
+        """Write an update whole, or not at all, on top of what is there by then.
+
+        Without a change no file is touched, and the lock is not taken.
+        """
+        if update.origin.model != self.model:
+            raise QgateError(f"an update of {update.origin.model!r} is not one of {self.model!r}.")
+        if not self._planned(update)[0]:
+            return []
+        started = False
+        try:
+            _journal.make_folder(self.folder)
+            with locked(self.folder, timeout_s):
+                _journal.recover(self.folder)
+                started = True
+                files, changes = self._planned(update)
+                if files:
+                    _journal.replace_files(self.folder, files)
+                return changes
+        except OSError as error:
+            raise self._failure(error, started) from None
+
+    def _failure(self, error: OSError, started: bool) -> QgateError:
+        file = f" ({Path(error.filename).name})" if error.filename else ""
+        what = f"the baselines in {str(self.folder)!r} could not be written: {error.strerror}{file}"
+        if started and (self.folder / _journal.NAME).exists():
+            return QgateError(
+                f"{what}. The update is recorded and counts; the next one will move its files into "
+                "place."
+            )
+        return QgateError(f"{what}. They are as they were: make room or the folder writable.")
+
+    def _planned(self, update: Update) -> tuple[dict[str, bytes | None], list[Change]]:
+        modes = {mode: accepted_file(mode) for mode in update.modes()}
+        needed = {NAME, *modes.values(), *(reference_file(basis) for basis in update.references)}
+        files, _ = _journal.read_files(self.folder, lambda name: name in needed)
+        manifest = self._manifest(files)
+        read = {mode: self._accepted(mode, files) for mode in modes}
+        accepted = {mode: found for mode, found in read.items() if found is not None}
+        damaged = [
+            basis
+            for basis in update.references
+            if manifest is not None
+            and basis in manifest.references
+            and not self._is_sound(basis, manifest, files)
+        ]
+        return applied(update, manifest, accepted, damaged)
+
+    def _is_sound(self, basis: str, manifest: Manifest, files: dict[str, bytes]) -> bool:
+        file = reference_file(basis)
+        try:
+            read_reference(files.get(file, b""), manifest.references[basis], file)
+        except QgateError:
+            return False
+        return True
+
+    def _read(self, file: str) -> dict[str, bytes]:
+        return _journal.read_files(self.folder, lambda name: name == file)[0]
+
+    def _manifest(self, files: dict[str, bytes]) -> Manifest | None:
+        if NAME not in files:
+            return None
+        found = read_manifest(files[NAME], str(self.folder / NAME))
+        self._check(NAME, "model", found.origin.model, self.model)
+        return found
+
+    def _accepted(self, mode: str, files: dict[str, bytes]) -> Accepted | None:
+        file = accepted_file(mode)
+        if file not in files:
+            return None
+        found = read_accepted(files[file], str(self.folder / file))
+        self._check(file, "model", found.model, self.model)
+        self._check(file, "mode", found.mode, mode)
+        return found
+
+    def _check(self, file: str, what: str, found: str, wanted: str) -> None:
+        if found != wanted:
+            raise QgateError(
+                f"{str(self.folder / file)!r} is of {what} {found!r}, and not of {wanted!r}: it "
+                "was copied or renamed. Delete it, and record it with --update-baselines."
+            )
+
+
+def stored_models(root: Path) -> list[str]:
+    """The models that have a baseline under a root."""
+    found = []
+    for folder in sorted(root.iterdir()) if root.is_dir() else []:
+        if folder.is_dir():
+            files, _ = _journal.read_files(folder, lambda name: name == NAME)
+            if NAME in files:
+                found.append(read_manifest(files[NAME], str(folder / NAME)).origin.model)
+    return found

@@ -1,0 +1,236 @@
+"""What a verb wants changed, and what that means for the files that are there."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from qgate.baselines.accepted import Accepted, accepted_file
+from qgate.baselines.manifest import (
+    NAME,
+    Manifest,
+    records_of,
+    reference_bytes,
+    reference_file,
+)
+from qgate.baselines.origin import REFERENCE_FIELDS, Key, Origin, differences
+from qgate.baselines.rows import ReferenceTensor
+from qgate.errors import QgateError
+
+
+@dataclass(frozen=True)
+class Change:
+    """One entry of one file, before and after; None where it was not, or is no more."""
+
+    file: str
+    entry: str
+    old: float | str | None
+    new: float | str | None
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.entry}: {_brief(self.old)} -> {_brief(self.new)}"
+
+
+def _brief(value: float | str | None) -> str:
+    if value is None:
+        return "none"
+    return f"{value:.4g}" if isinstance(value, float) else value[:16]
+
+
+class Update:
+    """Changes asked for by one run, whose origin says what the new numbers belong to.
+
+    It holds changes, not contents, so that what another run wrote meanwhile is kept.
+    """
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self.references: dict[str, dict[str, ReferenceTensor]] = {}
+        self.values: dict[str, dict[Key, float]] = {}
+        self.drops: dict[str, set[Key]] = {}
+        self.uncalibrated: set[str] = set()
+
+    def set_reference(self, basis: str, tensors: Mapping[str, ReferenceTensor]) -> None:
+        """All reference tensors of a basis by site, in forward order."""
+        reference_file(basis)
+        if not tensors:
+            raise QgateError(f"the references of basis {basis!r} are no tensor at all.")
+        copied = {}
+        for site, tensor in tensors.items():
+            _check_tensor(f"the reference of {site!r} in basis {basis!r}", site, tensor)
+            copied[site] = replace(tensor, values=np.array(tensor.values, order="C"))
+        self.references[basis] = copied
+
+    def set_accepted(self, mode: str, key: Key, value: float) -> None:
+        """The accepted error of a key; the last call for a key counts."""
+        name = f"the error of mode {mode}, {' '.join(key)},"
+        if not isinstance(value, numbers.Real) or isinstance(value, bool):
+            raise QgateError(f"{name} is {value!r}, not a number.")
+        try:
+            plain = float(value)
+        except OverflowError:
+            plain = math.inf
+        if not math.isfinite(plain):
+            raise QgateError(f"{name} is {plain}, which is never accepted: fix what makes it.")
+        if not mode or len(key) != 4 or not all(isinstance(part, str) for part in key):
+            raise QgateError(f"{name} needs a mode, and suite, site, scope and metric as texts.")
+        self.drops.get(mode, set()).discard(Key(*key))
+        self.values.setdefault(mode, {})[Key(*key)] = plain
+
+    def drop(self, mode: str, key: Key) -> None:
+        """No accepted error for a key any more; nothing happens where there is none."""
+        self.values.get(mode, {}).pop(Key(*key), None)
+        self.drops.setdefault(mode, set()).add(Key(*key))
+
+    def without_calibration(self, mode: str) -> None:
+        """Say that a mode has no calibrated scales: another calibration does not make it stale."""
+        self.uncalibrated.add(mode)
+
+    def modes(self) -> list[str]:
+        """The modes whose accepted errors may change."""
+        return sorted(
+            {mode for mode, asked in [*self.values.items(), *self.drops.items()] if asked}
+        )
+
+
+def _check_tensor(what: str, site: str, tensor: ReferenceTensor) -> None:
+    if not site or site == "__metadata__":
+        raise QgateError(f"{site!r} is no name of a site that references can be stored under.")
+    if tensor.values.dtype != np.float32 or tensor.values.shape != tensor.kept_shape:
+        raise QgateError(
+            f"{what} is of {tensor.values.dtype} and shape {tensor.values.shape}; float32 and "
+            f"{tensor.kept_shape} are stored."
+        )
+    if not tensor.values.size:
+        raise QgateError(f"{what} has no values, so nothing could be compared with it.")
+    bad = int(np.count_nonzero(~np.isfinite(tensor.values)))
+    if bad:
+        raise QgateError(f"{what} has {bad} values that are not finite, which is never stored.")
+
+
+def applied(
+    update: Update,
+    manifest: Manifest | None,
+    accepted: Mapping[str, Accepted],
+    damaged: Collection[str] = (),
+) -> tuple[dict[str, bytes | None], list[Change]]:
+    """The files to write (None: to remove) and the changes that are in them.
+
+    References in `damaged` bases are written again though the manifest does not change.
+    """
+    files: dict[str, bytes | None] = {}
+    changes: list[Change] = []
+    new = _manifest(update, manifest)
+    if new is not None and new != manifest:
+        changes += _manifest_changes(manifest, new)
+        files[NAME] = new.to_bytes()
+        before = {} if manifest is None else manifest.references
+        for basis in sorted({*before, *new.references}):
+            if before.get(basis) != new.references.get(basis):
+                kept = basis in new.references
+                content = reference_bytes(update.references[basis]) if kept else None
+                files[reference_file(basis)] = content
+    for basis in update.references.keys() & set(damaged):
+        file = reference_file(basis)
+        if file not in files:
+            files[file] = reference_bytes(update.references[basis])
+            changes.append(Change(file, "all tensors", "damaged", "restored"))
+    for mode in update.modes():
+        old = accepted.get(mode)
+        made = _accepted(update, mode, old)
+        if made != old:
+            file = accepted_file(mode)
+            files[file] = made.to_bytes() if made is not None and made.values else None
+            changes += _accepted_changes(file, old, made)
+    return files, changes
+
+
+def _manifest(update: Update, manifest: Manifest | None) -> Manifest | None:
+    """The manifest after an update; what did not change keeps who measured it when."""
+    now = update.origin
+    if not update.references and not any(update.values.values()):
+        return manifest
+    if manifest is None:
+        if not update.references:
+            raise QgateError(
+                f"there is no baseline of {now.model} to accept errors against: record its "
+                "references first, with --update-baselines."
+            )
+        bases = {basis: records_of(tensors) for basis, tensors in update.references.items()}
+        return Manifest(now, bases)
+    other = differences(manifest.origin, now, REFERENCE_FIELDS)
+    if other and not update.references:
+        raise QgateError(
+            f"nothing was accepted: {'; '.join(other)}. Record the references again, with "
+            "--update-baselines."
+        )
+    references = {} if other else dict(manifest.references)
+    references |= {basis: records_of(tensors) for basis, tensors in update.references.items()}
+    if other or references != manifest.references:
+        calibration = now.calibration
+        if not other and calibration is None:
+            calibration = manifest.origin.calibration
+        return Manifest(replace(now, calibration=calibration), references)
+    if now.calibration is not None:
+        return Manifest(replace(manifest.origin, calibration=now.calibration), references)
+    return manifest
+
+
+def _accepted(update: Update, mode: str, old: Accepted | None) -> Accepted | None:
+    """The accepted errors after an update; what was measured on something else is not kept."""
+    asked = update.values.get(mode, {})
+    drops = update.drops.get(mode, set())
+    if not asked:
+        if old is None or not drops & old.values.keys():
+            return old
+        return replace(old, values={k: v for k, v in old.values.items() if k not in drops})
+    now = update.origin
+    calibration = None if mode in update.uncalibrated else now.calibration
+    made = Accepted(now.model, mode, now.weights, now.inputs, calibration, now.device, dict(asked))
+    if old is None or replace(old, values={}, device=now.device) != replace(made, values={}):
+        return made
+    kept = {key: value for key, value in old.values.items() if key not in drops}
+    values = kept | asked
+    if values == old.values:
+        return old
+    alone = values.keys() == asked.keys() or old.device == now.device
+    return replace(made, device=now.device if alone else "mixed", values=values)
+
+
+def _manifest_changes(old: Manifest | None, new: Manifest) -> list[Change]:
+    def entries(manifest: Manifest | None) -> dict[str, str]:
+        if manifest is None:
+            return {}
+        told = ("model", "weights", "inputs", "calibration", "samples", "seqlen", "device")
+        found = {name: getattr(manifest.origin, name) for name in told}
+        found |= {
+            f"{basis} {site}": record.sha256
+            for basis, tensors in manifest.references.items()
+            for site, record in tensors.items()
+        }
+        return {name: str(value) for name, value in found.items() if value is not None}
+
+    return _compared(NAME, entries(old), entries(new))
+
+
+def _accepted_changes(file: str, old: Accepted | None, new: Accepted | None) -> list[Change]:
+    def entries(accepted: Accepted | None) -> dict[str, float | str]:
+        if accepted is None or not accepted.values:
+            return {}
+        told = ("weights", "inputs", "calibration", "device")
+        found = {name: getattr(accepted, name) or "none" for name in told}
+        return found | {str(key): value for key, value in accepted.values.items()}
+
+    return _compared(file, entries(old), entries(new))
+
+
+def _compared(
+    file: str, old: Mapping[str, float | str], new: Mapping[str, float | str]
+) -> list[Change]:
+    names = list(dict.fromkeys([*old, *new]))
+    pairs = [(name, old.get(name), new.get(name)) for name in names]
+    return [Change(file, name, was, now) for name, was, now in pairs if was != now]

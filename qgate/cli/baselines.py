@@ -1,0 +1,278 @@
+"""Look at stored baselines, check them, remove and accept errors.
+
+  qgate baselines list
+  qgate baselines verify                       a problem per line; exit status 1 if there is one
+  qgate baselines prune --dry-run              accepted errors of modes that qgate does not have
+  qgate baselines prune --mode '5-*' --model tiny-mamba
+  qgate baselines accept                       what failing gates left in qgate-out/candidates
+  qgate baselines accept ci-artifact/qgate-out --mode 2-1
+
+References are recorded by `pytest suites --update-baselines` only. What prune and accept change is
+listed, old -> new, and --dry-run only lists it: look at it, then commit it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qgate.errors import QgateError, unknown
+
+if TYPE_CHECKING:
+    from qgate.baselines import Candidate, Store, Update
+
+_RECORD = "`pytest suites --update-baselines` records one."
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    listing = verbs.add_parser("list", help="models and modes, and what they were made with")
+    verify = verbs.add_parser("verify", help="whether the files are what was recorded")
+    prune = verbs.add_parser("prune", help="remove accepted errors")
+    accept = verbs.add_parser("accept", help="make candidates the accepted errors")
+    accept.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        default=Path("qgate-out"),
+        metavar="FOLDER",
+        help="candidates, or the folder or results.jsonl beside them (default qgate-out)",
+    )
+    for verb in (listing, verify, prune, accept):
+        verb.add_argument("--baselines", type=Path, default=Path("baselines"), metavar="DIR")
+        verb.add_argument("--model", action="append", metavar="NAME", help="only this; repeatable")
+    for verb in (prune, accept):
+        verb.add_argument("--mode", action="append", metavar="MODES", help="only these; patterns")
+        verb.add_argument("--dry-run", action="store_true", help="say what would change")
+
+
+def run(args: argparse.Namespace) -> int:
+    verbs = {"list": _list, "verify": _verify, "prune": _prune, "accept": _accept}
+    return verbs[args.verb](args)
+
+
+def _stores(args: argparse.Namespace) -> list[Store]:
+    """The baselines there are, or those asked for."""
+    from qgate.baselines import Store, stored_models
+
+    there = stored_models(args.baselines)
+    if not there:
+        raise QgateError(f"there is no baseline in {str(args.baselines)!r}: {_RECORD}")
+    for name in args.model or []:
+        if name not in there:
+            raise unknown(f"model with a baseline in {str(args.baselines)!r}", name, there)
+    return [Store(args.baselines, name) for name in there if not args.model or name in args.model]
+
+
+def _asked(mode: str, patterns: Sequence[str] | None) -> bool:
+    parts = [part.strip() for each in patterns or [] for part in each.split(",")]
+    return any(fnmatch.fnmatchcase(mode.lower(), part.lower()) for part in parts)
+
+
+# list ------------------------------------------------------------------------------------------
+
+
+def _list(args: argparse.Namespace) -> int:
+    print("\n\n".join(_described(store) for store in _stores(args)))
+    return 0
+
+
+def _described(store: Store) -> str:
+    from tabulate import tabulate
+
+    from qgate.baselines import accepted_file
+
+    manifest = store.manifest()
+    if manifest is None:
+        raise QgateError(f"there is no baseline in {str(store.folder)!r}: {_RECORD}")
+    of = manifest.origin
+    tensors = sum(len(found) for found in manifest.references.values())
+    size = sum(path.stat().st_size for path in store.folder.glob("reference-*.safetensors"))
+    written = datetime.fromtimestamp((store.folder / "manifest.json").stat().st_mtime)
+    rows = []
+    for mode in store.modes():
+        accepted = store.accepted(mode)
+        if accepted is None:
+            continue
+        file = store.folder / accepted_file(mode)
+        stale = "; ".join(accepted.stale(of))
+        bytes_ = _size(file.stat().st_size)
+        rows.append([mode, len(accepted.values), accepted.device, bytes_, stale and "stale"])
+    lines = [
+        f"{of.model}  ({store.folder})",
+        f"  weights {of.weights[:12]}, inputs {of.inputs[:12]}: {of.samples} samples of "
+        f"{of.seqlen} tokens, seed {of.seed}",
+        f"  recorded on {of.device} with torch {of.torch}, commit {(of.commit or 'unknown')[:12]}; "
+        f"file of {written:%Y-%m-%d %H:%M}",
+        f"  references: {', '.join(sorted(manifest.references))}; {tensors} tensors, {_size(size)}",
+    ]
+    heads = ["mode", "entries", "device", "size", ""]
+    table = tabulate(rows, headers=heads, disable_numparse=True) if rows else "no accepted errors"
+    return "\n".join([*lines, "", *(f"  {line}" for line in table.splitlines())])
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 100_000 else f"{count / 1e3:.1f} kB"
+
+
+# verify ----------------------------------------------------------------------------------------
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from qgate.baselines import Store, safe_name, stored_models, verify
+
+    root = args.baselines
+    folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    folders = [path for path in folders if not path.name.startswith(".")]
+    if args.model:
+        named = {safe_name(name): name for name in args.model}
+        for folder, name in named.items():
+            if root / folder not in folders:
+                raise unknown(f"model in {str(root)!r}", name, [path.name for path in folders])
+        folders = [path for path in folders if path.name in named]
+    if not folders:
+        raise QgateError(f"there is no baseline in {str(root)!r}: {_RECORD}")
+    problems: list[str] = []
+    for folder in folders:
+        try:
+            names = {safe_name(name): name for name in stored_models(root)}
+        except QgateError:
+            names = {}
+        name = names.get(folder.name, folder.name)
+        if safe_name(name) == folder.name:
+            problems += verify(Store(root, name))
+        else:
+            problems.append(f"{folder}: it has no manifest that can be read")
+    print("\n".join(problems) or f"{len(folders)} baselines in {root} are as they were recorded")
+    return 1 if problems else 0
+
+
+# prune -----------------------------------------------------------------------------------------
+
+
+def _prune(args: argparse.Namespace) -> int:
+    from qgate.baselines import Update
+
+    found: list[tuple[Store, Update]] = []
+    held: set[str] = set()
+    for store in _stores(args):
+        origin = store.origin()
+        if origin is None:
+            raise QgateError(f"there is no baseline in {str(store.folder)!r}: {_RECORD}")
+        update = Update(origin)
+        for mode in store.modes():
+            held.add(mode)
+            named = _asked(mode, args.mode) if args.mode else args.model or not _known(mode)
+            accepted = store.accepted(mode) if named else None
+            for key in accepted.values if accepted else ():
+                update.drop(mode, key)
+        if update.modes():
+            found.append((store, update))
+    if args.mode and not found:
+        raise QgateError(
+            f"--mode {','.join(args.mode)} is none of the modes with accepted errors: "
+            f"{', '.join(sorted(held)) or 'there are none'}."
+        )
+    for store, update in found:
+        for mode in update.modes():
+            what = "would go" if args.dry_run else "removed"
+            count = len(update.drops[mode])
+            print(f"{store.model}: mode {mode}: {count} accepted errors {what}")
+        if not args.dry_run:
+            store.commit(update)
+    if not found:
+        print("every mode with accepted errors is one that qgate has: nothing to remove")
+    return 0
+
+
+def _known(mode: str) -> bool:
+    """Whether it is a mode, or a format, whose own errors are accepted under its name."""
+    from qgate.formats import get
+    from qgate.modes import names
+
+    if mode in names():
+        return True
+    try:
+        get(mode)
+    except QgateError:
+        return False
+    return True
+
+
+# accept ----------------------------------------------------------------------------------------
+
+
+def _accept(args: argparse.Namespace) -> int:
+    from qgate.baselines import Store, read_candidates
+
+    folder = _candidate_folder(args.folder)
+    candidates = [
+        each
+        for each in read_candidates(folder)
+        if (not args.mode or _asked(each.mode, args.mode))
+        and (not args.model or each.origin.model in args.model)
+    ]
+    if not candidates:
+        asked = " of the modes and models asked for" if args.mode or args.model else ""
+        raise QgateError(f"there are no candidates{asked} in {str(folder)!r}.")
+    by_model: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        by_model.setdefault(candidate.origin.model, []).append(candidate)
+    refused: list[str] = []
+    changed = 0
+    for model, found in by_model.items():
+        count, said = _accepted(Store(args.baselines, model), found, args.dry_run)
+        changed += count
+        refused += [f"{model}: {sentence}" for sentence in said]
+    for sentence in refused:
+        print(f"refused: {sentence}", file=sys.stderr)
+    verb = "would change" if args.dry_run else "changed"
+    print(f"{changed} entries {verb}, {len(refused)} of {len(candidates)} candidates refused")
+    return 1 if refused else 0
+
+
+def _candidate_folder(path: Path) -> Path:
+    """The candidates meant by their folder, by the one above it, or by the results in that."""
+    if path.is_file():
+        path = path.parent
+    inside = path / "candidates"
+    return inside if inside.is_dir() or path == Path("qgate-out") else path
+
+
+def _accepted(store: Store, candidates: list[Candidate], dry: bool) -> tuple[int, list[str]]:
+    """How many entries change, and what is refused."""
+    from qgate.baselines import update_of
+
+    recorded = store.origin()
+    if recorded is None:
+        why = f"there is no baseline in {str(store.folder)!r} to accept errors against: {_RECORD}"
+        return 0, [f"{each.source} (mode {each.mode}): {why}" for each in candidates]
+    update, refused = update_of(recorded, candidates)
+    lines = _preview(store, update) if dry else [str(change) for change in store.commit(update)]
+    for line in lines:
+        print(f"{store.model}: {line}")
+    same = Counter(each.mode for each in candidates)
+    if not lines and not refused:
+        print(f"{store.model}: {', '.join(sorted(same))}: all of it is accepted already")
+    return len(lines), refused
+
+
+def _preview(store: Store, update: Update) -> list[str]:
+    """What a commit would say of the accepted errors."""
+    from qgate.baselines import accepted_file
+
+    lines = []
+    for mode, values in update.values.items():
+        accepted = store.accepted(mode)
+        old = {} if accepted is None else accepted.values
+        for key, value in values.items():
+            if old.get(key) != value:
+                was = "none" if key not in old else f"{old[key]:.4g}"
+                lines.append(f"{accepted_file(mode)}: {key}: {was} -> {value:.4g}")
+    return lines

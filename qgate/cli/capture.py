@@ -1,0 +1,82 @@
+"""Run a model in modes and keep the outputs of its layers in files.
+
+  qgate capture --mode 2-1,2-4
+  qgate capture --mode all --layers all --output-dir layer_outputs
+  qgate capture --mode quant_only --model tiny-llama --samples 4 --seqlen 256
+
+Writes mode_2-1_layer_0.npy … (float32, tokens by width) and mode_2-1_stats.json per mode, and the
+fp32 reference in the basis of the modes. `qgate compare` reads them. The files of a mode appear
+when all of it was computed. A folder is of one model, its weights, inputs and choice of layers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qgate.cli._model_options import add_model_options, setup_of
+
+if TYPE_CHECKING:
+    from qgate.pipeline.layer_dumps import Dump
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--mode",
+        required=True,
+        metavar="MODES",
+        help="names, patterns or groups, separated by commas: fp_only, quant_only, essential, all",
+    )
+    add("--output-dir", type=Path, default=Path("layer_outputs"), metavar="DIR")
+    add(
+        "--layers",
+        default="first,last",
+        metavar="WHICH",
+        help="first,last (default), all, numbers from 0 or a regular expression",
+    )
+    add("--overwrite", action="store_true", help="replace captures of something else")
+    add_model_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from qgate.pipeline.layer_captures import capture_modes
+
+    dumps = capture_modes(
+        setup_of(args),
+        args.mode,
+        args.output_dir,
+        args.layers,
+        overwrite=args.overwrite,
+        say=_say,
+        step=_step,
+    )
+    for dump in dumps:
+        print(_line(dump, args.output_dir), flush=True)
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _step(done: int, total: int) -> None:
+    """A line that is written over, on terminals only."""
+    if sys.stderr.isatty():
+        end = "\r\x1b[K" if done == total else ""
+        print(f"\r  sample {done} of {total}{end}", end="", file=sys.stderr, flush=True)
+
+
+def _line(dump: Dump, folder: Path) -> str:
+    from qgate.pipeline.layer_dumps import stats_path
+
+    first = next(iter(dump.layers.values()))
+    tokens, width = first.shape
+    bad = {name: layer.reason for name, layer in dump.layers.items() if layer.reason}
+    odd = "".join(f"; {name}: {reason}" for name, reason in bad.items())
+    return (
+        f"{dump.of.mode} ({dump.of.basis}): {', '.join(dump.layers)}, {tokens} tokens x {width} "
+        f"-> {stats_path(folder, dump.of.stem)}{odd}"
+    )

@@ -1,0 +1,77 @@
+"""Compare the captured layers of modes with those of a reference.
+
+  qgate compare 2-1                                   layer by layer with fp32
+  qgate compare 2-1 --reference 0 --save-comparison comparisons/2-1.json
+  qgate compare --all                                 all captured modes, one table
+
+Reads what `qgate capture` wrote; no model is run. fp32 is the one in the basis of the mode.
+Exit status: 0 if all was compared, 1 if a value is not finite or nothing was compared, 2 if files
+are missing, damaged or do not belong together. How good is good enough is for `pytest suites`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from qgate.errors import QgateError
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("mode", nargs="?", metavar="MODE", help="a captured mode")
+    add("--all", action="store_true", help="every captured mode; writes comparisons/*.json")
+    add("--reference", default="fp32", metavar="MODE", help="fp32 (default), fp16, 0 or any other")
+    add("--output-dir", type=Path, default=Path("layer_outputs"), metavar="DIR")
+    add("--save-comparison", type=Path, metavar="F.json", help="the numbers of one mode as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.all == (args.mode is not None):
+        raise QgateError("name one captured MODE, or give --all.")
+    if args.all and args.save_comparison is not None:
+        raise QgateError("--save-comparison is for one MODE; --all writes comparisons/*.json.")
+    return _all(args) if args.all else _one(args)
+
+
+def _one(args: argparse.Namespace) -> int:
+    from qgate.pipeline.layer_comparisons import comparison, is_clean, save_json
+    from qgate.report.compare_text import comparison_lines
+
+    record = comparison(args.output_dir, args.mode, args.reference)
+    print("\n".join(comparison_lines(record)))
+    if args.save_comparison is not None:
+        save_json(args.save_comparison, record)
+        print(f"\nSaved to {args.save_comparison}")
+    return 0 if is_clean(record) else 1
+
+
+def _all(args: argparse.Namespace) -> int:
+    from qgate.baselines import safe_name
+    from qgate.pipeline.layer_comparisons import comparable_modes, comparison, is_clean, save_json
+    from qgate.report.compare_text import summary_lines
+
+    records, refused = [], []
+    for mode in comparable_modes(args.output_dir, args.reference):
+        try:
+            record = comparison(args.output_dir, mode, args.reference)
+        except QgateError as error:
+            refused.append(str(error))
+            continue
+        name = f"{safe_name(mode)}_vs_{safe_name(record['reference'])}.json"
+        save_json(args.output_dir / "comparisons" / name, record)
+        records.append(record)
+    if records:
+        print("\n".join(summary_lines(records)))
+        print(f"\nSaved to {args.output_dir / 'comparisons'}")
+    if refused:
+        others = f" (and {len(refused) - 1} more modes)" if len(refused) > 1 else ""
+        raise QgateError(f"{refused[0]}{others}")
+    if not records:
+        print(
+            f"nothing was compared: only the reference {args.reference} is in "
+            f"{str(args.output_dir)!r}.",
+            file=sys.stderr,
+        )
+    return 0 if records and all(map(is_clean, records)) else 1

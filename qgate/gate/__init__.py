@@ -1,0 +1,32 @@
+"""The gate decides: plain numbers and limits in, a verdict with reasons out."""
+
+from qgate.gate.bounds import Bound, parse_bound
+from qgate.gate.checks import Check
+from qgate.gate.grades import grade_correlation, grade_mse
+from qgate.gate.limits import Limits
+from qgate.gate.measured import OWN_METRICS, SCOPES, Measured
+from qgate.gate.policy import Policy
+from qgate.gate.texts import failure_text, first_line
+from qgate.gate.updating import WHICH, Change, Update, decide_update
+from qgate.gate.verdict import Verdict, judge
+
+__all__ = [
+    "OWN_METRICS",
+    "SCOPES",
+    "WHICH",
+    "Bound",
+    "Change",
+    "Check",
+    "Limits",
+    "Measured",
+    "Policy",
+    "Update",
+    "Verdict",
+    "decide_update",
+    "failure_text",
+    "first_line",
+    "grade_correlation",
+    "grade_mse",
+    "judge",
+    "parse_bound",
+]

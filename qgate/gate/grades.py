@@ -1,0 +1,28 @@
+"""Grades: the known bands in words, for display only; no verdict reads them."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+Grade = Literal["excellent", "good", "fair", "poor"]
+_WORDS: tuple[Grade, ...] = ("excellent", "good", "fair")
+MSE_BANDS = (1e-4, 1e-3, 1e-2)
+CORRELATION_BANDS = (0.9999, 0.999, 0.99)
+
+
+def grade_mse(value: float | None) -> Grade:
+    """`excellent` below 1e-4, `good` below 1e-3, `fair` below 1e-2."""
+    if value is None or not math.isfinite(value):
+        return "poor"
+    return next(
+        (word for word, band in zip(_WORDS, MSE_BANDS, strict=True) if value < band), "poor"
+    )
+
+
+def grade_correlation(value: float | None) -> Grade:
+    """`excellent` above 0.9999, `good` above 0.999, `fair` above 0.99."""
+    if value is None or not math.isfinite(value):
+        return "poor"
+    bands = zip(_WORDS, CORRELATION_BANDS, strict=True)
+    return next((word for word, band in bands if value > band), "poor")

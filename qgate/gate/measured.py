@@ -1,0 +1,126 @@
+"""What was measured at one site, and which of its numbers are compared with accepted ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from qgate.errors import QgateError, unknown
+
+Scope = Literal["local", "carried", "backward", "task", "sweep"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+Direction = Literal["lower", "higher", "zero"]
+
+# The metrics the gate itself speaks of, and which way is better; "zero" is about the magnitude.
+# Whoever compares more of them passes a table of theirs.
+OWN_METRICS: Mapping[str, Direction] = {
+    "relative_mse": "lower",
+    "one_minus_correlation": "lower",
+    "correlation": "higher",
+    "bits_per_byte": "lower",
+    "kl_divergence": "lower",
+    "next_token_accuracy": "higher",
+}
+TASK_METRICS = ("bits_per_byte", "kl_divergence", "next_token_accuracy")
+PARTS = ("worst_channel", "without_massive")
+_TENSOR_METRICS = ("relative_mse", "one_minus_correlation")
+_GATED: Mapping[Scope, tuple[str, ...]] = {
+    "local": _TENSOR_METRICS,
+    "carried": _TENSOR_METRICS,
+    "backward": _TENSOR_METRICS,
+    "task": TASK_METRICS,
+    "sweep": ("relative_mse",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The numbers of one comparison.
+
+    values               metric → value; None where it is not defined
+    order                place of the site in the order of execution
+    nonfinite            NaN and infinities of actual; nonfinite_reference those of the reference
+    ideal                relative_mse of an ideal quantizer of the declared format on this tensor;
+                         None where nothing is quantized here
+    quantizer            name of that format
+    floor                measured noise floor, a relative MSE
+    accepted             the accepted errors, by metric; None where there are none yet
+    worst_channel        values of the worst channel, named `metric@worst_channel` in `accepted`
+    without_massive      values without massive activations, named `metric@without_massive`
+    gated                metrics that need an accepted value; None means those of the scope
+    """
+
+    site: str
+    layer: str
+    scope: Scope
+    values: Mapping[str, float | None]
+    order: int
+    nonfinite: int
+    nonfinite_reference: int = 0
+    ideal: Mapping[str, float] | None = None
+    quantizer: str = ""
+    floor: float = 0.0
+    accepted: Mapping[str, float] | None = None
+    worst_channel: Mapping[str, float | None] | None = None
+    without_massive: Mapping[str, float | None] | None = None
+    gated: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.scope not in SCOPES:
+            raise unknown(f"scope of {self.site}", self.scope, SCOPES)
+        if not (math.isfinite(self.floor) and self.floor >= 0):
+            raise QgateError(
+                f"noise floor {self.floor} at {self.site} is not allowed: it is finite, from 0."
+            )
+        for name in ("nonfinite", "nonfinite_reference"):
+            if getattr(self, name) < 0:
+                raise QgateError(f"{name} {getattr(self, name)} at {self.site} is no count.")
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.site, self.scope
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """Metrics to hold against accepted values: those that must, and all that were accepted."""
+        must = _GATED[self.scope] if self.gated is None else self.gated
+        return tuple(dict.fromkeys([*must, *sorted(self.accepted or {})]))
+
+    def value(self, metric: str) -> float | None:
+        """A value by name, also of a part; 1 - correlation is derived where it is not given."""
+        name, _, part = metric.partition("@")
+        values = self.part(part) if part else self.values
+        if name == "one_minus_correlation" and name not in values:
+            correlation = values.get("correlation")
+            return None if correlation is None else 1.0 - correlation
+        return values.get(name)
+
+    def part(self, name: str) -> Mapping[str, float | None]:
+        if name not in PARTS:
+            raise unknown("part of a tensor", name, PARTS)
+        return getattr(self, name) or {}
+
+    def part_metrics(self) -> list[str]:
+        """The metrics of the parts that could be accepted: those of the scope."""
+        must = _GATED[self.scope] if self.gated is None else self.gated
+        names = [f"{metric}@{part}" for part in PARTS for metric in must if "@" not in metric]
+        return [name for name in names if is_finite(self.value(name))]
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Measured:
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in given:
+            if name not in names:
+                raise unknown("field of a measured site", name, names)
+        gated = given.get("gated")
+        return cls(**{**given, "gated": None if gated is None else tuple(gated)})
+
+
+def is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)

@@ -1,0 +1,192 @@
+"""Where limits come from, and which one wins.
+
+From weak to strong: the defaults; the `[tool.qgate.limits]` table; its `rules` that fit, in their
+order; the `limits` markers of a test, in their order. Each says only what it changes, absolute
+bounds metric by metric.
+
+    [tool.qgate.limits]
+    budget_db = 0.5
+    absolute = ["relative_mse<1e-2", "correlation>0.99"]
+
+    [[tool.qgate.limits.rules]]
+    sites = 'layers\\.0\\.'          # a regular expression, searched in the site's name
+    modes = "2-*"                   # patterns of modes, and scopes: all where they are not given
+    scopes = ["carried"]
+    regression = 0.1
+    reason = "the first layer amplifies"
+
+An absolute bound is about the carried error, or about the task for a task metric, unless its rule
+names scopes.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from qgate.errors import QgateError, unknown
+from qgate.gate.bounds import Bound, parse_bound
+from qgate.gate.limits import NUMBERS, Limits, check_number
+from qgate.gate.measured import OWN_METRICS, SCOPES, TASK_METRICS, Direction, Measured
+
+_VALUES = (*NUMBERS, "absolute", "missing")
+_WHERE = ("sites", "modes", "scopes", "reason")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One place that sets limits, and for which sites, modes and scopes."""
+
+    source: str
+    values: Mapping[str, Any]
+    absolute: tuple[Bound, ...] = ()
+    sites: str = ""
+    modes: tuple[str, ...] = ()
+    scopes: tuple[str, ...] = ()
+
+    def fits(self, site: str, mode: str, scope: str) -> bool:
+        return (
+            re.search(self.sites, site) is not None
+            and (not self.modes or any(fnmatch.fnmatchcase(mode, each) for each in self.modes))
+            and (not self.scopes or scope in self.scopes)
+        )
+
+    def bounds(self, scope: str) -> dict[str, Bound]:
+        return {
+            bound.metric: bound
+            for bound in self.absolute
+            if scope in self.scopes or (not self.scopes and scope == _home(bound.metric))
+        }
+
+
+def _home(metric: str) -> str:
+    return "task" if metric in TASK_METRICS else "carried"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """All settings, weak to strong."""
+
+    settings: tuple[Setting, ...] = ()
+    metrics: Mapping[str, Direction] = field(default_factory=lambda: OWN_METRICS)
+
+    @classmethod
+    def from_table(
+        cls, table: Mapping[str, Any], metrics: Mapping[str, Direction] | None = None
+    ) -> Policy:
+        """The policy of a `[tool.qgate.limits]` table; `metrics` are known beside the gate's."""
+        known = {**OWN_METRICS, **(metrics or {})}
+        where = "[tool.qgate.limits]"
+        _known_keys(table, (*_VALUES, "rules"), f"key of {where}")
+        rules = table.get("rules", [])
+        if not isinstance(rules, list) or not all(isinstance(rule, Mapping) for rule in rules):
+            raise QgateError(f"rules of {where} are {rules!r}: write [[tool.qgate.limits.rules]].")
+        base = {key: value for key, value in table.items() if key != "rules"}
+        settings = [_setting(where, base, known)]
+        for number, rule in enumerate(rules, 1):
+            _known_keys(rule, (*_VALUES, *_WHERE), f"key of rule {number} of {where}")
+            if not rule.get("sites"):
+                raise QgateError(
+                    f"rule {number} of {where} says nothing of sites: give a regular expression."
+                )
+            settings.append(_setting(f"rule {number} of {where}", rule, known))
+        return cls(tuple(settings), known)
+
+    def with_marker(self, given: Mapping[str, Any], source: str = "limits marker") -> Policy:
+        """The policy under a marker's keyword arguments, which win over all so far."""
+        _known_keys(given, (*_VALUES, *_WHERE), f"argument of the {source}")
+        return Policy((*self.settings, _setting(source, given, self.metrics)), self.metrics)
+
+    def limits_for(self, site: str, mode: str = "", scope: str = "local") -> Limits:
+        if scope not in SCOPES:
+            raise unknown("scope", scope, SCOPES)
+        values: dict[str, Any] = {}
+        absolute: dict[str, Bound] = {}
+        sources: dict[str, str] = {}
+        for setting in self.settings:
+            if setting.fits(site, mode, scope):
+                values.update(setting.values)
+                sources.update(dict.fromkeys(setting.values, setting.source))
+                absolute.update(setting.bounds(scope))
+        return Limits(**values, absolute=absolute, sources=sources)
+
+    def limits_of(self, mode: str) -> Callable[[Measured], Limits]:
+        """The function that `judge` asks, for one mode."""
+        return lambda measured: self.limits_for(measured.site, mode, measured.scope)
+
+    def check_sites(self, sites: Iterable[str]) -> None:
+        """An error if a rule's or marker's expression finds none of all the sites there are."""
+        names = list(sites)
+        for setting in self.settings:
+            if not any(re.search(setting.sites, name) for name in names):
+                shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+                raise QgateError(
+                    f"{setting.source}: {setting.sites!r} matches no site. There are "
+                    f"{shown or 'none'}."
+                )
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "source": setting.source,
+                **setting.values,
+                "absolute": [str(bound) for bound in setting.absolute],
+                "sites": setting.sites,
+                "modes": list(setting.modes),
+                "scopes": list(setting.scopes),
+            }
+            for setting in self.settings
+        ]
+
+
+def _known_keys(given: Mapping[str, Any], allowed: Iterable[str], what: str) -> None:
+    for key in given:
+        if key not in (names := list(allowed)):
+            raise unknown(what, key, names)
+
+
+def _setting(source: str, given: Mapping[str, Any], metrics: Mapping[str, Direction]) -> Setting:
+    values = {name: given[name] for name in (*NUMBERS, "missing") if name in given}
+    try:
+        for name in NUMBERS:
+            if name in given:
+                check_number(name, given[name])
+        Limits(**values)
+        reason = str(given.get("reason", ""))
+        bounds = tuple(
+            parse_bound(text, metrics, source=source, reason=reason)
+            for text in _listed("absolute", given)
+        )
+        sites = _expression(given.get("sites", ""))
+        scopes = tuple(_listed("scopes", given))
+        for scope in scopes:
+            if scope not in SCOPES:
+                raise unknown("scope", scope, SCOPES)
+        return Setting(source, values, bounds, sites, tuple(_listed("modes", given)), scopes)
+    except QgateError as error:
+        raise QgateError(f"{source}: {error}") from None
+
+
+def _listed(name: str, given: Mapping[str, Any]) -> list[str]:
+    """Texts, listed or separated by commas; given but empty would silently mean all."""
+    if name not in given:
+        return []
+    value = given[name]
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
+        raise QgateError(f"{name} = {value!r} is not allowed; it is a text or a list of texts.")
+    texts = [part.strip() for part in parts if part.strip()]
+    if not texts:
+        raise QgateError(f"{name} = {value!r} names nothing: leave it out.")
+    return texts
+
+
+def _expression(text: object) -> str:
+    try:
+        re.compile(str(text))
+    except re.error as error:
+        raise QgateError(f"sites = {text!r} is no regular expression: {error}.") from None
+    return str(text)

@@ -1,0 +1,31 @@
+"""Results: what is stored of a run, and the texts made of it. Computing writes, showing reads."""
+
+from qgate.results.ci import github_annotation, junit_properties, markdown_summary
+from qgate.results.merging import Merged, merge
+from qgate.results.ranking import binding, worst_first
+from qgate.results.reading import Records, read
+from qgate.results.schema import REQUIRED, SCHEMA, Record, latest, new_header
+from qgate.results.summary import summary_lines
+from qgate.results.table import COLUMNS, to_csv
+from qgate.results.writing import Writer
+
+__all__ = [
+    "COLUMNS",
+    "REQUIRED",
+    "SCHEMA",
+    "Merged",
+    "Record",
+    "Records",
+    "Writer",
+    "binding",
+    "github_annotation",
+    "junit_properties",
+    "latest",
+    "markdown_summary",
+    "merge",
+    "new_header",
+    "read",
+    "summary_lines",
+    "to_csv",
+    "worst_first",
+]

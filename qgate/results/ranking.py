@@ -1,0 +1,76 @@
+"""Which of many checks and records is the worst."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_WITHOUT_NUMBER = ("missing", "absent", "nothing")
+
+
+def severity(check: Mapping[str, Any]) -> tuple[int, int, float]:
+    """Sorts the worst check last: passed, failed without a number, over a limit, not finite."""
+    times = check["times"]
+    if check["passed"]:
+        return 0, 0, times or 0.0
+    if check["kind"] in _WITHOUT_NUMBER:
+        return 1, 0, 0.0
+    unfit = check["kind"] == "nonfinite" or check["value"] is None
+    return 1, 2 if unfit else 1, math.inf if times is None else times
+
+
+def binding(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The check that bound a record: its worst failure, or the one nearest to its limit."""
+    return max(record["checks"], key=severity, default=None)
+
+
+def binding_checks(record: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The check that bound each metric of a record."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for check in record["checks"]:
+        name = check["metric"]
+        if name not in found or severity(check) > severity(found[name]):
+            found[name] = check
+    return found
+
+
+def worst_first(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Records by their binding checks; equal ones in the order of execution and by name."""
+
+    def rank(record: Mapping[str, Any]) -> tuple[Any, ...]:
+        check = binding(record)
+        worst = severity(check) if check else (0, 0, 0.0)
+        failed = not record["passed"]
+        names = (str(record[name]) for name in ("mode", "model", "site", "scope", "node"))
+        return (not failed, *(-each for each in worst), record.get("order", 0), *names)
+
+    return sorted(records, key=rank)
+
+
+def times_text(check: Mapping[str, Any]) -> str:
+    """`26.6x its limit (regression)`."""
+    if check["kind"] in _WITHOUT_NUMBER:
+        return str(check["kind"])
+    if check["kind"] == "nonfinite" or check["value"] is None:
+        return "not finite"
+    times = math.inf if check["times"] is None else check["times"]
+    shown = f"{times:.3g}x its limit" if math.isfinite(times) else "over a limit of 0"
+    return f"{shown} ({check['kind']})"
+
+
+def check_text(check: Mapping[str, Any]) -> str:
+    """`relative_mse 9.2e-04, limit <= 3.5e-05, 26.6x its limit (regression)`."""
+    parts = [f"{check['metric']} {figure(check['value'])}".strip()]
+    if check["bound"] is not None:
+        parts.append(f"limit {check['side']} {figure(check['bound'])}")
+    return ", ".join([*parts, times_text(check)])
+
+
+def figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def one_line(text: object) -> str:
+    """A name on one line, without control characters: it can come from a user's file."""
+    return "".join(char if char.isprintable() else " " for char in str(text))

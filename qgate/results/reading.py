@@ -1,0 +1,65 @@
+"""Reads `results.jsonl`: a torn end is reported, anything else that is wrong is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from qgate.errors import QgateError
+from qgate.results.schema import Record, check_header, check_record, parse
+
+
+class Records:
+    """The records of a file, read anew and line by line at every iteration.
+
+    `torn` is known once the records were read: what to tell the user about a last line that is not
+    whole, the empty text where all are.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.torn = ""
+
+    def __iter__(self) -> Iterator[Record]:
+        self.torn = ""
+        with self.path.open("rb") as file:
+            file.readline()
+            number = 1
+            text = file.readline()
+            while text:
+                number += 1
+                following = file.readline()
+                try:
+                    record = parse(text)
+                except ValueError as error:
+                    if following:
+                        raise QgateError(f"{self.path}:{number} is damaged: {error}.") from None
+                    self.torn = f"{self.path}:{number}: the last record is torn and left out."
+                    return
+                _checked(record, f"{self.path}:{number}")
+                yield record
+                text = following
+
+
+def _checked(record: object, where: str) -> None:
+    if not isinstance(record, dict):
+        raise QgateError(f"{where} is no record: {record!r}.")
+    try:
+        check_record(record)
+    except QgateError as error:
+        raise QgateError(f"{where}: {error}") from None
+
+
+def read(path: Path | str) -> tuple[Record, Records]:
+    """Header and records of a results file."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            first = file.readline()
+    except FileNotFoundError:
+        raise QgateError(f"there are no results at {path}: run `pytest suites` first.") from None
+    try:
+        header = parse(first)
+    except ValueError:
+        raise QgateError(f"{path} is no results file of qgate: its header is not whole.") from None
+    return check_header(header, str(path)), Records(path)

@@ -1,0 +1,55 @@
+"""The records as a flat table, one row per site and metric."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from qgate.files import replacing
+from qgate.results.ranking import binding_checks
+
+COLUMNS = (
+    "suite", "node", "model", "mode", "layer", "site", "scope", "metric", "value", "ideal",
+    "accepted", "side", "bound", "times", "kind", "improved", "metric_passed", "passed", "seconds",
+)  # fmt: skip
+_SAME = ("suite", "node", "model", "mode", "layer", "site", "scope", "passed", "seconds")
+
+
+def to_csv(records: Iterable[Mapping[str, Any]], path: Path | str) -> int:
+    """Write the table and return its number of rows.
+
+    A metric with several limits shows the one that bound it; a number that JSON could not hold is
+    shown by its name, one that is not there is empty.
+    """
+    count = 0
+    with (
+        replacing(Path(path)) as fresh,
+        fresh.open("w", encoding="utf-8", newline="") as file,
+    ):
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for record in records:
+            for row in _rows(record):
+                writer.writerow(row)
+                count += 1
+    return count
+
+
+def _rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    same = {name: record[name] for name in _SAME}
+    checks = binding_checks(record)
+    reason = record.get("reason") or {}
+    for metric in dict.fromkeys([*record["values"], *checks]):
+        check = checks.get(metric, {})
+        value = record["values"].get(metric, check.get("value"))
+        yield {
+            **same,
+            "metric": metric,
+            "value": value if value is not None else reason.get(f"/values/{metric}"),
+            "ideal": (record["ideal"] or {}).get(metric),
+            "accepted": (record["accepted"] or {}).get(metric),
+            **{name: check.get(name) for name in ("side", "bound", "times", "kind", "improved")},
+            "metric_passed": check.get("passed"),
+        }

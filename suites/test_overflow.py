@@ -1,0 +1,12 @@
+"""What a format clips and what it makes zero, in activations and weights and in gradients.
+
+Formats without a scale of their own are cast as they are, the others as they scale.
+"""
+
+import pytest
+
+
+@pytest.mark.qgate_formats("fp8_e4m3", "hif8", "mxfp8_e4m3", "mxfp4_e2m1")
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_overflow(gate, fmt, layer, phase):
+    gate.overflow(fmt, layer, phase)

@@ -1,0 +1,97 @@
+"""Small baselines to test on, and what is in them as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qgate.baselines import Key, Origin, ReferenceTensor, Store, Update
+
+ORIGIN = Origin(
+    model="tiny",
+    weights="3fa2" * 16,
+    inputs="77aa" * 16,
+    calibration="c0de" * 16,
+    samples=10,
+    seqlen=512,
+    seed=0,
+    device="cpu",
+    torch="2.8.0",
+    commit="abc1234",
+)
+OTHER_WEIGHTS = replace(ORIGIN, weights="91bc" * 16)
+
+
+def key(site: str = "layers.0:output", metric: str = "relative_mse") -> Key:
+    return Key("test_layer_outputs", site, "local", metric)
+
+
+def tensors(seed: int = 0, rows: int = 6) -> dict[str, ReferenceTensor]:
+    draw = np.random.default_rng(seed)
+    return {
+        f"layers.{i}:output": ReferenceTensor.of(
+            draw.standard_normal((2, rows, 4), dtype=np.float32), cap_bytes=4 * 4 * 8, seed=3
+        )
+        for i in range(2)
+    }
+
+
+def recording(origin: Origin = ORIGIN, seed: int = 0, bases: Iterable[str] = ("plain",)) -> Update:
+    update = Update(origin)
+    for basis in bases:
+        update.set_reference(basis, tensors(seed))
+    return update
+
+
+def accepting(
+    values: dict[Key, float],
+    mode: str = "2-1",
+    origin: Origin = ORIGIN,
+    update: Update | None = None,
+) -> Update:
+    update = update or Update(origin)
+    for each, value in values.items():
+        update.set_accepted(mode, each, value)
+    return update
+
+
+def recorded(root: Path) -> Store:
+    """A baseline with two bases and two modes."""
+    store = Store(root, "tiny")
+    update = recording(bases=("plain", "rotated"))
+    accepting(
+        {key(f"layers.{i}:output"): round(1e-4 * (i + 1), 4) for i in range(12)}, update=update
+    )
+    accepting({key(): 0.5}, "2-4", update=update)
+    store.commit(update)
+    return store
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file with its bytes, machinery included."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def marks(folder: Path) -> dict[str, tuple[int, int]]:
+    """What changes when a file or folder is touched."""
+    paths = [folder, *sorted(folder.rglob("*"))]
+    return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in paths}
+
+
+def state(store: Store) -> dict[str, Any]:
+    """All that readers see, as something that can be compared."""
+    seen: dict[str, Any] = {"origin": store.origin()}
+    for basis in store.bases():
+        for site, tensor in store.reference(basis).items():
+            seen[f"{basis} {site}"] = (tensor.shape, tensor.rows, tensor.values.tobytes())
+    for mode in store.modes():
+        seen[mode] = store.accepted(mode)
+    return seen

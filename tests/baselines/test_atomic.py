@@ -1,0 +1,568 @@
+"""Killed, out of room, read-only, or two at once: the old or the new baseline, whole."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import resource
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qgate import QgateError
+from qgate.baselines import ReferenceTensor, Store, Update, verify
+from qgate.baselines._journal import NAME as JOURNAL
+from qgate.baselines._locking import NAME as LOCK
+from qgate.baselines._locking import locked
+from tests.baselines.building import (
+    ORIGIN,
+    OTHER_WEIGHTS,
+    accepting,
+    contents,
+    key,
+    marks,
+    recorded,
+    recording,
+    state,
+)
+from tests.baselines.faults import (
+    dying_at,
+    ended,
+    failing_from,
+    in_child,
+    interrupted_after,
+    started,
+    watching,
+)
+
+MOST_STEPS = 200
+
+
+def large_update() -> Update:
+    """Files that change, one that comes, two that go."""
+    update = accepting({key(): 3.0}, update=recording(OTHER_WEIGHTS, seed=1))
+    update.set_accepted("new", key(), 4.0)
+    update.drop("2-4", key())
+    return update
+
+
+@pytest.fixture
+def before(tmp_path: Path) -> Path:
+    recorded(tmp_path / "before")
+    return tmp_path / "before"
+
+
+@pytest.fixture
+def outcomes(before: Path, tmp_path: Path) -> tuple[object, object]:
+    """What readers see before and after the large update."""
+    shutil.copytree(before, tmp_path / "after")
+    store = Store(tmp_path / "after", "tiny")
+    old = state(store)
+    store.commit(large_update())
+    return old, state(store)
+
+
+def killed(store: Store, update: Update, step: int, *, half: bool = False) -> int:
+    """A commit in a child that dies at a step; 0 where it has fewer steps."""
+    return dying_at(step, lambda: store.commit(update), half=half)
+
+
+def fresh(before: Path, name: str) -> Store:
+    root = before.parent / "runs" / name
+    shutil.copytree(before, root)
+    return Store(root, "tiny")
+
+
+def is_clean(store: Store) -> bool:
+    return not [name for name in contents(store.folder) if name.rpartition("/")[2].startswith(".")]
+
+
+def read_only_look(store: Store) -> object:
+    """What a reader sees, who changes nothing by looking."""
+    touched = marks(store.folder)
+    seen = state(store)
+    assert marks(store.folder) == touched
+    return seen
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["before a step", "in the middle of a write"])
+def test_killed_at_every_step(before: Path, outcomes: tuple[object, object], half: bool) -> None:
+    old, new = outcomes
+    seen = []
+    for step in range(1, MOST_STEPS):
+        store = fresh(before, str(step))
+        died = killed(store, large_update(), step, half=half)
+        seen.append(new if (found := read_only_look(store)) == new else old)
+        assert found in (old, new), step
+        if not died:
+            break
+        assert died == -signal.SIGKILL
+        origin = store.origin()
+        assert origin is not None
+        store.commit(accepting({key(): 0.75}, "later", origin))
+        assert is_clean(store), step
+        found = state(store)
+        later = found.pop("later")
+        assert later.values == {key(): 0.75}
+        assert found == seen[-1], step
+        assert not [problem for problem in verify(store) if "other weights" not in problem]
+    assert step > 30
+    assert found == new
+    switch = seen.index(new)
+    assert seen == [old] * switch + [new] * (len(seen) - switch)
+    assert switch > 10
+    assert len(seen) - switch > 5
+
+
+def test_killed_again_while_finishing_what_was_killed(
+    before: Path, outcomes: tuple[object, object]
+) -> None:
+    new = outcomes[1]
+    halfway = fresh(before, "halfway")
+    for step in range(1, MOST_STEPS):
+        shutil.rmtree(halfway.folder.parent)
+        halfway = fresh(before, "halfway")
+        killed(halfway, large_update(), step)
+        staged = [name for name in contents(halfway.folder) if name.endswith(".new")]
+        if (halfway.folder / JOURNAL).exists() and len(staged) == 2:
+            break
+    assert state(halfway) == new
+    for second in range(1, MOST_STEPS):
+        shutil.copytree(halfway.folder.parent, before.parent / "again" / str(second))
+        store = Store(before.parent / "again" / str(second), "tiny")
+        update = accepting({key(): 0.75}, "later", OTHER_WEIGHTS)
+        died = killed(store, update, second)
+        found = dict(read_only_look(store))  # type: ignore[call-overload]
+        later = found.pop("later", None)
+        assert found == new, second
+        assert later is None or later.values == {key(): 0.75}
+        if not died:
+            break
+    assert later is not None
+    assert second > 20
+    assert is_clean(store)
+
+
+def test_the_first_recording_killed_at_every_step(tmp_path: Path) -> None:
+    seen = []
+    for step in range(1, MOST_STEPS):
+        store = Store(tmp_path / str(step) / "root", "tiny")
+        died = killed(store, recording(), step)
+        seen.append(store.exists())
+        assert store.exists() == (store.origin() == ORIGIN)
+        if not died:
+            break
+        store.commit(recording(seed=2))
+        assert (store.reference("plain")["layers.0:output"].values).any()
+        assert is_clean(store)
+    assert seen == sorted(seen)
+    assert seen[-1]
+
+
+@pytest.mark.parametrize("once", [True, False], ids=["one call", "all calls from there"])
+def test_a_full_disk_at_every_step(
+    before: Path, outcomes: tuple[object, object], once: bool
+) -> None:
+    old, new = outcomes
+    seen = []
+    for step in range(1, MOST_STEPS):
+        store = fresh(before, str(step))
+        with failing_from(step, once=once) as made:
+            try:
+                store.commit(large_update())
+                message = ""
+            except QgateError as error:
+                message = str(error)
+        found = read_only_look(store)
+        seen.append(found == new)
+        assert found in (old, new), step
+        if message:
+            assert "No space left on device" in message
+            assert ("They are as they were" in message) == (found == old), (step, message)
+            assert ("is recorded and counts" in message) == (found == new), (step, message)
+            assert found == new or is_clean(store), step
+        else:
+            assert found == new
+        store.commit(large_update())
+        store.commit(accepting({key(): 1.0}, "later", OTHER_WEIGHTS))
+        assert is_clean(store)
+        if step > len(made):
+            break
+    assert not seen[0]
+    assert seen[-1]
+    assert seen.count(False) > 10
+    assert once or seen == sorted(seen)
+
+
+def test_interrupted_after_every_step(before: Path, outcomes: tuple[object, object]) -> None:
+    old, new = outcomes
+    seen = []
+    for step in range(1, MOST_STEPS):
+        store = fresh(before, str(step))
+        with interrupted_after(step) as made:
+            with contextlib.suppress(KeyboardInterrupt):
+                store.commit(large_update())
+            ended_early = len(made) >= step
+        seen.append(read_only_look(store) == new)
+        assert seen[-1] or read_only_look(store) == old, step
+        store.commit(accepting({key(): 1.0}, "later", store.origin() or ORIGIN), timeout_s=5)
+        assert is_clean(store), step
+        if not ended_early:
+            break
+    assert seen == sorted(seen)
+    assert not seen[0]
+    assert seen[-1]
+
+
+def test_what_waits_for_the_disk(before: Path) -> None:
+    """A power cut may undo what was not synced: files go before the journal, and it before them."""
+    store = fresh(before, "order")
+    paths: dict[int, str] = {}
+    story: list[tuple[str, str]] = []
+
+    def react(name: str, given: tuple[Any, ...], call: Callable[[], Any]) -> Any:
+        result = call()
+        if name == "open":
+            paths[result] = Path(given[0]).name
+        elif name in ("write", "fsync"):
+            story.append((name, paths[given[0]]))
+        elif name in ("replace", "unlink"):
+            story.append((name, Path(given[-1]).name))
+        return result
+
+    with watching(react):
+        store.commit(large_update())
+    journal = story.index(("replace", JOURNAL))
+    before_it = story[:journal]
+    written = {name for what, name in before_it if what == "write"} - {LOCK}
+    assert len(written) == 5
+    for name in written:
+        assert before_it.index(("fsync", name)) > before_it.index(("write", name))
+    for folder in ("tiny", "accepted"):
+        assert ("fsync", folder) in before_it
+    moved = [
+        i for i, (what, _) in enumerate(story) if what in ("replace", "unlink") and i > journal
+    ]
+    assert ("fsync", "tiny") in story[journal : moved[0]]
+    gone = story.index(("unlink", JOURNAL))
+    assert gone > max(i for i, step in enumerate(story) if step[0] == "replace")
+    for folder in ("tiny", "accepted"):
+        assert ("fsync", folder) in story[moved[-3] : gone]
+
+
+def test_a_new_folder_is_on_the_disk_before_it_counts(tmp_path: Path) -> None:
+    story: list[str] = []
+
+    def react(name: str, given: tuple[Any, ...], call: Callable[[], Any]) -> Any:
+        if name in ("open", "mkdir", "replace"):
+            story.append(f"{name} {Path(given[-1] if name == 'replace' else given[0]).name}")
+        return call()
+
+    with watching(react):
+        recorded(tmp_path / "root")
+    for parent, folder in (("root", "tiny"), ("tiny", "accepted")):
+        made = story.index(f"mkdir {folder}")
+        assert story[made + 1] == f"open {parent}"
+        assert made < story.index(f"replace {JOURNAL}")
+
+
+@pytest.mark.usefixtures("waiting")
+def test_a_limit_of_the_system_in_the_middle_of_a_file(
+    before: Path, outcomes: tuple[object, object]
+) -> None:
+    """The kernel itself cuts a write short, then refuses the rest."""
+    store = fresh(before, "limited")
+    message = before.parent / "message"
+
+    def limited() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
+        try:
+            store.commit(large_update())
+        except QgateError as error:
+            message.write_text(str(error)[-200:])
+
+    assert in_child(limited) == 0
+    assert "File too large" in message.read_text()
+    assert state(store) == outcomes[0]
+    assert is_clean(store)
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES], ids=["EROFS", "EACCES"])
+def test_a_folder_that_is_read_only_by_its_system(before: Path, code: int) -> None:
+    store = fresh(before, "read-only")
+    touched = marks(store.folder)
+    with (
+        failing_from(1, once=False, code=code),
+        pytest.raises(QgateError, match=f"could not be written: {os.strerror(code)}.*as they were"),
+    ):
+        store.commit(large_update())
+    assert marks(store.folder) == touched
+    with failing_from(1, once=False, code=code):
+        assert store.commit(accepting({key(): 0.5}, "2-4")) == []
+
+
+def test_a_folder_without_permission(before: Path) -> None:
+    """Root may write everywhere, so as root the child becomes somebody else."""
+    store = fresh(before, "read-only")
+    old = state(store)
+    closed = [store.folder, store.folder / "accepted"]
+    modes = {path: path.stat().st_mode for path in [*closed, *store.folder.parents]}
+    for path in modes:
+        if path in closed:
+            path.chmod(0o555)
+        elif os.getuid() == 0 and not modes[path] & 0o001:
+            path.chmod(modes[path] | 0o055)
+
+    def other_user() -> None:
+        if os.getuid() == 0:
+            os.setgid(65534)
+            os.setuid(65534)
+        assert state(store) == old
+        with pytest.raises(QgateError, match=r"Permission denied .*as they were"):
+            store.commit(large_update())
+
+    try:
+        assert in_child(other_user) == 0
+    finally:
+        for path, mode in modes.items():
+            if path.stat().st_mode != mode:
+                path.chmod(mode)
+    assert state(store) == old
+
+
+# Two at once -----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("waiting")
+def test_two_writers_lose_nothing(before: Path) -> None:
+    store = fresh(before, "two")
+    rounds = 12
+
+    def writer(name: str) -> Callable[[], None]:
+        def write() -> None:
+            for number in range(rounds):
+                Store(store.folder.parent, "tiny").commit(
+                    accepting({key(f"{name}.{number}"): number + 0.5})
+                )
+
+        return write
+
+    children = [started(writer(name)) for name in "abc"]
+    assert [ended(child) for child in children] == [0, 0, 0]
+    found = store.accepted("2-1")
+    assert found is not None
+    expected = {key(f"{n}.{i}"): i + 0.5 for n in "abc" for i in range(rounds)}
+    assert {k: v for k, v in found.values.items() if k in expected} == expected
+    assert len(found.values) == 12 + 3 * rounds
+    assert is_clean(store)
+
+
+def all_of(number: int) -> Update:
+    """An update that changes the manifest, both references and two modes to one number."""
+    update = Update(replace(ORIGIN, weights=f"{number}" * 64))
+    for basis in ("plain", "rotated"):
+        update.set_reference(basis, {"s": ReferenceTensor.of(np.full((40, 40), number, "f4"))})
+    for mode in ("2-1", "2-4"):
+        update.set_accepted(mode, key("s"), number)
+    return update
+
+
+@pytest.mark.usefixtures("waiting")
+def test_a_reader_beside_a_writer_sees_whole_states(before: Path) -> None:
+    """No lock is taken to read, and a look that was overtaken is taken again."""
+    store = fresh(before, "beside")
+    store.commit(all_of(1))
+    end = time.monotonic() + 1.5
+
+    def write() -> None:
+        number = 1
+        while time.monotonic() < end:
+            number = 3 - number
+            store.commit(all_of(number))
+
+    child = started(write)
+    looks = 0
+    seen = set()
+    try:
+        while time.monotonic() < end:
+            looks += 1
+            for basis in ("plain", "rotated"):
+                found = set(store.reference(basis)["s"].values.ravel().tolist())
+                assert len(found) == 1
+                seen.update(found)
+            for mode in ("2-1", "2-4"):
+                accepted = store.accepted(mode)
+                assert accepted is not None
+                assert accepted.values == {key("s"): float(accepted.weights[0])}
+    finally:
+        assert ended(child) == 0
+    assert looks > 5
+    assert seen == {1.0, 2.0}
+
+
+def test_a_lock_that_is_held_names_its_holder(before: Path) -> None:
+    store = fresh(before, "held")
+    with locked(store.folder, 1):
+        old = contents(store.folder)
+        start = time.monotonic()
+        with pytest.raises(
+            QgateError, match=rf"updated by process {os.getpid()} on .* 0.1 s\. Run"
+        ):
+            store.commit(large_update(), timeout_s=0.1)
+        assert 0.1 <= time.monotonic() - start < 5
+        assert contents(store.folder) == old
+        assert store.modes() == ["2-1", "2-4"]
+    assert is_clean(store)
+    store.commit(large_update(), timeout_s=0)
+
+
+def test_a_lock_waits_for_its_turn(before: Path) -> None:
+    store = fresh(before, "waits")
+    ready, go = os.pipe()
+
+    def hold() -> None:
+        with locked(store.folder, 1):
+            os.write(go, b"x")
+            time.sleep(0.3)
+            store.folder.joinpath("seen").touch()
+
+    child = started(hold)
+    os.read(ready, 1)
+    store.commit(large_update())
+    assert (store.folder / "seen").exists()
+    assert ended(child) == 0
+
+
+def test_a_lock_file_that_was_removed_locks_nothing(
+    before: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder went and another one came, between opening the file and locking it."""
+    store = fresh(before, "removed")
+    path = store.folder / LOCK
+    real = fcntl.flock
+    others: list[int] = []
+
+    def overtaken(handle: int, how: int) -> None:
+        if not others:
+            path.unlink()
+            others.append(os.open(path, os.O_RDWR | os.O_CREAT))
+            real(others[0], how)
+        real(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", overtaken)
+    with pytest.raises(QgateError, match="updated by another process"), locked(store.folder, 0):
+        raise AssertionError("two hold the lock")
+    assert len(others) == 1
+    os.close(others[0])
+    with locked(store.folder, 0):
+        assert path.exists()
+
+
+def test_the_lock_of_a_dead_process_is_free(before: Path) -> None:
+    store = fresh(before, "dead")
+
+    def hold() -> None:
+        with locked(store.folder, 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_child(hold) == -signal.SIGKILL
+    assert (store.folder / LOCK).exists()
+    store.commit(large_update(), timeout_s=0)
+    assert is_clean(store)
+
+
+# Journals that cannot be believed --------------------------------------------------------------
+
+
+@pytest.fixture
+def cut_off(before: Path) -> Store:
+    """A store whose update was killed right after its journal was there."""
+    for step in range(1, MOST_STEPS):
+        store = fresh(before, f"cut-{step}")
+        killed(store, large_update(), step)
+        if (store.folder / JOURNAL).exists():
+            return store
+    raise AssertionError("there was never a journal")
+
+
+def test_an_update_that_cannot_finish_an_older_one_says_that_it_did_nothing(
+    cut_off: Store, outcomes: tuple[object, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with failing_from(1, once=False), pytest.raises(QgateError, match="as they were"):
+        cut_off.commit(accepting({key(): 0.75}, "later", OTHER_WEIGHTS))
+    assert state(cut_off) == outcomes[1]
+    real = os.replace
+
+    def full(source: str, target: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(target))
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(QgateError, match=r"No space left .*as they were"):
+        cut_off.commit(accepting({key(): 0.75}, "later", OTHER_WEIGHTS))
+    assert state(cut_off) == outcomes[1]
+    monkeypatch.setattr(os, "replace", real)
+    cut_off.commit(accepting({key(): 0.75}, "later", OTHER_WEIGHTS))
+    assert cut_off.modes() == ["2-1", "later", "new"]
+
+
+def test_half_a_journal_counts_as_none(cut_off: Store, outcomes: tuple[object, object]) -> None:
+    path = cut_off.folder / JOURNAL
+    whole = path.read_bytes()
+    assert state(cut_off) == outcomes[1]
+    for part in (whole[: len(whole) // 2], b"", b"[]", whole.replace(b"manifest", b"manifesto")):
+        path.write_bytes(part)
+        assert read_only_look(cut_off) == outcomes[0]
+    cut_off.commit(accepting({key(): 0.75}, "later"))
+    assert is_clean(cut_off)
+    assert {k: v for k, v in state(cut_off).items() if k != "later"} == outcomes[0]
+
+
+def test_a_journal_whose_files_were_changed_is_an_error(cut_off: Store) -> None:
+    (cut_off.folder / "accepted" / ".new.txt.new").write_bytes(b"{}")
+    before = contents(cut_off.folder)
+    before.pop(LOCK)
+    for attempt in (
+        lambda: cut_off.accepted("new"),
+        lambda: cut_off.commit(large_update()),
+        lambda: cut_off.commit(accepting({key(): 0.75}, "later", OTHER_WEIGHTS)),
+    ):
+        with pytest.raises(QgateError, match=r"journal.json' is the rest of .* Delete that file"):
+            attempt()
+    assert "journal.json" in verify(cut_off)[0]
+    assert contents(cut_off.folder) == before
+    (cut_off.folder / JOURNAL).unlink()
+    cut_off.commit(accepting({key(): 0.75}, "later"))
+    assert is_clean(cut_off)
+
+
+def test_a_journal_does_not_reach_out_of_its_folder(cut_off: Store, tmp_path: Path) -> None:
+    from qgate.baselines import _journal
+
+    victim = tmp_path / "victim.txt"
+    victim.write_text("mine")
+    name = "accepted/../../../../victim.txt"
+    seal = _journal._seal(1, {name: None})
+    text = f'{{"version": 1, "files": {{"{name}": null}}, "sha256": "{seal}"}}'
+    (cut_off.folder / JOURNAL).write_text(text)
+    with pytest.raises(QgateError, match="none of a baseline"):
+        cut_off.commit(large_update())
+    assert victim.read_text() == "mine"
+
+
+def test_a_journal_of_a_newer_qgate_is_not_guessed_at(cut_off: Store) -> None:
+    from qgate.baselines import _journal
+
+    seal = _journal._seal(2, {})
+    (cut_off.folder / JOURNAL).write_text(f'{{"version": 2, "files": {{}}, "sha256": "{seal}"}}')
+    with pytest.raises(QgateError, match="update qgate"):
+        cut_off.origin()

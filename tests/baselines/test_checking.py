@@ -1,0 +1,140 @@
+"""Verifying finds what is wrong, pruning removes what is unused and only that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qgate import QgateError
+from qgate.baselines import Key, Store, prune, verify
+from tests.baselines.building import (
+    ORIGIN,
+    OTHER_WEIGHTS,
+    accepting,
+    contents,
+    key,
+    marks,
+    recorded,
+    recording,
+)
+
+
+def test_a_sound_baseline_has_no_problem(tmp_path: Path) -> None:
+    store = recorded(tmp_path)
+    before = marks(tmp_path)
+    assert verify(store) == []
+    assert marks(tmp_path) == before
+
+
+def edit(name: str, old: bytes, new: bytes) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        data = (folder / name).read_bytes()
+        assert old in data
+        (folder / name).write_bytes(data.replace(old, new, 1))
+
+    return change
+
+
+def empty(folder: Path) -> None:
+    for name in contents(folder):
+        (folder / name).unlink()
+
+
+def swap_lines(folder: Path) -> None:
+    path = folder / "accepted/2-1.txt"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:-2], lines[-1], lines[-2]]))
+
+
+PROBLEMS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+    "nothing there": (empty, ["manifest.json: it is missing"]),
+    "malformed manifest": (edit("manifest.json", b"{", b"["), ["manifest.json:", "no file of this baseline", "no file of this"]),
+    "newer manifest": (edit("manifest.json", b'"version": 1', b'"version": 9'), ["update qgate", "no file", "no file"]),
+    "another model": (edit("manifest.json", b'"tiny"', b'"large"'), ["it is of model 'large'"]),
+    "damaged tensor": (edit("reference-plain.safetensors", b"\x00", b"\x01"), ["reference-plain.safetensors: "]),
+    "missing tensors": (lambda f: (f / "reference-plain.safetensors").unlink(), ["reference-plain.safetensors: it is missing"]),
+    "two malformed lines": (
+        lambda f: (edit("accepted/2-1.txt", b" 0.0002", b" x")(f), edit("accepted/2-1.txt", b" 0.0012", b" inf")(f)),
+        ["accepted/2-1.txt:11: 'x' is no number", "accepted/2-1.txt:21: test_layer_outputs layers.11:output local relative_mse is inf"],
+    ),
+    "newer accepted": (edit("accepted/2-1.txt", b"version 1", b"version 2"), ["update qgate"]),
+    "renamed mode": (lambda f: (f / "accepted/2-1.txt").rename(f / "accepted/2-2.txt"), ["2-2.txt: it is of mode '2-1'"]),
+    "accepted of another model": (edit("accepted/2-1.txt", b"tiny", b"large"), ["2-1.txt: it is of model 'large'"]),
+    "out of order": (swap_lines, ["2-1.txt: its lines are not in the order"]),
+    "foreign file": (lambda f: (f / "notes.md").touch(), ["notes.md: it is no file of this baseline"]),
+    "foreign accepted": (lambda f: (f / "accepted" / "2-1.txt.orig").touch(), ["2-1.txt.orig: it is no file of"]),
+    "leftover": (lambda f: (f / ".manifest.json.new").touch(), [".manifest.json.new: it is the rest of an update"]),
+    "half a journal": (lambda f: (f / ".journal.json").write_text("{"), [".journal.json: it is the rest"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_problem_is_found_and_named(tmp_path: Path, name: str) -> None:
+    change, words = PROBLEMS[name]
+    store = recorded(tmp_path)
+    change(store.folder)
+    before = contents(store.folder)
+    problems = verify(store)
+    assert len(problems) == len(words), problems
+    for each in words:
+        assert any(each in problem for problem in problems), problems
+    assert contents(store.folder) == before
+
+
+def test_stale_errors_are_found(tmp_path: Path) -> None:
+    store = recorded(tmp_path)
+    store.commit(accepting({key(): 3.0}, update=recording(OTHER_WEIGHTS, seed=1)))
+    problems = verify(store)
+    assert len(problems) == 1
+    assert (
+        "2-4.txt: the accepted errors of mode 2-4 were measured with other weights" in problems[0]
+    )
+
+
+def test_nothing_there_is_a_problem(tmp_path: Path) -> None:
+    assert "there is no baseline" in verify(Store(tmp_path, "tiny"))[0]
+
+
+def test_pruning_keeps_what_is_named(tmp_path: Path) -> None:
+    store = recorded(tmp_path)
+    before = contents(store.folder)
+    assert prune(store, ["2-1", "2-4", "unknown"]) == []
+    assert contents(store.folder) == before
+    changes = prune(store, ["2-1"])
+    assert {change.file for change in changes} == {"accepted/2-4.txt"}
+    assert all(change.new is None for change in changes)
+    before.pop("accepted/2-4.txt")
+    assert contents(store.folder) == before
+
+
+def test_pruning_keys(tmp_path: Path) -> None:
+    store = recorded(tmp_path)
+    kept: list[Key] = [key("layers.1:output"), key("layers.11:output"), key("nowhere")]
+    prune(store, ["2-1", "2-4"], {"2-1": kept})
+    found = store.accepted("2-1")
+    assert found is not None
+    assert list(found.values) == kept[:2]
+    assert store.modes() == ["2-1", "2-4"]
+
+
+def test_pruning_leaves_stale_errors_stale(tmp_path: Path) -> None:
+    store = recorded(tmp_path)
+    store.commit(recording(OTHER_WEIGHTS, seed=1))
+    prune(store, ["2-1", "2-4"], {"2-1": [key()]})
+    found = store.accepted("2-1")
+    assert found is not None
+    assert (found.weights, found.values) == (ORIGIN.weights, {key(): 1e-4})
+
+
+def test_pruning_everything_is_refused(tmp_path: Path) -> None:
+    store = recorded(tmp_path)
+    with pytest.raises(QgateError, match="would keep nothing"):
+        prune(store, [])
+    with pytest.raises(QgateError, match="would keep nothing of 2-1"):
+        prune(store, ["2-1"], {"2-1": []})
+    with pytest.raises(QgateError, match="no baseline of large"):
+        prune(Store(tmp_path, "large"), ["2-1"])
+    assert store.modes() == ["2-1", "2-4"]
+    assert store.origin() == ORIGIN

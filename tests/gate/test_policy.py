@@ -1,0 +1,167 @@
+"""Which limits win, and what a table or a marker may not say."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import pytest
+
+from qgate.errors import QgateError
+from qgate.gate import Limits, Policy
+from qgate.gate import policy as policy_file
+
+TABLE = tomllib.loads(r"""
+budget_db = 1.0
+regression = 0.03
+absolute = ["relative_mse<1e-2", "correlation>0.99"]
+
+[[rules]]
+sites = 'layers\.1\.'
+budget_db = 2.0
+absolute = ["relative_mse<1e-1"]
+
+[[rules]]
+sites = 'mixer'
+modes = "2-*"
+scopes = ["carried", "local"]
+budget_db = 3.0
+reason = "measured"
+""")
+
+
+def limits(
+    site: str = "x:output", mode: str = "1", scope: str = "carried", marker: Any = None
+) -> Limits:
+    policy = Policy.from_table(TABLE)
+    return (policy.with_marker(marker) if marker else policy).limits_for(site, mode, scope)
+
+
+def test_without_a_table_the_defaults_hold() -> None:
+    assert Policy().limits_for("x") == Limits()
+    assert (Limits().budget_db, Limits().regression, Limits().regression_other_device) == (
+        0.5,
+        0.02,
+        0.05,
+    )
+
+
+@pytest.mark.parametrize(
+    ("site", "mode", "scope", "budget"),
+    [
+        ("layers.0.norm", "2-1", "carried", 1.0),
+        ("layers.1.norm", "2-1", "carried", 2.0),
+        ("layers.1.mixer", "2-1", "carried", 3.0),
+        ("layers.1.mixer", "mxfp8", "carried", 2.0),
+        ("layers.1.mixer", "2-1", "backward", 2.0),
+        ("layers.0.mixer", "2-1", "local", 3.0),
+    ],
+)
+def test_the_last_rule_that_fits_wins(site: str, mode: str, scope: str, budget: float) -> None:
+    assert limits(site, mode, scope).budget_db == budget
+    assert limits(site, mode, scope, {"budget_db": 4}).budget_db == 4
+    assert limits(site, mode, scope).regression == 0.03
+
+
+def test_every_limit_knows_where_it_was_set() -> None:
+    found = limits("layers.1.mixer", "2-1", "carried", {"regression": 0.5})
+    assert found.source("budget_db") == "rule 2 of [tool.qgate.limits]"
+    assert found.source("regression") == "limits marker"
+    assert found.source("regression_other_device") == "default"
+    assert found.absolute["relative_mse"].source == "rule 1 of [tool.qgate.limits]"
+    assert found.absolute["correlation"].source == "[tool.qgate.limits]"
+
+
+def test_absolute_bounds_are_overridden_metric_by_metric() -> None:
+    found = limits("layers.1.mixer", marker={"absolute": "correlation>0.5", "reason": "why"})
+    assert {name: bound.value for name, bound in found.absolute.items()} == {
+        "relative_mse": 0.1,
+        "correlation": 0.5,
+    }
+    assert found.absolute["correlation"].reason == "why"
+
+
+@pytest.mark.parametrize(
+    ("scope", "marker", "metrics"),
+    [
+        ("carried", {"absolute": "relative_mse<1,bits_per_byte<2"}, {"relative_mse"}),
+        ("task", {"absolute": "relative_mse<1,bits_per_byte<2"}, {"bits_per_byte"}),
+        ("local", {"absolute": "relative_mse<1"}, set()),
+        ("local", {"absolute": "relative_mse<1", "scopes": "local"}, {"relative_mse"}),
+        ("carried", {"absolute": "relative_mse<1", "scopes": "local"}, set()),
+    ],
+)
+def test_an_absolute_bound_is_about_the_carried_error_or_the_task(
+    scope: str, marker: dict[str, Any], metrics: set[str]
+) -> None:
+    assert set(Policy().with_marker(marker).limits_for("x", "m", scope).absolute) == metrics
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"budget": 1}, ["'budget'", "Did you mean budget_db"]),
+        ({"regression": "2%"}, ["[tool.qgate.limits]", "regression = '2%'"]),
+        ({"absolute": ["relative_msee<1"]}, ["[tool.qgate.limits]", "Did you mean relative_mse"]),
+        ({"absolute": []}, ["absolute = []", "leave it out"]),
+        ({"absolute": [1]}, ["absolute = [1]"]),
+        ({"missing": "skip"}, ["'skip'"]),
+        ({"sites": "x"}, ["'sites'"]),
+        ({"rules": {"sites": "x"}}, ["[[tool.qgate.limits.rules]]"]),
+        ({"rules": [{"budget_db": 1}]}, ["rule 1", "says nothing of sites"]),
+        ({"rules": [{"sites": "("}]}, ["rule 1", "'('", "no regular expression"]),
+        ({"rules": [{"sites": "x", "scopes": ["carrid"]}]}, ["'carrid'", "Did you mean carried"]),
+        ({"rules": [{"sites": "x", "modes": []}]}, ["modes = []"]),
+        ({"rules": [{"sites": "x"}, {"site": "x"}]}, ["rule 2", "'site'", "Did you mean sites"]),
+    ],
+)
+def test_a_bad_table_is_repeated_with_what_is_allowed(
+    table: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(QgateError) as caught:
+        Policy.from_table(table)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_a_bad_marker_names_the_marker() -> None:
+    with pytest.raises(QgateError, match=r"argument of the limits marker 'budgetdb'.*budget_db"):
+        Policy().with_marker({"budgetdb": 1})
+    with pytest.raises(QgateError, match="limits marker: limit budget_db = -1"):
+        Policy().with_marker({"budget_db": -1})
+
+
+def test_metrics_from_outside_can_be_bound_and_are_kept_for_markers() -> None:
+    policy = Policy.from_table({}, {"sqnr_db": "higher"}).with_marker({"absolute": "sqnr_db>20"})
+    assert policy.limits_for("x", scope="carried").absolute["sqnr_db"].value == 20
+    with pytest.raises(QgateError, match="sqnr_db"):
+        Policy.from_table({}).with_marker({"absolute": "sqnr_db>20"})
+
+
+def test_an_expression_that_finds_no_site_is_an_error() -> None:
+    policy = Policy.from_table(TABLE)
+    policy.check_sites(["layers.1.mixer"])
+    with pytest.raises(QgateError, match=r"rule 1 .*matches no site\. There are layers\.0\.mixer"):
+        policy.check_sites(["layers.0.mixer"])
+    with pytest.raises(QgateError, match="There are none"):
+        policy.check_sites([])
+
+
+def test_unknown_scope() -> None:
+    with pytest.raises(QgateError, match=r"'lokal'.*Did you mean local"):
+        Policy().limits_for("x", "m", "lokal")
+
+
+def test_the_example_in_the_documentation_is_a_policy() -> None:
+    text = (policy_file.__doc__ or "").split("order.", 1)[1]
+    lines = [line[4:] for line in text.splitlines() if line.startswith("    ")]
+    table = tomllib.loads("\n".join(lines))["tool"]["qgate"]["limits"]
+    policy = Policy.from_table(table)
+    assert policy.limits_for("layers.0.mixer", "2-1", "carried").regression == 0.1
+    assert policy.limits_for("layers.0.mixer", "1", "carried").regression == 0.02
+
+
+def test_the_policy_as_plain_data_says_what_was_set() -> None:
+    plain = Policy.from_table(TABLE).to_dict()
+    assert [each["budget_db"] for each in plain] == [1.0, 2.0, 3.0]
+    assert plain[0]["absolute"] == ["relative_mse <= 0.01", "correlation >= 0.99"]
+    assert plain[2]["modes"] == ["2-*"]

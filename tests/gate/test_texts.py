@@ -1,0 +1,166 @@
+"""The first line and the table: what a user reads."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from qgate.errors import QgateError
+from qgate.gate import Limits, Measured, Verdict, failure_text, first_line, judge, parse_bound
+from tests.gate.making import ACCEPTED, carried, measured, verdict
+
+SITE = "layers.2.mixer.in_proj:output"
+OPEN = {"accepted": {"relative_mse": 3.395e-5, "one_minus_correlation": 5e-5}}
+WIDE = {"relative_mse": 1.0, "one_minus_correlation": 1.0}
+COMMAND = "pytest suites --mode 2-1 --update-baselines"
+
+
+def absent() -> Verdict:
+    return judge([], lambda _: Limits(), True, absent=[(SITE, "local")])
+
+
+CASES: list[tuple[Verdict, str]] = [
+    (verdict(carried(SITE, 9.211e-4, **OPEN)), f"relative_mse 9.2e-04 > 3.5e-05 at {SITE} (mode 2-1): 27x accepted"),
+    (verdict(carried(SITE, 1.05e-4)), f"relative_mse 1.1e-04 > 1.0e-04 at {SITE} (mode 2-1): 5 % over accepted, 2 % allowed"),
+    (verdict(carried(SITE, 1.0200001e-4)), f"relative_mse 1.0200001e-04 > 1.0200000e-04 at {SITE} (mode 2-1): 2.00001 % over accepted, 2 % allowed"),
+    (verdict(carried(SITE, accepted={**ACCEPTED, "relative_mse": 0.0})), f"relative_mse 1.0e-04 > 1.0e-14 at {SITE} (mode 2-1): accepted is 0"),
+    (verdict(measured(SITE, 1.549e-4, accepted=WIDE)), f"relative_mse 1.5e-04 > 1.1e-04 at {SITE} (mode 2-1): 1.9 dB over the ideal mxfp8_e4m3 quantizer, 0.5 allowed"),
+    (verdict(measured(SITE, 1.1223e-4, accepted=WIDE)), f"relative_mse 1.1223e-04 > 1.1220e-04 at {SITE} (mode 2-1): 0.501 dB over the ideal mxfp8_e4m3 quantizer, 0.5 allowed"),
+    (verdict(measured(SITE, ideal={"relative_mse": 0.0}, floor=1e-12)), f"relative_mse 1.0e-04 > 1.0e-12 at {SITE} (mode 2-1): the ideal mxfp8_e4m3 quantizer is exact here, only the noise floor is allowed"),
+    (verdict(measured(SITE, ideal={"relative_mse": math.nan})), f"relative_mse 1.0e-04 at {SITE} (mode 2-1): the ideal quantizer's error is nan"),
+    (verdict(carried(SITE, accepted={**ACCEPTED, "relative_mse": math.nan})), f"relative_mse 1.0e-04 at {SITE} (mode 2-1): the accepted value is nan"),
+    (verdict(carried("lm_head", values={**ACCEPTED, "correlation": 0.941}), bound=parse_bound("correlation>0.98")), "correlation 0.941 < 0.98 at lm_head (mode 2-1): absolute limit"),
+    (verdict(carried("lm_head", 0.5, accepted=WIDE), bound=parse_bound("relative_mse<0.25", reason="half is noise")), "relative_mse 0.5 > 0.25 at lm_head (mode 2-1): absolute limit, half is noise"),
+    (verdict(carried(SITE, accepted={"relative_mse": 1.0})), f"no accepted one_minus_correlation at {SITE} (mode 2-1): record it with --update-baselines"),
+    (verdict(carried(SITE, nonfinite=3)), f"non-finite values at {SITE} (mode 2-1): 3 NaN or infinite in actual"),
+    (verdict(carried(SITE, math.nan)), f"relative_mse is nan at {SITE} (mode 2-1): only a finite value can pass"),
+    (verdict(carried(SITE, None)), f"relative_mse was not computed at {SITE} (mode 2-1): only a finite value can pass"),
+    (absent(), f"not measured at {SITE} (mode 2-1): it has accepted errors, the set of sites changed"),
+    (verdict(carried(SITE, gated=(), accepted=None)), f"nothing compared at {SITE} (mode 2-1): a gate that compared nothing does not pass"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("found", "line"), CASES, ids=range(len(CASES)))
+def test_the_first_line(found: Verdict, line: str) -> None:
+    said = first_line(found, "2-1")
+    rest = len(found.failed) - 1
+    assert said == line + (f" (+{rest} more)" if rest else "")
+
+
+def test_a_verdict_that_passed_has_no_first_line() -> None:
+    with pytest.raises(QgateError, match="mode 2-1 passed"):
+        first_line(verdict(carried()), "2-1")
+
+
+def test_the_label_can_be_another() -> None:
+    assert "(format hif8)" in first_line(verdict(carried(mse=1.0)), "hif8", label="format")
+
+
+def text(*sites: Measured, **given: Any) -> str:
+    bound = given.pop("bound", None)
+    return failure_text(
+        verdict(*sites, bound=bound),
+        "2-1",
+        baseline="baselines/tiny/2-1.txt",
+        command=COMMAND,
+        report="qgate-out/report.html",
+        **given,
+    )
+
+
+def test_the_whole_text() -> None:
+    said = text(
+        carried("fc2", 9.211e-4, order=1, **OPEN),
+        measured("fc1", 1.2e-4, ideal=None),
+        carried("good"),
+    )
+    assert said.splitlines() == [
+        "relative_mse 9.2e-04 > 3.5e-05 at fc2 (mode 2-1): 27x accepted (+1 more)",
+        "",
+        "  site  scope    metric        accepted/ideal  now      change  limit       kind",
+        "  fc2   carried  relative_mse  3.4e-05         9.2e-04  +2613%  <= 3.5e-05  regression",
+        "  fc1   local    relative_mse  1.0e-04         1.2e-04  +20%    <= 1.0e-04  regression",
+        "  the error enters at fc1, the first whose local error is out",
+        "  baseline  baselines/tiny/2-1.txt",
+        f"  if intended: {COMMAND}",
+        "  report  qgate-out/report.html",
+    ]
+
+
+def test_columns_stand_under_each_other() -> None:
+    said = text(carried("a", 1.0), carried("a.much.longer.name", 0.5)).splitlines()[2:5]
+    starts = [
+        line.index(word) for line, word in zip(said, ("scope", "carried", "carried"), strict=True)
+    ]
+    assert len(set(starts)) == 1
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 6, 200])
+def test_the_text_stays_under_fifteen_lines(count: int) -> None:
+    sites = [measured(f"s{n}", 1.0 + n, order=n, ideal=None) for n in range(count - 1)]
+    said = text(*sites, carried("abs", 0.5, accepted=WIDE), bound=parse_bound("relative_mse<0.25"))
+    assert len(said.splitlines()) < 15
+    hidden = (
+        len(
+            verdict(
+                *sites, carried("abs", 0.5, accepted=WIDE), bound=parse_bound("relative_mse<0.25")
+            ).failed
+        )
+        - 5
+    )
+    assert (f"+{hidden} more rows in results.jsonl" in said) == (hidden > 0)
+
+
+@pytest.mark.parametrize(
+    ("site", "offered", "words"),
+    [
+        (carried(mse=2e-4), True, "if intended"),
+        (carried(accepted=None), True, "if intended"),
+        (carried(mse=2e-2), False, "change the limit (its suite)"),
+        (measured(mse=1e-3, accepted=WIDE), False, "raise budget_db (default)"),
+        (measured(mse=1e-3), False, "raise budget_db (default)"),
+        (carried(nonfinite=1), False, "find what overflows"),
+        (carried(mse=math.nan, accepted=None), False, "find what overflows"),
+        (carried(gated=(), accepted=None), False, "give the site metrics"),
+    ],
+)
+def test_the_command_is_offered_only_where_it_helps(
+    site: Measured, offered: bool, words: str
+) -> None:
+    bound = (
+        parse_bound("relative_mse<1e-2") if site.scope == "carried" and site.gated is None else None
+    )
+    said = text(site, bound=bound)
+    assert (COMMAND in said) == offered
+    assert ("cannot accept this" in said) != offered
+    assert words in said
+
+
+@pytest.mark.parametrize(
+    ("sites", "words"),
+    [
+        ([carried(mse=1.0), measured(mse=1.0)], "the error enters at layers.0:output"),
+        ([carried(mse=1.0), measured()], "no local error is out"),
+        ([carried(mse=1.0)], "local errors were not measured"),
+    ],
+)
+def test_where_the_error_enters(sites: list[Measured], words: str) -> None:
+    assert words in text(*sites)
+
+
+def test_budget_rows_show_decibels() -> None:
+    row = text(measured("fc1", 1.549e-4, accepted=WIDE)).splitlines()[3].split()
+    assert row == [
+        "fc1",
+        "local",
+        "relative_mse",
+        "1.0e-04",
+        "1.5e-04",
+        "1.9",
+        "dB",
+        "<=",
+        "1.1e-04",
+        "budget",
+    ]

@@ -1,0 +1,208 @@
+"""What is shown of records: CSV, terminal, JUnit, Markdown, annotations."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qgate.results import (
+    COLUMNS,
+    Writer,
+    binding,
+    github_annotation,
+    junit_properties,
+    markdown_summary,
+    read,
+    summary_lines,
+    to_csv,
+    worst_first,
+)
+from qgate.results.schema import line, parse
+from tests.results.making import header, record
+
+ODD = "a|b`c\n<x>%:,\x1b[31m"
+
+
+def stored(given: dict[str, Any]) -> dict[str, Any]:
+    """A record as a reader gets it."""
+    found: dict[str, Any] = parse(line(given).encode())
+    return found
+
+
+MIXED = [
+    record("good", 1.01e-4),
+    record("better", 5e-5),
+    record("twice", 2e-4),
+    record("ten", 1e-3),
+    record("new", accepted={}),
+    record("nan", math.nan),
+    record("above-zero", accepted={"relative_mse": -1.0}),
+    record("count", nonfinite=2),
+    record("none", gated=(), accepted={}),
+]
+WORST = ["count", "nan", "above-zero", "ten", "twice", "new", "none", "good", "better"]
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_worst_first_also_of_what_was_stored() -> None:
+    assert [each["site"] for each in worst_first(MIXED)] == WORST
+    assert [each["site"] for each in worst_first(map(stored, MIXED))] == WORST
+    assert [each["site"] for each in worst_first(MIXED[::-1])] == WORST
+
+
+def test_the_binding_check_of_a_record() -> None:
+    both = record(mse=1e-3, nonfinite=1)
+    assert (binding(both) or {})["kind"] == "nonfinite"
+    assert binding(record(checks=[], passed=False)) is None
+
+
+def test_csv_has_a_row_per_site_and_metric(tmp_path: Path) -> None:
+    given = record(
+        "fc1", 1.0 / 3, values={"relative_mse": 1.0 / 3, "mae": 0.5}, ideal={"relative_mse": 1e-5}
+    )
+    assert to_csv([given, record(ODD, math.nan)], tmp_path / "r.csv") == 3
+    found = rows(tmp_path / "r.csv")
+    assert tuple(found[0]) == COLUMNS
+    assert [(row["site"], row["metric"], row["value"], row["kind"]) for row in found] == [
+        ("fc1", "relative_mse", repr(1.0 / 3), "regression"),
+        ("fc1", "mae", "0.5", ""),
+        (ODD, "relative_mse", "nan", "nonfinite"),
+    ]
+    assert (found[0]["ideal"], found[0]["accepted"], found[0]["metric_passed"]) == (
+        "1e-05",
+        "0.0001",
+        "False",
+    )
+    assert float(found[0]["bound"]) == pytest.approx(1.02e-4)
+
+
+def test_csv_of_a_file_names_what_json_could_not_hold(tmp_path: Path) -> None:
+    with Writer(tmp_path / "r.jsonl", header()) as writer:
+        writer.append(record(mse=math.inf))
+        writer.append(record(nonfinite=4))
+    to_csv(read(tmp_path / "r.jsonl")[1], tmp_path / "r.csv")
+    found = rows(tmp_path / "r.csv")
+    assert [(row["metric"], row["value"]) for row in found] == [
+        ("relative_mse", "inf"),
+        ("relative_mse", "0.0001"),
+        ("nonfinite", "4.0"),
+    ]
+
+
+def test_a_csv_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
+    to_csv([record()], tmp_path / "r.csv")
+    before = (tmp_path / "r.csv").read_bytes()
+    with pytest.raises(KeyError):
+        to_csv([record("b"), {}], tmp_path / "r.csv")
+    assert (tmp_path / "r.csv").read_bytes() == before
+
+
+def test_the_summary_counts_and_sorts() -> None:
+    other = record("fine", 9.9e-5, mode="1")
+    said = summary_lines([*map(stored, MIXED), other])
+    assert said[0] == "3 passed, 7 failed | 11 checks | improved: 1 | missing: 1"
+    assert said[1] == "worst vs limit: 1 fine relative_mse 0.971x its limit (regression)"
+    assert said[2] == "worst vs limit: 2-1 count nonfinite not finite"
+    assert [text.split()[1] for text in said[3:-1]] == WORST[:7]
+    assert (
+        said[6]
+        == "failed: ten (carried, tiny, mode 2-1): relative_mse 0.001, limit <= 0.000102, 9.8x its limit (regression)"
+    )
+    assert said[-1] == "1 improved: bank it with --update-baselines"
+
+
+def test_the_summary_is_cut_and_says_so() -> None:
+    said = summary_lines([record(f"s{n}", 1.0 + n) for n in range(14)], rows=3)
+    assert [text.split()[1] for text in said[2:5]] == ["s13", "s12", "s11"]
+    assert said[5:] == ["+11 more in results.jsonl"]
+
+
+def test_nothing_is_not_a_success() -> None:
+    assert summary_lines([]) == ["nothing was compared"]
+    assert "nothing was compared" in markdown_summary([])
+
+
+def test_only_the_last_attempt_is_summed_up() -> None:
+    again = [record("a", 1.0), record("a", attempt=1)]
+    assert summary_lines(again)[0].startswith("1 passed, 0 failed")
+    assert "| a |" not in markdown_summary(again)
+
+
+def test_junit_properties_name_site_scope_and_metric() -> None:
+    assert junit_properties(record("fc1", 1e-3)) == [
+        ("qgate model", "tiny"),
+        ("qgate mode", "2-1"),
+        ("qgate layer", "0"),
+        (
+            "qgate fc1 carried relative_mse",
+            "failed: relative_mse 0.001, limit <= 0.000102, 9.8x its limit (regression)",
+        ),
+    ]
+    assert junit_properties(record(mse=5e-5))[-1][1].startswith("improved: ")
+    assert junit_properties(record())[-1][1].startswith("passed: ")
+
+
+@given(st.text())
+def test_junit_properties_are_printable_lines(name: str) -> None:
+    for pair in junit_properties(record(name, mode=name)):
+        assert all(text.isprintable() for text in pair)
+
+
+def test_the_markdown_table_lists_failures_worst_first() -> None:
+    said = markdown_summary(map(stored, MIXED), rows=6).splitlines()
+    assert said[:3] == ["## qgate", "", "2 passed, 7 failed | 10 checks | improved: 1 | missing: 1"]
+    assert [text.split(" | ")[0].strip("| ") for text in said[6:12]] == WORST[:6]
+    assert (
+        said[9]
+        == "| ten | carried | tiny 2-1 | relative&#95;mse | 0.001 | &#60;= 0.000102 | 9.8x its limit (regression) |"
+    )
+    assert said[-1] == "+1 more in `results.jsonl`"
+
+
+@given(st.text())
+def test_markdown_cells_stay_cells(name: str) -> None:
+    said = markdown_summary([record(name, 1.0, mode=name, model=name)])
+    row = said.splitlines()[-1]
+    assert row.count("|") == 8
+    assert not set("<`*") & set(row)
+    assert len(said.splitlines()) == 7
+
+
+def test_annotations_are_for_failures() -> None:
+    assert github_annotation(record()) is None
+    assert github_annotation(record("fc1", 1e-3)) == (
+        "::error title=qgate tiny 2-1::relative_mse 0.001, limit <= 0.000102, "
+        "9.8x its limit (regression) at fc1 (carried, mode 2-1)"
+    )
+    assert github_annotation(record(checks=[], passed=False, site="fc1")) == (
+        "::error title=qgate tiny 2-1::nothing compared at fc1 (carried, mode 2-1)"
+    )
+
+
+def test_annotations_escape_what_github_reads() -> None:
+    said = github_annotation(
+        record("a%b\r\n::warning::x,y", 1.0, mode="m:1,2%\n", file="s:1,2.py", line=7)
+    )
+    assert said is not None
+    assert said.startswith("::error file=s%3A1%2C2.py,line=7,title=qgate tiny m%3A1%2C2%25%0A::")
+    assert "a%25b%0D%0A::warning::x,y" in said
+    assert "m:1,2%25%0A)" in said
+
+
+@given(st.text())
+def test_an_annotation_is_one_line_whatever_the_names(name: str) -> None:
+    said = github_annotation(record(name, 1.0, mode=name, model=name)) or ""
+    assert said.startswith("::error title=")
+    assert not set("\r\n") & set(said)
+    properties = said.removeprefix("::error title=").split("::", 1)[0]
+    assert not set(":,") & set(properties)
