@@ -19,7 +19,6 @@ def record_rows(
     mode: str,
     where: str,
     verdict: Verdict,
-    notes: dict[str, Any],
     failed: Sequence[Check],
 ) -> list[dict[str, Any]]:
     """One record per site and scope."""
@@ -40,7 +39,6 @@ def record_rows(
                 "accepted": dict(each.accepted or {}),
                 "checks": [check.to_dict() for check in here],
                 "passed": not any((c.site, c.scope) == each.key for c in failed),
-                "notes": notes,
             }
         )
     return rows

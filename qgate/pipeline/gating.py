@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from qgate.baselines import Change as StoredChange
 from qgate.baselines import (
+    Candidate,
     Key,
     Origin,
     ReferenceTensor,
@@ -20,9 +20,12 @@ from qgate.baselines import (
     Update,
     accepted_file,
     differences,
+    write_candidate,
 )
+from qgate.baselines import Change as StoredChange
 from qgate.errors import QgateError
 from qgate.gate import Measured, Policy, Verdict, decide_update, failure_text, judge
+from qgate.gate.checks import ACCEPTABLE
 from qgate.models.model import inputs_hash
 from qgate.modes import Mode, apply
 from qgate.modes.formats import FP32
@@ -251,13 +254,10 @@ class GateSession:
                 command=command,
                 report=self.report,
             )
-        record = {
-            "passed": not failed,
-            "updated": updated,
-            "rows": record_rows(
-                suite, self.bench.model.name, mode.name, where, verdict, dict(notes or {}), failed
-            ),
-        }
+        rows = record_rows(suite, self.bench.model.name, mode.name, where, verdict, failed)
+        if notes:
+            rows = [{**row, "notes": dict(notes)} for row in rows]
+        record = {"passed": not failed, "updated": updated, "rows": rows}
         return Outcome(verdict, text, updated, record)
 
     def _gone(
@@ -281,6 +281,25 @@ class GateSession:
             name: {entry.site: f"{entry.does}; {entry.origin}" for entry in made.plan.entries}
             for name, made in self.bench.ran().items()
         }
+
+    def leave_candidate(self, folder: Path, outcome: Outcome, source: str) -> None:
+        """What a failing gate measured, for `qgate baselines accept` to take."""
+        values: dict[Key, float] = {}
+        barred: dict[Key, str] = {}
+        mode = ""
+        for row in outcome.record["rows"]:
+            mode = row["mode"]
+            for check in row["checks"]:
+                if check["passed"] or check["value"] is None or not check["metric"]:
+                    continue
+                key = Key(row["suite"], row["site"], row["scope"], check["metric"])
+                values[key] = check["value"]
+                if check["kind"] not in ACCEPTABLE:
+                    barred[key] = f"{check['kind']}: {check['reason'] or 'limit broken'}"
+        if values:
+            uses = mode in self.bench.ran() and self.bench.ran()[mode].mode.calibrated
+            candidate = Candidate(self.origin(uses), mode, source, values, barred, uses)
+            write_candidate(folder, candidate)
 
     def pending(self) -> Update:
         """The update that is collected."""

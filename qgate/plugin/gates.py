@@ -132,4 +132,6 @@ class Gate:
             {**outcome.record, "node": self._item.nodeid}
         )
         if not outcome.passed:
+            folder = self._item.config.rootpath / "qgate-out" / "candidates"
+            self._session.leave_candidate(folder, outcome, self._item.nodeid)
             pytest.fail(outcome.text, pytrace=False)
