@@ -70,9 +70,12 @@ def _stores(args: argparse.Namespace) -> list[Store]:
     return [Store(args.baselines, name) for name in there if not args.model or name in args.model]
 
 
+def _parts(patterns: Sequence[str] | None) -> list[str]:
+    return [part.strip() for each in patterns or [] for part in each.split(",")]
+
+
 def _asked(mode: str, patterns: Sequence[str] | None) -> bool:
-    parts = [part.strip() for each in patterns or [] for part in each.split(",")]
-    return any(fnmatch.fnmatchcase(mode.lower(), part.lower()) for part in parts)
+    return any(fnmatch.fnmatchcase(mode.lower(), part.lower()) for part in _parts(patterns))
 
 
 # list ------------------------------------------------------------------------------------------
@@ -174,10 +177,11 @@ def _prune(args: argparse.Namespace) -> int:
                 update.drop(mode, key)
         if update.modes():
             found.append((store, update))
-    if args.mode and not found:
+    idle = [part for part in _parts(args.mode) if not any(_asked(mode, [part]) for mode in held)]
+    if idle:
         raise QgateError(
-            f"--mode {','.join(args.mode)} is none of the modes with accepted errors: "
-            f"{', '.join(sorted(held)) or 'there are none'}."
+            f"--mode {idle[0]!r} is none of the modes with accepted errors: "
+            f"{', '.join(sorted(held)) or 'there are none'}. Nothing was removed."
         )
     for store, update in found:
         for mode in update.modes():

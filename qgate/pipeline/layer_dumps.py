@@ -30,7 +30,7 @@ VERSION = 1
 REFERENCE = "fp32"
 PLAIN = "plain"
 _HEADER = 128
-_CHUNK = 1 << 20
+_CHUNK = 1 << 17
 _STATS = re.compile(r"mode_(.+)_stats\.json")
 _LAYER = re.compile(r"layer_(0|[1-9][0-9]*)")
 _TEXTS = ("mode", "model", "basis", "weights", "inputs", "device", "torch", "qgate", "created")
@@ -375,7 +375,7 @@ def open_layer(folder: Path, dump: Dump, layer: str) -> Array:
 
 
 def portions(*arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Equal rows of arrays of one shape, a few MB at a time."""
+    """Equal rows of arrays of one shape, about a MB of float64 at a time."""
     rows = max(1, _CHUNK // max(1, arrays[0].shape[1]))
     for start in range(0, len(arrays[0]), rows):
         yield tuple(array[start : start + rows] for array in arrays)

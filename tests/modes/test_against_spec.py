@@ -14,9 +14,9 @@ from qgate.models import Site
 from qgate.models.mamba.hadamard import Hadamard, matrix
 from qgate.models.mamba.network import MambaBlock, MambaConfig
 from qgate.models.tapping import tapped
+from qgate.modes import definition as spec_block
 from qgate.modes.mamba import MAMBA_MODES
 from qgate.modes.simulated.mixer import MixerScales, SimulatedMixer
-from qgate.modes import definition as spec_block
 from tests.modes.spec_data import random_hidden, random_layer
 
 M, D = 24, 48

@@ -17,10 +17,10 @@ from qgate.models.mamba.hadamard import matrix
 from qgate.models.mamba.network import Mamba, MambaConfig
 from qgate.models.mamba.rotated import ROTATED, rotated
 from qgate.modes import CalibrationSettings, measure
+from qgate.modes import definition as spec_block
 from qgate.modes.calibration import OBSERVED, quantile
 from qgate.pipeline import ModelSetup
 from tests.models.checkpoints import randomize
-from qgate.modes import definition as spec_block
 
 LENGTHS = (17, 40, 40, 1, 33, 40, 40, 40, 2, 2)
 SITES = {"s_n": "in_proj:input", "s_z": "in_proj:output", "s_u": "x_proj:input", "s_x": "x_proj:output",
