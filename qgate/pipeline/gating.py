@@ -320,7 +320,7 @@ class GateSession:
             for basis in ("plain", *self.bench.model.bases):
                 update.set_reference(basis, self.reference_tensors(basis))
         self._update = None
-        return [] if dry_run else self.store.commit(update)
+        return self.store._planned(update)[1] if dry_run else self.store.commit(update)
 
     def reference_tensors(self, basis: str) -> dict[str, ReferenceTensor]:
         """The outputs of all blocks and the logits, cut to a seeded sample of rows."""

@@ -75,15 +75,21 @@ def _linears(
     reference: Model, quantizers: Mapping[str, Quantizer], flowing: Mapping[str, Tensor]
 ) -> dict[str, Array]:
     found: dict[str, Array] = {}
+    made: dict[tuple[str, int], Array] = {}
     for site in reference.sites():
         if site.name in quantizers and site.port not in _MADE and site.name in flowing:
-            found[site.name] = _defined(flowing[site.name], quantizers[site.name])
+            # Query, key and value read one tensor, and the definition is slow.
+            quantizer, values = quantizers[site.name], _array(flowing[site.name])
+            key = (repr(quantizer), hash(values.tobytes()))
+            if key not in made:
+                made[key] = define(values, quantizer)
+            found[site.name] = made[key]
     for site in reference.sites():
         if site.kind == "linear" and site.port == "output":
             product = _product(reference, site, found, flowing)
             if product is not None:
-                quantizer = quantizers.get(site.name)
-                found[site.name] = product if quantizer is None else _cast(product, quantizer)
+                own = quantizers.get(site.name)
+                found[site.name] = product if own is None else _cast(product, own)
     return found
 
 
@@ -100,10 +106,6 @@ def _product(
     bias = getattr(module, "bias", None)
     separate = type(module).__name__ == "StepProjection"
     return y if bias is None or separate else y + _array(bias)
-
-
-def _defined(tensor: Tensor, quantizer: Quantizer) -> Array:
-    return define(_array(tensor), quantizer)
 
 
 def _cast(values: Array, quantizer: Quantizer) -> Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from qgate._version import __version__
-from qgate.plugin.cases import generate_cases, selected_formats
+from qgate.plugin.cases import generate_cases, raise_refused, selected_formats
 from qgate.plugin.gates import Gate, device, fmt, gate, layer, mode, model
 from qgate.plugin.options import add_options, add_short_names, update_choice
 from qgate.plugin.reporting import Reports, attach
@@ -61,6 +61,11 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     generate_cases(metafunc)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config) -> None:
+    raise_refused(config)
 
 
 @pytest.hookimpl(wrapper=True)

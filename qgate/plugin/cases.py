@@ -11,6 +11,7 @@ from qgate.plugin.options import models_of
 from qgate.plugin.sessions import session_of
 
 _CASES = ("model", "mode", "layer")
+_REFUSED: pytest.StashKey[list[str]] = pytest.StashKey()
 
 
 def generate_cases(metafunc: pytest.Metafunc) -> None:
@@ -26,10 +27,27 @@ def generate_cases(metafunc: pytest.Metafunc) -> None:
     try:
         cases = _cases(metafunc, names)
     except QgateError as error:
-        raise pytest.UsageError(f"qgate: {error}") from None
+        _refuse(metafunc.config, f"qgate: {error}")
+        cases = [("refused",) * len(names)]
     ids = ["-".join(case) for case in cases]
     metafunc.parametrize(",".join(names), [c if len(names) > 1 else c[0] for c in cases], ids=ids,
                          indirect=True, scope="session")  # fmt: skip
+
+
+def _refuse(config: pytest.Config, reason: str) -> None:
+    """Keep a usage error until collection is over: within it, it would be a test file's error.
+
+    A worker has nobody to tell it to but its own collection.
+    """
+    if hasattr(config, "workerinput"):
+        raise pytest.UsageError(reason)
+    config.stash.setdefault(_REFUSED, []).append(reason)
+
+
+def raise_refused(config: pytest.Config) -> None:
+    """What the options meant that there is not, as a usage error: exit code 4."""
+    for reason in config.stash.get(_REFUSED, []):
+        raise pytest.UsageError(reason)
 
 
 def _cases(metafunc: pytest.Metafunc, names: list[str]) -> list[tuple[str, ...]]:
@@ -51,6 +69,7 @@ def _modes(metafunc: pytest.Metafunc, model: str) -> list[str]:
     wanted = list(marker.args) if marker else metafunc.config.getoption("qgate_mode")
     session = session_of(metafunc.config, model)
     reference = metafunc.config.getoption("qgate_reference")
+    session.bench.setup.select(reference, session.bench.model)
     chosen = session.bench.setup.select(",".join(wanted or ["essential"]), session.bench.model)
     return [mode.name for mode in chosen if not mode.is_reference and mode.name != reference]
 
