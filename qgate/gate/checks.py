@@ -123,7 +123,10 @@ def _nonfinite(measured: Measured) -> Iterator[Check]:
 
 
 def _budget(measured: Measured, limits: Limits) -> Iterator[Check]:
-    """A local error against that of an ideal quantizer; where that is exact, against the noise."""
+    """A local error against that of an ideal quantizer; where that is exact, against the noise.
+
+    An error well below the ideal's is no improvement: no quantizer of that format can make it.
+    """
     if measured.scope != "local" or measured.ideal is None:
         return
     value = measured.value("relative_mse")
@@ -144,6 +147,24 @@ def _budget(measured: Measured, limits: Limits) -> Iterator[Check]:
         source=limits.source("budget_db"),
         reason=f"the ideal quantizer's error is {ideal}" if unfit else "",
     )
+    least = 0.0 if unfit else (ideal - measured.floor) / _factor(limits.budget_db)
+    seen = value is not None and math.isfinite(value)
+    if seen and least > 0 and not within(value, ">=", least):
+        yield check(
+            measured,
+            "relative_mse",
+            "budget",
+            False,
+            value=value,
+            side=">=",
+            bound=least,
+            against=ideal,
+            times=times_over("relative_mse", value, ">=", least),
+            quantizer=measured.quantizer,
+            allowed=limits.budget_db,
+            source=limits.source("budget_db"),
+            reason="nothing is quantized here, or not as declared",
+        )
 
 
 def _factor(db: float) -> float:

@@ -47,6 +47,8 @@ def _why(check: Check) -> str:
         return f"absolute limit{f', {check.reason}' if check.reason else ''}"
     if against is None:
         return check.reason
+    if check.kind == "budget" and check.side == ">=":
+        return f"better than an ideal {check.quantizer or 'declared'} quantizer: {check.reason}"
     if check.kind == "budget":
         name = f"the ideal {check.quantizer or 'declared'} quantizer"
         if against == 0:

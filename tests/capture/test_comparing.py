@@ -259,7 +259,11 @@ def test_a_site_that_only_the_reference_has_is_an_error() -> None:
 
 def live_bytes() -> int:
     gc.collect()
-    return sum(t.untyped_storage().nbytes() for t in gc.get_objects() if type(t) is Tensor and t.layout is torch.strided)
+    return sum(
+        t.untyped_storage().nbytes()
+        for t in gc.get_objects()
+        if type(t) is Tensor and t.layout is torch.strided
+    )
 
 
 @pytest.mark.parametrize("local", [True, False])

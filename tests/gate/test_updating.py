@@ -132,7 +132,7 @@ def test_changes_say_old_and_new() -> None:
         ("gone", "", "removed", None, None),
     ]
     assert {c.state for c in decide_update(found, "all").changes if c.site == "d"} == {"same"}
-    local = decide_update(judged(measured(ideal={"relative_mse": 9e-4})), "all").changes
+    local = decide_update(judged(measured(ideal={"relative_mse": 1e-4})), "all").changes
     assert [(c.metric, c.old) for c in local] == [
         ("one_minus_correlation", 5e-5),
         ("relative_mse", 1e-4),

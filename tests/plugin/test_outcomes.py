@@ -1,0 +1,180 @@
+"""Runs of `pytest suites`: outcomes, exit codes and the texts that people read."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.plugin.conftest import Run
+
+SITE = "model.layers.1.mlp.up_proj:output"
+FAILING = "test_layer_outputs?tiny-llama-int8-layers.1?"
+
+
+def accepted(project: Path, model: str = "tiny-llama", mode: str = "int8") -> Path:
+    return project / "baselines" / model / "accepted" / f"{mode}.txt"
+
+
+def tightened(project: Path) -> float:
+    """Make one accepted error a tenth of what it is: what is measured is ten times that."""
+    file = accepted(project)
+    lines = file.read_text().splitlines()
+    (place,) = (
+        k for k, line in enumerate(lines) if line.split()[1:4] == [SITE, "local", "relative_mse"]
+    )
+    old = float(lines[place].split()[-1])
+    lines[place] = lines[place].replace(lines[place].split()[-1], f"{old / 10:.17g}")
+    file.write_text("\n".join(lines) + "\n")
+    return old
+
+
+def files(project: Path) -> dict[str, bytes]:
+    root = project / "baselines"
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def records(project: Path) -> list[dict[str, Any]]:
+    def refuse(text: str) -> None:
+        raise ValueError(f"{text} is not JSON")
+
+    lines = (project / "qgate-out" / "results.jsonl").read_text().splitlines()
+    return [json.loads(line, parse_constant=refuse) for line in lines]
+
+
+def gist(project: Path) -> list[tuple[Any, ...]]:
+    """What has to be the same however tests are distributed."""
+    rows = [row for row in records(project) if "site" in row]
+    keys = ("suite", "model", "mode", "layer", "site", "scope", "passed", "values", "checks")
+    return sorted([tuple(row[key] for key in keys) for row in rows], key=repr)
+
+
+def test_a_green_run_and_its_records(
+    project: Path, suites: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(project / "summary.md"))
+    before = files(project)
+    result = suites("--model", "tiny-llama", "--model", "tiny-mamba", "--junitxml=junit.xml")
+    result.assert_outcomes(passed=12)
+    assert result.ret == pytest.ExitCode.OK
+    result.stdout.fnmatch_lines(["qgate: *mode int8*", "*qgate: tiny-llama, tiny-mamba*"])
+    result.stdout.fnmatch_lines(["*records in qgate-out/results.jsonl*"])
+    assert files(project) == before, "only an update writes"
+
+    header, *rows = records(project)
+    assert "site" not in header
+    assert set(header["models"]) == {"tiny-llama", "tiny-mamba"}
+    assert header["modes"] == ["int8"]
+    assert header["plans"]["int8"]
+    assert header["torch"]
+    assert header["limits"] is not None
+    assert {row["model"] for row in rows} == {"tiny-llama", "tiny-mamba"}
+    assert {row["scope"] for row in rows} == {"local", "carried", "task"}
+    assert all(row["passed"] and row["checks"] for row in rows)
+    with (project / "qgate-out" / "results.csv").open() as file:
+        assert len(list(csv.DictReader(file))) >= len(rows)
+    cases = list(ElementTree.parse(project / "junit.xml").iter("testcase"))
+    assert len(cases) == 12
+    for case in cases:
+        names = {each.get("name") for each in case.iter("property")}
+        assert {"qgate model", "qgate mode", "qgate layer"} <= names
+    assert "## qgate" in (project / "summary.md").read_text()
+
+
+def test_the_first_line_of_a_failure_and_what_to_do(
+    project: Path, suites: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tightened(project)
+    before = files(project)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    result = suites("-rf")
+    monkeypatch.delenv("GITHUB_ACTIONS")
+    result.assert_outcomes(passed=5, failed=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    first = f"relative_mse * > * at {SITE} (mode int8): 10x accepted"
+    result.stdout.fnmatch_lines(
+        [
+            f"*{FAILING}*",
+            first,
+            "",
+            "  site * scope * metric * accepted/ideal * now * change * limit * kind",
+            f"  {SITE} * local * relative_mse * regression",
+            f"  the error enters at {SITE}, the first whose local error is out",
+            "  baseline  *baselines/tiny-llama/accepted/int8.txt",
+            "  if intended: pytest suites --model tiny-llama --mode int8 --update-baselines",
+        ]
+    )
+    result.stdout.fnmatch_lines([f"FAILED suites/test_layer_outputs.py::{FAILING} - *{first}*"])
+    result.stdout.fnmatch_lines([f"::error *::*{SITE}*"])
+    assert files(project) == before
+    assert list((project / "qgate-out" / "candidates").iterdir())
+    (row,) = (row for row in records(project) if "site" in row and not row["passed"])
+    assert (row["site"], row["scope"], row["layer"]) == (SITE, "local", "layers.1")
+
+    serial = gist(project)
+    result = suites("-n", "2", alone=True)
+    result.assert_outcomes(passed=5, failed=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines([first])
+    assert gist(project) == serial, "the same verdicts and records, however they are distributed"
+
+
+def test_an_update_says_what_it_would_write_and_then_writes_it(project: Path, suites: Run) -> None:
+    old = tightened(project)
+    before = files(project)
+    result = suites("--update-dry-run")
+    assert result.ret == pytest.ExitCode.OK
+    change = f"*int8.txt: layer_outputs {SITE} local relative_mse: {old / 10:.4g} -> {old:.4g}"
+    result.stdout.fnmatch_lines(["baselines: 1 entries would change", change])
+    assert files(project) == before
+
+    result = suites("--update-baselines", "-v")
+    assert result.parseoutcomes() == {"passed": 5, "updated": 1}
+    assert result.ret == pytest.ExitCode.OK
+    result.stdout.fnmatch_lines([f"*{FAILING} UPDATED*"])
+    result.stdout.fnmatch_lines(["baselines: 1 entries written", change])
+    after = files(project)
+    assert {name for name in before if before[name] != after[name]} == {
+        "tiny-llama/accepted/int8.txt"
+    }
+    suites().assert_outcomes(passed=6)
+
+
+def test_without_a_baseline_nothing_passes(project: Path, suites: Run) -> None:
+    result = suites("--baselines", "elsewhere", "--layers", "first,last")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(failed=3)
+    result.stdout.fnmatch_lines(
+        [
+            "no accepted * at * (mode int8): record it with --update-baselines*",
+            "  if intended: pytest suites --model tiny-llama --mode int8 --update-baselines",
+        ]
+    )
+    assert not (project / "elsewhere").exists()
+
+
+def test_set_up_that_does_not_fit_the_baseline_is_an_error(project: Path, suites: Run) -> None:
+    result = suites("--samples", "3", "--layers", "first")
+    result.assert_outcomes(errors=2)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(
+        ["*the baseline was made with 2 samples, and there are 3 now (--samples 2)*"]
+    )
+    manifest = project / "baselines" / "tiny-llama" / "manifest.json"
+    made = json.loads(manifest.read_text())
+    text = json.dumps(made)
+    weights = made["origin"]["weights"] if "origin" in made else made["weights"]
+    manifest.write_text(text.replace(weights, "0" * len(weights)))
+    result = suites("--layers", "first")
+    result.assert_outcomes(errors=2)
+    result.stdout.fnmatch_lines(["*the baseline was made with other weights (000000000000*"])
+
+
+def test_another_reference(suites: Run) -> None:
+    result = suites("--reference", "fp16", "--mode", "int8,fp16", "--layers", "first")
+    assert result.ret in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    assert sum(result.parseoutcomes().values()) == 2, "the reference is not compared with itself"

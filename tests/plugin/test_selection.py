@@ -1,0 +1,112 @@
+"""What is selected: modes, layers and models; and what is said where nothing can be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.plugin.conftest import Run
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--mode", "int9"], "unknown mode 'int9'. Did you mean int8"),
+        (["--mode", "9-*"], "mode pattern '9-*' matches no mode that fits tiny-llama"),
+        (["--layers", "layers.9"], "--layers 'layers.9' matches no layer of tiny-llama: layers.0,"),
+        (["--layers", "("], "--layers '(' is not a regular expression"),
+        (["--model", "tiny-lama"], "unknown model 'tiny-lama'. Did you mean tiny-llama"),
+        (["--format", "mxfp9"], "--format mxfp9: unknown format 'mxfp9'. Did you mean"),
+        (["--reference", "int9"], "unknown mode 'int9'. Did you mean int8"),
+        (["--samples", "0"], "samples"),
+        (["--device", "tpu"], "tpu"),
+        (["--percentile-alpha", "3"], "percentile alpha 3.0 is not allowed"),
+    ],
+    ids=["mode", "pattern", "layers", "expression", "model", "format", "reference", "samples",
+         "device", "percentile"],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_a_usage_error(suites: Run, options: list[str], words: str) -> None:
+    result = suites(*options)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert words in str(result.stderr) + str(result.stdout)
+    assert "Traceback" not in str(result.stderr) + str(result.stdout)
+
+
+@pytest.mark.xfail(reason="a mode that does not fit is a usage error for all models", strict=True)
+def test_a_mode_that_does_not_fit_one_of_the_models_is_deselected(suites: Run) -> None:
+    result = suites("--model", "tiny-llama", "--model", "tiny-mamba", "--mode", "2-1")
+    result.assert_outcomes(passed=6, deselected=1)
+
+
+@pytest.mark.xfail(reason="a mode that does not fit is a usage error for all models", strict=True)
+def test_a_mode_that_fits_no_model_leaves_nothing(suites: Run) -> None:
+    result = suites("--mode", "2-1")
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    result.stdout.fnmatch_lines(["*mode '2-1' does not fit tiny-llama*"])
+
+
+def test_an_update_is_refused_in_ci(
+    project: Path, suites: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CI", "1")
+    result = suites("--update-baselines")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--update-baselines is refused where CI is set*"])
+    monkeypatch.setenv("QGATE_ALLOW_CI_UPDATE", "1")
+    result = suites("--update-baselines", "--layers", "first")
+    assert result.ret == pytest.ExitCode.OK
+    assert project.joinpath("baselines").is_dir()
+
+
+def test_short_names_that_a_conftest_owns_are_left_to_it(
+    pytester: pytest.Pytester, project: Path, suites: Run
+) -> None:
+    (project / "conftest.py").write_text(
+        "def pytest_addoption(parser):\n"
+        "    parser.addoption('--mode', default='mine')\n"
+        "    parser.addoption('--update-baselines', action='store_true')\n"
+        "def pytest_report_header(config): return 'theirs: ' + config.getoption('--mode')\n"
+    )
+    result = suites("--mode", "yours", "--qgate-mode", "int8", "--layers", "last", alone=True)
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["theirs: yours", "*qgate: tiny-llama*"])
+    help_text = str(pytester.runpytest_subprocess("--help").stdout)
+    assert "--qgate-mode" in help_text
+    assert "--layers" in help_text
+
+
+def test_an_unrelated_run_imports_no_torch(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        "import sys\n"
+        "def pytest_unconfigure(config):\n"
+        "    heavy = {'torch', 'numpy', 'pandas', 'matplotlib'} & set(sys.modules)\n"
+        "    print('heavy:', sorted(heavy), 'plugin:', 'qgate.plugin' in sys.modules)\n"
+    )
+    pytester.makepyfile("def test_it(): pass")
+    result = pytester.runpytest_subprocess()
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*heavy: [[]] plugin: True*"])
+
+
+def test_options_markers_and_fixtures_are_listed_with_a_line_each(
+    pytester: pytest.Pytester,
+) -> None:
+    from qgate.plugin.options import _OPTIONS
+
+    text = str(pytester.runpytest_inprocess("--help").stdout)
+    for name in _OPTIONS:
+        assert f"--qgate-{name}" in text
+        assert f"  --{name}" in text
+    markers = pytester.runpytest_inprocess("--markers").stdout
+    markers.fnmatch_lines(
+        ["@pytest.mark.qgate:*", "@pytest.mark.qgate_modes(*", "@pytest.mark.limits(*"]
+    )
+    lines = pytester.runpytest_inprocess("--fixtures").stdout.str().splitlines()
+    for name in ("model", "mode", "fmt", "layer", "gate", "device"):
+        (place,) = (
+            k
+            for k, line in enumerate(lines)
+            if line.startswith((f"{name} --", f"{name} [session scope] --"))
+        )
+        assert lines[place + 1].startswith("    "), name
