@@ -2,9 +2,10 @@
 
 from qgate.baselines.accepted import Accepted, accepted_file
 from qgate.baselines.candidates import Candidate, read_candidates, update_of, write_candidate
-from qgate.baselines.checking import prune, verify
+from qgate.baselines.checking import prune, unused, verify
 from qgate.baselines.names import safe_name
 from qgate.baselines.origin import Key, Origin, differences, notes
+from qgate.baselines.packing import joined, pack, unpack
 from qgate.baselines.rows import ReferenceTensor, Rows, row_sample, same_rows
 from qgate.baselines.store import Store, stored_models
 from qgate.baselines.update import Change, Update
@@ -21,13 +22,17 @@ __all__ = [
     "Update",
     "accepted_file",
     "differences",
+    "joined",
     "notes",
+    "pack",
     "prune",
     "read_candidates",
     "row_sample",
     "safe_name",
     "same_rows",
     "stored_models",
+    "unpack",
+    "unused",
     "update_of",
     "verify",
     "write_candidate",

@@ -85,6 +85,24 @@ def _accepted_problems(
     return problems
 
 
+def unused(
+    store: Store, measured: Mapping[str, Collection[tuple[str, str, str]]]
+) -> dict[str, list[Key]]:
+    """Accepted errors that a complete run of some suites did not come across, by mode.
+
+    `measured` has, for every mode that ran, the (suite, site, scope) of all comparisons. A suite
+    that a mode did not run is not looked at.
+    """
+    found: dict[str, list[Key]] = {}
+    for mode, places in measured.items():
+        accepted = store.accepted(mode)
+        suites = {suite for suite, _, _ in places}
+        for key in () if accepted is None else accepted.values:
+            if key.suite in suites and (key.suite, key.site, key.scope) not in places:
+                found.setdefault(mode, []).append(key)
+    return found
+
+
 def prune(
     store: Store,
     keep_modes: Collection[str],

@@ -99,6 +99,10 @@ class Store:
         except OSError as error:
             raise self._failure(error, started) from None
 
+    def preview(self, update: Update) -> list[Change]:
+        """What `commit` would change; nothing is written."""
+        return self._planned(update)[1]
+
     def _failure(self, error: OSError, started: bool) -> QgateError:
         file = f" ({Path(error.filename).name})" if error.filename else ""
         what = f"the baselines in {str(self.folder)!r} could not be written: {error.strerror}{file}"

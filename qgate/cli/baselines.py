@@ -196,11 +196,14 @@ def _prune(args: argparse.Namespace) -> int:
 
 
 def _known(mode: str) -> bool:
-    """Whether it is a mode, or a format, whose own errors are accepted under its name."""
+    """Whether it is a mode, or a format, whose own errors are accepted under its name.
+
+    Errors against another reference than FP32 are those of `mode@reference`.
+    """
     from qgate.formats import get
     from qgate.modes import names
 
-    if mode in names():
+    if all(part in names() for part in mode.split("@")):
         return True
     try:
         get(mode)
@@ -258,25 +261,10 @@ def _accepted(store: Store, candidates: list[Candidate], dry: bool) -> tuple[int
         why = f"there is no baseline in {str(store.folder)!r} to accept errors against: {_RECORD}"
         return 0, [f"{each.source} (mode {each.mode}): {why}" for each in candidates]
     update, refused = update_of(recorded, candidates)
-    lines = _preview(store, update) if dry else [str(change) for change in store.commit(update)]
+    lines = [str(change) for change in (store.preview if dry else store.commit)(update)]
     for line in lines:
         print(f"{store.model}: {line}")
     same = Counter(each.mode for each in candidates)
     if not lines and not refused:
         print(f"{store.model}: {', '.join(sorted(same))}: all of it is accepted already")
     return len(lines), refused
-
-
-def _preview(store: Store, update: Update) -> list[str]:
-    """What a commit would say of the accepted errors."""
-    from qgate.baselines import accepted_file
-
-    lines = []
-    for mode, values in update.values.items():
-        accepted = store.accepted(mode)
-        old = {} if accepted is None else accepted.values
-        for key, value in values.items():
-            if old.get(key) != value:
-                was = "none" if key not in old else f"{old[key]:.4g}"
-                lines.append(f"{accepted_file(mode)}: {key}: {was} -> {value:.4g}")
-    return lines

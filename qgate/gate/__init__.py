@@ -2,7 +2,7 @@
 
 from qgate.gate.bounds import Bound, parse_bound
 from qgate.gate.checks import Check
-from qgate.gate.grades import grade_correlation, grade_mse
+from qgate.gate.grades import grade_correlation, grade_mse, grades_of
 from qgate.gate.limits import Limits
 from qgate.gate.measured import OWN_METRICS, SCOPES, Measured
 from qgate.gate.policy import Policy
@@ -27,6 +27,7 @@ __all__ = [
     "first_line",
     "grade_correlation",
     "grade_mse",
+    "grades_of",
     "judge",
     "parse_bound",
 ]

@@ -11,7 +11,7 @@ from typing import Literal
 from qgate.errors import QgateError, unknown
 from qgate.gate.measured import OWN_METRICS, PARTS, Direction, is_finite
 
-Side = Literal["<=", ">="]
+Side = Literal["<=", ">=", "=="]
 _BOUND = re.compile(r"\s*([A-Za-z_]\w*(?:@\w+)?)\s*(<=?|>=?)\s*(\S+)\s*")
 _UNIT = ("correlation", "cosine", "next_token_accuracy")
 
@@ -43,6 +43,8 @@ class Bound:
 def within(value: float | None, side: Side, bound: float) -> bool:
     if value is None or not (math.isfinite(value) and math.isfinite(bound)):
         return False
+    if side == "==":
+        return value == bound
     return value <= bound if side == "<=" else value >= bound
 
 
@@ -50,9 +52,12 @@ def times_over(metric: str, value: float | None, side: Side, bound: float) -> fl
     """How many times the bound a value is, above 1 where it is worse; infinite if not finite.
 
     For what is better the higher, the distance to perfect counts: 0.98 is twice as bad as 0.99.
+    What has to be equal is 0 times over where it is, and infinitely often where it is not.
     """
     if value is None or not (is_finite(value) and is_finite(bound)):
         return math.inf
+    if side == "==":
+        return 0.0 if value == bound else math.inf
     if side == "<=":
         return _ratio(value, bound)
     name = metric.partition("@")[0]
@@ -86,6 +91,11 @@ def parse_bound(
     metric, sign, number = found.groups()
     side: Side = "<=" if sign[0] == "<" else ">="
     direction = direction_of(metric, metrics)
+    if direction == "equal":
+        raise QgateError(
+            f"limit {text!r} has no meaning: {metric} is held against its accepted value, and none "
+            "is better than another."
+        )
     try:
         value = float(number)
     except ValueError:

@@ -197,6 +197,9 @@ def _accepted(
             why = "no accepted value"
             yield check(measured, metric, "missing", False, value=value, reason=why)
             continue
+        if direction == "equal":
+            yield _equal(measured, metric, value, accepted)
+            continue
         size, goal = (abs(value), abs(accepted)) if direction == "zero" else (value, accepted)
         slack = tolerance * abs(goal) + limits.atol
         if metric.partition("@")[0] in ("relative_mse", "one_minus_correlation"):
@@ -220,6 +223,21 @@ def _accepted(
             source=limits.source(name),
             reason="" if math.isfinite(accepted) else f"the accepted value is {accepted}",
         )
+
+
+def _equal(measured: Measured, metric: str, value: float, accepted: float) -> Check:
+    return check(
+        measured,
+        metric,
+        "regression",
+        within(value, "==", accepted),
+        value=value,
+        side="==",
+        bound=accepted,
+        against=accepted,
+        times=times_over(metric, value, "==", accepted),
+        reason=(measured.why or {}).get(metric, ""),
+    )
 
 
 def _absolute(measured: Measured, bound: Bound) -> Check:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 Grade = Literal["excellent", "good", "fair", "poor"]
@@ -26,3 +27,9 @@ def grade_correlation(value: float | None) -> Grade:
         return "poor"
     bands = zip(_WORDS, CORRELATION_BANDS, strict=True)
     return next((word for word, band in bands if value > band), "poor")
+
+
+def grades_of(values: Mapping[str, float | None]) -> dict[str, Grade]:
+    """The grades of those of the two metrics that there are."""
+    known = {"mse": grade_mse, "correlation": grade_correlation}
+    return {name: grade(values[name]) for name, grade in known.items() if name in values}

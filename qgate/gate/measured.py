@@ -12,9 +12,10 @@ from qgate.errors import QgateError, unknown
 
 Scope = Literal["local", "carried", "backward", "task", "sweep"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-Direction = Literal["lower", "higher", "zero"]
+Direction = Literal["lower", "higher", "zero", "equal"]
 
-# The metrics the gate itself speaks of, and which way is better; "zero" is about the magnitude.
+# The metrics the gate itself speaks of, and which way is better; "zero" is about the magnitude, and
+# what is "equal" is neither better nor worse, but the accepted value or another one.
 # Whoever compares more of them passes a table of theirs.
 OWN_METRICS: Mapping[str, Direction] = {
     "relative_mse": "lower",
@@ -49,8 +50,10 @@ class Measured:
     floor                measured noise floor, a relative MSE
     accepted             the accepted errors, by metric; None where there are none yet
     worst_channel        values of the worst channel, named `metric@worst_channel` in `accepted`
-    without_massive      values without massive activations, named `metric@without_massive`
+    without_massive      values without massive activations, named `metric@without_massive`; those
+                         of the whole where there are none
     gated                metrics that need an accepted value; None means those of the scope
+    why                  metric → in words, what its value comes from
     """
 
     site: str
@@ -67,6 +70,7 @@ class Measured:
     worst_channel: Mapping[str, float | None] | None = None
     without_massive: Mapping[str, float | None] | None = None
     gated: tuple[str, ...] | None = None
+    why: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         if self.scope not in SCOPES:
@@ -104,10 +108,21 @@ class Measured:
         return getattr(self, name) or {}
 
     def part_metrics(self) -> list[str]:
-        """The metrics of the parts that could be accepted: those of the scope."""
+        """The metrics of the parts that could be accepted: those of the scope.
+
+        A part without massive activations that is the whole needs no entry of its own.
+        """
         must = _GATED[self.scope] if self.gated is None else self.gated
-        names = [f"{metric}@{part}" for part in PARTS for metric in must if "@" not in metric]
+        names = [
+            f"{metric}@{part}"
+            for part in PARTS
+            for metric in must
+            if "@" not in metric and not (part == "without_massive" and self._is_whole(metric))
+        ]
         return [name for name in names if is_finite(self.value(name))]
+
+    def _is_whole(self, metric: str) -> bool:
+        return self.value(f"{metric}@without_massive") == self.value(metric)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

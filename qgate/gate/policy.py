@@ -10,8 +10,9 @@ bounds metric by metric.
 
     [[tool.qgate.limits.rules]]
     sites = 'layers\\.0\\.'          # a regular expression, searched in the site's name
-    modes = "2-*"                   # patterns of modes, and scopes: all where they are not given
-    scopes = ["carried"]
+    modes = "2-*"                   # patterns of modes; all where they are not given
+    models = "tiny-*"               # patterns of models, likewise
+    scopes = ["carried"]            # likewise
     regression = 0.1
     reason = "the first layer amplifies"
 
@@ -24,7 +25,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qgate.errors import QgateError, unknown
@@ -33,12 +34,12 @@ from qgate.gate.limits import NUMBERS, Limits, check_number
 from qgate.gate.measured import OWN_METRICS, SCOPES, TASK_METRICS, Direction, Measured
 
 _VALUES = (*NUMBERS, "absolute", "missing")
-_WHERE = ("sites", "modes", "scopes", "reason")
+_WHERE = ("sites", "modes", "models", "scopes", "reason")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One place that sets limits, and for which sites, modes and scopes."""
+    """One place that sets limits, and for which sites, modes, models and scopes."""
 
     source: str
     values: Mapping[str, Any]
@@ -46,13 +47,17 @@ class Setting:
     sites: str = ""
     modes: tuple[str, ...] = ()
     scopes: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
 
     def fits(self, site: str, mode: str, scope: str) -> bool:
         return (
             re.search(self.sites, site) is not None
-            and (not self.modes or any(fnmatch.fnmatchcase(mode, each) for each in self.modes))
+            and _matches(mode, self.modes)
             and (not self.scopes or scope in self.scopes)
         )
+
+    def fits_model(self, model: str) -> bool:
+        return _matches(model, self.models)
 
     def bounds(self, scope: str) -> dict[str, Bound]:
         return {
@@ -62,16 +67,21 @@ class Setting:
         }
 
 
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return not patterns or any(fnmatch.fnmatchcase(name, each) for each in patterns)
+
+
 def _home(metric: str) -> str:
     return "task" if metric in TASK_METRICS else "carried"
 
 
 @dataclass(frozen=True)
 class Policy:
-    """All settings, weak to strong."""
+    """All settings, weak to strong; those for named models hold in the policy of such a model."""
 
     settings: tuple[Setting, ...] = ()
     metrics: Mapping[str, Direction] = field(default_factory=lambda: OWN_METRICS)
+    model: str = ""
 
     @classmethod
     def from_table(
@@ -98,7 +108,13 @@ class Policy:
     def with_marker(self, given: Mapping[str, Any], source: str = "limits marker") -> Policy:
         """The policy under a marker's keyword arguments, which win over all so far."""
         _known_keys(given, (*_VALUES, *_WHERE), f"argument of the {source}")
-        return Policy((*self.settings, _setting(source, given, self.metrics)), self.metrics)
+        setting = _setting(source, given, self.metrics)
+        return replace(self, settings=(*self.settings, setting))
+
+    def for_model(self, name: str) -> Policy:
+        """The policy of one model: only the settings that are for it."""
+        fit = tuple(setting for setting in self.settings if setting.fits_model(name))
+        return replace(self, settings=fit, model=name)
 
     def limits_for(self, site: str, mode: str = "", scope: str = "local") -> Limits:
         if scope not in SCOPES:
@@ -107,7 +123,7 @@ class Policy:
         absolute: dict[str, Bound] = {}
         sources: dict[str, str] = {}
         for setting in self.settings:
-            if setting.fits(site, mode, scope):
+            if setting.fits_model(self.model) and setting.fits(site, mode, scope):
                 values.update(setting.values)
                 sources.update(dict.fromkeys(setting.values, setting.source))
                 absolute.update(setting.bounds(scope))
@@ -136,6 +152,7 @@ class Policy:
                 "absolute": [str(bound) for bound in setting.absolute],
                 "sites": setting.sites,
                 "modes": list(setting.modes),
+                "models": list(setting.models),
                 "scopes": list(setting.scopes),
             }
             for setting in self.settings
@@ -165,7 +182,8 @@ def _setting(source: str, given: Mapping[str, Any], metrics: Mapping[str, Direct
         for scope in scopes:
             if scope not in SCOPES:
                 raise unknown("scope", scope, SCOPES)
-        return Setting(source, values, bounds, sites, tuple(_listed("modes", given)), scopes)
+        modes, models = (tuple(_listed(name, given)) for name in ("modes", "models"))
+        return Setting(source, values, bounds, sites, modes, scopes, models)
     except QgateError as error:
         raise QgateError(f"{source}: {error}") from None
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from qgate.errors import QgateError
 from qgate.gate.checks import ACCEPTABLE, Check
+from qgate.gate.grades import grade_correlation, grade_mse, grades_of
 from qgate.gate.updating import hint
 from qgate.gate.verdict import Verdict
 
@@ -36,6 +37,9 @@ def _sentence(check: Check, where: str) -> str:
         return f"{check.metric} {what} {where}: only a finite value can pass"
     if check.bound is None or not math.isfinite(check.bound):
         return f"{check.metric} {number(check.value)} {where}: {check.reason or 'no finite limit'}"
+    if check.side == "==":
+        why = f": {check.reason}" if check.reason else ""
+        return f"{check.metric} {check.value:.17g} instead of {check.bound:.17g} {where}{why}"
     value, bound = _apart(check.value, check.bound)
     sign = "<" if check.side == ">=" else ">"
     return f"{check.metric} {value} {sign} {bound} {where}: {_why(check)}"
@@ -118,6 +122,8 @@ def failure_text(
         lines.append(f"  +{len(failed) - rows} more rows in results.jsonl")
     if source := _enters(verdict):
         lines.append(f"  {source}")
+    if grades := _grades(verdict):
+        lines.append(f"  {grades}")
     if baseline:
         lines.append(f"  baseline  {baseline}")
     if any(check.kind in ACCEPTABLE for check in failed) and not hint(failed):
@@ -138,6 +144,29 @@ def _enters(verdict: Verdict) -> str:
     if verdict.has_local:
         return "no local error is out: the error is carried here or amplified"
     return "local errors were not measured: where the error enters is not known"
+
+
+def _grades(verdict: Verdict) -> str:
+    """The bands of the carried error, the worst where there are several."""
+    carried = [each.values for each in verdict.measured if each.scope == "carried"]
+    graded = [values for values in carried if grades_of(values)]
+    if not graded:
+        return ""
+    values = max(graded, key=lambda each: each.get("mse") or 0.0)
+    parts = []
+    if (mse := values.get("mse")) is not None:
+        shown = (number(mse, digits) for digits in range(1, 17))
+        parts.append(f"MSE {_telling(shown, mse, grade_mse)} {grade_mse(mse)}")
+    if (correlation := values.get("correlation")) is not None:
+        shown = (f"{correlation:.{digits}f}" for digits in range(4, 17))
+        text = _telling(shown, correlation, grade_correlation)
+        parts.append(f"correlation {text} {grade_correlation(correlation)}")
+    return f"grades: {', '.join(parts)}" if parts else ""
+
+
+def _telling(shown: Iterator[str], value: float, grade: Callable[[float], str]) -> str:
+    """The shortest of figures that is in the band of the value: 0.99989 is no 0.9999."""
+    return next((text for text in shown if grade(float(text)) == grade(value)), repr(value))
 
 
 def _table(failed: Sequence[Check]) -> list[str]:
@@ -163,6 +192,8 @@ def _moved(check: Check) -> str:
     value, against = check.value, check.against
     if value is None or against is None or not (math.isfinite(value) and math.isfinite(against)):
         return "-"
+    if check.side == "==":
+        return f"{value - against:+g}"
     if against == 0:
         return "from 0"
     if check.kind == "budget":

@@ -47,14 +47,22 @@ Encode = Callable[[str], Tensor]
 
 
 def load(
-    name: str, *, device: str | torch.device = "cpu", sampling: Sampling | None = None
+    name: str,
+    *,
+    device: str | torch.device = "cpu",
+    sampling: Sampling | None = None,
+    build: Callable[..., Model] | None = None,
 ) -> Model:
     """The model of that name, on a device, with its samples cut.
 
-    tiny-mamba, tiny-llama, mamba:PATH, hf:PATH, or package.module:build.
+    tiny-mamba, tiny-llama, mamba:PATH, hf:PATH, package.module:build, or what `build` makes.
     """
     place = devices.resolve(device)
     sampling = sampling or Sampling()
+    if build is not None:
+        model = _made(name, build, sampling)
+        model.module.to(place)
+        return model
     scheme, colon, rest = name.strip().partition(":")
     scheme = scheme.lower() if scheme.lower() in ("mamba", "hf") else scheme
     if not colon:
@@ -136,6 +144,10 @@ def _built(name: str, module: str, attribute: str, sampling: Sampling) -> Model:
             f"cannot take {attribute!r} from {module!r} for model {name!r}: {error}. A model is "
             f"{', '.join(names())}; the folder you are in is searched for modules."
         ) from error
+    return _made(name, build, sampling)
+
+
+def _made(name: str, build: Callable[..., Model], sampling: Sampling) -> Model:
     if not callable(build):
         raise QgateError(f"{name!r} is {type(build).__name__}, not a callable returning a Model.")
     taken = inspect.signature(build).parameters

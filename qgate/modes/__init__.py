@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     )
     from qgate.modes.mode import MambaChoices, Mode, Rule
     from qgate.modes.plan import Entry, Plan
-    from qgate.modes.resolving import family_of, make_plan, modes_of
+    from qgate.modes.resolving import family_of, fitting_modes, make_plan, modes_of
     from qgate.modes.selection import GROUPS, find_mode, names, select
 
 _HOME = {
@@ -36,6 +36,7 @@ _HOME = {
     "calibrated": "calibration",
     "family_of": "resolving",
     "find_mode": "selection",
+    "fitting_modes": "resolving",
     "load_calibration": "calibration",
     "make_plan": "resolving",
     "measure": "calibration",
@@ -58,6 +59,7 @@ __all__ = [
     "calibrated",
     "family_of",
     "find_mode",
+    "fitting_modes",
     "load_calibration",
     "make_plan",
     "measure",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from qgate.errors import QgateError, unknown
 from qgate.formats.quantizer import Quantizer
 from qgate.modes.mode import Mode, Rule
 from qgate.modes.plan import Entry, Plan
-from qgate.modes.selection import select
+from qgate.modes.selection import select, select_fitting
 
 if TYPE_CHECKING:
     from qgate.models.model import Model
@@ -25,9 +25,27 @@ def family_of(model: Model) -> str:
     return "mamba" if "rotated" in (model.basis, *model.bases) else "other"
 
 
-def modes_of(model: Model, wanted: str | Sequence[str] = "all") -> list[Mode]:
-    """The modes meant by names, groups and patterns, of those that fit a model."""
-    return select(wanted, family_of(model), model.modes, model.name)
+def modes_of(
+    model: Model, wanted: str | Sequence[str] = "all", also: Mapping[str, Mode] | None = None
+) -> list[Mode]:
+    """The modes meant by names, groups and patterns, of those that fit a model.
+
+    `also` are modes beside qgate's and the model's own.
+    """
+    return select(wanted, family_of(model), _brought(model, also), model.name)
+
+
+def fitting_modes(
+    model: Model, wanted: str | Sequence[str] = "all", also: Mapping[str, Mode] | None = None
+) -> tuple[list[Mode], dict[str, str]]:
+    """As `modes_of`; what is for another kind of model is returned: part asked for → why."""
+    return select_fitting(wanted, family_of(model), _brought(model, also), model.name)
+
+
+def _brought(model: Model, also: Mapping[str, Mode] | None) -> dict[str, Any]:
+    family = family_of(model)
+    fit = {name: mode for name, mode in (also or {}).items() if mode.fits in ("any", family)}
+    return {**fit, **model.modes}
 
 
 def make_plan(mode: Mode, model: Model, calibration: Calibration | None = None) -> Plan:

@@ -16,9 +16,14 @@ GROUPS = {
     "all": "every mode that fits the model",
     "quant_only": "those that quantize: all but fp16 and bf16",
     "fp_only": "the reference and fp16",
-    "essential": "on Mamba 0, 2-1, 2-2, 2-4; on others mxfp8, mxfp4, int8",
+    "essential": "on Mamba 0, 2-1, 2-2, 2-4; on others mxfp8, mxfp4, int8; and the model's own",
 }
 _ESSENTIAL = {"mamba": ("0", "2-1", "2-2", "2-4"), "other": ("mxfp8", "mxfp4", "int8")}
+
+
+class DoesNotFitError(QgateError):
+    """Modes that there are, but not for this kind of model."""
+
 
 _FITTING: dict[str, Registry[Mode]] = {"mamba": Registry("mode"), "other": Registry("mode")}
 for _mode in (FP32, *MAMBA_MODES, *FORMAT_MODES):
@@ -53,7 +58,7 @@ def find_mode(
     other = _FITTING["other" if family == "mamba" else "mamba"]
     if not _has(registry, name) and _has(other, name):
         kind = "Mamba models" if family == "other" else "models other than Mamba"
-        raise QgateError(
+        raise DoesNotFitError(
             f"mode {name!r} does not fit {model}: it is for {kind}. Modes that fit: "
             f"{', '.join(fitting)}."
         )
@@ -92,16 +97,36 @@ def select(
 
     A part that means nothing is an error: a gate that ran nothing must not look green.
     """
-    parts = (
-        wanted.split(",") if isinstance(wanted, str) else [p for w in wanted for p in w.split(",")]
-    )
-    if not parts:
-        raise QgateError(f"no mode is asked for: say which, or a group: {', '.join(GROUPS)}.")
     chosen: dict[str, Mode] = {}
-    for part in (part.strip() for part in parts):
+    for part in _parts(wanted):
         for name in _meant(part, family, own, model):
             chosen[name] = find_mode(name, family, own, model)
     return list(chosen.values())
+
+
+def select_fitting(
+    wanted: str | Sequence[str],
+    family: str,
+    own: Sequence[str] | Mapping[str, Any] = (),
+    model: str = "this model",
+) -> tuple[list[Mode], dict[str, str]]:
+    """As `select`, but what does not fit the model is returned: part asked for → why."""
+    chosen: dict[str, Mode] = {}
+    unfit: dict[str, str] = {}
+    for part in _parts(wanted):
+        try:
+            chosen |= {mode.name: mode for mode in select(part, family, own, model)}
+        except DoesNotFitError as error:
+            unfit[part] = str(error)
+    return list(chosen.values()), unfit
+
+
+def _parts(wanted: str | Sequence[str]) -> list[str]:
+    listed = [wanted] if isinstance(wanted, str) else wanted
+    parts = [part.strip() for each in listed for part in each.split(",")]
+    if not parts:
+        raise QgateError(f"no mode is asked for: say which, or a group: {', '.join(GROUPS)}.")
+    return parts
 
 
 def _meant(part: str, family: str, own: Sequence[str] | Mapping[str, Any], model: str) -> list[str]:
@@ -114,11 +139,13 @@ def _meant(part: str, family: str, own: Sequence[str] | Mapping[str, Any], model
     if group == "fp_only":
         return [FP32.name, "fp16"]
     if group == "essential":
-        return list(_ESSENTIAL[family])
+        return [*_ESSENTIAL[family], *own]
     if any(sign in part for sign in "*?["):
         found = [name for name in every if fnmatch.fnmatchcase(name.lower(), part.lower())]
         if not found:
-            raise QgateError(
+            others = [name.lower() for name in names() if name != FP32.name]
+            kind = DoesNotFitError if fnmatch.filter(others, part.lower()) else QgateError
+            raise kind(
                 f"mode pattern {part!r} matches no mode that fits {model}: {', '.join(every)}."
             )
         return found

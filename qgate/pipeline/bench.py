@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from qgate.capture import Capture
@@ -23,41 +23,44 @@ from qgate.modes import Calibration, Mode, Quantized, apply
 from qgate.pipeline.ideals import TAPS, ideal_tensors
 from qgate.pipeline.passes import fed, flow, linear_weights, outer_tensors, short_layer, shortened
 from qgate.pipeline.setups import ModelSetup
-from qgate.stats import ErrorStats, errors
+from qgate.pipeline.site_errors import (
+    METRICS,
+    Pairs,
+    SiteErrors,
+    compare,
+    massive_from,
+    without_massive,
+    worst_channel,
+)
 
+__all__ = ["METRICS", "Bench", "SiteErrors"]
+
+FP32 = "fp32"
 _BACKWARD_SAMPLES = 2
-METRICS = ("relative_mse", "correlation", "mse", "mae", "max_abs", "sqnr_db", "cosine")
-
-
-@dataclass(frozen=True)
-class SiteErrors:
-    """The errors at one site in one scope, as plain numbers."""
-
-    site: str
-    layer: str
-    scope: str
-    order: int
-    values: dict[str, float]
-    nonfinite: int
-    nonfinite_reference: int
-    ideal: float | None = None
-    quantizer: str = ""
-    worst_channel: float | None = None
+# Bytes of logits that wait for the task suite: those of every mode of a small model (35 modes of
+# tiny-mamba take 180 MB); of a large vocabulary they are computed again.
+_LOGITS = 1 << 28
 
 
 @dataclass
 class Bench:
-    """A model with everything computed so far; modes are measured once and kept."""
+    """A model with everything computed so far; modes are measured once and kept.
+
+    `reference_mode` is what modes are compared with. Captures are kept by the mode, the basis and
+    the kind of pass, so that those of FP32 and of another reference never stand for each other.
+    """
 
     setup: ModelSetup
-    reference_mode: str = "fp32"
+    reference_mode: str = FP32
     progress: Callable[[str], None] = lambda _text: None
     _model: Model | None = None
     _calibration: Calibration | None = None
-    _references: dict[str, Capture] = field(default_factory=dict)
+    _captures: dict[tuple[str, str, str], Capture] = field(default_factory=dict)
+    _beyond: dict[tuple[str, str], float] = field(default_factory=dict)
     _measured: dict[str, list[SiteErrors]] = field(default_factory=dict)
     _quantized: dict[str, Quantized] = field(default_factory=dict)
     _gradients: dict[str, list[SiteErrors]] = field(default_factory=dict)
+    _logits: dict[str, list[Tensor]] = field(default_factory=dict)
 
     @property
     def model(self) -> Model:
@@ -89,59 +92,70 @@ class Bench:
         """The modes that were applied so far."""
         return dict(self._quantized)
 
-    def reference(self, basis: str) -> Capture:
-        """Inputs and outputs of all blocks, and the logits, of the reference in a basis."""
-        if basis not in self._references:
-            model = self._reference_model(basis)
-            self.progress(f"reference of {model.name}, basis {basis}")
-            self._references[basis] = outer_tensors(model, model.inputs)
-        return self._references[basis]
+    # What modes are compared with -----------------------------------------------------------------
+
+    @cached_property
+    def _chosen(self) -> Mode | None:
+        """The mode that is the reference, None for FP32."""
+        found = self.setup.select(self.reference_mode, self.model)
+        if len(found) != 1:
+            names = ", ".join(mode.name for mode in found)
+            raise QgateError(
+                f"reference {self.reference_mode!r} means {len(found)} modes ({names}): name one."
+            )
+        return None if found[0].is_reference else found[0]
+
+    def reference_basis(self) -> str | None:
+        """The basis of the mode that is the reference; None for FP32, which exists in all."""
+        return None if self._chosen is None else self._chosen.basis
 
     def _reference_model(self, basis: str) -> Model:
-        if self.reference_mode == "fp32":
+        if self._chosen is None:
             return self.model.in_basis(basis)
-        mode = self.setup.select(self.reference_mode, self.model)[0]
-        quantized = self.quantized(mode)
-        if quantized.plan.basis != basis:
+        if self._chosen.basis != basis:
             raise QgateError(
-                f"reference {mode.name!r} is in basis {quantized.plan.basis!r}, and what is "
+                f"reference {self._chosen.name!r} is in basis {self._chosen.basis!r}, and what is "
                 f"compared with it in {basis!r}: choose modes of one basis."
             )
-        return quantized.model
+        return self.quantized(self._chosen).model
 
-    def measure(self, mode: Mode) -> list[SiteErrors]:
-        """All errors of a mode, sites in the order of execution."""
-        if mode.name not in self._measured:
-            quantized = self.quantized(mode)
-            self.progress(f"mode {mode.name} of {self.model.name}")
-            basis = quantized.model.basis
-            reference = self.reference(basis)
-            together = mode.causal and not mode.own
-            carried = outer_tensors(quantized.model, self.model.inputs, together=together)
-            local = outer_tensors(quantized.model, self.model.inputs, reference, together)
-            found = self._blocks("carried", carried, reference)
-            found += self._blocks("local", local, reference)
-            found += self.site_errors(quantized)
-            self._measured[mode.name] = sorted(found, key=lambda each: (each.order, each.scope))
-        return self._measured[mode.name]
+    def fp32(self, basis: str) -> Capture:
+        """Inputs and outputs of all blocks, and the logits, of the FP32 model in a basis."""
+        return self._outer(FP32, self.model.in_basis(basis))
 
-    def outputs(self, mode: Mode | None) -> list[Tensor]:
-        """The logits of every sample, of a mode or of the reference."""
-        if mode is None:
-            return self.reference("plain").tensors["logits"]
-        model = self.quantized(mode).model
-        with torch.no_grad():
-            return [model(sample) for sample in self.model.inputs]
+    def reference(self, basis: str) -> Capture:
+        """The same of what modes are compared with."""
+        if self._chosen is None:
+            return self.fp32(basis)
+        model = self._reference_model(basis)
+        return self._outer(self._chosen.name, model, _together(self._chosen))
+
+    def _outer(self, name: str, model: Model, together: bool = True) -> Capture:
+        key = (name, model.basis, "outer")
+        if key not in self._captures:
+            self.progress(f"reference {name} of {model.name}, basis {model.basis}")
+            self._captures[key] = outer_tensors(model, self.model.inputs, together=together)
+        return self._captures[key]
+
+    def fp32_gradients(self, basis: str) -> dict[str, list[Tensor]]:
+        """The gradients of the FP32 model at the outputs of blocks and at weights."""
+        return self._backward(FP32, self.model.in_basis(basis))
 
     def reference_gradients(self, basis: str) -> dict[str, list[Tensor]]:
-        """The gradients of the reference at the outputs of blocks and at weights."""
-        key = f"{basis} gradients"
-        if key not in self._references:
-            base = self._reference_model(basis)
-            samples = self.model.inputs[:_BACKWARD_SAMPLES]
-            sites = self._backward_sites(base)
-            self._references[key] = run(base, sites, samples=samples, gradients=True)
-        return self._references[key].gradients
+        """The same of what modes are compared with."""
+        if self._chosen is None:
+            return self.fp32_gradients(basis)
+        return self._backward(self._chosen.name, self._reference_model(basis))
+
+    def _backward(self, name: str, model: Model) -> dict[str, list[Tensor]]:
+        key = (name, model.basis, "gradients")
+        if key not in self._captures:
+            self._captures[key] = self._backward_run(model)
+        return self._captures[key].gradients
+
+    def _backward_run(self, model: Model) -> Capture:
+        samples = self.model.inputs[:_BACKWARD_SAMPLES]
+        return run(model, self._backward_sites(model), samples=samples, gradients=True)
 
     def _backward_sites(self, base: Model) -> list[Site]:
         return [
@@ -151,67 +165,138 @@ class Bench:
             and (site.kind, site.port) in (("block", "output"), ("linear", "weight"))
         ]
 
+    # What a mode makes of it ----------------------------------------------------------------------
+
+    def measure(self, mode: Mode) -> list[SiteErrors]:
+        """All errors of a mode, sites in the order of execution."""
+        if mode.name not in self._measured:
+            quantized = self.quantized(mode)
+            self.progress(f"mode {mode.name} of {self.model.name}")
+            reference = self.reference(quantized.model.basis)
+            inputs, together = self.model.inputs, _together(mode)
+            carried = outer_tensors(quantized.model, inputs, together=together)
+            self._keep_logits(mode, carried)
+            local = outer_tensors(quantized.model, inputs, reference, together)
+            found = self._blocks("carried", carried, reference)
+            found += self._blocks("local", local, reference)
+            found += self.site_errors(quantized)
+            self._measured[mode.name] = sorted(found, key=lambda each: (each.order, each.scope))
+        return self._measured[mode.name]
+
+    def outputs(self, mode: Mode | None) -> list[Tensor]:
+        """The logits of every sample, of a mode or of what modes are compared with."""
+        if mode is None:
+            return self.reference(self.reference_basis() or "plain").tensors["logits"]
+        if mode.name in self._logits:
+            return self._logits[mode.name]
+        # The very pass that `measure` makes: the same bits, whichever of the two comes first.
+        model = self.quantized(mode).model
+        return outer_tensors(model, self.model.inputs, together=_together(mode)).tensors["logits"]
+
+    def _keep_logits(self, mode: Mode, carried: Capture) -> None:
+        kept = [*self._logits.values(), carried.tensors["logits"]]
+        if sum(t.numel() * t.element_size() for ts in kept for t in ts) <= _LOGITS:
+            self._logits[mode.name] = carried.tensors["logits"]
+
     def gradients(self, mode: Mode) -> list[SiteErrors]:
         """The gradients of a mode against those of the reference."""
         if mode.name not in self._gradients:
             quantized = self.quantized(mode)
             self.progress(f"gradients of {self.model.name} in mode {mode.name}")
-            basis = quantized.model.basis
-            expected = self.reference_gradients(basis)
-            sites = self._backward_sites(self._reference_model(basis))
-            samples = self.model.inputs[:_BACKWARD_SAMPLES]
-            actual = run(quantized.model, sites, samples=samples, gradients=True).gradients
-            order = self._order()
-            found = []
-            for site in sites:
-                pairs = list(zip(actual[site.name], expected[site.name], strict=True))
-                layer = short_layer(self.model.layer_of(site.module))
-                place = order.get(site.name, 0)
-                found.append(_plain(site.name, layer, "backward", place, _errors(pairs)))
-            self._gradients[mode.name] = found
+            expected = self.reference_gradients(quantized.model.basis)
+            actual = self._backward_run(quantized.model).gradients
+            self._gradients[mode.name] = [
+                self._row(
+                    site.name,
+                    "backward",
+                    list(zip(actual[site.name], expected[site.name], strict=True)),
+                )
+                for site in self._backward_sites(self.model.in_basis(quantized.model.basis))
+            ]
         return self._gradients[mode.name]
 
     def _blocks(self, scope: str, actual: Capture, reference: Capture) -> list[SiteErrors]:
-        order = self._order()
         found = []
         for layer in self.model.layers:
             site = f"{layer}:output"
+            key = (reference.basis, site)
+            if key not in self._beyond:
+                self._beyond[key] = massive_from(reference[site])
             pairs = list(zip(actual[site], reference[site], strict=True))
-            total = _errors(pairs, channel_axis=-1)
-            found.append(_plain(site, short_layer(layer), scope, order.get(site, 0), total))
+            found.append(self._row(site, scope, pairs, beyond=self._beyond[key]))
         return found
 
+    @cached_property
     def _order(self) -> dict[str, int]:
         return {site.name: place for place, site in enumerate(self.model.sites())}
+
+    def _row(
+        self,
+        site: str,
+        scope: str,
+        pairs: Pairs,
+        *,
+        beyond: float | None = None,
+        ideal: float | None = None,
+        quantizer: str = "",
+    ) -> SiteErrors:
+        """One comparison; with `beyond`, also by channel and without massive elements."""
+        found = compare(pairs, channels=beyond is not None)
+        metrics = found.metrics()
+        return SiteErrors(
+            site,
+            short_layer(self.model.layer_of(site.partition(":")[0])),
+            scope,
+            self._order.get(site, 0),
+            {name: metrics[name] for name in METRICS if name in metrics},
+            found.actual_non_finite.total,
+            found.reference_non_finite.total,
+            ideal,
+            quantizer,
+            worst_channel(found),
+            None if beyond is None else without_massive(found, pairs, beyond),
+        )
 
     def site_errors(
         self, quantized: Quantized, declared: Quantized | None = None
     ) -> list[SiteErrors]:
         """Every quantized site on a short text, fed by the reference, against the ideal there.
 
-        The ideal is that of the mode itself, or of what was declared in its place.
+        The ideal is that of the mode itself, or of what was declared in its place: then FP32 is
+        what it is compared with, whatever the reference is. Against another mode there is no ideal.
+        On a grid that both share only ties differ, and a budget would judge that noise.
         """
-        meant = quantized if declared is None else declared
-        base = self._reference_model(quantized.model.basis)
+        basis = quantized.model.basis
+        base = self.model.in_basis(basis)
+        by_fp32 = declared is not None or self._chosen is None
+        true = base if by_fp32 else self._reference_model(basis)
         sample = shortened(self.model.inputs[0])
         wanted = self._compared_sites(quantized, base)
         inputs = [s for s in base.sites() if s.kind == "block" and s.port == "input"]
-        flowing = flow(base, {*wanted, *inputs, *linear_weights(base)}, sample)
+        flowing = flow(true, {*wanted, *inputs, *linear_weights(base)}, sample)
         actual = fed(quantized, wanted, sample, flowing)
-        scales = self._calibration if quantized.mode.calibrated else None
-        ideal = ideal_tensors(meant.mode, meant.plan, base, flowing, scales)
+        ideal: dict[str, float] = {}
+        if by_fp32:
+            ideal = self._ideal_errors(declared or quantized, base, flowing)
         named = {entry.site: entry.does for entry in quantized.plan.entries}
-        order = self._order()
-        found = []
-        for site in wanted:
-            name = site.name
-            made = errors(actual[name].float(), flowing[name].float(), channel_axis=-1)
-            best = _relative(ideal[name], flowing[name]) if name in ideal else None
-            layer = short_layer(self.model.layer_of(site.module))
-            found.append(
-                _plain(name, layer, "local", order.get(name, 0), made, best, named.get(name, ""))
+        return [
+            self._row(
+                site.name,
+                "local",
+                [(actual[site.name], flowing[site.name])],
+                beyond=massive_from([flowing[site.name]]),
+                ideal=ideal.get(site.name),
+                quantizer=named.get(site.name, ""),
             )
-        return found
+            for site in wanted
+        ]
+
+    def _ideal_errors(
+        self, meant: Quantized, base: Model, flowing: dict[str, Tensor]
+    ) -> dict[str, float]:
+        scales = self._calibration if meant.mode.calibrated else None
+        ideal = ideal_tensors(meant.mode, meant.plan, base, flowing, scales)
+        return {site: _relative(ideal[site], flowing[site]) for site in ideal if site in flowing}
 
     def _compared_sites(self, quantized: Quantized, base: Model) -> list[Site]:
         """Sites inside blocks that the mode quantizes, and the outputs of linear layers there."""
@@ -234,6 +319,11 @@ class Bench:
         return found
 
 
+def _together(mode: Mode) -> bool:
+    """Whether a sample is the same in a batch as alone."""
+    return mode.causal and not mode.own
+
+
 def _touched(site: Site, planned: set[str]) -> bool:
     return any(f"{site.module}:{port}" in planned for port in ("input", "weight", site.port))
 
@@ -243,47 +333,3 @@ def _relative(ideal: np.ndarray[Any, Any], reference: Tensor) -> float:
     energy = float(np.square(true).sum())
     error = float(np.square(ideal.astype(np.float64).reshape(true.shape) - true).sum())
     return error / energy if energy else 0.0
-
-
-def _plain(
-    site: str,
-    layer: str,
-    scope: str,
-    order: int,
-    found: ErrorStats,
-    ideal: float | None = None,
-    quantizer: str = "",
-) -> SiteErrors:
-    metrics = found.metrics()
-    return SiteErrors(
-        site,
-        layer,
-        scope,
-        order,
-        {name: metrics[name] for name in METRICS if name in metrics},
-        found.actual_non_finite.total,
-        found.reference_non_finite.total,
-        ideal,
-        quantizer,
-        _worst_channel(found),
-    )
-
-
-def _errors(pairs: list[tuple[Tensor, Tensor]], channel_axis: int | None = None) -> ErrorStats:
-    """The errors of all pairs together."""
-    if not pairs:
-        raise QgateError("nothing was compared: there is no pair of tensors.")
-    parts = [errors(a.float(), r.float(), channel_axis=channel_axis) for a, r in pairs]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
-
-
-def _worst_channel(found: ErrorStats) -> float | None:
-    """The largest squared error of a channel over the mean energy of all of them."""
-    channels = found.channels
-    if channels is None:
-        return None
-    energy = float(channels.sum_square_reference.mean())
-    return float(channels.sum_square_error.max()) / energy if energy else None

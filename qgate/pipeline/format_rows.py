@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
 import torch
 from torch import Tensor
 
 from qgate import formats
-from qgate.analysis.sweeping import sweep
+from qgate.analysis.sweeping import Sweep, sweep
 from qgate.errors import QgateError
 from qgate.formats import BlockFormat
-from qgate.gate import Measured
+from qgate.gate import Limits, Measured
 from qgate.gate.measured import Direction
 from qgate.pipeline.bench import Bench
 from qgate.pipeline.passes import capture_sites, short_layer
 from qgate.stats import counts
 
-SHARES: dict[str, Direction] = {"saturated_share": "lower", "flushed_share": "lower"}
+# What these suites compare beside the metrics that the gate knows, and which way is better.
+SHARES: dict[str, Direction] = {
+    "saturated_share": "lower",
+    "flushed_share": "lower",
+    "exponent": "equal",
+}
+_NONE: Mapping[str, float] = MappingProxyType({})
 
 
-def scaling_rows(bench: Bench, fmt: str, layer: str) -> tuple[list[Measured], dict[str, object]]:
-    """The error at the scale a sweep recommends, of every tensor of a layer, and that scale."""
+def _default_tolerance(_site: str) -> float:
+    return Limits().regression
+
+
+def scaling_rows(
+    bench: Bench,
+    fmt: str,
+    layer: str,
+    accepted: Mapping[str, float] = _NONE,
+    tolerance: Callable[[str], float] = _default_tolerance,
+) -> tuple[list[Measured], dict[str, object]]:
+    """The exponent that a sweep recommends for every tensor of a layer, and the error at it.
+
+    `accepted` are the accepted exponents by site. Where two scales are as good, noise decides which
+    of them is recommended; so the accepted one stays the recommendation until it costs more than
+    the site's tolerance over what the sweep would choose.
+    """
     made = formats.get(fmt)
     found, scales = [], {}
     for order, (site, tensor) in enumerate(_tensors(bench, layer).items()):
@@ -27,10 +52,30 @@ def scaling_rows(bench: Bench, fmt: str, layer: str) -> tuple[list[Measured], di
             swept = sweep(tensor.bfloat16(), fmt, granularity="block")
         else:
             swept = sweep(counts(tensor.bfloat16()), fmt)
-        scales[site] = swept.exponent
-        value = float(swept.recommended["metrics"]["relative_mse"])
-        found.append(_row(site, layer, "sweep", order, {"relative_mse": value}, tensor))
+        exponent, why = _recommended(swept, accepted.get(site), tolerance(site))
+        scales[site] = exponent
+        values = {"exponent": exponent, "relative_mse": _error_at(swept, exponent)}
+        found.append(_row(site, layer, "sweep", order, values, tensor, why))
     return found, {"exponents": scales}
+
+
+def _recommended(swept: Sweep, accepted: float | None, tolerance: float) -> tuple[float, str]:
+    """The accepted exponent while it is as good as the sweep's own, else that one, and why."""
+    best = swept.exponent
+    if accepted is None or accepted == best:
+        return best, ""
+    if all(level["exponent"] != accepted for level in swept.levels):
+        return best, "the accepted one is outside the sweep now"
+    least, cost = _error_at(swept, best), _error_at(swept, accepted)
+    if cost <= least * (1 + tolerance):
+        return accepted, ""
+    more = 10 * math.log10(cost / least) if cost > 0 < least else math.inf
+    return best, f"the accepted one now costs {more:.2g} dB more"
+
+
+def _error_at(swept: Sweep, exponent: float) -> float:
+    level = next(each for each in swept.levels if each["exponent"] == exponent)
+    return float(level["metrics"]["relative_mse"])
 
 
 def overflow_rows(bench: Bench, fmt: str, layer: str, phase: str) -> list[Measured]:
@@ -52,7 +97,13 @@ def overflow_rows(bench: Bench, fmt: str, layer: str, phase: str) -> list[Measur
 
 
 def _row(
-    site: str, layer: str, scope: str, order: int, values: dict[str, float], tensor: Tensor
+    site: str,
+    layer: str,
+    scope: str,
+    order: int,
+    values: dict[str, float],
+    tensor: Tensor,
+    why: str = "",
 ) -> Measured:
     return Measured(
         site=site,
@@ -62,6 +113,7 @@ def _row(
         order=order,
         nonfinite=int((~tensor.isfinite()).count_nonzero()),
         gated=tuple(values),
+        why={"exponent": why} if why else None,
     )
 
 
@@ -79,7 +131,7 @@ def _tensors(bench: Bench, layer: str) -> dict[str, Tensor]:
 
 
 def _gradients(bench: Bench, layer: str) -> dict[str, Tensor]:
-    kept = bench.reference_gradients("plain")
+    kept = bench.fp32_gradients("plain")
     sites = {site.name: site for site in bench.model.sites()}
     return {
         name: torch.cat([t.reshape(-1, t.shape[-1]) for t in tensors]).float().cpu()

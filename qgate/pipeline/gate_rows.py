@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qgate.baselines import Key
-from qgate.gate import Check, Measured, Verdict
-from qgate.pipeline.bench import SiteErrors
+from qgate.gate import Check, Measured, Verdict, grades_of
+from qgate.pipeline.site_errors import SiteErrors
 
 FLOOR = 1e-12
 GATED = ("relative_mse", "one_minus_correlation")
@@ -25,6 +25,8 @@ def record_rows(
     rows = []
     for each in verdict.measured:
         here = [c for c in verdict.checks if (c.site, c.scope) == each.key]
+        grades = grades_of(each.values) if each.scope in ("carried", "local") else {}
+        parts = {"without_massive": dict(each.without_massive)} if each.without_massive else {}
         rows.append(
             {
                 "suite": suite,
@@ -39,6 +41,8 @@ def record_rows(
                 "accepted": dict(each.accepted or {}),
                 "checks": [check.to_dict() for check in here],
                 "passed": not any((c.site, c.scope) == each.key for c in failed),
+                **parts,
+                **({"grades": grades} if grades else {}),
             }
         )
     return rows
@@ -65,6 +69,7 @@ def measured_of(
         floor=FLOOR,
         accepted=found or None,
         worst_channel=None if row.worst_channel is None else {"relative_mse": row.worst_channel},
+        without_massive=row.without_massive,
         gated=gated,
     )
 

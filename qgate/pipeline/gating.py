@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import math
-import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from qgate.baselines import (
-    Candidate,
-    Key,
-    Origin,
-    ReferenceTensor,
-    Store,
-    Update,
-    accepted_file,
-    differences,
-    write_candidate,
-)
+from qgate.baselines import Candidate, Key, Origin, Store, write_candidate
 from qgate.baselines import Change as StoredChange
 from qgate.errors import QgateError
-from qgate.gate import Measured, Policy, Verdict, decide_update, failure_text, judge
-from qgate.gate.checks import ACCEPTABLE
-from qgate.models.model import inputs_hash
+from qgate.gate import Measured, Policy, Verdict, failure_text, judge
+from qgate.gate.checks import ACCEPTABLE, Check
+from qgate.gate.updating import Which
 from qgate.modes import Mode, apply
 from qgate.modes.formats import FP32
 from qgate.pipeline.bench import Bench
 from qgate.pipeline.format_rows import SHARES, overflow_rows, scaling_rows
 from qgate.pipeline.gate_rows import accepted_of, measured_of, record_rows
+from qgate.pipeline.ledger import Ledger
 from qgate.pipeline.passes import short_layer
 from qgate.pipeline.self_checks import (
     BROKEN,
@@ -42,8 +30,6 @@ from qgate.pipeline.self_checks import (
     unquantized,
 )
 from qgate.pipeline.tasks import task_values
-
-REFERENCE_CAP = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -62,66 +48,67 @@ class Outcome:
 
 @dataclass
 class GateSession:
-    """The gates of one model; accepted errors are read once, updates collected till the end."""
+    """The gates of one model.
+
+    `command` is how the suites were started: what a failure tells people to run again. A copy with
+    another policy shares everything else.
+    """
 
     bench: Bench
     baselines: Path
     policy: Policy
-    updating: str | None = None
+    updating: Which | None = None
     report: str = ""
-    _update: Update | None = None
-    _origin: Origin | None = None
-    _accepted: dict[str, Mapping[Key, float]] = field(default_factory=dict)
-    _rerecord: bool = False
+    command: str = "pytest suites"
+    ledger: Ledger = None  # type: ignore[assignment]
 
-    def shares(self, other: GateSession) -> None:
-        """Collect updates where another session of the same model does."""
-        self._update = other.pending() if self.updating is not None else None
-        self._accepted, self._origin = other._accepted, other._origin
+    def __post_init__(self) -> None:
+        if self.ledger is None:
+            self.ledger = Ledger(self.bench, self.baselines, self.updating)
+
+    def with_policy(self, policy: Policy) -> GateSession:
+        """The same session under other limits."""
+        return replace(self, policy=policy)
 
     @property
     def store(self) -> Store:
-        return Store(self.baselines, self.bench.model.name)
+        return self.ledger.store
 
     def origin(self, calibrated: bool = False) -> Origin:
-        """What this run measures, and with what."""
-        if self._origin is None:
-            model, sampling = self.bench.model, self.bench.setup.sampling
-            self._origin = Origin(
-                model=model.name,
-                weights=model.weights_hash(),
-                inputs=inputs_hash(model.inputs),
-                calibration=None,
-                samples=len(model.inputs),
-                seqlen=sampling.seqlen,
-                seed=sampling.seed,
-                device=model.device.type,
-                torch=str(torch.__version__),
-                commit=_commit(),
-            )
-        if calibrated:
-            return Origin(**{**vars(self._origin), "calibration": self._calibration_hash()})
-        return self._origin
+        return self.ledger.origin(calibrated)
 
-    def _calibration_hash(self) -> str:
-        made = self.bench.calibration
-        return f"{made.inputs[:40]}-{made.settings.percentile_alpha:g}-{made.settings.arithmetic}"
+    # Before anything is compared ------------------------------------------------------------------
 
     def check_baseline(self) -> None:
-        """Refuse to compare with a baseline of something else; an update replaces it instead."""
-        if self.updating is not None:
-            return
-        recorded = self.store.origin()
-        if recorded is None:
-            return
-        now = self.origin()
-        fields = ("model", "weights", "samples", "seqlen", "inputs")
-        found = differences(recorded, now, fields)
-        if found:
-            raise QgateError(
-                "; ".join(found) + ". Refresh it on purpose with --update-baselines, or run what "
-                f"it was made with ({self.store.folder})."
-            )
+        """Refuse to compare with a baseline of something else."""
+        self.ledger.check()
+
+    def check_policy(self) -> None:
+        """Refuse a rule or marker whose expression finds no site: it would limit nothing."""
+        names = [site.name for site in self.bench.model.sites()]
+        self.policy.check_sites([*names, "logits"])
+
+    def prepare(self, mode: Mode) -> None:
+        """Resolve a mode, its scales and its accepted errors: what fails here is no verdict."""
+        if self.updating is None:
+            self.ledger.accepted(self.ledger.title(mode), mode.calibrated)
+        if reason := self.apart(mode):
+            raise QgateError(reason)
+        self.bench.quantized(mode)
+
+    def apart(self, mode: Mode) -> str:
+        """Why a mode cannot be compared with the reference chosen; empty where it can."""
+        basis = self.bench.reference_basis()
+        own = self.bench.model.basis if mode.own else mode.basis
+        if basis is None or basis == own:
+            return ""
+        return (
+            f"mode {mode.name!r} is in basis {own!r}, and the reference "
+            f"{self.bench.reference_mode!r} in {basis!r}: choose modes of one basis, or "
+            "--reference fp32."
+        )
+
+    # The gates ------------------------------------------------------------------------------------
 
     def layer(self, suite: str, mode: Mode, layer: str) -> Outcome:
         """The errors of one layer in one mode."""
@@ -137,8 +124,19 @@ class GateSession:
         return self.judge(suite, mode, [measured_of(r, suite, accepted) for r in rows], layer)
 
     def scaling(self, suite: str, fmt: str, layer: str) -> Outcome:
-        """The error of a format at the scale that suits each tensor of a layer."""
-        rows, notes = scaling_rows(self.bench, fmt, layer)
+        """The scale of a format that suits each tensor of a layer, and the error at it."""
+        known = self.ledger.accepted(fmt, False)
+        exponents = {
+            key.site: value
+            for key, value in known.items()
+            if (key.suite, key.scope, key.metric) == (suite, "sweep", "exponent")
+        }
+        same = self.ledger.same_device(fmt)
+
+        def tolerance(site: str) -> float:
+            return self.policy.limits_for(site, fmt, "sweep").tolerance(same)
+
+        rows, notes = scaling_rows(self.bench, fmt, layer, exponents, tolerance)
         return self._of_format(suite, fmt, rows, layer, notes)
 
     def overflow(self, suite: str, fmt: str, layer: str, phase: str) -> Outcome:
@@ -149,32 +147,31 @@ class GateSession:
     def _of_format(
         self, suite: str, fmt: str, rows: list[Measured], where: str, notes: Mapping[str, Any]
     ) -> Outcome:
-        mode = Mode(fmt, "the format alone")
-        accepted = self._accepted_of(mode)
+        accepted = self.ledger.accepted(fmt, False)
         rows = [replace(row, accepted=accepted_of(accepted, suite, row) or None) for row in rows]
-        return self.judge(suite, mode, rows, where, notes, label="format")
+        mode = Mode(fmt, "the format alone")
+        return self.judge(suite, mode, rows, where, notes, title=fmt, label="format")
 
     def reference(self, suite: str) -> Outcome:
         """The stored reference is the live one, and that one is unquantized."""
         measured = []
         stored = [] if self.updating is not None else self.store.bases()
         for basis in stored:
-            live = self.reference_tensors(basis)
+            live = self.ledger.reference_tensors(basis)
             measured += stored_reference(self.bench, basis, self.store.reference(basis), live)
-        if not stored and self.updating is None:
+        if self.updating is not None:
+            self.ledger.record_anew()
+        elif not stored:
             raise QgateError(
                 f"there is no baseline of {self.bench.model.name} in {str(self.store.folder)!r}: "
-                f"pytest suites --model {self.bench.setup.model} --update-baselines records one."
+                f"{self._update_command('')} records one."
             )
-        if self.updating is not None:
-            self.pending()
-            self._rerecord = True
         places = {each.site: each for each in measured}
         measured = list(places.values()) + unquantized(self.bench)
-        outcome = self.judge(suite, FP32, measured, "reference")
+        outcome = self.judge(suite, FP32, measured, "reference", title=FP32.name)
         if outcome.passed and not perturbation_shows(self.bench):
             text = "a weight moved by a thousandth does not show in the reference"
-            return Outcome(outcome.verdict, text, 0, {**outcome.record, "passed": False})
+            return Outcome(outcome.verdict, text, 0, _red(outcome.record, text))
         return outcome
 
     def canary(self, suite: str) -> Outcome:
@@ -188,16 +185,13 @@ class GateSession:
             ]
             for name, quantized in (("healthy", healthy), ("broken", broken))
         }
-        limits = self.policy.limits_of("canary")
-        seen = judge(rows["broken"], limits, True)
-        outcome = self.judge(suite, HEALTHY, rows["healthy"], "canary")
+        seen = judge(rows["broken"], self.policy.limits_of("canary"), True)
+        outcome = self.judge(suite, HEALTHY, rows["healthy"], "canary", title=HEALTHY.name)
         missed = seen.passed or all(check.kind != "budget" for check in seen.failed)
         text = "a quantizer that truncates passes the gate: it gates nothing" if missed else ""
         if not text and not identity(bench):
             text = "a plan that quantizes nothing changes the model's output"
-        if text:
-            return Outcome(seen, text, 0, {**outcome.record, "passed": False})
-        return outcome
+        return Outcome(seen, text, 0, _red(outcome.record, text)) if text else outcome
 
     def task(self, suite: str, mode: Mode) -> Outcome:
         """How much worse the model does its work."""
@@ -218,47 +212,49 @@ class GateSession:
         measured: Sequence[Measured],
         where: str,
         notes: Mapping[str, Any] | None = None,
+        *,
+        title: str = "",
         label: str = "mode",
     ) -> Outcome:
-        """Hold numbers against their limits; in an update, note what is to be written."""
-        accepted = self._accepted_of(mode)
-        gone = self._gone(accepted, suite, measured)
-        file = self.store.folder / accepted_file(mode.name)
+        """Hold numbers against their limits; in an update, note what is to be written.
+
+        `title` names the accepted errors where they are not those of a mode.
+        """
+        title = title or self.ledger.title(mode)
+        accepted = self.ledger.accepted(title, mode.calibrated)
         verdict = judge(
             measured,
             self.policy.limits_of(mode.name),
-            self._same_device(mode),
-            absent=gone,
+            self.ledger.same_device(title),
+            absent=self._gone(accepted, suite, measured),
             metrics=SHARES,
         )
-        updated = 0
-        failed = verdict.failed
-        if self.updating is not None:
-            decided = decide_update(verdict, self.updating)  # type: ignore[arg-type]
-            for (site, scope, metric), value in decided.values.items():
-                self.pending().set_accepted(mode.name, Key(suite, site, scope, metric), value)
-            if not mode.calibrated:
-                self.pending().without_calibration(mode.name)
-            updated = len(decided.values)
-            failed = decided.remaining
-        command = (
-            f"pytest suites --model {self.bench.setup.model} --mode {mode.name} --update-baselines"
-        )
-        text = ""
-        if failed:
-            text = failure_text(
-                Verdict(verdict.measured, tuple(sorted(failed, key=lambda each: each.place))),
-                mode.name,
-                label=label,
-                baseline=str(file),
-                command=command,
-                report=self.report,
-            )
+        updated, failed = self.ledger.collect(title, suite, mode.calibrated, verdict)
+        text = self._text(verdict, failed, mode, title, label) if failed else ""
         rows = record_rows(suite, self.bench.model.name, mode.name, where, verdict, failed)
         if notes:
             rows = [{**row, "notes": dict(notes)} for row in rows]
-        record = {"passed": not failed, "updated": updated, "rows": rows}
+        record = {"passed": not failed, "updated": updated, "title": title, "rows": rows}
         return Outcome(verdict, text, updated, record)
+
+    def _text(
+        self, verdict: Verdict, failed: Sequence[Check], mode: Mode, title: str, label: str
+    ) -> str:
+        ranked = sorted(failed, key=lambda each: each.place)
+        return failure_text(
+            Verdict(verdict.measured, tuple(ranked)),
+            mode.name,
+            label=label,
+            baseline=str(self.ledger.file(title)),
+            command=self._update_command(f" --{label} {mode.name}"),
+            report=self.report,
+        )
+
+    def _update_command(self, what: str) -> str:
+        return f"{self.command} --model {self.bench.setup.model}{what} --update-baselines"
+
+    def _accepted_of(self, mode: Mode) -> Mapping[Key, float]:
+        return self.ledger.accepted(self.ledger.title(mode), mode.calibrated)
 
     def _gone(
         self, accepted: Mapping[Key, float], suite: str, measured: Sequence[Measured]
@@ -274,6 +270,8 @@ class GateSession:
             and (key.site, key.scope) not in here
             and short_layer(self.bench.model.layer_of(key.site.partition(":")[0])) in layers
         }
+
+    # What a run leaves ----------------------------------------------------------------------------
 
     def plans(self) -> dict[str, dict[str, str]]:
         """The plans of the modes that ran, site by site."""
@@ -298,65 +296,19 @@ class GateSession:
                     barred[key] = f"{check['kind']}: {check['reason'] or 'limit broken'}"
         if values:
             uses = mode in self.bench.ran() and self.bench.ran()[mode].mode.calibrated
-            candidate = Candidate(self.origin(uses), mode, source, values, barred, uses)
+            title = outcome.record["title"]
+            candidate = Candidate(self.origin(uses), title, source, values, barred, uses)
             write_candidate(folder, candidate)
 
-    def pending(self) -> Update:
-        """The update that is collected."""
-        if self._update is None:
-            self._update = Update(self.origin(calibrated=self._uses_calibration()))
-        return self._update
-
-    def _uses_calibration(self) -> bool:
-        return "rotated" in self.bench.model.bases
-
     def commit(self, dry_run: bool = False) -> list[StoredChange]:
-        """Write what was collected, with the references where they are new or of other weights."""
-        if self._update is None:
+        """Write what was collected, and return what changed; or only say what would."""
+        update = self.ledger.finish()
+        if update is None:
             return []
-        update, recorded = self._update, self.store.origin()
-        fields = ("model", "weights", "samples", "seqlen", "inputs")
-        if self._rerecord or recorded is None or differences(recorded, update.origin, fields):
-            for basis in ("plain", *self.bench.model.bases):
-                update.set_reference(basis, self.reference_tensors(basis))
-        self._update = None
-        return self.store._planned(update)[1] if dry_run else self.store.commit(update)
-
-    def reference_tensors(self, basis: str) -> dict[str, ReferenceTensor]:
-        """The outputs of all blocks and the logits, cut to a seeded sample of rows."""
-        return {
-            site: ReferenceTensor.of(
-                torch.cat([t.reshape(-1, t.shape[-1]) for t in tensors]).numpy(), REFERENCE_CAP
-            )
-            for site, tensors in self.bench.reference(basis).tensors.items()
-            if not site.endswith(":input")
-        }
-
-    def _accepted_of(self, mode: Mode) -> Mapping[Key, float]:
-        if mode.name not in self._accepted:
-            found = self.store.accepted(mode.name)
-            values: Mapping[Key, float] = {}
-            if found is not None:
-                stale = found.stale(self.origin(calibrated=mode.calibrated))
-                if stale and self.updating is None:
-                    raise QgateError(
-                        f"the accepted errors of mode {mode.name} are stale: {'; '.join(stale)}. "
-                        f"Refresh them with --mode {mode.name} --update-baselines."
-                    )
-                values = {} if stale else found.values
-            self._accepted[mode.name] = values
-        return self._accepted[mode.name]
-
-    def _same_device(self, mode: Mode) -> bool:
-        found = self.store.accepted(mode.name)
-        return found is None or found.device == self.origin().device
+        return self.store.preview(update) if dry_run else self.store.commit(update)
 
 
-def _commit() -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=5
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
+def _red(record: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """A record that failed as a whole, whatever its sites say."""
+    rows = [{**row, "passed": False, "failure": text} for row in record["rows"][:1]]
+    return {**record, "passed": False, "rows": [*rows, *record["rows"][1:]]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from qgate.modes import (
     apply,
     calibrated,
     family_of,
+    fitting_modes,
     modes_of,
     select,
 )
@@ -29,7 +30,10 @@ _WHOLE = ("torch.int64", "torch.int32", "torch.int16", "torch.int8", "torch.uint
 
 @dataclass(frozen=True)
 class ModelSetup:
-    """Which model, on which device and text, and how its static scales are made."""
+    """Which model, on which device and text, and how its static scales are made.
+
+    `build` makes a model that qgate does not know by name; `modes` are there beside qgate's.
+    """
 
     model: str = "tiny-mamba"
     device: str = "cpu"
@@ -37,6 +41,8 @@ class ModelSetup:
     tokens: Path | None = None
     calibration: Path | None = None
     settings: CalibrationSettings = field(default_factory=CalibrationSettings)
+    build: Callable[..., Model] | None = None
+    modes: Mapping[str, Mode] = field(default_factory=dict)
 
     def family(self) -> str | None:
         """Which modes fit, as far as the name tells."""
@@ -65,11 +71,15 @@ class ModelSetup:
             )
         if self.tokens is not None:
             sampling = Sampling(**{**vars(sampling), "tokens": read_token_ids(self.tokens)})
-        return load(self.model, device=self.device, sampling=sampling)
+        return load(self.model, device=self.device, sampling=sampling, build=self.build)
 
     def select(self, wanted: str, model: Model) -> list[Mode]:
         """The modes meant, for this model."""
-        return modes_of(model, wanted)
+        return modes_of(model, wanted, self.modes)
+
+    def select_fitting(self, wanted: str, model: Model) -> tuple[list[Mode], dict[str, str]]:
+        """The modes meant that fit this model, and why the others do not."""
+        return fitting_modes(model, wanted, self.modes)
 
     def calibrate(self, model: Model, progress: Progress | None = None) -> Calibration:
         """The static scales: from the file if it fits, else measured (and written there)."""

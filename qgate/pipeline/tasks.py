@@ -18,8 +18,9 @@ _T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31,
 
 
 def task_values(bench: Bench, mode: Mode) -> tuple[dict[str, float], dict[str, Any]]:
-    """Bits per byte, next-token accuracy and KL divergence to FP32, and how sure the loss is.
+    """Bits per byte, next-token accuracy and KL divergence to the reference, and how sure it is.
 
+    What is lost are the mode's bits per byte less those of the reference, which the notes name.
     Samples are paired: the interval is that of the differences, which is much narrower than that of
     either loss.
     """
@@ -34,14 +35,21 @@ def task_values(bench: Bench, mode: Mode) -> tuple[dict[str, float], dict[str, A
             )
         pairs.append(_sample(sample, actual.float().cpu(), reference.float().cpu()))
     count = len(pairs)
-    bits, bits_fp32, accuracy, kl = (sum(column) / count for column in zip(*pairs, strict=True))
+    bits, bits_reference, accuracy, kl = (
+        sum(column) / count for column in zip(*pairs, strict=True)
+    )
     lost = [a - b for a, b, _, _ in pairs]
     mean = sum(lost) / count
     spread = math.sqrt(sum((d - mean) ** 2 for d in lost) / (count - 1)) if count > 1 else math.inf
     near = max((k for k in _T95 if k <= max(count - 1, 1)), default=1)
     half = (_T95[near] if count <= 30 else 1.96) * spread / math.sqrt(count)
     values = {"bits_per_byte": bits, "next_token_accuracy": accuracy, "kl_divergence": kl}
-    notes = {"bits_per_byte_fp32": bits_fp32, "lost": mean, "lost_95": [mean - half, mean + half]}
+    notes = {
+        "reference": bench.reference_mode,
+        "bits_per_byte_reference": bits_reference,
+        "lost": mean,
+        "lost_95": [mean - half, mean + half],
+    }
     return values, notes
 
 

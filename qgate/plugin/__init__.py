@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import pytest
 
-from qgate._version import __version__
-from qgate.plugin.cases import generate_cases, raise_refused, selected_formats
+from qgate.plugin import hooks
+from qgate.plugin.cases import check_formats, generate_cases
 from qgate.plugin.gates import Gate, device, fmt, gate, layer, mode, model
 from qgate.plugin.options import add_options, add_short_names, update_choice
 from qgate.plugin.reporting import Reports, attach
+from qgate.plugin.selection import sort_out
+from qgate.plugin.telling import header_line
 
 __all__ = ["Gate", "device", "fmt", "gate", "layer", "mode", "model"]
 
@@ -22,6 +24,10 @@ _MARKERS = (
     "qgate_formats(names): formats of this test where --format does not say others",
     "limits(...): limits of this test: budget_db=, regression=, absolute=[...], sites=, reason=",
 )
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(hooks)
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -42,30 +48,30 @@ def pytest_load_initial_conftests(parser: pytest.Parser):  # type: ignore[no-unt
 def pytest_configure(config: pytest.Config) -> None:
     for line in _MARKERS:
         config.addinivalue_line("markers", line)
-    wanted = config.getoption("qgate_format")
-    if wanted is not None:
-        selected_formats(wanted)
+    check_formats(config)
     update_choice(config)
     config.pluginmanager.register(Reports(config), "qgate-reports")
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    wanted = config.getoption("qgate_mode")
-    told = [f"qgate: {__version__}"]
-    if wanted:
-        told.append(f"mode {','.join(wanted)}")
-    if update_choice(config):
-        told.append(f"updating baselines ({update_choice(config)})")
-    return ", ".join(told)
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return header_line(config)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     generate_cases(metafunc)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests that use the fixture `gate` are gates, for `-m qgate` and for reports."""
+    found = getattr(item, "_fixtureinfo", None)
+    defined = found.name2fixturedefs.get("gate") if found is not None else None
+    if defined and defined[-1].func.__module__.startswith("qgate.plugin"):
+        item.add_marker(pytest.mark.qgate)
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config) -> None:
-    raise_refused(config)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    sort_out(config, items)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,76 +7,83 @@ import re
 import pytest
 
 from qgate.errors import QgateError
-from qgate.plugin.options import models_of
+from qgate.plugin.options import is_given, models_of, settings_of, value
+from qgate.plugin.selection import selection_of
 from qgate.plugin.sessions import session_of
 
 _CASES = ("model", "mode", "layer")
-_REFUSED: pytest.StashKey[list[str]] = pytest.StashKey()
 
 
 def generate_cases(metafunc: pytest.Metafunc) -> None:
     """Parametrize this plugin's fixtures."""
     if is_ours(metafunc, "fmt"):
         marker = metafunc.definition.get_closest_marker("qgate_formats")
-        wanted = metafunc.config.getoption("qgate_format")
-        names = selected_formats(list(marker.args) if marker and wanted is None else wanted)
+        asked = value(metafunc.config, "format") if is_given(metafunc.config, "format") else None
+        names = selected_formats(list(marker.args) if marker and asked is None else asked)
         metafunc.parametrize("fmt", names, indirect=True)
     names = [name for name in _CASES if is_ours(metafunc, name)]
     if not names:
         return
     try:
+        _check_markers(metafunc)
         cases = _cases(metafunc, names)
     except QgateError as error:
-        _refuse(metafunc.config, f"qgate: {error}")
+        selection_of(metafunc.config).refuse(f"qgate: {error}")
         cases = [("refused",) * len(names)]
-    ids = ["-".join(case) for case in cases]
+    ids = ["-".join(filter(None, case)) for case in cases]
     metafunc.parametrize(",".join(names), [c if len(names) > 1 else c[0] for c in cases], ids=ids,
                          indirect=True, scope="session")  # fmt: skip
 
 
-def _refuse(config: pytest.Config, reason: str) -> None:
-    """Keep a usage error until collection is over: within it, it would be a test file's error.
-
-    A worker has nobody to tell it to but its own collection.
-    """
-    if hasattr(config, "workerinput"):
-        raise pytest.UsageError(reason)
-    config.stash.setdefault(_REFUSED, []).append(reason)
-
-
-def raise_refused(config: pytest.Config) -> None:
-    """What the options meant that there is not, as a usage error: exit code 4."""
-    for reason in config.stash.get(_REFUSED, []):
-        raise pytest.UsageError(reason)
+def _check_markers(metafunc: pytest.Metafunc) -> None:
+    """Limits that cannot be read are usage errors, before anything is computed."""
+    for marker in metafunc.definition.iter_markers("limits"):
+        for model in models_of(metafunc.config):
+            if marker.args:
+                raise QgateError(
+                    f"the limits marker of {metafunc.function.__name__} has {marker.args[0]!r} "
+                    'without a name: write budget_db=…, regression=… or absolute=["…"].'
+                )
+            policy = session_of(metafunc.config, model).policy
+            policy.with_marker(marker.kwargs, f"limits marker of {metafunc.function.__name__}")
 
 
 def _cases(metafunc: pytest.Metafunc, names: list[str]) -> list[tuple[str, ...]]:
     config = metafunc.config
     found = []
     for model in models_of(config):
-        modes = _modes(metafunc, model) if "mode" in names else [""]
+        modes, unfit = _modes(metafunc, model) if "mode" in names else ([""], {})
         layers = _layers(config, model) if "layer" in names else [""]
-        for mode in modes:
-            for layer in layers:
-                row = {"model": model, "mode": mode, "layer": layer}
-                found.append(tuple(row[name] for name in names))
+        pairs = [(mode, layer) for mode in modes for layer in layers]
+        for asked, why in unfit.items():
+            selection_of(config).does_not_fit(model, asked, why)
+            pairs.append((asked, ""))
+        for mode, layer in pairs:
+            row = {"model": model, "mode": mode, "layer": layer}
+            found.append(tuple(row[name] for name in names))
     return found
 
 
-def _modes(metafunc: pytest.Metafunc, model: str) -> list[str]:
-    """The modes meant, without the reference, which is never compared with itself."""
+def _modes(metafunc: pytest.Metafunc, model: str) -> tuple[list[str], dict[str, str]]:
+    """The modes meant, and why others do not fit this model or the reference.
+
+    The reference is none of them: it is never compared with itself.
+    """
     marker = metafunc.definition.get_closest_marker("qgate_modes")
-    wanted = list(marker.args) if marker else metafunc.config.getoption("qgate_mode")
+    wanted = list(marker.args) if marker else value(metafunc.config, "mode")
     session = session_of(metafunc.config, model)
-    reference = metafunc.config.getoption("qgate_reference")
-    session.bench.setup.select(reference, session.bench.model)
-    chosen = session.bench.setup.select(",".join(wanted or ["essential"]), session.bench.model)
-    return [mode.name for mode in chosen if not mode.is_reference and mode.name != reference]
+    setup, bench = session.bench.setup, session.bench
+    reference = setup.select(value(metafunc.config, "reference"), bench.model)[0]
+    modes, unfit = setup.select_fitting(",".join(wanted), bench.model)
+    apart = {mode.name: session.apart(mode) for mode in modes}
+    unfit |= {name: why for name, why in apart.items() if why}
+    fit = [mode for mode in modes if not mode.is_reference and mode.name != reference.name]
+    return [mode.name for mode in fit if mode.name not in unfit], unfit
 
 
 def _layers(config: pytest.Config, model: str) -> list[str]:
     layers = session_of(config, model).bench.layers
-    wanted = config.getoption("qgate_layers")
+    wanted = value(config, "layers")
     if wanted == "all":
         return layers
     if wanted in ("first", "last", "first,last"):
@@ -100,6 +107,13 @@ def is_ours(metafunc: pytest.Metafunc, name: str) -> bool:
     named = (mark.args[0] if mark.args else mark.kwargs.get("argnames", "") for mark in marks)
     split = (names.split(",") if isinstance(names, str) else names for names in named)
     return all(name not in [part.strip() for part in names] for names in split)
+
+
+def check_formats(config: pytest.Config) -> None:
+    """Refuse formats that there are not, before anything is collected."""
+    if is_given(config, "format"):
+        selected_formats(value(config, "format"))
+    settings_of(config)
 
 
 def selected_formats(wanted: list[str] | None) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from qgate.errors import QgateError
+from qgate.plugin.options import home_of, value
 from qgate.plugin.sessions import session_of
 
 if TYPE_CHECKING:
@@ -18,7 +20,10 @@ if TYPE_CHECKING:
     from qgate.modes import Mode
     from qgate.pipeline.gating import GateSession, Outcome
 
+OUT = "qgate-out"
 RECORDS: pytest.StashKey[list[dict[str, Any]]] = pytest.StashKey()
+# Set while a gate computes: what is raised then is plumbing, and no verdict on numbers.
+COMPUTING: pytest.StashKey[bool] = pytest.StashKey()
 
 
 @pytest.fixture
@@ -50,19 +55,22 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     """The device of --device."""
     from qgate import devices
 
-    return devices.resolve(request.config.getoption("qgate_device"))
+    return devices.resolve(value(request.config, "device"))
 
 
 @pytest.fixture
 def gate(request: pytest.FixtureRequest, model: Model) -> Gate:  # noqa: ARG001
     """Holds what was measured against limits and accepted errors; fails with what to do."""
-    name = request.node.callspec.params["model"]
-    session = session_of(request.config, name)
+    params = request.node.callspec.params
+    session = session_of(request.config, params["model"])
     try:
         session.check_baseline()
+        made = Gate(request.node, session)
+        if isinstance(params.get("mode"), str):
+            made.session.prepare(made.mode(params["mode"]))
     except QgateError as error:
         pytest.fail(str(error), pytrace=False)
-    return Gate(request.node, session)
+    return made
 
 
 class Gate:
@@ -70,21 +78,11 @@ class Gate:
 
     def __init__(self, item: pytest.Item, session: GateSession) -> None:
         self._item = item
-        self._session = self._with_markers(session)
-        self.suite = Path(str(item.path)).stem.removeprefix("test_")
-
-    def _with_markers(self, session: GateSession) -> GateSession:
-        markers = list(self._item.iter_markers("limits"))
-        if not markers:
-            return session
-        from dataclasses import replace
-
         policy = session.policy
-        for marker in reversed(markers):
-            policy = policy.with_marker(marker.kwargs, f"limits marker of {self._item.name}")
-        made = replace(session, policy=policy)
-        made.shares(session)
-        return made
+        for marker in reversed(list(item.iter_markers("limits"))):
+            policy = policy.with_marker(marker.kwargs, f"limits marker of {item.name}")
+        self._session = session.with_policy(policy)
+        self.suite = Path(str(item.path)).stem.removeprefix("test_")
 
     @property
     def session(self) -> GateSession:
@@ -97,41 +95,51 @@ class Gate:
 
     def layer(self, mode: str, layer: str) -> None:
         """The errors of one layer in one mode, local and carried."""
-        self._decide(self._session.layer(self.suite, self.mode(mode), layer))
+        self._decide(lambda: self._session.layer(self.suite, self.mode(mode), layer))
 
     def gradients(self, mode: str, layer: str) -> None:
         """The gradients of one layer in one mode, against FP32's."""
-        self._decide(self._session.gradients(self.suite, self.mode(mode), layer))
+        self._decide(lambda: self._session.gradients(self.suite, self.mode(mode), layer))
 
     def scaling(self, fmt: str, layer: str) -> None:
         """The error of a format at the scale that suits each tensor of a layer."""
-        self._decide(self._session.scaling(self.suite, fmt, layer))
+        self._decide(lambda: self._session.scaling(self.suite, fmt, layer))
 
     def overflow(self, fmt: str, layer: str, phase: str = "forward") -> None:
         """What a format clips and makes zero in a layer, forward or backward."""
-        self._decide(self._session.overflow(self.suite, fmt, layer, phase))
+        self._decide(lambda: self._session.overflow(self.suite, fmt, layer, phase))
 
     def reference(self) -> None:
         """The stored reference equals a live one, and that one is unquantized."""
-        self._decide(self._session.reference(self.suite))
+        self._decide(lambda: self._session.reference(self.suite))
 
     def canary(self) -> None:
         """A plan that quantizes nothing is exact, and a broken quantizer is rejected."""
-        self._decide(self._session.canary(self.suite))
+        self._decide(lambda: self._session.canary(self.suite))
 
     def task(self, mode: str) -> None:
         """What the mode costs the model's own work."""
-        self._decide(self._session.task(self.suite, self.mode(mode)))
+        self._decide(lambda: self._session.task(self.suite, self.mode(mode)))
 
     def __call__(self, measured: list[Measured], mode: str, where: str = "") -> None:
         """Anything measured, for suites of your own."""
-        self._decide(self._session.judge(self.suite, self.mode(mode), measured, where))
+        self._decide(lambda: self._session.judge(self.suite, self.mode(mode), measured, where))
 
-    def _decide(self, outcome: Outcome) -> None:
-        self._item.stash.setdefault(RECORDS, []).append(
-            {**outcome.record, "node": self._item.nodeid}
-        )
-        if not outcome.passed:
-            folder = self._item.config.rootpath / "qgate-out" / "candidates"
-            self._session.leave_candidate(folder, outcome, self._item.nodeid)
-            pytest.fail(outcome.text, pytrace=False)
+    def _decide(self, compute: Callable[[], Outcome]) -> None:
+        self._item.stash[COMPUTING] = True
+        try:
+            outcome = compute()
+        except QgateError as error:
+            pytest.fail(str(error), pytrace=False)
+        self._item.stash[COMPUTING] = False
+        self._item.stash.setdefault(RECORDS, []).append(outcome.record)
+        text = outcome.text
+        for row in outcome.record["rows"]:
+            self._item.ihook.pytest_qgate_record(item=self._item, record=row)
+        if text:
+            folder = home_of(self._item.config) / OUT / "candidates"
+            try:
+                self._session.leave_candidate(folder, outcome, self._item.nodeid)
+            except QgateError as error:
+                text = f"{text}\n  no candidate was left: {error}"
+            pytest.fail(text, pytrace=False)

@@ -5,52 +5,52 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from qgate.plugin.hooks import listed
+from qgate.plugin.settings import Settings, read_settings
+
 if TYPE_CHECKING:
+    from qgate.gate.updating import Which
     from qgate.pipeline.setups import ModelSetup
 
+_LIST = {"action": "append"}
 _OPTIONS: dict[str, dict[str, Any]] = {
     "mode": {
         "metavar": "MODES",
-        "action": "append",
+        **_LIST,
         "help": "modes: names, patterns such as '2-*', groups all, quant_only, fp_only, essential "
         "(default); separated by commas, repeatable",
     },
     "model": {
         "metavar": "NAME",
-        "action": "append",
+        **_LIST,
         "help": "tiny-mamba (default), tiny-llama, mamba:PATH, hf:PATH or package.module:build; "
         "repeatable",
     },
     "format": {
         "metavar": "NAMES",
-        "action": "append",
+        **_LIST,
         "help": "formats for the per-format suites, separated by commas; repeatable (default: all)",
     },
-    "layers": {
-        "metavar": "LAYERS",
-        "default": "all",
-        "help": "all (default), first,last, or a regular expression",
-    },
+    "layers": {"metavar": "LAYERS", "help": "all (default), first,last, or a regular expression"},
     "reference": {
         "metavar": "MODE",
-        "default": "fp32",
         "help": "what modes are compared with: fp32 (default) or any mode of the same basis",
     },
     "baselines": {"metavar": "DIR", "help": "where baselines are (default: baselines/)"},
-    "device": {"metavar": "D", "default": "auto", "help": "auto (default), cpu, cuda or cuda:N"},
-    "samples": {"metavar": "N", "type": int, "default": 10, "help": "texts evaluated (10)"},
-    "seqlen": {"metavar": "N", "type": int, "default": 512, "help": "tokens of each (512)"},
-    "calib-samples": {"metavar": "N", "type": int, "default": 64, "help": "calibrated on (64)"},
-    "calib-seqlen": {"metavar": "N", "type": int, "default": 512, "help": "tokens of each (512)"},
+    "device": {"metavar": "D", "help": "auto (default), cpu, cuda or cuda:N"},
+    "samples": {"metavar": "N", "type": int, "help": "texts evaluated (10)"},
+    "seqlen": {"metavar": "N", "type": int, "help": "tokens of each (512)"},
+    "calib-samples": {"metavar": "N", "type": int, "help": "calibrated on (64)"},
+    "calib-seqlen": {"metavar": "N", "type": int, "help": "tokens of each (512)"},
     "percentile-alpha": {
         "metavar": "A",
         "type": float,
-        "default": 0.9995,
         "help": "of calibrated percentiles (0.9995)",
     },
     "calibration": {"metavar": "FILE", "help": "static scales to use, or to make and keep"},
@@ -65,11 +65,19 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     },
     "update-dry-run": {"action": "store_true", "help": "say what an update would write"},
 }
+DEFAULTS: dict[str, Any] = {
+    "mode": ["essential"], "model": ["tiny-mamba"], "format": None, "layers": "all",
+    "reference": "fp32", "baselines": None, "device": "auto", "samples": 10, "seqlen": 512,
+    "calib-samples": 64, "calib-seqlen": 512, "percentile-alpha": 0.9995, "calibration": None,
+}  # fmt: skip
+_PATHS = ("baselines", "calibration")
+_SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 
 
 def add_options(parser: pytest.Parser) -> None:
     about = "qgate: accuracy of quantization (each also as --qgate-…)"
-    group = parser.getgroup("qgate", about)
+    hooks = "\n".join(f"  {line}" for line in listed())
+    group = parser.getgroup("qgate", f"{about}; hooks for conftest.py:\n{hooks}")
     for name, kwargs in _OPTIONS.items():
         group.addoption(f"--qgate-{name}", dest=_dest(name), **kwargs)
 
@@ -86,7 +94,33 @@ def _dest(name: str) -> str:
     return f"qgate_{name.replace('-', '_')}"
 
 
-def update_choice(config: pytest.Config) -> str | None:
+def settings_of(config: pytest.Config) -> Settings:
+    """What the project's file says, read once."""
+    if _SETTINGS not in config.stash:
+        kinds = {
+            name.replace("-", "_"): list if kwargs.get("action") == "append"
+            else Path if name in _PATHS else kwargs.get("type", str)
+            for name, kwargs in _OPTIONS.items() if name in DEFAULTS
+        }  # fmt: skip
+        config.stash[_SETTINGS] = read_settings(config, kinds)
+    return config.stash[_SETTINGS]
+
+
+def is_given(config: pytest.Config, name: str) -> bool:
+    """Whether the command line or the project's file says something of an option."""
+    said = config.getoption(_dest(name)) is not None
+    return said or name.replace("-", "_") in settings_of(config).options
+
+
+def value(config: pytest.Config, name: str) -> Any:
+    """An option: from the command line, else from the project's file, else its default."""
+    given = config.getoption(_dest(name))
+    if given is not None:
+        return given
+    return settings_of(config).options.get(name.replace("-", "_"), DEFAULTS[name])
+
+
+def update_choice(config: pytest.Config) -> Which | None:
     """Which entries an update writes; None where baselines stay as they are."""
     if not (config.getoption("qgate_update_baselines") or config.getoption("qgate_update_dry_run")):
         return None
@@ -97,12 +131,12 @@ def update_choice(config: pytest.Config) -> str | None:
             "Update and commit on your machine, or set QGATE_ALLOW_CI_UPDATE=1 for a job that is "
             "there to refresh baselines."
         )
-    return str(config.getoption("qgate_update_which"))
+    return cast("Which", config.getoption("qgate_update_which"))
 
 
 def models_of(config: pytest.Config) -> list[str]:
     """The models asked for, each once."""
-    return list(dict.fromkeys(config.getoption("qgate_model") or ["tiny-mamba"]))
+    return list(dict.fromkeys(value(config, "model")))
 
 
 def setup_of(config: pytest.Config, model: str) -> ModelSetup:
@@ -111,24 +145,37 @@ def setup_of(config: pytest.Config, model: str) -> ModelSetup:
     from qgate.modes import CalibrationSettings
     from qgate.pipeline.setups import ModelSetup
 
-    get = config.getoption
-    sampling = Sampling(
-        samples=get("qgate_samples"),
-        seqlen=get("qgate_seqlen"),
-        calib_samples=get("qgate_calib_samples"),
-        calib_seqlen=get("qgate_calib_seqlen"),
-    )
-    calibration = get("qgate_calibration")
+    builders = {k: v for found in config.hook.pytest_qgate_models(config=config) for k, v in found.items()}  # fmt: skip  # noqa: E501
+    modes = [mode for found in config.hook.pytest_qgate_modes(config=config) for mode in found]
+    names = ("samples", "seqlen", "calib-samples", "calib-seqlen")
+    calibration = value(config, "calibration")
     return ModelSetup(
         model,
-        get("qgate_device"),
-        sampling,
+        value(config, "device"),
+        Sampling(**{name.replace("-", "_"): value(config, name) for name in names}),
         calibration=None if calibration is None else Path(calibration),
-        settings=CalibrationSettings(get("qgate_percentile_alpha")),
+        settings=CalibrationSettings(value(config, "percentile-alpha")),
+        build=builders.get(model),
+        modes={mode.name: mode for mode in modes},
     )
+
+
+def home_of(config: pytest.Config) -> Path:
+    """The folder of the project: baselines and results are in it."""
+    return settings_of(config).home
 
 
 def baselines_of(config: pytest.Config) -> Path:
     """The folder of the baselines."""
-    given = config.getoption("qgate_baselines")
-    return config.rootpath / "baselines" if given is None else Path(given)
+    given = value(config, "baselines")
+    return home_of(config) / "baselines" if given is None else Path(given)
+
+
+def command_of(config: pytest.Config) -> str:
+    """How to run the same tests again, but for model, mode and format."""
+    again = ("reference", "baselines", "samples", "seqlen", "calib-samples", "calib-seqlen",
+             "percentile-alpha", "calibration")  # fmt: skip
+    said = {name: config.getoption(_dest(name)) for name in again}
+    options = [f"--{name} {shlex.quote(str(v))}" for name, v in said.items() if v is not None]
+    paths = [shlex.quote(arg.partition("::")[0]) for arg in config.args]
+    return " ".join(["pytest", *dict.fromkeys(paths), *options])

@@ -1,48 +1,56 @@
-"""What the gates of a run found, collected across processes: records, updates, the summary."""
+"""What the gates of a run found, as pytest reports it: outcomes, records, exit status."""
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qgate.errors import QgateError
-from qgate.plugin.gates import RECORDS
-from qgate.plugin.options import models_of, update_choice
-from qgate.plugin.sessions import sessions_of
+from qgate.plugin.gates import COMPUTING, OUT, RECORDS
+from qgate.plugin.options import home_of, value
+from qgate.plugin.parts import (
+    Part,
+    is_update,
+    joined_facts,
+    joined_selection,
+    part_of,
+    write_updates,
+)
+from qgate.plugin.telling import Told, is_complete, tell, unused_lines
 
-OUT = "qgate-out"
+_KEY = "qgate"
 
 
 def attach(item: pytest.Item, report: pytest.TestReport) -> None:
-    """Put the records of a test on the report of its call, and a few numbers into JUnit."""
+    """Put the records of a test on the report of its call, and a few numbers into JUnit.
+
+    What was raised while a gate computed makes the test an error. The first line is all that the
+    short summary and JUnit show, and needs no name of an exception.
+    """
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if "qgate" in report.keywords and crash is not None:
+        crash.message = crash.message.removeprefix("Failed: ").partition("\n")[0]
     if report.when != "call":
         return
+    if report.failed and item.stash.get(COMPUTING, False):
+        report.qgate_error = True  # type: ignore[attr-defined]
     gates = item.stash.get(RECORDS, [])
     if not gates:
         return
-    from qgate.results import binding, junit_properties
+    from qgate.results import junit_properties, worst_first
 
-    rows = [
-        {**row, "node": item.nodeid, "seconds": report.duration}
-        for gate in gates
-        for row in gate["rows"]
-    ]
+    path, line, _ = item.location
+    about = {"node": item.nodeid, "seconds": report.duration, "file": path, "line": (line or 0) + 1}
+    rows = [{**row, **about, "title": gate["title"]} for gate in gates for row in gate["rows"]]
     if hasattr(report, "wasxfail"):
         rows = [{**row, "passed": True} for row in rows if row["checks"]]
     report.qgate = rows  # type: ignore[attr-defined]
     report.qgate_updated = sum(gate["updated"] for gate in gates)  # type: ignore[attr-defined]
-    worst = min(rows, key=lambda row: (row["passed"], -_times(binding(row))), default=None)
-    if worst is not None:
+    if rows:
         # JUnit takes them from the report of the teardown, which is made from the item.
-        item.user_properties += junit_properties(worst)
-
-
-def _times(check: Any) -> float:
-    return float((check or {}).get("times") or 0.0)
+        item.user_properties += junit_properties(worst_first(rows)[0])
+    item.stash[RECORDS] = []
 
 
 class Reports:
@@ -52,112 +60,135 @@ class Reports:
         self.config = config
         self.worker = hasattr(config, "workerinput")
         self.records: dict[str, list[dict[str, Any]]] = {}
-        self.changes: list[str] = []
+        self.attempts: dict[str, int] = {}
+        self.parts: list[Part] = []
+        self.told = Told()
+        self._writer: Any = None
+
+    # Tests ----------------------------------------------------------------------------------------
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """The last report of a test counts: reruns replace what was before."""
-        if report.when == "call" and not self.worker and hasattr(report, "qgate"):
-            self.records[report.nodeid] = report.qgate
+        if self.worker or "qgate" not in report.keywords:
+            return
+        node = report.nodeid
+        if report.when == "setup":
+            self.attempts[node] = self.attempts.get(node, -1) + 1
+            self.told.broken.pop(node, None)
+        if report.failed and (report.when != "call" or hasattr(report, "qgate_error")):
+            crash = getattr(report.longrepr, "reprcrash", None)
+            self.told.broken[node] = getattr(crash, "message", "") or str(report.longrepr)
+        if report.when == "call" and hasattr(report, "qgate"):
+            attempt = self.attempts.get(node, 0)
+            self.records[node] = [{**row, "attempt": attempt} for row in report.qgate]
+            self._append(self.records[node])
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> Any:
+        if report.when == "call" and hasattr(report, "qgate_error"):
+            return "error", "E", ("ERROR", {"red": True})
         if report.when == "call" and report.passed and getattr(report, "qgate_updated", None):
             return "updated", "U", ("UPDATED", {"yellow": True})
         return None
 
+    # The end --------------------------------------------------------------------------------------
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: Any) -> None:
+        if error:
+            self.told.crashed.add(str(node.gateway.id))
+        part = (getattr(node, "workeroutput", None) or {}).get(_KEY)
+        if part is not None:
+            self.parts.append(part)
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Write the baselines once all gates have spoken, then the records."""
-        whole = int(exitstatus) in (0, 1)
-        changes = self._commit() if whole and not session.shouldstop else []
+        whole = int(exitstatus) in (0, 1) and not session.shouldstop
+        part = part_of(self.config, whole and is_update(self.config))
         if self.worker:
-            self.config.workeroutput["qgate_changes"] = changes  # type: ignore[attr-defined]
+            self.config.workeroutput[_KEY] = part  # type: ignore[attr-defined]
             return
-        self.changes += changes
-        if self.records:
-            self._write()
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        self.changes += (getattr(node, "workeroutput", None) or {}).get("qgate_changes", [])
-
-    def _commit(self) -> list[str]:
-        if update_choice(self.config) is None:
-            return []
-        dry = bool(self.config.getoption("qgate_update_dry_run"))
-        told = []
-        for held in sessions_of(self.config).values():
+        self.parts.append(part)
+        found = self.told.selection = joined_selection(self.parts)
+        if found.refused:
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+            return
+        if self.records or self.told.broken:
             try:
-                told += [str(change) for change in held.commit(dry_run=dry)]
-            except QgateError as error:
-                raise pytest.UsageError(f"qgate: {error}") from None
-        return told
+                if whole and is_update(self.config):
+                    self.told.changes, self.told.stale = write_updates(self.config, self.parts)
+                    self.told.updated = True
+                self._finish(whole)
+            except (QgateError, OSError) as error:
+                self.told.errors.append(str(error))
+        if session.exitstatus == pytest.ExitCode.OK and self.told.errors:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if session.exitstatus == pytest.ExitCode.OK and found.empty:
+            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if not self.worker and not getattr(self.config.option, "no_summary", False):
+            tell(terminalreporter, self.told, self._rows(), joined_facts(self.parts))
+
+    # Records --------------------------------------------------------------------------------------
 
     def _rows(self) -> list[dict[str, Any]]:
         return [row for rows in self.records.values() for row in rows]
 
-    def _write(self) -> None:
-        from qgate.results import Writer, github_annotation, markdown_summary, to_csv
+    def _append(self, rows: list[dict[str, Any]]) -> None:
+        """Records as they come: a run that is killed leaves what it knew."""
+        from qgate.results import Writer
 
-        folder = self.config.rootpath / OUT
-        folder.mkdir(exist_ok=True)
+        try:
+            if self._writer is None:
+                self._writer = Writer(self._folder() / "results.jsonl", self._header(False))
+            for row in rows:
+                self._writer.append(row)
+        except (QgateError, OSError) as error:
+            if str(error) not in self.told.errors:
+                self.told.errors.append(str(error))
+
+    def _finish(self, whole: bool) -> None:
+        """The same records, of the last attempts only, under a header that says it all."""
+        from qgate.results import Writer, to_csv
+
         rows = self._rows()
-        writer = Writer(folder / "results.jsonl", self._header(rows))
-        for row in rows:
-            writer.append(row)
-        to_csv(rows, folder / "results.csv")
-        summary = os.environ.get("GITHUB_STEP_SUMMARY")
-        if summary:
-            with Path(summary).open("a", encoding="utf-8") as file:
-                file.write(markdown_summary(rows))
-        if os.environ.get("GITHUB_ACTIONS"):
-            for line in filter(None, (github_annotation(row) for row in rows)):
-                sys.stdout.write(f"\n{line}\n")
+        complete = whole and is_complete(self.config, self.told)
+        if self._writer is not None:
+            self._writer.close()
+        with Writer(self._folder() / "results.jsonl", self._header(complete)) as writer:
+            for row in rows:
+                writer.append(row)
+        to_csv(rows, self._folder() / "results.csv")
+        if complete and not is_update(self.config):
+            self.told.unused = unused_lines(self.config, rows)
 
-    def _header(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def _folder(self) -> Any:
+        folder = home_of(self.config) / OUT
+        folder.mkdir(exist_ok=True)
+        self.told.folder = folder
+        return folder
+
+    def _header(self, complete: bool) -> dict[str, Any]:
         import torch
 
         from qgate.results import new_header
         from qgate.stats.metrics import METRICS
 
-        get = self.config.getoption
-        metrics = [{"name": m.name, "direction": m.direction} for m in METRICS]
-        models = {}
-        plans: dict[str, dict[str, str]] = {}
-        limits: list[dict[str, Any]] = []
-        for held in sessions_of(self.config).values():
-            origin = held.origin()
-            models[origin.model] = {"weights": origin.weights, "inputs": origin.inputs}
-            plans |= held.plans()
-            limits = held.policy.to_dict()
+        facts = joined_facts(self.parts)
+        run = facts["run"]
         return new_header(
-            torch=str(torch.__version__),
-            device=get("qgate_device"),
-            seed=0,
-            commit=None,
-            command=list(self.config.invocation_params.args),
-            modes=list(dict.fromkeys(row["mode"] for row in rows)),
-            plans=plans,
-            metrics=metrics,
-            limits=limits,
-            models=models,
+            torch=run.get("torch", str(torch.__version__)),
+            device=run.get("device", value(self.config, "device")),
+            seed=run.get("seed"),
+            commit=run.get("commit"),
+            command=[str(arg) for arg in self.config.invocation_params.args],
+            modes=sorted({row["mode"] for row in self._rows()}),
+            plans=facts["plans"],
+            metrics=[{"name": m.name, "direction": m.direction} for m in METRICS],
+            limits=[{"model": k, **limit} for k, v in facts["limits"].items() for limit in v],
+            models=facts["models"],
+            reference=value(self.config, "reference"),
+            complete=complete,
         )
-
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        quiet = self.worker or getattr(self.config.option, "no_summary", False)
-        if quiet or not (self.records or self.changes):
-            return
-        from qgate.results import summary_lines
-
-        write = terminalreporter.write_line
-        terminalreporter.section(f"qgate: {', '.join(models_of(self.config))}")
-        for line in summary_lines(self._rows()):
-            write(line)
-        if update_choice(self.config) is not None:
-            dry = self.config.getoption("qgate_update_dry_run")
-            write(f"baselines: {len(self.changes)} entries {'would change' if dry else 'written'}")
-            for change in self.changes[:20]:
-                write(f"  {change}")
-            if len(self.changes) > 20:
-                write(f"  and {len(self.changes) - 20} more")
-        write(f"records in {OUT}/results.jsonl and {OUT}/results.csv")

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-import tomllib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from qgate.plugin.options import baselines_of, setup_of, update_choice
+from qgate.plugin.options import (
+    baselines_of,
+    command_of,
+    settings_of,
+    setup_of,
+    update_choice,
+    value,
+)
 
 if TYPE_CHECKING:
     from qgate.pipeline.gating import GateSession
@@ -28,19 +34,25 @@ def session_of(config: pytest.Config, model: str) -> GateSession:
         from qgate.gate import Policy
         from qgate.pipeline.bench import Bench
         from qgate.pipeline.gating import GateSession
+        from qgate.stats.metrics import METRICS
 
         _share_cores(config)
+        known = {metric.name: metric.direction for metric in METRICS}
+        policy = Policy.from_table(settings_of(config).limits, known)
         bench = Bench(
             setup_of(config, model),
-            reference_mode=config.getoption("qgate_reference"),
+            reference_mode=value(config, "reference"),
             progress=_progress(config),
         )
-        held[model] = GateSession(
+        session = GateSession(
             bench,
             baselines_of(config),
-            Policy.from_table(_table(config)),
+            policy.for_model(bench.model.name),
             updating=update_choice(config),
+            command=command_of(config),
         )
+        session.check_policy()
+        held[model] = session
     return held[model]
 
 
@@ -53,25 +65,13 @@ def _share_cores(config: pytest.Config) -> None:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(workers)))
 
 
-def _table(config: pytest.Config) -> dict[str, Any]:
-    """`[tool.qgate.limits]` of the project's pyproject.toml."""
-    file = config.rootpath / "pyproject.toml"
-    if not file.is_file():
-        return {}
-    try:
-        settings = tomllib.loads(file.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise pytest.UsageError(f"{file}: {error}") from None
-    return dict(settings.get("tool", {}).get("qgate", {}).get("limits", {}))
-
-
 def _progress(config: pytest.Config):  # type: ignore[no-untyped-def]
     """Says on a terminal what takes its time."""
-    quiet = not sys.stderr.isatty() or hasattr(config, "workerinput")
+    capture = config.pluginmanager.getplugin("capturemanager")
+    quiet = not sys.stderr.isatty() or hasattr(config, "workerinput") or capture is None
 
     def say(text: str) -> None:
         if not quiet:
-            capture = config.pluginmanager.getplugin("capturemanager")
             with capture.global_and_fixture_disabled():
                 sys.stderr.write(f"\r\x1b[K  {text} ")
                 sys.stderr.flush()

@@ -4,6 +4,7 @@ from qgate.stats._bits import all_bf16, serial
 from qgate.stats.blocks import BlockCounts, block_counts
 from qgate.stats.direct_values import Values
 from qgate.stats.error_stats import AxisErrors, Element, ErrorStats, NonFinite, errors
+from qgate.stats.massive import massive_beyond
 from qgate.stats.metrics import METRICS, ErrorSums, Metric
 from qgate.stats.value_counts import Counts, counts
 
@@ -22,5 +23,6 @@ __all__ = [
     "block_counts",
     "counts",
     "errors",
+    "massive_beyond",
     "serial",
 ]

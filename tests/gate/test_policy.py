@@ -112,6 +112,9 @@ def test_an_absolute_bound_is_about_the_carried_error_or_the_task(
         ({"rules": [{"sites": "("}]}, ["rule 1", "'('", "no regular expression"]),
         ({"rules": [{"sites": "x", "scopes": ["carrid"]}]}, ["'carrid'", "Did you mean carried"]),
         ({"rules": [{"sites": "x", "modes": []}]}, ["modes = []"]),
+        ({"rules": [{"sites": "x", "models": []}]}, ["models = []"]),
+        ({"rules": [{"sites": "x", "models": 3}]}, ["models = 3"]),
+        ({"rules": [{"sites": "x", "model": "a"}]}, ["rule 1", "'model'", "Did you mean mode", "models"]),
         ({"rules": [{"sites": "x"}, {"site": "x"}]}, ["rule 2", "'site'", "Did you mean sites"]),
     ],
 )
@@ -128,6 +131,55 @@ def test_a_bad_marker_names_the_marker() -> None:
         Policy().with_marker({"budgetdb": 1})
     with pytest.raises(QgateError, match="limits marker: limit budget_db = -1"):
         Policy().with_marker({"budget_db": -1})
+
+
+MODELS = [
+    {"sites": "x", "regression": 0.1, "models": "tiny-*"},
+    {"sites": "x", "regression": 0.2, "models": ["tiny-llama", "mine"]},
+    {"sites": "x", "budget_db": 3.0},
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "regression", "settings"),
+    [
+        ("tiny-mamba", 0.1, 3),
+        ("tiny-llama", 0.2, 4),
+        ("mine", 0.2, 3),
+        ("Tiny-mamba", 0.02, 2),
+        ("a-tiny-model", 0.02, 2),
+        ("", 0.02, 2),
+    ],
+)
+def test_a_rule_may_be_for_some_models(model: str, regression: float, settings: int) -> None:
+    policy = Policy.from_table({"rules": MODELS}, {"sqnr_db": "higher"}).for_model(model)
+    assert policy.limits_for("x").regression == regression
+    assert policy.limits_for("x").budget_db == 3.0
+    assert len(policy.settings) == len(policy.to_dict()) == settings
+    assert "sqnr_db" in policy.metrics
+
+
+def test_a_rule_for_some_models_holds_for_none_before_one_is_named() -> None:
+    policy = Policy.from_table({"rules": MODELS})
+    assert policy.limits_for("x").regression == 0.02
+    assert [each["models"] for each in policy.to_dict()] == [[], ["tiny-*"], ["tiny-llama", "mine"], []]
+    marked = policy.with_marker({"regression": 0.3, "models": "tiny-*"})
+    assert marked.limits_for("x").regression == 0.02
+    assert marked.for_model("tiny-mamba").limits_for("x").regression == 0.3
+
+
+def test_a_marker_on_the_policy_of_a_model_may_be_for_others() -> None:
+    policy = Policy().for_model("tiny-mamba")
+    assert policy.with_marker({"regression": 0.3, "models": "mine"}).limits_for("x") == Limits()
+    assert policy.with_marker({"regression": 0.3}).limits_for("x").regression == 0.3
+
+
+def test_an_expression_of_another_model_need_not_find_a_site_here() -> None:
+    rules = [{"sites": "attn", "models": "llama"}, {"sites": "mixer", "models": "mamba"}]
+    policy = Policy.from_table({"rules": rules})
+    policy.for_model("mamba").check_sites(["mixer"])
+    with pytest.raises(QgateError, match="'attn' matches no site"):
+        policy.for_model("llama").check_sites(["mixer"])
 
 
 def test_metrics_from_outside_can_be_bound_and_are_kept_for_markers() -> None:
@@ -155,7 +207,7 @@ def test_the_example_in_the_documentation_is_a_policy() -> None:
     text = (policy_file.__doc__ or "").split("order.", 1)[1]
     lines = [line[4:] for line in text.splitlines() if line.startswith("    ")]
     table = tomllib.loads("\n".join(lines))["tool"]["qgate"]["limits"]
-    policy = Policy.from_table(table)
+    policy = Policy.from_table(table).for_model("tiny-mamba")
     assert policy.limits_for("layers.0.mixer", "2-1", "carried").regression == 0.1
     assert policy.limits_for("layers.0.mixer", "1", "carried").regression == 0.02
 

@@ -189,8 +189,7 @@ def test_an_absolute_limit_is_not_updated_away(own: Path) -> None:
 def test_updates_under_a_marker_are_collected_with_the_others(own: Path) -> None:
     old = accepted(own)
     made = spoilt(own, updating="failed")
-    marked = dataclasses.replace(made, policy=Policy().with_marker({"budget_db": 1.0}))
-    marked.shares(made)
+    marked = made.with_policy(Policy().with_marker({"budget_db": 1.0}))
     marked.layer(SUITE, mode_of(made.bench, "int8"), "layers.1")
     assert made.commit()
     assert accepted(own) == pytest.approx(2 * old)
@@ -262,7 +261,8 @@ def test_task_values_are_an_obvious_computation() -> None:
     assert values["bits_per_byte"] == pytest.approx(np.mean(bits), rel=1e-5)
     assert values["next_token_accuracy"] == pytest.approx(np.mean(hits))
     assert values["kl_divergence"] == pytest.approx(np.mean(divergences), rel=1e-4)
-    assert notes["bits_per_byte_fp32"] == pytest.approx(np.mean(own), rel=1e-5)
+    assert notes["reference"] == "fp32"
+    assert notes["bits_per_byte_reference"] == pytest.approx(np.mean(own), rel=1e-5)
     lost = np.subtract(bits, own)
     half = 4.30 * lost.std(ddof=1) / math.sqrt(3)
     assert notes["lost"] == pytest.approx(lost.mean(), rel=1e-3)

@@ -13,6 +13,7 @@ import pytest
 from tests.plugin.conftest import Run
 
 SITE = "model.layers.1.mlp.up_proj:output"
+AGAIN = "--samples 2 --seqlen 64 --calib-samples 2 --calib-seqlen 64"
 FAILING = "test_layer_outputs?tiny-llama-int8-layers.1?"
 
 
@@ -61,7 +62,7 @@ def test_a_green_run_and_its_records(
     result = suites("--model", "tiny-llama", "--model", "tiny-mamba", "--junitxml=junit.xml")
     result.assert_outcomes(passed=12)
     assert result.ret == pytest.ExitCode.OK
-    result.stdout.fnmatch_lines(["qgate: *mode int8*", "*qgate: tiny-llama, tiny-mamba*"])
+    result.stdout.fnmatch_lines(["qgate: *mode int8*", "*qgate: tiny-llama on cpu, tiny-mamba on cpu*"])
     result.stdout.fnmatch_lines(["*records in qgate-out/results.jsonl*"])
     assert files(project) == before, "only an update writes"
 
@@ -69,9 +70,10 @@ def test_a_green_run_and_its_records(
     assert "site" not in header
     assert set(header["models"]) == {"tiny-llama", "tiny-mamba"}
     assert header["modes"] == ["int8"]
-    assert header["plans"]["int8"]
-    assert header["torch"]
-    assert header["limits"] is not None
+    assert set(header["plans"]) == {"tiny-llama int8", "tiny-mamba int8"}
+    assert "int8 per token" in header["plans"]["tiny-llama int8"]["model.layers.0.mlp.up_proj:input"]
+    assert (header["device"], header["seed"], header["complete"]) == ("cpu", 0, True)
+    assert {limit["model"] for limit in header["limits"]} == {"tiny-llama", "tiny-mamba"}
     assert {row["model"] for row in rows} == {"tiny-llama", "tiny-mamba"}
     assert {row["scope"] for row in rows} == {"local", "carried", "task"}
     assert all(row["passed"] and row["checks"] for row in rows)
@@ -105,7 +107,7 @@ def test_the_first_line_of_a_failure_and_what_to_do(
             f"  {SITE} * local * relative_mse * regression",
             f"  the error enters at {SITE}, the first whose local error is out",
             "  baseline  *baselines/tiny-llama/accepted/int8.txt",
-            "  if intended: pytest suites --model tiny-llama --mode int8 --update-baselines",
+            f"  if intended: pytest suites {AGAIN} --model tiny-llama --mode int8 --update-baselines",
         ]
     )
     result.stdout.fnmatch_lines([f"FAILED suites/test_layer_outputs.py::{FAILING} - *{first}*"])
@@ -151,7 +153,7 @@ def test_without_a_baseline_nothing_passes(project: Path, suites: Run) -> None:
     result.stdout.fnmatch_lines(
         [
             "no accepted * at * (mode int8): record it with --update-baselines*",
-            "  if intended: pytest suites --model tiny-llama --mode int8 --update-baselines",
+            f"  if intended: pytest suites --baselines elsewhere {AGAIN} --model tiny-llama --mode int8 --update-baselines",
         ]
     )
     assert not (project / "elsewhere").exists()

@@ -1,0 +1,36 @@
+"""Hooks that a conftest may implement; `pytest --help` lists them with the first line of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from qgate.models import Model
+    from qgate.modes import Mode
+
+
+@pytest.hookspec
+def pytest_qgate_models(config: pytest.Config) -> Mapping[str, Callable[..., Model]]:  # type: ignore[empty-body]
+    """Return models of your own: a name for --model → a callable that returns a qgate.Model.
+
+    The callable is given those of samples, seqlen, seed … that its signature names.
+    """
+
+
+@pytest.hookspec
+def pytest_qgate_modes(config: pytest.Config) -> Sequence[Mode]:  # type: ignore[empty-body]
+    """Return modes of your own: a list of qgate.modes.Mode, for every model they fit."""
+
+
+@pytest.hookspec
+def pytest_qgate_record(item: pytest.Item, record: dict[str, Any]) -> None:
+    """See what a gate found, site by site, before it is stored; add keys of your own to it."""
+
+
+def listed() -> list[str]:
+    """A line for every hook."""
+    hooks = (pytest_qgate_models, pytest_qgate_modes, pytest_qgate_record)
+    return [f"{hook.__name__}: {(hook.__doc__ or '').splitlines()[0]}" for hook in hooks]

@@ -1,0 +1,178 @@
+"""What a run says on the terminal, to GitHub, and in the header of its report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qgate.plugin.options import (
+    baselines_of,
+    home_of,
+    is_given,
+    models_of,
+    settings_of,
+    update_choice,
+    value,
+)
+from qgate.plugin.parts import is_update
+from qgate.plugin.selection import Selection
+
+_MOST = 20
+_ANNOTATIONS = 50
+
+
+@dataclass
+class Told:
+    """What the summary says beside the records.
+
+    broken    tests whose set-up failed: node → first line
+    errors    what could not be written
+    crashed   workers that went down
+    """
+
+    selection: Selection = field(default_factory=Selection)
+    broken: dict[str, str] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+    crashed: set[str] = field(default_factory=set)
+    changes: list[str] = field(default_factory=list)
+    stale: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    updated: bool = False
+    folder: Path | None = None
+
+
+def header_line(config: pytest.Config) -> str | None:
+    """Modes, models, device and baselines; nothing in projects without gates."""
+    names = ("mode", "model", "format", "baselines", "reference", "layers")
+    if not (
+        any(is_given(config, name) for name in names)
+        or settings_of(config).source
+        or baselines_of(config).is_dir()
+    ):
+        return None
+    parts = [f"mode {','.join(value(config, 'mode'))}", f"model {', '.join(models_of(config))}"]
+    if value(config, "reference") != "fp32":
+        parts.append(f"reference {value(config, 'reference')}")
+    parts += [f"device {value(config, 'device')}", f"baselines {_shown(config)}"]
+    if is_update(config):
+        dry = config.getoption("qgate_update_dry_run")
+        what = "update as a dry run" if dry else "updating baselines"
+        parts.append(f"{what} ({update_choice(config)})")
+    return f"qgate: {', '.join(parts)}"
+
+
+def _shown(config: pytest.Config) -> str:
+    folder = baselines_of(config)
+    near = folder.is_relative_to(home_of(config))
+    shown = str(folder.relative_to(home_of(config)) if near else folder)
+    return shown if folder.is_dir() else f"{shown} (none yet)"
+
+
+def tell(
+    reporter: Any, told: Told, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
+) -> None:
+    """The section of the summary."""
+    chosen = told.selection
+    if chosen.refused:
+        for reason in chosen.refused:
+            reporter.write_line(f"ERROR: {reason}", red=True)
+        return
+    if not (rows or told.broken or chosen.notes or told.errors):
+        return
+    config = reporter.config
+    about = ", ".join(f"{name} on {of['device']}" for name, of in sorted(facts["models"].items()))
+    reporter.section(f"qgate: {about or ', '.join(models_of(config))}")
+    for line in _lines(config, told, rows):
+        reporter.write_line(line)
+    for line in told.errors:
+        reporter.write_line(f"ERROR: {line}", red=True)
+    tell_github(reporter, rows)
+
+
+def _lines(config: pytest.Config, told: Told, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    from qgate.results import summary_lines
+
+    lines = summary_lines(rows) if rows else []
+    lines += _first(
+        [f"set-up failed, no verdict: {node}: {text}" for node, text in told.broken.items()]
+    )
+    lines += told.selection.notes
+    if told.selection.empty:
+        lines.append("no gate ran: no mode asked for fits")
+    if told.updated:
+        dry = config.getoption("qgate_update_dry_run")
+        count = len(told.changes)
+        lines.append(f"baselines: {count} entries {'would change' if dry else 'written'}")
+        lines += [f"  {line}" for line in _first(told.changes)]
+    elif is_update(config):
+        lines.append("baselines: nothing written")
+    if told.stale:
+        named = ", ".join(told.stale)
+        lines.append(f"stale until they are refreshed: the accepted errors of {named}")
+    lines += told.unused
+    if told.folder is not None and not told.errors:
+        folder = os.path.relpath(told.folder, config.invocation_params.dir)
+        lines.append(f"records in {folder}/results.jsonl and {folder}/results.csv")
+    return lines
+
+
+def _first(lines: list[str]) -> list[str]:
+    rest = len(lines) - _MOST
+    return [*lines[:_MOST], *([f"and {rest} more"] if rest > 0 else [])]
+
+
+def tell_github(reporter: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The summary of the step, and an annotation for every test that failed, worst first."""
+    from qgate.results import github_annotation, markdown_summary, worst_first
+
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary and rows:
+        try:
+            with Path(summary).open("a", encoding="utf-8") as file:
+                file.write(markdown_summary(rows))
+        except OSError as error:
+            reporter.write_line(f"GITHUB_STEP_SUMMARY could not be written: {error}", red=True)
+    if os.environ.get("GITHUB_ACTIONS"):
+        worst: dict[str, Mapping[str, Any]] = {}
+        for row in worst_first(rows):
+            worst.setdefault(row["node"], row)
+        lines = [line for row in worst.values() if (line := github_annotation(row))]
+        for line in lines[:_ANNOTATIONS]:
+            reporter.write_line(line)
+
+
+def is_complete(config: pytest.Config, told: Told) -> bool:
+    """Whether everything that the options mean ran: only then is anything unused."""
+    option = config.option
+    narrowed = ("keyword", "markexpr", "lf", "last_failed", "stepwise", "deselect", "ignore",
+                "ignore_glob", "maxfail", "splits")  # fmt: skip
+    return not (
+        any(getattr(option, name, None) for name in narrowed)
+        or any("::" in str(arg) for arg in config.args)
+        or value(config, "layers") != "all"
+        or told.broken
+        or told.crashed
+    )
+
+
+def unused_lines(config: pytest.Config, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Accepted errors of the modes that ran which nothing measured."""
+    from qgate.baselines import Store, unused
+
+    measured: dict[str, dict[str, set[tuple[str, str, str]]]] = {}
+    for row in rows:
+        place = (row["suite"], row["site"], row["scope"])
+        measured.setdefault(row["model"], {}).setdefault(row["title"], set()).add(place)
+    lines = []
+    for model, modes in measured.items():
+        for mode, keys in unused(Store(baselines_of(config), model), modes).items():
+            lines.append(
+                f"unused: {len(keys)} accepted errors of {model} {mode}, such as {keys[0]}: "
+                "`qgate baselines prune --results qgate-out/results.jsonl` removes them"
+            )
+    return lines

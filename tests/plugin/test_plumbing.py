@@ -1,0 +1,194 @@
+"""What breaks around the gates is told from what the gates found, and nothing is lost over it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.plugin.conftest import SUITES, Run
+from tests.plugin.test_outcomes import SITE, accepted, files, gist, records, tightened
+
+
+def test_the_marker_selects_gates(project: Path, suites: Run) -> None:
+    (project / "suites" / "test_theirs.py").write_text(
+        "import pytest\n@pytest.fixture\ndef gate(): return 1\ndef test_it(gate): assert gate == 1\n"
+    )
+    suites("-m", "qgate", "--layers", "first").assert_outcomes(passed=2, deselected=1)
+    suites("-m", "not qgate", "--layers", "first").assert_outcomes(passed=1, deselected=2)
+
+
+def test_what_raises_while_a_gate_computes_is_an_error_and_no_failure(
+    project: Path, suites: Run
+) -> None:
+    (project / "suites" / "test_own.py").write_text(
+        "def test_kernel(gate, monkeypatch):\n"
+        "    def broken(*a): raise RuntimeError('kernel refused')\n"
+        "    monkeypatch.setattr(gate.session.bench, 'measure', broken)\n"
+        "    gate.layer('int8', 'layers.0')\n"
+        "def test_typo(gate): gate.layer('int9', 'layers.0')\n"
+        "def test_their_own_assertion(gate): assert not gate\n"
+    )
+    result = suites("--layers", "first", "-rfE")
+    assert result.parseoutcomes() == {"passed": 2, "errors": 2, "failed": 1}
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(
+        [
+            "set-up failed, no verdict: *test_kernel*: RuntimeError: kernel refused",
+            "set-up failed, no verdict: *test_typo*: unknown mode 'int9'. Did you mean int8*",
+            "ERROR *test_kernel* - RuntimeError: kernel refused",
+        ]
+    )
+
+
+def test_stale_accepted_errors_are_an_error_before_anything_is_measured(
+    project: Path, suites: Run
+) -> None:
+    file = accepted(project)
+    lines = file.read_text().splitlines()
+    (place,) = (k for k, line in enumerate(lines) if line.startswith("# weights"))
+    lines[place] = f"# {'weights':<12} {'0' * 64}"
+    file.write_text("\n".join(lines) + "\n")
+    result = suites("--layers", "first")
+    result.assert_outcomes(errors=2)
+    result.stdout.fnmatch_lines(
+        ["the accepted errors of mode int8 are stale: *other weights*", "*set-up failed, no verdict*"]
+    )
+    assert json.loads((project / "qgate-out" / "results.jsonl").read_text())["kind"] == "header"
+
+
+def test_another_reference_has_accepted_errors_of_its_own(project: Path, suites: Run) -> None:
+    shutil.copy(SUITES / "test_reference.py", project / "suites")
+    before = files(project)
+    options = ("--reference", "fp16", "--layers", "first")
+    result = suites(*options)
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(["  if intended: * --reference fp16 *--mode int8 --update-baselines"])
+    result = suites(*options, "--update-baselines")
+    assert result.ret == pytest.ExitCode.OK
+    after = files(project)
+    new = {name for name in after if before.get(name) != after[name]}
+    assert [name for name in new if "accepted" in name] != []
+    assert all("int8" in name and "fp16" in name for name in new), "FP32 references are FP32's"
+    suites(*options).assert_outcomes(passed=3)
+    suites("--layers", "first").assert_outcomes(passed=3)
+
+
+def test_a_reference_in_another_basis_is_not_compared(suites: Run) -> None:
+    options = ("--model", "tiny-mamba", "--reference", "2-1", "--layers", "first")
+    result = suites(*options, "--mode", "int8")
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    result.stdout.fnmatch_lines(["*mode 'int8' is in basis 'plain', and the reference '2-1' in *"])
+
+
+def test_baselines_that_cannot_be_written_are_an_error_and_stay(
+    project: Path, suites: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tightened(project)
+    before = files(project)
+
+    def refuse(*_args: object) -> None:
+        raise OSError(28, "No space left on device", "int8.txt")
+
+    monkeypatch.setattr("qgate.baselines._journal.replace_files", refuse)
+    result = suites("--update-baselines", "--layers", "layers.1")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(
+        ["baselines: nothing written", "ERROR: the baselines in * could not be written: No space*"]
+    )
+    assert files(project) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="needs setpriv")
+def test_results_that_cannot_be_written_do_not_look_green(project: Path, suites: Run) -> None:
+    (project / "qgate-out").write_text("a file where the folder has to be")
+    result = suites("--layers", "first")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["ERROR: *qgate-out*"])
+
+
+def test_a_crashed_worker_is_red_and_the_others_are_recorded(project: Path, suites: Run) -> None:
+    (project / "suites" / "test_crash.py").write_text(
+        "import os\ndef test_crash(gate, mode): os._exit(1)\n"
+    )
+    result = suites("-n", "2", alone=True)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert result.parseoutcomes()["failed"] == 1
+    assert result.parseoutcomes()["passed"] == 6
+    result.stdout.fnmatch_lines(["*worker 'gw?' crashed while running*test_crash*"])
+    assert records(project)[0]["complete"] is False
+    assert {row["node"].partition("[")[0] for row in records(project)[1:]} == {
+        "suites/test_layer_outputs.py::test_layer_outputs", "suites/test_task.py::test_task"
+    }  # fmt: skip
+
+
+def test_an_update_of_two_workers_is_written_in_one_step(project: Path, suites: Run) -> None:
+    tightened(project)
+    shutil.copytree(project / "baselines", project / "serial")
+    suites("--update-baselines", "--update-which", "all", "--baselines", "serial")
+    result = suites("--update-baselines", "--update-which", "all", "-n", "2", alone=True)
+    assert result.ret == pytest.ExitCode.OK
+    assert files(project) == {
+        str(p.relative_to(project / "serial")): p.read_bytes()
+        for p in (project / "serial").rglob("*")
+        if p.is_file()
+    }
+    assert not list((project / "baselines").rglob("*.lock"))
+
+
+def test_unused_accepted_errors_are_told_on_complete_runs(project: Path, suites: Run) -> None:
+    file = accepted(project)
+    lines = file.read_text().splitlines()
+    place = max(k for k, line in enumerate(lines) if line.startswith("layer_outputs"))
+    one = next(line for line in lines if line.split()[1:4] == [SITE, "local", "relative_mse"])
+    lines.insert(place + 1, one.replace("layers.1.", "layers.7."))
+    file.write_text("\n".join(lines) + "\n")
+    result = suites()
+    result.stdout.fnmatch_lines(["unused: 1 accepted errors of tiny-llama int8, such as *layers.7.*"])
+    assert "unused" not in str(suites("-k", "task").stdout)
+    assert "unused" not in str(suites("--layers", "first").stdout)
+
+
+def test_reruns_keep_the_last_attempt(project: Path, suites: Run) -> None:
+    tightened(project)
+    (project / "conftest.py").write_text(
+        "import pytest\n"
+        "from _pytest.runner import runtestprotocol\n"
+        "@pytest.hookimpl(tryfirst=True)\n"
+        "def pytest_runtest_protocol(item, nextitem):\n"
+        "    for again in range(2):\n"
+        "        reports = runtestprotocol(item, nextitem=nextitem, log=False)\n"
+        "        last = again or not any(r.failed for r in reports)\n"
+        "        for r in reports:\n"
+        "            if r.failed and not last: r.outcome = 'rerun'\n"
+        "            item.ihook.pytest_runtest_logreport(report=r)\n"
+        "        if last: return True\n"
+    )
+    suites("--layers", "layers.1", alone=True)
+    rows = records(project)[1:]
+    assert {row["attempt"] for row in rows if "layers.1" in row["node"]} == {1}
+    assert {row["attempt"] for row in rows if "task" in row["node"]} == {0}
+    assert len({(row["node"], row["site"], row["scope"]) for row in rows}) == len(rows)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("-W", "error"), ("-p", "no:html"), ("-p", "no:xdist"), ("-p", "no:terminal"), ("-s",),
+     ("-p", "no:randomly", "--lf"), ("--html=r.html", "--self-contained-html")],
+    ids=lambda options: " ".join(options),
+)  # fmt: skip
+def test_runs_beside_other_plugins_and_strict_settings(
+    pytester: pytest.Pytester, project: Path, suites: Run, options: tuple[str, ...]
+) -> None:
+    pytester.makepyprojecttoml(
+        "[tool.pytest]\nstrict = true\naddopts = ['-p', 'no:cacheprovider']"
+        if "--lf" not in options
+        else "[tool.pytest]\nstrict = true"
+    )
+    result = suites("--layers", "first", *options, alone=True)
+    assert result.ret == pytest.ExitCode.OK, str(result.stdout) + str(result.stderr)
+    assert len(gist(project)) > 20

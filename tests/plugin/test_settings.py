@@ -1,0 +1,151 @@
+"""What a project says in qgate.toml or pyproject.toml, and what its conftest brings by hooks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.plugin.conftest import Run
+
+
+def settings(project: Path, text: str, file: str = "qgate.toml") -> None:
+    with (project / file).open("a") as out:
+        out.write(text)
+
+
+def test_options_of_the_project_hold_where_the_command_line_is_silent(
+    pytester: pytest.Pytester, project: Path
+) -> None:
+    settings(
+        project,
+        'model = "tiny-llama"\nmode = ["int8"]\nlayers = "first"\nsamples = 2\nseqlen = 64\n'
+        'calib_samples = 2\ncalib_seqlen = 64\nbaselines = "kept"\n',
+    )
+    (project / "baselines").rename(project / "kept")
+    result = pytester.runpytest_inprocess("suites")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["qgate: mode int8, model tiny-llama, device auto, baselines kept"])
+    result = pytester.runpytest_inprocess("suites", "--mode", "fp16,int8", "--layers", "last")
+    assert sum(result.parseoutcomes().values()) == 4, "the command line wins"
+
+
+def test_limits_of_the_project_are_kept_and_told(project: Path, suites: Run) -> None:
+    settings(
+        project,
+        '\n[tool.qgate]\nlayers = "first"\n[tool.qgate.limits]\nabsolute = ["correlation>0.99999"]\n'
+        "[[tool.qgate.limits.rules]]\nsites = 'layers\\.9'\nmodels = 'tiny-mamba'\nregression = 0.1\n",
+        "pyproject.toml",
+    )
+    (project / "suites" / "test_own.py").write_text(
+        "def test_own(gate, mode, layer): gate.layer(mode, layer)\n"
+    )
+    result = suites("-rf")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(
+        ["correlation 0.9* < 0.99999 at * absolute limit*", "*[[]tool.qgate.limits[]]*"]
+    )
+    assert len(list((project / "suites").glob("test_*.py"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("modell = 'x'", "unknown key 'modell'. Did you mean model"),
+        ("samples = 'many'", "samples = 'many' is not allowed; it is a whole number"),
+        ("samples = true", "samples = True is not allowed"),
+        ("mode = [1]", "mode = [1] is not allowed; it is a text or a list of texts"),
+        ("baselines = 3", "baselines = 3 is not allowed; it is a path"),
+        ("limits = 3", "limits = 3 is not allowed; it is a table"),
+        ("mode = ", "qgate.toml: Invalid value"),
+        ("[limits]\nbudgetdb = 3", "unknown key of [tool.qgate.limits] 'budgetdb'"),
+        ("[limits]\nbudget_db = -1", "limit budget_db = -1 is not allowed"),
+        ("[limits]\nabsolute = ['mse>3']", "limit 'mse>3' would pass bad values"),
+        ("[[limits.rules]]\nsites = 'layer\\.'", "'layer\\\\.' matches no site"),
+        ("mode = 'int9'", "unknown mode 'int9'. Did you mean int8"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_cannot_be_meant_is_a_usage_error(
+    pytester: pytest.Pytester, project: Path, text: str, words: str, workers: int
+) -> None:
+    if workers and not text.startswith(("[limits]\nbudget_db", "mode = 'int9'")):
+        return  # told before any worker starts, or by the same code as these two
+    settings(project, text)
+    start = pytester.runpytest_subprocess if workers else pytester.runpytest_inprocess
+    options = ["--model", "tiny-llama", *(["-n", str(workers)] if workers else [])]
+    result = start("suites", *options)
+    shown = str(result.stderr) + str(result.stdout)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR, shown
+    assert words in shown
+    assert "Traceback" not in shown
+
+
+def test_two_places_for_settings_are_refused(pytester: pytest.Pytester, project: Path) -> None:
+    settings(project, "samples = 2\n")
+    settings(project, "\n[tool.qgate]\nsamples = 3\n", "pyproject.toml")
+    result = pytester.runpytest_inprocess("suites")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*both *qgate.toml and *pyproject.toml set options: keep one*"])
+
+
+def test_a_bad_marker_is_a_usage_error(project: Path, suites: Run) -> None:
+    file = project / "suites" / "test_own.py"
+    for given, words in (("0.5", "without a name"), ("budgetdb=3", "unknown argument")):
+        file.write_text(
+            f"import pytest\n@pytest.mark.limits({given})\n"
+            "def test_own(gate, mode, layer): gate.layer(mode, layer)\n"
+        )
+        result = suites()
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        assert words in str(result.stderr)
+        assert "limits marker of test_own" in str(result.stderr)
+
+
+def test_a_conftest_brings_models_and_modes_and_sees_records(
+    project: Path, suites: Run
+) -> None:
+    (project / "conftest.py").write_text(
+        """
+import torch, qgate
+from qgate.modes import Mode, Rule
+
+def build(samples):
+    torch.manual_seed(0)
+    blocks = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()) for _ in range(2)]
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(blocks)
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+    return qgate.Model(Net(), [torch.randn(4, 8) for _ in range(samples)], "theirs")
+
+def pytest_qgate_models(config): return {"mine": build}
+def pytest_qgate_modes(config):
+    return [Mode("w4", "weights in INT4", rules=(Rule(":weight$", "int4", per="row"),))]
+def pytest_qgate_record(item, record): record["ticket"] = item.name
+"""
+    )
+    (project / "suites" / "test_task.py").unlink()
+    options = ("--model", "mine", "--mode", "w4")
+    assert suites(*options, "--update-baselines", alone=True).ret == pytest.ExitCode.OK
+    result = suites(*options, alone=True)
+    result.assert_outcomes(passed=2)
+    lines = (project / "qgate-out" / "results.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines[1:]]
+    assert {row["model"] for row in rows} == {"theirs"}
+    assert {row["ticket"] for row in rows} == {
+        f"test_layer_outputs[mine-w4-layers.{k}]" for k in (0, 1)
+    }
+    shown = suites("--mode", "essential", "--layers", "first", "-q", "--collect-only", alone=True)
+    assert shown.stdout.str().count("tiny-llama-w4-layers.0") == 1
+
+
+def test_hooks_are_listed_with_a_line_each(pytester: pytest.Pytester) -> None:
+    pytester.runpytest_inprocess("--help").stdout.fnmatch_lines(
+        ["*pytest_qgate_models: *", "*pytest_qgate_modes: *", "*pytest_qgate_record: *"]
+    )
