@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 
 from qgate.baselines import Candidate, Key, Store, write_candidate
 from qgate.cli import main
+from qgate.results import write_whole
 from tests.baselines.building import ORIGIN, accepting, contents, key, recorded
+from tests.results.making import header, record
 
 Capsys = pytest.CaptureFixture[str]
 CANDIDATES = Path("qgate-out/candidates")
@@ -56,10 +59,11 @@ def test_list_says_what_there_is_and_what_it_was_made_with(capsys: Capsys) -> No
     assert ["2-4", "1", "cpu"] in [row[:3] for row in rows]
 
 
-@pytest.mark.parametrize("verb", ["list", "verify", "prune"])
+@pytest.mark.parametrize("verb", ["list", "verify", "prune --mode 2-1"])
 def test_no_baseline_is_not_all_well(verb: str, capsys: Capsys) -> None:
-    assert "'empty'" in complaint(capsys, verb, "--baselines", "empty")
-    assert "'tiny'" not in complaint(capsys, verb, "--baselines", "empty")
+    verb, *rest = verb.split()
+    assert "'empty'" in complaint(capsys, verb, *rest, "--baselines", "empty")
+    assert "'tiny'" not in complaint(capsys, verb, *rest, "--baselines", "empty")
     assert "unknown model" in complaint(capsys, verb, "--model", "other")
 
 
@@ -96,25 +100,58 @@ def test_verify_sees_folders_without_a_manifest_and_damaged_ones(
 # prune -----------------------------------------------------------------------------------------
 
 
-def test_prune_leaves_modes_that_exist(store: Store, capsys: Capsys) -> None:
+def test_prune_asks_what_to_remove(store: Store, capsys: Capsys) -> None:
     before = contents(store.folder)
-    assert baselines("prune") == 0
-    assert "nothing to remove" in capsys.readouterr().out
+    said = complaint(capsys, "prune")
+    assert all(word in said for word in ("--mode", "--model", "--results"))
     assert contents(store.folder) == before
 
 
-def test_prune_removes_modes_that_nothing_registers(store: Store, capsys: Capsys) -> None:
-    store.commit(accepting({key(): 0.5}, "9-9"))
-    store.commit(accepting({key(): 0.5}, "mxfp8_e4m3"))  # a format, gated under its own name
+def run_of(*sites: str, torn: bool = False, **given: object) -> str:
+    """The results of a run of suite test_layer_outputs in mode 2-1."""
+    write_whole("results.jsonl", header(**given), [record(site, scope="local") for site in sites])
+    if torn:
+        Path("results.jsonl").write_bytes(Path("results.jsonl").read_bytes()[:-9])
+    return "results.jsonl"
+
+
+def test_prune_removes_what_a_complete_run_did_not_measure(store: Store, capsys: Capsys) -> None:
+    store.commit(accepting({replace_suite("test_task"): 0.5}))
     before = contents(store.folder)
-    assert baselines("prune", "--dry-run") == 0
-    assert capsys.readouterr().out == "tiny: mode 9-9: 1 accepted errors would go\n"
+    sites = [f"layers.{k}:output" for k in range(12) if k != 7]
+    results = run_of(*sites, complete=True)
+    assert baselines("prune", "--results", results, "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert "layers.7:output local relative_mse: 0.0008 -> none" in out
+    assert "1 accepted errors would go" in out
     assert contents(store.folder) == before
-    assert baselines("prune") == 0
-    assert capsys.readouterr().out == "tiny: mode 9-9: 1 accepted errors removed\n"
-    assert store.modes() == ["2-1", "2-4", "mxfp8_e4m3"]
-    gone = {"accepted/9-9.txt"}
-    assert contents(store.folder) == {k: v for k, v in before.items() if k not in gone}
+    assert baselines("prune", "--results", results) == 0
+    found = store.accepted("2-1")
+    assert found is not None
+    assert key("layers.7:output") not in found.values
+    assert len(found.values) == 12, "another suite, which did not run, is not looked at"
+    assert store.modes() == ["2-1", "2-4"]
+    capsys.readouterr()
+    assert baselines("prune", "--results", results) == 0
+    assert capsys.readouterr().out == "nothing is unused\n"
+
+
+def replace_suite(suite: str) -> Key:
+    return key()._replace(suite=suite)
+
+
+@pytest.mark.parametrize(
+    ("given", "torn", "word"),
+    [({}, False, "left something out"), ({"complete": False}, False, "left something out"),
+     ({"complete": True}, True, "torn")],
+)  # fmt: skip
+def test_prune_trusts_complete_runs_only(
+    given: dict[str, object], torn: bool, word: str, store: Store, capsys: Capsys
+) -> None:
+    before = contents(store.folder)
+    results = run_of("layers.0:output", "layers.1:output", torn=torn, **given)
+    assert word in complaint(capsys, "prune", "--results", results)
+    assert contents(store.folder) == before
 
 
 @pytest.mark.parametrize(
@@ -235,3 +272,34 @@ def test_a_new_entry_is_shown_as_new(store: Store, capsys: Capsys) -> None:
     found = store.accepted("2-1")
     assert found is not None
     assert found.values[new] == 1.5
+
+
+def zipped(*entries: tuple[str, bytes]) -> str:
+    with zipfile.ZipFile("artifact.zip", "w") as archive:
+        for name, data in entries:
+            archive.writestr(name, data)
+    return "artifact.zip"
+
+
+def test_accept_takes_the_artifact_of_ci(store: Store, capsys: Capsys) -> None:
+    made = Candidate(ORIGIN, "2-1", "test_a", {key(): 2e-4}).to_bytes()
+    for folder in ("qgate-out/candidates", "candidates", "run 7/qgate-out/candidates"):
+        other = ("qgate-out/results.jsonl", b"{}"), (f"{folder}/note.txt", b"x")
+        assert baselines("accept", zipped((f"{folder}/a.json", made), *other), "--dry-run") == 0
+        assert "0.0001 -> 0.0002" in capsys.readouterr().out
+    assert baselines("accept", "artifact.zip") == 0
+    found = store.accepted("2-1")
+    assert found is not None
+    assert found.values[key()] == 2e-4
+
+
+def test_a_zip_file_that_is_none_of_ours_is_refused(store: Store, capsys: Capsys) -> None:
+    before = contents(store.folder)
+    assert "no candidates" in complaint(capsys, "accept", zipped(("x.json", b"{}")))
+    big = zipped(("candidates/x.json", b" " * (17 << 20)))
+    assert "above 16 MB" in complaint(capsys, "accept", big)
+    assert "x.json" in complaint(capsys, "accept", zipped(("candidates/x.json", b"[]")))
+    Path("torn.zip").write_bytes(Path("artifact.zip").read_bytes()[:-30])
+    assert "torn.zip" in complaint(capsys, "accept", "torn.zip")
+    assert "gone.zip" in complaint(capsys, "accept", "gone.zip")
+    assert contents(store.folder) == before

@@ -1,7 +1,13 @@
 """The truth on disk: FP32 references and accepted errors per model, changed by a verb only."""
 
 from qgate.baselines.accepted import Accepted, accepted_file
-from qgate.baselines.candidates import Candidate, read_candidates, update_of, write_candidate
+from qgate.baselines.candidates import (
+    Candidate,
+    drop_candidate,
+    read_candidates,
+    update_of,
+    write_candidate,
+)
 from qgate.baselines.checking import prune, unused, verify
 from qgate.baselines.names import safe_name
 from qgate.baselines.origin import Key, Origin, differences, notes
@@ -22,6 +28,7 @@ __all__ = [
     "Update",
     "accepted_file",
     "differences",
+    "drop_candidate",
     "joined",
     "notes",
     "pack",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import re
+import zipfile
+import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -17,6 +21,7 @@ from qgate.errors import QgateError
 from qgate.files import replacing
 
 VERSION = 1
+_MOST_BYTES = 16 << 20
 _REMEDY = "Delete the file, or run the suites again."
 
 
@@ -57,8 +62,7 @@ class Candidate:
 
 def write_candidate(folder: Path, candidate: Candidate) -> Path:
     """Leave a candidate; the next run of the same test in the same mode replaces it."""
-    of = "\n".join((candidate.origin.model, candidate.mode, candidate.source))
-    path = folder / f"{safe_name(of)}.json"
+    path = _path(folder, candidate.origin.model, candidate.mode, candidate.source)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
@@ -68,22 +72,58 @@ def write_candidate(folder: Path, candidate: Candidate) -> Path:
     return path
 
 
+def drop_candidate(folder: Path, model: str, mode: str, source: str) -> None:
+    """Take back what an earlier run of a test proposed, now that it proposes nothing."""
+    with contextlib.suppress(OSError):
+        _path(folder, model, mode, source).unlink()
+
+
+def _path(folder: Path, model: str, mode: str, source: str) -> Path:
+    return folder / f"{safe_name(chr(10).join((model, mode, source)))}.json"
+
+
 def read_candidates(folder: Path) -> list[Candidate]:
-    """All candidates of a folder, in the order of their names."""
+    """All candidates of a folder, or of a zip file that has one, in the order of their names."""
+    if zipfile.is_zipfile(folder):
+        return _zipped(folder)
     if not folder.is_dir():
         raise QgateError(
             f"there is no folder {str(folder)!r} with candidates: a failing run of the suites "
             "makes it."
         )
     paths = [path for path in sorted(folder.glob("*.json")) if not path.name.startswith(".")]
-    return [_read(path) for path in paths]
+    found = []
+    for path in paths:
+        try:
+            found.append(_read(path.read_bytes(), path))
+        except OSError as error:
+            raise QgateError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
+    return found
 
 
-def _read(path: Path) -> Candidate:
+def _zipped(file: Path) -> list[Candidate]:
+    """The candidates in an artifact as CI hands it out; nothing of it is written anywhere."""
+    found = []
     try:
-        read = read_json(path.read_bytes(), str(path), _REMEDY)
-    except OSError as error:
-        raise QgateError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
+        with zipfile.ZipFile(file) as archive:
+            for entry in sorted(archive.infolist(), key=lambda each: each.filename):
+                if not re.search(r"(^|/)candidates/[^/.][^/]*\.json$", entry.filename):
+                    continue
+                with archive.open(entry) as part:
+                    data = part.read(_MOST_BYTES + 1)
+                if len(data) > _MOST_BYTES:
+                    raise QgateError(
+                        f"{str(file)!r}: {entry.filename!r} is above {_MOST_BYTES >> 20} MB, which "
+                        "no candidate is."
+                    )
+                found.append(_read(data, file / entry.filename))
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, OSError) as error:
+        raise QgateError(f"{str(file)!r} cannot be read: {error}.") from None
+    return found
+
+
+def _read(data: bytes, path: Path) -> Candidate:
+    read = read_json(data, str(path), _REMEDY)
     read.check_header("candidate", VERSION)
     names = [each.name for each in fields(Origin)]
     read.only("qgate", "version", *names, "mode", "source", "calibrated", "values")

@@ -2,10 +2,10 @@
 
   qgate baselines list
   qgate baselines verify                       a problem per line; exit status 1 if there is one
-  qgate baselines prune --dry-run              accepted errors of modes that qgate does not have
   qgate baselines prune --mode '5-*' --model tiny-mamba
+  qgate baselines prune --results qgate-out/results.jsonl      what a complete run did not measure
   qgate baselines accept                       what failing gates left in qgate-out/candidates
-  qgate baselines accept ci-artifact/qgate-out --mode 2-1
+  qgate baselines accept ci-artifact.zip --mode 2-1
 
 References are recorded by `pytest suites --update-baselines` only. What prune and accept change is
 listed, old -> new, and --dry-run only lists it: look at it, then commit it.
@@ -41,12 +41,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         default=Path("qgate-out"),
-        metavar="FOLDER",
-        help="candidates, or the folder or results.jsonl beside them (default qgate-out)",
+        metavar="PATH",
+        help="candidates, the folder or results.jsonl beside them, or a zip file of that folder "
+        "(default qgate-out)",
     )
     for verb in (listing, verify, prune, accept):
         verb.add_argument("--baselines", type=Path, default=Path("baselines"), metavar="DIR")
         verb.add_argument("--model", action="append", metavar="NAME", help="only this; repeatable")
+    prune.add_argument(
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help="remove what the modes of this complete run accepted once and did not measure",
+    )
     for verb in (prune, accept):
         verb.add_argument("--mode", action="append", metavar="MODES", help="only these; patterns")
         verb.add_argument("--dry-run", action="store_true", help="say what would change")
@@ -162,6 +169,13 @@ def _verify(args: argparse.Namespace) -> int:
 def _prune(args: argparse.Namespace) -> int:
     from qgate.baselines import Update
 
+    if args.results is not None:
+        return _prune_unused(args)
+    if not (args.mode or args.model):
+        raise QgateError(
+            "say what goes: --mode PATTERNS, --model NAME, or --results FILE of a complete run "
+            "of `pytest suites`. --dry-run only lists it."
+        )
     found: list[tuple[Store, Update]] = []
     held: set[str] = set()
     for store in _stores(args):
@@ -171,7 +185,7 @@ def _prune(args: argparse.Namespace) -> int:
         update = Update(origin)
         for mode in store.modes():
             held.add(mode)
-            named = _asked(mode, args.mode) if args.mode else args.model or not _known(mode)
+            named = _asked(mode, args.mode) if args.mode else True
             accepted = store.accepted(mode) if named else None
             for key in accepted.values if accepted else ():
                 update.drop(mode, key)
@@ -190,26 +204,39 @@ def _prune(args: argparse.Namespace) -> int:
             print(f"{store.model}: mode {mode}: {count} accepted errors {what}")
         if not args.dry_run:
             store.commit(update)
-    if not found:
-        print("every mode with accepted errors is one that qgate has: nothing to remove")
     return 0
 
 
-def _known(mode: str) -> bool:
-    """Whether it is a mode, or a format, whose own errors are accepted under its name.
+def _prune_unused(args: argparse.Namespace) -> int:
+    from qgate.baselines import Update, unused
+    from qgate.results import measured_places, read
 
-    Errors against another reference than FP32 are those of `mode@reference`.
-    """
-    from qgate.formats import get
-    from qgate.modes import names
-
-    if all(part in names() for part in mode.split("@")):
-        return True
-    try:
-        get(mode)
-    except QgateError:
-        return False
-    return True
+    header, records = read(args.results)
+    if not header.get("complete"):
+        raise QgateError(
+            f"{str(args.results)!r} is of a run that left something out (-k, --layers, a node, an "
+            "error): what it did not measure may be used. Run `pytest suites` whole."
+        )
+    measured = measured_places(records)
+    if records.torn:
+        raise QgateError(f"{records.torn} Run `pytest suites` again, whole.")
+    removed = 0
+    for store in _stores(args):
+        origin = store.origin()
+        titles = measured.get(store.model, {})
+        wanted = {k: v for k, v in titles.items() if not args.mode or _asked(k, args.mode)}
+        if origin is None or not wanted:
+            continue
+        update = Update(origin)
+        for mode, keys in unused(store, wanted).items():
+            for key in keys:
+                update.drop(mode, key)
+        for change in (store.preview if args.dry_run else store.commit)(update):
+            print(f"{store.model}: {change}")
+            removed += 1
+    verb = "would go" if args.dry_run else "removed"
+    print(f"{removed} accepted errors {verb}" if removed else "nothing is unused")
+    return 0
 
 
 # accept ----------------------------------------------------------------------------------------
@@ -246,6 +273,8 @@ def _accept(args: argparse.Namespace) -> int:
 
 def _candidate_folder(path: Path) -> Path:
     """The candidates meant by their folder, by the one above it, or by the results in that."""
+    if path.suffix == ".zip":
+        return path
     if path.is_file():
         path = path.parent
     inside = path / "candidates"

@@ -45,32 +45,29 @@ def scaling_rows(
     of them is recommended; so the accepted one stays the recommendation until it costs more than
     the site's tolerance over what the sweep would choose.
     """
-    made = formats.get(fmt)
     found, scales = [], {}
     for order, (site, tensor) in enumerate(_tensors(bench, layer).items()):
-        if isinstance(made, BlockFormat):
-            swept = sweep(tensor.bfloat16(), fmt, granularity="block")
-        else:
-            swept = sweep(counts(tensor.bfloat16()), fmt)
-        exponent, why = _recommended(swept, accepted.get(site), tolerance(site))
+        swept = _sweep(tensor, fmt)
+        exponent, error, why = swept.exponent, _error_at(swept, swept.exponent), ""
+        known = accepted.get(site)
+        if known is not None and known != exponent:
+            # The sweep ends where nothing overflows; beyond, a scale may still be as good.
+            cost = _error_at(_sweep(tensor, fmt, max_exp=known, min_exp=known), known)
+            if cost <= error * (1 + tolerance(site)):
+                exponent, error = known, cost
+            else:
+                more = 10 * math.log10(cost / error) if cost > 0 < error else math.inf
+                why = f"the accepted one now costs {more:.2g} dB more"
         scales[site] = exponent
-        values = {"exponent": exponent, "relative_mse": _error_at(swept, exponent)}
+        values = {"exponent": exponent, "relative_mse": error}
         found.append(_row(site, layer, "sweep", order, values, tensor, why))
     return found, {"exponents": scales}
 
 
-def _recommended(swept: Sweep, accepted: float | None, tolerance: float) -> tuple[float, str]:
-    """The accepted exponent while it is as good as the sweep's own, else that one, and why."""
-    best = swept.exponent
-    if accepted is None or accepted == best:
-        return best, ""
-    if all(level["exponent"] != accepted for level in swept.levels):
-        return best, "the accepted one is outside the sweep now"
-    least, cost = _error_at(swept, best), _error_at(swept, accepted)
-    if cost <= least * (1 + tolerance):
-        return accepted, ""
-    more = 10 * math.log10(cost / least) if cost > 0 < least else math.inf
-    return best, f"the accepted one now costs {more:.2g} dB more"
+def _sweep(tensor: Tensor, fmt: str, **ends: float) -> Sweep:
+    if isinstance(formats.get(fmt), BlockFormat):
+        return sweep(tensor.bfloat16(), fmt, granularity="block", **ends)  # type: ignore[arg-type]
+    return sweep(counts(tensor.bfloat16()), fmt, **ends)  # type: ignore[arg-type]
 
 
 def _error_at(swept: Sweep, exponent: float) -> float:

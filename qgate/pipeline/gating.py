@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qgate.baselines import Candidate, Key, Origin, Store, write_candidate
+from qgate.baselines import Candidate, Key, Origin, Store, drop_candidate, write_candidate
 from qgate.baselines import Change as StoredChange
 from qgate.errors import QgateError
 from qgate.gate import Measured, Policy, Verdict, failure_text, judge
@@ -281,7 +281,14 @@ class GateSession:
         }
 
     def leave_candidate(self, folder: Path, outcome: Outcome, source: str) -> None:
-        """What a failing gate measured, for `qgate baselines accept` to take."""
+        """What a failing gate measured, for `qgate baselines accept` to take.
+
+        A gate that passes takes back what it left when it failed.
+        """
+        if outcome.passed:
+            name = self.bench.model.name
+            drop_candidate(folder, name, outcome.record["title"], source)
+            return
         values: dict[Key, float] = {}
         barred: dict[Key, str] = {}
         mode = ""

@@ -136,10 +136,10 @@ class Gate:
         text = outcome.text
         for row in outcome.record["rows"]:
             self._item.ihook.pytest_qgate_record(item=self._item, record=row)
+        folder = home_of(self._item.config) / OUT / "candidates"
+        try:
+            self._session.leave_candidate(folder, outcome, self._item.nodeid)
+        except QgateError as error:
+            text = f"{text}\n  no candidate was left: {error}"
         if text:
-            folder = home_of(self._item.config) / OUT / "candidates"
-            try:
-                self._session.leave_candidate(folder, outcome, self._item.nodeid)
-            except QgateError as error:
-                text = f"{text}\n  no candidate was left: {error}"
             pytest.fail(text, pytrace=False)

@@ -151,15 +151,13 @@ class Reports:
 
     def _finish(self, whole: bool) -> None:
         """The same records, of the last attempts only, under a header that says it all."""
-        from qgate.results import Writer, to_csv
+        from qgate.results import to_csv, write_whole
 
         rows = self._rows()
         complete = whole and is_complete(self.config, self.told)
         if self._writer is not None:
             self._writer.close()
-        with Writer(self._folder() / "results.jsonl", self._header(complete)) as writer:
-            for row in rows:
-                writer.append(row)
+        write_whole(self._folder() / "results.jsonl", self._header(complete), rows)
         to_csv(rows, self._folder() / "results.csv")
         if complete and not is_update(self.config):
             self.told.unused = unused_lines(self.config, rows)

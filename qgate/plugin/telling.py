@@ -163,13 +163,10 @@ def is_complete(config: pytest.Config, told: Told) -> bool:
 def unused_lines(config: pytest.Config, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Accepted errors of the modes that ran which nothing measured."""
     from qgate.baselines import Store, unused
+    from qgate.results import measured_places
 
-    measured: dict[str, dict[str, set[tuple[str, str, str]]]] = {}
-    for row in rows:
-        place = (row["suite"], row["site"], row["scope"])
-        measured.setdefault(row["model"], {}).setdefault(row["title"], set()).add(place)
     lines = []
-    for model, modes in measured.items():
+    for model, modes in measured_places(rows).items():
         for mode, keys in unused(Store(baselines_of(config), model), modes).items():
             lines.append(
                 f"unused: {len(keys)} accepted errors of {model} {mode}, such as {keys[0]}: "

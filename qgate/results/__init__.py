@@ -2,12 +2,12 @@
 
 from qgate.results.ci import github_annotation, junit_properties, markdown_summary
 from qgate.results.merging import Merged, merge
-from qgate.results.ranking import binding, worst_first
+from qgate.results.ranking import binding, measured_places, worst_first
 from qgate.results.reading import Records, read
 from qgate.results.schema import REQUIRED, SCHEMA, Record, latest, new_header
 from qgate.results.summary import summary_lines
 from qgate.results.table import COLUMNS, to_csv
-from qgate.results.writing import Writer
+from qgate.results.writing import Writer, write_whole
 
 __all__ = [
     "COLUMNS",
@@ -22,10 +22,12 @@ __all__ = [
     "junit_properties",
     "latest",
     "markdown_summary",
+    "measured_places",
     "merge",
     "new_header",
     "read",
     "summary_lines",
     "to_csv",
     "worst_first",
+    "write_whole",
 ]

@@ -48,6 +48,18 @@ def worst_first(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]
     return sorted(records, key=rank)
 
 
+def measured_places(
+    records: Iterable[Mapping[str, Any]],
+) -> dict[str, dict[str, set[tuple[str, str, str]]]]:
+    """By model and name of accepted errors, the (suite, site, scope) that were compared."""
+    found: dict[str, dict[str, set[tuple[str, str, str]]]] = {}
+    for record in records:
+        place = (record["suite"], record["site"], record["scope"])
+        title = record.get("title", record["mode"])
+        found.setdefault(record["model"], {}).setdefault(title, set()).add(place)
+    return found
+
+
 def times_text(check: Mapping[str, Any]) -> str:
     """`26.6x its limit (regression)`."""
     if check["kind"] in _WITHOUT_NUMBER:

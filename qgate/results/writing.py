@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,6 +12,18 @@ from typing import Any
 from qgate.errors import QgateError
 from qgate.files import replacing
 from qgate.results.schema import check_header, check_record, line
+
+
+def write_whole(
+    path: Path | str, header: Mapping[str, Any], records: Iterable[Mapping[str, Any]]
+) -> None:
+    """A results file of a run that is over: all of it, or what was there before."""
+    check_header(dict(header), "the header given")
+    with replacing(Path(path)) as fresh, fresh.open("w", encoding="utf-8", newline="") as file:
+        file.write(line(header))
+        for record in records:
+            check_record(record)
+            file.write(line(record))
 
 
 class Writer:

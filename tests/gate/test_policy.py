@@ -114,7 +114,10 @@ def test_an_absolute_bound_is_about_the_carried_error_or_the_task(
         ({"rules": [{"sites": "x", "modes": []}]}, ["modes = []"]),
         ({"rules": [{"sites": "x", "models": []}]}, ["models = []"]),
         ({"rules": [{"sites": "x", "models": 3}]}, ["models = 3"]),
-        ({"rules": [{"sites": "x", "model": "a"}]}, ["rule 1", "'model'", "Did you mean mode", "models"]),
+        (
+            {"rules": [{"sites": "x", "model": "a"}]},
+            ["rule 1", "'model'", "Did you mean mode", "models"],
+        ),
         ({"rules": [{"sites": "x"}, {"site": "x"}]}, ["rule 2", "'site'", "Did you mean sites"]),
     ],
 )
@@ -162,7 +165,12 @@ def test_a_rule_may_be_for_some_models(model: str, regression: float, settings: 
 def test_a_rule_for_some_models_holds_for_none_before_one_is_named() -> None:
     policy = Policy.from_table({"rules": MODELS})
     assert policy.limits_for("x").regression == 0.02
-    assert [each["models"] for each in policy.to_dict()] == [[], ["tiny-*"], ["tiny-llama", "mine"], []]
+    assert [each["models"] for each in policy.to_dict()] == [
+        [],
+        ["tiny-*"],
+        ["tiny-llama", "mine"],
+        [],
+    ]
     marked = policy.with_marker({"regression": 0.3, "models": "tiny-*"})
     assert marked.limits_for("x").regression == 0.02
     assert marked.for_model("tiny-mamba").limits_for("x").regression == 0.3

@@ -177,21 +177,6 @@ def test_nan_and_infinity_are_counted_where_they_are(of_llama: Bench) -> None:
     assert rows_at(of, "int8", "model.layers.4:output").nonfinite == 0
 
 
-def test_another_reference_is_compared_with(of_llama: Bench) -> None:
-    of = bench(LLAMA, reference_mode="int8")
-    blocks = [row for row in of.measure(mode_of(of, "fp16")) if row.scope == "carried"]
-    fp32 = [row for row in of_llama.measure(mode_of(of_llama, "int8")) if row.scope == "carried"]
-    for row, expected in zip(blocks, fp32, strict=True):
-        ratio = row.values["relative_mse"] / expected.values["relative_mse"]
-        assert 0.7 < ratio < 1.4, "fp16 is as far from int8 as int8 is from fp32"
-
-
-def test_a_reference_in_another_basis_is_refused() -> None:
-    of = bench(MAMBA, reference_mode="2-1")
-    with pytest.raises(QgateError, match="basis 'rotated'"):
-        of.measure(mode_of(of, "mxfp8"))
-
-
 def test_a_model_without_blocks_is_refused() -> None:
     from qgate import Model
 

@@ -62,7 +62,9 @@ def test_a_green_run_and_its_records(
     result = suites("--model", "tiny-llama", "--model", "tiny-mamba", "--junitxml=junit.xml")
     result.assert_outcomes(passed=12)
     assert result.ret == pytest.ExitCode.OK
-    result.stdout.fnmatch_lines(["qgate: *mode int8*", "*qgate: tiny-llama on cpu, tiny-mamba on cpu*"])
+    result.stdout.fnmatch_lines(
+        ["qgate: *mode int8*", "*qgate: tiny-llama on cpu, tiny-mamba on cpu*"]
+    )
     result.stdout.fnmatch_lines(["*records in qgate-out/results.jsonl*"])
     assert files(project) == before, "only an update writes"
 
@@ -71,7 +73,9 @@ def test_a_green_run_and_its_records(
     assert set(header["models"]) == {"tiny-llama", "tiny-mamba"}
     assert header["modes"] == ["int8"]
     assert set(header["plans"]) == {"tiny-llama int8", "tiny-mamba int8"}
-    assert "int8 per token" in header["plans"]["tiny-llama int8"]["model.layers.0.mlp.up_proj:input"]
+    assert (
+        "int8 per token" in header["plans"]["tiny-llama int8"]["model.layers.0.mlp.up_proj:input"]
+    )
     assert (header["device"], header["seed"], header["complete"]) == ("cpu", 0, True)
     assert {limit["model"] for limit in header["limits"]} == {"tiny-llama", "tiny-mamba"}
     assert {row["model"] for row in rows} == {"tiny-llama", "tiny-mamba"}

@@ -39,7 +39,9 @@ def test_a_mode_that_does_not_fit_one_of_the_models_is_deselected(suites: Run, w
     result = suites("--model", "tiny-llama", "--model", "tiny-mamba", "--mode", wanted, "-k", "2-1")
     result.assert_outcomes(passed=6, deselected=2 if wanted == "2-1" else 8)
     assert result.ret == pytest.ExitCode.OK
-    result.stdout.fnmatch_lines([f"2 tests deselected: mode *'{wanted}'* tiny-llama*".replace("[", "?").replace("]", "?")])
+    result.stdout.fnmatch_lines(
+        [f"2 tests deselected: mode *'{wanted}'* tiny-llama*".replace("[", "?").replace("]", "?")]
+    )
 
 
 def test_a_mode_that_fits_no_model_leaves_nothing(project: Path, suites: Run) -> None:

@@ -103,9 +103,7 @@ def test_a_bad_marker_is_a_usage_error(project: Path, suites: Run) -> None:
         assert "limits marker of test_own" in str(result.stderr)
 
 
-def test_a_conftest_brings_models_and_modes_and_sees_records(
-    project: Path, suites: Run
-) -> None:
+def test_a_conftest_brings_models_and_modes_and_sees_records(project: Path, suites: Run) -> None:
     (project / "conftest.py").write_text(
         """
 import torch, qgate
