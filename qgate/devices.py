@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,16 @@ def resolve(name: str | torch.device) -> torch.device:
             have = f"torch {torch.__version__} sees {seen}"
             raise QgateError(f"device {str(name)!r} was asked for, but {have}. Use auto or cpu.")
     return torch.device(text)
+
+
+def wait_calmly() -> None:
+    """Let threads that wait for others sleep, if torch is not loaded yet and nobody chose.
+
+    Small operations are most of a gate. On a machine that is busy with something else, threads that
+    spin until their neighbor had its turn make it ten times slower; no number depends on it.
+    """
+    if "torch" not in sys.modules:
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from qgate._version import __version__
+from qgate.devices import wait_calmly
 from qgate.errors import QgateError
 
 _ABOUT = """\
@@ -51,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 if it did its work, 2 if what it was given cannot be used."""
+    wait_calmly()
     top = parser()
     args = top.parse_args(argv)
     if args.command is None:

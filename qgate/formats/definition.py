@@ -8,6 +8,7 @@ cast the result once to the dtype you need.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -65,12 +66,10 @@ def round_by_list(
     return np.where(np.isnan(x), np.nan, y)
 
 
-def round_to_bits(x: float, bits: int) -> float:
-    """The nearest number with `bits` significant bits, ties to even."""
-    if x == 0 or not np.isfinite(x):
-        return x
+def round_to_bits(x: Floats, bits: int) -> Floats:
+    """The nearest numbers with `bits` significant bits, ties to even."""
     fraction, exponent = np.frexp(x)
-    return float(np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits))
+    return np.asarray(np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits))
 
 
 def quantize(x: Floats, q: Quantizer, *, double: bool = False) -> Floats:
@@ -87,46 +86,51 @@ def quantize(x: Floats, q: Quantizer, *, double: bool = False) -> Floats:
     if q.scale is None and q.granularity is None:
         return round_by_list(x, element, rounding=q.rounding, saturate=q.saturate, narrow=q.narrow)
     if q.granularity == "block":
-        return _by_blocks(x, q, lambda rows: np.stack([_scaled(row, q, double) for row in rows]))
+        return _by_blocks(x, q, lambda rows: _scaled(rows, q, double))
     if q.granularity == "channel":
         moved = np.moveaxis(x, q.axis_of(x.ndim), 0)
-        y = np.stack([_scaled(part, q, double) for part in moved])
+        groups = moved.reshape(len(moved), math.prod(moved.shape[1:]))
+        y = _scaled(groups, q, double).reshape(moved.shape)
         return np.moveaxis(y, 0, q.axis_of(x.ndim))
-    return _scaled(x, q, double)
+    return _scaled(x.reshape(1, -1), q, double).reshape(x.shape)
 
 
-def amax_scale(x: Floats, q: Quantizer, double: bool) -> float:
-    """amax / max as a number of the scale's dtype: float32, or float64 for float64 tensors."""
+def amax_scales(groups: Floats, q: Quantizer, double: bool) -> Floats:
+    """amax / max of each row as a number of the scale's dtype: float32, or float64 for float64."""
     number = np.float64 if double else np.float32
-    if np.isnan(x).any() or (np.isinf(x).any() and q.inf != "saturate"):
-        return np.nan
-    amax = float(np.abs(x).max(initial=0.0))
-    largest = np.finfo(number).max
-    scale = number(min(amax, float(largest)) / q.format.max)
+    largest = float(np.finfo(number).max)
     smallest = np.finfo(number).smallest_subnormal if number is np.float32 else 2.0**-1022
-    return float(max(scale, smallest)) if amax else 1.0
+    amax = np.abs(groups).max(axis=1, initial=0.0)
+    scales = (np.minimum(amax, largest) / q.format.max).astype(number).astype(np.float64)
+    scales = np.where(amax == 0, 1.0, np.maximum(scales, float(smallest)))
+    return np.where(np.isinf(amax) & (q.inf != "saturate"), np.nan, scales)
 
 
-def _scaled(x: Floats, q: Quantizer, double: bool) -> Floats:
-    """One group of an element format."""
-    scale = amax_scale(x, q, double) if q.scale is None else float(q.scale)
+def _scaled(groups: Floats, q: Quantizer, double: bool) -> Floats:
+    """Groups of an element format, each a row with a scale of its own; without one it is NaN."""
     assert isinstance(q.format, ElementFormat)
-    if np.isnan(scale):
-        return np.full_like(x, np.nan)
-    if not double:
-        scale = float(np.float32(scale))
+    if q.scale is None:
+        scales = amax_scales(groups, q, double)[:, None]
+    else:
+        scales = np.full((len(groups), 1), float(q.scale))
+        scales = scales if double else scales.astype(np.float32).astype(np.float64)
     y = round_by_list(
-        x / scale, q.format, rounding=q.rounding, saturate=q.saturate, narrow=q.narrow
+        groups / scales, q.format, rounding=q.rounding, saturate=q.saturate, narrow=q.narrow
     )
-    return y * scale
+    return y * scales
 
 
 def _by_blocks(x: Floats, q: Quantizer, define: Rows) -> Floats:
+    """Each block as a row: the whole ones, then what is left at the end of every line."""
     moved = np.moveaxis(x, q.axis_of(x.ndim), -1) if x.ndim else x.reshape(1)
-    rows = moved.reshape(-1, moved.shape[-1])
-    y: Floats = np.empty_like(rows)
-    for start in range(0, rows.shape[1], q.block):
-        y[:, start : start + q.block] = define(rows[:, start : start + q.block])
+    lines = moved.reshape(-1, moved.shape[-1])
+    y: Floats = np.empty_like(lines)
+    end = lines.shape[1] // q.block * q.block
+    for part in (slice(0, end), slice(end, None)):
+        blocks = lines[:, part]
+        if blocks.size:
+            width = min(q.block, blocks.shape[1])
+            y[:, part] = define(blocks.reshape(-1, width)).reshape(blocks.shape)
     y = y.reshape(moved.shape)
     return np.moveaxis(y, -1, q.axis_of(x.ndim)) if x.ndim else y.reshape(())
 

@@ -99,24 +99,19 @@ class Hif4Format(BlockFormat):
         from qgate.formats.definition import round_by_list, round_to_bits
 
         del state, double
-        values = np.empty_like(x)
-        for row, bad, out in zip(x, poisoned(x, q), values, strict=True):
-            amax = float(np.abs(row).max())
-            if bad:
-                out[:] = np.nan
-                continue
-            wanted = min(max(round_to_bits(amax * _SEVENTH, 8), _SMALLEST), _LARGEST)
-            scale = float(round_by_list(np.array([wanted]), self.scale_element)[0])
-            inverse = round_to_bits(1 / scale, 8)
-            for start in range(0, len(row), 4):
-                octet = row[start // 8 * 8 :][:8]
-                quad = row[start : start + 4]
-                e8 = float(np.abs(octet).max()) * inverse >= 4
-                e16 = float(np.abs(quad).max()) * inverse / (1 + e8) >= 2
-                shift = float((1 + e8) * (1 + e16))
-                codes = round_by_list(quad * inverse / shift, self.element, rounding=q.rounding)
-                out[start : start + 4] = codes * shift * scale
-        return values
+        bad = poisoned(x, q)[:, None]
+        block = np.zeros((len(x), 64))
+        block[:, : x.shape[1]] = np.where(bad, 0.0, x)
+        size = np.abs(block)
+        octets, quads = (size.reshape(len(x), -1, count).max(axis=2) for count in (8, 4))
+        wanted = round_to_bits(size.max(axis=1, keepdims=True) * _SEVENTH, 8)
+        scale = round_by_list(np.clip(wanted, _SMALLEST, _LARGEST), self.scale_element)
+        inverse = round_to_bits(1 / scale, 8)
+        e8 = np.repeat(octets * inverse >= 4, 2, axis=1)
+        e16 = quads * inverse / (1 + e8) >= 2
+        shift = np.repeat((1.0 + e8) * (1.0 + e16), 4, axis=1)
+        codes = round_by_list(block * inverse / shift, self.element, rounding=q.rounding)
+        return np.where(bad, np.nan, (codes * shift * scale)[:, : x.shape[1]])
 
 
 def _pack(e8: Tensor, e16: Tensor) -> Tensor:

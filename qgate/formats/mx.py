@@ -86,31 +86,29 @@ class MxFormat(BlockFormat):
         from qgate.formats.definition import round_by_list
 
         limit = 2 ** (q.scale_bits - 1) - 1
-        values = np.empty_like(x)
-        for row, bad, out in zip(x, poisoned(x, q), values, strict=True):
-            exponent = self.define_exponent(float(np.abs(row).max()), q.scale_rule, limit)
-            if bad or (q.scale_bits < 8 and limit < exponent < np.inf):
-                out[:] = np.nan
-                continue
-            scale = 2.0 ** min(max(exponent, -limit), limit)
-            out[:] = round_by_list(row / scale, self.element, rounding=q.rounding) * scale
-        return values
+        exponent = self.define_exponents(np.abs(x).max(axis=1), q.scale_rule, limit)
+        bad = poisoned(x, q)
+        if q.scale_bits < 8:
+            bad = bad | ((exponent > limit) & np.isfinite(exponent))
+        scale = np.ldexp(1.0, np.clip(exponent, -limit, limit).astype(int))[:, None]
+        values = round_by_list(x / scale, self.element, rounding=q.rounding) * scale
+        return np.where(bad[:, None], np.nan, values)
 
-    def define_exponent(self, amax: float, rule: str, limit: int) -> float:
-        """The shared exponent by the words of the rule, before it is clamped."""
-        if amax == 0:
-            return -limit
-        if not np.isfinite(amax):
-            return np.inf
-        fraction, exponent = np.frexp(amax)  # amax = fraction * 2**exponent, fraction in [0.5, 1)
-        log2_floor, one_to_two = int(exponent) - 1, 2 * float(fraction)
+    def define_exponents(self, amax: Floats, rule: str, limit: int) -> Floats:
+        """The shared exponents by the words of the rule, before they are clamped."""
+        finite = np.isfinite(amax)
+        # amax = fraction * 2**exponent, fraction in [0.5, 1)
+        fraction, exponent = np.frexp(np.where(finite, amax, 1.0))
+        log2_floor, one_to_two = exponent - 1, 2 * fraction
         emax = self.element.max_exponent
         if rule == "floor":
-            return log2_floor - emax
-        if rule == "ceil":
-            return log2_floor + (one_to_two > 1) - emax
-        if rule == "even":
+            shared = log2_floor - emax
+        elif rule == "ceil":
+            shared = log2_floor + (one_to_two > 1) - emax
+        elif rule == "even":
             steps = 2.0**self.element.mantissa
             rounded = np.floor(one_to_two * steps + 0.5) / steps
-            return float(log2_floor + (rounded >= 2) - emax)
-        return float(log2_floor - emax + (one_to_two > self.max / 2.0**emax))
+            shared = log2_floor + (rounded >= 2) - emax
+        else:
+            shared = log2_floor - emax + (one_to_two > self.max / 2.0**emax)
+        return np.where(finite, np.where(amax == 0, -limit, shared), np.inf)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -22,6 +25,7 @@ SCHEMES = {
     "mamba:PATH": "a Mamba-1 checkpoint folder, of Hugging Face or state-spaces",
     "hf:PATH": "any folder that transformers loads: causal, encoder or image-text",
     "package.module:build": "a callable of yours that returns a qgate.Model",
+    "FILE.py:build": "the same, in a file",
 }
 
 
@@ -138,11 +142,12 @@ def _built(name: str, module: str, attribute: str, sampling: Sampling) -> Model:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        build = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        found = _from_file(Path(module)) if module.endswith(".py") else import_module(module)
+        build = getattr(found, attribute)
+    except Exception as error:
         raise QgateError(
-            f"cannot take {attribute!r} from {module!r} for model {name!r}: {error}. A model is "
-            f"{', '.join(names())}; the folder you are in is searched for modules."
+            f"cannot take {attribute!r} from {module!r} for model {name!r}: {_said(error)}. A "
+            f"model is {', '.join(names())}; the folder you are in is searched for modules."
         ) from error
     return _made(name, build, sampling)
 
@@ -152,12 +157,44 @@ def _made(name: str, build: Callable[..., Model], sampling: Sampling) -> Model:
         raise QgateError(f"{name!r} is {type(build).__name__}, not a callable returning a Model.")
     taken = inspect.signature(build).parameters
     given = {f.name: getattr(sampling, f.name) for f in fields(sampling) if f.name in taken}
-    model = build(**given)
+    try:
+        model = build(**given)
+    except QgateError:
+        raise
+    except Exception as error:
+        raise QgateError(f"model {name!r} cannot be built: {_said(error)}.") from error
     if not isinstance(model, Model):
         raise QgateError(f"{name!r} returned {type(model).__name__}, not a qgate.Model.")
     if model.name == "model":
         model.name = name
     return model
+
+
+def _from_file(file: Path) -> ModuleType:
+    """The module in a file, whose own folder is searched for what it imports."""
+    file = file.expanduser().resolve()
+    own_name = f"qgate_model_file_{file.stem}"
+    for known in (sys.modules.get(file.stem), sys.modules.get(own_name)):
+        if known is not None and Path(str(getattr(known, "__file__", ""))).resolve() == file:
+            return known
+    spec = importlib.util.spec_from_file_location(own_name, file)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise ImportError(f"there is no file {str(file)!r}")
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = made
+    spec.loader.exec_module(made)
+    return made
+
+
+def _said(error: Exception) -> str:
+    """An error of somebody's code, with the line of it that raised."""
+    text = f"{type(error).__name__}: {error}"
+    steps = traceback.extract_tb(error.__traceback__)
+    last = next((s for s in reversed(steps) if "importlib" not in s.filename), None)
+    own = last is not None and Path(last.filename).parent != Path(__file__).parent
+    return f"{text} ({last.filename}:{last.lineno})" if own and last is not None else text
 
 
 def _folder(text: str, name: str) -> Path:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,8 @@ class Outcome:
 class GateSession:
     """The gates of one model.
 
-    `command` is how the suites were started: what a failure tells people to run again. A copy with
-    another policy shares everything else.
+    `command` is how the suites were started, and `spelled` how options are written there: what a
+    failure tells people to run again. A copy with another policy shares everything else.
     """
 
     bench: Bench
@@ -60,6 +61,7 @@ class GateSession:
     updating: Which | None = None
     report: str = ""
     command: str = "pytest suites"
+    spelled: Callable[[str], str] = "--{}".format
     ledger: Ledger = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -164,7 +166,7 @@ class GateSession:
         elif not stored:
             raise QgateError(
                 f"there is no baseline of {self.bench.model.name} in {str(self.store.folder)!r}: "
-                f"{self._update_command('')} records one."
+                f"{self._update_command()} records one."
             )
         places = {each.site: each for each in measured}
         measured = list(places.values()) + unquantized(self.bench)
@@ -245,13 +247,18 @@ class GateSession:
             Verdict(verdict.measured, tuple(ranked)),
             mode.name,
             label=label,
-            baseline=str(self.ledger.file(title)),
-            command=self._update_command(f" --{label} {mode.name}"),
+            baseline=_shown(self.ledger.file(title)),
+            command=self._update_command(label, mode.name),
             report=self.report,
         )
 
-    def _update_command(self, what: str) -> str:
-        return f"{self.command} --model {self.bench.setup.model}{what} --update-baselines"
+    def _update_command(self, *what: str) -> str:
+        words = ("model", self.bench.setup.model, *what)
+        named = [
+            f"{self.spelled(name)} {shlex.quote(value)}"
+            for name, value in zip(words[::2], words[1::2], strict=True)
+        ]
+        return " ".join([self.command, *named, self.spelled("update-baselines")])
 
     def _accepted_of(self, mode: Mode) -> Mapping[Key, float]:
         return self.ledger.accepted(self.ledger.title(mode), mode.calibrated)
@@ -313,6 +320,12 @@ class GateSession:
         if update is None:
             return []
         return self.store.preview(update) if dry_run else self.store.commit(update)
+
+
+def _shown(file: Path) -> str:
+    """A path as seen from here, where it lies below."""
+    here = Path.cwd()
+    return str(file.relative_to(here) if file.is_relative_to(here) else file)
 
 
 def _red(record: Mapping[str, Any], text: str) -> dict[str, Any]:

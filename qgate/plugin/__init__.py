@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from qgate.devices import wait_calmly
 from qgate.plugin import hooks
 from qgate.plugin.cases import check_formats, generate_cases
 from qgate.plugin.gates import Gate, device, fmt, gate, layer, mode, model
@@ -48,6 +49,8 @@ def pytest_load_initial_conftests(parser: pytest.Parser):  # type: ignore[no-unt
 def pytest_configure(config: pytest.Config) -> None:
     for line in _MARKERS:
         config.addinivalue_line("markers", line)
+    if header_line(config) is not None:
+        wait_calmly()
     check_formats(config)
     update_choice(config)
     config.pluginmanager.register(Reports(config), "qgate-reports")

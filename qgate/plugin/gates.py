@@ -63,13 +63,16 @@ def gate(request: pytest.FixtureRequest, model: Model) -> Gate:  # noqa: ARG001
     """Holds what was measured against limits and accepted errors; fails with what to do."""
     params = request.node.callspec.params
     session = session_of(request.config, params["model"])
+    reason = ""
     try:
         session.check_baseline()
         made = Gate(request.node, session)
         if isinstance(params.get("mode"), str):
             made.session.prepare(made.mode(params["mode"]))
     except QgateError as error:
-        pytest.fail(str(error), pytrace=False)
+        reason = str(error)
+    if reason:
+        pytest.fail(reason, pytrace=False)
     return made
 
 
@@ -127,10 +130,13 @@ class Gate:
 
     def _decide(self, compute: Callable[[], Outcome]) -> None:
         self._item.stash[COMPUTING] = True
+        reason = ""
         try:
             outcome = compute()
         except QgateError as error:
-            pytest.fail(str(error), pytrace=False)
+            reason = str(error)
+        if reason:
+            pytest.fail(reason, pytrace=False)
         self._item.stash[COMPUTING] = False
         self._item.stash.setdefault(RECORDS, []).append(outcome.record)
         text = outcome.text

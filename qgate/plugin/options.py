@@ -72,6 +72,7 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 _PATHS = ("baselines", "calibration")
 _SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
+_SPELLED: pytest.StashKey[dict[str, str]] = pytest.StashKey()
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -176,6 +177,30 @@ def command_of(config: pytest.Config) -> str:
     again = ("reference", "baselines", "samples", "seqlen", "calib-samples", "calib-seqlen",
              "percentile-alpha", "calibration")  # fmt: skip
     said = {name: config.getoption(_dest(name)) for name in again}
-    options = [f"--{name} {shlex.quote(str(v))}" for name, v in said.items() if v is not None]
-    paths = [shlex.quote(arg.partition("::")[0]) for arg in config.args]
+    options = [
+        f"{spelled(config, name)} {shlex.quote(str(v))}"
+        for name, v in said.items()
+        if v is not None
+    ]
+    paths = [shlex.quote(_near(config, arg.partition("::")[0])) for arg in config.args]
     return " ".join(["pytest", *dict.fromkeys(paths), *options])
+
+
+def _near(config: pytest.Config, path: str) -> str:
+    """A path as people would type it where the run was started."""
+    here = config.invocation_params.dir
+    whole = here / path
+    return str(whole.relative_to(here)) if whole.is_relative_to(here) else path
+
+
+def spelled(config: pytest.Config, name: str) -> str:
+    """How an option is written in this project: by its short name, unless another one has that."""
+    if name not in config.stash.setdefault(_SPELLED, {}):
+        whole = {"action": "store_true"}.items() <= _OPTIONS[name].items()
+        given = [f"--{name}"] if whole else [f"--{name}=1"]
+        try:
+            ours = vars(config._parser.parse_known_args(given)).get(_dest(name))
+        except (pytest.UsageError, SystemExit):
+            ours = None
+        config.stash[_SPELLED][name] = f"--{name}" if ours else f"--qgate-{name}"
+    return config.stash[_SPELLED][name]

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from qgate.plugin.options import settings_of
+from qgate.plugin.settings import home_above
+
 
 @dataclass
 class Selection:
@@ -39,6 +42,7 @@ def selection_of(config: pytest.Config) -> Selection:
 def sort_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse, or deselect what does not fit; without a gate left nothing may look green."""
     found = selection_of(config)
+    _check_home(config, items, found)
     if found.refused:
         if hasattr(config, "workerinput"):
             items[:] = []
@@ -56,6 +60,18 @@ def sort_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     kept = set(map(id, left))
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
     items[:] = left
+
+
+def _check_home(config: pytest.Config, items: list[pytest.Item], found: Selection) -> None:
+    """Refuse gates of a project that has settings of its own: they would run under others."""
+    home = settings_of(config).home
+    for folder in {item.path.parent for item in items if item.get_closest_marker("qgate")}:
+        own = home_above(folder)
+        if own is not None and own != home and own.is_relative_to(config.rootpath):
+            found.refuse(
+                f"qgate: {folder} is of the project in {own}, and this run has the settings of "
+                f"{home}: run its gates by themselves, pytest {folder}."
+            )
 
 
 def _case(item: pytest.Item) -> tuple[str, str]:

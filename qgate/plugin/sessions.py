@@ -13,6 +13,7 @@ from qgate.plugin.options import (
     command_of,
     settings_of,
     setup_of,
+    spelled,
     update_choice,
     value,
 )
@@ -50,6 +51,7 @@ def session_of(config: pytest.Config, model: str) -> GateSession:
             policy.for_model(bench.model.name),
             updating=update_choice(config),
             command=command_of(config),
+            spelled=lambda name: spelled(config, name),
         )
         session.check_policy()
         held[model] = session

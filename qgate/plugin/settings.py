@@ -31,33 +31,47 @@ class Settings:
 
 def read_settings(config: pytest.Config, kinds: Mapping[str, type]) -> Settings:
     """The settings of the project that the tests are of; `kinds` are the options there are."""
-    home = _home(config)
+    asked = [config.invocation_params.dir / arg.partition("::")[0] for arg in config.args]
+    nearest = [home for path in asked if (home := home_above(path)) is not None]
+    home = nearest[0] if nearest else config.rootpath
+    made = Settings(home)
+    for source, table in _tables(home):
+        both = made.options.keys() & table.keys() | (
+            {"limits"} & table.keys() if made.limits else set()
+        )
+        if both:
+            raise pytest.UsageError(
+                f"qgate: both {made.source} and {source} set {', '.join(sorted(both))}: keep one."
+            )
+        try:
+            found = _checked(home, source, dict(table), kinds)
+        except QgateError as error:
+            raise pytest.UsageError(f"qgate: {source}: {error}") from None
+        made = Settings(
+            home, {**made.options, **found.options}, {**made.limits, **found.limits}, source
+        )
+    return made
+
+
+def home_above(path: Path) -> Path | None:
+    """The nearest folder at or above a path that has settings."""
+    return next((folder for folder in (path, *path.parents) if _has_settings(folder)), None)
+
+
+def _has_settings(folder: Path) -> bool:
+    shared = folder / "pyproject.toml"
+    return (folder / NAME).is_file() or (
+        shared.is_file() and "[tool.qgate" in shared.read_text(encoding="utf-8", errors="replace")
+    )
+
+
+def _tables(home: Path) -> list[tuple[str, dict[str, Any]]]:
     own, shared = home / NAME, home / "pyproject.toml"
-    tables = []
-    if own.is_file():
-        tables.append((str(own), _parsed(own)))
-    if shared.is_file() and "tool.qgate" in shared.read_text(encoding="utf-8", errors="replace"):
+    tables = [(str(own), _parsed(own))] if own.is_file() else []
+    if shared.is_file() and _has_settings(home):
         table = _parsed(shared).get("tool", {}).get("qgate")
         tables += [] if table is None else [(f"[tool.qgate] of {shared}", table)]
-    if len(tables) > 1:
-        raise pytest.UsageError(
-            f"qgate: both {tables[0][0]} and {tables[1][0]} set options: keep one of them."
-        )
-    if not tables:
-        return Settings(home)
-    source, table = tables[0]
-    try:
-        return _checked(home, source, dict(table), kinds)
-    except QgateError as error:
-        raise pytest.UsageError(f"qgate: {source}: {error}") from None
-
-
-def _home(config: pytest.Config) -> Path:
-    """The root of the project; else the nearest folder above the tests that has the file."""
-    root = config.rootpath
-    asked = [config.invocation_params.dir / arg.partition("::")[0] for arg in config.args]
-    above = [folder for path in asked for folder in (path, *path.parents)]
-    return next((folder for folder in (root, *above) if (folder / NAME).is_file()), root)
+    return tables
 
 
 def _parsed(file: Path) -> dict[str, Any]:

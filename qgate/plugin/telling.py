@@ -98,9 +98,7 @@ def _lines(config: pytest.Config, told: Told, rows: Sequence[Mapping[str, Any]])
     from qgate.results import summary_lines
 
     lines = summary_lines(rows) if rows else []
-    lines += _first(
-        [f"set-up failed, no verdict: {node}: {text}" for node, text in told.broken.items()]
-    )
+    lines += _first(_broken(told.broken))
     lines += told.selection.notes
     if told.selection.empty:
         lines.append("no gate ran: no mode asked for fits")
@@ -119,6 +117,19 @@ def _lines(config: pytest.Config, told: Told, rows: Sequence[Mapping[str, Any]])
         folder = os.path.relpath(told.folder, config.invocation_params.dir)
         lines.append(f"records in {folder}/results.jsonl and {folder}/results.csv")
     return lines
+
+
+def _broken(broken: Mapping[str, str]) -> list[str]:
+    """Set-up errors, each text once: one cause fails many tests."""
+    by_text: dict[str, list[str]] = {}
+    for node, text in broken.items():
+        by_text.setdefault(text, []).append(node)
+    return [
+        f"set-up failed, no verdict: {nodes[0]}"
+        + (f" and {len(nodes) - 1} more" if len(nodes) > 1 else "")
+        + f": {text}"
+        for text, nodes in by_text.items()
+    ]
 
 
 def _first(lines: list[str]) -> list[str]:

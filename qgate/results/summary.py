@@ -94,13 +94,16 @@ def _worst(records: Sequence[Mapping[str, Any]], with_model: bool) -> str:
 def _grades(records: Sequence[Mapping[str, Any]]) -> str:
     carried = [r for r in records if r["scope"] == "carried" and r.get("grades")]
     parts = []
-    for metric, label, worst in (("mse", "MSE", max), ("correlation", "correlation", min)):
-        known = [r for r in carried if r["values"].get(metric) is not None]
+    for metric, label, sign in (("mse", "MSE", 1), ("correlation", "correlation", -1)):
+        known = [
+            (sign * r["values"][metric], r["grades"][metric])
+            for r in carried
+            if r["values"].get(metric) is not None
+        ]
         if known:
-            record = worst(known, key=lambda r, m=metric: r["values"][m])
-            value = record["values"][metric]
-            shown = f"{value:.1e}" if metric == "mse" else correlation_text(value)
-            parts.append(f"{label} {shown} {record['grades'][metric]}")
+            worst, grade = max(known)
+            shown = f"{worst:.1e}" if metric == "mse" else correlation_text(-worst)
+            parts.append(f"{label} {shown} {grade}")
     return f"; carries {', '.join(parts)}" if parts else ""
 
 

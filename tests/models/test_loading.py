@@ -168,9 +168,37 @@ def test_a_module_that_is_not_there() -> None:
         load("..:build")
 
 
-def test_what_goes_wrong_inside_a_callable_is_shown_as_it_is(own: str) -> None:
-    with pytest.raises(RuntimeError, match="the weights are gone"):
+def test_what_goes_wrong_inside_a_callable_is_told_with_its_line(own: str) -> None:
+    words = r"cannot be built: RuntimeError: the weights are gone \(.*nets\.py:\d+\)"
+    with pytest.raises(QgateError, match=words) as caught:
         load(f"{own}:broken")
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_a_callable_in_a_file(tmp_path: Path) -> None:
+    folder = tmp_path / "their suites"
+    folder.mkdir()
+    (folder / "beside.py").write_text("WIDTH = 3\n")
+    file = folder / "their_model.py"
+    file.write_text(
+        "import torch, qgate, beside\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layers = torch.nn.ModuleList(torch.nn.Linear(beside.WIDTH, 3) for _ in 'ab')\n"
+        "    def forward(self, x): return self.layers[1](self.layers[0](x))\n"
+        "def build(): return qgate.Model(Net(), [torch.ones(1, beside.WIDTH)])\n"
+    )
+    for name in ("their suites/their_model.py:build", f"{file}:build"):
+        model = load(name)
+        assert (model.name, model(model.inputs[0]).shape) == (name, (1, 3))
+    assert type(load(f"{file}:build").module) is type(load(f"{file}:build").module)
+    with pytest.raises(QgateError, match=r"there is no file .*gone\.py"):
+        load("gone.py:build")
+    file.write_text("def build(:\n")
+    sys.modules.pop("qgate_model_file_their_model")
+    with pytest.raises(QgateError, match=r"cannot take 'build' from .*SyntaxError"):
+        load(f"{file}:build")
 
 
 # Devices -----------------------------------------------------------------------------------------

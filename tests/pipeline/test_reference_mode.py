@@ -14,6 +14,7 @@ from torch import Tensor
 from qgate.errors import QgateError
 from qgate.gate import Policy
 from qgate.models import Sampling
+from qgate.modes import apply
 from qgate.pipeline.bench import Bench
 from qgate.pipeline.format_rows import overflow_rows
 from qgate.pipeline.gating import GateSession
@@ -142,18 +143,13 @@ def test_a_site_has_no_ideal_against_a_mode_and_the_canary_has_one(reference: st
     of = bench(LLAMA, Sampling(1, 32, 2, 32), reference_mode=reference)
     mode = mode_of(of, "mxfp8")
     assert {row.ideal for row in of.site_errors(of.quantized(mode))} == {None}
-    from qgate.modes import apply
-
     healthy, broken = (apply(each, of.model) for each in (HEALTHY, BROKEN))
     own = bench(LLAMA, Sampling(1, 32, 2, 32))
     for quantized in (healthy, broken):
         assert of.site_errors(quantized, healthy) == own.site_errors(quantized, healthy)
-    excess = [
-        10 * math.log10(row.values["relative_mse"] / row.ideal)
-        for row in of.site_errors(broken, healthy)
-        if row.ideal
-    ]
-    assert min(excess) > 0.5
+    rows = [row for row in of.site_errors(broken, healthy) if row.ideal]
+    assert len(rows) == 5 * 7 * 3
+    assert any(row.values["relative_mse"] > 2 * (row.ideal or 0) for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +179,7 @@ def test_a_reference_in_another_basis_is_refused() -> None:
 
 def test_a_reference_of_the_rotated_basis() -> None:
     of = bench(MAMBA, Sampling(2, 48, 2, 48), reference_mode="2-1")
-    assert set(row.values["relative_mse"] for row in of.measure(mode_of(of, "2-1"))) == {0.0}
+    assert {row.values["relative_mse"] for row in of.measure(mode_of(of, "2-1"))} == {0.0}
     rows = of.measure(mode_of(of, "2-4"))
     assert all(
         0 < row.values["relative_mse"] < 0.5 for row in rows if row.site.endswith("4:output")

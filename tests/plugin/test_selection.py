@@ -89,6 +89,11 @@ def test_short_names_that_a_conftest_owns_are_left_to_it(
     result = suites("--mode", "yours", "--qgate-mode", "int8", "--layers", "last", alone=True)
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["theirs: yours", "*qgate: tiny-llama*"])
+    result = suites("--qgate-mode", "fp16", "--model", "tiny-mamba", "--layers", "last", "--mode",
+                    "yours", alone=True)  # fmt: skip
+    result.stdout.fnmatch_lines(
+        ["*: pytest suites * --model tiny-mamba --qgate-mode fp16 --qgate-update-baselines"]
+    )
     help_text = str(pytester.runpytest_subprocess("--help").stdout)
     assert "--qgate-mode" in help_text
     assert "--layers" in help_text

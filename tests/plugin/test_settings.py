@@ -87,7 +87,40 @@ def test_two_places_for_settings_are_refused(pytester: pytest.Pytester, project:
     settings(project, "\n[tool.qgate]\nsamples = 3\n", "pyproject.toml")
     result = pytester.runpytest_inprocess("suites")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*both *qgate.toml and *pyproject.toml set options: keep one*"])
+    result.stderr.fnmatch_lines(["*both *qgate.toml and *pyproject.toml set samples: keep one*"])
+
+
+def test_options_and_limits_may_stand_in_two_files(
+    pytester: pytest.Pytester, project: Path
+) -> None:
+    settings(
+        project, 'model = "tiny-llama"\nmode = "int8"\nlayers = "first"\nsamples = 2\nseqlen = 64\n'
+    )
+    settings(project, "\n[tool.qgate.limits]\nbudget_db = 0.25\n", "pyproject.toml")
+    pytester.runpytest_inprocess("suites").assert_outcomes(passed=2)
+    header = json.loads((project / "qgate-out" / "results.jsonl").read_text().splitlines()[0])
+    assert [limit["budget_db"] for limit in header["limits"]] == [0.25]
+
+
+def test_gates_of_another_project_are_not_run_under_these_settings(
+    pytester: pytest.Pytester, project: Path
+) -> None:
+    inner = project / "pkg"
+    inner.mkdir()
+    (project / "suites").rename(inner / "suites")
+    (project / "baselines").rename(inner / "baselines")
+    settings(
+        inner, 'model = "tiny-llama"\nmode = "int8"\nlayers = "first"\nsamples = 2\nseqlen = 64\n'
+    )
+    result = pytester.runpytest_inprocess()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*is of the project in *pkg, and this run has the settings of *"])
+    pytester.runpytest_inprocess("pkg/suites").assert_outcomes(passed=2)
+    assert (inner / "qgate-out" / "results.jsonl").is_file()
+    (project / "elsewhere").mkdir()
+    pytester.chdir()
+    result = pytester.runpytest_subprocess("../pkg/suites", "--rootdir", str(project))
+    assert result.ret == pytest.ExitCode.USAGE_ERROR, "a path that is not there"
 
 
 def test_a_bad_marker_is_a_usage_error(project: Path, suites: Run) -> None:

@@ -111,11 +111,13 @@ def test_the_summary_counts_and_sorts() -> None:
     other = record("fine", 9.9e-5, mode="1")
     said = summary_lines([*map(stored, MIXED), other])
     assert said[0] == "3 passed, 7 failed | 11 checks | improved: 1 | missing: 1"
-    assert said[1] == "worst vs limit: 1 fine relative_mse 0.971x its limit (regression)"
-    assert said[2] == "worst vs limit: 2-1 count nonfinite not finite"
-    assert [text.split()[1] for text in said[3:-1]] == WORST[:7]
+    assert said[1] == "worst vs limit: 2-1 count nonfinite not finite"
+    assert said[2] == "worst vs limit: 1 fine relative_mse 0.971x its limit (regression)"
+    assert said[3].startswith("no accepted errors yet for 1 comparisons (tiny 2-1): record them")
+    missing = next(r["site"] for r in map(stored, MIXED) if r["checks"][0]["kind"] == "missing")
+    assert [text.split()[1] for text in said[4:-1]] == [n for n in WORST[:7] if n != missing]
     assert (
-        said[6]
+        said[7]
         == "failed: ten (carried, tiny, mode 2-1): relative_mse 0.001, limit <= 0.000102, 9.8x its limit (regression)"
     )
     assert said[-1] == "1 improved: bank it with --update-baselines"
@@ -206,3 +208,33 @@ def test_an_annotation_is_one_line_whatever_the_names(name: str) -> None:
     assert not set("\r\n") & set(said)
     properties = said.removeprefix("::error title=").split("::", 1)[0]
     assert not set(":,") & set(properties)
+
+
+def test_the_summary_grades_what_a_mode_carries() -> None:
+    rows = [
+        record(
+            "a",
+            values={"mse": 3e-4, "correlation": 0.99987},
+            grades={"mse": "good", "correlation": "good"},
+        ),
+        record(
+            "b",
+            values={"mse": 2e-2, "correlation": 0.9999912},
+            grades={"mse": "poor", "correlation": "excellent"},
+        ),
+        record(
+            "c",
+            values={"mse": 9.0, "correlation": 0.1},
+            grades={"mse": "poor", "correlation": "poor"},
+            scope="local",
+        ),
+    ]
+    (line_,) = [text for text in summary_lines(rows) if "carries" in text]
+    assert line_.endswith("; carries MSE 2.0e-02 poor, correlation 0.99987 good")
+    assert "carries" not in "".join(summary_lines([record("a")]))
+
+
+def test_modes_beyond_the_tenth_are_counted() -> None:
+    said = summary_lines([record("a", 1e-4 + k * 1e-8, mode=f"m{k}") for k in range(14)])
+    assert [text.split()[3] for text in said[1:11]] == [f"m{k}" for k in range(13, 3, -1)]
+    assert said[11] == "+4 more modes"

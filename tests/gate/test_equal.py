@@ -1,0 +1,127 @@
+"""A number that has to be the accepted one: neither better nor worse, the same or another."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from qgate.errors import QgateError
+from qgate.gate import (
+    Limits,
+    Measured,
+    Verdict,
+    decide_update,
+    failure_text,
+    first_line,
+    judge,
+    parse_bound,
+)
+
+TABLE: Any = {"exponent": "equal"}
+ACCEPTED = {"exponent": 2.0}
+WHY = {"exponent": "the accepted one now costs 1.3 dB more"}
+
+
+def swept(exponent: float | None, accepted: Any = ACCEPTED, **given: Any) -> Measured:
+    fields: dict[str, Any] = {
+        "layer": "layers.0",
+        "order": 0,
+        "nonfinite": 0,
+        "gated": ("exponent",),
+    }
+    return Measured(
+        site="up:weight",
+        scope="sweep",
+        values={"exponent": exponent},
+        accepted=accepted,
+        **{**fields, **given},
+    )
+
+
+def verdict(site: Measured, **limits: Any) -> Verdict:
+    return judge([site], lambda _: Limits(**limits), True, metrics=TABLE)
+
+
+@pytest.mark.parametrize("value", [2.0, -7.0, 0.0])
+def test_the_same_passes_and_is_no_improvement(value: float) -> None:
+    found = verdict(swept(value, {"exponent": value}))
+    assert found.passed
+    assert found.improved == ()
+    assert found.checks[0].times == 0
+
+
+@pytest.mark.parametrize("value", [3.0, 1.0, 2.0000001, -2.0, 0.0, 1e300])
+def test_another_one_fails_in_either_direction_whatever_the_tolerance(value: float) -> None:
+    found = verdict(swept(value), regression=1.0, regression_other_device=1.0, atol=10.0)
+    (check,) = found.failed
+    assert (check.kind, check.side, check.bound, check.improved) == ("regression", "==", 2.0, False)
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_fails_even_if_it_was_accepted(value: float | None) -> None:
+    for accepted in (2.0, math.nan if value is None else value):
+        assert [check.kind for check in verdict(swept(value, {"exponent": accepted})).failed] == [
+            "nonfinite"
+        ]
+    assert not verdict(swept(2.0, {"exponent": math.nan})).passed
+
+
+def test_without_an_accepted_one_it_is_missing() -> None:
+    assert [check.kind for check in verdict(swept(2.0, None)).failed] == ["missing"]
+
+
+@pytest.mark.parametrize(
+    ("value", "accepted", "why", "line"),
+    [
+        (
+            3.0,
+            2.0,
+            WHY,
+            "exponent 3 instead of 2 at up:weight (format mxfp8_e4m3): the accepted one now costs 1.3 dB more",
+        ),
+        (-3.0, -12.0, None, "exponent -3 instead of -12 at up:weight (format mxfp8_e4m3)"),
+        (0.5, 0.0, None, "exponent 0.5 instead of 0 at up:weight (format mxfp8_e4m3)"),
+    ],
+)
+def test_the_first_line_names_both(value: float, accepted: float, why: Any, line: str) -> None:
+    found = verdict(swept(value, {"exponent": accepted}, why=why))
+    assert first_line(found, "mxfp8_e4m3", label="format") == line
+
+
+def test_the_table_shows_the_step_and_the_command_is_offered() -> None:
+    said = failure_text(
+        verdict(swept(3.0, why=WHY)), "mxfp8_e4m3", label="format", command="pytest -u"
+    )
+    row = said.splitlines()[3].split()
+    assert row == ["up:weight", "sweep", "exponent", "2", "3", "+1", "==", "2", "regression"]
+    assert "if intended: pytest -u" in said
+
+
+def test_an_update_accepts_another_one() -> None:
+    key = ("up:weight", "sweep", "exponent")
+    update = decide_update(verdict(swept(3.0)))
+    assert update.values == {key: 3.0}
+    assert update.passed
+    assert [(change.state, change.old, change.new) for change in update.changes] == [
+        ("worse", 2.0, 3.0)
+    ]
+    assert decide_update(verdict(swept(3.0)), "new").values == {}
+    assert decide_update(verdict(swept(2.0))).values == {}
+    assert decide_update(verdict(swept(2.0)), "all").values == {key: 2.0}
+    assert decide_update(verdict(swept(2.0, None))).values == {key: 2.0}
+
+
+@pytest.mark.parametrize("text", ["exponent<3", "exponent>3"])
+def test_it_has_no_absolute_limit(text: str) -> None:
+    with pytest.raises(QgateError, match="none is better than another"):
+        parse_bound(text, TABLE)
+
+
+def test_it_comes_before_what_is_over_by_times() -> None:
+    site = swept(3.0, {**ACCEPTED, "relative_mse": 1e-4}, gated=("exponent", "relative_mse"))
+    found = verdict(
+        Measured.from_dict({**site.to_dict(), "values": {"exponent": 3.0, "relative_mse": 1.0}})
+    )
+    assert [check.metric for check in found.failed] == ["exponent", "relative_mse"]
