@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import qgate
+from qgate.modes import Kernel
 
 
 class Block(nn.Module):
@@ -56,7 +57,7 @@ def build(samples: int = 4, seed: int = 0) -> qgate.Model:
         inputs,
         name="my-model",
         head=("head",),
-        modes={"torchao_int8": torchao_int8},
+        modes={"torchao_int8": Kernel(torchao_int8, stands_for="int8")},
     )
 
 

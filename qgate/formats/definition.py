@@ -8,6 +8,7 @@ cast the result once to the dtype you need.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -36,10 +37,8 @@ def round_by_list(
     the list goes on with the step it ended with, and what is rounded there has overflowed.
     """
     rounding = rounding or fmt.rounding
-    listed = fmt.magnitudes()
     low, high = fmt.bounds(narrow=narrow)
-    step = 2.0 ** (fmt.max_exponent - fmt.mantissa)
-    places = np.append(listed, listed[-1] + step * np.arange(1, 4))
+    places = _places(fmt)
     size = np.minimum(np.abs(x), places[-1])
     size = np.where(np.isnan(x), 0.0, size)
     below = np.minimum(np.searchsorted(places, size, side="right") - 1, len(places) - 2)
@@ -64,6 +63,14 @@ def round_by_list(
     if fmt.negative_zero is None:
         y = y + 0.0
     return np.where(np.isnan(x), np.nan, y)
+
+
+@functools.cache
+def _places(fmt: ElementFormat) -> Floats:
+    """The magnitudes there are, and three more where the list ends."""
+    listed = fmt.magnitudes()
+    step = 2.0 ** (fmt.max_exponent - fmt.mantissa)
+    return np.append(listed, listed[-1] + step * np.arange(1, 4))
 
 
 def round_to_bits(x: Floats, bits: int) -> Floats:

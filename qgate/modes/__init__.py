@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         load_calibration,
         measure,
     )
-    from qgate.modes.mode import MambaChoices, Mode, Rule
+    from qgate.modes.mode import Kernel, MambaChoices, Mode, Rule
     from qgate.modes.plan import Entry, Plan
     from qgate.modes.resolving import family_of, fitting_modes, make_plan, modes_of
     from qgate.modes.selection import GROUPS, find_mode, names, select
@@ -27,6 +27,7 @@ _HOME = {
     "CalibrationSettings": "calibration",
     "Entry": "plan",
     "GROUPS": "selection",
+    "Kernel": "mode",
     "MambaChoices": "mode",
     "Mode": "mode",
     "Plan": "plan",
@@ -50,6 +51,7 @@ __all__ = [
     "Calibration",
     "CalibrationSettings",
     "Entry",
+    "Kernel",
     "MambaChoices",
     "Mode",
     "Plan",

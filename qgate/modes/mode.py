@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -81,6 +81,21 @@ _CHOICES = {
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """A mode of a model's own that is to compute what a known mode says.
+
+    build       takes the qgate.Model, returns a torch module quantized for real
+    stands_for  name of the mode it implements: `int8`, `mxfp8` …
+    """
+
+    build: Callable[..., Any]
+    stands_for: str
+
+    def __call__(self, model: Any) -> Any:
+        return self.build(model)
+
+
+@dataclass(frozen=True)
 class Mode:
     """One mode.
 
@@ -94,6 +109,7 @@ class Mode:
     equals    modes it equals by design, teacher forced, at most up to ties or the order of sums
     causal    what comes later changes nothing before, and a sample is the same in any batch
     own       the model brings it: a callable that returns a module quantized for real
+    stands_for  of an own one: the mode whose numbers it is to have, and whose budget it gets
     """
 
     name: str
@@ -106,6 +122,7 @@ class Mode:
     equals: tuple[str, ...] = ()
     causal: bool = True
     own: bool = False
+    stands_for: str = ""
 
     def __post_init__(self) -> None:
         kinds = [bool(self.rules), self.choices is not None, self.dtype is not None, self.own]
@@ -120,6 +137,11 @@ class Mode:
             )
         if self.dtype not in (None, "float16", "bfloat16"):
             raise unknown(f"dtype of mode {self.name}", self.dtype, ("float16", "bfloat16"))
+        if self.stands_for and not self.own:
+            raise QgateError(
+                f"mode {self.name!r} stands for {self.stands_for!r}, which only a model's own "
+                "callable can: its rules say themselves what is ideal."
+            )
         if self.fits not in get_args(Fits):
             raise unknown(f"fits of mode {self.name}", self.fits, get_args(Fits))
 

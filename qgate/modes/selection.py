@@ -9,7 +9,7 @@ from typing import Any
 from qgate.errors import QgateError, unknown
 from qgate.modes.formats import FORMAT_MODES, FP32
 from qgate.modes.mamba import MAMBA_MODES
-from qgate.modes.mode import Mode
+from qgate.modes.mode import Kernel, Mode
 from qgate.registry import Registry
 
 GROUPS = {
@@ -52,7 +52,12 @@ def find_mode(
     _check_names(own)
     if name in own:
         brought = own[name] if isinstance(own, Mapping) else None
-        return brought if isinstance(brought, Mode) else own_mode(name)
+        if isinstance(brought, Mode):
+            return brought
+        meant = brought.stands_for if isinstance(brought, Kernel) else ""
+        if meant and (meant in own or not _has(_FITTING[family], meant)):
+            raise unknown(f"mode that {name!r} of {model} stands for", meant, names(family))
+        return own_mode(name, meant)
     registry = _FITTING[family]
     fitting = [*registry.names(), *own]
     other = _FITTING["other" if family == "mamba" else "mamba"]
@@ -82,9 +87,10 @@ def _check_names(own: Iterable[str]) -> None:
             )
 
 
-def own_mode(name: str) -> Mode:
+def own_mode(name: str, stands_for: str = "") -> Mode:
     """A mode that a model brings itself."""
-    return Mode(name, "the model's own", own=True)
+    about = f"the model's own, for {stands_for}" if stands_for else "the model's own"
+    return Mode(name, about, own=True, stands_for=stands_for)
 
 
 def select(

@@ -276,9 +276,14 @@ class Bench:
         flowing = flow(true, {*wanted, *inputs, *linear_weights(base)}, sample)
         actual = fed(quantized, wanted, sample, flowing)
         ideal: dict[str, float] = {}
-        if by_fp32:
-            ideal = self._ideal_errors(declared or quantized, base, flowing)
         named = {entry.site: entry.does for entry in quantized.plan.entries}
+        if by_fp32:
+            meant = declared or self._meant(quantized)
+            ideal = self._ideal_errors(meant, base, flowing)
+            if meant is not quantized and quantized.mode.own:
+                # A kernel quantizes inside: only what it returns can be looked at.
+                ideal = {site: error for site, error in ideal.items() if site.endswith(":output")}
+                named = dict.fromkeys(ideal, meant.mode.name)
         return [
             self._row(
                 site.name,
@@ -290,6 +295,11 @@ class Bench:
             )
             for site in wanted
         ]
+
+    def _meant(self, quantized: Quantized) -> Quantized:
+        """What a mode is to compute: what its rules say, or the mode that a kernel stands for."""
+        meant = quantized.mode.stands_for
+        return self.quantized(self.setup.select(meant, self.model)[0]) if meant else quantized
 
     def _ideal_errors(
         self, meant: Quantized, base: Model, flowing: dict[str, Tensor]
