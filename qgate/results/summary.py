@@ -80,9 +80,15 @@ def _is_missing(record: Mapping[str, Any]) -> bool:
     return all(check["passed"] or check["kind"] == "missing" for check in record["checks"])
 
 
+def _is_new(record: Mapping[str, Any]) -> bool:
+    return any(check["kind"] == "missing" for check in record["checks"])
+
+
 def _worst(records: Sequence[Mapping[str, Any]], with_model: bool) -> str:
     """Of one mode: what is nearest to its limit or beyond it, and the grades of what it carries."""
-    found = [(severity(c), record, c) for record in records if (c := binding(record))]
+    # What an update has just recorded was held against nothing yet.
+    held = [r for r in records if not (r["passed"] and r["checks"] and _is_new(r))]
+    found = [(severity(c), record, c) for record in held if (c := binding(record))]
     if not found:
         return ""
     _, record, check = max(found, key=lambda each: each[0])

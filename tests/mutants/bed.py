@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import runpy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,28 +24,31 @@ from qgate.pipeline.setups import ModelSetup
 
 SAMPLING = Sampling(samples=2, seqlen=128, calib_samples=4, calib_seqlen=128)
 SUITE = "layer_outputs"
+_SUITES = Path(__file__).parents[2] / "suites"
+PHASES = ("forward", "backward")
+Gate = Callable[[], Outcome]
 
 
 @dataclass
 class Healthy:
-    """Baselines of the healthy code in one folder; a mode is recorded once, when it is needed."""
+    """Baselines of the healthy code in one folder; a suite of a mode is recorded when needed."""
 
     folder: Path
-    recorded: set[tuple[str, str]] = field(default_factory=set)
+    recorded: set[tuple[str, str, str]] = field(default_factory=set)
 
     def session(self, model: str, updating: str | None = None, **setup: Any) -> GateSession:
         """A session that has computed nothing yet."""
         made = ModelSetup(model, **{"sampling": SAMPLING, **setup})
         return GateSession(Bench(made), self.folder, Policy(), updating=updating)
 
-    def record(self, model: str, mode: str) -> None:
-        if (model, mode) in self.recorded:
+    def record(self, model: str, mode: str, suite: str = SUITE) -> None:
+        if (model, mode, suite) in self.recorded:
             return
         session = self.session(model, updating="all")
-        found = [*all_layers(session, mode), session.task("task", mode_of(session, mode))]
+        found = [gate() for gate in gates_of(session, mode, suite)]
         assert [each.text for each in found if not each.passed] == []
         session.commit()
-        self.recorded.add((model, mode))
+        self.recorded.add((model, mode, suite))
 
 
 def mode_of(session: GateSession, mode: str) -> Mode:
@@ -53,6 +58,32 @@ def mode_of(session: GateSession, mode: str) -> Mode:
 def all_layers(session: GateSession, mode: str) -> list[Outcome]:
     found = mode_of(session, mode)
     return [session.layer(SUITE, found, layer) for layer in session.bench.layers]
+
+
+@functools.cache
+def marks(suite: str) -> dict[str, Any]:
+    """The markers in the file of a suite, as its users run it."""
+    names = runpy.run_path(str(_SUITES / f"test_{suite}.py"))
+    return {mark.name: mark for mark in getattr(names[f"test_{suite}"], "pytestmark", [])}
+
+
+def gates_of(session: GateSession, mode: str, suite: str) -> list[Gate]:
+    """The tests of a suite for one mode, or for one format where a suite is about formats."""
+    if limits := marks(suite).get("limits"):
+        session = session.with_policy(session.policy.with_marker(limits.kwargs))
+    layers = session.bench.layers
+    if suite in ("reference", "canary"):
+        return [functools.partial(getattr(session, suite), suite)]
+    if suite == "scaling":
+        return [functools.partial(session.scaling, suite, mode, layer) for layer in layers]
+    if suite == "overflow":
+        of_format = functools.partial(session.overflow, suite, mode)
+        return [functools.partial(of_format, at, phase) for at in layers for phase in PHASES]
+    found = mode_of(session, mode)
+    if suite == "task":
+        return [functools.partial(session.task, suite, found)]
+    tests = session.gradients if suite == "gradients" else session.layer
+    return [functools.partial(tests, suite, found, layer) for layer in layers]
 
 
 @dataclass
@@ -96,27 +127,35 @@ class Found:
 
     failed: list[Outcome]
     texts: str
+    suite: str = SUITE
 
     @property
     def source(self) -> str | None:
+        """Local errors enter at the first site that the text names; a gradient that is wrong spoils
+        those before it, so it enters at the last one; formats are tried on each tensor by itself.
+        """
         sources = (outcome.verdict.first_source for outcome in self.failed)
-        return next((source for source in sources if source), None)
+        if local := next((source for source in sources if source), None):
+            return local
+        checks = [check for outcome in self.failed for check in outcome.verdict.failed]
+        if not checks:
+            return None
+        if self.suite == "gradients":
+            return max(checks, key=lambda check: check.place).site
+        layers = [outcome.verdict.measured[0].layer for outcome in self.failed]
+        first = [check for check in checks if check.layer == layers[0]]
+        return min(first, key=lambda check: check.place).site
 
 
 def examine(session: GateSession, mode: str, suite: str) -> Found:
     """What `pytest suites` evaluates, as far as a mutant needs it."""
     try:
         session.check_baseline()
-        if suite == "task":
-            outcomes = [session.task("task", mode_of(session, mode))]
-        elif suite == "reference":
-            outcomes = [session.reference("reference")]
-        else:
-            outcomes = all_layers(session, mode)
+        outcomes = [gate() for gate in gates_of(session, mode, suite)]
     except QgateError as error:
-        return Found([], str(error))
+        return Found([], str(error), suite)
     failed = [outcome for outcome in outcomes if not outcome.passed]
-    return Found(failed, "\n\n".join(outcome.text for outcome in failed))
+    return Found(failed, "\n\n".join(outcome.text for outcome in failed), suite)
 
 
 @contextmanager

@@ -1,17 +1,10 @@
-"""The planted defects: each breaks one thing that somebody has got wrong before.
-
-A mutant is a literal: what it is called, the model and mode it is seen in, how it is planted, and
-what the gate has to name: the site where the error enters (`source`, a regular expression for the
-whole name) or the cause (`says`, searched in the text). `survives` says why the gate does not see
-it; the test fails as soon as it does.
-"""
+"""Defects that test_layer_outputs sees: each breaks one thing that somebody has got wrong before."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,29 +17,7 @@ from qgate.models.mamba import scanning
 from qgate.modes import CalibrationSettings, applying, calibration, resolving
 from qgate.modes.simulated import casts, mixer, paths, products
 from tests.mutants.bed import SAMPLING, Bed
-
-LLAMA, MAMBA = "tiny-llama", "tiny-mamba"
-Sow = Callable[[Bed], None]
-
-
-@dataclass(frozen=True)
-class Mutant:
-    name: str
-    model: str
-    mode: str
-    sow: Sow
-    source: str = ""
-    says: str = ""
-    suite: str = "layer_outputs"
-    survives: str = ""
-
-
-def llama(name: str, mode: str, sow: Sow, source: str = "", **more: str) -> Mutant:
-    return Mutant(name, LLAMA, mode, sow, source, **more)
-
-
-def mamba(name: str, mode: str, sow: Sow, source: str = "", **more: str) -> Mutant:
-    return Mutant(name, MAMBA, mode, sow, source, **more)
+from tests.mutants.mutant import MAMBA, Sow, llama, mamba
 
 
 # Formats -----------------------------------------------------------------------------------------

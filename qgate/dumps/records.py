@@ -1,0 +1,190 @@
+"""What a dump says of one tensor: where in the model and when in the run it was, and what it is.
+
+A record stands for a tensor with its values, or for exact counts of them, or for neither. It is one
+line of an index, so all of it is plain data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from qgate.errors import QgateError, unknown
+
+Operation = Literal["forward", "backward"]
+Phase = Literal["pre", "post"]
+OPERATIONS: tuple[Operation, ...] = ("forward", "backward")
+PHASES: tuple[Phase, ...] = ("pre", "post")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where values are: a key in a file of the dump, and the hash of their bytes."""
+
+    file: str
+    key: str
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One tensor of a run.
+
+    order        place in the order of execution, within its rank
+    module       full name of the module; empty where it is not known
+    layer_type   attention, linear, or what was asked for
+    layer        index of the block, None where it is not known
+    component    linear, FA (an attention function), or another kind of site
+    name         query, key, value, context, input, weight, output, attention_weights, grad_input …
+    quant_type   label given by whoever collected: hifp8, mxfp8, bf16 …
+    call         how many times the module had been called before in the iteration
+    shape, dtype of the tensor as it flowed; dtype without `torch.`
+    stats        min, max, mean, std, amax and elements over finite values; shares of what a format
+                 clips and makes zero, named `FORMAT.saturated_share`
+    nonfinite    counts of nan, posinf, neginf: never left out
+    sampled      share of the elements that the statistics are of, 1 for all of them
+    tensor       where its values are; counts: where the exact counts of them are
+    extra        whatever else the collector was told
+    """
+
+    order: int
+    layer_type: str
+    operation: Operation
+    phase: Phase
+    component: str
+    name: str
+    module: str = ""
+    layer: int | None = None
+    quant_type: str = ""
+    rank: int = 0
+    world_size: int = 1
+    iteration: int | None = None
+    sample: int | None = None
+    micro_batch: int | None = None
+    call: int = 0
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    stats: Mapping[str, float] = field(default_factory=dict)
+    nonfinite: Mapping[str, int] = field(default_factory=dict)
+    sampled: float = 1.0
+    tensor: Place | None = None
+    counts: Place | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.operation not in OPERATIONS:
+            raise unknown("operation of a record", self.operation, OPERATIONS)
+        if self.phase not in PHASES:
+            raise unknown("phase of a record", self.phase, PHASES)
+        for name in ("order", "rank", "call"):
+            if getattr(self, name) < 0:
+                raise QgateError(f"{name} {getattr(self, name)} of a record is below 0.")
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def title(self) -> str:
+        """A short name for people: `L3 attention forward query, rank 1, iteration 0`."""
+        layer = "" if self.layer is None else f"L{self.layer} "
+        when = "" if self.iteration is None else f", iteration {self.iteration}"
+        return f"{layer}{self.layer_type} {self.operation} {self.name}, rank {self.rank}{when}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; fields that say nothing are left out."""
+        made = {f.name: getattr(self, f.name) for f in _FIELDS if _says(self, f)}
+        for name in ("tensor", "counts"):
+            if name in made:
+                made[name] = dataclasses.asdict(made[name])
+        told: dict[str, Any] = plain(made)
+        return {**told, "shape": list(self.shape)}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Record:
+        """The record of a line, believed field by field; unknown ones are of a newer version."""
+        made = dict(given)
+        for name, value in made.items():
+            if name not in _GOOD:
+                raise unknown("field of a dump record", name, _GOOD)
+            if not _GOOD[name](value):
+                raise QgateError(f"{name} of a record is {str(value)[:60]!r}.")
+        for name in ("tensor", "counts"):
+            if made.get(name) is not None:
+                made[name] = Place(**made[name])
+        made["shape"] = tuple(made.get("shape", ()))
+        if "stats" in made:
+            made["stats"] = {name: float(value) for name, value in made["stats"].items()}
+        try:
+            return cls(**made)
+        except TypeError:
+            lacking = ", ".join(n for n in _REQUIRED if n not in made)
+            raise QgateError(f"a record has no {lacking}.") from None
+
+
+def plain(value: Any) -> Any:
+    """As JSON has it: numbers that are not finite, and what is no plain data, become texts."""
+    if isinstance(value, str | bool | int | None):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(each) for each in value]
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return plain(value.item())
+    return str(value)[:200].removeprefix("torch.")
+
+
+def _says(record: Record, of: dataclasses.Field[Any]) -> bool:
+    value = getattr(record, of.name)
+    if of.default is not dataclasses.MISSING:
+        return bool(value != of.default)
+    if of.default_factory is not dataclasses.MISSING:
+        return bool(value)
+    return True
+
+
+def _whole(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _whole_or_none(value: object) -> bool:
+    return value is None or type(value) is int
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _number(value: object) -> bool:
+    return type(value) in (int, float) or value in ("nan", "inf", "-inf")
+
+
+def _place(value: object) -> bool:
+    names = {f.name for f in dataclasses.fields(Place)}
+    return value is None or (
+        isinstance(value, dict) and value.keys() == names and all(map(_text, value.values()))
+    )
+
+
+_FIELDS = dataclasses.fields(Record)
+_REQUIRED = ("order", "layer_type", "operation", "phase", "component", "name")
+_GOOD: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("order", "rank", "world_size", "call"), _whole),
+    **dict.fromkeys(("layer", "iteration", "sample", "micro_batch"), _whole_or_none),
+    **dict.fromkeys(
+        ("layer_type", "operation", "phase", "component", "name", "module", "quant_type", "dtype"),
+        _text,
+    ),
+    **dict.fromkeys(("tensor", "counts"), _place),
+    "shape": lambda value: isinstance(value, list) and all(map(_whole, value)),
+    "stats": lambda value: isinstance(value, dict) and all(map(_number, value.values())),
+    "nonfinite": lambda value: isinstance(value, dict) and all(map(_whole, value.values())),
+    "sampled": _number,
+    "extra": lambda value: isinstance(value, dict),
+}
