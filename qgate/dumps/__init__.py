@@ -1,5 +1,14 @@
-"""Tensors on disk: reading what other programs wrote, without running any of it."""
+"""Tensors on disk: collected ones with an index, and what other programs wrote, none of it run."""
 
+from qgate.dumps.records import Place, Record
 from qgate.dumps.tensor_files import StoredTensor, expand, read_tensors
+from qgate.dumps.writing import DumpWriter
 
-__all__ = ["StoredTensor", "expand", "read_tensors"]
+__all__ = [
+    "DumpWriter",
+    "Place",
+    "Record",
+    "StoredTensor",
+    "expand",
+    "read_tensors",
+]

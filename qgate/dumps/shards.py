@@ -73,7 +73,7 @@ def block_of(tensor: Tensor) -> Block:
     with torch.no_grad():
         held = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
         flat = held.reshape(-1).view(torch.uint8)
-    return Block(memoryview(flat.numpy()), dtype, shape)
+    return Block(flat.numpy().data, dtype, shape)
 
 
 def block_of_array(array: Array) -> Block:
@@ -81,8 +81,7 @@ def block_of_array(array: Array) -> Block:
     if array.dtype.kind not in "fiub" or array.dtype.name not in _CODES:
         raise QgateError(f"a dump takes arrays of numbers, not of {array.dtype}.")
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-    data = memoryview(little.reshape(-1).view(np.uint8))
-    return Block(data, array.dtype.name, array.shape)
+    return Block(little.reshape(-1).view(np.uint8).data, array.dtype.name, array.shape)
 
 
 def sha256_of(blocks: Mapping[str, Block]) -> str:

@@ -104,15 +104,20 @@ def _split(spec: str) -> tuple[Path, str | None]:
     return (Path(file), key) if Path(file).exists() else (whole, None)
 
 
-def _read_torch(path: Path, key: str | None) -> Iterator[StoredTensor]:
+def load_torch(path: Path) -> Any:
+    """What a torch file holds, read weights-only, memory-mapped where its container allows it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         try:
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except RuntimeError as error:
             if "mmap" not in str(error):
                 raise
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _read_torch(path: Path, key: str | None) -> Iterator[StoredTensor]:
+    loaded = load_torch(path)
     if isinstance(loaded, Tensor):
         yield from _pick(path, None, {"": loaded}, key)
     elif isinstance(loaded, Mapping) and isinstance(loaded.get("tensor"), Tensor) and key is None:

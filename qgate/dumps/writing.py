@@ -8,7 +8,6 @@ after a kill and on a full disk.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 from collections.abc import Mapping, Sequence

@@ -74,13 +74,14 @@ def _times(value: float | None, accepted: float, allowed: float) -> str:
 
 
 def _decibels(check: Check) -> str:
-    """The excess, with the digits that tell it from what is allowed."""
+    """How far from the ideal, with the digits that tell it from what is allowed."""
     value, bound, allowed = check.value or 0.0, check.bound or 0.0, check.allowed or 0.0
     if not (0 < value < math.inf and 0 < bound < math.inf):
         return "?"
-    excess = 10 * (math.log10(value) - math.log10(bound)) + allowed
+    side = -1 if check.side == ">=" else 1
+    excess = 10 * (math.log10(value) - math.log10(bound)) + side * allowed
     texts = (f"{excess:.{digits}f}" for digits in range(1, 12))
-    return next((text for text in texts if float(text) > allowed), f"{excess:.12f}")
+    return next((text for text in texts if side * float(text) > allowed), f"{excess:.12f}")
 
 
 def number(value: float | None, digits: int = 1) -> str:
@@ -90,6 +91,9 @@ def number(value: float | None, digits: int = 1) -> str:
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     plain = 1e-2 <= abs(value) < 1e4
+    if 0.9 < abs(value) < 1:
+        # Correlations: what matters is how far they are from 1.
+        digits = max(digits, digits + math.ceil(-math.log10(1 - abs(value))) - 2)
     return f"{value:.{digits + 2}g}" if plain else f"{value:.{digits}e}"
 
 
@@ -117,6 +121,9 @@ def failure_text(
     `command` accepts the new values; it is offered only where that can be.
     """
     failed = verdict.failed
+    if all(check.kind == "missing" for check in failed):
+        # Nothing is known to be wrong: a table of what is not there helps nobody.
+        return f"{first_line(verdict, mode, label=label)}\n  to record it: {command}"
     lines = [first_line(verdict, mode, label=label), "", *_table(failed[:rows])]
     if len(failed) > rows:
         lines.append(f"  +{len(failed) - rows} more rows in results.jsonl")

@@ -92,7 +92,7 @@ class GateSession:
 
     def prepare(self, mode: Mode) -> None:
         """Resolve a mode, its scales and its accepted errors: what fails here is no verdict."""
-        if self.updating is None:
+        if self.ledger.updating is None:
             self.ledger.accepted(self.ledger.title(mode), mode.calibrated)
         if reason := self.apart(mode):
             raise QgateError(reason)
@@ -157,11 +157,11 @@ class GateSession:
     def reference(self, suite: str) -> Outcome:
         """The stored reference is the live one, and that one is unquantized."""
         measured = []
-        stored = [] if self.updating is not None else self.store.bases()
+        stored = [] if self.ledger.updating is not None else self.store.bases()
         for basis in stored:
             live = self.ledger.reference_tensors(basis)
             measured += stored_reference(self.bench, basis, self.store.reference(basis), live)
-        if self.updating is not None:
+        if self.ledger.updating is not None:
             self.ledger.record_anew()
         elif not stored:
             raise QgateError(

@@ -36,6 +36,7 @@ class Ledger:
         self._update: Update | None = None
         self._origin: Origin | None = None
         self._accepted: dict[str, Mapping[Key, float]] = {}
+        self._devices: dict[str, str] = {}
         self._records_anew = False
 
     @property
@@ -104,13 +105,13 @@ class Ledger:
                         f"Refresh them with --mode {mode} --update-baselines."
                     )
                 values = {} if stale else found.values
+                self._devices[title] = found.device
             self._accepted[title] = values
         return self._accepted[title]
 
     def same_device(self, title: str) -> bool:
         """Whether the accepted errors were measured on a device like this one."""
-        found = self.store.accepted(title)
-        return found is None or found.device == self.origin().device
+        return self._devices.get(title, self.origin().device) == self.origin().device
 
     def reference_tensors(self, basis: str) -> dict[str, ReferenceTensor]:
         """The FP32 outputs of all blocks and the logits, cut to a seeded sample of rows."""

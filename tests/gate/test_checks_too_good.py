@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qgate.gate import Limits, Measured, judge
+from qgate.gate import Limits, Measured, failure_text, judge
 from qgate.gate.texts import first_line
 
 
@@ -33,3 +33,9 @@ def test_the_budget_has_two_sides(decibels: float, passes: bool) -> None:
         assert "better than an ideal int8 quantizer: nothing is quantized here" in first_line(
             verdict, "int8"
         )
+
+
+@pytest.mark.parametrize(("decibels", "shown"), [(-6.66, "-6.7"), (-0.52, "-0.52"), (6.66, "6.7")])
+def test_the_row_says_how_far_from_the_ideal_it_is(decibels: float, shown: str) -> None:
+    verdict = judge([site(1e-3 * 10 ** (decibels / 10))], lambda _: Limits(), True)
+    assert f"  {shown} dB  " in failure_text(verdict, "int8").splitlines()[3]

@@ -117,7 +117,7 @@ def test_the_text_stays_under_fifteen_lines(count: int) -> None:
     ("site", "offered", "words"),
     [
         (carried(mse=2e-4), True, "if intended"),
-        (carried(accepted=None), True, "if intended"),
+        (carried(accepted=None), True, "to record it"),
         (carried(mse=2e-2), False, "change the limit (its suite)"),
         (measured(mse=1e-3, accepted=WIDE), False, "raise budget_db (default)"),
         (measured(mse=1e-3), False, "raise budget_db (default)"),

@@ -24,7 +24,7 @@ from qgate.pipeline.setups import ModelSetup
 
 SAMPLING = Sampling(samples=2, seqlen=128, calib_samples=4, calib_seqlen=128)
 SUITE = "layer_outputs"
-_SUITES = Path(__file__).parents[2] / "suites"
+SUITE_FILES = Path(__file__).parents[2] / "suites"
 PHASES = ("forward", "backward")
 Gate = Callable[[], Outcome]
 
@@ -63,7 +63,7 @@ def all_layers(session: GateSession, mode: str) -> list[Outcome]:
 @functools.cache
 def marks(suite: str) -> dict[str, Any]:
     """The markers in the file of a suite, as its users run it."""
-    names = runpy.run_path(str(_SUITES / f"test_{suite}.py"))
+    names = runpy.run_path(str(SUITE_FILES / f"test_{suite}.py"))
     return {mark.name: mark for mark in getattr(names[f"test_{suite}"], "pytestmark", [])}
 
 
@@ -130,9 +130,15 @@ class Found:
     suite: str = SUITE
 
     @property
+    def is_local(self) -> bool:
+        """Whether local errors were measured, and so the text says where the error enters."""
+        return any(outcome.verdict.first_source for outcome in self.failed)
+
+    @property
     def source(self) -> str | None:
-        """Local errors enter at the first site that the text names; a gradient that is wrong spoils
-        those before it, so it enters at the last one; formats are tried on each tensor by itself.
+        """Local errors enter at the first site that is out, and the text says so. A gradient that
+        is wrong spoils those of all before it: it enters at the last one. Formats are tried on each
+        tensor by itself, and the first one stands for all.
         """
         sources = (outcome.verdict.first_source for outcome in self.failed)
         if local := next((source for source in sources if source), None):

@@ -19,7 +19,6 @@ from qgate.modes.simulated import casts, mixer, paths, products
 from tests.mutants.bed import SAMPLING, Bed
 from tests.mutants.mutant import MAMBA, Sow, llama, mamba
 
-
 # Formats -----------------------------------------------------------------------------------------
 
 
@@ -38,7 +37,7 @@ def _exponent_off_by(steps: int) -> Sow:
     return lambda bed: bed.wrap(fast_mx, "_top", moved)
 
 
-def _altered(change: Callable[[Quantizer, Tensor], None]) -> Sow:
+def altered(change: Callable[[Quantizer, Tensor], None]) -> Sow:
     """The engine works with another quantizer than it was given."""
 
     def wrapped(plain: Any) -> Any:
@@ -53,7 +52,7 @@ def _altered(change: Callable[[Quantizer, Tensor], None]) -> Sow:
 
 
 def _blocks_of(size: int) -> Sow:
-    return _altered(lambda q, _: setattr(q, "block", size))
+    return altered(lambda q, _: setattr(q, "block", size))
 
 
 def _turned(bed: Bed) -> None:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from qgate import formats
-from qgate.analysis import advice, sweeping
+from qgate.analysis import advice
 from qgate.capture import running
 from qgate.formats import ElementFormat
-from qgate.formats.engine import census
+from qgate.formats.engine.work import DOUBLE
 from qgate.formats.floats import FloatFormat
 from qgate.pipeline import format_rows
 from qgate.stats import value_counts
@@ -24,13 +24,15 @@ from tests.mutants.mutant import Mutant, Sow, llama, mamba
 
 
 def _advised(steps: int) -> Callable[[Any], Any]:
-    """The advice is the level that many places below the best one."""
+    """The advice is another exponent than the best one."""
 
     def wrapped(plain: Any) -> Any:
         def advise(levels: Any, **options: Any) -> Any:
             made = plain(levels, **options)
-            place = made["recommended"] + steps
-            return {**made, "recommended": min(max(place, 0), len(levels) - 1)}
+            wanted = levels[made["recommended"]]["exponent"] + steps
+            exponents = [level["exponent"] for level in levels]
+            place = exponents.index(wanted) if wanted in exponents else made["recommended"]
+            return {**made, "recommended": place}
 
         return advise
 
@@ -55,7 +57,7 @@ def _without_overflow(plain: Any) -> Any:
 
 
 def _truncating(plain: Any) -> Any:
-    return lambda self, x: plain(self, x - torch.remainder(x, 2.0**-8))
+    return lambda self, x: self.cast(x, DOUBLE, rounding="zero")
 
 
 def _captured(change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Sow:
@@ -127,7 +129,7 @@ def _forward_for_backward(bed: Bed) -> None:
     bed.patch.setattr(format_rows, "_gradients", format_rows._tensors)
 
 
-def _backward_for_forward(bed: Bed) -> None:
+def _gradients_for_weights(bed: Bed) -> None:
     plain = format_rows._tensors
 
     def tensors(bench: Any, layer: str) -> dict[str, Tensor]:
@@ -142,47 +144,202 @@ def _activations_as_gradients(bed: Bed) -> None:
     plain = format_rows._gradients
 
     def gradients(bench: Any, layer: str) -> dict[str, Tensor]:
+        wanted = plain(bench, layer)
         record = bench._captures["fp32", "plain", "gradients"]
-        return {name: torch.cat([t.flatten() for t in record.tensors[name]]) for name in plain(bench, layer)}
+        return {name: torch.cat([t.flatten() for t in record.tensors[name]]) for name in wanted}
 
     bed.patch.setattr(format_rows, "_gradients", gradients)
-
-
-def _saturated_if_equal(plain: Any) -> Any:
-    """The largest number itself counts as clipped."""
-    return lambda wide, parts, q: plain(wide * (1 + 1e-6), parts, q)
 
 
 def _loss_halved(plain: Any) -> Any:
     return lambda *given: plain(*given) / 2
 
 
-UP = r"model\.layers\.2\.mlp\.up_proj"
+ATTENTION = r"model\.layers\.0\.self_attn\."
+FIRST = ATTENTION + "q_proj:"
+_ONE_SIDED = (
+    "shares are held from above only: one that falls passes as an improvement, though the tensors "
+    "are those of FP32, where nothing can have improved"
+)
+_KEPT = (
+    "the accepted exponent stays recommended while it costs no more than what the sweep would "
+    "choose now: a worse choice of the sweep is not shown"
+)
+
 SWEEPS = (
-    *(llama(f"advice{n}-{f}", f, _advised(n)) for n in (-1,1) for f in ("fp8_e4m3","hif8","mxfp8_e4m3","mxfp4_e2m1")),
-    *(llama(f"level{n}-{f}", f, lambda bed,n=n: bed.wrap(format_rows,"_error_at",_read_at(n))) for n in (-1,1) for f in ("fp8_e4m3","hif8","mxfp8_e4m3","mxfp4_e2m1")),
-    *(llama(f"nosat-{f}", f, lambda bed: bed.wrap(ElementFormat, "nearest", _without_overflow)) for f in ("fp8_e4m3","hif8","mxfp8_e4m3","mxfp4_e2m1")),
-    *(llama(f"trunc-{f}", f, lambda bed: bed.wrap(ElementFormat, "nearest", _truncating)) for f in ("fp8_e4m3","hif8","mxfp8_e4m3","mxfp4_e2m1")),
-    *(llama(f"weights-{f}", f, _captured(_weights_for_inputs)) for f in ("fp8_e4m3","hif8","mxfp8_e4m3","mxfp4_e2m1")),
-    *(llama(f"half-{f}", f, _counted(lambda x: x[: len(x)//2])) for f in ("fp8_e4m3","hif8")),
-    *(llama(f"abs-{f}", f, lambda bed: bed.wrap(value_counts, "_count", _signs_folded)) for f in ("fp8_e4m3","hif8")),
-    *(llama(f"block{n}-{f}", f, _swept(block=n)) for n in (16,64) for f in ("mxfp8_e4m3","mxfp4_e2m1")),
-    *(llama(f"axis0-{f}", f, _swept(axis=0)) for f in ("mxfp8_e4m3","mxfp4_e2m1")),
+    llama(
+        "error-read-a-level-too-low",
+        "fp8_e4m3",
+        lambda bed: bed.wrap(format_rows, "_error_at", _read_at(1)),
+        FIRST + "input",
+        says="relative_mse",
+    ),
+    llama(
+        "error-read-an-offset-too-low",
+        "mxfp4_e2m1",
+        lambda bed: bed.wrap(format_rows, "_error_at", _read_at(1)),
+        FIRST + "input",
+        says="relative_mse",
+    ),
+    llama(
+        "sweep-without-overflow",
+        "fp8_e4m3",
+        lambda bed: bed.wrap(ElementFormat, "nearest", _without_overflow),
+        FIRST + "input",
+        says="exponent -5 instead of -4 .* the accepted one now costs",
+    ),
+    llama(
+        "sweep-of-blocks-without-overflow",
+        "mxfp4_e2m1",
+        lambda bed: bed.wrap(ElementFormat, "nearest", _without_overflow),
+        FIRST + "input",
+        says="exponent -4 instead of 0 .* the accepted one now costs",
+    ),
+    llama(
+        "sweep-truncates",
+        "hif8",
+        lambda bed: bed.wrap(ElementFormat, "nearest", _truncating),
+        FIRST + "input",
+        says="relative_mse",
+    ),
+    llama(
+        "weights-swept-for-inputs",
+        "hif8",
+        _captured(_weights_for_inputs),
+        FIRST + "input",
+        says=r"exponent -5 instead of 1 at .*q_proj:input \(format hif8\): the accepted one now costs",
+    ),
+    llama(
+        "half-of-the-elements-counted",
+        "hif8",
+        _counted(lambda x: x.flatten()[: x.numel() // 2]),
+        r"model\.layers\.0\.mlp\..*",
+    ),
+    llama(
+        "negative-numbers-at-their-complement",
+        "fp8_e4m3",
+        lambda bed: bed.wrap(value_counts, "_count", _signs_folded),
+        FIRST + "input",
+        says="exponent 4 instead of -4",
+    ),
+    llama(
+        "swept-in-blocks-of-16",
+        "mxfp4_e2m1",
+        _swept(block=16),
+        ATTENTION + "q_proj:weight",
+        says="relative_mse",
+    ),
+    llama(
+        "swept-in-blocks-of-64",
+        "mxfp4_e2m1",
+        _swept(block=64),
+        FIRST + "input",
+        says="relative_mse",
+    ),
+    llama(
+        "blocks-swept-along-the-tokens",
+        "mxfp4_e2m1",
+        _swept(axis=0),
+        FIRST + "input",
+        says="exponent 1 instead of 0",
+    ),
+    llama("advice-an-exponent-too-high", "fp8_e4m3", _advised(1), says="exponent", survives=_KEPT),
+    llama("advice-an-offset-too-low", "mxfp4_e2m1", _advised(-1), says="exponent", survives=_KEPT),
 )
-F=("fp8_e4m3", "hif8", "mxfp8_e4m3", "mxfp4_e2m1")
 COUNTS = (
-    *(llama(f"satuncounted-{f}", f, _reported(lambda e: {"saturated": 0})) for f in F),
-    *(llama(f"flushed-as-normal-{f}", f, _reported(lambda e: {"flushed": 0})) for f in F),
-    *(llama(f"subn-flushed-{f}", f, _reported(lambda e: {"flushed": e.flushed+e.subnormal})) for f in F),
-    *(llama(f"underflow-for-flushed-{f}", f, _reported(lambda e: {"flushed": e.underflow})) for f in F),
-    *(llama(f"total-half-{f}", f, _reported(lambda e: {"elements": e.elements//2})) for f in F),
-    *(llama(f"total-double-{f}", f, _reported(lambda e: {"elements": e.elements*2})) for f in F),
-    *(llama(f"fwd-for-bwd-{f}", f, _forward_for_backward) for f in F),
-    *(llama(f"bwd-for-fwd-{f}", f, _backward_for_forward) for f in F),
-    *(llama(f"act-as-grad-{f}", f, _activations_as_gradients) for f in F),
-    *(llama(f"max240-{f}", f, _element(max=240.0)) for f in ("fp8_e4m3","mxfp8_e4m3")),
-    *(llama(f"minsub-{f}", f, _element(min_exponent=-5)) for f in ("fp8_e4m3","mxfp8_e4m3")),
-    *(llama(f"equal-{f}", f, lambda bed: bed.wrap(census,"saturated",_saturated_if_equal)) for f in F),
-    *(llama(f"loss-halved-{f}", f, lambda bed: bed.wrap(running,"next_token_loss",_loss_halved)) for f in F),
+    llama(
+        "subnormals-counted-as-flushed",
+        "hif8",
+        _reported(lambda e: {"flushed": e.flushed + e.subnormal}),
+        FIRST + "weight",
+        says="flushed_share",
+    ),
+    llama(
+        "underflow-counted-as-flushed",
+        "mxfp8_e4m3",
+        _reported(lambda e: {"flushed": e.underflow}),
+        FIRST + "weight",
+        says="flushed_share",
+    ),
+    llama(
+        "share-of-half-the-elements",
+        "mxfp4_e2m1",
+        _reported(lambda e: {"elements": e.elements // 2}),
+        FIRST + "input",
+        says="2x accepted",
+    ),
+    llama(
+        "tensors-for-gradients",
+        "fp8_e4m3",
+        _forward_for_backward,
+        FIRST + "input",
+        says="no accepted flushed_share",
+    ),
+    llama(
+        "gradients-for-weights",
+        "fp8_e4m3",
+        _gradients_for_weights,
+        FIRST + "weight",
+        says="flushed_share",
+    ),
+    llama(
+        "e4m3-ends-at-240",
+        "mxfp8_e4m3",
+        _element(max=240.0),
+        FIRST + "input",
+        says="saturated_share",
+    ),
+    llama(
+        "e4m3-of-another-bias",
+        "fp8_e4m3",
+        _element(min_exponent=-5),
+        FIRST + "input",
+        says="flushed_share",
+    ),
+    llama(
+        "loss-halved",
+        "fp8_e4m3",
+        lambda bed: bed.wrap(running, "next_token_loss", _loss_halved),
+        FIRST + "weight",
+        says="flushed_share",
+    ),
+    mamba(
+        "every-clipped-element-twice",
+        "mxfp8_e4m3",
+        _reported(lambda e: {"saturated": 2 * e.saturated}),
+        r"backbone\.layers\.0\.mixer\.in_proj:input",
+        says="saturated_share",
+    ),
+    llama(
+        "clipped-not-counted",
+        "mxfp8_e4m3",
+        _reported(lambda _: {"saturated": 0}),
+        says="saturated_share",
+        survives=_ONE_SIDED,
+    ),
+    llama(
+        "flushed-not-counted",
+        "mxfp4_e2m1",
+        _reported(lambda _: {"flushed": 0}),
+        says="flushed_share",
+        survives=_ONE_SIDED,
+    ),
+    llama(
+        "share-of-twice-the-elements",
+        "mxfp4_e2m1",
+        _reported(lambda e: {"elements": 2 * e.elements}),
+        says="share",
+        survives=_ONE_SIDED,
+    ),
+    llama(
+        "tensors-under-the-names-of-gradients",
+        "fp8_e4m3",
+        _activations_as_gradients,
+        says="flushed_share",
+        survives=_ONE_SIDED,
+    ),
 )
-MUTANTS = tuple([dataclasses.replace(m, suite="scaling") for m in SWEEPS]+[dataclasses.replace(m, suite="overflow") for m in COUNTS])
+MUTANTS: tuple[Mutant, ...] = (
+    *(dataclasses.replace(mutant, suite="scaling") for mutant in SWEEPS),
+    *(dataclasses.replace(mutant, suite="overflow") for mutant in COUNTS),
+)  # fmt: skip

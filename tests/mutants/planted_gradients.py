@@ -16,8 +16,7 @@ from qgate.modes.simulated import casts, mixer
 from qgate.pipeline.bench import Bench
 from tests.mutants.bed import Bed
 from tests.mutants.mutant import Mutant, Sow, llama, mamba
-from tests.mutants.planted import _altered
-from qgate.capture import running
+from tests.mutants.planted import altered
 
 Change = Callable[[Tensor], Tensor]
 
@@ -76,7 +75,7 @@ def _half_flushed(grad: Tensor) -> Tensor:
 
 def _clamped(bed: Bed) -> None:
     """What is beyond the largest value takes no gradient, though the modes say it does."""
-    _altered(lambda q, _: setattr(q, "saturated_grad", "zero"))(bed)
+    altered(lambda q, _: setattr(q, "saturated_grad", "zero"))(bed)
 
 
 def _clamped_at_the_edge(bed: Bed) -> None:
@@ -172,18 +171,13 @@ MUTANTS: tuple[Mutant, ...] = tuple(
         llama("detached-in-a-block", "mxfp8", lambda bed: bed.after("model.layers.3.mlp", Tensor.detach), r"model\.layers\.3\.mlp\.down_proj:weight"),
         llama("float16-flushes-gradients", "mxfp8", _arriving("model.layers.3.mlp.up_proj", _half_flushed), r"model\.layers\.3\.mlp\.up_proj:weight"),
         llama("clipped-values-take-no-gradient", "mxfp8", _clamped, r"model\.layers\.4\..*"),
-        llama("clipped-values-take-no-gradient4", "mxfp4", _clamped, r"model\.layers\.4\..*"),
         llama("largest-value-takes-no-gradient", "int8", _clamped_at_the_edge, r"model\.layers\.4\..*"),
         llama("gradient-quantized-twice", "mxfp8", lambda bed: bed.wrap(gradient.StraightThrough, "backward", _twice_quantized), r"model\.layers\.4\..*"),
         llama("last-sample-only", "int8", lambda bed: bed.wrap(Bench, "_backward_run", _last_sample_only), r"model\.layers\.4\.mlp\.down_proj:weight"),
         mamba("clipped-and-kept-changed-places", "2-1", lambda bed: bed.wrap(casts, "straight", _cut), r"backbone\.layers\.4\..*"),
         mamba("cast-without-gradient", "2-1", lambda bed: bed.patch.setattr(type(bed.module("backbone.layers.2.mixer.u_cast")), "forward", _without_codes(type(bed.module("backbone.layers.2.mixer.u_cast")).forward)), r"backbone\.layers\.4\..*"),
         mamba("truncated-through-time", "2-1", lambda bed: bed.wrap(mixer.HalfScan, "forward", _scan_forgets), r"backbone\.layers\.4\..*"),
-        llama("gradients-of-the-reference", "int8", lambda bed: bed.wrap(Bench, "_backward_run", _of_reference)),
-        mamba("scan-backward-of-both3", "2-1", lambda bed: bed.wrap(scanning._Chunked, "backward", _no_gradient_of(3))),
-        mamba("scan-backward-of-both4", "2-1", lambda bed: bed.wrap(scanning._Chunked, "backward", _no_gradient_of(4))),
-        mamba("scan-backward-of-both0", "2-1", lambda bed: bed.wrap(scanning._Chunked, "backward", _no_gradient_of(0))),
-        mamba("scan-backward-of-both1", "2-1", lambda bed: bed.wrap(scanning._Chunked, "backward", _no_gradient_of(1))),
-        llama("loss", "int8", lambda bed: bed.wrap(running, "next_token_loss", lambda plain: lambda *a: plain(*a)/2)),
+        llama("gradients-of-the-reference", "int8", lambda bed: bed.wrap(Bench, "_backward_run", _of_reference), says="relative_mse", survives="errors are held from above only: gradients equal to those of FP32 pass as an improvement, though a quantized mode cannot have them"),
+        mamba("scan-without-gradient-of-c", "2-1", lambda bed: bed.wrap(scanning._Chunked, "backward", _no_gradient_of(4)), r"backbone\.layers\.4\.mixer\.x_proj:weight"),
     )
 )  # fmt: skip

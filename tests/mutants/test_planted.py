@@ -5,13 +5,42 @@ from __future__ import annotations
 import os
 import random
 import re
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from tests.mutants.bed import SUITE, Bed, Healthy, examine, mode_of, threads
-from tests.mutants.planted import MUTANTS, Mutant
+from tests.mutants import planted, planted_checks, planted_formats, planted_gradients
+from tests.mutants.bed import (
+    SUITE,
+    SUITE_FILES,
+    Bed,
+    Gate,
+    Healthy,
+    examine,
+    gates_of,
+    marks,
+    threads,
+)
+from tests.mutants.mutant import LLAMA, MAMBA, Mutant
 
-SHARE = 12
+MUTANTS = (
+    *planted.MUTANTS,
+    *planted_gradients.MUTANTS,
+    *planted_formats.MUTANTS,
+    *planted_checks.MUTANTS,
+)
+SUITES = tuple(dict.fromkeys(mutant.suite for mutant in MUTANTS))
+# Of every suite one, and more of all.
+SHARE = 14
+
+
+def share(seed: int) -> list[Mutant]:
+    chance = random.Random(seed)
+    chosen = [chance.choice([m for m in MUTANTS if m.suite == suite]) for suite in SUITES]
+    rest = [mutant for mutant in MUTANTS if mutant not in chosen]
+    chosen += chance.sample(rest, SHARE - len(chosen))
+    return sorted(chosen, key=MUTANTS.index)
 
 
 def whole_campaign(config: pytest.Config) -> bool:
@@ -27,9 +56,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     chosen = list(MUTANTS)
     if not whole:
-        seed = int(os.environ.get("QGATE_MUTANT_SEED", "0"))
-        picked = random.Random(seed).sample(range(len(MUTANTS)), SHARE)
-        chosen = [MUTANTS[place] for place in sorted(picked)]
+        chosen = share(int(os.environ.get("QGATE_MUTANT_SEED", "0")))
     cases = [
         pytest.param(
             mutant,
@@ -44,43 +71,76 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_mutant_turns_the_gate_red(
-    mutant: Mutant, healthy: Healthy, monkeypatch: pytest.MonkeyPatch
+    mutant: Mutant, healthy: Healthy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    healthy.record(mutant.model, mutant.mode)
-    session = healthy.session(mutant.model)
+    if mutant.unrecorded:
+        session = Healthy(tmp_path).session(mutant.model, updating="all")
+    else:
+        healthy.record(mutant.model, mutant.mode, mutant.suite)
+        session = healthy.session(mutant.model)
     mutant.sow(Bed(monkeypatch, session, healthy, mutant.mode))
     found = examine(session, mutant.mode, mutant.suite)
     assert found.texts, f"{mutant.name} survives"
     if mutant.source:
         assert found.source is not None, found.texts
         assert re.fullmatch(mutant.source, found.source), found.texts
-        assert f"the error enters at {found.source}" in found.texts
+        words = "the error enters at " if found.is_local else ""
+        assert f"{words}{found.source}" in found.texts
     assert re.search(mutant.says, found.texts), found.texts
+
+
+def healthy_cases(whole: bool) -> list[tuple[str, str, str]]:
+    """What has to stay green: model, mode or format, suite."""
+    few = [(MAMBA, "2-1", SUITE), (MAMBA, "2-1", "gradients"), (MAMBA, "2-1", "task")]
+    few += [(LLAMA, "int8", suite) for suite in (SUITE, "gradients", "task")]
+    few += [(LLAMA, "mxfp4_e2m1", suite) for suite in ("scaling", "overflow")]
+    few += [(LLAMA, "", suite) for suite in ("reference", "canary")]
+    if not whole:
+        return few
+    planted_in = {(m.model, m.mode, m.suite) for m in MUTANTS}
+    modes = {(model, mode) for model, mode, suite in planted_in if suite == SUITE}
+    of_modes = {(*each, suite) for each in modes for suite in (SUITE, "gradients", "task")}
+    of_formats = {
+        (model, fmt, suite)
+        for model in (LLAMA, MAMBA)
+        for suite in ("scaling", "overflow")
+        for fmt in marks(suite)["qgate_formats"].args
+    }
+    return sorted({*few, *planted_in, *of_modes, *of_formats})
 
 
 def test_healthy_code_stays_green(
     healthy: Healthy, repetition: int, request: pytest.FixtureRequest
 ) -> None:
-    """Other thread counts, other orders of modes and layers: the same verdict."""
-    modes = [("tiny-mamba", "2-1"), ("tiny-llama", "int8")]
-    if whole_campaign(request.config):
-        modes = sorted({(mutant.model, mutant.mode) for mutant in MUTANTS})
-    chance = random.Random(repetition)
-    chance.shuffle(modes)
-    sessions = {model: healthy.session(model) for model, _ in modes}
-    for model, mode in modes:
-        healthy.record(model, mode)
-        session = sessions[model]
-        layers = chance.sample(session.bench.layers, len(session.bench.layers))
-        # Threads that wait for each other on busy cores take long: only int8 of them by default.
-        several = whole_campaign(request.config) or mode == "int8"
-        with threads(1 + repetition % 3 if several else 1):
-            outcomes = [session.layer(SUITE, mode_of(session, mode), layer) for layer in layers]
-            outcomes.append(session.task("task", mode_of(session, mode)))
-        assert [outcome.text for outcome in outcomes if not outcome.passed] == []
+    """Other thread counts, other orders of suites, modes and layers: the same verdict."""
+    whole = whole_campaign(request.config)
+    cases = healthy_cases(whole)
+    for case in cases:
+        healthy.record(*case)
+    sessions = {model: healthy.session(model) for model, _, _ in cases}
+    gates: list[tuple[Gate, int]] = []
+    for model, mode, suite in cases:
+        # Threads that wait for each other on busy cores take long: by default none for 2-1.
+        count = 1 + repetition % 3 if whole or mode != "2-1" else 1
+        gates += [(gate, count) for gate in gates_of(sessions[model], mode, suite)]
+    random.Random(repetition).shuffle(gates)
+    for gate, count in gates:
+        with threads(count):
+            assert gate().text == ""
 
 
 def test_names_are_unique_and_there_are_enough() -> None:
     names = [mutant.name for mutant in MUTANTS]
-    assert len(set(names)) == len(names) >= 25
+    assert len(set(names)) == len(names) >= 100
     assert all(mutant.source or mutant.says for mutant in MUTANTS)
+    seen = Counter(mutant.suite for mutant in MUTANTS if not mutant.survives)
+    assert all(seen[suite] >= 4 for suite in SUITES), seen
+    files = {path.stem.removeprefix("test_") for path in SUITE_FILES.glob("test_*.py")}
+    assert files - set(SUITES) == {"formats"}, "suites that nothing was planted for"
+
+
+def test_every_share_has_a_mutant_of_every_suite() -> None:
+    for seed in range(20):
+        chosen = share(seed)
+        assert len(set(chosen)) == len(chosen) == SHARE
+        assert {mutant.suite for mutant in chosen} == set(SUITES)

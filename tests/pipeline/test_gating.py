@@ -218,14 +218,14 @@ def test_other_weights_are_named_and_updated_on_purpose(own: Path) -> None:
         made.bench.model.module.get_parameter("model.layers.0.mlp.up_proj.weight")[0, 0] += 1
     with pytest.raises(QgateError, match="the baseline was made with other weights"):
         made.check_baseline()
-    made.updating = "failed"
+    made.ledger.updating = "failed"
     made.check_baseline()
     assert all(outcome.passed for outcome in gates(made))
     made.commit()
-    made.updating = None
+    made.ledger.updating = None
     made.check_baseline()
     references = Store(own, LLAMA).reference("plain")
-    live = made.reference_tensors("plain")
+    live = made.ledger.reference_tensors("plain")
     assert references.keys() == live.keys()
     for site, tensor in references.items():
         assert np.array_equal(tensor.values, live[site].values)

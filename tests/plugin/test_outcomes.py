@@ -157,7 +157,7 @@ def test_without_a_baseline_nothing_passes(project: Path, suites: Run) -> None:
     result.stdout.fnmatch_lines(
         [
             "no accepted * at * (mode int8): record it with --update-baselines*",
-            f"  if intended: pytest suites --baselines elsewhere {AGAIN} --model tiny-llama --mode int8 --update-baselines",
+            f"  to record it: pytest suites --baselines elsewhere {AGAIN} --model tiny-llama --mode int8 --update-baselines",
         ]
     )
     assert not (project / "elsewhere").exists()

@@ -70,7 +70,7 @@ def test_another_reference_has_accepted_errors_of_its_own(project: Path, suites:
     result = suites(*options)
     result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(
-        ["  if intended: * --reference fp16 *--mode int8 --update-baselines"]
+        ["  to record it: * --reference fp16 *--mode int8 --update-baselines"]
     )
     result = suites(*options, "--update-baselines")
     assert result.ret == pytest.ExitCode.OK

@@ -1,0 +1,196 @@
+"""Reading a dump, also one that is still being written or whose writer was killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
+
+from qgate.dumps.index import EVENT, Index, Lines
+from qgate.dumps.layout import INDEX, About, rank_folder, ranks_in, read_about, unfinished_in
+from qgate.dumps.records import Record
+from qgate.dumps.selecting import check_fields, is_wanted
+from qgate.dumps.shard_reading import ShardReader
+from qgate.errors import QgateError, unknown
+
+State = Literal["complete", "incomplete", "running or killed", "not told"]
+
+
+@dataclass(frozen=True)
+class RankState:
+    """How far the writing of one rank has come.
+
+    state        incomplete: closed, and something is missing; not told: by the known collector
+    missing      what could not be written, the first of `missing_count`
+    torn         lines of the index that are no records, and a last one that is not whole
+    damaged      those among them that no writer leaves behind
+    unfinished   shards under a temporary name
+    cut_off      earlier sessions that did not end
+    foreign      it is of another run than the dump
+    """
+
+    rank: int
+    state: State
+    records: int
+    missing: tuple[str, ...] = ()
+    missing_count: int = 0
+    torn: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
+    unfinished: tuple[str, ...] = ()
+    cut_off: int = 0
+    foreign: bool = False
+
+    def notes(self) -> list[str]:
+        """What a reader should know beside the records; nothing where all is well."""
+        said = []
+        if self.state == "running or killed":
+            said.append("it was not closed: its writer is at work or was killed")
+        if self.missing_count:
+            said.append(f"{self.missing_count} records are missing: {self.missing[0]}")
+            said[-1] += ", …" if self.missing_count > 1 else ""
+        if self.cut_off:
+            said.append(f"{self.cut_off} earlier sessions were cut off")
+        if self.foreign:
+            said.append("it is of another run than the dump")
+        said += [*self.torn, *(f"{name} is not finished" for name in self.unfinished)]
+        return [f"rank {self.rank}: {each}" for each in said]
+
+
+class Dump:
+    """The records of a dump and their tensors. `Dump.open` reads what there is now.
+
+    header    settings of whoever collected
+    skipped   files that are no part of it, each with a reason
+    damaged   those among them that were a part of it: torn, empty
+    """
+
+    def __init__(self, folder: Path, about: About) -> None:
+        self.folder, self.about = folder, about
+        self.header: dict[str, Any] = about.header
+        self.skipped: list[str] = []
+        self.damaged: list[str] = []
+        self._lines: dict[int, tuple[tuple[int, int], Lines]] = {}
+        self._shards: dict[int, ShardReader] = {}
+
+    @classmethod
+    def open(cls, folder: Path) -> Dump:
+        """A dump of qgate, or a folder of the known collector as it is."""
+        folder = Path(folder)
+        if not folder.is_dir():
+            what = "a file; name the folder" if folder.exists() else "not there"
+            raise QgateError(f"the dump {str(folder)!r} is {what}.")
+        about = read_about(folder)
+        if about is not None:
+            return Dump(folder, about)
+        from qgate.dumps.known_files import KnownDump
+
+        if not KnownDump.is_one(folder):
+            raise QgateError(
+                f"{str(folder)!r} is no dump: it has no dump.json, and no .pt files of the known "
+                "collector."
+            )
+        return KnownDump(folder)
+
+    @property
+    def world_size(self) -> int:
+        return self.about.world_size
+
+    @property
+    def ranks(self) -> list[int]:
+        """Those that have written."""
+        return list(ranks_in(self.folder))
+
+    @property
+    def absent_ranks(self) -> list[int]:
+        return sorted(set(range(self.world_size)) - set(self.ranks))
+
+    def state(self, rank: int) -> RankState:
+        lines = self._read(rank)
+        events = [each.get(EVENT) for each in lines.events]
+        closing = lines.events[-1] if events and events[-1] == "close" else None
+        missing = tuple(map(str, (closing or {}).get("missing", ())))
+        count = (closing or {}).get("missing_count", 0)
+        count = count if isinstance(count, int) else len(missing)
+        cut = events.count("open") - events.count("close") - (0 if closing else 1)
+        index = rank_folder(self.folder, rank) / INDEX
+        torn = [*lines.damaged]
+        if lines.torn:
+            torn.append(f"{index}: its last line is torn ({lines.torn} bytes)")
+        run = Index(rank_folder(self.folder, rank)).run()
+        found: State = "running or killed"
+        if closing is not None:
+            found = "incomplete" if count else "complete"
+        return RankState(
+            rank,
+            found,
+            len(lines.records),
+            missing,
+            count,
+            tuple(torn),
+            tuple(lines.damaged),
+            tuple(path.name for path in unfinished_in(rank_folder(self.folder, rank))),
+            max(0, cut),
+            bool(run and self.about.run and run != self.about.run),
+        )
+
+    @property
+    def states(self) -> list[RankState]:
+        return [self.state(rank) for rank in self.ranks]
+
+    def notes(self) -> list[str]:
+        """What is missing, torn, unfinished or skipped."""
+        said = [note for state in self.states for note in state.notes()]
+        if self.absent_ranks:
+            listed = ", ".join(map(str, self.absent_ranks[:20]))
+            said.append(f"of {self.world_size} ranks these have written nothing: {listed}")
+        return [*said, *(f"skipped {each}" for each in self.skipped)]
+
+    def records(self, **wanted: object) -> Iterator[Record]:
+        """In the order of execution, rank after rank; only those wanted.
+
+        A field is given a value, a pattern such as `grad_*`, or several: `rank=[0, 1]`.
+        """
+        asked = check_fields(wanted)
+        for rank in self.ranks:
+            for record in self._read(rank).records:
+                if is_wanted(record, asked):
+                    yield record
+
+    def tensor(self, record: Record, *, check: bool = True) -> Tensor:
+        """The values, mapped from the file; `check` proves by their hash that they are those."""
+        return self._shard(record.rank).tensor(record, check=check)
+
+    def counts(self, record: Record, *, check: bool = True) -> dict[str, np.ndarray[Any, Any]]:
+        return self._shard(record.rank).counts(record, check=check)
+
+    def shard(self, record: Record) -> Path | None:
+        """The file that the values of a record are in."""
+        place = record.tensor or record.counts
+        return None if place is None else self._shard(record.rank).path(place)
+
+    def _shard(self, rank: int) -> ShardReader:
+        if rank not in self._shards:
+            home = rank_folder(self.folder, rank)
+            if not home.is_dir():
+                raise unknown("rank of the dump", rank, map(str, self.ranks))
+            self._shards[rank] = ShardReader(self.folder, home)
+        return self._shards[rank]
+
+    def _read(self, rank: int) -> Lines:
+        """The index as it is now; read again when it has grown."""
+        home = rank_folder(self.folder, rank)
+        index = Index(home)
+        try:
+            stat = index.path.stat()
+            now = (stat.st_size, stat.st_mtime_ns)
+        except FileNotFoundError:
+            now = (0, 0)
+        if rank not in self._lines or self._lines[rank][0] != now:
+            lines = index.read()
+            lines.records.sort(key=lambda record: record.order)
+            self._lines[rank] = (now, lines)
+        return self._lines[rank][1]

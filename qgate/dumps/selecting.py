@@ -1,0 +1,67 @@
+"""Which records are meant: by the fields that tell them apart."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Collection, Iterable, Mapping
+
+from qgate.dumps.records import Record
+from qgate.errors import unknown
+
+FIELDS = (
+    "layer_type",
+    "layer",
+    "operation",
+    "phase",
+    "component",
+    "module",
+    "name",
+    "quant_type",
+    "rank",
+    "iteration",
+    "sample",
+    "micro_batch",
+    "call",
+)
+
+Wanted = Mapping[str, object]
+
+
+def check_fields(wanted: Wanted) -> dict[str, tuple[object, ...]]:
+    """Per field the values that will do; None stands for any."""
+    found = {}
+    for name, value in wanted.items():
+        if name not in FIELDS:
+            raise unknown("field to select by", name, FIELDS)
+        if isinstance(value, Collection) and not isinstance(value, str):
+            found[name] = tuple(value)
+        elif value is not None:
+            found[name] = (value,)
+    return found
+
+
+def is_wanted(record: Record, wanted: Mapping[str, tuple[object, ...]]) -> bool:
+    """Texts may be patterns: `grad_*`."""
+    return all(
+        any(_fits(getattr(record, name), value) for value in values)
+        for name, values in wanted.items()
+    )
+
+
+def _fits(found: object, value: object) -> bool:
+    if isinstance(found, str) and isinstance(value, str):
+        return found == value or fnmatch.fnmatchcase(found, value)
+    return found == value
+
+
+def check_matched(records: Iterable[Record], wanted: Mapping[str, tuple[object, ...]]) -> None:
+    """An error for a value that no record has; it names those there are."""
+    there: dict[str, set[object]] = {name: set() for name in wanted}
+    for record in records:
+        for name, seen in there.items():
+            seen.add(getattr(record, name))
+    for name, values in wanted.items():
+        for value in values:
+            if not any(_fits(found, value) for found in there[name]):
+                listed = [str(found) for found in there[name]]
+                raise unknown(f"{name.replace('_', ' ')} in this dump", str(value), listed)

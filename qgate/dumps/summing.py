@@ -1,0 +1,63 @@
+"""What there is in a dump, added up."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+
+from qgate.dumps.reading import Dump
+from qgate.dumps.records import Record
+
+BY = ("layer_type", "operation", "name", "quant_type", "rank", "iteration")
+
+
+def nbytes(record: Record) -> int:
+    """Of the tensor as it flowed; 0 where its dtype is not known here."""
+    dtype = getattr(torch, record.dtype, None)
+    return record.elements * dtype.itemsize if isinstance(dtype, torch.dtype) else 0
+
+
+def totals(dump: Dump) -> dict[str, Any]:
+    """Numbers of records and bytes, in all and by field; plain data."""
+    groups: dict[str, dict[Any, list[int]]] = {name: defaultdict(lambda: [0, 0]) for name in BY}
+    records = flowed = values = counted = nonfinite = 0
+    stored: dict[tuple[int, str, str], int] = {}
+    for record in dump.records():
+        size = nbytes(record)
+        records, flowed = records + 1, flowed + size
+        counted += record.counts is not None
+        nonfinite += any(record.nonfinite.values())
+        if record.tensor is not None:
+            values += 1
+            stored[record.rank, record.tensor.file, record.tensor.key] = size
+        for name, group in groups.items():
+            told = group[getattr(record, name)]
+            told[0], told[1] = told[0] + 1, told[1] + size
+    return {
+        "folder": str(dump.folder),
+        "qgate": dump.about.made_qgate,
+        "created": dump.about.created,
+        "world_size": dump.world_size,
+        "header": dump.header,
+        "records": records,
+        "with_values": values,
+        "with_counts": counted,
+        "with_nonfinite": nonfinite,
+        "bytes": flowed,
+        "stored_bytes": sum(stored.values()),
+        "states": {state.rank: state.state for state in dump.states},
+        "by": {
+            name: {str(key): {"records": n, "bytes": size} for key, (n, size) in _sorted(group)}
+            for name, group in groups.items()
+        },
+        "notes": dump.notes(),
+    }
+
+
+def _sorted(group: dict[Any, list[int]]) -> list[tuple[Any, list[int]]]:
+    """By key, numbers as numbers, and what is not known first."""
+    return sorted(
+        group.items(), key=lambda item: (item[0] is not None, item[0] or 0, item[0] or "")
+    )

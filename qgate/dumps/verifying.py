@@ -1,0 +1,65 @@
+"""Whether a dump is what was written: every tensor by its hash."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from qgate.dumps.layout import rank_folder, shards_in
+from qgate.dumps.reading import Dump
+from qgate.dumps.records import Place, Record
+from qgate.errors import QgateError
+
+
+def problems(dump: Dump) -> Iterator[str]:
+    """What is damaged, each once; nothing is said of what was never written."""
+    said: set[str] = set()
+    for text in _found(dump):
+        if text not in said:
+            said.add(text)
+            yield text
+
+
+def _found(dump: Dump) -> Iterator[str]:
+    yield from (f"{dump.folder}: {text}" for text in dump.damaged)
+    for rank in dump.ranks:
+        yield from dump.state(rank).damaged
+        orders: Counter[int] = Counter()
+        proved: set[tuple[Place, tuple[int, ...], str]] = set()
+        for record in dump.records(rank=rank):
+            orders[record.order] += 1
+            yield from _of_record(dump, record, proved)
+        for order, times in orders.items():
+            if times > 1:
+                yield f"{dump.folder}: rank {rank} has order {order} {times} times"
+
+
+def _of_record(
+    dump: Dump, record: Record, proved: set[tuple[Place, tuple[int, ...], str]]
+) -> Iterator[str]:
+    """Values that several records share are read once."""
+    for place, read in ((record.tensor, dump.tensor), (record.counts, dump.counts)):
+        if place is None or (place, record.shape, record.dtype) in proved:
+            continue
+        try:
+            read(record)
+        except (QgateError, OSError) as error:
+            yield str(error)
+        else:
+            proved.add((place, record.shape, record.dtype))
+
+
+def unnamed(dump: Dump) -> list[str]:
+    """Shards that no record names, as a writer leaves them that was killed in between."""
+    left = []
+    for rank in dump.ranks:
+        home = rank_folder(dump.folder, rank)
+        if home.is_dir():
+            named = {
+                place.file
+                for record in dump.records(rank=rank)
+                for place in (record.tensor, record.counts)
+                if place is not None
+            }
+            left += [str(path) for path in shards_in(home).values() if path.name not in named]
+    return left
