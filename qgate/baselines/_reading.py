@@ -54,6 +54,20 @@ class Fields:
         )
         return found
 
+    def lists_of_texts(self, name: str) -> list[list[str]]:
+        """A list of lists of texts; empty where the field is not there."""
+        if name not in self._value:
+            return []
+
+        def good(value: Any) -> bool:
+            return isinstance(value, list) and all(
+                isinstance(each, list) and all(isinstance(part, str) for part in each)
+                for each in value
+            )
+
+        found: list[list[str]] = self._get(name, good, "a list of lists of texts")
+        return found
+
     def whole(self, name: str, least: int) -> int:
         found: int = self._get(
             name, lambda v: type(v) is int and v >= least, f"a whole number from {least}"

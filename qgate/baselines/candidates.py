@@ -29,6 +29,7 @@ _REMEDY = "Delete the file, or run the suites again."
 class Candidate:
     """The errors one test measured in a mode; `barred` says why a value can never be accepted.
 
+    `gone` are entries of sites that there are no more.
     Values may be infinite or NaN: that is what was measured, and what accepting then refuses.
     """
 
@@ -38,6 +39,7 @@ class Candidate:
     values: dict[Key, float]
     barred: dict[Key, str] = field(default_factory=dict)
     calibrated: bool = True
+    gone: tuple[Key, ...] = ()
     path: Path | None = field(default=None, compare=False)
 
     def to_bytes(self) -> bytes:
@@ -49,6 +51,7 @@ class Candidate:
             "mode": self.mode,
             "source": self.source,
             "calibrated": self.calibrated,
+            **({"gone": [list(key) for key in self.gone]} if self.gone else {}),
         }
         lines = [f" {json.dumps(name)}: {json.dumps(value)}," for name, value in head.items()]
         entries = [f"  {json.dumps(self._entry(key, v))}" for key, v in self.values.items()]
@@ -126,7 +129,7 @@ def _read(data: bytes, path: Path) -> Candidate:
     read = read_json(data, str(path), _REMEDY)
     read.check_header("candidate", VERSION)
     names = [each.name for each in fields(Origin)]
-    read.only("qgate", "version", *names, "mode", "source", "calibrated", "values")
+    read.only("qgate", "version", *names, "mode", "source", "calibrated", "gone", "values")
     values: dict[Key, float] = {}
     barred: dict[Key, str] = {}
     for entry in read.many("values"):
@@ -136,10 +139,18 @@ def _read(data: bytes, path: Path) -> Candidate:
         values[key] = entry.number("value")
         if reason := entry.text("barred", empty=True):
             barred[key] = reason
-    if not values:
+    gone = _gone(read)
+    if not (values or gone):
         raise read.wrong("values is empty")
     origin, mode, source = read_origin(read), read.text("mode"), read.text("source")
-    return Candidate(origin, mode, source, values, barred, read.flag("calibrated"), path)
+    return Candidate(origin, mode, source, values, barred, read.flag("calibrated"), gone, path)
+
+
+def _gone(read: Fields) -> tuple[Key, ...]:
+    listed = read.lists_of_texts("gone")
+    if any(len(each) != len(Key._fields) for each in listed):
+        raise read.wrong("gone is no list of suite, site, scope and metric")
+    return tuple(Key(*each) for each in listed)
 
 
 def _read_key(entry: Fields) -> Key:
@@ -161,6 +172,8 @@ def update_of(recorded: Origin, candidates: Iterable[Candidate]) -> tuple[Update
         devices.add(candidate.origin.device)
         if not candidate.calibrated:
             update.without_calibration(candidate.mode)
+        for key in candidate.gone:
+            update.drop(candidate.mode, key)
         for key, value in candidate.values.items():
             update.set_accepted(candidate.mode, key, value)
     if len(devices) > 1:

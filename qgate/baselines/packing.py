@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from qgate.baselines.manifest import TensorRecord, read_reference, records_of, reference_bytes
-from qgate.baselines.origin import Key, Origin
+from qgate.baselines.origin import Key, Origin, differences
 from qgate.baselines.rows import Rows
 from qgate.baselines.update import Update
 from qgate.errors import QgateError
@@ -55,15 +55,24 @@ def joined(updates: Iterable[Update]) -> Update:
     """What several processes of one run want written, as one update."""
     first, *others = updates
     for other in others:
-        if other.origin != first.origin:
+        apart = differences(first.origin, other.origin)
+        if apart:
             raise QgateError(
-                f"parts of one run measured different things: {first.origin} and {other.origin}."
+                f"two things of one name, {first.origin.model}, were measured in one run: "
+                f"{'; '.join(apart)}. Give them different names."
             )
         for mode, keys in other.drops.items():
             for key in keys - first.values.get(mode, {}).keys():
                 first.drop(mode, key)
         for mode, values in other.values.items():
             for key, value in values.items():
+                before = first.values.get(mode, {}).get(key, value)
+                if before != value:
+                    raise QgateError(
+                        f"two tests measured different errors under one name, {key} of {mode}: "
+                        f"{before:.4g} and {value:.4g}. Give their sites, or the files of their "
+                        "suites, different names."
+                    )
                 first.set_accepted(mode, key, value)
         first.uncalibrated |= other.uncalibrated
         first.references |= other.references

@@ -6,9 +6,12 @@ kept but computed again, that call was made without a graph, and the one made ag
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -91,5 +94,14 @@ def without_gradient(calls: Calls) -> list[Spot]:
     return [spot for spot, made in calls.made.items() if not any(call.watched for call in made)]
 
 
-def grad_flows(output: torch.Tensor) -> bool:
-    return output.requires_grad and output.grad_fn is not None
+def tensors_in(result: Any) -> list[Tensor]:
+    """The tensors in tuples, lists, dictionaries and records of any depth."""
+    if isinstance(result, Tensor):
+        return [result]
+    if isinstance(result, Mapping):
+        result = list(result.values())
+    elif dataclasses.is_dataclass(result):
+        result = [getattr(result, field.name, None) for field in dataclasses.fields(result)]
+    if isinstance(result, list | tuple):
+        return [tensor for each in result for tensor in tensors_in(each)]
+    return []

@@ -74,11 +74,13 @@ class Buffers:
 
 
 class Snapshots:
-    """Takes snapshots; `reserve` waits for room in memory before anything is copied."""
+    """Takes snapshots; `reserve` waits for room in memory before anything is copied, and `release`
+    gives it back where the copy fails."""
 
     def __init__(
         self,
         reserve: Callable[[int], None],
+        release: Callable[[int], None],
         *,
         values: bool,
         dtype: torch.dtype | None,
@@ -86,7 +88,8 @@ class Snapshots:
         seed: int,
         room: int,
     ) -> None:
-        self._reserve, self._values, self._dtype = reserve, values, dtype
+        self._reserve, self._release = reserve, release
+        self._values, self._dtype = values, dtype
         self._most, self._seed = most, seed
         self.buffers = Buffers(room // 2)
         self._known: dict[int, tuple[weakref.ref[Tensor], int, Snapshot]] = {}
@@ -113,9 +116,17 @@ class Snapshots:
         sampled = x.numel() if self._most is None else min(self._most, x.numel())
         made.size = sampled * 8 + (x.numel() * target.itemsize if self._values else 0)
         self._reserve(made.size)
+        try:
+            self._fill(made, x, target)
+        except BaseException:
+            self._release(made.size)
+            raise
+        return made
+
+    def _fill(self, made: Snapshot, x: Tensor, target: torch.dtype) -> None:
         if x.is_cuda and can_be_read(x):
             made.pending = start_on_cuda(x, target if self._values else None)
-            return made
+            return
         x = x.cpu()
         if can_be_read(x):
             made.reading = read(x, self._most, self._seed)
@@ -123,7 +134,6 @@ class Snapshots:
             made.buffer = self.buffers.take(x.numel() * target.itemsize)
             made.values = made.buffer.view(target).view(x.shape)
             _copy(x, made.values)
-        return made
 
 
 def _copy(x: Tensor, into: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Snapshots of CUDA tensors: figures are made on the device, copies travel on a stream of their own.
+"""Snapshots of CUDA tensors: read on the device, copied on a stream of their own.
 
 Nothing here waits for the device; what was started is finished in the thread that writes.
 """

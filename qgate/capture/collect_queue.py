@@ -25,7 +25,7 @@ class WriterThread:
         self._failed = failed
         self._waiting: collections.deque[tuple[Work, int]] = collections.deque()
         self._changed = threading.Condition()
-        self._ended = False
+        self._last: Work | None = None
         self._thread = threading.Thread(target=self._run, name="qgate-collect", daemon=True)
         self._thread.start()
 
@@ -48,10 +48,10 @@ class WriterThread:
             self.held -= size
             self._changed.notify_all()
 
-    def end(self) -> None:
-        """No more is coming; the thread ends when it has done what there is."""
+    def end(self, last: Work) -> None:
+        """No more is coming: when the rest is done, `last` is, whatever went wrong before."""
         with self._changed:
-            self._ended = True
+            self._last = last
             self._changed.notify_all()
 
     def join(self) -> None:
@@ -65,10 +65,10 @@ class WriterThread:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._waiting and not self._ended:
+                while not self._waiting and self._last is None:
                     self._changed.wait()
                 if not self._waiting:
-                    return
+                    break
                 work, size = self._waiting.popleft()
             try:
                 if self.error is None:
@@ -76,9 +76,19 @@ class WriterThread:
                 else:
                     self.undone += 1
             except BaseException as error:
-                self.error = error
                 self.undone += 1
-                self._failed(error)
+                self._fail(error)
             finally:
                 del work
                 self.release(size)
+        try:
+            if self._last is not None:
+                self._last()
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self.error = self.error or error
+            self._changed.notify_all()
+        self._failed(error)

@@ -20,9 +20,7 @@ _ROLES = {
     "key": ("key", "k", "key_layer", "key_states"),
     "value": ("value", "v", "value_layer", "value_states"),
 }
-_WRAPPERS = re.compile(
-    r"(?:^|(?<=\.))(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.?"
-)
+_WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +45,7 @@ class Chosen:
 
     targets: list[Target]
     names: dict[int, str]
+    paths: dict[str, str]
     functions_everywhere: bool
     pattern: re.Pattern[str] | None
 
@@ -57,37 +56,44 @@ class Chosen:
 
 def choose(root: nn.Module, sites: str | Sequence[str]) -> Chosen:
     """`sites` is types and patterns of module names, with `|` between them, or a list of names."""
-    every, names, modules = _named(root)
-    words = [sites] if isinstance(sites, str) else [str(name) for name in sites]
-    parts = [part for word in words for part in _split(word)] if isinstance(sites, str) else words
-    types = [part for part in parts if part in TYPES]
-    rest = [part for part in parts if part not in TYPES]
-    pattern = None
-    if rest:
-        text = "|".join(rest if isinstance(sites, str) else (f"^{re.escape(p)}$" for p in rest))
-        try:
-            pattern = re.compile(text)
-        except re.error as error:
-            raise QgateError(f"sites {sites!r} is no regular expression: {error}.") from None
-    inside = {id(child) for m in modules.values() if _is_fused(m) for child in m.modules()}
-    inside -= {id(m) for m in modules.values() if _is_fused(m)}
+    words = _split(sites) if isinstance(sites, str) else [str(name) for name in sites]
+    types = [word for word in words if word in TYPES]
+    pattern = _pattern([word for word in words if word not in TYPES], sites)
+    modules = _named(root)
+    inside = {
+        id(child)
+        for named in modules
+        if _is_fused(named.module)
+        for child in named.module.modules()
+        if child is not named.module
+    }
     targets: list[Target] = []
-    for name, module in modules.items():
-        layer_type = type_of(module)
-        named = pattern is not None and any(pattern.search(each) for each in every[id(module)])
-        if layer_type not in types and not named:
+    for named in modules:
+        module, layer_type = named.module, type_of(named.module)
+        fits = pattern is not None and any(pattern.search(name) for name in named.names)
+        if id(module) in inside or not named.name or not (fits or layer_type in types):
             continue
-        whole = pattern is not None and pattern.fullmatch(name) is not None
-        holder = next(module.children(), None) is not None and layer_type == "other"
-        if id(module) in inside or not name or (holder and not whole):
+        holder = layer_type == "other" and next(module.children(), None) is not None
+        if holder and not (pattern is not None and pattern.fullmatch(named.name)):
             continue
-        also = tuple(each for each in every[id(module)] if each != name)
-        targets.append(_target(module, Spot(name, layer_type, layer_type, layer_of(root, name)), also))
+        spot = Spot(named.name, layer_type, layer_type, layer_of(root, named.path, named.name))
+        targets.append(_target(module, spot, named.names[1:]))
     everywhere = "attention" in types
-    chosen = Chosen(targets, names, everywhere, pattern)
     if not targets and not everywhere:
         raise QgateError(f"sites {sites!r} match no module. {_there_is(modules)}")
-    return chosen
+    names = {id(named.module): named.name for named in modules}
+    paths = {named.name: named.path for named in modules}
+    return Chosen(targets, names, paths, everywhere, pattern)
+
+
+def _pattern(words: Sequence[str], sites: str | Sequence[str]) -> re.Pattern[str] | None:
+    if not words:
+        return None
+    whole = words if isinstance(sites, str) else [f"^{re.escape(word)}$" for word in words]
+    try:
+        return re.compile("|".join(whole))
+    except re.error as error:
+        raise QgateError(f"sites {sites!r} is no regular expression: {error}.") from None
 
 
 def type_of(module: nn.Module) -> str:
@@ -104,13 +110,12 @@ def type_of(module: nn.Module) -> str:
     return "other"
 
 
-def layer_of(root: nn.Module, name: str) -> int | None:
+def layer_of(root: nn.Module, path: str, name: str) -> int | None:
     """The index of the block: Megatron's own number, which counts over all stages, else the name's
     first number."""
-    found: nn.Module = root
-    for part in [] if not name else name.split("."):
-        child = dict(found.named_children()).get(part)
-        found = found if child is None else child
+    found = root
+    for part in path.split(".") if path else []:
+        found = found.get_submodule(part)
         number = getattr(found, "layer_number", None)
         if type(number) is int and number > 0:
             return number - 1
@@ -118,29 +123,33 @@ def layer_of(root: nn.Module, name: str) -> int | None:
     return int(numbers[0]) if numbers else None
 
 
-def clean(name: str) -> str:
-    """A module's name without the wrappers around it."""
-    return _WRAPPERS.sub("", name).strip(".")
+@dataclass
+class _Named:
+    """A module with its full path, and its names without wrappers."""
+
+    module: nn.Module
+    path: str
+    names: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
 
 
-def _named(root: nn.Module) -> tuple[dict[int, list[str]], dict[int, str], dict[str, nn.Module]]:
-    """All names of each module, its first name, and the modules by that."""
-    prefix = "module." if type(root).__name__ in _PARALLEL else ""
-    every: dict[int, list[str]] = {}
-    modules: dict[str, nn.Module] = {}
-    for name, module in root.named_modules(remove_duplicate=False):
-        short = clean(name.removeprefix(prefix) if name != "module" or not prefix else "")
-        known = every.setdefault(id(module), [])
-        if short not in known:
-            known.append(short)
-        if len(known) == 1 and (short not in modules or id(modules[short]) == id(module)):
-            modules[short] = module
-        elif len(known) == 1:
-            modules[short] = module  # a wrapper and what it wraps: the inner one does the work
-    return every, {key: names[0] for key, names in every.items()}, modules
-
-
-_PARALLEL = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
+def _named(root: nn.Module) -> list[_Named]:
+    """Every module once, in the order of registration."""
+    outer = ""
+    inner = root
+    while [name for name, _ in inner.named_children()] == ["module"]:
+        outer, inner = f"{outer}module.", inner.get_submodule("module")
+    found: dict[int, _Named] = {}
+    for path, module in root.named_modules(remove_duplicate=False):
+        name = _WRAPPERS.sub("", f"{path}.".removeprefix(outer)).strip(".")
+        name = "" if f"{path}." in outer else name
+        named = found.setdefault(id(module), _Named(module, path, ()))
+        if name not in named.names:
+            named.names = (*named.names, name)
+    return list(found.values())
 
 
 def _target(module: nn.Module, spot: Spot, also: tuple[str, ...]) -> Target:
@@ -184,13 +193,15 @@ def _split(pattern: str) -> list[str]:
     return [part for part in parts if part]
 
 
-def _there_is(modules: Mapping[str, nn.Module], most: int = 12) -> str:
+def _there_is(modules: Sequence[_Named]) -> str:
     kinds: dict[str, list[str]] = {}
-    for name, module in modules.items():
-        if name and next(module.children(), None) is None or type_of(module) == "attention":
-            kinds.setdefault(type_of(module), []).append(name)
+    for named in modules:
+        kind = type_of(named.module)
+        leaf = next(named.module.children(), None) is None
+        if named.name and (leaf or kind == "attention"):
+            kinds.setdefault(kind, []).append(named.name)
     told = [
         f"{len(found)} {kind} ({', '.join(found[:3])}{', …' if len(found) > 3 else ''})"
-        for kind, found in list(kinds.items())[:most]
+        for kind, found in kinds.items()
     ]
     return f"There are: {'; '.join(told) or 'no modules inside it'}."

@@ -1,14 +1,36 @@
 """Tensors on disk: collected ones with an index, and what other programs wrote, none of it run."""
 
+from qgate.dumps.exporting import Exported, export_dump
+from qgate.dumps.following import Follower
+from qgate.dumps.merging import Merged, merge_dumps
+from qgate.dumps.reading import Dump, RankState
 from qgate.dumps.records import Place, Record
+from qgate.dumps.selecting import FIELDS, check_fields, check_matched, is_wanted
+from qgate.dumps.summing import nbytes, totals
 from qgate.dumps.tensor_files import StoredTensor, expand, read_tensors
+from qgate.dumps.verifying import problems, unnamed
 from qgate.dumps.writing import DumpWriter
 
 __all__ = [
+    "FIELDS",
+    "Dump",
     "DumpWriter",
+    "Exported",
+    "Follower",
+    "Merged",
     "Place",
+    "RankState",
     "Record",
     "StoredTensor",
+    "check_fields",
+    "check_matched",
     "expand",
+    "export_dump",
+    "is_wanted",
+    "merge_dumps",
+    "nbytes",
+    "problems",
     "read_tensors",
+    "totals",
+    "unnamed",
 ]

@@ -1,4 +1,4 @@
-"""A dump as the flat `.pt` files of the known collector, generation 3, for the tools that read them.
+"""A dump as the flat `.pt` files of the known collector, generation 3, for tools that read them.
 
 Gradients at linear layers and the context of attention get the names they have there.
 """
@@ -24,6 +24,7 @@ from qgate.errors import QgateError
 from qgate.files import replacing
 
 _LONGEST = 80
+_OURS = ("known_name", "generation", "timestamp", "counter", "overflow_info")
 _THEIR_NAMES = {
     ("linear", "backward", phase, ours): theirs for (phase, theirs), ours in BACKWARD_NAMES.items()
 } | {("attention", "forward", "post", "context"): "output"}
@@ -96,7 +97,8 @@ def _content(record: Record, tensor: Tensor, created: datetime) -> dict[str, Any
         "tensor": values,
         "tensor_info": _info(values),
         "metadata": {
-            **{key: value for key, value in record.extra.items() if key != "known_name"},
+            "save_time": f"{created:%Y-%m-%d %H:%M:%S}",
+            **{key: value for key, value in record.extra.items() if key not in _OURS},
             "layer_type": record.layer_type,
             "operation": record.operation,
             "quant_type": record.quant_type,
@@ -104,7 +106,6 @@ def _content(record: Record, tensor: Tensor, created: datetime) -> dict[str, Any
             "layer_idx": record.layer,
             "phase": record.phase,
             "component": record.component,
-            "save_time": f"{created:%Y-%m-%d %H:%M:%S}",
             "rank": record.rank,
             "iteration": record.iteration or 0,
             "sample_idx": record.sample or 0,

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from qgate.dumps.records import Operation, Phase
 
+_LONGEST = 255  # of any file system
 LAYER_TYPES = ("attention", "linear")
 COMPONENTS = ("linear", "FA")
 _LABEL = (
@@ -97,7 +98,7 @@ _NUMBERS = ("counter", "iteration", "layer", "rank", "sample", "group")
 
 def parse(file_name: str) -> KnownName | None:
     """What a name says; None where it is none of the known collector."""
-    match = NAME.fullmatch(file_name)
+    match = NAME.fullmatch(file_name) if len(file_name) <= _LONGEST else None
     if match is None or (match["counter"] is None and match["iteration"] is None):
         return None
     said: dict[str, object] = dict(match.groupdict())

@@ -158,7 +158,8 @@ def _identical(a: Record, b: Record) -> bool:
 
 
 def _hashes(record: Record) -> list[str | None]:
-    return [place and place.sha256 for place in (record.tensor, record.counts)]
+    places = (record.tensor, record.counts)
+    return [None if place is None else place.sha256 for place in places]
 
 
 def _missing(dump: Dump, rank: int) -> Iterable[str]:

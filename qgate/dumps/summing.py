@@ -49,15 +49,18 @@ def totals(dump: Dump) -> dict[str, Any]:
         "stored_bytes": sum(stored.values()),
         "states": {state.rank: state.state for state in dump.states},
         "by": {
-            name: {str(key): {"records": n, "bytes": size} for key, (n, size) in _sorted(group)}
+            name: {_told(key): {"records": n, "bytes": size} for key, (n, size) in _sorted(group)}
             for name, group in groups.items()
         },
         "notes": dump.notes(),
     }
 
 
+def _told(key: object) -> str:
+    return "unknown" if key in (None, "") else str(key)
+
+
 def _sorted(group: dict[Any, list[int]]) -> list[tuple[Any, list[int]]]:
     """By key, numbers as numbers, and what is not known first."""
-    return sorted(
-        group.items(), key=lambda item: (item[0] is not None, item[0] or 0, item[0] or "")
-    )
+    known = sorted(item for item in group.items() if item[0] is not None)
+    return [*([(None, group[None])] if None in group else []), *known]

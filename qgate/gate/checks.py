@@ -19,6 +19,8 @@ from qgate.gate.measured import Direction, Measured, is_finite
 Kind = Literal["nonfinite", "budget", "regression", "absolute", "missing", "absent", "nothing"]
 # What an update of the accepted errors can cure.
 ACCEPTABLE: tuple[Kind, ...] = ("regression", "missing", "absent")
+# An error a million times smaller than accepted is no better quantizer; below 1e-12 all is noise.
+_TRACE, _LEAST = 1e-6, 1e-12
 _WITHOUT_NUMBER = ("missing", "absent", "nothing")
 
 
@@ -208,6 +210,16 @@ def _accepted(
         bound, better = (
             (goal - slack, goal + slack) if side == ">=" else (goal + slack, goal - slack)
         )
+        reason = "" if math.isfinite(accepted) else f"the accepted value is {accepted}"
+        steady = direction == "steady" or (measured.scope == "sweep" and direction == "lower")
+        if steady and size < better:
+            side, bound, reason = ">=", better, "it is to stay as it is: the tensors are the same"
+        elif _is_void(metric, size, goal):
+            side, bound, reason = (
+                ">=",
+                goal * _TRACE,
+                "nothing differs any more",
+            )
         yield check(
             measured,
             metric,
@@ -218,11 +230,17 @@ def _accepted(
             bound=bound,
             against=accepted,
             times=times_over(metric, size, side, bound),
-            improved=math.isfinite(better) and (size > better if side == ">=" else size < better),
+            improved=not reason and (size > better if side == ">=" else size < better),
             allowed=tolerance,
             source=limits.source(name),
-            reason="" if math.isfinite(accepted) else f"the accepted value is {accepted}",
+            reason=reason,
         )
+
+
+def _is_void(metric: str, size: float, goal: float) -> bool:
+    """Whether an error that was there is all but gone: the reference against itself has none."""
+    errors = ("relative_mse", "one_minus_correlation", "kl_divergence")
+    return metric.partition("@")[0] in errors and goal > _LEAST and size < goal * _TRACE
 
 
 def _equal(measured: Measured, metric: str, value: float, accepted: float) -> Check:

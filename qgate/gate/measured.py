@@ -12,7 +12,7 @@ from qgate.errors import QgateError, unknown
 
 Scope = Literal["local", "carried", "backward", "task", "sweep"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-Direction = Literal["lower", "higher", "zero", "equal"]
+Direction = Literal["lower", "higher", "steady", "zero", "equal"]
 
 # The metrics the gate itself speaks of, and which way is better; "zero" is about the magnitude, and
 # what is "equal" is neither better nor worse, but the accepted value or another one.

@@ -33,6 +33,7 @@ from qgate.gate.bounds import Bound, parse_bound
 from qgate.gate.limits import NUMBERS, Limits, check_number
 from qgate.gate.measured import OWN_METRICS, SCOPES, TASK_METRICS, Direction, Measured
 
+MARKER = "limits marker"
 _VALUES = (*NUMBERS, "absolute", "missing")
 _WHERE = ("sites", "modes", "models", "scopes", "reason")
 
@@ -143,6 +144,33 @@ class Policy:
                     f"{setting.source}: {setting.sites!r} matches no site. There are "
                     f"{shown or 'none'}."
                 )
+
+    def check_modes(self, names: Iterable[str]) -> None:
+        """An error if a pattern of modes fits none that there is: its limits would never hold."""
+        there = list(names)
+        for setting in self.settings:
+            for pattern in setting.modes:
+                if not any(fnmatch.fnmatchcase(name, pattern) for name in there):
+                    raise QgateError(f"{setting.source}: {unknown('mode pattern', pattern, there)}")
+
+    def idle_bounds(self, measured: Iterable[Measured], mode: str) -> str:
+        """A marker's absolute bound that is about nothing of what its test measured, in words.
+
+        A marker that names sites, modes or scopes is about some tests only.
+        """
+        rows = list(measured)
+        for setting in self.settings:
+            if not setting.source.startswith(MARKER) or setting.sites or setting.modes:
+                continue
+            met = {metric for row in rows for metric in setting.bounds(row.scope)}
+            for bound in () if setting.scopes else setting.absolute:
+                if bound.metric not in met:
+                    scopes = ", ".join(dict.fromkeys(row.scope for row in rows)) or "nothing"
+                    return (
+                        f"{setting.source}: {bound} is about scope {_home(bound.metric)}, and mode "
+                        f"{mode} was measured in {scopes}"
+                    )
+        return ""
 
     def to_dict(self) -> list[dict[str, Any]]:
         return [

@@ -49,7 +49,7 @@ def _why(check: Check) -> str:
     against = check.against
     if check.kind == "absolute":
         return f"absolute limit{f', {check.reason}' if check.reason else ''}"
-    if against is None:
+    if against is None or (check.kind == "regression" and check.reason):
         return check.reason
     if check.kind == "budget" and check.side == ">=":
         return f"better than an ideal {check.quantizer or 'declared'} quantizer: {check.reason}"

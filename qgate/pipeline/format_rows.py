@@ -19,10 +19,11 @@ from qgate.pipeline.bench import Bench
 from qgate.pipeline.passes import capture_sites, short_layer
 from qgate.stats import counts
 
-# What these suites compare beside the metrics that the gate knows, and which way is better.
-SHARES: dict[str, Direction] = {
-    "saturated_share": "lower",
-    "flushed_share": "lower",
+# What these suites compare beside the metrics that the gate knows. Their tensors are FP32's: a
+# share that fell is counted otherwise, and no better.
+FORMAT_METRICS: dict[str, Direction] = {
+    "saturated_share": "steady",
+    "flushed_share": "steady",
     "exponent": "equal",
 }
 _NONE: Mapping[str, float] = MappingProxyType({})
@@ -53,11 +54,13 @@ def scaling_rows(
         if known is not None and known != exponent:
             # The sweep ends where nothing overflows; beyond, a scale may still be as good.
             cost = _error_at(_sweep(tensor, fmt, max_exp=known, min_exp=known), known)
-            if cost <= error * (1 + tolerance(site)):
-                exponent, error = known, cost
-            else:
-                more = 10 * math.log10(cost / error) if cost > 0 < error else math.inf
+            more = 10 * math.log10(cost / error) if cost > 0 < error else math.inf
+            if cost > error * (1 + tolerance(site)):
                 why = f"the accepted one now costs {more:.2g} dB more"
+            elif error > cost * (1 + tolerance(site)):
+                why = f"it costs {-more:.2g} dB more than the accepted one"
+            else:
+                exponent, error = known, cost
         scales[site] = exponent
         values = {"exponent": exponent, "relative_mse": error}
         found.append(_row(site, layer, "sweep", order, values, tensor, why))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from qgate.baselines import Key
+from qgate.errors import QgateError
 from qgate.gate import Check, Measured, Verdict, grades_of
+from qgate.gate.measured import Direction
 from qgate.pipeline.site_errors import SiteErrors
 
 FLOOR = 1e-12
 GATED = ("relative_mse", "one_minus_correlation")
+# What quantizes a site, as a number: a plan that covers less is no improvement.
+PLAN_METRICS: dict[str, Direction] = {"quantizer": "equal"}
 
 
 def record_rows(
@@ -45,41 +50,47 @@ def record_rows(
                 **({"grades": grades} if grades else {}),
             }
         )
-    return rows
+    gone = [check for check in verdict.checks if check.kind == "absent"]
+    return rows + [_absent(check, suite, model, mode, where) for check in gone]
 
 
-def measured_of(
-    row: SiteErrors,
-    suite: str,
-    accepted: Mapping[Key, float],
-    gated: tuple[str, ...] = GATED,
-) -> Measured:
-    """The errors of a site with what was accepted for them."""
-    found = accepted_of(accepted, suite, row)
+def _absent(check: Check, suite: str, model: str, mode: str, where: str) -> dict[str, Any]:
+    about = {"suite": suite, "model": model, "mode": mode, "layer": where, "order": check.order}
+    nothing: dict[str, Any] = {"values": {}, "ideal": {}, "accepted": {}}
+    checks = {"checks": [check.to_dict()], "passed": False}
+    return {**about, "site": check.site, "scope": check.scope, **nothing, **checks}
+
+
+def measured_of(row: SiteErrors, gated: tuple[str, ...] = GATED) -> Measured:
+    """The errors of a site, and what quantizes it."""
+    coded = {"quantizer": float(zlib.crc32(row.quantizer.encode()))} if row.quantizer else {}
     return Measured(
         site=row.site,
         layer=row.layer,
         scope=row.scope,  # type: ignore[arg-type]
-        values=row.values,
+        values={**row.values, **coded},
         order=row.order,
         nonfinite=row.nonfinite,
         nonfinite_reference=row.nonfinite_reference,
         ideal=None if row.ideal is None else {"relative_mse": row.ideal},
         quantizer=row.quantizer,
         floor=FLOOR,
-        accepted=found or None,
         worst_channel=None if row.worst_channel is None else {"relative_mse": row.worst_channel},
         without_massive=row.without_massive,
-        gated=gated,
+        gated=(*gated, *coded) if gated else (),
+        why={"quantizer": f"it is {row.quantizer} now"} if coded else None,
     )
 
 
-def accepted_of(
-    accepted: Mapping[Key, float], suite: str, row: SiteErrors | Measured
-) -> dict[str, float]:
-    """The accepted errors of one site and scope, by metric."""
-    return {
-        key.metric: value
-        for key, value in accepted.items()
-        if (key.suite, key.site, key.scope) == (suite, row.site, row.scope)
-    }
+def with_accepted(row: Measured, found: Mapping[str, float]) -> Measured:
+    """A row with what was accepted there; where something quantized it once, that is asked for."""
+    if row.accepted is not None:
+        raise QgateError(
+            f"what was measured at {row.site} brings accepted errors of its own: leave `accepted` "
+            "out, they come from the baseline."
+        )
+    if "quantizer" in found and "quantizer" not in row.values:
+        values = {**row.values, "quantizer": 0.0}
+        why = {**(row.why or {}), "quantizer": "nothing quantizes it now"}
+        row = replace(row, values=values, why=why)
+    return replace(row, accepted=dict(found) or None)

@@ -9,19 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qgate.baselines import Candidate, Key, Origin, Store, drop_candidate, write_candidate
-from qgate.baselines import Change as StoredChange
-from qgate.errors import QgateError
+from qgate import formats, modes
+from qgate.baselines import Change, Origin, Store
+from qgate.errors import QgateError, unknown
 from qgate.gate import Measured, Policy, Verdict, failure_text, judge
-from qgate.gate.checks import ACCEPTABLE, Check
+from qgate.gate.checks import Check
 from qgate.gate.updating import Which
 from qgate.modes import Mode, apply
 from qgate.modes.formats import FP32
 from qgate.pipeline.bench import Bench
-from qgate.pipeline.format_rows import SHARES, overflow_rows, scaling_rows
-from qgate.pipeline.gate_rows import accepted_of, measured_of, record_rows
-from qgate.pipeline.ledger import Ledger
-from qgate.pipeline.passes import short_layer
+from qgate.pipeline.format_rows import FORMAT_METRICS, overflow_rows, scaling_rows
+from qgate.pipeline.gate_rows import PLAN_METRICS, measured_of, record_rows, with_accepted
+from qgate.pipeline.ledger import Decision, Known, Ledger
 from qgate.pipeline.self_checks import (
     BROKEN,
     HEALTHY,
@@ -39,12 +38,17 @@ class Outcome:
 
     verdict: Verdict
     text: str
-    updated: int
     record: dict[str, Any]
+    decision: Decision
 
     @property
     def passed(self) -> bool:
         return not self.text
+
+    @property
+    def updated(self) -> int:
+        """How many entries an update writes; 0 without one."""
+        return int(self.record["updated"])
 
 
 @dataclass
@@ -52,13 +56,17 @@ class GateSession:
     """The gates of one model.
 
     `command` is how the suites were started, and `spelled` how options are written there: what a
-    failure tells people to run again. A copy with another policy shares everything else.
+    failure tells people to run again. With `deferred` an outcome is part of the update only when
+    it is kept; a dry run judges as if there were no update. A copy with another policy shares
+    everything else.
     """
 
     bench: Bench
     baselines: Path
     policy: Policy
     updating: Which | None = None
+    dry_run: bool = False
+    deferred: bool = False
     report: str = ""
     command: str = "pytest suites"
     spelled: Callable[[str], str] = "--{}".format
@@ -85,15 +93,18 @@ class GateSession:
         """Refuse to compare with a baseline of something else."""
         self.ledger.check()
 
-    def check_policy(self) -> None:
-        """Refuse a rule or marker whose expression finds no site: it would limit nothing."""
+    def check_policy(self, policy: Policy | None = None) -> None:
+        """Refuse a rule or marker that fits no site or no mode: it would limit nothing."""
+        checked = policy or self.policy
         names = [site.name for site in self.bench.model.sites()]
-        self.policy.check_sites([*names, "logits"])
+        checked.check_sites([*names, "logits"])
+        own = (*self.bench.model.modes, *self.bench.setup.modes)
+        checked.check_modes([*modes.names(), *own, *formats.names(), HEALTHY.name])
 
     def prepare(self, mode: Mode) -> None:
         """Resolve a mode, its scales and its accepted errors: what fails here is no verdict."""
         if self.ledger.updating is None:
-            self.ledger.accepted(self.ledger.title(mode), mode.calibrated)
+            self.ledger.known(self.ledger.title(mode), mode.calibrated)
         if reason := self.apart(mode):
             raise QgateError(reason)
         self.bench.quantized(mode)
@@ -114,26 +125,29 @@ class GateSession:
 
     def layer(self, suite: str, mode: Mode, layer: str) -> Outcome:
         """The errors of one layer in one mode."""
-        rows = [row for row in self.bench.measure(mode) if row.layer == layer]
-        accepted = self._accepted_of(mode)
-        measured = [measured_of(row, suite, accepted) for row in rows]
-        return self.judge(suite, mode, measured, layer)
+        self._check_layer(layer)
+        rows = [measured_of(row) for row in self.bench.measure(mode) if row.layer == layer]
+        return self.judge(suite, mode, rows, layer)
 
     def gradients(self, suite: str, mode: Mode, layer: str) -> Outcome:
         """The gradients of one layer in one mode."""
-        rows = [row for row in self.bench.gradients(mode) if row.layer == layer]
-        accepted = self._accepted_of(mode)
-        return self.judge(suite, mode, [measured_of(r, suite, accepted) for r in rows], layer)
+        self._check_layer(layer)
+        rows = [measured_of(row) for row in self.bench.gradients(mode) if row.layer == layer]
+        return self.judge(suite, mode, rows, layer)
+
+    def _check_layer(self, layer: str) -> None:
+        if layer not in self.bench.layers:
+            raise unknown(f"layer of {self.bench.model.name}", layer, self.bench.layers)
 
     def scaling(self, suite: str, fmt: str, layer: str) -> Outcome:
         """The scale of a format that suits each tensor of a layer, and the error at it."""
-        known = self.ledger.accepted(fmt, False)
+        known = self.ledger.known(fmt, False)
         exponents = {
-            key.site: value
-            for key, value in known.items()
-            if (key.suite, key.scope, key.metric) == (suite, "sweep", "exponent")
+            site: found["exponent"]
+            for (of, site, scope), found in known.by_site.items()
+            if (of, scope) == (suite, "sweep") and "exponent" in found
         }
-        same = self.ledger.same_device(fmt)
+        same = self.ledger.same_device(known)
 
         def tolerance(site: str) -> float:
             return self.policy.limits_for(site, fmt, "sweep").tolerance(same)
@@ -149,61 +163,70 @@ class GateSession:
     def _of_format(
         self, suite: str, fmt: str, rows: list[Measured], where: str, notes: Mapping[str, Any]
     ) -> Outcome:
-        accepted = self.ledger.accepted(fmt, False)
-        rows = [replace(row, accepted=accepted_of(accepted, suite, row) or None) for row in rows]
         mode = Mode(fmt, "the format alone")
         return self.judge(suite, mode, rows, where, notes, title=fmt, label="format")
 
     def reference(self, suite: str) -> Outcome:
-        """The stored reference is the live one, and that one is unquantized."""
-        measured = []
-        stored = [] if self.ledger.updating is not None else self.store.bases()
-        for basis in stored:
-            live = self.ledger.reference_tensors(basis)
-            measured += stored_reference(self.bench, basis, self.store.reference(basis), live)
-        if self.ledger.updating is not None:
-            self.ledger.record_anew()
-        elif not stored:
+        """The stored reference is the live one, and that one is unquantized.
+
+        An update records it where there is none, where it is of something else, or out of its
+        noise; one that only adds leaves it alone.
+        """
+        which = self.ledger.updating
+        stored = [] if self.ledger.misfits() else self.store.bases()
+        if which is None and not stored:
             raise QgateError(
                 f"there is no baseline of {self.bench.model.name} in {str(self.store.folder)!r}: "
                 f"{self._update_command()} records one."
             )
-        places = {each.site: each for each in measured}
-        measured = list(places.values()) + unquantized(self.bench)
-        outcome = self.judge(suite, FP32, measured, "reference", title=FP32.name)
+        rows = {row.site: row for basis in stored for row in self._stored(basis, which)}
+        limits = self.policy.limits_of(FP32.name)
+        moved = not rows or not judge(list(rows.values()), limits, True).passed
+        anew = which is not None and ((moved and which != "new") or not stored or which == "all")
+        held = [] if anew and not self.dry_run else list(rows.values())
+        outcome = self.judge(suite, FP32, held + unquantized(self.bench), "reference", title="fp32")
         if outcome.passed and not perturbation_shows(self.bench):
-            text = "a weight moved by a thousandth does not show in the reference"
-            return Outcome(outcome.verdict, text, 0, _red(outcome.record, text))
-        return outcome
+            return _red(outcome, "a weight moved by a thousandth does not show in the reference")
+        if not anew or self.dry_run:
+            return outcome
+        if not self.deferred:
+            self.keep(replace(outcome, decision=replace(outcome.decision, anew=True)))
+        record = {**outcome.record, "updated": int(moved)}
+        return replace(outcome, record=record, decision=replace(outcome.decision, anew=True))
+
+    def _stored(self, basis: str, which: Which | None) -> list[Measured]:
+        live = self.ledger.reference_tensors(basis)
+        try:
+            return stored_reference(self.bench, basis, self.store.reference(basis), live)
+        except QgateError:
+            if which in (None, "new"):
+                raise
+            return []
 
     def canary(self, suite: str) -> Outcome:
         """A quantizer that truncates is rejected: the gate can fail."""
         bench = self.bench
         healthy, broken = (apply(mode, bench.model) for mode in (HEALTHY, BROKEN))
         rows = {
-            name: [
-                measured_of(row, suite, {}, gated=())
-                for row in bench.site_errors(quantized, healthy)
-            ]
+            name: [measured_of(row, gated=()) for row in bench.site_errors(quantized, healthy)]
             for name, quantized in (("healthy", healthy), ("broken", broken))
         }
-        seen = judge(rows["broken"], self.policy.limits_of("canary"), True)
+        metrics = {**FORMAT_METRICS, **PLAN_METRICS}
+        limits = self.policy.limits_of(HEALTHY.name)
+        seen = judge(rows["broken"], limits, True, metrics=metrics)
         outcome = self.judge(suite, HEALTHY, rows["healthy"], "canary", title=HEALTHY.name)
-        missed = seen.passed or all(check.kind != "budget" for check in seen.failed)
-        text = "a quantizer that truncates passes the gate: it gates nothing" if missed else ""
-        if not text and not identity(bench):
-            text = "a plan that quantizes nothing changes the model's output"
-        return Outcome(seen, text, 0, _red(outcome.record, text)) if text else outcome
+        if seen.passed or all(check.kind != "budget" for check in seen.failed):
+            return _red(outcome, "a quantizer that truncates passes the gate: it gates nothing")
+        if not identity(bench):
+            return _red(outcome, "a plan that quantizes nothing changes the model's output")
+        return outcome
 
     def task(self, suite: str, mode: Mode) -> Outcome:
         """How much worse the model does its work."""
         values, notes = task_values(self.bench, mode)
-        accepted = self._accepted_of(mode)
-        found = {k.metric: v for k, v in accepted.items() if (k.suite, k.site) == (suite, "logits")}
         measured = Measured(
             site="logits", layer="", scope="task", values=values, order=0,
             nonfinite=sum(not math.isfinite(v) for v in values.values()),
-            accepted=found or None,
         )  # fmt: skip
         return self.judge(suite, mode, [measured], "logits", notes)
 
@@ -218,26 +241,44 @@ class GateSession:
         title: str = "",
         label: str = "mode",
     ) -> Outcome:
-        """Hold numbers against their limits; in an update, note what is to be written.
+        """Hold numbers against their limits and against what was accepted for them.
 
         `title` names the accepted errors where they are not those of a mode.
         """
         title = title or self.ledger.title(mode)
-        accepted = self.ledger.accepted(title, mode.calibrated)
+        known = self.ledger.known(title, mode.calibrated)
+        rows = [
+            with_accepted(row, known.by_site.get((suite, row.site, row.scope), {}))
+            for row in measured
+        ]
+        if idle := self.policy.idle_bounds(rows, mode.name):
+            raise QgateError(f"{idle}: it limits nothing. Name its scopes, or leave it out.")
         verdict = judge(
-            measured,
+            rows,
             self.policy.limits_of(mode.name),
-            self.ledger.same_device(title),
-            absent=self._gone(accepted, suite, measured),
-            metrics=SHARES,
+            self.ledger.same_device(known),
+            absent=_gone(known, suite, rows),
+            metrics={**FORMAT_METRICS, **PLAN_METRICS},
         )
-        updated, failed = self.ledger.collect(title, suite, mode.calibrated, verdict)
+        which = self.ledger.updating
+        decision = self.ledger.decide(title, suite, mode.calibrated, verdict, which or "failed")
+        writes = which is not None and not self.dry_run
+        failed = decision.remaining if writes else verdict.failed
         text = self._text(verdict, failed, mode, title, label) if failed else ""
-        rows = record_rows(suite, self.bench.model.name, mode.name, where, verdict, failed)
+        records = record_rows(suite, self.bench.model.name, mode.name, where, verdict, failed)
         if notes:
-            rows = [{**row, "notes": dict(notes)} for row in rows]
-        record = {"passed": not failed, "updated": updated, "title": title, "rows": rows}
-        return Outcome(verdict, text, updated, record)
+            records = [{**row, "notes": dict(notes)} for row in records]
+        updated = decision.entries if writes else 0
+        record = {"passed": not failed, "updated": updated, "title": title, "rows": records}
+        outcome = Outcome(verdict, text, record, decision)
+        if not self.deferred:
+            self.keep(outcome)
+        return outcome
+
+    def keep(self, outcome: Outcome, source: str = "") -> None:
+        """Make an outcome part of the update."""
+        if self.ledger.updating is not None:
+            self.ledger.collect(outcome.decision, source)
 
     def _text(
         self, verdict: Verdict, failed: Sequence[Check], mode: Mode, title: str, label: str
@@ -260,24 +301,6 @@ class GateSession:
         ]
         return " ".join([self.command, *named, self.spelled("update-baselines")])
 
-    def _accepted_of(self, mode: Mode) -> Mapping[Key, float]:
-        return self.ledger.accepted(self.ledger.title(mode), mode.calibrated)
-
-    def _gone(
-        self, accepted: Mapping[Key, float], suite: str, measured: Sequence[Measured]
-    ) -> set[tuple[str, str]]:
-        """What was accepted in the layers and scopes measured here, and was not measured now."""
-        layers, scopes = ({each.layer for each in measured}, {each.scope for each in measured})
-        here = {each.key for each in measured}
-        return {
-            (key.site, key.scope)
-            for key in accepted
-            if key.suite == suite
-            and key.scope in scopes
-            and (key.site, key.scope) not in here
-            and short_layer(self.bench.model.layer_of(key.site.partition(":")[0])) in layers
-        }
-
     # What a run leaves ----------------------------------------------------------------------------
 
     def plans(self) -> dict[str, dict[str, str]]:
@@ -288,38 +311,30 @@ class GateSession:
         }
 
     def leave_candidate(self, folder: Path, outcome: Outcome, source: str) -> None:
-        """What a failing gate measured, for `qgate baselines accept` to take.
-
-        A gate that passes takes back what it left when it failed.
-        """
+        """What a failing gate measured, to be accepted; a passing one takes back what it left."""
         if outcome.passed:
-            name = self.bench.model.name
-            drop_candidate(folder, name, outcome.record["title"], source)
+            self.ledger.withdraw(folder, outcome.decision, source)
             return
-        values: dict[Key, float] = {}
-        barred: dict[Key, str] = {}
-        mode = ""
-        for row in outcome.record["rows"]:
-            mode = row["mode"]
-            for check in row["checks"]:
-                if check["passed"] or check["value"] is None or not check["metric"]:
-                    continue
-                key = Key(row["suite"], row["site"], row["scope"], check["metric"])
-                values[key] = check["value"]
-                if check["kind"] not in ACCEPTABLE:
-                    barred[key] = f"{check['kind']}: {check['reason'] or 'limit broken'}"
-        if values:
-            uses = mode in self.bench.ran() and self.bench.ran()[mode].mode.calibrated
-            title = outcome.record["title"]
-            candidate = Candidate(self.origin(uses), title, source, values, barred, uses)
-            write_candidate(folder, candidate)
+        made = outcome.decision
+        decision = self.ledger.decide(
+            made.title, made.suite, made.calibrated, outcome.verdict, "failed"
+        )
+        self.ledger.propose(folder, decision, outcome.verdict.failed, source)
 
-    def commit(self, dry_run: bool = False) -> list[StoredChange]:
+    def commit(self, dry_run: bool = False) -> list[Change]:
         """Write what was collected, and return what changed; or only say what would."""
-        update = self.ledger.finish()
-        if update is None:
-            return []
-        return self.store.preview(update) if dry_run else self.store.commit(update)
+        return self.ledger.commit(dry_run)
+
+
+def _gone(known: Known, suite: str, measured: Sequence[Measured]) -> set[tuple[str, str]]:
+    """What was accepted in the layers and scopes measured here, and was not measured now.
+
+    What is in no layer can be of another test: that is told at the end of a complete run.
+    """
+    layers = {each.layer for each in measured} - {""}
+    scopes, here = {each.scope for each in measured}, {each.key for each in measured}
+    accepted = [place for layer in layers for place in known.by_layer.get((suite, layer), ())]
+    return {place for place in accepted if place[1] in scopes and place not in here}
 
 
 def _shown(file: Path) -> str:
@@ -328,7 +343,9 @@ def _shown(file: Path) -> str:
     return str(file.relative_to(here) if file.is_relative_to(here) else file)
 
 
-def _red(record: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """A record that failed as a whole, whatever its sites say."""
-    rows = [{**row, "passed": False, "failure": text} for row in record["rows"][:1]]
-    return {**record, "passed": False, "rows": [*rows, *record["rows"][1:]]}
+def _red(outcome: Outcome, text: str) -> Outcome:
+    """An outcome that failed as a whole, whatever its sites say."""
+    first, *rest = outcome.record["rows"]
+    rows = [{**first, "passed": False, "failure": text}, *rest]
+    record = {**outcome.record, "passed": False, "updated": 0, "rows": rows}
+    return Outcome(outcome.verdict, text, record, replace(outcome.decision, values={}, drops=()))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from qgate.baselines import ReferenceTensor
 from qgate.errors import QgateError
+from qgate.formats.observing import observe
 from qgate.gate import Measured
 from qgate.models import Model
 from qgate.modes import Mode, Rule, apply
@@ -43,9 +44,15 @@ def stored_reference(
 def unquantized(bench: Bench) -> list[Measured]:
     """Every linear layer of the reference against the product of its parameters in float64.
 
-    A reference that runs through a quantizer anywhere cannot pass, whoever put it there.
+    A reference that runs through a quantizer anywhere cannot pass, whoever put it there: one of
+    qgate's is seen at work, another one shows in the product.
     """
     model = bench.model
+    if calls := _quantized_calls(model):
+        raise QgateError(
+            f"the FP32 reference of {model.name} is quantized: one pass of it calls {calls} "
+            "quantizers. Take the hooks off the module, or load it anew."
+        )
     linears = [s.module for s in model.sites() if s.kind == "linear" and s.port == "output"]
     names = [f"{module}:{port}" for module in linears for port in ("input", "output")]
     flowing = capture_sites(model, [s for s in model.sites() if s.name in names])
@@ -62,6 +69,14 @@ def unquantized(bench: Bench) -> list[Measured]:
         layer = short_layer(model.layer_of(name))
         found.append(_exact(f"{name}:output", layer, order, _relative(y, expected)))
     return found
+
+
+def _quantized_calls(model: Model) -> int:
+    """How often a pass of the model quantizes something."""
+    seen: list[str] = []
+    with observe(lambda _x, quantizer: seen.append(str(quantizer))):
+        _logits(model)
+    return len(seen)
 
 
 def perturbation_shows(bench: Bench) -> bool:

@@ -14,7 +14,7 @@ from qgate.plugin.cases import check_formats, generate_cases
 from qgate.plugin.gates import Gate, device, fmt, gate, layer, mode, model
 from qgate.plugin.options import add_options, add_short_names, update_choice
 from qgate.plugin.reporting import Reports, attach
-from qgate.plugin.selection import sort_out
+from qgate.plugin.selection import note_left, sort_out
 from qgate.plugin.telling import header_line
 
 __all__ = ["Gate", "device", "fmt", "gate", "layer", "mode", "model"]
@@ -75,6 +75,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     sort_out(config, items)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    note_left(session.config, session.items)
 
 
 @pytest.hookimpl(wrapper=True)

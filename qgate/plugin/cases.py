@@ -17,22 +17,52 @@ _CASES = ("model", "mode", "layer")
 def generate_cases(metafunc: pytest.Metafunc) -> None:
     """Parametrize this plugin's fixtures."""
     if is_ours(metafunc, "fmt"):
-        marker = metafunc.definition.get_closest_marker("qgate_formats")
-        asked = value(metafunc.config, "format") if is_given(metafunc.config, "format") else None
-        names = selected_formats(list(marker.args) if marker and asked is None else asked)
-        metafunc.parametrize("fmt", names, indirect=True)
+        metafunc.parametrize("fmt", _formats(metafunc), indirect=True)
     names = [name for name in _CASES if is_ours(metafunc, name)]
     if not names:
         return
     try:
         _check_markers(metafunc)
         cases = _cases(metafunc, names)
+        if not cases:
+            raise QgateError(
+                "nothing is selected: there is no model, or the reference is the only mode asked "
+                "for, which is never compared with itself."
+            )
     except QgateError as error:
         selection_of(metafunc.config).refuse(f"qgate: {error}")
         cases = [("refused",) * len(names)]
     ids = ["-".join(filter(None, case)) for case in cases]
     metafunc.parametrize(",".join(names), [c if len(names) > 1 else c[0] for c in cases], ids=ids,
                          indirect=True, scope="session")  # fmt: skip
+
+
+def _formats(metafunc: pytest.Metafunc) -> list[str]:
+    """The formats of --format, else of the marker, else all."""
+    names = _of_marker(metafunc, "qgate_formats")
+    if is_given(metafunc.config, "format"):
+        return selected_formats(value(metafunc.config, "format"))
+    try:
+        return selected_formats(names)
+    except pytest.UsageError as error:
+        text = f"marker qgate_formats of {metafunc.function.__name__}: {error}"
+        selection_of(metafunc.config).refuse(f"qgate: {text}")
+        return ["refused"]
+
+
+def _of_marker(metafunc: pytest.Metafunc, name: str) -> list[str] | None:
+    """The names in a marker, one by one or as a list; None without the marker."""
+    marker = metafunc.definition.get_closest_marker(name)
+    if marker is None:
+        return None
+    given = [*marker.args, *marker.kwargs.values()]
+    names = [each for one in given for each in (one if isinstance(one, list | tuple) else [one])]
+    if not names or not all(isinstance(each, str) for each in names):
+        selection_of(metafunc.config).refuse(
+            f"qgate: marker {name} of {metafunc.function.__name__} has {given}: write names."
+        )
+        return None
+    return names
 
 
 def _check_markers(metafunc: pytest.Metafunc) -> None:
@@ -44,8 +74,9 @@ def _check_markers(metafunc: pytest.Metafunc) -> None:
                     f"the limits marker of {metafunc.function.__name__} has {marker.args[0]!r} "
                     'without a name: write budget_db=…, regression=… or absolute=["…"].'
                 )
-            policy = session_of(metafunc.config, model).policy
-            policy.with_marker(marker.kwargs, f"limits marker of {metafunc.function.__name__}")
+            session = session_of(metafunc.config, model)
+            source = f"limits marker of {metafunc.function.__name__}"
+            session.check_policy(session.policy.with_marker(marker.kwargs, source))
 
 
 def _cases(metafunc: pytest.Metafunc, names: list[str]) -> list[tuple[str, ...]]:
@@ -69,8 +100,7 @@ def _modes(metafunc: pytest.Metafunc, model: str) -> tuple[list[str], dict[str, 
 
     The reference is none of them: it is never compared with itself.
     """
-    marker = metafunc.definition.get_closest_marker("qgate_modes")
-    wanted = list(marker.args) if marker else value(metafunc.config, "mode")
+    wanted = _of_marker(metafunc, "qgate_modes") or value(metafunc.config, "mode")
     session = session_of(metafunc.config, model)
     setup, bench = session.bench.setup, session.bench
     reference = setup.select(value(metafunc.config, "reference"), bench.model)[0]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from qgate.errors import QgateError
-from qgate.plugin.options import home_of, value
+from qgate.plugin.options import value
 from qgate.plugin.sessions import session_of
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from qgate.pipeline.gating import GateSession, Outcome
 
 OUT = "qgate-out"
-RECORDS: pytest.StashKey[list[dict[str, Any]]] = pytest.StashKey()
+# What the gates of a test decided, with their sessions.
+OUTCOMES: pytest.StashKey[list[tuple[GateSession, Outcome]]] = pytest.StashKey()
 # Set while a gate computes: what is raised then is plumbing, and no verdict on numbers.
 COMPUTING: pytest.StashKey[bool] = pytest.StashKey()
 
@@ -61,7 +62,14 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture
 def gate(request: pytest.FixtureRequest, model: Model) -> Gate:  # noqa: ARG001
     """Holds what was measured against limits and accepted errors; fails with what to do."""
-    params = request.node.callspec.params
+    params = getattr(getattr(request.node, "callspec", None), "params", {})
+    if not isinstance(params.get("model"), str):
+        pytest.fail(
+            "a gate needs qgate's fixture `model`, and another fixture or parameter has that name "
+            "here: give yours another one.",
+            pytrace=False,
+        )
+    request.node.stash[OUTCOMES] = []
     session = session_of(request.config, params["model"])
     reason = ""
     try:
@@ -72,8 +80,15 @@ def gate(request: pytest.FixtureRequest, model: Model) -> Gate:  # noqa: ARG001
     except QgateError as error:
         reason = str(error)
     if reason:
-        pytest.fail(reason, pytrace=False)
+        pytest.fail(_on_one_line(reason), pytrace=False)
     return made
+
+
+def _on_one_line(text: str) -> str:
+    """A name in it can come from a user's file, and a line of its own can be a command to CI."""
+    from qgate.results import one_line
+
+    return one_line(text)
 
 
 class Gate:
@@ -136,16 +151,27 @@ class Gate:
         except QgateError as error:
             reason = str(error)
         if reason:
+            pytest.fail(_on_one_line(reason), pytrace=False)
+        reason = self._shown_to_hooks(outcome)
+        if reason:
             pytest.fail(reason, pytrace=False)
         self._item.stash[COMPUTING] = False
-        self._item.stash.setdefault(RECORDS, []).append(outcome.record)
-        text = outcome.text
+        self._item.stash[OUTCOMES].append((self._session, outcome))
+        if outcome.text:
+            pytest.fail(outcome.text, pytrace=False)
+
+    def _shown_to_hooks(self, outcome: Outcome) -> str:
+        """Let hooks see the records; what one of them breaks, in words."""
+        from qgate.results import check_storable
+
         for row in outcome.record["rows"]:
-            self._item.ihook.pytest_qgate_record(item=self._item, record=row)
-        folder = home_of(self._item.config) / OUT / "candidates"
-        try:
-            self._session.leave_candidate(folder, outcome, self._item.nodeid)
-        except QgateError as error:
-            text = f"{text}\n  no candidate was left: {error}"
-        if text:
-            pytest.fail(text, pytrace=False)
+            try:
+                self._item.ihook.pytest_qgate_record(item=self._item, record=row)
+                check_storable(row)
+            except Exception as error:
+                verdict = outcome.text.partition("\n")[0] or "the gate passed"
+                return (
+                    f"a hook pytest_qgate_record broke the record of {row.get('site', 'a site')}: "
+                    f"{type(error).__name__}: {error} ({verdict})"
+                )
+        return ""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from qgate.errors import QgateError
 from qgate.plugin.hooks import listed
 from qgate.plugin.settings import Settings, read_settings
 
@@ -148,6 +149,7 @@ def setup_of(config: pytest.Config, model: str) -> ModelSetup:
 
     builders = {k: v for found in config.hook.pytest_qgate_models(config=config) for k, v in found.items()}  # fmt: skip  # noqa: E501
     modes = [mode for found in config.hook.pytest_qgate_modes(config=config) for mode in found]
+    _check_new([mode.name for mode in modes])
     names = ("samples", "seqlen", "calib-samples", "calib-seqlen")
     calibration = value(config, "calibration")
     return ModelSetup(
@@ -159,6 +161,18 @@ def setup_of(config: pytest.Config, model: str) -> ModelSetup:
         build=builders.get(model),
         modes={mode.name: mode for mode in modes},
     )
+
+
+def _check_new(names: list[str]) -> None:
+    """Refuse modes of a conftest that would stand in for others without a word."""
+    from qgate import modes
+
+    for name in names:
+        if names.count(name) > 1 or name in (*modes.names(), *modes.GROUPS):
+            raise QgateError(
+                f"pytest_qgate_modes brings mode {name!r}, and there is another one of that name: "
+                "give it a name of its own."
+            )
 
 
 def home_of(config: pytest.Config) -> Path:
@@ -174,8 +188,7 @@ def baselines_of(config: pytest.Config) -> Path:
 
 def command_of(config: pytest.Config) -> str:
     """How to run the same tests again, but for model, mode and format."""
-    again = ("reference", "baselines", "samples", "seqlen", "calib-samples", "calib-seqlen",
-             "percentile-alpha", "calibration")  # fmt: skip
+    again = [name for name in DEFAULTS if name not in ("mode", "model", "format")]
     said = {name: config.getoption(_dest(name)) for name in again}
     options = [
         f"{spelled(config, name)} {shlex.quote(str(v))}"

@@ -17,6 +17,14 @@ from qgate.plugin.sessions import sessions_of
 Part = dict[str, Any]
 
 
+_CONFLICTS: pytest.StashKey[list[str]] = pytest.StashKey()
+
+
+def conflicts_of(config: pytest.Config) -> list[str]:
+    """What keeps an update of this process from being written."""
+    return config.stash.setdefault(_CONFLICTS, [])
+
+
 def part_of(config: pytest.Config, whole: bool) -> Part:
     """What this process knows; `whole` if its run came to its end, so that an update counts."""
     chosen = selection_of(config)
@@ -24,6 +32,8 @@ def part_of(config: pytest.Config, whole: bool) -> Part:
         "selection": [chosen.refused, chosen.notes, chosen.empty],
         "facts": {"models": {}, "plans": {}, "limits": {}, "run": {}},
         "updates": [],
+        "errors": conflicts_of(config),
+        "narrowed": chosen.narrowed,
     }
     used = [held for held in sessions_of(config).values() if held.ledger.is_used]
     if chosen.refused or not used:

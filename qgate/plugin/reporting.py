@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from qgate.errors import QgateError
-from qgate.plugin.gates import COMPUTING, OUT, RECORDS
+from qgate.plugin.gates import COMPUTING, OUT, OUTCOMES
 from qgate.plugin.options import home_of, value
 from qgate.plugin.parts import (
     Part,
+    conflicts_of,
     is_update,
     joined_facts,
     joined_selection,
@@ -20,6 +21,8 @@ from qgate.plugin.parts import (
 from qgate.plugin.telling import Told, is_complete, tell, unused_lines
 
 _KEY = "qgate"
+_PASSED: pytest.StashKey[bool] = pytest.StashKey()
+_UNUSED = "the gate of this test was never asked: nothing was compared"
 
 
 def attach(item: pytest.Item, report: pytest.TestReport) -> None:
@@ -31,15 +34,24 @@ def attach(item: pytest.Item, report: pytest.TestReport) -> None:
     crash = getattr(report.longrepr, "reprcrash", None)
     if "qgate" in report.keywords and crash is not None:
         crash.message = crash.message.removeprefix("Failed: ").partition("\n")[0]
-    if report.when != "call":
+    outcomes = item.stash.get(OUTCOMES, None)
+    if report.when == "setup" or outcomes is None:
         return
+    if report.when == "teardown":
+        _keep(item, report)
+        return
+    _tell_kept(item, report)
     if report.failed and item.stash.get(COMPUTING, False):
         report.qgate_error = True  # type: ignore[attr-defined]
-    gates = item.stash.get(RECORDS, [])
-    if not gates:
+    if not outcomes:
+        if report.passed and not hasattr(report, "wasxfail"):
+            report.outcome = "failed"
+            report.longrepr = _UNUSED
+            report.qgate_error = True  # type: ignore[attr-defined]
         return
     from qgate.results import junit_properties, worst_first
 
+    gates = [outcome.record for _, outcome in outcomes]
     path, line, _ = item.location
     about = {"node": item.nodeid, "seconds": report.duration, "file": path, "line": (line or 0) + 1}
     rows = [{**row, **about, "title": gate["title"]} for gate in gates for row in gate["rows"]]
@@ -50,7 +62,31 @@ def attach(item: pytest.Item, report: pytest.TestReport) -> None:
     if rows:
         # JUnit takes them from the report of the teardown, which is made from the item.
         item.user_properties += junit_properties(worst_first(rows)[0])
-    item.stash[RECORDS] = []
+
+
+def _tell_kept(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Leave or take back candidates: what an expected failure measured is nobody's proposal."""
+    item.stash[_PASSED] = report.passed
+    if hasattr(report, "wasxfail"):
+        return
+    folder = home_of(item.config) / OUT / "candidates"
+    for session, outcome in item.stash[OUTCOMES]:
+        try:
+            session.leave_candidate(folder, outcome, item.nodeid)
+        except QgateError as error:
+            report.qgate_note = f"no candidate was left: {error}"  # type: ignore[attr-defined]
+
+
+def _keep(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Make what a test measured part of the update, now that all of the test has passed."""
+    dry = bool(item.config.getoption("qgate_update_dry_run"))
+    if not (dry or (report.passed and item.stash.get(_PASSED, False))):
+        return
+    for session, outcome in item.stash[OUTCOMES]:
+        try:
+            session.keep(outcome, item.nodeid)
+        except QgateError as error:
+            conflicts_of(item.config).append(str(error))
 
 
 class Reports:
@@ -61,6 +97,7 @@ class Reports:
         self.worker = hasattr(config, "workerinput")
         self.records: dict[str, list[dict[str, Any]]] = {}
         self.attempts: dict[str, int] = {}
+        self.gates: set[str] = set()
         self.parts: list[Part] = []
         self.told = Told()
         self._writer: Any = None
@@ -71,8 +108,11 @@ class Reports:
         """The last report of a test counts: reruns replace what was before."""
         if self.worker or "qgate" not in report.keywords:
             return
+        if note := getattr(report, "qgate_note", ""):
+            self.told.errors.append(note)
         node = report.nodeid
         if report.when == "setup":
+            self.gates.add(node)
             self.attempts[node] = self.attempts.get(node, -1) + 1
             self.told.broken.pop(node, None)
         if report.failed and (report.when != "call" or hasattr(report, "qgate_error")):
@@ -104,7 +144,8 @@ class Reports:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Write the baselines once all gates have spoken, then the records."""
-        whole = int(exitstatus) in (0, 1) and not session.shouldstop
+        stopped = session.shouldstop or session.shouldfail
+        whole = int(exitstatus) in (0, 1) and not stopped
         part = part_of(self.config, whole and is_update(self.config))
         if self.worker:
             self.config.workeroutput[_KEY] = part  # type: ignore[attr-defined]
@@ -114,9 +155,10 @@ class Reports:
         if found.refused:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
             return
-        if self.records or self.told.broken:
+        self.told.errors += [error for each in self.parts for error in each["errors"]]
+        if self.gates:
             try:
-                if whole and is_update(self.config):
+                if whole and is_update(self.config) and self._may_write():
                     self.told.changes, self.told.stale = write_updates(self.config, self.parts)
                     self.told.updated = True
                 self._finish(whole)
@@ -124,8 +166,19 @@ class Reports:
                 self.told.errors.append(str(error))
         if session.exitstatus == pytest.ExitCode.OK and self.told.errors:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        if session.exitstatus == pytest.ExitCode.OK and found.empty:
+        self.told.idle = bool(self.gates) and not (self.records or self.told.broken)
+        if session.exitstatus == pytest.ExitCode.OK and (found.empty or self.told.idle):
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+    def _may_write(self) -> bool:
+        """An update is whole or not at all: a worker that went down took what it measured along."""
+        if self.told.crashed:
+            named = ", ".join(sorted(self.told.crashed))
+            self.told.errors.append(
+                f"worker {named} went down with what it had measured: no baseline was written. "
+                "Run the update again."
+            )
+        return not self.told.errors
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if not self.worker and not getattr(self.config.option, "no_summary", False):
@@ -154,7 +207,8 @@ class Reports:
         from qgate.results import to_csv, write_whole
 
         rows = self._rows()
-        complete = whole and is_complete(self.config, self.told)
+        narrowed = any(part["narrowed"] for part in self.parts) or self.gates - set(self.records)
+        complete = whole and not narrowed and is_complete(self.config, self.told)
         if self._writer is not None:
             self._writer.close()
         write_whole(self._folder() / "results.jsonl", self._header(complete), rows)

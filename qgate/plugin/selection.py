@@ -23,6 +23,8 @@ class Selection:
     unfit: dict[tuple[str, str], str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     empty: bool = False
+    collected: int = 0
+    narrowed: bool = False
 
     def refuse(self, reason: str) -> None:
         if reason not in self.refused:
@@ -42,6 +44,7 @@ def selection_of(config: pytest.Config) -> Selection:
 def sort_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse, or deselect what does not fit; without a gate left nothing may look green."""
     found = selection_of(config)
+    found.collected = _gates(items)
     _check_home(config, items, found)
     if found.refused:
         if hasattr(config, "workerinput"):
@@ -60,6 +63,17 @@ def sort_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     kept = set(map(id, left))
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
     items[:] = left
+    found.collected = _gates(left)
+
+
+def _gates(items: list[pytest.Item]) -> int:
+    return sum(item.get_closest_marker("qgate") is not None for item in items)
+
+
+def note_left(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Whether -k, a conftest or anything else left gates out: then nothing is unused."""
+    found = selection_of(config)
+    found.narrowed = _gates(items) != found.collected
 
 
 def _check_home(config: pytest.Config, items: list[pytest.Item], found: Selection) -> None:

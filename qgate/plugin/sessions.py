@@ -50,6 +50,8 @@ def session_of(config: pytest.Config, model: str) -> GateSession:
             baselines_of(config),
             policy.for_model(bench.model.name),
             updating=update_choice(config),
+            dry_run=bool(config.getoption("qgate_update_dry_run")),
+            deferred=True,
             command=command_of(config),
             spelled=lambda name: spelled(config, name),
         )

@@ -91,11 +91,11 @@ def _checked(home: Path, source: str, table: dict[str, Any], kinds: Mapping[str,
             raise unknown("key", name, [*kinds, "limits"])
         kind = kinds[name]
         made = value if isinstance(value, list) else [value]
-        if kind is list and all(isinstance(each, str) for each in made):
+        if kind is list and made and all(isinstance(each, str) and each for each in made):
             options[name] = made
         elif kind is float and type(value) in (int, float):
             options[name] = float(value)
-        elif kind is Path and isinstance(value, str):
+        elif kind is Path and isinstance(value, str) and value:
             options[name] = str(home / value)
         elif kind in (int, str) and type(value) is kind:
             options[name] = value

@@ -33,6 +33,7 @@ class Told:
     broken    tests whose set-up failed: node → first line
     errors    what could not be written
     crashed   workers that went down
+    idle      there were gates, and none of them compared anything
     """
 
     selection: Selection = field(default_factory=Selection)
@@ -43,6 +44,7 @@ class Told:
     stale: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     updated: bool = False
+    idle: bool = False
     folder: Path | None = None
 
 
@@ -82,16 +84,18 @@ def tell(
         for reason in chosen.refused:
             reporter.write_line(f"ERROR: {reason}", red=True)
         return
-    if not (rows or told.broken or chosen.notes or told.errors):
+    if not (rows or told.broken or chosen.notes or told.errors or told.idle):
         return
+    from qgate.results import one_line
+
     config = reporter.config
     about = ", ".join(f"{name} on {of['device']}" for name, of in sorted(facts["models"].items()))
-    reporter.section(f"qgate: {about or ', '.join(models_of(config))}")
+    reporter.section(one_line(f"qgate: {about or ', '.join(models_of(config))}"))
     for line in _lines(config, told, rows):
-        reporter.write_line(line)
+        reporter.write_line(one_line(line))
     for line in told.errors:
-        reporter.write_line(f"ERROR: {line}", red=True)
-    tell_github(reporter, rows)
+        reporter.write_line(one_line(f"ERROR: {line}"), red=True)
+    tell_github(reporter, told, rows)
 
 
 def _lines(config: pytest.Config, told: Told, rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -102,6 +106,8 @@ def _lines(config: pytest.Config, told: Told, rows: Sequence[Mapping[str, Any]])
     lines += told.selection.notes
     if told.selection.empty:
         lines.append("no gate ran: no mode asked for fits")
+    elif told.idle:
+        lines.append("no gate ran: all of them were skipped")
     if told.updated:
         dry = config.getoption("qgate_update_dry_run")
         count = len(told.changes)
@@ -137,22 +143,24 @@ def _first(lines: list[str]) -> list[str]:
     return [*lines[:_MOST], *([f"and {rest} more"] if rest > 0 else [])]
 
 
-def tell_github(reporter: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+def tell_github(reporter: Any, told: Told, rows: Sequence[Mapping[str, Any]]) -> None:
     """The summary of the step, and an annotation for every test that failed, worst first."""
-    from qgate.results import github_annotation, markdown_summary, worst_first
+    from qgate.results import github_annotation, github_error, markdown_summary, worst_first
 
+    broken = [*_broken(told.broken), *told.errors]
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
-    if summary and rows:
+    if summary:
         try:
             with Path(summary).open("a", encoding="utf-8") as file:
-                file.write(markdown_summary(rows))
+                file.write(markdown_summary(rows, broken=broken))
         except OSError as error:
             reporter.write_line(f"GITHUB_STEP_SUMMARY could not be written: {error}", red=True)
     if os.environ.get("GITHUB_ACTIONS"):
         worst: dict[str, Mapping[str, Any]] = {}
         for row in worst_first(rows):
             worst.setdefault(row["node"], row)
-        lines = [line for row in worst.values() if (line := github_annotation(row))]
+        lines = [github_error(text) for text in broken]
+        lines += [line for row in worst.values() if (line := github_annotation(row))]
         for line in lines[:_ANNOTATIONS]:
             reporter.write_line(line)
 

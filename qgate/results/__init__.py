@@ -1,10 +1,17 @@
 """Results: what is stored of a run, and the texts made of it. Computing writes, showing reads."""
 
-from qgate.results.ci import github_annotation, junit_properties, markdown_summary
+from qgate.results.ci import github_annotation, github_error, junit_properties, markdown_summary
 from qgate.results.merging import Merged, merge
-from qgate.results.ranking import binding, measured_places, worst_first
+from qgate.results.ranking import binding, measured_places, one_line, worst_first
 from qgate.results.reading import Records, read
-from qgate.results.schema import REQUIRED, SCHEMA, Record, latest, new_header
+from qgate.results.schema import (
+    REQUIRED,
+    SCHEMA,
+    Record,
+    check_storable,
+    latest,
+    new_header,
+)
 from qgate.results.summary import summary_lines
 from qgate.results.table import COLUMNS, to_csv
 from qgate.results.writing import Writer, write_whole
@@ -18,13 +25,16 @@ __all__ = [
     "Records",
     "Writer",
     "binding",
+    "check_storable",
     "github_annotation",
+    "github_error",
     "junit_properties",
     "latest",
     "markdown_summary",
     "measured_places",
     "merge",
     "new_header",
+    "one_line",
     "read",
     "summary_lines",
     "to_csv",

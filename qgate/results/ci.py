@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from qgate.results.ranking import (
@@ -37,11 +37,19 @@ def verdict_word(check: Mapping[str, Any]) -> str:
     return "improved" if check["improved"] else "passed"
 
 
-def markdown_summary(records: Iterable[Mapping[str, Any]], rows: int = _ROWS) -> str:
-    """Counts and the failures, worst first, for `GITHUB_STEP_SUMMARY`."""
+def markdown_summary(
+    records: Iterable[Mapping[str, Any]], rows: int = _ROWS, broken: Sequence[str] = ()
+) -> str:
+    """Counts and the failures, worst first, for `GITHUB_STEP_SUMMARY`.
+
+    `broken` says what kept gates from comparing: without it a red run would look green.
+    """
     listed = latest(records)
     counts = Counts.of(listed)
     lines = ["## qgate", "", counts.text()]
+    if broken:
+        lines += ["", *(f"* **error**: {_cell(text)}" for text in broken[:rows])]
+        lines += [f"* and {len(broken) - rows} more"] if len(broken) > rows else []
     failed = [record for record in worst_first(listed) if not record["passed"]]
     if failed:
         lines += ["", "| site | scope | mode | metric | value | limit | how far |"]
@@ -85,6 +93,11 @@ def github_annotation(record: Mapping[str, Any]) -> str | None:
     title = f"qgate {record['model']} {record['mode']}"
     properties = ",".join(f"{k}={_property(v)}" for k, v in {**places, "title": title}.items())
     return f"::error {properties}::{_message(message)}"
+
+
+def github_error(text: str) -> str:
+    """The `::error` line of what kept gates from comparing."""
+    return f"::error title=qgate::{_message(one_line(text))}"
 
 
 def _message(text: object) -> str:

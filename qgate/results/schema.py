@@ -26,6 +26,8 @@ REQUIRED = (
     "suite", "node", "model", "mode", "layer", "site", "scope", "values", "ideal", "accepted",
     "checks", "passed", "seconds",
 )  # fmt: skip
+# What a gate puts into a record; the plugin adds the rest.
+_OWN = tuple(key for key in REQUIRED if key not in ("node", "seconds"))
 HEADER_KEYS = (
     "qgate", "python", "torch", "device", "seed", "commit", "command", "started", "modes", "plans",
     "metrics", "limits", "models",
@@ -97,6 +99,14 @@ def check_record(record: Mapping[str, Any]) -> None:
             raise QgateError(f"a check of {record['site']!r} lacks {', '.join(lacks)}.")
     if record["passed"] and not record["checks"]:
         raise QgateError(f"the record of {record['site']!r} passed without a check.")
+
+
+def check_storable(record: Mapping[str, Any]) -> None:
+    """That somebody's hook left a record whole, and put nothing into it that JSON cannot hold."""
+    lacks = [key for key in _OWN if key not in record]
+    if lacks or not isinstance(record["checks"], list):
+        raise QgateError(f"it took away {', '.join(lacks) or 'checks'}")
+    line(record)
 
 
 def line(record: Mapping[str, Any]) -> str:

@@ -79,5 +79,5 @@ def test_an_error_measured_by_one_part_is_not_dropped_by_another() -> None:
 
 @pytest.mark.parametrize("origin", [OTHER_WEIGHTS, replace(ORIGIN, calibration=None)])
 def test_parts_that_measured_different_things_are_refused(origin: object) -> None:
-    with pytest.raises(QgateError, match="different things"):
+    with pytest.raises(QgateError, match="two things of one name, tiny, were measured in one run"):
         joined([accepting({key(): 1.0}), accepting({key(): 1.0}, origin=origin)])  # type: ignore[arg-type]

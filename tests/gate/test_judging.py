@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from qgate.errors import QgateError
-from qgate.gate import Check, Limits, Measured, judge, parse_bound
+from qgate.gate import Check, Limits, Measured, Verdict, decide_update, judge, parse_bound
 from tests.gate.making import ACCEPTED, carried, measured, verdict
 
 FLOOR = 1e-12
@@ -71,7 +72,7 @@ def test_the_budget_is_for_local_errors_alone(scope: str) -> None:
     "ideal", [{"relative_mse": math.nan}, {"relative_mse": math.inf}, {"relative_mse": -1.0}, {}]
 )
 def test_an_ideal_error_that_is_none_lets_nothing_pass(ideal: dict[str, float]) -> None:
-    assert kinds(measured(mse=0.0, ideal=ideal)) == ["budget"]
+    assert kinds(measured(mse=1e-9, ideal=ideal)) == ["budget"]
 
 
 def test_absolute_bounds_hold_where_they_are_given() -> None:
@@ -172,7 +173,44 @@ def test_one_sided_an_improvement_passes_and_is_listed() -> None:
     at, past = verdict(carried(mse=edge)), verdict(carried(mse=math.nextafter(edge, 0)))
     assert (at.passed, at.improved) == (True, ())
     assert (past.passed, [c.metric for c in past.improved]) == (True, ["relative_mse"])
-    assert verdict(carried(mse=0.0)).passed
+    assert verdict(carried(mse=1e-4 * 1.01e-6)).passed
+
+
+@pytest.mark.parametrize("mse", [0.0, 1e-4 * 0.99e-6])
+def test_an_error_that_is_all_but_gone_is_no_improvement(mse: float) -> None:
+    """A quantized model that equals FP32 was not compared, or is not quantized."""
+    found = verdict(carried(mse=mse))
+    (check,) = found.failed
+    assert (check.kind, check.side, check.reason) == (
+        "regression",
+        ">=",
+        "nothing differs any more",
+    )
+    assert check in decide_update(found).remaining or decide_update(found).passed
+    noise = verdict(
+        carried(mse=0.0, accepted={"relative_mse": 9e-13, "one_minus_correlation": 5e-5})
+    )
+    assert noise.passed, "what was noise may be gone"
+
+
+@pytest.mark.parametrize("scope", ["sweep", "backward"])
+def test_what_is_to_stay_is_held_on_both_sides(scope: Any) -> None:
+    def found(value: float) -> Verdict:
+        row = measured(scope=scope, ideal=None, gated=("share",), accepted={"share": 0.5})
+        row = dataclasses.replace(row, values={"share": value})
+        return judge([row], lambda _: Limits(), True, metrics={"share": "steady"})
+
+    for value, passed in (
+        (0.5, True),
+        (0.5099, True),
+        (0.4901, True),
+        (0.511, False),
+        (0.489, False),
+    ):
+        assert found(value).passed is passed
+        assert found(value).improved == ()
+    assert found(0.489).failed[0].side == ">="
+    assert decide_update(found(0.489)).passed
 
 
 def test_what_is_better_the_higher_is_held_from_below() -> None:

@@ -351,7 +351,7 @@ MUTANTS = (
     llama("block-scale-one-exponent-low", "mxfp8", _exponent_off_by(-1), _Q_INPUT),
     llama("block-scale-one-exponent-high", "mxfp4", _exponent_off_by(1), _Q_INPUT),
     llama("block-of-64-for-32", "mxfp4", _blocks_of(64), _Q_INPUT),
-    llama("wrong-axis", "mxfp4", _turned, ATTENTION + ".*:weight"),
+    llama("wrong-axis", "mxfp4", _turned, ATTENTION + ".*:(input|weight)"),
     llama("double-rounding", "mxfp4", _twice(3), _Q_INPUT),
     llama("subnormals-flushed", "mxfp4", lambda bed: bed.wrap(fast_mx, "_round", _flushed), _Q_INPUT),
     llama("clip-at-126", "int8", _saturating_early, _Q_INPUT),

@@ -240,157 +240,43 @@ _BETWEEN = (
 Q_OUTPUT = r"model\.layers\.0\.self_attn\.q_proj:output"
 
 TASK = (
-    llama(
-        "logits-of-another-sample",
-        "int8",
-        _outputs(lambda found: found[::-1]),
-        says="kl_divergence .* at logits",
-    ),
-    llama(
-        "logits-a-token-late",
-        "w4",
-        _outputs(lambda found: [y.roll(1, 1) for y in found]),
-        says="kl_divergence .* at logits",
-    ),
-    llama(
-        "accuracy-of-the-token-before",
-        "int8",
-        _sampled(_hits_shifted),
-        says="next_token_accuracy .* at logits",
-    ),
+    llama("logits-of-another-sample", "int8", _outputs(lambda found: found[::-1]), says="kl_divergence .* at logits"),
+    llama("logits-a-token-late", "w4", _outputs(lambda found: [y.roll(1, 1) for y in found]), says="kl_divergence .* at logits"),
+    llama("accuracy-of-the-token-before", "int8", _sampled(_hits_shifted), says="next_token_accuracy .* at logits"),
     llama("kl-arguments-swapped", "mxfp4", _sampled(_kl_turned), says="kl_divergence .* at logits"),
-    mamba(
-        "kl-arguments-swapped-in-2-1",
-        "2-1",
-        _sampled(_kl_turned),
-        says="kl_divergence .* at logits",
-    ),
-    mamba(
-        "kl-of-the-worst-token", "2-1", _sampled(_kl_of_worst), says="kl_divergence .* at logits"
-    ),
-    llama(
-        "logits-at-another-temperature",
-        "int8",
-        _outputs(lambda found: [0.95 * y for y in found]),
-        says="kl_divergence .* at logits",
-    ),
-    llama(
-        "task-of-the-reference",
-        "mxfp4",
-        lambda bed: bed.wrap(Bench, "outputs", _of_reference),
-        says="at logits",
-        survives=_BETTER,
-    ),
-    llama(
-        "bits-in-nats",
-        "int8",
-        _sampled(_in_nats),
-        says="bits_per_byte .* at logits",
-        survives=_BETTER,
-    ),
-)
+    mamba("kl-arguments-swapped-in-2-1", "2-1", _sampled(_kl_turned), says="kl_divergence .* at logits"),
+    mamba("kl-of-the-worst-token", "2-1", _sampled(_kl_of_worst), says="kl_divergence .* at logits"),
+    llama("logits-at-another-temperature", "int8", _outputs(lambda found: [0.95 * y for y in found]), says="kl_divergence .* at logits"),
+    llama("task-of-the-reference", "mxfp4", lambda bed: bed.wrap(Bench, "outputs", _of_reference), says="at logits"),
+    llama("bits-in-nats", "int8", _sampled(_in_nats), says="bits_per_byte .* at logits", survives=_BETTER),
+)  # fmt: skip
 REFERENCE = (
-    llama(
-        "reference-multiplies-bf16-weights",
-        "",
-        _bf16_weights,
-        Q_OUTPUT,
-        says=r"plain model\.layers\.4:output",
-    ),
-    llama(
-        "reference-of-a-bf16-model",
-        "",
-        _bf16_model,
-        says="the baseline was made with other weights",
-    ),
-    llama(
-        "reference-of-other-samples",
-        "",
-        _samples(lambda found: [ids.flip(-1) for ids in found]),
-        says="the baseline was made with other inputs",
-    ),
-    llama(
-        "reference-of-fewer-samples",
-        "",
-        _samples(lambda found: found[:1]),
-        says="the baseline was made with 2 samples, and there are 1 now",
-    ),
-    llama(
-        "samples-in-another-order",
-        "",
-        lambda bed: bed.wrap(benches, "outer_tensors", _in_another_order),
-        r"plain model\.layers\.0:output",
-    ),
-    llama(
-        "plan-left-on", "", _plan_left_on("int8"), Q_OUTPUT, says=r"plain model\.layers\.4:output"
-    ),
-    llama("plan-left-on-since-day-one", "", _plan_left_on("int8"), Q_OUTPUT, unrecorded=True),
-    llama("inputs-left-quantized", "", _inputs_left_quantized, r"plain model\.layers\.0:output"),
+    llama("reference-multiplies-bf16-weights", "", _bf16_weights, Q_OUTPUT, says=r"plain model\.layers\.4:output"),
+    llama("reference-of-a-bf16-model", "", _bf16_model, says="the baseline was made with other weights"),
+    llama("reference-of-other-samples", "", _samples(lambda found: [ids.flip(-1) for ids in found]), says="the baseline was made with other inputs"),
+    llama("reference-of-fewer-samples", "", _samples(lambda found: found[:1]), says="the baseline was made with 2 samples, and there are 1 now"),
+    llama("samples-in-another-order", "", lambda bed: bed.wrap(benches, "outer_tensors", _in_another_order), r"plain model\.layers\.0:output"),
+    llama("plan-left-on", "", _plan_left_on("int8"), says="is quantized: one pass of it calls"),
+    llama("plan-left-on-since-day-one", "", _plan_left_on("int8"), says="is quantized: one pass of it calls", unrecorded=True),
+    llama("inputs-left-quantized", "", _inputs_left_quantized, says="is quantized: one pass of it calls"),
     llama("norm-in-float16", "", _norm_in_half, r"plain model\.layers\.2:output"),
-    llama(
-        "linear-replaced-by-a-bf16-one",
-        "",
-        _replaced,
-        r"plain model\.layers\.3:output",
-        says=r"relative_mse .* at model\.layers\.3\.mlp\.up_proj:output",
-    ),
-    llama(
-        "linear-of-bf16-since-day-one",
-        "",
-        _replaced,
-        r"model\.layers\.3\.mlp\.up_proj:output",
-        unrecorded=True,
-    ),
-    llama(
-        "weights-are-not-read",
-        "",
-        _deaf,
-        says="a weight moved by a thousandth does not show in the reference",
-    ),
+    llama("linear-replaced-by-a-bf16-one", "", _replaced, r"plain model\.layers\.3:output", says=r"relative_mse .* at model\.layers\.3\.mlp\.up_proj:output"),
+    llama("linear-of-bf16-since-day-one", "", _replaced, r"model\.layers\.3\.mlp\.up_proj:output", unrecorded=True),
+    llama("weights-are-not-read", "", _deaf, says="a weight moved by a thousandth does not show in the reference"),
     mamba("rotated-with-a-wrong-sign", "", _turned_wrongly, r"rotated backbone\.layers\.2:output"),
-    llama(
-        "inputs-quantized-since-day-one",
-        "",
-        _inputs_left_quantized,
-        says="relative_mse",
-        unrecorded=True,
-        survives=_BETWEEN,
-    ),
-    llama(
-        "norm-in-float16-since-day-one",
-        "",
-        _norm_in_half,
-        says="relative_mse",
-        unrecorded=True,
-        survives=_BETWEEN,
-    ),
-)
+    llama("inputs-quantized-since-day-one", "", _inputs_left_quantized, says="is quantized: one pass of it calls", unrecorded=True),
+    llama("norm-in-float16-since-day-one", "", _norm_in_half, says="relative_mse", unrecorded=True, survives=_BETWEEN),
+)  # fmt: skip
 CANARY = (
-    llama(
-        "everything-truncates",
-        "",
-        _truncating,
-        Q_OUTPUT.replace(":output", ":input"),
-        says="over the ideal declared quantizer, 0.5 allowed",
-    ),
+    llama("everything-truncates", "", _truncating, Q_OUTPUT.replace(":output", ":input"), says="over the ideal declared quantizer, 0.5 allowed"),
     llama("the-definition-truncates-too", "", _defined_by_truncation, says=NOTHING),
     llama("rounding-is-ignored", "", _rounding_ignored, says=NOTHING),
     llama("budget-of-20-db", "", _policy(budget_db=20.0), says=NOTHING),
-    llama(
-        "budget-not-checked",
-        "",
-        lambda bed: bed.patch.setattr(checks, "_budget", lambda *_: iter(())),
-        says=NOTHING,
-    ),
-    llama(
-        "every-value-is-within",
-        "",
-        lambda bed: bed.patch.setattr(checks, "within", lambda *_: True),
-        says=NOTHING,
-    ),
+    llama("budget-not-checked", "", lambda bed: bed.patch.setattr(checks, "_budget", lambda *_: iter(())), says=NOTHING),
+    llama("every-value-is-within", "", lambda bed: bed.patch.setattr(checks, "within", lambda *_: True), says=NOTHING),
     llama("identity-through-bf16", "", _identity_in_bf16, says=CHANGED),
     llama("identity-of-a-copy", "", _identity_of_a_copy, says=CHANGED),
-)
+)  # fmt: skip
 MUTANTS: tuple[Mutant, ...] = (
     *(dataclasses.replace(mutant, suite="task") for mutant in TASK),
     *(dataclasses.replace(mutant, suite="reference") for mutant in REFERENCE),

@@ -56,7 +56,7 @@ def _without_overflow(plain: Any) -> Any:
     return lambda self, x: torch.where(x.abs() > self.max, x, plain(self, x))
 
 
-def _truncating(plain: Any) -> Any:
+def _truncating(_plain: Any) -> Any:
     return lambda self, x: self.cast(x, DOUBLE, rounding="zero")
 
 
@@ -157,188 +157,41 @@ def _loss_halved(plain: Any) -> Any:
 
 ATTENTION = r"model\.layers\.0\.self_attn\."
 FIRST = ATTENTION + "q_proj:"
-_ONE_SIDED = (
-    "shares are held from above only: one that falls passes as an improvement, though the tensors "
-    "are those of FP32, where nothing can have improved"
-)
 _KEPT = (
-    "the accepted exponent stays recommended while it costs no more than what the sweep would "
-    "choose now: a worse choice of the sweep is not shown"
+    "one exponent up costs a floating-point format nothing: where two scales are as good, the "
+    "accepted one stays recommended"
 )
 
 SWEEPS = (
-    llama(
-        "error-read-a-level-too-low",
-        "fp8_e4m3",
-        lambda bed: bed.wrap(format_rows, "_error_at", _read_at(1)),
-        FIRST + "input",
-        says="relative_mse",
-    ),
-    llama(
-        "error-read-an-offset-too-low",
-        "mxfp4_e2m1",
-        lambda bed: bed.wrap(format_rows, "_error_at", _read_at(1)),
-        FIRST + "input",
-        says="relative_mse",
-    ),
-    llama(
-        "sweep-without-overflow",
-        "fp8_e4m3",
-        lambda bed: bed.wrap(ElementFormat, "nearest", _without_overflow),
-        FIRST + "input",
-        says="exponent -5 instead of -4 .* the accepted one now costs",
-    ),
-    llama(
-        "sweep-of-blocks-without-overflow",
-        "mxfp4_e2m1",
-        lambda bed: bed.wrap(ElementFormat, "nearest", _without_overflow),
-        FIRST + "input",
-        says="exponent -4 instead of 0 .* the accepted one now costs",
-    ),
-    llama(
-        "sweep-truncates",
-        "hif8",
-        lambda bed: bed.wrap(ElementFormat, "nearest", _truncating),
-        FIRST + "input",
-        says="relative_mse",
-    ),
-    llama(
-        "weights-swept-for-inputs",
-        "hif8",
-        _captured(_weights_for_inputs),
-        FIRST + "input",
-        says=r"exponent -5 instead of 1 at .*q_proj:input \(format hif8\): the accepted one now costs",
-    ),
-    llama(
-        "half-of-the-elements-counted",
-        "hif8",
-        _counted(lambda x: x.flatten()[: x.numel() // 2]),
-        r"model\.layers\.0\.mlp\..*",
-    ),
-    llama(
-        "negative-numbers-at-their-complement",
-        "fp8_e4m3",
-        lambda bed: bed.wrap(value_counts, "_count", _signs_folded),
-        FIRST + "input",
-        says="exponent 4 instead of -4",
-    ),
-    llama(
-        "swept-in-blocks-of-16",
-        "mxfp4_e2m1",
-        _swept(block=16),
-        ATTENTION + "q_proj:weight",
-        says="relative_mse",
-    ),
-    llama(
-        "swept-in-blocks-of-64",
-        "mxfp4_e2m1",
-        _swept(block=64),
-        FIRST + "input",
-        says="relative_mse",
-    ),
-    llama(
-        "blocks-swept-along-the-tokens",
-        "mxfp4_e2m1",
-        _swept(axis=0),
-        FIRST + "input",
-        says="exponent 1 instead of 0",
-    ),
+    llama("error-read-a-level-too-low", "fp8_e4m3", lambda bed: bed.wrap(format_rows, "_error_at", _read_at(1)), FIRST + "input", says="relative_mse"),
+    llama("error-read-an-offset-too-low", "mxfp4_e2m1", lambda bed: bed.wrap(format_rows, "_error_at", _read_at(1)), FIRST + "input", says="relative_mse"),
+    llama("sweep-without-overflow", "fp8_e4m3", lambda bed: bed.wrap(ElementFormat, "nearest", _without_overflow), FIRST + "input", says="exponent -5 instead of -4 .* the accepted one now costs"),
+    llama("sweep-of-blocks-without-overflow", "mxfp4_e2m1", lambda bed: bed.wrap(ElementFormat, "nearest", _without_overflow), FIRST + "input", says="exponent -4 instead of 0 .* the accepted one now costs"),
+    llama("sweep-truncates", "hif8", lambda bed: bed.wrap(ElementFormat, "nearest", _truncating), FIRST + "input", says="relative_mse"),
+    llama("weights-swept-for-inputs", "hif8", _captured(_weights_for_inputs), FIRST + "input", says=r"exponent -5 instead of 1 at .*q_proj:input \(format hif8\): the accepted one now costs"),
+    llama("half-of-the-elements-counted", "hif8", _counted(lambda x: x.flatten()[: x.numel() // 2]), r"model\.layers\.0\..*"),
+    llama("negative-numbers-at-their-complement", "fp8_e4m3", lambda bed: bed.wrap(value_counts, "_count", _signs_folded), FIRST + "input", says="exponent 4 instead of -4"),
+    llama("swept-in-blocks-of-16", "mxfp4_e2m1", _swept(block=16), FIRST + "input", says="relative_mse"),
+    llama("swept-in-blocks-of-64", "mxfp4_e2m1", _swept(block=64), FIRST + "input", says="relative_mse"),
+    llama("blocks-swept-along-the-tokens", "mxfp4_e2m1", _swept(axis=0), FIRST + "input", says="exponent 1 instead of 0"),
     llama("advice-an-exponent-too-high", "fp8_e4m3", _advised(1), says="exponent", survives=_KEPT),
-    llama("advice-an-offset-too-low", "mxfp4_e2m1", _advised(-1), says="exponent", survives=_KEPT),
-)
+    llama("advice-an-offset-too-low", "mxfp4_e2m1", _advised(-1), says="exponent"),
+)  # fmt: skip
 COUNTS = (
-    llama(
-        "subnormals-counted-as-flushed",
-        "hif8",
-        _reported(lambda e: {"flushed": e.flushed + e.subnormal}),
-        FIRST + "weight",
-        says="flushed_share",
-    ),
-    llama(
-        "underflow-counted-as-flushed",
-        "mxfp8_e4m3",
-        _reported(lambda e: {"flushed": e.underflow}),
-        FIRST + "weight",
-        says="flushed_share",
-    ),
-    llama(
-        "share-of-half-the-elements",
-        "mxfp4_e2m1",
-        _reported(lambda e: {"elements": e.elements // 2}),
-        FIRST + "input",
-        says="2x accepted",
-    ),
-    llama(
-        "tensors-for-gradients",
-        "fp8_e4m3",
-        _forward_for_backward,
-        FIRST + "input",
-        says="no accepted flushed_share",
-    ),
-    llama(
-        "gradients-for-weights",
-        "fp8_e4m3",
-        _gradients_for_weights,
-        FIRST + "weight",
-        says="flushed_share",
-    ),
-    llama(
-        "e4m3-ends-at-240",
-        "mxfp8_e4m3",
-        _element(max=240.0),
-        FIRST + "input",
-        says="saturated_share",
-    ),
-    llama(
-        "e4m3-of-another-bias",
-        "fp8_e4m3",
-        _element(min_exponent=-5),
-        FIRST + "input",
-        says="flushed_share",
-    ),
-    llama(
-        "loss-halved",
-        "fp8_e4m3",
-        lambda bed: bed.wrap(running, "next_token_loss", _loss_halved),
-        FIRST + "weight",
-        says="flushed_share",
-    ),
-    mamba(
-        "every-clipped-element-twice",
-        "mxfp8_e4m3",
-        _reported(lambda e: {"saturated": 2 * e.saturated}),
-        r"backbone\.layers\.0\.mixer\.in_proj:input",
-        says="saturated_share",
-    ),
-    llama(
-        "clipped-not-counted",
-        "mxfp8_e4m3",
-        _reported(lambda _: {"saturated": 0}),
-        says="saturated_share",
-        survives=_ONE_SIDED,
-    ),
-    llama(
-        "flushed-not-counted",
-        "mxfp4_e2m1",
-        _reported(lambda _: {"flushed": 0}),
-        says="flushed_share",
-        survives=_ONE_SIDED,
-    ),
-    llama(
-        "share-of-twice-the-elements",
-        "mxfp4_e2m1",
-        _reported(lambda e: {"elements": 2 * e.elements}),
-        says="share",
-        survives=_ONE_SIDED,
-    ),
-    llama(
-        "tensors-under-the-names-of-gradients",
-        "fp8_e4m3",
-        _activations_as_gradients,
-        says="flushed_share",
-        survives=_ONE_SIDED,
-    ),
-)
+    llama("subnormals-counted-as-flushed", "hif8", _reported(lambda e: {"flushed": e.flushed + e.subnormal}), FIRST + "weight", says="flushed_share"),
+    llama("underflow-counted-as-flushed", "mxfp8_e4m3", _reported(lambda e: {"flushed": e.underflow}), FIRST + "weight", says="flushed_share"),
+    llama("share-of-half-the-elements", "mxfp4_e2m1", _reported(lambda e: {"elements": e.elements // 2}), FIRST + "input", says="2x accepted"),
+    llama("tensors-for-gradients", "fp8_e4m3", _forward_for_backward, FIRST + "input", says="flushed_share"),
+    llama("gradients-for-weights", "fp8_e4m3", _gradients_for_weights, FIRST + "weight", says="flushed_share"),
+    llama("e4m3-ends-at-240", "mxfp8_e4m3", _element(max=240.0), FIRST + "input", says="saturated_share"),
+    llama("e4m3-of-another-bias", "fp8_e4m3", _element(min_exponent=-5), FIRST + "input", says="flushed_share"),
+    llama("loss-halved", "fp8_e4m3", lambda bed: bed.wrap(running, "next_token_loss", _loss_halved), FIRST + "weight", says="flushed_share"),
+    mamba("every-clipped-element-twice", "mxfp8_e4m3", _reported(lambda e: {"saturated": 2 * e.saturated}), r"backbone\.layers\.0\.mixer\.in_proj:input", says="saturated_share"),
+    llama("clipped-not-counted", "mxfp8_e4m3", _reported(lambda _: {"saturated": 0}), says="saturated_share"),
+    llama("flushed-not-counted", "mxfp4_e2m1", _reported(lambda _: {"flushed": 0}), says="flushed_share"),
+    llama("share-of-twice-the-elements", "mxfp4_e2m1", _reported(lambda e: {"elements": 2 * e.elements}), says="share"),
+    llama("tensors-under-the-names-of-gradients", "fp8_e4m3", _activations_as_gradients, says="flushed_share"),
+)  # fmt: skip
 MUTANTS: tuple[Mutant, ...] = (
     *(dataclasses.replace(mutant, suite="scaling") for mutant in SWEEPS),
     *(dataclasses.replace(mutant, suite="overflow") for mutant in COUNTS),

@@ -189,7 +189,7 @@ def test_without_a_massive_element_nothing_more_is_accepted() -> None:
         assert row.without_massive == {
             name: row.values[name] for name in ("relative_mse", "correlation")
         }
-        measured = measured_of(row, "layer_outputs", {})
+        measured = measured_of(row)
         assert all("without_massive" not in name for name in measured.part_metrics())
 
 
@@ -244,7 +244,7 @@ def measured_at(actual: Tensor, reference: Tensor, beyond: float) -> Any:
         found, pairs, beyond if bool((reference.abs() > beyond).any()) else math.inf
     )
     row = SiteErrors(SITE, "blocks.1", "carried", 0, found.metrics(), 0, 0, without_massive=part)
-    return measured_of(row, "layer_outputs", {})
+    return measured_of(row)
 
 
 def test_parts_that_are_no_longer_computed_fail() -> None:

@@ -157,12 +157,12 @@ def build(samples):
 
 def pytest_qgate_models(config): return {"mine": build}
 def pytest_qgate_modes(config):
-    return [Mode("w4", "weights in INT4", rules=(Rule(":weight$", "int4", per="row"),))]
+    return [Mode("w4_row", "weights in INT4", rules=(Rule(":weight$", "int4", per="row"),))]
 def pytest_qgate_record(item, record): record["ticket"] = item.name
 """
     )
     (project / "suites" / "test_task.py").unlink()
-    options = ("--model", "mine", "--mode", "w4")
+    options = ("--model", "mine", "--mode", "w4_row")
     assert suites(*options, "--update-baselines", alone=True).ret == pytest.ExitCode.OK
     result = suites(*options, alone=True)
     result.assert_outcomes(passed=2)
@@ -170,10 +170,10 @@ def pytest_qgate_record(item, record): record["ticket"] = item.name
     rows = [json.loads(line) for line in lines[1:]]
     assert {row["model"] for row in rows} == {"theirs"}
     assert {row["ticket"] for row in rows} == {
-        f"test_layer_outputs[mine-w4-layers.{k}]" for k in (0, 1)
+        f"test_layer_outputs[mine-w4_row-layers.{k}]" for k in (0, 1)
     }
     shown = suites("--mode", "essential", "--layers", "first", "-q", "--collect-only", alone=True)
-    assert shown.stdout.str().count("tiny-llama-w4-layers.0") == 1
+    assert shown.stdout.str().count("tiny-llama-w4_row-layers.0") == 1
 
 
 def test_hooks_are_listed_with_a_line_each(pytester: pytest.Pytester) -> None:

@@ -1,0 +1,112 @@
+"""Attention that is a function and no module: seen wherever a module of the model calls it.
+
+The functions are replaced by ones that look on, in every module of Python that holds them under
+some name, and put back afterwards. A mode of torch functions would see them too, but while one is
+active some modules take another, slower path with other last bits.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FUNCTIONS = (
+    ("torch.nn.functional", "scaled_dot_product_attention"),
+    ("flash_attn", "flash_attn_func"),
+    ("torch_npu", "npu_fusion_attention"),
+)
+"""Where an attention function lives, and its name; the first three arguments are q, k and v."""
+
+_ROLES = (("query", "query", "q"), ("key", "key", "k"), ("value", "value", "v"))
+_TOLD = ("dropout_p", "is_causal", "causal", "scale", "softmax_scale", "enable_gqa", "head_num")
+_ORDER = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+
+Before = Callable[[dict[str, Tensor], dict[str, Any]], Any]
+After = Callable[[Any, Any], None]
+
+
+class AttentionFunctions:
+    """`before(tensors, arguments)` and `after(what before returned, result)` around each call."""
+
+    def __init__(self, before: Before, after: After) -> None:
+        self._before, self._after = before, after
+        self._replaced: list[tuple[ModuleType, str, Any, Any]] = []
+
+    def install(self) -> None:
+        modules = [m for m in list(sys.modules.values()) if isinstance(m, ModuleType)]
+        for home, name in FUNCTIONS:
+            original = vars(sys.modules[home]).get(name) if home in sys.modules else None
+            if original is None:
+                continue
+            watched = self._watched(original)
+            for module in modules:
+                for known, value in list(vars(module).items()):
+                    if value is original:
+                        setattr(module, known, watched)
+                        self._replaced.append((module, known, original, watched))
+
+    def remove(self) -> None:
+        for module, name, original, watched in self._replaced:
+            if vars(module).get(name) is watched:
+                setattr(module, name, original)
+        self._replaced.clear()
+
+    def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            arguments = _arguments(args, kwargs)
+            taken = self._before(_tensors(args, kwargs), arguments)
+            result = original(*args, **kwargs)
+            self._after(taken, result)
+            return result
+
+        return watched
+
+
+def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for place, (role, *names) in enumerate(_ROLES):
+        given = args[place] if place < len(args) else None
+        for name in names:
+            given = kwargs.get(name, given)
+        if isinstance(given, Tensor):
+            found[role] = given
+    return found
+
+
+def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(zip(_ORDER, args, strict=False)) | dict(kwargs)
+
+
+def told_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What a record says of a call besides its tensors."""
+    told = {name: arguments[name] for name in _TOLD if arguments.get(name)}
+    mask = arguments.get("attn_mask")
+    return told | ({"attn_mask_shape": list(mask.shape)} if isinstance(mask, Tensor) else {})
+
+
+def attention_weights(tensors: Mapping[str, Tensor], arguments: Mapping[str, Any]) -> Tensor:
+    """The weights, computed anew: a fused attention never holds them. Without dropout."""
+    query, key = tensors["query"].detach().float(), tensors["key"].detach().float()
+    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+        if arguments.get("enable_gqa") and key.shape[-3] != query.shape[-3]:
+            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        scale = arguments.get("scale") or query.shape[-1] ** -0.5
+        scores = query @ key.transpose(-2, -1) * scale
+        mask = arguments.get("attn_mask")
+        if arguments.get("is_causal"):
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if isinstance(mask, Tensor):
+            if mask.dtype == torch.bool:
+                scores = scores.masked_fill(~mask, float("-inf"))
+            else:
+                scores = scores + mask.detach().float()
+        return scores.softmax(-1).to(tensors["query"].dtype)

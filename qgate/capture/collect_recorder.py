@@ -1,0 +1,184 @@
+"""From a tensor that flows to a record of the dump, through the thread that writes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from qgate.capture.collect_account import Account
+from qgate.capture.collect_calls import Again, Call, Calls, Spot
+from qgate.capture.collect_copies import Snapshot, Snapshots
+from qgate.capture.collect_graph import executing_node, in_backward
+from qgate.capture.collect_progress import Progress
+from qgate.capture.collect_queue import WriterThread
+from qgate.capture.collect_settings import Wanted
+from qgate.capture.collect_shares import shares
+from qgate.capture.collect_values import figures
+from qgate.dumps.records import Operation, Phase, Record
+from qgate.dumps.writing import DumpWriter
+
+
+class Recorder:
+    """Makes records of one rank. It never raises into the model: what fails is accounted for."""
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        account: Account,
+        progress: Progress,
+        open_writer: Callable[[], DumpWriter | None],
+    ) -> None:
+        self.wanted, self.account, self.progress = wanted, account, progress
+        self.calls = Calls()
+        self.sample = wanted.sample
+        self.listening = True
+        self._open_writer = open_writer
+        self.writer: DumpWriter | None = None
+        self._order = itertools.count()
+        self.thread = WriterThread(wanted.memory, self._lost)
+        self.snapshots = Snapshots(
+            self.thread.reserve,
+            self.thread.release,
+            values=wanted.level == "tensors",
+            dtype=wanted.kept_dtype,
+            most=wanted.most,
+            seed=wanted.seed,
+            room=wanted.memory,
+        )
+
+    def open(self) -> None:
+        """Begin the dump, as soon as the rank is known; without a writer nothing is recorded."""
+        if self.writer is None and self.listening:
+            self.writer = self._open_writer()
+            self.listening = self.writer is not None
+            if self.writer is not None:
+                self._order = itertools.count(self.writer.next_order)
+
+    def begin(self, spot: Spot) -> Call | Again | None:
+        """A place is called; None where nothing of this call is wanted."""
+        if not self.listening:
+            return None
+        if in_backward():
+            return self.calls.again(spot, executing_node()) if self.wanted.backward else None
+        progress, most = self.progress, self.wanted.samples
+        if most is not None and progress.micro_batch >= most:
+            return None
+        sample = max(progress.samples, 0) if self.sample is None else self.sample
+        progress.records += 1
+        return self.calls.begin(spot, progress.iteration, progress.micro_batch, sample)
+
+    def keep(
+        self,
+        call: Call,
+        operation: Operation,
+        phase: Phase,
+        name: str,
+        tensor: Tensor,
+        extra: dict[str, Any] | None = None,
+    ) -> None:
+        """Copy what is kept of a tensor and have it written."""
+        self.open()
+        writer = self.writer
+        if not self.listening or writer is None:
+            return
+        local = getattr(tensor, "to_local", None)
+        more = {**self.wanted.extra, **(extra or {})}
+        if local is not None:
+            more["whole_shape"] = list(tensor.shape)
+            tensor = local()
+        snapshot, new = self.snapshots.of(tensor)
+        record = Record(
+            order=next(self._order),
+            layer_type=call.spot.layer_type,
+            operation=operation,
+            phase=phase,
+            component=call.spot.component,
+            name=name,
+            module=call.spot.module,
+            layer=call.spot.layer,
+            quant_type=self.wanted.quant_type,
+            rank=writer.rank,
+            world_size=writer.world_size,
+            iteration=call.iteration,
+            sample=call.sample,
+            micro_batch=call.micro_batch,
+            call=call.index,
+            shape=snapshot.shape,
+            dtype=snapshot.dtype,
+            extra=more,
+        )
+        self.account.kept(operation, name)
+        self.thread.put(
+            functools.partial(self._write, writer, record, snapshot), snapshot.size if new else 0
+        )
+
+    def next_iteration(self) -> None:
+        self.calls = Calls()
+        self.snapshots.forget()
+        if self.writer is not None:
+            self.thread.put(self.writer.flush, 0)
+
+    def close(self, missing: Callable[[int], list[str]], closed: Callable[[], None]) -> None:
+        """Have the rest written and the dump closed; `missing` is told how much was not written."""
+        self.listening = False
+
+        def last() -> None:
+            try:
+                if self.writer is not None:
+                    self.writer.close(missing(self.thread.undone))
+            finally:
+                self.snapshots.buffers.clear()
+                closed()
+
+        self.thread.end(last)
+
+    def _lost(self, _error: BaseException) -> None:
+        self.listening = False
+
+    def _write(self, writer: DumpWriter, record: Record, snapshot: Snapshot) -> None:
+        known = snapshot.stored
+        if known is not None:
+            told = {**known.extra, **record.extra}
+            told = {k: v for k, v in told.items() if k in record.extra or k in _OF_VALUES}
+            writer.add(
+                replace(
+                    record,
+                    shape=known.shape,
+                    dtype=known.dtype,
+                    stats=known.stats,
+                    nonfinite=known.nonfinite,
+                    sampled=known.sampled,
+                    tensor=known.tensor,
+                    counts=known.counts,
+                    extra=told,
+                )
+            )
+            return
+        snapshot.wait()
+        counts = None
+        if snapshot.reading is not None:
+            found = figures(snapshot.reading)
+            counts = found.counts
+            told = {"counted_as": found.counted_as} if found.counted_as else {}
+            record = replace(
+                record,
+                stats=found.stats | shares(record.quant_type, found),
+                nonfinite=found.nonfinite,
+                sampled=found.sampled,
+                extra={**record.extra, **told},
+            )
+        if snapshot.values is not None and snapshot.dtype != str(snapshot.values.dtype)[6:]:
+            record = replace(record, extra={**record.extra, "flowed_as": snapshot.dtype})
+        snapshot.stored = writer.add(record, snapshot.values, counts)
+        snapshot.reading = snapshot.values = None
+        if snapshot.buffer is not None:
+            self.snapshots.buffers.give(snapshot.buffer)
+            snapshot.buffer = None
+
+
+_OF_VALUES = ("counted_as", "flowed_as")

@@ -1,0 +1,273 @@
+"""Look at dumps of tensors, check, compare, merge and convert them.
+
+  qgate dumps ls DIR --layer 3 --name 'grad_*'
+  qgate dumps info DIR
+  qgate dumps verify DIR                     a problem per line; exit status 1 if there is one
+  qgate dumps compare A B --relative-mse 1e-4
+  qgate dumps merge A B --output OUT         ranks of several folders into one
+  qgate dumps export DIR --output FOLDER     flat .pt files as the known collector writes them
+  qgate dumps watch DIR --expect 100 --timeout 600
+
+DIR is what `qgate.collect` wrote, or a folder of the known collector as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qgate.errors import QgateError
+
+if TYPE_CHECKING:
+    from qgate.dumps import Dump, Record
+
+_NUMBERS = ("layer", "rank", "iteration", "sample", "micro_batch")
+_TEXTS = ("layer_type", "operation", "phase", "component", "module", "name", "quant_type")
+_PAUSE = 0.2
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    listing = verbs.add_parser("ls", help="the records, one per row")
+    info = verbs.add_parser("info", help="totals, sizes, what is missing")
+    verify = verbs.add_parser("verify", help="whether all tensors are what was written")
+    compare = verbs.add_parser("compare", help="what differs first between two dumps, how much")
+    merge = verbs.add_parser("merge", help="put ranks of several folders into one")
+    export = verbs.add_parser("export", help="write .pt files as the known collector does")
+    watch = verbs.add_parser("watch", help="follow a collection until its records are there")
+    for verb in (listing, info, verify, export, watch):
+        verb.add_argument("folder", type=Path, metavar="DIR")
+    for verb in (listing, compare, export):
+        _add_selection(verb)
+    for verb in (listing, info, compare):
+        verb.add_argument("--json", action="store_true", help="as JSON")
+    listing.add_argument("--limit", type=_count, default=50, metavar="N", help="rows (default 50)")
+    compare.add_argument("actual", type=Path, metavar="A")
+    compare.add_argument("reference", type=Path, metavar="B")
+    compare.add_argument("--limit", type=_count, default=20, metavar="N", help="rows (default 20)")
+    compare.add_argument("--relative-mse", type=_limit, metavar="LIMIT", help="fail above it")
+    compare.add_argument(
+        "--allow-unpaired", action="store_true", help="pass if tensors are in one dump only"
+    )
+    merge.add_argument("folders", type=Path, nargs="+", metavar="DIR")
+    for verb in (merge, export):
+        verb.add_argument("--output", type=Path, required=True, metavar="FOLDER")
+    watch.add_argument("--expect", type=_count, required=True, metavar="N", help="records")
+    watch.add_argument("--timeout", type=_limit, default=600.0, metavar="S", help="(default 600)")
+
+
+def _add_selection(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("only these; repeatable, texts may be patterns").add_argument
+    for name in _TEXTS:
+        add(f"--{name.replace('_', '-')}", action="append", metavar="NAME")
+    for name in _NUMBERS:
+        add(f"--{name.replace('_', '-')}", action="append", type=int, metavar="N")
+
+
+def _count(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return number
+
+
+def _limit(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not number >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
+    return number
+
+
+def run(args: argparse.Namespace) -> int:
+    verbs = {
+        "ls": _list,
+        "info": _info,
+        "verify": _verify,
+        "compare": _compare,
+        "merge": _merge,
+        "export": _export,
+        "watch": _watch,
+    }
+    return verbs[args.verb](args)
+
+
+def _wanted(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in (*_TEXTS, *_NUMBERS) if getattr(args, name)}
+
+
+def _selected(dump: Dump, args: argparse.Namespace) -> list[Record]:
+    """The records asked for; none at all is an error that says what there is."""
+    from qgate.dumps import check_fields, check_matched, is_wanted
+
+    wanted = check_fields(_wanted(args))
+    records = list(dump.records())
+    check_matched(records, wanted)
+    found = [record for record in records if is_wanted(record, wanted)]
+    if wanted and not found:
+        asked = ", ".join(f"{name} {value}" for name, value in _wanted(args).items())
+        raise QgateError(f"no record of {str(dump.folder)!r} has all of {asked}.")
+    return found
+
+
+def _print_json(told: object) -> None:
+    """JSON has no NaN and no infinities: they are texts."""
+    from qgate.dumps.records import plain
+
+    print(json.dumps(plain(told), indent=1, allow_nan=False))
+
+
+# ls, info, verify ------------------------------------------------------------------------------
+
+
+def _list(args: argparse.Namespace) -> int:
+    from qgate.cli._dump_texts import note_lines, record_table
+    from qgate.dumps import Dump
+
+    dump = Dump.open(args.folder)
+    found = _selected(dump, args)
+    if args.json:
+        _print_json([record.to_dict() for record in found])
+        return 0
+    print("\n".join(record_table(found[: args.limit], max(0, len(found) - args.limit))))
+    print("\n".join(note_lines(dump.notes())), end="\n" if dump.notes() else "")
+    return 0
+
+
+def _info(args: argparse.Namespace) -> int:
+    from qgate.cli._dump_texts import total_lines
+    from qgate.dumps import Dump, totals
+
+    told = totals(Dump.open(args.folder))
+    if args.json:
+        _print_json(told)
+    else:
+        print("\n".join(total_lines(told)))
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from qgate.cli._dump_texts import note_lines, one_line
+    from qgate.dumps import Dump, problems, unnamed
+
+    dump = Dump.open(args.folder)
+    found = 0
+    for problem in problems(dump):
+        print(one_line(problem), flush=True)
+        found += 1
+    records = sum(1 for _ in dump.records())
+    hashed = sum(1 for record in dump.records() if record.tensor and record.tensor.sha256)
+    if not records:
+        raise QgateError(f"{str(args.folder)!r} has no records: nothing was verified.")
+    if not found:
+        values = f"{hashed} tensors are what was written"
+        if not hashed:
+            values = "their files can be read, and have no hashes to prove them by"
+        print(f"{records} records in {args.folder}: {values}")
+    notes = [note for note in dump.notes() if not any(bad in note for bad in dump.damaged)]
+    notes += [f"{name}: no record names it" for name in unnamed(dump)]
+    print("\n".join(note_lines(notes)), end="\n" if notes else "")
+    return 1 if found else 0
+
+
+# compare ---------------------------------------------------------------------------------------
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from qgate.cli._dump_texts import comparison_lines, one_line
+    from qgate.dumps import Dump
+    from qgate.pipeline.dump_comparisons import compare_dumps
+
+    dumps = Dump.open(args.actual), Dump.open(args.reference)
+    for dump in dumps:
+        _selected(dump, args)
+    found = compare_dumps(*dumps, **_wanted(args))
+    reasons = found.reasons(args.relative_mse, unpaired=args.allow_unpaired)
+    if args.json:
+        _print_json(
+            {
+                "passed": not reasons,
+                "reasons": reasons,
+                "first": found.first and found.first.to_dict(),
+                "pairs": [each.to_dict() for each in found.pairs],
+                "only_actual": [record.to_dict() for record in found.only_actual],
+                "only_reference": [record.to_dict() for record in found.only_reference],
+                "notes": found.notes,
+            }
+        )
+        return 1 if reasons else 0
+    if reasons:
+        print(f"failed: {one_line('; '.join(reasons))}")
+    elif args.relative_mse is not None:
+        print(f"passed: every relative_mse is at most {args.relative_mse:g}")
+    names = str(args.actual), str(args.reference)
+    print("\n".join(comparison_lines(found, names, args.limit)))
+    return 1 if reasons else 0
+
+
+# merge, export ---------------------------------------------------------------------------------
+
+
+def _merge(args: argparse.Namespace) -> int:
+    from qgate.cli._dump_texts import note_lines
+    from qgate.dumps import merge_dumps
+
+    merged = merge_dumps(args.folders, args.output)
+    same = f", {merged.same} of them in several folders" if merged.same else ""
+    print(f"{args.output}: {merged.records} records of {merged.ranks} ranks{same}")
+    notes = [f"missing: {text}" for text in merged.missing]
+    print("\n".join(note_lines(notes)), end="\n" if notes else "")
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    from qgate.cli._dump_texts import note_lines
+    from qgate.dumps import Dump, export_dump
+
+    dump = Dump.open(args.folder)
+    done = export_dump(dump, args.output, _selected(dump, args))
+    print(f"{args.output}: {done.files} files")
+    notes = [f"no values were kept of {title}" for title in done.without_values]
+    print("\n".join(note_lines(notes)), end="\n" if notes else "")
+    if not done.files:
+        print("nothing was written: no record has values", file=sys.stderr)
+    return 0 if done.files else 1
+
+
+# watch -----------------------------------------------------------------------------------------
+
+
+def _watch(args: argparse.Namespace) -> int:
+    from qgate.cli._dump_texts import note_lines, one_line
+    from qgate.dumps import Follower
+
+    follower = Follower(args.folder)
+    end = time.monotonic() + args.timeout
+    came: dict[str, int] = {}
+    while True:
+        for record in follower.poll():
+            print(f"{sum(came.values()) + 1}/{args.expect} {one_line(record.title)}", flush=True)
+            kind = f"{record.layer_type} {record.operation}"
+            came[kind] = came.get(kind, 0) + 1
+        count = sum(came.values())
+        if count >= args.expect or follower.ended or time.monotonic() >= end:
+            break
+        time.sleep(min(_PAUSE, max(0.0, end - time.monotonic())))
+    what = ", ".join(f"{number} {kind}" for kind, number in came.items()) or "nothing"
+    if count >= args.expect:
+        print(f"{count} records are there: {what}")
+        return 0
+    why = "the collection has ended" if follower.ended else f"{args.timeout:g} s are over"
+    print(f"{why}: {count} of {args.expect} records came: {what}")
+    notes = follower.unreadable
+    print("\n".join(note_lines(notes)), end="\n" if notes else "")
+    return 1
