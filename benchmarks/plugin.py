@@ -37,7 +37,7 @@ def main() -> None:
     more = [1000 * (with_ - without) for with_, without in pairs]
     with_, without = (statistics.median(column) for column in zip(*pairs, strict=True))
     print(f"with the plugin {with_:.3f} s, without {without:.3f} s (medians of {args.rounds})")
-    print(f"difference of a pair: median {statistics.median(more):.0f} ms, least {min(more):.0f} ms")
+    print(f"more per pair: median {statistics.median(more):.0f} ms, least {min(more):.0f} ms")
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ def _grades(verdict: Verdict) -> str:
         shown = (number(mse, digits) for digits in range(1, 17))
         parts.append(f"MSE {_telling(shown, mse, grade_mse)} {grade_mse(mse)}")
     if (correlation := values.get("correlation")) is not None:
-        shown = (f"{correlation:.{digits}f}" for digits in range(4, 17))
+        shown = (number(correlation, digits) for digits in range(1, 17))
         text = _telling(shown, correlation, grade_correlation)
         parts.append(f"correlation {text} {grade_correlation(correlation)}")
     return f"grades: {', '.join(parts)}" if parts else ""

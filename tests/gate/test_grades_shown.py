@@ -28,14 +28,14 @@ def line(*sites: Any) -> str | None:
     [
         (3.1e-3, 0.9981, "grades: MSE 3.1e-03 fair, correlation 0.9981 fair"),
         (2e-5, 0.99991, "grades: MSE 2.0e-05 excellent, correlation 0.99991 excellent"),
-        (0.5, 0.2, "grades: MSE 0.5 poor, correlation 0.2000 poor"),
-        (9.99e-5, 0.99989, "grades: MSE 9.99e-05 excellent, correlation 0.9999 good"),
-        (1e-3, 0.99, "grades: MSE 1.0e-03 fair, correlation 0.9900 poor"),
+        (0.5, 0.2, "grades: MSE 0.5 poor, correlation 0.2 poor"),
+        (9.99e-5, 0.99989, "grades: MSE 9.99e-05 excellent, correlation 0.99989 good"),
+        (1e-3, 0.99, "grades: MSE 1.0e-03 fair, correlation 0.99 poor"),
         (1e-5, None, "grades: MSE 1.0e-05 excellent"),
         (None, 0.9995, "grades: correlation 0.9995 good"),
         (None, None, None),
         (float("nan"), float("nan"), "grades: MSE nan poor, correlation nan poor"),
-        (0.0, 1.0, "grades: MSE 0 excellent, correlation 1.0000 excellent"),
+        (0.0, 1.0, "grades: MSE 0 excellent, correlation 1 excellent"),
     ],
 )
 def test_one_line_of_a_failure_grades_what_is_carried(
@@ -51,7 +51,7 @@ def test_only_what_is_carried_is_graded_and_of_several_the_worst() -> None:
     large = graded(5e-3, 0.995, site="b", order=0)
     assert (
         line(measured(values=values), small, large)
-        == "grades: MSE 5.0e-03 fair, correlation 0.9950 fair"
+        == "grades: MSE 5.0e-03 fair, correlation 0.995 fair"
     )
 
 

@@ -82,7 +82,8 @@ def test_the_accepted_one_stays_as_long_as_it_is_as_good(of: Bench, fmt: str) ->
             words = f"it costs {-more:.2g} dB more than the accepted one"
         why = {"exponent": words}
         assert row.why == (None if kept[step] else why)
-    assert set(kept.values()) == ({True, False} if fmt == FMT else {False}), "both cases occur"
+    assert False in kept.values()
+    assert (True in kept.values()) == (fmt == "fp8_e4m3"), "both cases occur"
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 0.5, 1.0])
