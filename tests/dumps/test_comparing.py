@@ -160,6 +160,20 @@ def test_equal_infinities_are_no_agreement(tmp_path: Path) -> None:
     assert "2 values are not finite" in again.reasons(None)[0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("values", [(), (math.inf,), (-math.inf, math.nan, -math.nan)], ids=str)
+def test_what_is_not_finite_is_counted(
+    dtype: torch.dtype, values: tuple[float, ...], tmp_path: Path
+) -> None:
+    x = torch.full((200_001,), torch.finfo(dtype).max, dtype=dtype)
+    x[::2] *= -1
+    x[100_000 : 100_000 + len(values)] = torch.tensor(values, dtype=dtype)
+    for name in ("a", "b"):
+        known(tmp_path / name, x, counter=1)
+    found = compare_dumps(Dump.open(tmp_path / "a"), Dump.open(tmp_path / "b"))
+    assert [(each.kind, each.nonfinite) for each in found.pairs] == [("equal", 2 * len(values))]
+
+
 def test_nothing_compared_is_a_failure(tmp_path: Path) -> None:
     assert "nothing was compared" in two(tmp_path, None, None).reasons(None)[0]
     for name in ("e", "f"):
