@@ -13,12 +13,16 @@ import os
 import time
 from collections.abc import Callable
 
-import torch
-from tabulate import tabulate
+from qgate.devices import wait_calmly
 
-from qgate.pipeline.bench import Bench
-from qgate.pipeline.setups import ModelSetup
-from qgate.pipeline.tasks import task_values
+wait_calmly()
+
+import torch  # noqa: E402
+from tabulate import tabulate  # noqa: E402
+
+from qgate.pipeline.bench import Bench  # noqa: E402
+from qgate.pipeline.setups import ModelSetup  # noqa: E402
+from qgate.pipeline.tasks import task_values  # noqa: E402
 
 
 def timed(work: Callable[[], object]) -> float:
