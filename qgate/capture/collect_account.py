@@ -40,11 +40,16 @@ class Account:
         self.iterations.append(label)
         when = f"iteration {label}"
         ran = {spot.module for spot in calls.made}
-        self._miss(f"{when}: nothing ran in", [t.spot.module for t in targets if t.output and t.spot.module not in ran])
-        self._miss(
-            f"{when}: no attention function was seen in",
-            [t.spot.module for t in targets if not t.output and t.spot.module not in ran],
-        )
+        functions = [spot.module for spot in calls.made if spot.component == "FA"]
+        idle = [t.spot.module for t in targets if t.output and t.spot.module not in ran]
+        empty = [
+            target.spot.module
+            for target in targets
+            if not target.output
+            and not any(f"{name}.".startswith(f"{target.spot.module}.") for name in functions)
+        ]
+        self._miss(f"{when}: nothing ran in", idle)
+        self._miss(f"{when}: no attention function was seen in", empty)
         late: dict[str, list[str]] = {}
         for (_, name), spot in self._expected.items():
             late.setdefault(name, []).append(spot.module)
@@ -55,11 +60,11 @@ class Account:
             self._miss(f"{when}: {why} at", modules)
         self._failures.clear()
         if backward and calls.made:
-            idle = without_gradient(calls)
-            if len(idle) == len(calls.made):
+            flat = without_gradient(calls)
+            if len(flat) == len(calls.made):
                 self.missing.append(f"{when}: no gradients, the model ran without a graph")
-            elif idle:
-                self.notes.append(f"{when}: {_listed([s.module for s in idle])} without gradient")
+            elif flat:
+                self.notes.append(f"{when}: no gradient in {_listed([s.module for s in flat])}")
 
     def stopped(self, asked: int, why: str = "") -> None:
         """Say which iterations are missing in the end."""

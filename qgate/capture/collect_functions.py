@@ -109,4 +109,5 @@ def attention_weights(tensors: Mapping[str, Tensor], arguments: Mapping[str, Any
                 scores = scores.masked_fill(~mask, float("-inf"))
             else:
                 scores = scores + mask.detach().float()
-        return scores.softmax(-1).to(tensors["query"].dtype)
+        weights: Tensor = scores.softmax(-1).to(tensors["query"].dtype)
+        return weights

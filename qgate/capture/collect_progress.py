@@ -18,7 +18,7 @@ from qgate.capture.collect_graph import in_backward
 
 
 class Progress:
-    """Counts; `ended(label)` is called when an iteration is over, `began()` with each forward pass."""
+    """Counts; calls `ended(label)` when an iteration is over, `began()` with each forward pass."""
 
     def __init__(
         self,

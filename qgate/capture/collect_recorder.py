@@ -143,8 +143,7 @@ class Recorder:
     def _write(self, writer: DumpWriter, record: Record, snapshot: Snapshot) -> None:
         known = snapshot.stored
         if known is not None:
-            told = {**known.extra, **record.extra}
-            told = {k: v for k, v in told.items() if k in record.extra or k in _OF_VALUES}
+            of_values = {k: known.extra[k] for k in _OF_VALUES if k in known.extra}
             writer.add(
                 replace(
                     record,
@@ -155,7 +154,7 @@ class Recorder:
                     sampled=known.sampled,
                     tensor=known.tensor,
                     counts=known.counts,
-                    extra=told,
+                    extra={**of_values, **record.extra},
                 )
             )
             return

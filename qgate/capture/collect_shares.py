@@ -18,13 +18,15 @@ _FORMATS = {"hifp8": "hif8", "fp8": "e4m3", "fp8_e4m3": "e4m3", "fp8_e5m2": "e5m
 
 @lru_cache(maxsize=16)
 def _format(label: str) -> ElementFormat | None:
-    """Formats whose values stand alone: what a block format loses depends on neighbors."""
+    """Floating-point formats whose values stand alone: others are never used without a scale."""
     from qgate.formats import FORMATS
     from qgate.formats._element import ElementFormat
 
     name = _FORMATS.get(label.lower(), label.lower())
     found = FORMATS.get(name) if name in FORMATS.names() else None
-    return found if isinstance(found, ElementFormat) else None
+    if isinstance(found, ElementFormat) and not found.name.startswith("int"):
+        return found
+    return None
 
 
 def shares(label: str, found: Figures) -> dict[str, float]:

@@ -290,6 +290,8 @@ def _accepted(store: Store, candidates: list[Candidate], dry: bool) -> tuple[int
         why = f"there is no baseline in {str(store.folder)!r} to accept errors against: {_RECORD}"
         return 0, [f"{each.source} (mode {each.mode}): {why}" for each in candidates]
     update, refused = update_of(recorded, candidates)
+    for commit in dict.fromkeys(each.origin.commit for each in candidates):
+        print(f"{store.model}: measured at commit {(commit or 'unknown')[:12]}")
     lines = [str(change) for change in (store.preview if dry else store.commit)(update)]
     for line in lines:
         print(f"{store.model}: {line}")

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from qgate.dumps.index import Index
 from qgate.dumps.layout import (
     About,
     about,
@@ -41,7 +40,7 @@ def begin(
     if found is None:
         _refuse_others_files(folder, existing)
     if existing == "overwrite":
-        _remove_earlier(folder, rank, wanted)
+        _remove_earlier(folder, rank, world_size)
         fits = found is not None and (found.world_size, found.header) == (
             wanted.world_size,
             wanted.header,
@@ -64,19 +63,22 @@ def begin(
 
 
 def _refuse_others_files(folder: Path, existing: Existing) -> None:
-    foreign = foreign_in(folder)
-    if read_about(folder) is not None or not (foreign or ranks_in(folder)):
+    foreign, ranks = foreign_in(folder), ranks_in(folder)
+    if not (foreign or ranks) or read_about(folder) is not None:  # written before any rank's folder
         return
     if foreign or existing != "overwrite":
-        names = ", ".join([*foreign, *(path.name for path in ranks_in(folder).values())][:5])
+        names = ", ".join([*foreign, *(path.name for path in ranks.values())][:5])
         raise QgateError(
             f"{str(folder)!r} is not empty and no dump (it has {names}): choose another folder."
         )
 
 
-def _remove_earlier(folder: Path, rank: int, wanted: About) -> None:
-    """What earlier runs left; ranks of this run, told by its `run`, have begun and stay."""
+def _remove_earlier(folder: Path, rank: int, world_size: int) -> None:
+    """What an earlier run left of this rank, and of those that this run does not have.
+
+    The others may have begun by now: each removes its own, and readers leave out those that never
+    do, by their `run`.
+    """
     for number, home in ranks_in(folder).items():
-        other = bool(wanted.run) and Index(home).run() not in ("", wanted.run)
-        if number == rank or number >= wanted.world_size or other:
+        if number == rank or number >= world_size:
             remove_rank(home)

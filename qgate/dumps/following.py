@@ -43,9 +43,12 @@ class Follower:
         return [f"{path.name}: {why}" for path, why in self._unreadable.items()]
 
     def _poll_dump(self) -> list[Record]:
+        assert self._about is not None
         found: list[Record] = []
         for rank, home in ranks_in(self.folder).items():
             lines = Index(home).read(self._read_to.get(rank, 0))
+            if not lines.is_of(self._about.run):
+                continue
             self._read_to[rank] = lines.end
             found += lines.records
             if lines.events:

@@ -36,6 +36,18 @@ class Lines:
     torn: int = 0
     end: int = 0
 
+    def is_of(self, run: str) -> bool:
+        """Whether a run wrote it, or was gone on with; False for what an earlier one left there."""
+        begun = [event for event in self.events if event[EVENT] == "open"]
+        return (
+            not run
+            or not begun
+            or any(
+                event.get("run") in (run, "", None) or event.get("existing") == "append"
+                for event in begun
+            )
+        )
+
 
 class Index:
     """The index in the folder of a rank."""
@@ -75,15 +87,3 @@ class Index:
             found.records.append(record)
         except (QgateError, ValueError, TypeError, RecursionError) as error:
             found.damaged.append(f"{self.path} at byte {found.end}: {error}")
-
-    def run(self) -> str:
-        """The run that last began writing; empty where it has none."""
-        last = ""
-        try:
-            with self.path.open("rb") as file:
-                for raw in file:
-                    if raw.startswith(b'{"event":"open"') and raw.endswith(b"\n"):
-                        last = str(json.loads(raw).get("run", ""))
-        except (FileNotFoundError, ValueError):
-            pass
-        return last

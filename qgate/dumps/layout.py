@@ -78,9 +78,9 @@ def foreign_in(folder: Path) -> list[str]:
 
 def remove_rank(folder: Path) -> None:
     """Remove what a dump has put into the folder of a rank, and nothing else."""
-    known = [folder / INDEX, *shards_in(folder).values(), *unfinished_in(folder)]
-    for path in known:
-        path.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):  # another rank may be at it too
+        for path in (folder / INDEX, *shards_in(folder).values(), *unfinished_in(folder)):
+            path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         folder.rmdir()
 

@@ -30,7 +30,6 @@ class RankState:
     damaged      those among them that no writer leaves behind
     unfinished   shards under a temporary name
     cut_off      earlier sessions that did not end
-    foreign      it is of another run than the dump
     """
 
     rank: int
@@ -42,7 +41,6 @@ class RankState:
     damaged: tuple[str, ...] = ()
     unfinished: tuple[str, ...] = ()
     cut_off: int = 0
-    foreign: bool = False
 
     def notes(self) -> list[str]:
         """What a reader should know beside the records; nothing where all is well."""
@@ -54,8 +52,6 @@ class RankState:
             said[-1] += ", …" if self.missing_count > 1 else ""
         if self.cut_off:
             said.append(f"{self.cut_off} earlier sessions were cut off")
-        if self.foreign:
-            said.append("it is of another run than the dump")
         said += [*self.torn, *(f"{name} is not finished" for name in self.unfinished)]
         return [f"rank {self.rank}: {each}" for each in said]
 
@@ -101,8 +97,8 @@ class Dump:
 
     @property
     def ranks(self) -> list[int]:
-        """Those that have written."""
-        return list(ranks_in(self.folder))
+        """Those that have written; without what an earlier run has left of others."""
+        return [rank for rank in ranks_in(self.folder) if self._read(rank).is_of(self.about.run)]
 
     @property
     def absent_ranks(self) -> list[int]:
@@ -120,7 +116,6 @@ class Dump:
         torn = [*lines.damaged]
         if lines.torn:
             torn.append(f"{index}: its last line is torn ({lines.torn} bytes)")
-        run = Index(rank_folder(self.folder, rank)).run()
         found: State = "running or killed"
         if closing is not None:
             found = "incomplete" if count else "complete"
@@ -134,7 +129,6 @@ class Dump:
             tuple(lines.damaged),
             tuple(path.name for path in unfinished_in(rank_folder(self.folder, rank))),
             max(0, cut),
-            bool(run and self.about.run and run != self.about.run),
         )
 
     @property
@@ -144,6 +138,8 @@ class Dump:
     def notes(self) -> list[str]:
         """What is missing, torn, unfinished or skipped."""
         said = [note for state in self.states for note in state.notes()]
+        left = sorted(ranks_in(self.folder).keys() - set(self.ranks)) if self.about.run else []
+        said += [f"rank {rank} is left from another run: it is not read" for rank in left]
         if self.absent_ranks:
             listed = ", ".join(map(str, self.absent_ranks[:20]))
             said.append(f"of {self.world_size} ranks these have written nothing: {listed}")

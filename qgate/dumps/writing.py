@@ -69,7 +69,7 @@ class DumpWriter:
         self._index = self._open()
         self._number = max(shards_in(self._home), default=-1) + 1
         run = str((header or {}).get(RUN, ""))
-        self._event("open", run=run, pid=os.getpid(), host=socket.gethostname())
+        self._event("open", run=run, existing=existing, pid=os.getpid(), host=socket.gethostname())
 
     def _open(self) -> int:
         """The index, locked for this writer; what another one left half done is removed."""
@@ -129,7 +129,8 @@ class DumpWriter:
     ) -> Record:
         """Store it; the record returned says where. Identical tensors are stored once.
 
-        The values are read now and not kept: the caller may reuse their memory.
+        The values are read now and not kept: the caller may reuse their memory. A record that has
+        places from an earlier `add` of this writer keeps them.
         """
         if self._index < 0:
             raise QgateError(f"the dump in {str(self.folder)!r} is closed.")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from qgate.dumps import Dump, DumpWriter, Place, Record, problems, unnamed
+from qgate.dumps import Dump, DumpWriter, Follower, Place, Record, problems, unnamed
 from qgate.errors import QgateError
 from tests.dumps.making import record, write
 
@@ -87,6 +89,16 @@ def test_identical_tensors_are_stored_once(tmp_path: Path) -> None:
     again = write(tmp_path, [same, same.double()], start=3, existing="append")
     assert again[0].tensor == places[0]
     assert again[1].tensor != places[0]
+
+
+def test_a_record_may_share_the_places_of_another(tmp_path: Path) -> None:
+    with DumpWriter(tmp_path) as writer:
+        first = writer.add(record(0), X, {"counts": np.arange(3)})
+        writer.add(replace(first, order=1, name="again"))
+    dump = Dump.open(tmp_path)
+    assert [dump.tensor(each).tolist() for each in dump.records()] == [X.tolist()] * 2
+    assert [len(dump.counts(each)["counts"]) for each in dump.records()] == [3, 3]
+    assert list(problems(dump)) == []
 
 
 def test_counts_come_back(tmp_path: Path) -> None:
@@ -292,6 +304,25 @@ def test_ranks_share_a_folder_and_never_a_file(tmp_path: Path) -> None:
         DumpWriter(tmp_path, rank=2, world_size=3, header={"a": 2})
 
 
+@pytest.mark.parametrize("existing", ["refuse", "append", "overwrite"])
+def test_ranks_may_begin_at_the_same_moment(existing: Any, tmp_path: Path) -> None:
+    if existing == "overwrite":
+        for rank in range(20):
+            write(tmp_path, [X], rank=rank, world_size=20)
+
+    def begin(rank: int) -> None:
+        settings: dict[str, Any] = {"world_size": 16, "header": {"run": "r"}}
+        write(tmp_path, [X + 1], rank=rank, existing=existing, **settings)
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(begin, range(16)))
+    dump = Dump.open(tmp_path)
+    assert dump.ranks == list(range(16))
+    assert dump.notes() == []
+    assert {dump.tensor(each)[0, 0].item() for each in dump.records()} == {1.0}
+    assert {path.name[:4] for path in tmp_path.iterdir()} == {"dump", "rank"}
+
+
 def test_two_processes_of_one_rank_find_out(tmp_path: Path) -> None:
     with (
         DumpWriter(tmp_path),
@@ -333,7 +364,7 @@ def test_append_to_nothing_begins(tmp_path: Path) -> None:
     assert len(list(Dump.open(tmp_path / "a" / "b").records())) == 1
 
 
-def test_overwriting_leaves_no_rank_of_an_earlier_run(tmp_path: Path) -> None:
+def test_overwriting_does_not_mix_runs(tmp_path: Path) -> None:
     for rank in range(4):
         write(tmp_path, [X], rank=rank, world_size=4, header={"run": "old"})
     new: dict[str, Any] = {"world_size": 3, "header": {"run": "new"}, "existing": "overwrite"}
@@ -342,15 +373,22 @@ def test_overwriting_leaves_no_rank_of_an_earlier_run(tmp_path: Path) -> None:
     dump = Dump.open(tmp_path)
     assert dump.ranks == [0, 1]
     assert dump.header == {"run": "new"}
+    assert dump.notes() == [
+        "rank 2 is left from another run: it is not read",
+        "of 3 ranks these have written nothing: 2",
+    ]
+    follower = Follower(tmp_path)
+    assert (len(follower.poll()), follower.ended) == (2, False)
     assert {dump.tensor(each)[0, 0].item() for each in dump.records()} == {1.0}
 
 
-def test_ranks_of_another_run_are_named(tmp_path: Path) -> None:
+def test_ranks_of_another_run_are_refused(tmp_path: Path) -> None:
     write(tmp_path, [X], rank=0, world_size=2, header={"run": "a"})
     with pytest.raises(QgateError, match="its run is 'a', not 'b'"):
         write(tmp_path, [X], rank=1, world_size=2, header={"run": "b"})
     write(tmp_path, [X], rank=1, world_size=2, header={"run": "b"}, existing="append")
-    assert Dump.open(tmp_path).notes() == ["rank 1: it is of another run than the dump"]
+    dump = Dump.open(tmp_path)
+    assert (dump.ranks, dump.notes()) == ([0, 1], []), "who appends goes on with it"
 
 
 # What a record takes ---------------------------------------------------------------------------
