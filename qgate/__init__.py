@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from qgate.formats.quantizer import Quantizer, encode, quantize
     from qgate.models.model import Model
     from qgate.modes.mode import Mode, Rule
+    from qgate.pipeline.collect_runs import collect, collect_from_environment
 
 __all__ = [
     "Encoded",
@@ -32,6 +33,8 @@ __all__ = [
     "__version__",
     "analysis",
     "capture",
+    "collect",
+    "collect_from_environment",
     "encode",
     "formats",
     "models",
@@ -47,6 +50,8 @@ _HOME = {
     "Mode": "qgate.modes.mode",
     "Model": "qgate.models.model",
     "Rule": "qgate.modes.mode",
+    "collect": "qgate.pipeline.collect_runs",
+    "collect_from_environment": "qgate.pipeline.collect_runs",
     "Quantizer": "qgate.formats.quantizer",
     "encode": "qgate.formats.quantizer",
     "Sweep": "qgate.analysis.sweeping",

@@ -35,6 +35,10 @@ class Account:
         why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         self._failures.setdefault(why[:200], []).append(spot.module)
 
+    def lost(self, title: str, error: Exception) -> None:
+        """A record that was taken and could not be stored; told by the thread that writes."""
+        self.missing.append(f"{title}: {error}")
+
     def end(self, label: int, calls: Calls, targets: Sequence[Target], backward: bool) -> None:
         """An iteration is over: what did not come by now will not come."""
         self.iterations.append(label)

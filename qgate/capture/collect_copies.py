@@ -124,26 +124,17 @@ class Snapshots:
         return made
 
     def _fill(self, made: Snapshot, x: Tensor, target: torch.dtype) -> None:
+        if x.layout != torch.strided:
+            raise TypeError(f"a tensor of layout {str(x.layout)[6:]} is not kept")
         if x.is_cuda and can_be_read(x):
             made.pending = start_on_cuda(x, target if self._values else None)
             return
         x = x.cpu()
-        if can_be_read(x):
-            made.reading = read(x, self._most, self._seed)
         if self._values:
             made.buffer = self.buffers.take(x.numel() * target.itemsize)
             made.values = made.buffer.view(target).view(x.shape)
-            _copy(x, made.values)
-
-
-def _copy(x: Tensor, into: Tensor) -> None:
-    same = x.dtype == into.dtype and x.layout == torch.strided and not x.is_neg()
-    if not same or x.is_conj():
-        into.copy_(x)
-        return
-    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(x.itemsize)
-    if integer is None:
-        into.copy_(x)
-    else:
-        # By numpy, in one thread: the model's own threads are not called away from it.
-        into.view(integer).numpy()[...] = x.view(integer).numpy()
+        if can_be_read(x):
+            same = made.values if made.values is not None and target == x.dtype else None
+            made.reading = read(x, self._most, self._seed, same)
+        if made.values is not None and (made.reading is None or target != x.dtype):
+            made.values.copy_(x)

@@ -35,40 +35,43 @@ class AttentionFunctions:
     """`before(tensors, arguments)` and `after(what before returned, result)` around each call."""
 
     def __init__(self, before: Before, after: After) -> None:
-        self._before, self._after = before, after
-        self._replaced: list[tuple[ModuleType, str, Any, Any]] = []
+        self._listeners: tuple[Before, After] | None = (before, after)
+        self._watched: list[tuple[Any, Any]] = []
 
     def install(self) -> None:
-        modules = [m for m in list(sys.modules.values()) if isinstance(m, ModuleType)]
         for home, name in FUNCTIONS:
             original = vars(sys.modules[home]).get(name) if home in sys.modules else None
-            if original is None:
-                continue
-            watched = self._watched(original)
-            for module in modules:
-                for known, value in list(vars(module).items()):
-                    if value is original:
-                        setattr(module, known, watched)
-                        self._replaced.append((module, known, original, watched))
+            if original is not None:
+                self._watched.append((original, self._watch(original)))
+        _replace(self._watched)
 
     def remove(self) -> None:
-        for module, name, original, watched in self._replaced:
-            if vars(module).get(name) is watched:
-                setattr(module, name, original)
-        self._replaced.clear()
+        """Modules that were imported meanwhile are put right, too."""
+        _replace([(watched, original) for original, watched in self._watched])
+        self._watched, self._listeners = [], None
 
-    def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _watch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if self._listeners is None or torch.compiler.is_compiling():
                 return original(*args, **kwargs)
-            arguments = _arguments(args, kwargs)
-            taken = self._before(_tensors(args, kwargs), arguments)
+            before, after = self._listeners
+            taken = before(_tensors(args, kwargs), _arguments(args, kwargs))
             result = original(*args, **kwargs)
-            self._after(taken, result)
+            after(taken, result)
             return result
 
         return watched
+
+
+def _replace(pairs: list[tuple[Any, Any]]) -> None:
+    """In all modules, whatever name it has there; but not where torch itself keeps its own."""
+    new = {id(old): new for old, new in pairs}
+    for name, module in list(sys.modules.items()):
+        if pairs and isinstance(module, ModuleType) and not name.startswith("torch._"):
+            for known, value in list(vars(module).items()):
+                if id(value) in new:
+                    setattr(module, known, new[id(value)])
 
 
 def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:

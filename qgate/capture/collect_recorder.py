@@ -21,6 +21,7 @@ from qgate.capture.collect_shares import shares
 from qgate.capture.collect_values import figures
 from qgate.dumps.records import Operation, Phase, Record
 from qgate.dumps.writing import DumpWriter
+from qgate.errors import QgateError
 
 
 class Recorder:
@@ -113,9 +114,8 @@ class Recorder:
             extra=more,
         )
         self.account.kept(operation, name)
-        self.thread.put(
-            functools.partial(self._write, writer, record, snapshot), snapshot.size if new else 0
-        )
+        work = functools.partial(self._write_or_tell, writer, record, snapshot)
+        self.thread.put(work, snapshot.size if new else 0)
 
     def next_iteration(self) -> None:
         self.calls = Calls()
@@ -139,6 +139,15 @@ class Recorder:
 
     def _lost(self, _error: BaseException) -> None:
         self.listening = False
+
+    def _write_or_tell(self, writer: DumpWriter, record: Record, snapshot: Snapshot) -> None:
+        """One tensor that cannot be stored does not end it all; a disk that is full does."""
+        try:
+            self._write(writer, record, snapshot)
+        except QgateError as error:
+            if writer.failed is not None:
+                raise
+            self.account.lost(record.title, error)
 
     def _write(self, writer: DumpWriter, record: Record, snapshot: Snapshot) -> None:
         known = snapshot.stored

@@ -8,6 +8,7 @@ is numpy that reads: one thread, no barrier that a busy machine makes a hundred 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -22,6 +23,9 @@ Array = np.ndarray[Any, Any]
 
 _RUN = 16
 """Neighbors that are sampled together: a line of cache, so that a sample costs what it holds."""
+
+
+_PART = 2**16
 
 
 @dataclass
@@ -71,16 +75,19 @@ def can_be_read(x: Tensor) -> bool:
     )
 
 
-def read(x: Tensor, most: int | None, seed: int) -> Reading:
-    """Of a tensor on the CPU; `most` elements are sampled, all of them without it."""
+def read(x: Tensor, most: int | None, seed: int, into: Tensor | None = None) -> Reading:
+    """Of a tensor on the CPU; `most` elements are sampled, all of them without it.
+
+    With `into`, of the same shape and dtype, it is copied there while its parts are at hand.
+    """
     x = x.detach()
-    flat = _array(x)
-    low, high, nonfinite = _extremes(flat, x.dtype)
+    flat = array_of(x)
+    low, high, nonfinite = _extremes(flat, x.dtype, None if into is None else array_of(into))
     if most is None or x.numel() <= most:
         return Reading(x.dtype, x.numel(), low, high, nonfinite, x.numel(), flat.ravel().copy())
     offsets = _offsets(tuple(x.shape), x.stride(), most, seed)
     extent = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-    sample = _array(x.as_strided((extent,), (1,))).take(offsets)
+    sample = array_of(x.as_strided((extent,), (1,))).take(offsets)
     return Reading(x.dtype, x.numel(), low, high, nonfinite, len(sample), sample)
 
 
@@ -106,62 +113,88 @@ def figures(reading: Reading) -> Figures:
     )
 
 
-def _array(x: Tensor) -> Array:
-    """The same memory in numpy; formats that numpy lacks as their bits."""
+def array_of(x: Tensor) -> Array:
+    """The same memory in numpy; formats that numpy lacks as their bits.
+
+    `x.numpy()` would leave a mark: it forbids the storage to change its size, as FSDP's must.
+    """
     x = x.detach().resolve_neg()
     if x.dtype in COUNTABLE:
-        signed = x.view(COUNTABLE[x.dtype]).numpy()
+        signed = np.from_dlpack(x.view(COUNTABLE[x.dtype]))
         return signed.view(np.uint8 if signed.itemsize == 1 else np.uint16)
-    return x.numpy()
+    return np.from_dlpack(x)
 
 
-def _extremes(flat: Array, dtype: torch.dtype) -> tuple[float, float, dict[str, int]]:
+def _extremes(
+    flat: Array, dtype: torch.dtype, into: Array | None
+) -> tuple[float, float, dict[str, int]]:
     """The finite extremes, and how many values of each kind are not finite."""
     none = {"nan": 0, "posinf": 0, "neginf": 0}
     if not flat.size:
         return math.nan, math.nan, none
-    if dtype in COUNTABLE and flat.itemsize == 1:
-        return _extremes_of_counts(np.bincount(flat.ravel(), minlength=256), dtype)
-    if dtype in COUNTABLE:
-        low, high = _extremes_of_bits(flat, dtype)
+    narrow = dtype in COUNTABLE
+    found = []
+    with np.errstate(invalid="ignore"):
+        for part, copy in _parts(flat, into):
+            if copy is not None:
+                copy[...] = part
+            found.append(_in_bits(part) if narrow else (part.min(), part.max()))
+        low, high = (fold(each) for fold, each in zip(_FOLDS, zip(*found), strict=False))
+    if not narrow and math.isfinite(low) and math.isfinite(high):
+        return float(low), float(high), none
+    if narrow and flat.itemsize == 2:
+        low, high = _of_bits(flat, int(low), int(high), value_table(dtype))
         if math.isfinite(low) and math.isfinite(high):
             return low, high, none
-        return _extremes_of_counts(np.bincount(flat.ravel(), minlength=2**16), dtype)
-    with np.errstate(invalid="ignore"):
-        low, high = float(flat.min()), float(flat.max())
-    if math.isfinite(low) and math.isfinite(high):
-        return low, high, none
-    there = flat[np.isfinite(flat)]
+    values, weights = _distinct(flat, dtype)
+    there = values[np.isfinite(values)]
     kinds = {
-        "nan": int(np.isnan(flat).sum()),
-        "posinf": int((flat == np.inf).sum()),
-        "neginf": int((flat == -np.inf).sum()),
+        "nan": int(weights[np.isnan(values)].sum()),
+        "posinf": int(weights[values == np.inf].sum()),
+        "neginf": int(weights[values == -np.inf].sum()),
     }
     if not there.size:
         return math.nan, math.nan, kinds
     return float(there.min()), float(there.max()), kinds
 
 
-def _extremes_of_bits(flat: Array, dtype: torch.dtype) -> tuple[float, float]:
-    """Of 16-bit patterns, which ascend in magnitude above a sign bit: two fast passes."""
-    table = value_table(dtype)
-    largest, top = int(flat.max()), int(flat.view(np.int16).max())
-    low = largest if largest >= 2**15 else int(flat.min())
-    high = top if top >= 0 else int(flat.min())
-    return float(table[low]), float(table[high])
+_FOLDS = (np.min, np.max)
 
 
-def _extremes_of_counts(counts: Array, dtype: torch.dtype) -> tuple[float, float, dict[str, int]]:
-    table = value_table(dtype)
-    there = table[(counts > 0) & np.isfinite(table)]
-    kinds = {
-        "nan": int(counts[np.isnan(table)].sum()),
-        "posinf": int(counts[table == np.inf].sum()),
-        "neginf": int(counts[table == -np.inf].sum()),
-    }
-    if not there.size:
-        return math.nan, math.nan, kinds
-    return float(there.min()), float(there.max()), kinds
+def _parts(flat: Array, into: Array | None) -> Iterator[tuple[Array, Array | None]]:
+    """Parts that stay in the cache while they are looked at twice, and where each is copied to."""
+    if flat.size <= _PART or not flat.flags.c_contiguous:
+        yield flat, into
+        return
+    line, copy = flat.reshape(-1), None if into is None else into.reshape(-1)
+    for start in range(0, flat.size, _PART):
+        part = slice(start, start + _PART)
+        yield line[part], None if copy is None else copy[part]
+
+
+def _in_bits(part: Array) -> tuple[int, int]:
+    """The largest pattern of either sign, of patterns that ascend in magnitude above it.
+
+    The first is negated, so that of several parts the least and the largest are asked for.
+    """
+    signed = part.view(np.int16 if part.itemsize == 2 else np.int8)
+    return -int(part.max()), int(signed.max())
+
+
+def _of_bits(flat: Array, low: int, high: int, table: Array) -> tuple[float, float]:
+    least = -1
+    if -low < 2**15 or high < 0:  # all of one sign: the other end is the smallest magnitude
+        least = int(flat.min())
+    return float(table[-low if -low >= 2**15 else least]), float(table[max(high, least)])
+
+
+def _distinct(flat: Array, dtype: torch.dtype) -> tuple[Array, Array]:
+    """Values with how often each occurs; of types with many values, each element once."""
+    if dtype not in COUNTABLE:
+        return flat.reshape(-1), np.ones(flat.size, dtype=np.int64)
+    counts = np.bincount(flat.reshape(-1), minlength=2 ** (8 * flat.itemsize))
+    there = np.flatnonzero(counts)
+    return value_table(dtype)[there], counts[there]
 
 
 @lru_cache(maxsize=8)
@@ -188,18 +221,23 @@ def _counts(reading: Reading) -> Array | None:
     if reading.counts is None and reading.sample is not None:
         bits = reading.sample
         if reading.dtype not in COUNTABLE:
-            bits = _rounded_to_bf16(bits)
+            bits = _rounded_to_bf16(bits, any_nan=reading.nonfinite["nan"] > 0)
         reading.counts = np.bincount(bits, minlength=256 if bits.itemsize == 1 else 2**16)
     return reading.counts
 
 
-def _rounded_to_bf16(x: Array) -> Array:
+def _rounded_to_bf16(x: Array, *, any_nan: bool) -> Array:
     """Bit patterns, rounded to nearest, ties to even; NaN stays NaN."""
     with np.errstate(over="ignore"):
         bits = x.astype(np.float32, copy=False).view(np.uint32)
-    rounded = ((bits + (0x7FFF + ((bits >> 16) & 1)).astype(np.uint32)) >> 16).astype(np.uint16)
-    rounded[np.isnan(x)] = 0x7FC0
-    return rounded
+    rounded = bits >> 16
+    rounded &= 1
+    rounded += 0x7FFF
+    rounded += bits
+    rounded >>= 16
+    if any_nan:
+        rounded[np.isnan(x)] = 0x7FC0
+    return rounded.astype(np.uint16)
 
 
 def _patterns(counts: Array) -> dict[str, Array]:
@@ -224,8 +262,9 @@ def _moments(reading: Reading) -> tuple[float, float]:
         return mean, math.sqrt(max(reading.sums[1] / n - mean * mean, 0.0))
     elif reading.sample is not None:
         values = reading.sample.astype(np.float64)
-        values = values[np.isfinite(values)]
-        weights = np.ones(len(values))
+        if any(reading.nonfinite.values()):
+            values = values[np.isfinite(values)]
+        return _plain_moments(values)
     else:
         return math.nan, math.nan
     n = weights.sum()
@@ -234,3 +273,12 @@ def _moments(reading: Reading) -> tuple[float, float]:
     with np.errstate(over="ignore", invalid="ignore"):
         mean = float(np.dot(values, weights) / n)
         return mean, math.sqrt(float(np.dot((values - mean) ** 2, weights) / n))
+
+
+def _plain_moments(values: Array) -> tuple[float, float]:
+    if not values.size:
+        return math.nan, math.nan
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = float(values.mean())
+        values -= mean
+        return mean, math.sqrt(float(np.dot(values, values)) / values.size)

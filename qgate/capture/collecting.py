@@ -27,6 +27,10 @@ Say = Callable[[str], None]
 _ACTIVE: list[Collector] = []
 
 
+def is_collecting() -> bool:
+    return bool(_ACTIVE)
+
+
 class Collector:
     """Collects in a `with` block, or from `start` to `close`; it stops by itself when it has what
     it was asked for, and its hooks are gone then.
@@ -132,7 +136,7 @@ class Collector:
         """
         self.step()
         self.stop()
-        self._wait()
+        self.wait()
         error = None if self._recorder is None else self._recorder.thread.error
         if isinstance(error, QgateError):
             raise error
@@ -146,6 +150,13 @@ class Collector:
         if self.account.missing:
             warnings.warn(f"qgate collect: {self.summary}", stacklevel=3)
 
+    def wait(self) -> None:
+        """Until everything taken is written, once the collector has stopped."""
+        if self._started:
+            atexit.unregister(self._at_exit)
+        if self._recorder is not None:
+            self._recorder.thread.join()
+
     def __enter__(self) -> Collector:
         return self.start()
 
@@ -157,7 +168,7 @@ class Collector:
     ) -> Literal[False]:
         if kind is not None:
             self.stop(f"{kind.__name__}: {error}"[:200])
-            self._wait()
+            self.wait()
             return False
         self.close()
         return False
@@ -264,17 +275,11 @@ class Collector:
         finally:
             self._closed.set()
 
-    def _wait(self) -> None:
-        if self._started:
-            atexit.unregister(self._at_exit)
-        if self._recorder is not None:
-            self._recorder.thread.join()
-
     def _at_exit(self) -> None:
         if self._running and self._progress is not None:
             self._progress.end()
         self.stop("the end of the program")
-        self._wait()
+        self.wait()
 
 
 def _run_eagerly(roots: Sequence[nn.Module]) -> Any:

@@ -63,7 +63,7 @@ def collect(
     quant_type  a label, kept with every record; of hifp8 and the like what they would lose, too
     level       tensors: values and figures; statistics: figures and counts, a few kilobytes each
     dtype       what tensors are stored as: keep, bf16, fp16 or fp32
-    attention_weights  also the weights after softmax, computed anew where a fused attention has none
+    attention_weights  also the weights after softmax, computed anew where attention is fused
     counted     the elements of a tensor that are counted, a share chosen by `seed`, or "all"; on a
                 GPU it is always all. Extremes and non-finite values are always of every element.
     memory      bytes that may wait to be written; beyond them the model waits

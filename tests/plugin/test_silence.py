@@ -321,3 +321,15 @@ def test_the_header_of_a_finished_run_is_plain_json(project: Path, suites: Run) 
     assert header["plans"]
     assert header["limits"] is not None
     assert header["reference"] == "fp32"
+
+
+def test_a_module_called_qgate_is_no_gate(pytester: pytest.Pytester) -> None:
+    folder = pytester.path / "qgate_"
+    folder.mkdir()
+    pytester.makepyfile(test_it="import pytest\n@pytest.mark.parametrize('x', [1])\ndef qgate(x): pass\n"
+                        "class Test_qgate:\n    qgate = 1\n    def test_it(self): pass\n"
+                        "def test_two(): pass\ntest_two.qgate = True\n")  # fmt: skip
+    result = pytester.runpytest_inprocess()
+    result.assert_outcomes(passed=2)
+    assert result.ret == pytest.ExitCode.OK
+    assert "no gate ran" not in str(result.stdout)

@@ -1,0 +1,141 @@
+"""Run a program and collect the tensors of its model into a dump, without a change to it.
+
+  qgate collect --dir dump -- train.py --lr 1e-3
+  qgate collect --dir dump --level statistics --iterations 3 -- -m package.train
+  torchrun --nproc-per-node 2 -m qgate collect --dir dump -- train.py
+
+The first model that runs is collected. The switches of other collectors are read where an option
+does not say otherwise: TENSOR_SAVE_DIR, CUSTOM_QUANT_TYPE, TENSOR_SAVER_ITERATION, CONTROL_ITER,
+CURRENT_SAMPLE_IDX; TENSOR_SAVE_ENABLED=false runs the program alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qgate.errors import QgateError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from qgate.capture.collecting import Collector
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--dir", metavar="DIR", help="the dump (default: TENSOR_SAVE_DIR, enhanced_tensor_logs)")
+    add("--sites", help="types of layers and patterns of names, with | between: attention|linear")
+    add("--phases", metavar="PHASES", help="forward,backward (default), or one of them")
+    add("--iterations", type=int, metavar="N", help="how many (default: CONTROL_ITER, 1)")
+    add("--first-iteration", type=int, metavar="N", help="label of the first iteration")
+    add("--samples", type=int, metavar="N", help="forward passes of each iteration (default: all)")
+    add("--sample", type=int, metavar="N", help="label of the sample")
+    add("--ranks", metavar="RANKS", help="all (default), or numbers: 0,4")
+    add("--quant-type", metavar="NAME", help="label of the number format that is trained with")
+    add("--level", help="tensors (default), or statistics: a few kilobytes each")
+    add("--dtype", help="what tensors are stored as: keep (default), bf16, fp16, fp32")
+    add("--attention-weights", action="store_true", default=None, help="also after softmax")
+    add("--counted", metavar="N", help="elements of a tensor that are counted, or all")
+    add("--existing", help="tensors that are there: refuse (default), append, overwrite")
+    add("program", nargs=argparse.REMAINDER, help="-- FILE or -m MODULE, and its arguments")
+
+
+def run(args: argparse.Namespace) -> int:
+    from qgate.capture.collect_watching import FirstModel
+    from qgate.pipeline.collect_runs import collect, enabled, settings_of
+
+    program = args.program[1:] if args.program[:1] == ["--"] else args.program
+    if not program or program == ["-m"]:
+        raise QgateError("say what to run: qgate collect --dir dump -- train.py, or -- -m MODULE.")
+    if program[0] != "-m" and not Path(program[0]).is_file():
+        raise QgateError(f"there is no file {program[0]!r} to run.")
+    if "TENSOR_SAVE_ENABLED" in os.environ and not enabled(os.environ):
+        _say("TENSOR_SAVE_ENABLED is off: nothing is collected")
+        return _run(program)
+    told = {**settings_of(os.environ), "say": _say, **_settings(args)}
+    folder = told.pop("folder")
+
+    def make(model: nn.Module) -> Collector:
+        return collect(model, folder, **told)
+
+    watch = FirstModel(make)
+    try:
+        status = _run(program)
+    except BaseException as error:
+        _stop(watch.collector, type(error).__name__)
+        raise
+    finally:
+        watch.remove()
+    if status:
+        _stop(watch.collector, f"exit {status}")
+    elif watch.collector is not None:
+        watch.collector.close()
+    elif not watch.left_alone:
+        raise QgateError(f"nothing was collected: in {program[0]} no model ran that has {watch}.")
+    return status
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of `collect` that options set."""
+    found: dict[str, Any] = {
+        "folder": args.dir,
+        "sites": args.sites,
+        "phases": args.phases and tuple(args.phases.split(",")),
+        "ranks": args.ranks and _ranks(args.ranks),
+        "counted": args.counted and _counted(args.counted),
+    }
+    for name in ("iterations", "first_iteration", "samples", "sample", "quant_type", "level"):
+        found[name] = getattr(args, name)
+    for name in ("dtype", "attention_weights", "existing"):
+        found[name] = getattr(args, name)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _ranks(text: str) -> str | list[int]:
+    parts = text.split(",")
+    return [int(part) for part in parts] if all(map(str.isdecimal, parts)) else text
+
+
+def _counted(text: str) -> str | int:
+    return int(text) if text.isdecimal() else text
+
+
+def _run(program: list[str]) -> int:
+    """The exit status of a program that runs in this process, as `python` would run it."""
+    before, path = sys.argv, list(sys.path)
+    try:
+        if program[0] == "-m":
+            sys.argv = program[1:]
+            sys.path.insert(0, str(Path.cwd()))
+            runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = program
+            sys.path.insert(0, str(Path(program[0]).resolve().parent))
+            runpy.run_path(program[0], run_name="__main__")
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+            return 1
+        return int(end.code or 0)
+    except Exception:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.argv, sys.path[:] = before, path
+    return 0
+
+
+def _stop(collector: Collector | None, why: str) -> None:
+    if collector is not None:
+        collector.stop(why)
+        collector.wait()
+
+
+def _say(text: str) -> None:
+    print(f"qgate collect: {text}", file=sys.stderr, flush=True)
