@@ -139,7 +139,9 @@ def _extremes(
             if copy is not None:
                 copy[...] = part
             found.append(_in_bits(part) if narrow else (part.min(), part.max()))
-        low, high = (fold(each) for fold, each in zip(_FOLDS, zip(*found), strict=False))
+        low, high = (
+            fold(each) for fold, each in zip(_FOLDS, zip(*found, strict=False), strict=False)
+        )
     if not narrow and math.isfinite(low) and math.isfinite(high):
         return float(low), float(high), none
     if narrow and flat.itemsize == 2:
