@@ -45,7 +45,10 @@ class Snapshot:
 
 
 class Buffers:
-    """Host memory that is used again: fresh pages cost more than the copy into them."""
+    """Host memory that is used again: fresh pages cost more than the copy into them.
+
+    What is in use and what is kept for later are at most `most` bytes together, or what is in use.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -55,22 +58,21 @@ class Buffers:
 
     def take(self, size: int) -> Tensor:
         with self._lock:
-            there = self._free.get(size)
-            if there:
-                self._size -= size
-                return there.pop()
+            if self._free.get(size):
+                return self._free[size].pop()
+            self._size += size
+            for other in sorted(self._free, reverse=True):
+                while self._free[other] and self._size > self._most:
+                    self._free[other].pop()
+                    self._size -= other
         return torch.empty(size, dtype=torch.uint8, device="cpu")
 
     def give(self, buffer: Tensor) -> None:
         with self._lock:
-            if self._size + buffer.numel() <= self._most:
+            if self._size <= self._most:
                 self._free.setdefault(buffer.numel(), []).append(buffer)
-                self._size += buffer.numel()
-
-    def clear(self) -> None:
-        with self._lock:
-            self._free.clear()
-            self._size = 0
+            else:
+                self._size -= buffer.numel()
 
 
 class Snapshots:
@@ -91,7 +93,7 @@ class Snapshots:
         self._reserve, self._release = reserve, release
         self._values, self._dtype = values, dtype
         self._most, self._seed = most, seed
-        self.buffers = Buffers(room // 2)
+        self.buffers = Buffers(room)
         self._known: dict[int, tuple[weakref.ref[Tensor], int, Snapshot]] = {}
 
     def of(self, x: Tensor) -> tuple[Snapshot, bool]:

@@ -13,12 +13,13 @@ from torch import Tensor
 from qgate.capture.collect_account import Account
 from qgate.capture.collect_calls import Again, Call, Calls, Spot
 from qgate.capture.collect_copies import Snapshot, Snapshots
+from qgate.capture.collect_figures import figures
 from qgate.capture.collect_graph import executing_node, in_backward
+from qgate.capture.collect_pages import Pages
 from qgate.capture.collect_progress import Progress
 from qgate.capture.collect_queue import WriterThread
 from qgate.capture.collect_settings import Wanted
 from qgate.capture.collect_shares import shares
-from qgate.capture.collect_values import figures
 from qgate.dumps.records import Operation, Phase, Record
 from qgate.dumps.writing import DumpWriter
 from qgate.errors import QgateError
@@ -41,6 +42,7 @@ class Recorder:
         self._open_writer = open_writer
         self.writer: DumpWriter | None = None
         self._order = itertools.count()
+        self._pages = Pages()
         self.thread = WriterThread(wanted.memory, self._lost)
         self.snapshots = Snapshots(
             self.thread.reserve,
@@ -132,7 +134,6 @@ class Recorder:
                 if self.writer is not None:
                     self.writer.close(missing(self.thread.undone))
             finally:
-                self.snapshots.buffers.clear()
                 closed()
 
         self.thread.end(last)
@@ -144,6 +145,7 @@ class Recorder:
         """One tensor that cannot be stored does not end it all; a disk that is full does."""
         try:
             self._write(writer, record, snapshot)
+            self._pages.give_back(writer)
         except QgateError as error:
             if writer.failed is not None:
                 raise

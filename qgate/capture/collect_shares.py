@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qgate.capture.collect_values import Figures, value_table
+from qgate.capture.collect_figures import Figures
+from qgate.capture.collect_values import value_table
 from qgate.stats._bits import BY_NAME
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What is read from a tensor while the model waits, and the figures that are made of it later.
+"""What is read from a tensor while the model waits: as little as the figures need.
 
 Extremes and non-finite values are of every element. Counts of a large tensor are of a seeded share
 of its elements, because reading all of them would take longer than the layer itself. On the CPU it
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qgate.stats._bits import COUNTABLE, decoded, short_name
+from qgate.stats._bits import COUNTABLE, decoded
 
 Array = np.ndarray[Any, Any]
 
@@ -56,17 +56,6 @@ class Reading:
         return torch.bfloat16 if self.dtype.is_floating_point else None
 
 
-@dataclass(frozen=True)
-class Figures:
-    """What a record says of a tensor's values."""
-
-    stats: dict[str, float]
-    nonfinite: dict[str, int]
-    sampled: float
-    counts: dict[str, Array] | None
-    counted_as: str
-
-
 def can_be_read(x: Tensor) -> bool:
     return x.layout == torch.strided and (
         x.dtype in COUNTABLE
@@ -89,28 +78,6 @@ def read(x: Tensor, most: int | None, seed: int, into: Tensor | None = None) -> 
     extent = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
     sample = array_of(x.as_strided((extent,), (1,))).take(offsets)
     return Reading(x.dtype, x.numel(), low, high, nonfinite, len(sample), sample)
-
-
-def figures(reading: Reading) -> Figures:
-    """The figures of a reading, for which the model need not wait."""
-    stats: dict[str, float] = {}
-    finite = reading.elements - sum(reading.nonfinite.values())
-    mean, std = _moments(reading)
-    if finite:
-        amax = max(abs(reading.low), abs(reading.high))
-        stats = {"min": reading.low, "max": reading.high, "mean": mean, "std": std, "amax": amax}
-    stats["elements"] = finite
-    stats = {name: value for name, value in stats.items() if math.isfinite(value)}
-    counts = _counts(reading)
-    patterns = None if counts is None else _patterns(counts)
-    told = reading.counted_as
-    return Figures(
-        stats,
-        reading.nonfinite,
-        reading.counted / reading.elements if reading.elements else 1.0,
-        patterns,
-        "" if told is None or patterns is None else short_name(told),
-    )
 
 
 def array_of(x: Tensor) -> Array:
@@ -139,9 +106,8 @@ def _extremes(
             if copy is not None:
                 copy[...] = part
             found.append(_in_bits(part) if narrow else (part.min(), part.max()))
-        low, high = (
-            fold(each) for fold, each in zip(_FOLDS, zip(*found, strict=False), strict=False)
-        )
+        lows, highs = zip(*found, strict=True)
+        low, high = np.min(lows), np.max(highs)
     if not narrow and math.isfinite(low) and math.isfinite(high):
         return float(low), float(high), none
     if narrow and flat.itemsize == 2:
@@ -158,9 +124,6 @@ def _extremes(
     if not there.size:
         return math.nan, math.nan, kinds
     return float(there.min()), float(there.max()), kinds
-
-
-_FOLDS = (np.min, np.max)
 
 
 def _parts(flat: Array, into: Array | None) -> Iterator[tuple[Array, Array | None]]:
@@ -215,72 +178,3 @@ def _offsets(shape: tuple[int, ...], stride: tuple[int, ...], most: int, seed: i
     places = np.unravel_index(chosen, shape)
     start = sum(place * step for place, step in zip(places, stride, strict=True))
     return np.asarray((np.asarray(start)[:, None] + np.arange(run)).ravel(), dtype=np.intp)
-
-
-def _counts(reading: Reading) -> Array | None:
-    if reading.counted_as is None or (reading.counts is None and reading.sample is None):
-        return None
-    if reading.counts is None and reading.sample is not None:
-        bits = reading.sample
-        if reading.dtype not in COUNTABLE:
-            bits = _rounded_to_bf16(bits, any_nan=reading.nonfinite["nan"] > 0)
-        reading.counts = np.bincount(bits, minlength=256 if bits.itemsize == 1 else 2**16)
-    return reading.counts
-
-
-def _rounded_to_bf16(x: Array, *, any_nan: bool) -> Array:
-    """Bit patterns, rounded to nearest, ties to even; NaN stays NaN."""
-    with np.errstate(over="ignore"):
-        bits = x.astype(np.float32, copy=False).view(np.uint32)
-    rounded = bits >> 16
-    rounded &= 1
-    rounded += 0x7FFF
-    rounded += bits
-    rounded >>= 16
-    if any_nan:
-        rounded[np.isnan(x)] = 0x7FC0
-    return rounded.astype(np.uint16)
-
-
-def _patterns(counts: Array) -> dict[str, Array]:
-    """The patterns that occur, and how often: a few kilobytes of the 65,536 places."""
-    there = np.flatnonzero(counts)
-    narrow = np.uint32 if not there.size or counts.max() < 2**32 else np.uint64
-    return {"patterns": there.astype(np.uint16), "counts": counts[there].astype(narrow)}
-
-
-def _moments(reading: Reading) -> tuple[float, float]:
-    """Mean and standard deviation, as a population, of the finite values that were counted."""
-    if reading.dtype in COUNTABLE:
-        counts = _counts(reading)
-        if counts is None:
-            return math.nan, math.nan
-        table = value_table(reading.dtype)
-        there = (counts > 0) & np.isfinite(table)
-        values, weights = table[there], counts[there]
-    elif reading.sums is not None:
-        n = max(reading.elements - sum(reading.nonfinite.values()), 1)
-        mean = reading.sums[0] / n
-        return mean, math.sqrt(max(reading.sums[1] / n - mean * mean, 0.0))
-    elif reading.sample is not None:
-        values = reading.sample.astype(np.float64)
-        if any(reading.nonfinite.values()):
-            values = values[np.isfinite(values)]
-        return _plain_moments(values)
-    else:
-        return math.nan, math.nan
-    n = weights.sum()
-    if not n:
-        return math.nan, math.nan
-    with np.errstate(over="ignore", invalid="ignore"):
-        mean = float(np.dot(values, weights) / n)
-        return mean, math.sqrt(float(np.dot((values - mean) ** 2, weights) / n))
-
-
-def _plain_moments(values: Array) -> tuple[float, float]:
-    if not values.size:
-        return math.nan, math.nan
-    with np.errstate(over="ignore", invalid="ignore"):
-        mean = float(values.mean())
-        values -= mean
-        return mean, math.sqrt(float(np.dot(values, values)) / values.size)

@@ -143,10 +143,8 @@ class Collector:
         if error is not None:
             raise QgateError(f"the dump in {str(self.folder)!r} is not complete: {error}.")
         if self._recorder is not None and not self.account.records:
-            raise QgateError(
-                f"nothing was collected into {str(self.folder)!r}: none of the modules that "
-                f"sites {self.wanted.sites!r} match ran while the collector listened."
-            )
+            why = "; ".join(self.account.missing[:3]) or "the model did not run"
+            raise QgateError(f"nothing was collected into {str(self.folder)!r}: {why}.")
         if self.account.missing:
             warnings.warn(f"qgate collect: {self.summary}", stacklevel=3)
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from qgate.capture.collect_figures import figures
 from qgate.capture.collect_shares import shares
-from qgate.capture.collect_values import COUNTABLE, figures, read
+from qgate.capture.collect_values import COUNTABLE, read
 from qgate.stats import counts
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
