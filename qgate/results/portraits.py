@@ -1,0 +1,290 @@
+"""What an analysis of a dump says, as plain data: computing writes it, drawing reads it.
+
+Numbers that do not exist (the mean of nothing) are left out, so every number is finite and the
+record is JSON. A share is a part of all elements, 0 to 1. `signal` and `noise` are sums of squares
+of the values and of the differences from them, so that those of many tensors add up; the SQNR is
+10 log10(signal / noise), and noise 0 is exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NotRequired, TypedDict
+
+ANALYSIS = "qgate dump analysis 1"
+FOLDERS = (
+    "distributions",
+    "heatmaps",
+    "comparisons",
+    "statistics",
+    "attention_analysis",
+    "quantization_analysis",
+    "layer_analysis",
+    "overflow_analysis",
+    "fp8_analysis",
+    "bf16_analysis",
+    "backward_analysis",
+    "rank_analysis",
+)
+
+
+class Edges(TypedDict):
+    """What a format or a dtype can represent; `scaled` is one that brings scales of its own."""
+
+    max: float
+    min_normal: float
+    min_subnormal: float
+    scaled: bool
+
+
+class Fate(TypedDict):
+    """What a format does to values: cast as they are, or with the scales it brings of its own.
+
+    upper, lower   finite and beyond its largest value, or infinite, of either sign
+    underflow      not zero, and below its smallest normal number
+    flush          not zero before, and zero after
+    of             elements this is of: all that are counted, or a seeded share of their rows
+    fitted_signal, fitted_noise  with one power of two as scale that lets the largest value fit
+    """
+
+    upper: float
+    lower: float
+    underflow: float
+    flush: float
+    signal: float
+    noise: float
+    of: int
+    fitted_signal: NotRequired[float]
+    fitted_noise: NotRequired[float]
+
+
+class Histogram(TypedDict):
+    """Counts of equal bins from `low` to `high`."""
+
+    low: float
+    high: float
+    counts: list[int]
+
+
+class Binades(TypedDict):
+    """How many values are from each power of two to the next; `first` is the first exponent."""
+
+    first: int
+    counts: list[int]
+
+
+class Usage(TypedDict):
+    """Which bf16 numbers occur: of 256 exponents, of 65,536 patterns; entropy of the exponents."""
+
+    exponents: int
+    patterns: int
+    exponent_bits: float
+
+
+class Channels(TypedDict):
+    """Largest magnitudes by place in the last dimension: their median, the largest, and the curve
+    of all of them in descending order at up to 65 evenly spaced places."""
+
+    count: int
+    median: float
+    largest: list[tuple[int, float]]
+    curve: list[float]
+
+
+class Fit(TypedDict):
+    """A distribution fitted by maximum likelihood; `log_likelihood` is the mean per value."""
+
+    location: float
+    scale: float
+    log_likelihood: float
+    freedom: NotRequired[float]
+
+
+class Portrait(TypedDict):
+    """The distribution of one tensor, or of several pooled.
+
+    tensors     how many
+    elements    of all of them; `counted` are those that shares, moments and quantiles are of
+    source      values, counts, or statistics (of which there are only the extremes and moments)
+    counted_as  the dtype whose patterns were counted; wider tensors were rounded to it
+    quantiles   by probability as text: "0", "0.001", "0.01", "0.05", "0.25", "0.5" … "1"
+    formats     by name of a format or dtype
+    """
+
+    tensors: int
+    elements: int
+    counted: int
+    source: str
+    counted_as: str
+    nan: int
+    posinf: int
+    neginf: int
+    zeros: NotRequired[int]
+    min: NotRequired[float]
+    max: NotRequired[float]
+    amax: NotRequired[float]
+    amin: NotRequired[float]
+    mean: NotRequired[float]
+    std: NotRequired[float]
+    rms: NotRequired[float]
+    skew: NotRequired[float]
+    kurtosis: NotRequired[float]
+    quantiles: NotRequired[dict[str, float]]
+    binades: NotRequired[Binades]
+    usage: NotRequired[Usage]
+    channels: NotRequired[Channels]
+    formats: NotRequired[dict[str, Fate]]
+
+
+class TensorPortrait(Portrait):
+    """One tensor of the dump; the fields after its title are those of its record."""
+
+    title: str
+    order: int
+    module: str
+    layer_type: str
+    layer: int | None
+    operation: str
+    phase: str
+    component: str
+    name: str
+    quant_type: str
+    rank: int
+    iteration: int | None
+    sample: int | None
+    micro_batch: int | None
+    call: int
+    shape: list[int]
+    dtype: str
+
+
+class GroupPortrait(Portrait):
+    """All tensors that have these fields in common, pooled.
+
+    histogram  over all finite values; `core` over those between the quantiles 0.001 and 0.999
+    qq         quantiles at the probabilities `p`, against those of a normal distribution
+    fits       by name: normal, laplace, student_t; `best` is the one of the largest likelihood
+    """
+
+    layer_type: str
+    operation: str
+    name: str
+    quant_type: str
+    dtype: str
+    histogram: NotRequired[Histogram]
+    core: NotRequired[Histogram]
+    qq: NotRequired[dict[str, list[float]]]
+    fits: NotRequired[dict[str, Fit]]
+    best: NotRequired[str]
+
+
+class Pair(TypedDict):
+    """The same tensor under two quant types (`actual` of the second, `reference` of the first), or
+    in two formats."""
+
+    title: str
+    layer: int | None
+    layer_type: str
+    operation: str
+    name: str
+    rank: int
+    correlation: NotRequired[float]
+    relative_mse: NotRequired[float]
+    elements: int
+
+
+class Comparison(TypedDict):
+    """Two quant types of the dump or two formats, side by side.
+
+    kind      quant_types or formats
+    scatter   a grid of counts: `counts[i][j]` is reference bin i, actual bin j, over `low` … `high`
+    unpaired  tensors of either side without a counterpart
+    """
+
+    kind: str
+    first: str
+    second: str
+    pairs: list[Pair]
+    unpaired: int
+    scatter: NotRequired[dict[str, Any]]
+
+
+class LossScale(TypedDict):
+    """Powers of two for the loss, by their exponents: the least at which at most 0.1 % of the
+    gradients that are not zero are flushed, and the largest at which none is beyond the format.
+    `flush` is the share that is flushed without one, `at_best` with the advised one."""
+
+    format: str
+    least: int
+    largest: int
+    advised: int
+    flush: float
+    at_best: float
+
+
+class RankRow(TypedDict):
+    """One rank against the median of all; `score` is how far it stands out of their spread."""
+
+    rank: int
+    tensors: int
+    nonfinite: int
+    amax: NotRequired[float]
+    rms: NotRequired[float]
+    distance: NotRequired[float]
+    score: NotRequired[float]
+
+
+class RankTensor(TypedDict):
+    """A tensor that several ranks have: its root mean squares by rank, as text, and how far the
+    farthest is from the median of all, as a factor from 1."""
+
+    title: str
+    rms: dict[str, float]
+    amax: dict[str, float]
+    factor: float
+    farthest: int
+    equal: bool
+
+
+class Ranks(TypedDict):
+    rows: list[RankRow]
+    tensors: list[RankTensor]
+    stands_out: int | None
+    equal_weights: int
+    unequal_weights: list[str]
+
+
+class Map(TypedDict):
+    """A tensor as a picture: the largest magnitude of each cell, rows by columns; `kind` is
+    tokens (rows × channels) or attention (queries × keys, mean over heads)."""
+
+    title: str
+    kind: str
+    rows: int
+    columns: int
+    cells: list[list[float]]
+    order: int
+    rank: int
+    entropy_bits: NotRequired[float]
+    first_key: NotRequired[float]
+
+
+class DumpAnalysis(TypedDict):
+    """All of it.
+
+    dump        totals of the dump, as `qgate dumps info` has them
+    formats     edges by name of a format or dtype
+    settings    what the analysis was asked for
+    notes       what a reader should know: what is missing, rounded, sampled
+    """
+
+    kind: str
+    dump: dict[str, Any]
+    settings: dict[str, Any]
+    formats: dict[str, Edges]
+    notes: list[str]
+    tensors: list[TensorPortrait]
+    groups: list[GroupPortrait]
+    comparison: Comparison | None
+    loss_scales: list[LossScale]
+    ranks: Ranks | None
+    maps: list[Map]
