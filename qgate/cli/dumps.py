@@ -18,15 +18,14 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from qgate.cli._dump_selection import add_selection, wanted_of
 from qgate.errors import QgateError
 
 if TYPE_CHECKING:
     from qgate.dumps import Dump, Record
 
-_NUMBERS = ("layer", "rank", "iteration", "sample", "micro_batch")
-_TEXTS = ("layer_type", "operation", "phase", "component", "module", "name", "quant_type")
 _PAUSE = 0.2
 
 
@@ -42,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     for verb in (listing, info, verify, export, watch):
         verb.add_argument("folder", type=Path, metavar="DIR")
     for verb in (listing, compare, export):
-        _add_selection(verb)
+        add_selection(verb)
     for verb in (listing, info, compare):
         verb.add_argument("--json", action="store_true", help="as JSON")
     listing.add_argument("--limit", type=_count, default=50, metavar="N", help="rows (default 50)")
@@ -58,14 +57,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         verb.add_argument("--output", type=Path, required=True, metavar="FOLDER")
     watch.add_argument("--expect", type=_count, required=True, metavar="N", help="records")
     watch.add_argument("--timeout", type=_limit, default=600.0, metavar="S", help="(default 600)")
-
-
-def _add_selection(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("only these; repeatable, texts may be patterns").add_argument
-    for name in _TEXTS:
-        add(f"--{name.replace('_', '-')}", action="append", metavar="NAME")
-    for name in _NUMBERS:
-        add(f"--{name.replace('_', '-')}", action="append", type=int, metavar="N")
 
 
 def _count(text: str) -> int:
@@ -101,20 +92,16 @@ def run(args: argparse.Namespace) -> int:
     return verbs[args.verb](args)
 
 
-def _wanted(args: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in (*_TEXTS, *_NUMBERS) if getattr(args, name)}
-
-
 def _selected(dump: Dump, args: argparse.Namespace) -> list[Record]:
     """The records asked for; none at all is an error that says what there is."""
     from qgate.dumps import check_fields, check_matched, is_wanted
 
-    wanted = check_fields(_wanted(args))
+    wanted = check_fields(wanted_of(args))
     records = list(dump.records())
     check_matched(records, wanted)
     found = [record for record in records if is_wanted(record, wanted)]
     if wanted and not found:
-        asked = ", ".join(f"{name} {value}" for name, value in _wanted(args).items())
+        asked = ", ".join(f"{name} {value}" for name, value in wanted_of(args).items())
         raise QgateError(f"no record of {str(dump.folder)!r} has all of {asked}.")
     return found
 
@@ -190,7 +177,7 @@ def _compare(args: argparse.Namespace) -> int:
     dumps = Dump.open(args.actual), Dump.open(args.reference)
     for dump in dumps:
         _selected(dump, args)
-    found = compare_dumps(*dumps, **_wanted(args))
+    found = compare_dumps(*dumps, **wanted_of(args))
     reasons = found.reasons(args.relative_mse, unpaired=args.allow_unpaired)
     if args.json:
         _print_json(

@@ -20,7 +20,8 @@ from torch import Tensor
 from qgate.dumps import Dump, Record, nbytes
 from qgate.errors import QgateError
 from qgate.pipeline.dump_pairs import Origin, Twin, origins, paired
-from qgate.stats import errors
+from qgate.stats import errors, serial
+from qgate.stats.plain_errors import plain_errors
 
 Kind = Literal["equal", "differs", "unfit", "summary"]
 _EXPONENTS = {
@@ -152,7 +153,7 @@ def _compared(actual: Dump, reference: Dump, pairs: list[Twin]) -> Iterator[Pair
         return _compare(actual, reference, *pair)
 
     workers = max(1, min(8, os.cpu_count() or 1, len(pairs)))
-    with ThreadPoolExecutor(workers, thread_name_prefix="qgate-compare") as pool:
+    with serial(), ThreadPoolExecutor(workers, thread_name_prefix="qgate-compare") as pool:
         yield from pool.map(one, pairs)
 
 
@@ -190,6 +191,10 @@ def _values(a: Record, r: Record, actual: Tensor, reference: Tensor) -> PairErro
         return _equal(a, r, 2 * _nonfinite(actual))
     if not actual.numel():
         return _equal(a, r, 0)
+    plain = plain_errors(actual, reference)
+    if plain is not None:
+        told = plain.relative_mse, plain.correlation, plain.max_abs
+        return PairErrors(a, r, "differs" if plain.max_abs else "equal", *told)
     found = errors(_float(actual), _float(reference), worst=0)
     bad = found.actual_non_finite.total + found.reference_non_finite.total
     names = ("relative_mse", "correlation", "max_abs")

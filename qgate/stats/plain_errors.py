@@ -1,0 +1,82 @@
+"""Three metrics of two tensors in one short pass, where single precision is enough for them.
+
+The full pass answers more and costs five times as much. This one takes its sums of 2,048 values in
+float32 and adds those in float64, which leaves relative MSE within 1e-4 of itself and the distance
+of the correlation from 1 within 1e-3; it says when that does not hold, for numbers that are not
+finite, too large, too small, or far from zero.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_ROW = 2048
+_PART = 16 * _ROW
+_LEAST, _MOST = 1e-20, 1e30
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True)
+class PlainErrors:
+    relative_mse: float
+    correlation: float
+    max_abs: float
+
+
+def plain_errors(actual: Tensor, reference: Tensor) -> PlainErrors | None:
+    """None where the full pass has to answer; for 16-bit and float32 tensors on the CPU.
+
+    Small tensors are left to it too: of them it costs nothing.
+    """
+    a, r = actual.detach(), reference.detach()
+    if a.shape != r.shape or a.numel() < _PART or {a.dtype, r.dtype} - {*_DTYPES}:
+        return None
+    if a.device.type != "cpu" or r.device.type != "cpu":
+        return None
+    found = _sums(a.reshape(-1), r.reshape(-1))
+    if found is None:
+        return None
+    n = a.numel()
+    sums, largest = found
+    squares_a, squares_r, squares_d, mean_a, mean_r = (each / n for each in sums)
+    if not all(_LEAST < each < _MOST for each in (squares_a, squares_r)):
+        return None
+    if largest and not _LEAST < largest < _MOST:
+        return None
+    spread_a, spread_r = squares_a - mean_a**2, squares_r - mean_r**2
+    if spread_a < 0.1 * squares_a or spread_r < 0.1 * squares_r:
+        return None
+    # Exact in what it is most asked for: the distance from 1 comes from the differences alone.
+    spread_d = max(squares_d - (mean_a - mean_r) ** 2, 0.0)
+    scale = 2 * math.sqrt(spread_a) * math.sqrt(spread_r)
+    correlation = (spread_a + spread_r - spread_d) / scale
+    return PlainErrors(squares_d / squares_r, min(correlation, 1.0), largest)
+
+
+def _sums(a: Tensor, r: Tensor) -> tuple[list[float], float] | None:
+    """Sums of squares of both and of the difference, sums of both, and the largest difference."""
+    room = _PART
+    left, right, apart = (torch.zeros(room) for _ in range(3))
+    ones = torch.ones(_ROW)
+    total = torch.zeros(5, dtype=torch.float64)
+    largest = 0.0
+    for start in range(0, len(a), room):
+        part = a[start : start + room]
+        if len(part) < room:
+            left.zero_()
+            right.zero_()
+        left[: len(part)].copy_(part)
+        right[: len(part)].copy_(r[start : start + room])
+        torch.sub(left, right, out=apart)
+        rows = [each.view(-1, _ROW) for each in (left, right, apart)]
+        sums = [torch.linalg.vecdot(each, each) for each in rows]
+        sums += [rows[0] @ ones, rows[1] @ ones]
+        total += torch.stack(sums).double().sum(1)
+        low, high = torch.aminmax(apart)
+        largest = max(largest, -float(low), float(high))
+    found: list[float] = total.tolist()
+    return (found, largest) if all(map(math.isfinite, found)) else None
