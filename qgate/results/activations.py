@@ -1,0 +1,180 @@
+"""What an analysis of activations and weights says, as plain data: computing writes it, drawing
+reads it.
+
+Numbers that do not exist are left out, so every number is finite. A vector is reduced from the
+magnitudes of one tensor: over its channels (one number per token), over its tokens (one per
+channel), or not at all; a figure of it is the mean over the samples that reached the layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NotRequired, TypedDict
+
+from qgate.results.portraits import Histogram, Portrait
+
+ACTIVATIONS = "qgate activations 1"
+REDUCED = ("token", "channel", "all")
+ROLES = ("input", "output", "weight")
+
+
+class Magnitude(TypedDict):
+    """Figures of one vector of magnitudes; `top` are its three largest, `low` its three smallest,
+    `median` its lower median. `most` is the largest of any sample."""
+
+    top: list[float]
+    median: float
+    low: list[float]
+    most: float
+
+
+class Token(TypedDict):
+    """One place in one sample, with the text of its token where it can be decoded."""
+
+    sample: int
+    position: int
+    value: float
+    channel: NotRequired[int]
+    ratio: NotRequired[float]
+    text: NotRequired[str]
+
+
+class Channel(TypedDict):
+    """A channel that stands out: its largest magnitude, that over the median channel's, and the
+    shares of tokens and of samples in which it does. `systematic` is one that does so throughout,
+    which a smoothing or a rotation removes; what stands out in few tokens is not."""
+
+    channel: int
+    amax: float
+    ratio: float
+    tokens: float
+    samples: float
+    systematic: bool
+
+
+class Outliers(TypedDict):
+    """Where magnitudes stand out of a layer.
+
+    threshold      of the known rule: the largest magnitude of a token over the lower median of
+                   those of all tokens of its sample
+    counts         tokens beyond it, one number per sample; `undefined` samples have median 0
+    positions      how many of them at each position in the sequence, as text
+    tokens         the worst of them; `texts` how often each text is among them
+    max_over_rms   largest magnitude over root mean square; `channel_ratio` largest channel over
+                   the median one; `token_ratio` the largest of the known rule
+    channels       those that stand out, the worst first; `massive` single elements that do
+    """
+
+    threshold: float
+    counts: list[int]
+    mean_count: float
+    undefined: int
+    positions: dict[str, int]
+    tokens: list[Token]
+    texts: NotRequired[dict[str, int]]
+    max_over_rms: NotRequired[float]
+    channel_ratio: NotRequired[float]
+    token_ratio: NotRequired[float]
+    channels: list[Channel]
+    massive: list[Token]
+
+
+class ChannelRanges(TypedDict):
+    """Percentiles of the signed values of each channel, pooled over samples and tokens: one list
+    per percentile, as text, with a number per channel. `error` bounds the relative error."""
+
+    percentiles: dict[str, list[float]]
+    error: float
+
+
+class HeatMap(TypedDict):
+    """Magnitudes of one sample: the largest of each cell, tokens by channels."""
+
+    sample: int
+    tokens: int
+    channels: int
+    cells: list[list[float]]
+    stats: dict[str, float]
+
+
+class Smoothed(TypedDict):
+    """What moving a layer's difficulty from activations to weights predicts in one format: SQNR of
+    the layer's output as it is, with the best migration strength, and after a Hadamard rotation.
+    `curve` is the SQNR by strength, as text."""
+
+    format: str
+    alpha: float
+    before_db: float
+    after_db: float
+    hadamard_db: NotRequired[float]
+    curve: dict[str, float]
+
+
+class LayerActivations(TypedDict):
+    """One module in one role.
+
+    samples, calls, tokens   that reached it; `coverage` is samples over all there were
+    portrait                 the distribution of all values, with what formats do to it
+    """
+
+    module: str
+    role: str
+    layer: int | None
+    kind: str
+    width: int
+    samples: int
+    calls: int
+    tokens: int
+    coverage: float
+    portrait: Portrait
+    histogram: NotRequired[Histogram]
+    magnitude: NotRequired[dict[str, Magnitude]]
+    outliers: NotRequired[Outliers]
+    ranges: NotRequired[ChannelRanges]
+    heat_map: NotRequired[HeatMap]
+    smoothing: NotRequired[list[Smoothed]]
+    raw: NotRequired[dict[str, Any]]
+
+
+class Sensitive(TypedDict):
+    """One layer quantized alone: the SQNR of its own output and of the model's, and what the task
+    loses."""
+
+    module: str
+    format: str
+    local_sqnr_db: NotRequired[float]
+    sqnr_db: NotRequired[float]
+    loss_change: NotRequired[float]
+
+
+class Proposal(TypedDict):
+    """The fewest layers to keep in higher precision so that the model reaches a target."""
+
+    format: str
+    target: str
+    reached: bool
+    keep: list[str]
+    value: float
+    all_quantized: float
+    curve: list[tuple[int, float]]
+
+
+class ActivationsRecord(TypedDict):
+    """All of it.
+
+    settings  those that differ from the defaults; `data` what was run on
+    panels    layers by the pattern that matched them, for each kind of picture
+    """
+
+    kind: str
+    model: str
+    architecture: str
+    device: str
+    versions: dict[str, str]
+    settings: dict[str, Any]
+    data: dict[str, Any]
+    notes: list[str]
+    seconds: dict[str, float]
+    layers: list[LayerActivations]
+    panels: dict[str, dict[str, list[str]]]
+    sensitivity: list[Sensitive]
+    proposals: list[Proposal]
