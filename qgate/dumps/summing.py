@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from qgate.dumps.reading import Dump
 from qgate.dumps.records import Record
 
+_SUMS = ("records", "with_values", "with_counts", "with_nonfinite", "bytes", "stored_bytes")
 BY = ("layer_type", "operation", "name", "quant_type", "rank", "iteration")
 
 
@@ -54,6 +56,35 @@ def totals(dump: Dump) -> dict[str, Any]:
         },
         "notes": dump.notes(),
     }
+
+
+def all_totals(dumps: Sequence[Dump]) -> dict[str, Any]:
+    """The totals of one dump, or of several as if they were one; ranks of the same number count as
+    one rank of each."""
+    parts = [totals(dump) for dump in dumps]
+    if len(parts) == 1:
+        return parts[0]
+    whole = dict(parts[0])
+    whole["folder"] = ", ".join(part["folder"] for part in parts)
+    for name in _SUMS:
+        whole[name] = sum(part[name] for part in parts)
+    whole["world_size"] = max(part["world_size"] for part in parts)
+    whole["notes"] = [f"{part['folder']}: {note}" for part in parts for note in part["notes"]]
+    whole["states"] = {
+        f"{number}/{rank}": state
+        for number, part in enumerate(parts)
+        for rank, state in part["states"].items()
+    }
+    whole["by"] = {}
+    for name in BY:
+        group: dict[str, dict[str, int]] = {}
+        for part in parts:
+            for key, numbers in part["by"][name].items():
+                told = group.setdefault(key, {"records": 0, "bytes": 0})
+                for what in told:
+                    told[what] += numbers[what]
+        whole["by"][name] = group
+    return whole
 
 
 def _told(key: object) -> str:

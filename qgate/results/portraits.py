@@ -105,7 +105,10 @@ class Portrait(TypedDict):
     tensors     how many
     elements    of all of them; `counted` are those that shares, moments and quantiles are of
     source      values, counts, or statistics (of which there are only the extremes and moments)
-    counted_as  the dtype whose patterns were counted; wider tensors were rounded to it
+    counted_as  the dtype whose patterns were counted (bfloat16, float16; empty where nothing was);
+                wider tensors were rounded to it, and their ends, mean, std, rms, zeros and
+                non-finite values are exact all the same
+    kurtosis    less three: 0 for a normal distribution
     quantiles   by probability as text: "0", "0.001", "0.01", "0.05", "0.25", "0.5" … "1"
     formats     by name of a format or dtype
     """
@@ -161,8 +164,10 @@ class GroupPortrait(Portrait):
     """All tensors that have these fields in common, pooled.
 
     histogram  over all finite values; `core` over those between the quantiles 0.001 and 0.999
-    qq         quantiles at the probabilities `p`, against those of a normal distribution
-    fits       by name: normal, laplace, student_t; `best` is the one of the largest likelihood
+    qq         `values` are the quantiles at the probabilities `p`, `normal` those of the standard
+               normal distribution
+    fits       by name: normal, laplace, student_t; `best` is the likeliest by the Bayesian
+               information criterion, which counts one parameter more against it
     """
 
     layer_type: str
@@ -197,6 +202,7 @@ class Comparison(TypedDict):
 
     kind      quant_types or formats
     scatter   a grid of counts: `counts[i][j]` is reference bin i, actual bin j, over `low` … `high`
+              for both; `outside` are the pairs that are not in it
     unpaired  tensors of either side without a counterpart
     """
 
@@ -254,8 +260,9 @@ class Ranks(TypedDict):
 
 
 class Map(TypedDict):
-    """A tensor as a picture: the largest magnitude of each cell, rows by columns; `kind` is
-    tokens (rows × channels) or attention (queries × keys, mean over heads)."""
+    """A tensor as a picture: the largest magnitude of each cell, of which there are at most 96 by
+    96; `kind` is tokens (rows × channels) or attention (queries × keys, mean over heads); `rows`
+    and `columns` are those of the tensor."""
 
     title: str
     kind: str

@@ -20,7 +20,7 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path, *, dpi: float = 150) -> None:
     """Write to a neighbor first, so that a full disk or a wrong ending leaves nothing behind."""
     from matplotlib.backend_bases import FigureCanvasBase
 
@@ -34,4 +34,4 @@ def save(figure: Figure, path: Path) -> None:
     if not path.parent.is_dir():
         raise QgateError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}.")
     with replacing(path) as neighbor:
-        figure.savefig(neighbor, format=ending, dpi=150)
+        figure.savefig(neighbor, format=ending, dpi=dpi)

@@ -1,0 +1,118 @@
+"""Draw what a dump of tensors shows: overflow, distributions, formats, gradients, ranks.
+
+  qgate draw DIR --output-dir draw
+  qgate draw RUN_A RUN_B --compare hifp8,mxfp8 --jobs 2
+  qgate draw DIR --format fp8_e4m3,mxfp4 --layer 3 --name 'grad_*'
+
+DIR is what `qgate.collect` wrote, or a folder of the known collector as it is. Open index.html in
+the output folder; tensor_stats.txt and statistics/*.csv have the numbers, analysis.json all of it.
+Exit status: 0, also where tensors are bad; `pytest suites --dump DIR` is the gate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qgate.cli._dump_selection import add_selection, wanted_of
+from qgate.errors import QgateError
+
+if TYPE_CHECKING:
+    from qgate.pipeline.dump_analyses import Asked
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("folders", type=Path, nargs="+", metavar="DIR")
+    add("--output-dir", type=Path, default=Path("draw"), metavar="OUT", help="(default: draw)")
+    add_analysis(parser)
+    add("--no-plots", action="store_true", help="texts, tables and data only")
+    add_selection(parser)
+
+
+def add_analysis(parser: argparse.ArgumentParser) -> None:
+    """The options of an analysis, for every command that makes one."""
+    add = parser.add_argument
+    add("--format", action="append", metavar="F", help="formats whose losses are measured: F,F")
+    add("--compare", metavar="A,B", help="two quant types of the dump, or two formats")
+    add("--rows", type=_whole, default=2**16, metavar="N", help="elements of each tensor that "
+        "block formats are measured on (default 65536)")  # fmt: skip
+    add("--seed", type=int, default=0, metavar="N", help="chooses them (default 0)")
+    add("--jobs", type=_whole, default=1, metavar="N", help="processes (default 1)")
+
+
+def _whole(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return number
+
+
+def asked_of(
+    args: argparse.Namespace, most: int | None = None, tensors: int | None = None
+) -> Asked:
+    """The options as an analysis takes them."""
+    from qgate.pipeline.dump_analyses import Asked
+
+    told: dict[str, Any] = {}
+    if args.format:
+        told["formats"] = tuple(name for given in args.format for name in given.split(",") if name)
+    if args.compare is not None:
+        names = tuple(part.strip() for part in args.compare.split(","))
+        if len(names) != 2 or not all(names):
+            raise QgateError(f"--compare {args.compare!r}: give two names, as in hifp8,mxfp8.")
+        told["compare"] = names
+    return Asked(
+        rows=args.rows,
+        seed=args.seed,
+        jobs=args.jobs,
+        most=most,
+        tensors=tensors,
+        wanted=wanted_of(args),
+        **told,
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from qgate.pipeline.dump_analyses import analyze_dump
+    from qgate.report.dump_drawing import check_folder, draw_analysis
+    from qgate.report.dump_text import findings
+
+    asked = asked_of(args)
+    check_folder(args.output_dir)
+    with progress("tensors") as step:
+        analysis = analyze_dump(*args.folders, asked=asked, step=step)
+    with progress("pictures") as step:
+        written = draw_analysis(
+            analysis, args.output_dir, jobs=args.jobs, plots=not args.no_plots, progress=step
+        )
+    for line in findings(analysis):
+        print(line)
+    pictures = sum(path.suffix == ".png" for path in written)
+    print(f"{len(analysis['tensors'])} tensors, {pictures} pictures: "
+          f"{args.output_dir / 'index.html'}")  # fmt: skip
+    return 0
+
+
+@contextlib.contextmanager
+def progress(unit: str) -> Iterator[Any]:
+    """A bar on a terminal; elsewhere a line now and then would be noise in a log."""
+    if not sys.stderr.isatty():
+        yield lambda _done, _total: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(unit=f" {unit}", file=sys.stderr, leave=False) as bar:
+
+        def step(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield step
