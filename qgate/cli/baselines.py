@@ -116,12 +116,16 @@ def _described(store: Store) -> str:
         rows.append([mode, len(accepted.values), accepted.device, bytes_, stale and "stale"])
     lines = [
         f"{of.model}  ({store.folder})",
-        f"  weights {of.weights[:12]}, inputs {of.inputs[:12]}: {of.samples} samples of "
+        "  numbers of a dump"
+        if of.is_collected
+        else f"  weights {of.weights[:12]}, inputs {of.inputs[:12]}: {of.samples} samples of "
         f"{of.seqlen} tokens, seed {of.seed}",
         f"  recorded on {of.device} with torch {of.torch}, commit {(of.commit or 'unknown')[:12]}; "
         f"file of {written:%Y-%m-%d %H:%M}",
-        f"  references: {', '.join(sorted(manifest.references))}; {tensors} tensors, {_size(size)}",
     ]
+    if manifest.references:
+        bases = ", ".join(sorted(manifest.references))
+        lines.append(f"  references: {bases}; {tensors} tensors, {_size(size)}")
     heads = ["mode", "entries", "device", "size", ""]
     table = tabulate(rows, headers=heads, disable_numparse=True) if rows else "no accepted errors"
     return "\n".join([*lines, "", *(f"  {line}" for line in table.splitlines())])
@@ -286,6 +290,8 @@ def _accepted(store: Store, candidates: list[Candidate], dry: bool) -> tuple[int
     from qgate.baselines import update_of
 
     recorded = store.origin()
+    if recorded is None and candidates[0].origin.is_collected:
+        recorded = candidates[0].origin
     if recorded is None:
         why = f"there is no baseline in {str(store.folder)!r} to accept errors against: {_RECORD}"
         return 0, [f"{each.source} (mode {each.mode}): {why}" for each in candidates]

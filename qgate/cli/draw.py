@@ -4,8 +4,9 @@
   qgate draw RUN_A RUN_B --compare hifp8,mxfp8 --jobs 2
   qgate draw DIR --format fp8_e4m3,mxfp4 --layer 3 --name 'grad_*'
 
-DIR is what `qgate.collect` wrote, or a folder of the known collector as it is. Open index.html in
-the output folder; tensor_stats.txt and statistics/*.csv have the numbers, analysis.json all of it.
+DIR is what `qgate.collect` wrote, or a folder of the known collector as it is; several are drawn as
+one. Open index.html in the output folder; tensor_stats.txt and statistics/*.csv have the numbers,
+analysis.json all of it: `qgate draw draw/analysis.json` draws it again, without the dump.
 Exit status: 0, also where tensors are bad; `pytest suites --dump DIR` is the gate.
 """
 
@@ -23,6 +24,7 @@ from qgate.errors import QgateError
 
 if TYPE_CHECKING:
     from qgate.pipeline.dump_analyses import Asked
+    from qgate.results.portraits import DumpAnalysis
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,9 +57,7 @@ def _whole(text: str) -> int:
     return number
 
 
-def asked_of(
-    args: argparse.Namespace, most: int | None = None, tensors: int | None = None
-) -> Asked:
+def asked_of(args: argparse.Namespace, most: int | None, tensors: int | None) -> Asked:
     """The options as an analysis takes them."""
     from qgate.pipeline.dump_analyses import Asked
 
@@ -81,14 +81,11 @@ def asked_of(
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.pipeline.dump_analyses import analyze_dump
     from qgate.report.dump_drawing import check_folder, draw_analysis
     from qgate.report.dump_text import findings
 
-    asked = asked_of(args)
     check_folder(args.output_dir)
-    with progress("tensors") as step:
-        analysis = analyze_dump(*args.folders, asked=asked, step=step)
+    analysis = analysis_of(args)
     with progress("pictures") as step:
         written = draw_analysis(
             analysis, args.output_dir, jobs=args.jobs, plots=not args.no_plots, progress=step
@@ -99,6 +96,22 @@ def run(args: argparse.Namespace) -> int:
     print(f"{len(analysis['tensors'])} tensors, {pictures} pictures: "
           f"{args.output_dir / 'index.html'}")  # fmt: skip
     return 0
+
+
+def analysis_of(
+    args: argparse.Namespace, most: int | None = None, tensors: int | None = None
+) -> DumpAnalysis:
+    """Of the dumps that were named, or of a record that was kept."""
+    first = args.folders[0]
+    if len(args.folders) == 1 and first.suffix == ".json" and first.is_file():
+        from qgate.report.dump_drawing import read_analysis
+
+        return read_analysis(first)
+    from qgate.pipeline.dump_analyses import analyze_dump
+
+    asked = asked_of(args, most, tensors)
+    with progress("tensors") as step:
+        return analyze_dump(*args.folders, asked=asked, step=step)
 
 
 @contextlib.contextmanager

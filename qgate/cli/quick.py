@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from qgate.cli._dump_selection import add_selection
-from qgate.cli.draw import add_analysis, asked_of, progress
+from qgate.cli.draw import add_analysis, analysis_of
 from qgate.errors import QgateError
 
 _MOST, _TENSORS = 2**14, 500
@@ -30,15 +30,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.pipeline.dump_analyses import analyze_dump
     from qgate.report.dump_text import findings
     from qgate.report.plots.dump_quick import draw_quick
 
-    asked = asked_of(args, most=_MOST, tensors=_TENSORS)
     if args.output.is_dir():
         raise QgateError(f"--output {str(args.output)!r} is a folder; name a file.")
-    with progress("tensors") as step:
-        analysis = analyze_dump(*args.folders, asked=asked, step=step)
+    analysis = analysis_of(args, _MOST, _TENSORS)
     draw_quick(args.output, analysis)
     for line in findings(analysis):
         print(line)
