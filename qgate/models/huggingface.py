@@ -9,10 +9,11 @@ import contextlib
 import functools
 import importlib
 import inspect
+import json
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,66 @@ def language_part(network: nn.Module) -> str:
     return rf"^({'|'.join(map(re.escape, top))})(\.|$)" if top else ""
 
 
-def tokenizer(folder: Path) -> Callable[[str], Tensor]:
-    """What turns text into one row of token ids, without any put around it."""
+class FolderTokenizer:
+    """A tokenizer of a folder; called, it turns text into ids without any put around them."""
+
+    def __init__(self, made: Any, folder: Path) -> None:
+        self._made = made
+        self._no_bos = _refuses_bos(folder)
+
+    def __call__(self, text: str) -> Tensor:
+        return self.encode(text)
+
+    @property
+    def bos(self) -> int | None:
+        """The id that begins a text; the [CLS] of encoders counts as such."""
+        first = self._made.bos_token_id
+        first = self._made.cls_token_id if first is None else first
+        return None if first is None else int(first)
+
+    def encode(self, text: str, *, special: bool = False) -> Tensor:
+        """One row of ids; with `special` those around it that the model expects.
+
+        A BOS is there once, whether the tokenizer, the text or nobody else puts one, unless the
+        files of the tokenizer say that there is none (add_bos_token).
+        """
+        with _quietly("a tokenizer"):
+            ids = self._made(text, add_special_tokens=special, verbose=False)["input_ids"]
+        if special and self.bos is not None:
+            own = next((k for k, token in enumerate(ids) if token != self.bos), len(ids))
+            if own or (self._made.bos_token_id is not None and not self._no_bos):
+                ids = [self.bos, *ids[own:]]
+        return torch.tensor(ids, dtype=torch.int64)
+
+    def decode(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token; the name in the vocabulary where it is a part of a character."""
+        with _quietly("a tokenizer"):
+            names = self._made.convert_ids_to_tokens([int(k) for k in ids])
+            texts = [self._made.decode([int(k)]) for k in ids]
+        return [
+            _token_text(str(k if name is None else name), text)
+            for k, name, text in zip(ids, names, texts, strict=True)
+        ]
+
+
+def _refuses_bos(folder: Path) -> bool:
+    """Whether the files say so; transformers forgets it where there is a tokenizer.json."""
+    try:
+        read = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(read, dict) and read.get("add_bos_token") is False
+
+
+def _token_text(name: str, text: str) -> str:
+    if not text or "\N{REPLACEMENT CHARACTER}" in text:
+        return name
+    lost = name.startswith("\N{LOWER ONE EIGHTH BLOCK}") and not text.startswith(" ")
+    return f" {text}" if lost else text
+
+
+def tokenizer(folder: Path) -> FolderTokenizer:
+    """What turns text into token ids, and ids into text."""
     ways_out = (
         f"Copy {_TOKENIZERS[0]} and tokenizer_config.json of the model into the folder, or give "
         "token ids in place of text (--tokens FILE.npy)."
@@ -109,12 +168,7 @@ def tokenizer(folder: Path) -> Callable[[str], Tensor]:
     if made.vocab_files_names and not any((folder / file).is_file() for file in files):
         raise QgateError(f"{str(folder)!r} has no tokenizer files. {ways_out}")
 
-    def encode(text: str) -> Tensor:
-        with _quietly("a tokenizer"):
-            ids = made(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return torch.tensor(ids, dtype=torch.int64)
-
-    return encode
+    return FolderTokenizer(made, folder)
 
 
 @contextlib.contextmanager

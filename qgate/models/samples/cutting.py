@@ -1,0 +1,213 @@
+"""Samples cut from rows of text, from one long text, and from rows of token ids.
+
+What is drawn comes from a generator of its own, and every row is looked at once at most.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from qgate.errors import QgateError
+from qgate.models.samples.request import DataRequest
+from qgate.models.samples.text_files import Rows
+from qgate.models.samples.tokenizing import Tokenizer
+from qgate.models.text import windows
+
+# Rows that are tokenized in search of long ones, per sample; then shorter ones must do.
+_TRIES = 200
+
+
+@dataclass
+class Cut:
+    """Rows of ids, each (1, tokens), with what a reader should know of them."""
+
+    ids: list[Tensor]
+    notes: list[str] = field(default_factory=list)
+
+
+def beginnings(rows: Rows, tokenizer: Tokenizer, request: DataRequest, name: str) -> Cut:
+    """The beginning of randomly drawn rows, as a model reads a text: after the BOS.
+
+    Short rows stay short. Rows without text are passed over.
+    """
+    made: dict[int, Tensor] = {}
+    empty = 0
+    for at in _drawn(len(rows), request):
+        text = rows[at]
+        ids = None if text is None or not text.strip() else _first_ids(tokenizer, text, request, at)
+        if ids is None or not len(ids):
+            empty += 1
+            continue
+        made[at] = ids
+        if len(made) == request.num_samples:
+            break
+    if not made:
+        raise QgateError(f"{name}: none of its {len(rows)} rows has any text.")
+    cut = Cut([made[at].unsqueeze(0) for at in sorted(made)])
+    if empty:
+        cut.notes.append(f"{empty} of {empty + len(made)} rows read were empty and left out.")
+    _tell_of_few(cut, request, f"{name} has no more rows with text")
+    short = sum(ids.shape[-1] < request.length for ids in cut.ids)
+    if short:
+        cut.notes.append(
+            f"{short} of {len(cut.ids)} samples are shorter than {request.length} tokens; nothing "
+            "was put in the place of what they lack."
+        )
+    _tell_of_bos(cut, tokenizer)
+    return cut
+
+
+def long_rows(rows: Rows, tokenizer: Tokenizer, request: DataRequest, name: str) -> Cut:
+    """A random window of each of the first long rows, in an order drawn by the seed.
+
+    Where too few rows are long enough, shorter ones are read whole.
+    """
+    draw = random.Random(request.seed)
+    order = list(range(len(rows)))
+    draw.shuffle(order)
+    found: list[Tensor] = []
+    spare: list[Tensor] = []
+    tokenized = passed = 0
+    for at in order:
+        if len(found) == request.num_samples or tokenized >= _TRIES * request.num_samples:
+            break
+        passed += 1
+        text = rows[at]
+        if text is None or not text.strip():
+            continue
+        # No token is shorter than a byte, so a text of fewer bytes is short without counting.
+        short = len(text) * 4 < request.length
+        if short and len(spare) >= request.num_samples:
+            continue
+        ids = _encoded(tokenizer, text, at)
+        tokenized += 1
+        if len(ids) >= request.length:
+            start = draw.randrange(len(ids) - request.length + 1)
+            found.append(ids[start : start + request.length].clone())
+        elif len(ids) and len(spare) < request.num_samples:
+            spare.append(ids)
+    fill = spare[: request.num_samples - len(found)]
+    if not found and not fill:
+        raise QgateError(f"{name}: none of its {len(rows)} rows has any text.")
+    cut = Cut([ids.unsqueeze(0) for ids in [*found, *fill]])
+    if fill:
+        cut.notes.append(
+            f"only {len(found)} of {passed} rows read have {request.length} tokens; the other "
+            f"{len(fill)} samples are shorter rows, read whole."
+        )
+    _tell_of_few(cut, request, f"{name} has no more rows with text")
+    cut.notes.append(_WINDOWS)
+    return cut
+
+
+_WINDOWS = "samples are windows from inside a text, without any BOS or other special token."
+
+
+def one_text(text: str, tokenizer: Tokenizer, request: DataRequest, name: str) -> Cut:
+    """Windows of one text that do not overlap, drawn by the seed."""
+    cut = _windows_of(_encoded(tokenizer, text, 0), request, name)
+    cut.notes.append(_WINDOWS)
+    return cut
+
+
+def token_rows(rows: Sequence[Tensor], request: DataRequest, name: str) -> Cut:
+    """One long row cut in windows, or randomly drawn rows."""
+    if len(rows) == 1 and len(rows[0]) > request.length:
+        cut = _windows_of(rows[0], request, name)
+    else:
+        full = [row for row in rows if len(row)]
+        places = sorted(_drawn(len(full), request)[: request.num_samples])
+        cut = Cut([full[at][: request.length].unsqueeze(0) for at in places])
+        if len(full) < len(rows):
+            cut.notes.append(f"{len(rows) - len(full)} of {len(rows)} rows are empty and left out.")
+        _tell_of_few(cut, request, f"{name} has no more rows")
+        short = sum(row.shape[-1] < request.length for row in cut.ids)
+        if short:
+            cut.notes.append(
+                f"{short} of {len(cut.ids)} samples are shorter than {request.length} tokens."
+            )
+    cut.notes.append("token ids are used as they are in the file, special tokens included.")
+    return cut
+
+
+def _windows_of(ids: Tensor, request: DataRequest, name: str) -> Cut:
+    room = len(ids) // request.length
+    if not room:
+        raise QgateError(
+            f"{name} has {len(ids)} tokens, fewer than the {request.length} of one sample. Ask for "
+            f"--data.seq_len {max(len(ids), 1)} at most, or give a longer text."
+        )
+    count = min(room, request.num_samples)
+    cut = Cut([each.clone() for each in windows(ids, count, request.length, request.seed)])
+    _tell_of_few(
+        cut, request, f"{name} has {len(ids)} tokens, {room} windows of {request.length} tokens"
+    )
+    return cut
+
+
+def _drawn(count: int, request: DataRequest) -> list[int]:
+    """All rows in file order where no more are there than asked, else in an order drawn."""
+    order = list(range(count))
+    if count > request.num_samples:
+        random.Random(request.seed).shuffle(order)
+    return order
+
+
+def _first_ids(tokenizer: Tokenizer, text: str, request: DataRequest, at: int) -> Tensor:
+    """The first ids of a text, without reading all of a very long one.
+
+    A margin keeps what is cut off from changing how the last of them are merged.
+    """
+    for size in _growing(64 * request.length + 4096, len(text)):
+        ids = _encoded(tokenizer, text[:size], at, special=True)
+        if size >= len(text) or len(ids) > request.length + 256:
+            return ids[: request.length].clone()
+    raise AssertionError
+
+
+def _growing(size: int, whole: int) -> Iterator[int]:
+    while size < whole:
+        yield size
+        size *= 4
+    yield whole
+
+
+def _encoded(tokenizer: Tokenizer, text: str, at: int, *, special: bool = False) -> Tensor:
+    try:
+        return tokenizer.encode(text, special=special)
+    except UnicodeEncodeError as error:
+        raise QgateError(
+            f"row {at} of the text has half a character at position {error.start} (a lone "
+            f"surrogate, {text[error.start]!a}), which is no text; repair the row."
+        ) from None
+
+
+def _tell_of_few(cut: Cut, request: DataRequest, why: str) -> None:
+    if len(cut.ids) < request.num_samples:
+        cut.notes.append(
+            f"{len(cut.ids)} samples are used, fewer than the {request.num_samples} asked for: "
+            f"{why}."
+        )
+
+
+def _tell_of_bos(cut: Cut, tokenizer: Tokenizer) -> None:
+    if tokenizer.bos is None:
+        cut.notes.append("samples are the beginnings of rows; the tokenizer has no BOS.")
+        return
+    counts = torch.tensor([int((ids == tokenizer.bos).sum()) for ids in cut.ids])
+    leading = sum(int(ids[0, 0]) == tokenizer.bos for ids in cut.ids)
+    name = repr(tokenizer.decode([tokenizer.bos])[0])
+    if not leading:
+        cut.notes.append(
+            f"samples are the beginnings of rows, without the BOS {name}: the tokenizer puts none."
+        )
+        return
+    cut.notes.append(f"each sample is the beginning of a row after one BOS, {name}.")
+    more = int((counts > 1).sum())
+    if more:
+        cut.notes.append(f"{more} of {len(cut.ids)} samples have {name} in their text as well.")

@@ -1,0 +1,159 @@
+"""Data sets that the datasets library loads; the only file that imports it, and quietly.
+
+Only formats that are data are loaded: no script of a data set runs, nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qgate.errors import QgateError, unknown
+from qgate.models.samples.text_files import no_column
+
+# Tried in this order where no split was asked for: text a model is less likely to have seen first.
+SPLITS = ("validation", "val", "test", "train")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A data set with a short name: where it is, and which part of it is read."""
+
+    hub: str
+    split: str
+    subset: str | None = None
+    files: str | None = None
+    revision: str | None = None
+    joined: bool = False  # rows are pieces of one text
+
+
+KNOWN = {
+    "pile": Known("mit-han-lab/pile-val-backup", "validation"),
+    "wikitext2": Known("Salesforce/wikitext", "train", "wikitext-2-raw-v1", joined=True),
+    "c4": Known("allenai/c4", "train", files="en/c4-train.00000-of-01024.json.gz"),
+    # Its own form is a script; this is what the hub made of it.
+    "redpajama": Known(
+        "togethercomputer/RedPajama-Data-1T-Sample", "train", revision="refs/convert/parquet"
+    ),
+}
+
+
+class Column(Sequence[str | None]):
+    """The texts of a loaded data set, read from its files one by one."""
+
+    def __init__(self, table: Any, column: str, name: str) -> None:
+        if column not in table.column_names:
+            raise no_column(name, column, table.column_names)
+        self._table = table.select_columns([column])
+        self._column, self._name = column, name
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, at: Any) -> Any:
+        value = self._table[int(at)][self._column]
+        if value is not None and not isinstance(value, str):
+            raise QgateError(
+                f"{self._name!r} has no text in {self._column!r} of row {at}, but "
+                f"{type(value).__name__} {str(value)[:40]!r}."
+            )
+        return value
+
+
+def from_hub(
+    name: str,
+    column: str,
+    *,
+    subset: str | None = None,
+    split: str | None = None,
+    known: Known | None = None,
+) -> tuple[Column, str]:
+    """The texts of a data set of the hub, or of its copy in the cache, and which part it was."""
+    more: dict[str, Any] = {}
+    if known is not None:
+        more = {"revision": known.revision}
+        more |= {"data_files": {known.split: known.files}} if known.files else {}
+    with _quietly(f"data set {name!r}") as datasets:
+        try:
+            if split is None:
+                there = list(datasets.get_dataset_split_names(name, subset, **more))
+                split = next((each for each in SPLITS if each in there), there[0])
+            table = datasets.load_dataset(name, subset, split=split, **more)
+        except Exception as error:
+            raise _not_loaded(name, error) from None
+        where = " ".join(filter(None, [name, subset, split]))
+        return Column(table, column, name), where
+
+
+def from_disk(
+    folder: Path, column: str, split: str | None, usual: Sequence[str] = SPLITS
+) -> tuple[Column, str]:
+    """The texts of a folder that the library itself has saved."""
+    name = str(folder)
+    with _quietly(f"{name!r}") as datasets:
+        try:
+            loaded = datasets.load_from_disk(name)
+        except Exception as error:
+            raise QgateError(
+                f"{name!r} cannot be read as a data set saved to disk: {_said(error)}."
+            ) from None
+        if isinstance(loaded, dict):
+            there = list(loaded)
+            chosen = split or next((each for each in usual if each in there), there[0])
+            if chosen not in loaded:
+                raise unknown(f"data.split of {name!r}", chosen, there)
+            loaded, split = loaded[chosen], chosen
+        elif split is not None and str(loaded.split or split) != split:
+            raise unknown(f"data.split of {name!r}", split, [str(loaded.split)])
+        return Column(loaded, column, name), " ".join(filter(None, [name, split]))
+
+
+def _not_loaded(name: str, error: Exception) -> QgateError:
+    text = _said(error)
+    if "onfig name is missing" in text or "BuilderConfig" in text:
+        way_out = "Name one with --data.subset"
+    elif "nknown split" in text or "Bad split" in text:
+        way_out = "Name one that is there with --data.split"
+    elif "scripts are no longer supported" in text:
+        way_out = "It would have to run its own code, which is refused; give a local copy of its "
+        way_out += "files: --data.path FILE or FOLDER"
+    else:
+        way_out = "Without a network, give a local copy: --data.path FILE or FOLDER"
+    return QgateError(f"the data set {name!r} cannot be loaded ({text}). {way_out}.")
+
+
+def _said(error: Exception) -> str:
+    text = " ".join(str(error).split()).rstrip(".")
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
+@contextlib.contextmanager
+def _quietly(what: str) -> Iterator[Any]:
+    """The library without warnings and progress bars."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                datasets = importlib.import_module("datasets")
+            except ImportError as error:
+                raise QgateError(
+                    f"{what} needs the datasets library ({error}): pip install "
+                    "'pytest-qgate[data]', or give a local copy of the text: --data.path FILE."
+                ) from None
+            bars = datasets.utils.is_progress_bar_enabled()
+            datasets.utils.disable_progress_bars()
+            try:
+                yield datasets
+            finally:
+                if bars:
+                    datasets.utils.enable_progress_bars()
+    finally:
+        logging.disable(disabled)

@@ -1,0 +1,300 @@
+"""Rows of text from files: plain, JSON, JSON lines, CSV and Parquet, compressed or not."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import importlib
+import io
+import json
+import lzma
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from qgate.errors import QgateError
+
+# A row is a text, or None where the file has no value.
+Rows = Sequence[str | None]
+
+ENDINGS = {
+    ".txt": "text",
+    ".text": "text",
+    ".raw": "text",
+    ".json": "json",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+}
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+_NEEDS_DATA = "pip install 'pytest-qgate[data]'"
+
+
+def format_of(path: Path, given: str | None = None) -> str:
+    """The format that was given, or the one that the ending says."""
+    if given is not None:
+        return given
+    ending = _ending(path)
+    if ending not in ENDINGS:
+        raise QgateError(
+            f"the ending of {str(path)!r} does not say what is in it; {', '.join(ENDINGS)} do. Say "
+            "it with --data.custom.format text, document, json, jsonl, csv or parquet."
+        )
+    return ENDINGS[ending]
+
+
+def is_known(path: Path) -> bool:
+    """Whether the ending says what is in a file."""
+    return _ending(path) in ENDINGS
+
+
+def read_rows(path: Path, format: str, column: str) -> Rows:
+    """The rows of a file; `document` is one row with the whole text."""
+    if format == "parquet":
+        return _parquet(path, column)
+    content = read_text(path)
+    if not content.strip():
+        raise QgateError(f"{str(path)!r} is empty: there is no text in it.")
+    if format == "document":
+        return [content]
+    if format == "text":
+        return content.split("\n")[: -1 if content.endswith("\n") else None]
+    if format == "csv":
+        return _csv(path, content, column)
+    return _json(path, content, column, lines=format == "jsonl")
+
+
+def read_text(path: Path) -> str:
+    """A text file in UTF-8, with or without a byte order mark; its lines end with a newline."""
+    data = _bytes(path)
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise QgateError(f"{str(path)!r} is text in UTF-16; save it in UTF-8.")
+    try:
+        content = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise QgateError(
+            f"{str(path)!r} is not text in UTF-8: byte 0x{data[error.start]:02x} at position "
+            f"{error.start}, in line {line}. Save it in UTF-8; it may be in latin-1 now."
+        ) from None
+    zero = content.find("\0")
+    if zero >= 0:
+        raise QgateError(
+            f"{str(path)!r} is not text: it has a zero at position {zero}, in line "
+            f"{content.count(chr(10), 0, zero) + 1}."
+        )
+    return content.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _ending(path: Path) -> str:
+    inner = path.with_suffix("") if path.suffix.lower() in _COMPRESSED else path
+    return inner.suffix.lower()
+
+
+def _bytes(path: Path) -> bytes:
+    check_file(path)
+    unpack: dict[str, Callable[[bytes], bytes]] = {
+        ".gz": gzip.decompress,
+        ".bz2": bz2.decompress,
+        ".xz": lzma.decompress,
+        ".zst": _unpack_zst,
+    }
+    kind = path.suffix.lower()
+    try:
+        data = path.read_bytes()
+        return unpack[kind](data) if kind in unpack and data else data
+    except (zlib.error, lzma.LZMAError, EOFError, ValueError) as error:
+        raise QgateError(f"{str(path)!r} is damaged or no {kind} file: {error}.") from None
+    except OSError as error:
+        raise QgateError(
+            f"{str(path)!r} cannot be read: {error.strerror or str(error).rstrip('.')}."
+        ) from None
+
+
+def check_file(path: Path) -> None:
+    """Refuse what is no file, with the way out."""
+    try:
+        found = "folder" if path.is_dir() else "file" if path.exists() else ""
+    except OSError as error:
+        raise QgateError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
+    if not found:
+        raise QgateError(f"there is no file {str(path)!r}.")
+    if found == "folder":
+        raise QgateError(
+            f"{str(path)!r} is a folder; name one of its files, or give the folder as a data set: "
+            f"--data.source 'hf:{path}'."
+        )
+
+
+def _unpack_zst(data: bytes) -> bytes:
+    arrow = _pyarrow("pyarrow", "a .zst file")
+    with arrow.CompressedInputStream(arrow.BufferReader(data), "zstd") as stream:
+        unpacked: bytes = stream.read()
+    return unpacked
+
+
+def _pyarrow(module: str, what: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise QgateError(f"{what} needs pyarrow ({error}): {_NEEDS_DATA}.") from None
+
+
+# JSON ---------------------------------------------------------------------------------------------
+
+
+def _json(path: Path, content: str, column: str, lines: bool) -> Rows:
+    """An array, an object of columns, or lines; which one it is shows in the file itself."""
+    start = content.lstrip()[:1]
+    if start == "[" or not lines:
+        try:
+            whole = json.loads(content)
+        except json.JSONDecodeError as error:
+            # Lines often go under the name of .json; a first line that can be read alone is a sign.
+            if start == "[" or error.msg != "Extra data":
+                raise QgateError(
+                    f"{str(path)!r} is broken JSON: {error.msg} in line {error.lineno}, column "
+                    f"{error.colno}."
+                ) from None
+        except (ValueError, RecursionError) as error:
+            raise QgateError(f"{str(path)!r} cannot be read as JSON: {error}.") from None
+        else:
+            return _whole_json(path, whole, column)
+    return list(_json_lines(path, content, column))
+
+
+def _whole_json(path: Path, whole: Any, column: str) -> Rows:
+    if isinstance(whole, dict):
+        cell = _cell(path, whole, column, "its object")
+        rows = cell if isinstance(cell, list) else [cell]
+    elif isinstance(whole, list):
+        rows = [
+            _cell(path, row, column, f"item {k}") if isinstance(row, dict) else row
+            for k, row in enumerate(whole, 1)
+        ]
+    else:
+        rows = [whole]
+    if not rows:
+        raise QgateError(f"{str(path)!r} has 0 rows: its JSON array is empty.")
+    return [_text(path, row, column, f"item {k}") for k, row in enumerate(rows, 1)]
+
+
+def _json_lines(path: Path, content: str, column: str) -> Iterator[str | None]:
+    for number, line in enumerate(content.split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"line {number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise QgateError(
+                f"{str(path)!r} has broken JSON in {where}: {error.msg} at column {error.colno}."
+            ) from None
+        except (ValueError, RecursionError) as error:
+            raise QgateError(f"{str(path)!r} has unreadable JSON in {where}: {error}.") from None
+        cell = _cell(path, row, column, where) if isinstance(row, dict) else row
+        yield _text(path, cell, column, where)
+
+
+def _cell(path: Path, row: dict[str, Any], column: str, where: str) -> Any:
+    if column not in row:
+        raise no_column(path, column, list(row), where)
+    return row[column]
+
+
+def _text(path: Path, value: Any, column: str, where: str) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise QgateError(
+        f"{str(path)!r} has no text in {column!r} of {where}, but "
+        f"{type(value).__name__} {str(value)[:40]!r}."
+    )
+
+
+def no_column(path: object, column: str, there: Sequence[str], where: str = "") -> QgateError:
+    """The error for a column that is not there; it lists those that are."""
+    listed = ", ".join(there[:20]) + (" …" if len(there) > 20 else "")
+    return QgateError(
+        f"{str(path)!r} has no column {column!r}{f' in {where}' if where else ''}; it has "
+        f"{listed or 'none'}. Name the one with the text: --data.custom.text_column NAME."
+    )
+
+
+# Tables -------------------------------------------------------------------------------------------
+
+
+def _csv(path: Path, content: str, column: str) -> Rows:
+    """Every row must have as many fields as the header: a comma without quotes must show."""
+    split = "\t" if _ending(path) == ".tsv" else ","
+    # The limit on the length of a field is one for the whole process.
+    limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    rows: list[str | None] = []
+    reader = csv.reader(io.StringIO(content, newline=""), delimiter=split, strict=True)
+    try:
+        header = next((row for row in reader if row), [])
+        if column not in header:
+            raise no_column(path, column, header, "its header")
+        place = header.index(column)
+        for row in reader:
+            if row and len(row) != len(header):
+                raise QgateError(
+                    f"{str(path)!r} has {len(row)} fields in the row that ends in line "
+                    f"{reader.line_num}, but {len(header)} in its header; put quotes around a text "
+                    "that has a comma."
+                )
+            if row:
+                rows.append(row[place])
+    except csv.Error as error:
+        raise QgateError(
+            f"{str(path)!r} is broken CSV in line {reader.line_num}: {error}."
+        ) from None
+    finally:
+        csv.field_size_limit(limit)
+    if not rows:
+        raise QgateError(f"{str(path)!r} has 0 rows under its header.")
+    return rows
+
+
+class _Column(Sequence[str | None]):
+    """A column of a table that stays as compact as it was read."""
+
+    def __init__(self, cells: Any) -> None:
+        self._cells = cells
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._cells[at].as_py()
+
+
+def _parquet(path: Path, column: str) -> Rows:
+    check_file(path)
+    parquet = _pyarrow("pyarrow.parquet", f"{str(path)!r}")
+    try:
+        if path.stat().st_size == 0:
+            raise QgateError(f"{str(path)!r} is empty: there is no text in it.")
+        with path.open("rb") as file:
+            table = parquet.ParquetFile(file)
+            names = list(table.schema_arrow.names)
+            if column not in names:
+                raise no_column(path, column, names)
+            kind = str(table.schema_arrow.field(column).type)
+            if "string" not in kind or "list" in kind or "struct" in kind:
+                raise QgateError(f"column {column!r} of {str(path)!r} is of {kind}, not text.")
+            cells = table.read(columns=[column]).column(0)
+    except QgateError:
+        raise
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise QgateError(
+            f"{str(path)!r} cannot be read; it is damaged or no Parquet file ({first[:160]})."
+        ) from None
+    if not len(cells):
+        raise QgateError(f"{str(path)!r} has 0 rows.")
+    return _Column(cells)
