@@ -118,8 +118,9 @@ def _most(
 def _overflow(analysis: DumpAnalysis) -> list[Finding]:
     most = _most(analysis, saturated)
     if most is None:
-        told = "Nothing saturates in any of the formats." if format_names(analysis) else ""
-        return [Finding("info", told)] if told else []
+        bare = [n for n, edges in analysis["formats"].items() if not edges["scaled"]]
+        told = f"Cast as they are, no values saturate in {', '.join(bare)}."
+        return [Finding("info", told)] if bare else []
     name, tensor, share = most
     of_all = share_in(analysis["tensors"], name, saturated)
     return [

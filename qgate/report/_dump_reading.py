@@ -181,9 +181,13 @@ def ratio_db(signal: float, noise: float) -> float:
 
 
 def sqnr_db(fate: Mapping[str, Any]) -> float:
-    """With the format's own scales, or with the one fitting power of two where it has none."""
-    kind = "fitted_" if "fitted_signal" in fate and "fitted_noise" in fate else ""
-    return ratio_db(figure_of(fate, f"{kind}signal"), figure_of(fate, f"{kind}noise"))
+    """With the format's own scales; where it has none, cast as it is or with the one fitting power
+    of two, whichever is better: a format that is finest around 1 loses by being filled."""
+    told = (
+        ratio_db(figure_of(fate, f"{kind}signal"), figure_of(fate, f"{kind}noise"))
+        for kind in ("", "fitted_")
+    )
+    return max((ratio for ratio in told if not math.isnan(ratio)), default=math.nan)
 
 
 def share_in(items: Iterable[Any], name: str, what: Callable[[Mapping[str, Any]], float]) -> float:

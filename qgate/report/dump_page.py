@@ -246,7 +246,8 @@ def _formats(analysis: DumpAnalysis) -> str:
     head = ["format", "worst tensor", "worst SQNR", "median SQNR", "saturated", "zeroed"]
     body = (
         _table(head, rows, 2)
-        + "<p class='about'>SQNR with the format's own scales, or with one power of two that fits. "
+        + "<p class='about'>SQNR with the format's own scales; without any, cast as it is or with "
+        "one power of two that fits, whichever is better. "
         "Saturated and zeroed: shares of all values, cast as they are where a format has no "
         "scales.</p>"
         if rows

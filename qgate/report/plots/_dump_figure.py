@@ -62,7 +62,7 @@ def sheet(width: float, height: float, title: str) -> Sheet:
 
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     figure.get_layout_engine().set(w_pad=0.07, h_pad=0.07, hspace=0.04, wspace=0.03)  # type: ignore[union-attr, call-arg]
-    lines = textwrap.wrap(one_line(title), int(width * 9.2)) or [""]
+    lines = _balanced(one_line(title), int(width * 9.2))
     figure.suptitle(
         "\n".join(plain(line, 400) for line in lines),
         x=0.012,
@@ -71,6 +71,16 @@ def sheet(width: float, height: float, title: str) -> Sheet:
         weight="bold",
     )
     return Sheet(figure, title)
+
+
+def _balanced(text: str, width: int) -> list[str]:
+    """As few lines as the width allows, all of about the same length."""
+    lines = textwrap.wrap(text, width) or [""]
+    narrower = lines
+    while len(lines) > 1 and len(narrower) == len(lines):
+        lines, width = narrower, width - 2
+        narrower = textwrap.wrap(text, max(width, 10)) if width > 10 else []
+    return lines
 
 
 def columns_for(count: int) -> int:
@@ -158,13 +168,17 @@ def log_axis(axes: Axes, which: str) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def _share_name(value: float, _place: object = None) -> str:
+    return f"{brief(100 * value)} %" if value <= 1.0001 else ""
+
+
 def share_axis(axes: Axes, which: str = "x") -> None:
     """Shares over decades, in percent."""
     from matplotlib.ticker import FuncFormatter
 
     log_axis(axes, which)
     axis = getattr(axes, f"{which}axis")
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{brief(100 * value)} %"))
+    axis.set_major_formatter(FuncFormatter(_share_name))
 
 
 def whole_numbers(axes: Axes, which: str = "x", most: int = 12) -> None:

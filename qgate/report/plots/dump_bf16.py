@@ -73,9 +73,9 @@ def _build_density(analysis: DumpAnalysis) -> Sheet | None:
     made = sheet(9.5, 2.5 * len(shown) + 1.0, title)
     drawn = panels(made, 2 * len(shown), 2)
     for row, (kind, _) in enumerate(shown):
-        group, (core_edges, core), (edges, density) = first[kind]
+        group, (core_edges, middle), (edges, density) = first[kind]
         left, right = drawn[2 * row], drawn[2 * row + 1]
-        left.stairs(core, core_edges, color=COLORS[0], alpha=0.45, fill=True)
+        left.stairs(middle, core_edges, color=COLORS[0], alpha=0.45, fill=True)
         name = f"{plain(kind_title(kind, 34), 36)}, {plain(quant_type_of(group), 14)}"
         dress(left, title=name, x="value (0.1 % to 99.9 %)", y="density")
         left.ticklabel_format(style="sci", scilimits=(-3, 4), useMathText=False)

@@ -109,8 +109,8 @@ def _build_sqnr(analysis: DumpAnalysis) -> Sheet | None:
         )  # fmt: skip
     dress(
         axes,
-        title="one dot per tensor, the worst of each layer outlined; formats without scales of "
-        "their own with one power of two that fits",
+        title="one dot per tensor, the worst of each layer outlined; formats without scales: "
+        "as they are or with one power of two, the better",
         x="layer",
         y="SQNR (dB)",
         grid="y",
@@ -148,7 +148,7 @@ def _build_crest(analysis: DumpAnalysis) -> Sheet | None:
         return None
     name = min(slopes, key=lambda n: slopes[n])
     title = (
-        f"{name} loses {-slopes[name]:.1f} dB with each doubling of largest value over rms, the most"
+        f"{name} loses {-slopes[name]:.1f} dB with each doubling of the largest value over rms"
         if slopes[name] < -0.05
         else "No format loses more where the largest value is further above the rms"
     )

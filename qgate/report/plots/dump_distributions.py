@@ -13,6 +13,7 @@ from qgate.report._dump_reading import (
     binades_of,
     brief,
     by_kind,
+    counted,
     figure_of,
     format_names,
     kind_of,
@@ -146,9 +147,9 @@ def _build_magnitudes(analysis: DumpAnalysis) -> Sheet | None:
     if not kinds:
         return None
     widest, spread = worst(kinds, lambda kind: _spread(kinds[kind]))[0]
-    title = f"{kind_title(widest)} spans {spread:.0f} binades, the most of {len(kinds)} kinds"
-    if len(kinds) == 1:
-        title = f"{kind_title(widest)} spans {spread:.0f} binades"
+    title = f"{kind_title(widest)} spans {counted(int(spread), 'binade')}"
+    if len(kinds) > 1:
+        title += f", the most of {len(kinds)} kinds"
     chosen = list(kinds)
     if len(chosen) > _MOST_PANELS:
         chosen = [k for k, _ in worst(kinds, lambda kind: _spread(kinds[kind]), _MOST_PANELS)]

@@ -235,7 +235,7 @@ def _build_fits(analysis: DumpAnalysis) -> Sheet | None:
         kind = kind_title(kind_of(group), 30)
         dress(
             axes,
-            title=f"{plain(kind, 32)}, {plain(quant_type_of(group), 14)}",
+            title=f"{plain(kind, 32)}\n{plain(quant_type_of(group), 30)}",
             x="value (0.1 % to 99.9 %)",
             y="density",
         )

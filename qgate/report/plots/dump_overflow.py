@@ -184,7 +184,7 @@ def _build_histogram(analysis: DumpAnalysis) -> Sheet | None:
 def _labels(tensors: list[TensorPortrait]) -> list[str]:
     """Names of rows, with the quant type where one name has several."""
     names = [tensor_title(tensor, 56) for tensor in tensors]
-    if len(set(names)) == len(names):
+    if len(set(names)) == len(names) or len({quant_type_of(t) for t in tensors}) == 1:
         return names
     return [f"{tensor_title(t, 42)}, {shortened(quant_type_of(t), 12)}" for t in tensors]
 

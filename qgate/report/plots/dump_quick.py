@@ -56,7 +56,9 @@ def _build_quick(analysis: DumpAnalysis) -> Sheet | None:
     _write_findings(made.figure.add_subplot(grid[0, :]), analysis)
     groups = {
         name: mine
-        for name, mine in grouped(analysis["groups"], lambda g: g["operation"]).items()
+        for name, mine in sorted(
+            grouped(analysis["groups"], lambda g: g["operation"]).items(), reverse=True
+        )
         if any(group.get("binades") for group in mine)
     }
     losses = bool(format_rows(analysis))
@@ -189,6 +191,9 @@ def _draw_parts(
             fontsize=8,
         )
     axes.set_xlim(0, max(shares) * 1.25 or 1)
+    axes.set_xticks(
+        [tick for tick in axes.get_xticks() if 0 <= tick <= min(100, axes.get_xlim()[1])]
+    )
     rows_named(axes, [name for name, _ in told], 22)
     if len(told) < 4:
         axes.set_ylim(3.45, -0.55)
