@@ -33,15 +33,17 @@ from qgate.results.portraits import DumpAnalysis, TensorPortrait
 
 Level = Literal["fail", "warn", "info"]
 _FEW_DB, _OUTLIER, _CORRELATION = 20.0, 20.0, 0.99
-_MUCH_FLUSHED = 0.01
+_MUCH_FLUSHED, _MUCH_SATURATED = 0.01, 1e-4
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence; `fail` breaks a run, `warn` costs accuracy, `info` is good to know."""
+    """One sentence; `fail` breaks a run, `warn` costs accuracy, `info` is good to know. `cost` is
+    the share that is lost, and of findings of one level the costly ones come first."""
 
     level: Level
     text: str
+    cost: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def findings(analysis: DumpAnalysis) -> list[Finding]:
         *_pairs(analysis),
     ]
     order = {"fail": 0, "warn": 1, "info": 2}
-    return sorted(found, key=lambda finding: order[finding.level])
+    return sorted(found, key=lambda finding: (order[finding.level], -finding.cost))
 
 
 def _nonfinite(analysis: DumpAnalysis) -> list[Finding]:
@@ -123,11 +125,13 @@ def _overflow(analysis: DumpAnalysis) -> list[Finding]:
         return [Finding("info", told)] if bare else []
     name, tensor, share = most
     of_all = share_in(analysis["tensors"], name, saturated)
+    level: Level = "warn" if share > _MUCH_SATURATED else "info"
     return [
         Finding(
-            "warn",
+            level,
             f"Cast as they are, {percent(of_all)} of all values saturate in {name}; worst "
             f"{percent(share)} in {tensor_title(tensor)}.",
+            of_all,
         )
     ]
 
@@ -148,6 +152,7 @@ def _flush(analysis: DumpAnalysis) -> list[Finding]:
             level,
             f"Cast as they are, {percent(of_all)} of all {whose} become zero in {name}; worst "
             f"{percent(share)} in {tensor_title(tensor)}.",
+            of_all,
         )
     ]
 
@@ -200,7 +205,7 @@ def _loss_scales(analysis: DumpAnalysis) -> list[Finding]:
                 f"{row['format']}: no loss scale saves all gradients; at 2^{row['advised']} "
                 f"{after} become zero ({before} without)."
             )
-            found.append(Finding("warn", text))
+            found.append(Finding("warn", text, figure_of(row, "at_best")))
         elif row["least"] > 0:
             text = (
                 f"{row['format']}: a loss scale of 2^{row['advised']} (2^{row['least']} to "
@@ -270,7 +275,7 @@ def _bad(tensor: TensorPortrait, bare: list[str]) -> Bad | None:
     for level, what, verb in ((2, saturated, "saturate"), (1, flushed, "become zero")):
         shares = [(what(told[name]), name) for name in bare if name in told]
         share, name = max(shares, default=(0.0, ""))
-        if share > (0 if level == 2 else _MUCH_FLUSHED):
+        if share > (_MUCH_SATURATED if level == 2 else _MUCH_FLUSHED):
             return Bad(tensor, f"{percent(share)} {verb} in {name}", (level, share))
     ratios = [(sqnr_db(fate), name) for name, fate in told.items()]
     ratio, name = min(((r, n) for r, n in ratios if math.isfinite(r)), default=(math.nan, ""))

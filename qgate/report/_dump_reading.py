@@ -74,6 +74,10 @@ def brief(value: float) -> str:
     return f"{float(digits):g}e{int(power)}"
 
 
+FINE_DB = 80.0
+"""Beyond it nobody asks how much: pictures show it as one place."""
+
+
 def decibels(ratio_db: float) -> str:
     return "exact" if ratio_db == math.inf else f"{ratio_db:.1f} dB"
 

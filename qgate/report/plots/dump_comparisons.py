@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qgate.report._dump_reading import (
+    FINE_DB,
     brief,
     decibels,
     fates,
@@ -58,7 +59,11 @@ def losses_of(analysis: DumpAnalysis) -> dict[str, list[Loss]]:
     found: dict[str, list[Loss]] = {}
     for name in format_names(analysis):
         told = [(tensor, sqnr_db(fate)) for tensor, fate in fates(analysis["tensors"], name)]
-        told = [(tensor, value) for tensor, value in told if not math.isnan(value)]
+        told = [
+            (t, value if value <= FINE_DB else math.inf)
+            for t, value in told
+            if not math.isnan(value)
+        ]
         if told:
             found[name] = told
     return dict(sorted(found.items(), key=lambda item: min(value for _, value in item[1])))
@@ -104,8 +109,8 @@ def _build_sqnr(analysis: DumpAnalysis) -> Sheet | None:
     axes.set_ylim(low - air, high + (2.2 if exact else 1.0) * air)
     if exact:
         axes.text(
-            1.005, high + 1.3 * air, "exact", transform=axes.get_yaxis_transform(), fontsize=8.5,
-            va="center",
+            1.005, high + 1.3 * air, f"> {FINE_DB:g} dB", transform=axes.get_yaxis_transform(),
+            fontsize=8.5, va="center",
         )  # fmt: skip
     dress(
         axes,

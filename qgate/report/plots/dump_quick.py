@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from qgate.report._dump_findings import findings, format_rows, summary_line, worst_tensors
 from qgate.report._dump_reading import (
+    FINE_DB,
     decibels,
     grouped,
     quant_type_of,
@@ -142,14 +142,12 @@ def _draw_values(axes: Axes, analysis: DumpAnalysis, groups: dict) -> None:  # t
 
 
 def _draw_losses(axes: Axes, analysis: DumpAnalysis) -> None:
-    rows = [row for row in format_rows(analysis) if math.isfinite(row["worst_db"])][:10]
+    rows = [row for row in format_rows(analysis) if row["worst_db"] <= FINE_DB][:10]
     if not rows:
         axes.axis("off")
-        axes.text(0, 0.9, "all formats hold all values exactly", fontsize=9, va="top")
+        axes.text(0, 0.9, f"no format loses more than {FINE_DB:g} dB", fontsize=9, va="top")
         return
-    ends = [
-        row["median_db"] if math.isfinite(row["median_db"]) else row["worst_db"] for row in rows
-    ]
+    ends = [min(row["median_db"], FINE_DB) for row in rows]
     worst = [row["worst_db"] for row in rows]
     y = range(len(rows))
     axes.hlines(y, worst, ends, color=COLORS[4], linewidth=4)
