@@ -81,8 +81,10 @@ def read_manifest(data: bytes, file: str) -> Manifest:
     read.check_header("baseline", VERSION)
     read.only("qgate", "version", "references", *(each.name for each in fields(Origin)))
     bases = read.fields("references")
-    if not bases.names():
-        raise read.wrong("references is empty")
+    origin = read_origin(read)
+    if bool(bases.names()) == origin.is_collected:
+        empty = "is not empty, and a dump has none" if origin.is_collected else "is empty"
+        raise read.wrong(f"references {empty}")
     references = {}
     for basis in bases.names():
         entry = bases.fields(basis)
@@ -90,7 +92,7 @@ def read_manifest(data: bytes, file: str) -> Manifest:
         if not _BASIS.fullmatch(basis) or entry.text("file") != reference_file(basis):
             raise entry.wrong(f"{entry.place}.file is not the file of this basis")
         references[basis] = _tensors(entry)
-    return Manifest(read_origin(read), references)
+    return Manifest(origin, references)
 
 
 def read_origin(read: Fields) -> Origin:

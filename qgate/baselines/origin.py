@@ -9,6 +9,9 @@ from typing import NamedTuple
 from qgate.errors import QgateError
 
 DEVICES = ("cpu", "cuda")
+COLLECTED = "collected"
+"""In the place of hashes: numbers of a dump are of a run elsewhere, and no weights or samples of
+qgate's have to fit them."""
 
 
 class Key(NamedTuple):
@@ -48,6 +51,16 @@ class Origin:
             good = type(getattr(self, name)) is int and getattr(self, name) >= least
             self._check(name, good, f"a whole number from {least}")
         self._check("device", self.device in DEVICES, " or ".join(DEVICES))
+
+    @classmethod
+    def of_dump(cls, name: str, torch: str, commit: str | None) -> Origin:
+        """Of what was collected in a run, under the name that its accepted record is kept."""
+        return cls(name, COLLECTED, COLLECTED, None, 1, 1, 0, "cpu", torch, commit)
+
+    @property
+    def is_collected(self) -> bool:
+        """Whether it is of a dump, and not of a model: then there are no references."""
+        return self.weights == COLLECTED
 
     def _check(self, name: str, good: bool, wanted: str) -> None:
         if not good:

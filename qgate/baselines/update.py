@@ -155,7 +155,7 @@ def _manifest(update: Update, manifest: Manifest | None) -> Manifest | None:
     if not update.references and not any(update.values.values()):
         return manifest
     if manifest is None:
-        if not update.references:
+        if not (update.references or now.is_collected):
             raise QgateError(
                 f"there is no baseline of {now.model} to accept errors against: record its "
                 "references first, with --update-baselines."

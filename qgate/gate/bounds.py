@@ -52,20 +52,28 @@ def times_over(metric: str, value: float | None, side: Side, bound: float) -> fl
     """How many times the bound a value is, above 1 where it is worse; infinite if not finite.
 
     For what is better the higher, the distance to perfect counts: 0.98 is twice as bad as 0.99.
-    What has to be equal is 0 times over where it is, and infinitely often where it is not.
+    Of logarithms it is the factor. What has to be equal is 0 times over where it is, and infinitely
+    often where it is not.
     """
     if value is None or not (is_finite(value) and is_finite(bound)):
         return math.inf
     if side == "==":
         return 0.0 if value == bound else math.inf
+    name = metric.partition("@")[0]
+    if is_log2(name):
+        return float(2.0 ** min(max(value - bound if side == "<=" else bound - value, -999), 999))
     if side == "<=":
         return _ratio(value, bound)
-    name = metric.partition("@")[0]
     if name in _UNIT:
         return _ratio(1 - value, 1 - bound)
     if name.endswith("_db"):
         return 10 ** min((bound - value) / 10, 300)
     return _ratio(bound, value)
+
+
+def is_log2(metric: str) -> bool:
+    """Whether a metric is the logarithm of a size: a difference of it is a factor."""
+    return metric.startswith("log2_")
 
 
 def _ratio(value: float, bound: float) -> float:

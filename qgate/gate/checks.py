@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qgate.gate.bounds import Bound, Side, direction_of, times_over, within
+from qgate.gate.bounds import Bound, Side, direction_of, is_log2, times_over, within
 from qgate.gate.limits import Limits
 from qgate.gate.measured import Direction, Measured, is_finite
 
@@ -120,8 +120,13 @@ def _nonfinite(measured: Measured) -> Iterator[Check]:
                 value=float(count),
                 bound=0.0,
                 times=math.inf,
-                reason=f"{count} NaN or infinite in {whose}",
+                reason=f"{count} NaN or infinite in {whose}{_first_of(measured, name)}",
             )
+
+
+def _first_of(measured: Measured, name: str) -> str:
+    first = (measured.why or {}).get(name, "")
+    return f", first in {first}" if first else ""
 
 
 def _budget(measured: Measured, limits: Limits) -> Iterator[Check]:
@@ -203,7 +208,9 @@ def _accepted(
             yield _equal(measured, metric, value, accepted)
             continue
         size, goal = (abs(value), abs(accepted)) if direction == "zero" else (value, accepted)
-        slack = tolerance * abs(goal) + limits.atol
+        # A share of what a logarithm is of, and not of the logarithm.
+        share = math.log2(1 + tolerance) if is_log2(metric) else tolerance * abs(goal)
+        slack = share + limits.atol
         if metric.partition("@")[0] in ("relative_mse", "one_minus_correlation"):
             slack += measured.floor
         side: Side = ">=" if direction == "higher" else "<="
@@ -213,7 +220,8 @@ def _accepted(
         reason = "" if math.isfinite(accepted) else f"the accepted value is {accepted}"
         steady = direction == "steady" or (measured.scope == "sweep" and direction == "lower")
         if steady and size < better:
-            side, bound, reason = ">=", better, "it is to stay as it is: the tensors are the same"
+            default = "it is to stay as it is: the tensors are the same"
+            side, bound, reason = ">=", better, (measured.why or {}).get(metric, default)
         elif _is_void(metric, size, goal):
             side, bound, reason = (
                 ">=",

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from qgate.errors import QgateError, unknown
 
-Scope = Literal["local", "carried", "backward", "task", "sweep"]
+Scope = Literal["local", "carried", "forward", "backward", "task", "sweep"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 Direction = Literal["lower", "higher", "steady", "zero", "equal"]
 
@@ -31,6 +31,7 @@ _TENSOR_METRICS = ("relative_mse", "one_minus_correlation")
 _GATED: Mapping[Scope, tuple[str, ...]] = {
     "local": _TENSOR_METRICS,
     "carried": _TENSOR_METRICS,
+    "forward": _TENSOR_METRICS,
     "backward": _TENSOR_METRICS,
     "task": TASK_METRICS,
     "sweep": ("relative_mse",),

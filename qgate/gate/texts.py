@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from qgate.errors import QgateError
+from qgate.gate.bounds import is_log2
 from qgate.gate.checks import ACCEPTABLE, Check
 from qgate.gate.grades import grade_correlation, grade_mse, grades_of
 from qgate.gate.updating import hint
@@ -58,7 +59,22 @@ def _why(check: Check) -> str:
         if against == 0:
             return f"{name} is exact here, only the noise floor is allowed"
         return f"{_decibels(check)} dB over {name}, {check.allowed:g} allowed"
+    if is_log2(check.metric):
+        return _factors(check.value, against, check.bound or 0.0)
+    if not check.allowed and check.bound is not None:
+        return f"accepted is {number(against)}, it may be {number(abs(check.bound - against))} off"
     return _times(check.value, against, check.allowed or 0.0)
+
+
+def _factors(value: float | None, accepted: float, bound: float) -> str:
+    """`2.1x accepted, up to 1.4x allowed`, of logarithms."""
+    if value is None:
+        return ""
+    ends = (2.0 ** min(max(each - accepted, -999), 999) for each in (value, bound))
+    moved, most = ends
+    shown = (f"{moved:.3g}", f"{most:.3g}")
+    told = shown if shown[0] != shown[1] else _apart(moved, most)
+    return f"{told[0]}x accepted, {'up' if value > accepted else 'down'} to {told[1]}x allowed"
 
 
 def _times(value: float | None, accepted: float, allowed: float) -> str:
@@ -201,6 +217,8 @@ def _moved(check: Check) -> str:
         return "-"
     if check.side == "==":
         return f"{value - against:+g}"
+    if is_log2(check.metric):
+        return f"{value - against:+.3g}"
     if against == 0:
         return "from 0"
     if check.kind == "budget":

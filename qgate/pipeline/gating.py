@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
-import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from qgate import formats, modes
-from qgate.baselines import Change, Origin, Store
 from qgate.errors import QgateError, unknown
-from qgate.gate import Measured, Policy, Verdict, failure_text, judge
-from qgate.gate.checks import Check
+from qgate.gate import Measured, Policy, judge
 from qgate.gate.updating import Which
 from qgate.modes import Mode, apply
 from qgate.modes.formats import FP32
 from qgate.pipeline.bench import Bench
-from qgate.pipeline.format_rows import FORMAT_METRICS, overflow_rows, scaling_rows
-from qgate.pipeline.gate_rows import PLAN_METRICS, measured_of, record_rows, with_accepted
-from qgate.pipeline.ledger import Decision, Known, Ledger
+from qgate.pipeline.format_rows import overflow_rows, scaling_rows
+from qgate.pipeline.gate_rows import measured_of
+from qgate.pipeline.judging import GATE_METRICS, Judging, Outcome
 from qgate.pipeline.self_checks import (
     BROKEN,
     HEALTHY,
@@ -29,69 +26,18 @@ from qgate.pipeline.self_checks import (
     stored_reference,
     unquantized,
 )
+from qgate.pipeline.subjects import ModelSubject
 from qgate.pipeline.tasks import task_values
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """One gate: the verdict, what it says if it fails, and what an update will write."""
+class GateSession(Judging):
+    """The gates of one model. A copy with another policy shares everything else."""
 
-    verdict: Verdict
-    text: str
-    record: dict[str, Any]
-    decision: Decision
-
-    @property
-    def passed(self) -> bool:
-        return not self.text
-
-    @property
-    def updated(self) -> int:
-        """How many entries an update writes; 0 without one."""
-        return int(self.record["updated"])
-
-
-@dataclass
-class GateSession:
-    """The gates of one model.
-
-    `command` is how the suites were started, and `spelled` how options are written there: what a
-    failure tells people to run again. With `deferred` an outcome is part of the update only when
-    it is kept; a dry run judges as if there were no update. A copy with another policy shares
-    everything else.
-    """
-
-    bench: Bench
-    baselines: Path
-    policy: Policy
-    updating: Which | None = None
-    dry_run: bool = False
-    deferred: bool = False
-    report: str = ""
-    command: str = "pytest suites"
-    spelled: Callable[[str], str] = "--{}".format
-    ledger: Ledger = None  # type: ignore[assignment]
-
-    def __post_init__(self) -> None:
-        if self.ledger is None:
-            self.ledger = Ledger(self.bench, self.baselines, self.updating)
-
-    def with_policy(self, policy: Policy) -> GateSession:
-        """The same session under other limits."""
-        return replace(self, policy=policy)
-
-    @property
-    def store(self) -> Store:
-        return self.ledger.store
-
-    def origin(self, calibrated: bool = False) -> Origin:
-        return self.ledger.origin(calibrated)
+    def __init__(self, bench: Bench, baselines: Path, policy: Policy, **how: Any) -> None:
+        super().__init__(ModelSubject(bench), baselines, policy, **how)
+        self.bench = bench
 
     # Before anything is compared ------------------------------------------------------------------
-
-    def check_baseline(self) -> None:
-        """Refuse to compare with a baseline of something else."""
-        self.ledger.check()
 
     def check_policy(self, policy: Policy | None = None) -> None:
         """Refuse a rule or marker that fits no site or no mode: it would limit nothing."""
@@ -211,9 +157,8 @@ class GateSession:
             name: [measured_of(row, gated=()) for row in bench.site_errors(quantized, healthy)]
             for name, quantized in (("healthy", healthy), ("broken", broken))
         }
-        metrics = {**FORMAT_METRICS, **PLAN_METRICS}
         limits = self.policy.limits_of(HEALTHY.name)
-        seen = judge(rows["broken"], limits, True, metrics=metrics)
+        seen = judge(rows["broken"], limits, True, metrics=GATE_METRICS)
         outcome = self.judge(suite, HEALTHY, rows["healthy"], "canary", title=HEALTHY.name)
         if seen.passed or all(check.kind != "budget" for check in seen.failed):
             return _red(outcome, "a quantizer that truncates passes the gate: it gates nothing")
@@ -230,77 +175,6 @@ class GateSession:
         )  # fmt: skip
         return self.judge(suite, mode, [measured], "logits", notes)
 
-    def judge(
-        self,
-        suite: str,
-        mode: Mode,
-        measured: Sequence[Measured],
-        where: str,
-        notes: Mapping[str, Any] | None = None,
-        *,
-        title: str = "",
-        label: str = "mode",
-    ) -> Outcome:
-        """Hold numbers against their limits and against what was accepted for them.
-
-        `title` names the accepted errors where they are not those of a mode.
-        """
-        title = title or self.ledger.title(mode)
-        known = self.ledger.known(title, mode.calibrated)
-        rows = [
-            with_accepted(row, known.by_site.get((suite, row.site, row.scope), {}))
-            for row in measured
-        ]
-        if idle := self.policy.idle_bounds(rows, mode.name):
-            raise QgateError(f"{idle}: it limits nothing. Name its scopes, or leave it out.")
-        verdict = judge(
-            rows,
-            self.policy.limits_of(mode.name),
-            self.ledger.same_device(known),
-            absent=_gone(known, suite, rows),
-            metrics={**FORMAT_METRICS, **PLAN_METRICS},
-        )
-        which = self.ledger.updating
-        decision = self.ledger.decide(title, suite, mode.calibrated, verdict, which or "failed")
-        writes = which is not None and not self.dry_run
-        failed = decision.remaining if writes else verdict.failed
-        text = self._text(verdict, failed, mode, title, label) if failed else ""
-        records = record_rows(suite, self.bench.model.name, mode.name, where, verdict, failed)
-        if notes:
-            records = [{**row, "notes": dict(notes)} for row in records]
-        updated = decision.entries if writes else 0
-        record = {"passed": not failed, "updated": updated, "title": title, "rows": records}
-        outcome = Outcome(verdict, text, record, decision)
-        if not self.deferred:
-            self.keep(outcome)
-        return outcome
-
-    def keep(self, outcome: Outcome, source: str = "") -> None:
-        """Make an outcome part of the update."""
-        if self.ledger.updating is not None:
-            self.ledger.collect(outcome.decision, source)
-
-    def _text(
-        self, verdict: Verdict, failed: Sequence[Check], mode: Mode, title: str, label: str
-    ) -> str:
-        ranked = sorted(failed, key=lambda each: each.place)
-        return failure_text(
-            Verdict(verdict.measured, tuple(ranked)),
-            mode.name,
-            label=label,
-            baseline=_shown(self.ledger.file(title)),
-            command=self._update_command(label, mode.name),
-            report=self.report,
-        )
-
-    def _update_command(self, *what: str) -> str:
-        words = ("model", self.bench.setup.model, *what)
-        named = [
-            f"{self.spelled(name)} {shlex.quote(value)}"
-            for name, value in zip(words[::2], words[1::2], strict=True)
-        ]
-        return " ".join([self.command, *named, self.spelled("update-baselines")])
-
     # What a run leaves ----------------------------------------------------------------------------
 
     def plans(self) -> dict[str, dict[str, str]]:
@@ -309,38 +183,6 @@ class GateSession:
             name: {entry.site: f"{entry.does}; {entry.origin}" for entry in made.plan.entries}
             for name, made in self.bench.ran().items()
         }
-
-    def leave_candidate(self, folder: Path, outcome: Outcome, source: str) -> None:
-        """What a failing gate measured, to be accepted; a passing one takes back what it left."""
-        if outcome.passed:
-            self.ledger.withdraw(folder, outcome.decision, source)
-            return
-        made = outcome.decision
-        decision = self.ledger.decide(
-            made.title, made.suite, made.calibrated, outcome.verdict, "failed"
-        )
-        self.ledger.propose(folder, decision, outcome.verdict.failed, source)
-
-    def commit(self, dry_run: bool = False) -> list[Change]:
-        """Write what was collected, and return what changed; or only say what would."""
-        return self.ledger.commit(dry_run)
-
-
-def _gone(known: Known, suite: str, measured: Sequence[Measured]) -> set[tuple[str, str]]:
-    """What was accepted in the layers and scopes measured here, and was not measured now.
-
-    What is in no layer can be of another test: that is told at the end of a complete run.
-    """
-    layers = {each.layer for each in measured} - {""}
-    scopes, here = {each.scope for each in measured}, {each.key for each in measured}
-    accepted = [place for layer in layers for place in known.by_layer.get((suite, layer), ())]
-    return {place for place in accepted if place[1] in scopes and place not in here}
-
-
-def _shown(file: Path) -> str:
-    """A path as seen from here, where it lies below."""
-    here = Path.cwd()
-    return str(file.relative_to(here) if file.is_relative_to(here) else file)
 
 
 def _red(outcome: Outcome, text: str) -> Outcome:

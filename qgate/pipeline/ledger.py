@@ -1,4 +1,4 @@
-"""The baseline of one model as a run sees it: what was accepted, and what an update collects.
+"""The baseline of one subject as a run sees it: what was accepted, and what an update collects.
 
 Numbers of other weights, samples or calibrations cannot be held against each other: that is said
 before anything is compared, and is an error and no failure.
@@ -6,12 +6,9 @@ before anything is compared, and is an error and no failure.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-import torch
 
 from qgate.baselines import (
     Accepted,
@@ -32,12 +29,8 @@ from qgate.errors import QgateError
 from qgate.gate import Verdict, decide_update
 from qgate.gate.checks import ACCEPTABLE, Check
 from qgate.gate.updating import Which
-from qgate.models.model import inputs_hash
 from qgate.modes import Mode
-from qgate.pipeline.bench import Bench
-from qgate.pipeline.passes import short_layer
-
-REFERENCE_CAP = 1 << 17
+from qgate.pipeline.subjects import Subject
 
 
 @dataclass(frozen=True)
@@ -70,8 +63,8 @@ class Decision:
 class Ledger:
     """Accepted errors are read once; what an update writes is collected until the end."""
 
-    def __init__(self, bench: Bench, root: Path, updating: Which | None = None) -> None:
-        self.bench = bench
+    def __init__(self, subject: Subject, root: Path, updating: Which | None = None) -> None:
+        self.subject = subject
         self.root = root
         self.updating = updating
         self._update: Update | None = None
@@ -82,7 +75,7 @@ class Ledger:
 
     @property
     def store(self) -> Store:
-        return Store(self.root, self.bench.model.name)
+        return Store(self.root, self.subject.name)
 
     @property
     def is_used(self) -> bool:
@@ -92,24 +85,10 @@ class Ledger:
     def origin(self, calibrated: bool = False) -> Origin:
         """What this run measures, and with what."""
         if self._origin is None:
-            model, sampling = self.bench.model, self.bench.setup.sampling
-            self._origin = Origin(
-                model=model.name,
-                weights=model.weights_hash(),
-                inputs=inputs_hash(model.inputs),
-                calibration=None,
-                samples=len(model.inputs),
-                seqlen=sampling.seqlen,
-                seed=sampling.seed,
-                device=model.device.type,
-                torch=str(torch.__version__),
-                commit=_commit(),
-            )
+            self._origin = self.subject.origin()
         if not calibrated:
             return self._origin
-        made = self.bench.calibration
-        told = f"{made.inputs[:40]}-{made.settings.percentile_alpha:g}-{made.settings.arithmetic}"
-        return replace(self._origin, calibration=told)
+        return replace(self._origin, calibration=self.subject.calibration())
 
     # Before anything is compared ------------------------------------------------------------------
 
@@ -119,7 +98,18 @@ class Ledger:
         return [] if recorded is None else differences(recorded, self.origin(), REFERENCE_FIELDS)
 
     def check(self) -> None:
-        """Refuse to compare with a baseline of something else; an update replaces it instead."""
+        """Refuse to compare with a baseline of something else; an update replaces it instead.
+
+        One of a dump never takes the place of one of a model, nor the other way round.
+        """
+        recorded = self.store.origin()
+        if recorded is not None and recorded.is_collected != self.origin().is_collected:
+            kinds = ("a model", "a dump")
+            there, here = kinds[recorded.is_collected], kinds[not recorded.is_collected]
+            raise QgateError(
+                f"the baseline {str(self.store.folder)!r} is of {there}, and what is measured is "
+                f"{here}: give the dump another name (--dump-name)."
+            )
         found = self.misfits() if self.updating in (None, "new") else []
         if found and self.updating == "new":
             raise QgateError(
@@ -135,8 +125,7 @@ class Ledger:
 
     def title(self, mode: Mode) -> str:
         """What the accepted errors of a mode are called: those against FP32 by its name alone."""
-        reference = self.bench.reference_mode
-        return mode.name if reference == "fp32" else f"{mode.name}@{reference}"
+        return self.subject.title(mode.name)
 
     def file(self, title: str) -> Path:
         return self.store.folder / accepted_file(title)
@@ -162,7 +151,7 @@ class Ledger:
         for key, value in accepted.values.items():
             by_site.setdefault((key.suite, key.site, key.scope), {})[key.metric] = value
         for suite, site, scope in by_site:
-            layer = short_layer(self.bench.model.layer_of(site.partition(":")[0]))
+            layer = self.subject.layer_of(site)
             by_layer.setdefault((suite, layer), set()).add((site, scope))
         return Known(accepted.values, accepted.device, by_site, by_layer)
 
@@ -171,14 +160,8 @@ class Ledger:
         return known.device in (None, self.origin().device)
 
     def reference_tensors(self, basis: str) -> dict[str, ReferenceTensor]:
-        """The FP32 outputs of all blocks and the logits, cut to a seeded sample of rows."""
-        return {
-            site: ReferenceTensor.of(
-                torch.cat([t.reshape(-1, t.shape[-1]) for t in tensors]).numpy(), REFERENCE_CAP
-            )
-            for site, tensors in self.bench.fp32(basis).tensors.items()
-            if not site.endswith(":input")
-        }
+        """What the subject is compared with in a basis, as it is stored."""
+        return self.subject.references(basis)
 
     # An update ------------------------------------------------------------------------------------
 
@@ -221,7 +204,7 @@ class Ledger:
         if update is None:
             return None
         if self._records_anew or self.store.origin() is None or self.misfits():
-            for basis in ("plain", *self.bench.model.bases):
+            for basis in self.subject.bases:
                 update.set_reference(basis, self.reference_tensors(basis))
         self._update = None
         return update
@@ -255,20 +238,9 @@ class Ledger:
 
     def withdraw(self, folder: Path, decision: Decision, source: str) -> None:
         """Take back what a gate left when it failed, now that it passes."""
-        drop_candidate(folder, self.bench.model.name, decision.title, source)
+        drop_candidate(folder, self.subject.name, decision.title, source)
 
     def _collected(self) -> Update:
         if self._update is None:
-            calibrated = "rotated" in self.bench.model.bases
-            self._update = Update(self.origin(calibrated=calibrated))
+            self._update = Update(self.origin(calibrated=self.subject.is_calibrated))
         return self._update
-
-
-def _commit() -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=5
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or None if done.returncode == 0 else None

@@ -11,16 +11,39 @@ import pytest
 from qgate.devices import wait_calmly
 from qgate.plugin import hooks
 from qgate.plugin.cases import check_formats, generate_cases
-from qgate.plugin.gates import Gate, device, fmt, gate, layer, mode, model
+from qgate.plugin.dumping import check_dump, has_fixture, leave_out
+from qgate.plugin.gates import (
+    DumpGate,
+    Gate,
+    device,
+    dump_gate,
+    dump_layer,
+    fmt,
+    gate,
+    layer,
+    mode,
+    model,
+)
 from qgate.plugin.options import add_options, add_short_names, update_choice
 from qgate.plugin.reporting import Reports, attach
 from qgate.plugin.selection import note_left, sort_out
 from qgate.plugin.telling import header_line
 
-__all__ = ["Gate", "device", "fmt", "gate", "layer", "mode", "model"]
+__all__ = [
+    "DumpGate",
+    "Gate",
+    "device",
+    "dump_gate",
+    "dump_layer",
+    "fmt",
+    "gate",
+    "layer",
+    "mode",
+    "model",
+]
 
 _MARKERS = (
-    "qgate: a gate of qgate (all tests that use the fixture `gate` have it)",
+    "qgate: a gate of qgate (all tests that use the fixture `gate` or `dump_gate` have it)",
     "qgate_modes(names): modes of this test, whatever --mode says",
     "qgate_formats(names): formats of this test where --format does not say others",
     "limits(...): limits of this test: budget_db=, regression=, absolute=[...], sites=, reason=",
@@ -52,6 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if header_line(config) is not None:
         wait_calmly()
     check_formats(config)
+    check_dump(config)
     update_choice(config)
     config.pluginmanager.register(Reports(config), "qgate-reports")
 
@@ -65,15 +89,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tests that use the fixture `gate` are gates, for `-m qgate` and for reports."""
-    found = getattr(item, "_fixtureinfo", None)
-    defined = found.name2fixturedefs.get("gate") if found is not None else None
-    if defined and defined[-1].func.__module__.startswith("qgate.plugin"):
+    """Tests that use `gate` or `dump_gate` are gates, for `-m qgate` and for reports."""
+    if has_fixture(item, "gate") or has_fixture(item, "dump_gate"):
         item.add_marker(pytest.mark.qgate)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    leave_out(config, items)
     sort_out(config, items)
 
 

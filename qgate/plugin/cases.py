@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import pytest
 
 from qgate.errors import QgateError
+from qgate.plugin.dumping import NO_LAYER, dump_session_of
 from qgate.plugin.options import is_given, models_of, settings_of, value
 from qgate.plugin.selection import selection_of
 from qgate.plugin.sessions import session_of
+
+if TYPE_CHECKING:
+    from qgate.pipeline.dump_gates import DumpGates
+    from qgate.pipeline.gating import GateSession
 
 _CASES = ("model", "mode", "layer")
 
@@ -18,6 +24,8 @@ def generate_cases(metafunc: pytest.Metafunc) -> None:
     """Parametrize this plugin's fixtures."""
     if is_ours(metafunc, "fmt"):
         metafunc.parametrize("fmt", _formats(metafunc), indirect=True)
+    if is_ours(metafunc, "dump_layer"):
+        metafunc.parametrize("dump_layer", _dump_layers(metafunc), indirect=True)
     names = [name for name in _CASES if is_ours(metafunc, name)]
     if not names:
         return
@@ -35,6 +43,21 @@ def generate_cases(metafunc: pytest.Metafunc) -> None:
     ids = ["-".join(filter(None, case)) for case in cases]
     metafunc.parametrize(",".join(names), [c if len(names) > 1 else c[0] for c in cases], ids=ids,
                          indirect=True, scope="session")  # fmt: skip
+
+
+def _dump_layers(metafunc: pytest.Metafunc) -> list[str]:
+    """The layers of the dump; without one a single case, which is left out."""
+    config = metafunc.config
+    try:
+        session = dump_session_of(config)
+        if session is None:
+            return [NO_LAYER]
+        _check_limits(metafunc, session)
+        suite = metafunc.definition.path.stem.removeprefix("test_")
+        return _narrowed(config, session.layers(suite), f"dump {session.subject.name}")
+    except QgateError as error:
+        selection_of(config).refuse(f"qgate: {error}")
+        return ["refused"]
 
 
 def _formats(metafunc: pytest.Metafunc) -> list[str]:
@@ -67,16 +90,20 @@ def _of_marker(metafunc: pytest.Metafunc, name: str) -> list[str] | None:
 
 def _check_markers(metafunc: pytest.Metafunc) -> None:
     """Limits that cannot be read are usage errors, before anything is computed."""
-    for marker in metafunc.definition.iter_markers("limits"):
+    if any(metafunc.definition.iter_markers("limits")):
         for model in models_of(metafunc.config):
-            if marker.args:
-                raise QgateError(
-                    f"the limits marker of {metafunc.function.__name__} has {marker.args[0]!r} "
-                    'without a name: write budget_db=…, regression=… or absolute=["…"].'
-                )
-            session = session_of(metafunc.config, model)
-            source = f"limits marker of {metafunc.function.__name__}"
-            session.check_policy(session.policy.with_marker(marker.kwargs, source))
+            _check_limits(metafunc, session_of(metafunc.config, model))
+
+
+def _check_limits(metafunc: pytest.Metafunc, session: GateSession | DumpGates) -> None:
+    for marker in metafunc.definition.iter_markers("limits"):
+        if marker.args:
+            raise QgateError(
+                f"the limits marker of {metafunc.function.__name__} has {marker.args[0]!r} "
+                'without a name: write budget_db=…, regression=… or absolute=["…"].'
+            )
+        source = f"limits marker of {metafunc.function.__name__}"
+        session.check_policy(session.policy.with_marker(marker.kwargs, source))
 
 
 def _cases(metafunc: pytest.Metafunc, names: list[str]) -> list[tuple[str, ...]]:
@@ -112,7 +139,11 @@ def _modes(metafunc: pytest.Metafunc, model: str) -> tuple[list[str], dict[str, 
 
 
 def _layers(config: pytest.Config, model: str) -> list[str]:
-    layers = session_of(config, model).bench.layers
+    return _narrowed(config, session_of(config, model).bench.layers, model)
+
+
+def _narrowed(config: pytest.Config, layers: list[str], whose: str) -> list[str]:
+    """Those that --layers means."""
     wanted = value(config, "layers")
     if wanted == "all":
         return layers
@@ -124,7 +155,7 @@ def _layers(config: pytest.Config, model: str) -> list[str]:
     except re.error as error:
         raise QgateError(f"--layers {wanted!r} is not a regular expression: {error}.") from None
     if not found:
-        raise QgateError(f"--layers {wanted!r} matches no layer of {model}: {', '.join(layers)}.")
+        raise QgateError(f"--layers {wanted!r} matches no layer of {whose}: {', '.join(layers)}.")
     return found
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
 from qgate.errors import QgateError
-from qgate.plugin.options import value
+from qgate.plugin.dumping import dump_session_of
+from qgate.plugin.options import command_of, value
 from qgate.plugin.sessions import session_of
 
 if TYPE_CHECKING:
@@ -18,11 +19,14 @@ if TYPE_CHECKING:
     from qgate.gate import Measured
     from qgate.models import Model
     from qgate.modes import Mode
-    from qgate.pipeline.gating import GateSession, Outcome
+    from qgate.pipeline.dump_gates import DumpGates
+    from qgate.pipeline.gating import GateSession
+    from qgate.pipeline.judging import Judging, Outcome
 
 OUT = "qgate-out"
+G = TypeVar("G")
 # What the gates of a test decided, with their sessions.
-OUTCOMES: pytest.StashKey[list[tuple[GateSession, Outcome]]] = pytest.StashKey()
+OUTCOMES: pytest.StashKey[list[tuple[Judging, Outcome]]] = pytest.StashKey()
 # Set while a gate computes: what is raised then is plumbing, and no verdict on numbers.
 COMPUTING: pytest.StashKey[bool] = pytest.StashKey()
 
@@ -60,6 +64,12 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 @pytest.fixture
+def dump_layer(request: pytest.FixtureRequest) -> str:
+    """A layer of the dump of --dump; the test runs once for each of --layers."""
+    return str(request.param)
+
+
+@pytest.fixture
 def gate(request: pytest.FixtureRequest, model: Model) -> Gate:  # noqa: ARG001
     """Holds what was measured against limits and accepted errors; fails with what to do."""
     params = getattr(getattr(request.node, "callspec", None), "params", {})
@@ -69,19 +79,34 @@ def gate(request: pytest.FixtureRequest, model: Model) -> Gate:  # noqa: ARG001
             "here: give yours another one.",
             pytrace=False,
         )
-    request.node.stash[OUTCOMES] = []
     session = session_of(request.config, params["model"])
-    reason = ""
+
+    def made() -> Gate:
+        gate = Gate(request.node, session)
+        if isinstance(params.get("mode"), str):
+            gate.session.prepare(gate.mode(params["mode"]))
+        return gate
+
+    return _ready(request.node, session, made)
+
+
+@pytest.fixture
+def dump_gate(request: pytest.FixtureRequest) -> DumpGate:
+    """Holds a folder of dumps against limits and its accepted record; fails with what to do."""
+    session = dump_session_of(request.config)
+    assert session is not None, "without a dump this test is left out"
+    return _ready(request.node, session, lambda: DumpGate(request.node, session))
+
+
+def _ready(item: pytest.Item, session: Judging, make: Callable[[], G]) -> G:
+    """A gate whose baseline is of what is measured; anything else is no verdict."""
+    item.stash[OUTCOMES] = []
     try:
         session.check_baseline()
-        made = Gate(request.node, session)
-        if isinstance(params.get("mode"), str):
-            made.session.prepare(made.mode(params["mode"]))
+        return make()
     except QgateError as error:
         reason = str(error)
-    if reason:
-        pytest.fail(_on_one_line(reason), pytrace=False)
-    return made
+    pytest.fail(_on_one_line(reason), pytrace=False)
 
 
 def _on_one_line(text: str) -> str:
@@ -91,57 +116,16 @@ def _on_one_line(text: str) -> str:
     return one_line(text)
 
 
-class Gate:
-    """The gate of one test: `gate.layer(mode, layer)`, `gate.task(mode)`, or `gate(measured)`."""
+class Deciding:
+    """The gate of one test: what it measures is judged, shown to hooks and kept for the report."""
 
-    def __init__(self, item: pytest.Item, session: GateSession) -> None:
+    def __init__(self, item: pytest.Item, session: Judging, command: str = "") -> None:
         self._item = item
         policy = session.policy
         for marker in reversed(list(item.iter_markers("limits"))):
             policy = policy.with_marker(marker.kwargs, f"limits marker of {item.name}")
-        self._session = session.with_policy(policy)
+        self.session = session.with_policy(policy, command)
         self.suite = Path(str(item.path)).stem.removeprefix("test_")
-
-    @property
-    def session(self) -> GateSession:
-        """The bench with everything computed so far, and the baseline."""
-        return self._session
-
-    def mode(self, name: str) -> Mode:
-        """A mode of the model by name."""
-        return self._session.bench.setup.select(name, self._session.bench.model)[0]
-
-    def layer(self, mode: str, layer: str) -> None:
-        """The errors of one layer in one mode, local and carried."""
-        self._decide(lambda: self._session.layer(self.suite, self.mode(mode), layer))
-
-    def gradients(self, mode: str, layer: str) -> None:
-        """The gradients of one layer in one mode, against FP32's."""
-        self._decide(lambda: self._session.gradients(self.suite, self.mode(mode), layer))
-
-    def scaling(self, fmt: str, layer: str) -> None:
-        """The error of a format at the scale that suits each tensor of a layer."""
-        self._decide(lambda: self._session.scaling(self.suite, fmt, layer))
-
-    def overflow(self, fmt: str, layer: str, phase: str = "forward") -> None:
-        """What a format clips and makes zero in a layer, forward or backward."""
-        self._decide(lambda: self._session.overflow(self.suite, fmt, layer, phase))
-
-    def reference(self) -> None:
-        """The stored reference equals a live one, and that one is unquantized."""
-        self._decide(lambda: self._session.reference(self.suite))
-
-    def canary(self) -> None:
-        """A plan that quantizes nothing is exact, and a broken quantizer is rejected."""
-        self._decide(lambda: self._session.canary(self.suite))
-
-    def task(self, mode: str) -> None:
-        """What the mode costs the model's own work."""
-        self._decide(lambda: self._session.task(self.suite, self.mode(mode)))
-
-    def __call__(self, measured: list[Measured], mode: str, where: str = "") -> None:
-        """Anything measured, for suites of your own."""
-        self._decide(lambda: self._session.judge(self.suite, self.mode(mode), measured, where))
 
     def _decide(self, compute: Callable[[], Outcome]) -> None:
         self._item.stash[COMPUTING] = True
@@ -156,7 +140,7 @@ class Gate:
         if reason:
             pytest.fail(reason, pytrace=False)
         self._item.stash[COMPUTING] = False
-        self._item.stash[OUTCOMES].append((self._session, outcome))
+        self._item.stash[OUTCOMES].append((self.session, outcome))
         if outcome.text:
             pytest.fail(outcome.text, pytrace=False)
 
@@ -175,3 +159,66 @@ class Gate:
                     f"{type(error).__name__}: {error} ({verdict})"
                 )
         return ""
+
+
+class Gate(Deciding):
+    """The gate of one test: `gate.layer(mode, layer)`, `gate.task(mode)`, or `gate(measured)`.
+
+    `session` is the bench with everything computed so far, and the baseline.
+    """
+
+    session: GateSession
+
+    def mode(self, name: str) -> Mode:
+        """A mode of the model by name."""
+        return self.session.bench.setup.select(name, self.session.bench.model)[0]
+
+    def layer(self, mode: str, layer: str) -> None:
+        """The errors of one layer in one mode, local and carried."""
+        self._decide(lambda: self.session.layer(self.suite, self.mode(mode), layer))
+
+    def gradients(self, mode: str, layer: str) -> None:
+        """The gradients of one layer in one mode, against FP32's."""
+        self._decide(lambda: self.session.gradients(self.suite, self.mode(mode), layer))
+
+    def scaling(self, fmt: str, layer: str) -> None:
+        """The error of a format at the scale that suits each tensor of a layer."""
+        self._decide(lambda: self.session.scaling(self.suite, fmt, layer))
+
+    def overflow(self, fmt: str, layer: str, phase: str = "forward") -> None:
+        """What a format clips and makes zero in a layer, forward or backward."""
+        self._decide(lambda: self.session.overflow(self.suite, fmt, layer, phase))
+
+    def reference(self) -> None:
+        """The stored reference equals a live one, and that one is unquantized."""
+        self._decide(lambda: self.session.reference(self.suite))
+
+    def canary(self) -> None:
+        """A plan that quantizes nothing is exact, and a broken quantizer is rejected."""
+        self._decide(lambda: self.session.canary(self.suite))
+
+    def task(self, mode: str) -> None:
+        """What the mode costs the model's own work."""
+        self._decide(lambda: self.session.task(self.suite, self.mode(mode)))
+
+    def __call__(self, measured: list[Measured], mode: str, where: str = "") -> None:
+        """Anything measured, for suites of your own."""
+        self._decide(lambda: self.session.judge(self.suite, self.mode(mode), measured, where))
+
+
+class DumpGate(Deciding):
+    """The gate of one test over a dump: `dump_gate.overflow(fmt, layer)`."""
+
+    session: DumpGates
+
+    def __init__(self, item: pytest.Item, session: DumpGates) -> None:
+        # Other suites of the same command may be about models, which nobody means to accept here.
+        super().__init__(item, session, command_of(item.config, [str(item.path)]))
+
+    def overflow(self, fmt: str, layer: str) -> None:
+        """What a format clips and makes zero in the tensors of a layer."""
+        self._decide(lambda: self.session.overflow(self.suite, fmt, layer))
+
+    def distributions(self, layer: str) -> None:
+        """Where the values of a layer's tensors lie."""
+        self._decide(lambda: self.session.distributions(self.suite, layer))

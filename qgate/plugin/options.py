@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -39,6 +40,14 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "help": "formats for the per-format suites, separated by commas; repeatable (default: all)",
     },
     "layers": {"metavar": "LAYERS", "help": "all (default), first,last, or a regular expression"},
+    "dump": {
+        "metavar": "DIR",
+        "help": "tensors collected from a run, for the suites on dumps; left out without it",
+    },
+    "dump-name": {
+        "metavar": "NAME",
+        "help": "what the accepted record of that dump is called (default: dump- and its model)",
+    },
     "reference": {
         "metavar": "MODE",
         "help": "what modes are compared with: fp32 (default) or any mode of the same basis",
@@ -68,10 +77,13 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 }
 DEFAULTS: dict[str, Any] = {
     "mode": ["essential"], "model": ["tiny-mamba"], "format": None, "layers": "all",
+    "dump": None, "dump-name": None,
     "reference": "fp32", "baselines": None, "device": "auto", "samples": 10, "seqlen": 512,
     "calib-samples": 64, "calib-seqlen": 512, "percentile-alpha": 0.9995, "calibration": None,
 }  # fmt: skip
-_PATHS = ("baselines", "calibration")
+_PATHS = ("baselines", "calibration", "dump")
+# What a failure says by itself, of the subject it is about.
+_OF_SUBJECTS = ("mode", "model", "format", "dump", "dump-name")
 _SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 _SPELLED: pytest.StashKey[dict[str, str]] = pytest.StashKey()
 
@@ -186,17 +198,18 @@ def baselines_of(config: pytest.Config) -> Path:
     return home_of(config) / "baselines" if given is None else Path(given)
 
 
-def command_of(config: pytest.Config) -> str:
-    """How to run the same tests again, but for model, mode and format."""
-    again = [name for name in DEFAULTS if name not in ("mode", "model", "format")]
+def command_of(config: pytest.Config, paths: Sequence[str] = ()) -> str:
+    """How to run the same tests again, or those of some files, but for what is measured."""
+    again = [name for name in DEFAULTS if name not in _OF_SUBJECTS]
     said = {name: config.getoption(_dest(name)) for name in again}
     options = [
         f"{spelled(config, name)} {shlex.quote(str(v))}"
         for name, v in said.items()
         if v is not None
     ]
-    paths = [shlex.quote(_near(config, arg.partition("::")[0])) for arg in config.args]
-    return " ".join(["pytest", *dict.fromkeys(paths), *options])
+    asked = paths or [arg.partition("::")[0] for arg in config.args]
+    near = [shlex.quote(_near(config, path)) for path in asked]
+    return " ".join(["pytest", *dict.fromkeys(near), *options])
 
 
 def _near(config: pytest.Config, path: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from qgate.plugin.dumping import dump_sessions
 from qgate.plugin.options import baselines_of, update_choice
 from qgate.plugin.selection import Selection, selection_of
 from qgate.plugin.sessions import sessions_of
@@ -35,14 +36,15 @@ def part_of(config: pytest.Config, whole: bool) -> Part:
         "errors": conflicts_of(config),
         "narrowed": chosen.narrowed,
     }
-    used = [held for held in sessions_of(config).values() if held.ledger.is_used]
+    held_here = [*sessions_of(config).values(), *dump_sessions(config)]
+    used = [held for held in held_here if held.ledger.is_used]
     if chosen.refused or not used:
         return part
     from qgate.baselines import pack
 
     for held in used:
         origin = held.origin()
-        device = str(held.bench.model.device)
+        device = held.subject.device
         facts = part["facts"]
         facts["models"][origin.model] = {
             "weights": origin.weights,
@@ -51,12 +53,9 @@ def part_of(config: pytest.Config, whole: bool) -> Part:
         }
         facts["plans"] |= {f"{origin.model} {k}": plan for k, plan in held.plans().items()}
         facts["limits"][origin.model] = held.policy.to_dict()
-        facts["run"] = {
-            "torch": origin.torch,
-            "device": device,
-            "seed": origin.seed,
-            "commit": origin.commit,
-        }
+        facts["run"] |= {"torch": origin.torch, "commit": origin.commit}
+        if not origin.is_collected:
+            facts["run"] |= {"device": device, "seed": origin.seed}
         update = held.ledger.finish() if whole else None
         if update is not None:
             part["updates"].append(pack(update))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,6 +19,7 @@ from qgate.plugin.options import (
 )
 
 if TYPE_CHECKING:
+    from qgate.gate import Policy
     from qgate.pipeline.gating import GateSession
 
 _SESSIONS: pytest.StashKey[dict[str, GateSession]] = pytest.StashKey()
@@ -32,32 +33,42 @@ def session_of(config: pytest.Config, model: str) -> GateSession:
     """The session of a model by the name it was asked for with."""
     held = sessions_of(config)
     if model not in held:
-        from qgate.gate import Policy
         from qgate.pipeline.bench import Bench
         from qgate.pipeline.gating import GateSession
-        from qgate.stats.metrics import METRICS
 
-        _share_cores(config)
-        known = {metric.name: metric.direction for metric in METRICS}
-        policy = Policy.from_table(settings_of(config).limits, known)
+        policy = policy_of(config)
         bench = Bench(
             setup_of(config, model),
             reference_mode=value(config, "reference"),
             progress=_progress(config),
         )
-        session = GateSession(
-            bench,
-            baselines_of(config),
-            policy.for_model(bench.model.name),
-            updating=update_choice(config),
-            dry_run=bool(config.getoption("qgate_update_dry_run")),
-            deferred=True,
-            command=command_of(config),
-            spelled=lambda name: spelled(config, name),
-        )
+        session = GateSession(bench, policy=policy.for_model(bench.model.name), **how(config))
         session.check_policy()
         held[model] = session
     return held[model]
+
+
+def policy_of(config: pytest.Config) -> Policy:
+    """The limits of the project."""
+    from qgate.gate import Policy
+    from qgate.pipeline.judging import GATE_METRICS
+    from qgate.stats.metrics import METRICS
+
+    known = {metric.name: metric.direction for metric in METRICS}
+    return Policy.from_table(settings_of(config).limits, {**GATE_METRICS, **known})
+
+
+def how(config: pytest.Config) -> dict[str, Any]:
+    """What all sessions of a run are told."""
+    _share_cores(config)
+    return {
+        "baselines": baselines_of(config),
+        "updating": update_choice(config),
+        "dry_run": bool(config.getoption("qgate_update_dry_run")),
+        "deferred": True,
+        "command": command_of(config),
+        "spelled": lambda name: spelled(config, name),
+    }
 
 
 def _share_cores(config: pytest.Config) -> None:

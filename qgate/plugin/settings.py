@@ -6,6 +6,7 @@ Options by their names, with underscores, hold where the command line says nothi
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,7 +32,8 @@ class Settings:
 
 def read_settings(config: pytest.Config, kinds: Mapping[str, type]) -> Settings:
     """The settings of the project that the tests are of; `kinds` are the options there are."""
-    asked = [config.invocation_params.dir / arg.partition("::")[0] for arg in config.args]
+    here = config.invocation_params.dir
+    asked = [Path(os.path.normpath(here / arg.partition("::")[0])) for arg in config.args]
     nearest = [home for path in asked if (home := home_above(path)) is not None]
     home = nearest[0] if nearest else config.rootpath
     made = Settings(home)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from qgate.plugin.dumping import dump_name
 from qgate.plugin.options import (
     baselines_of,
     home_of,
@@ -50,7 +51,7 @@ class Told:
 
 def header_line(config: pytest.Config) -> str | None:
     """Modes, models, device and baselines; nothing in projects without gates."""
-    names = ("mode", "model", "format", "baselines", "reference", "layers")
+    names = ("mode", "model", "format", "baselines", "reference", "layers", "dump")
     if not (
         any(is_given(config, name) for name in names)
         or settings_of(config).source
@@ -60,6 +61,9 @@ def header_line(config: pytest.Config) -> str | None:
     parts = [f"mode {','.join(value(config, 'mode'))}", f"model {', '.join(models_of(config))}"]
     if value(config, "reference") != "fp32":
         parts.append(f"reference {value(config, 'reference')}")
+    folder = value(config, "dump")
+    if folder is not None:
+        parts.append(f"dump {folder} as {dump_name(config, config.invocation_params.dir / folder)}")
     parts += [f"device {value(config, 'device')}", f"baselines {_shown(config)}"]
     if is_update(config):
         dry = config.getoption("qgate_update_dry_run")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -19,14 +19,19 @@ from qgate.gate import Policy
 from qgate.models import Sampling
 from qgate.modes import Mode
 from qgate.pipeline.bench import Bench
-from qgate.pipeline.gating import GateSession, Outcome
+from qgate.pipeline.dump_gates import DumpGates, DumpSubject
+from qgate.pipeline.gating import GateSession
+from qgate.pipeline.judging import GATE_METRICS, Judging, Outcome
 from qgate.pipeline.setups import ModelSetup
+from tests.dumps.gated import write_dump
 
 SAMPLING = Sampling(samples=2, seqlen=128, calib_samples=4, calib_seqlen=128)
 SUITE = "layer_outputs"
 SUITE_FILES = Path(__file__).parents[2] / "suites"
 PHASES = ("forward", "backward")
+DUMP = "dump-toy"
 Gate = Callable[[], Outcome]
+J = TypeVar("J", bound=Judging)
 
 
 @dataclass
@@ -36,8 +41,15 @@ class Healthy:
     folder: Path
     recorded: set[tuple[str, str, str]] = field(default_factory=set)
 
-    def session(self, model: str, updating: str | None = None, **setup: Any) -> GateSession:
-        """A session that has computed nothing yet."""
+    def session(self, model: str, updating: str | None = None, **setup: Any) -> Any:
+        """A session that has computed nothing yet; of a dump, it is of other batches than those
+        that were recorded."""
+        if model == DUMP:
+            folder = self.folder / f"dump-{updating}"
+            if not folder.is_dir():
+                write_dump(folder, seed=0 if updating else 1, ranks=2)
+            policy = Policy.from_table({}, GATE_METRICS)
+            return DumpGates(DumpSubject(folder, DUMP), self.folder, policy, updating=updating)
         made = ModelSetup(model, **{"sampling": SAMPLING, **setup})
         return GateSession(Bench(made), self.folder, Policy(), updating=updating)
 
@@ -61,16 +73,33 @@ def all_layers(session: GateSession, mode: str) -> list[Outcome]:
 
 
 @functools.cache
-def marks(suite: str) -> dict[str, Any]:
-    """The markers in the file of a suite, as its users run it."""
+def all_marks(suite: str) -> list[Any]:
+    """The markers in the file of a suite, as its users run it, the nearest to the test first."""
     names = runpy.run_path(str(SUITE_FILES / f"test_{suite}.py"))
-    return {mark.name: mark for mark in getattr(names[f"test_{suite}"], "pytestmark", [])}
+    return list(getattr(names[f"test_{suite}"], "pytestmark", []))
 
 
-def gates_of(session: GateSession, mode: str, suite: str) -> list[Gate]:
+def marks(suite: str) -> dict[str, Any]:
+    return {mark.name: mark for mark in all_marks(suite)}
+
+
+def with_markers(session: J, suite: str) -> J:
+    """A session under the limits of a suite, as its fixture has them."""
+    policy = session.policy
+    for mark in all_marks(suite):
+        if mark.name == "limits":
+            policy = policy.with_marker(mark.kwargs)
+    return session.with_policy(policy)
+
+
+def gates_of(session: Any, mode: str, suite: str) -> list[Gate]:
     """The tests of a suite for one mode, or for one format where a suite is about formats."""
-    if limits := marks(suite).get("limits"):
-        session = session.with_policy(session.policy.with_marker(limits.kwargs))
+    session = with_markers(session, suite)
+    if isinstance(session, DumpGates):
+        every = session.layers(suite)
+        if suite == "dump_distributions":
+            return [functools.partial(session.distributions, suite, layer) for layer in every]
+        return [functools.partial(session.overflow, suite, mode, layer) for layer in every]
     layers = session.bench.layers
     if suite in ("reference", "canary"):
         return [functools.partial(getattr(session, suite), suite)]
@@ -91,7 +120,7 @@ class Bed:
     """What a mutant may reach: the code, by `patch`, and the quantized model, by `module`."""
 
     patch: pytest.MonkeyPatch
-    session: GateSession
+    session: Any
     healthy: Healthy
     mode: str
 
@@ -153,7 +182,7 @@ class Found:
         return min(first, key=lambda check: check.place).site
 
 
-def examine(session: GateSession, mode: str, suite: str) -> Found:
+def examine(session: Judging, mode: str, suite: str) -> Found:
     """What `pytest suites` evaluates, as far as a mutant needs it."""
     try:
         session.check_baseline()

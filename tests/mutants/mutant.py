@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.mutants.bed import Bed
+from tests.mutants.bed import DUMP, Bed
 
 LLAMA, MAMBA = "tiny-llama", "tiny-mamba"
 Sow = Callable[[Bed], None]
@@ -38,3 +38,11 @@ def llama(name: str, mode: str, sow: Sow, source: str = "", **more: Any) -> Muta
 
 def mamba(name: str, mode: str, sow: Sow, source: str = "", **more: Any) -> Mutant:
     return Mutant(name, MAMBA, mode, sow, source, **more)
+
+
+def of_dump(
+    name: str, mode: str, sow: Sow, source: str = "", says: str = "", **more: Any
+) -> Mutant:
+    """Of a format, or of the values alone."""
+    suite = "dump_distributions" if mode == "values" else "dump_overflow"
+    return Mutant(name, DUMP, mode, sow, source, says, suite, **more)

@@ -10,8 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants import planted, planted_checks, planted_formats, planted_gradients
+from tests.mutants import (
+    planted,
+    planted_checks,
+    planted_dumps,
+    planted_formats,
+    planted_gradients,
+)
 from tests.mutants.bed import (
+    DUMP,
     SUITE,
     SUITE_FILES,
     Bed,
@@ -29,6 +36,7 @@ MUTANTS = (
     *planted_gradients.MUTANTS,
     *planted_formats.MUTANTS,
     *planted_checks.MUTANTS,
+    *planted_dumps.MUTANTS,
 )
 SUITES = tuple(dict.fromkeys(mutant.suite for mutant in MUTANTS))
 # Of every suite one, and more of all.
@@ -95,6 +103,8 @@ def healthy_cases(whole: bool) -> list[tuple[str, str, str]]:
     few += [(LLAMA, "int8", suite) for suite in (SUITE, "gradients", "task")]
     few += [(LLAMA, "mxfp4_e2m1", suite) for suite in ("scaling", "overflow")]
     few += [(LLAMA, "", suite) for suite in ("reference", "canary")]
+    few += [(DUMP, fmt, "dump_overflow") for fmt in ("fp8_e4m3", "mxfp4_e2m1")]
+    few += [(DUMP, "values", "dump_distributions")]
     if not whole:
         return few
     planted_in = {(m.model, m.mode, m.suite) for m in MUTANTS}

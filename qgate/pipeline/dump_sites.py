@@ -1,0 +1,275 @@
+"""The sites of a dump, and their values: all records of a site as one tensor.
+
+Ranks, iterations, samples and calls are parts of the same thing, so their exact counts are added.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qgate import formats
+from qgate.dumps import Dump, Record
+from qgate.errors import QgateError
+from qgate.formats import BlockFormat, ElementFormat, Quantizer
+from qgate.stats import Counts, counts
+from qgate.stats._bits import BY_NAME, COUNTABLE, DIRECT, decoded, slabs
+from qgate.stats._summary import Floats, Ints, Summary
+
+OUTSIDE = "outside"
+"""The layer of what belongs to no block: embeddings, the head."""
+_ROOM = 2**24
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place in the model and a direction, with all that was collected there."""
+
+    name: str
+    layer: str
+    scope: str
+    order: int
+    records: tuple[Record, ...]
+
+    @property
+    def has_values(self) -> bool:
+        return all(record.tensor is not None for record in self.records)
+
+
+@dataclass
+class Sites:
+    """The sites of a dump in the order of execution; `left_out` counts records by why."""
+
+    sites: list[Site]
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, dump: Dump) -> Sites:
+        found: dict[str, list[Record]] = {}
+        left_out: Counter[str] = Counter()
+        for record in _each_once(dump):
+            if why := _unusable(record):
+                left_out[why] += 1
+            else:
+                found.setdefault(site_name(record), []).append(record)
+        return cls(
+            [
+                Site(name, layer_name(of[0].layer), of[0].operation, place, tuple(of))
+                for place, (name, of) in enumerate(found.items())
+            ],
+            left_out,
+        )
+
+    def in_layer(self, layer: str) -> list[Site]:
+        return [site for site in self.sites if site.layer == layer]
+
+    @cached_property
+    def layers(self) -> list[str]:
+        return sorted({site.layer for site in self.sites}, key=layer_order)
+
+
+def _each_once(dump: Dump) -> Iterator[Record]:
+    """Records; one that comes twice would count its tensor twice."""
+    seen: set[tuple[int, int]] = set()
+    for record in dump.records():
+        place = (record.rank, record.order)
+        if place in seen:
+            raise QgateError(
+                f"{str(dump.folder)!r} has {record.title} twice (record {record.order} of rank "
+                f"{record.rank}): its tensors would be counted twice. `qgate dumps verify` looks "
+                "at all of it."
+            )
+        seen.add(place)
+        yield record
+
+
+def _unusable(record: Record) -> str:
+    if record.tensor is None and record.counts is None:
+        return "have neither values nor counts"
+    if record.dtype not in BY_NAME and "counted_as" not in record.extra:
+        return f"are of {record.dtype or 'no dtype'}"
+    return ""
+
+
+def site_name(record: Record) -> str:
+    """`layers.0.self_attn.q_proj:forward.input`; where no module is known, layer and type."""
+    where = record.module
+    if not where:
+        layer = "" if record.layer is None else f"layers.{record.layer}."
+        where = f"{layer}{record.layer_type}"
+    return f"{where}:{record.operation}.{record.name}"
+
+
+def layer_name(layer: int | None) -> str:
+    return OUTSIDE if layer is None else f"layers.{layer}"
+
+
+def layer_in_name(site: str) -> str:
+    """The layer that a name alone tells of: by its first number, as the collector does."""
+    numbers = [part for part in site.partition(":")[0].split(".") if part.isdecimal()]
+    return layer_name(int(numbers[0]) if numbers else None)
+
+
+def layer_order(layer: str) -> tuple[bool, int, str]:
+    number = layer.rpartition(".")[2]
+    return layer == OUTSIDE, int(number) if number.isdecimal() else 0, layer
+
+
+# The values of a site ---------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Pool(Summary):
+    """How often each value occurs at a site, over all its records.
+
+    nonfinite   elements that are not finite in the tensors as they flowed
+    first_bad   the first record that has some
+    rounded     some tensors were wider than 16 bits, and were rounded to bf16 to be counted
+    share       of all elements that were counted, less than 1 if the collector took a share
+    """
+
+    values: Floats
+    weights: Ints
+    nan: int
+    posinf: int
+    neginf: int
+    nonfinite: int = 0
+    first_bad: str = ""
+    rounded: bool = False
+    share: float = 1.0
+    largest: float = 0.0
+
+    @property
+    def n(self) -> int:  # type: ignore[override]
+        return int(self.weights.sum()) + self.nan + self.posinf + self.neginf
+
+    def weighted(self) -> tuple[Floats, Ints]:
+        return self.values, self.weights
+
+    @property
+    def amax(self) -> float:
+        """The largest finite magnitude, also where only a share was counted."""
+        return max(super().amax, self.largest) if len(self.values) else self.largest
+
+
+def pool(dump: Dump, records: Sequence[Record]) -> Pool:
+    """The counts of all these records together."""
+    by_dtype: dict[str, Ints] = {}
+    nonfinite, first_bad, rounded, elements, largest = 0, "", False, 0, 0.0
+    for record in records:
+        dtype, found, bad = _counted(dump, record)
+        total = by_dtype.setdefault(dtype, np.zeros(len(found), dtype=np.int64))
+        total += found
+        elements += record.elements
+        nonfinite += bad
+        first_bad = first_bad or (record.title if bad else "")
+        rounded |= BY_NAME.get(record.dtype) in DIRECT
+        largest = max(largest, record.stats.get("amax", 0.0) if record.sampled < 1 else 0.0)
+    values = np.concatenate([decoded(BY_NAME[dtype]) for dtype in by_dtype])
+    weights = np.concatenate(list(by_dtype.values()))
+    there = weights > 0
+    values, weights = values[there], weights[there]
+    finite = np.isfinite(values)
+    distinct, place = np.unique(values[finite], return_inverse=True)
+    summed = np.zeros(len(distinct), dtype=np.int64)
+    np.add.at(summed, place, weights[finite])
+    return Pool(
+        distinct,
+        summed,
+        int(weights[np.isnan(values)].sum()),
+        int(weights[values == np.inf].sum()),
+        int(weights[values == -np.inf].sum()),
+        nonfinite,
+        first_bad,
+        rounded,
+        float(weights.sum() / elements) if elements else 1.0,
+        largest,
+    )
+
+
+def _counted(dump: Dump, record: Record) -> tuple[str, Ints, int]:
+    """How often each pattern of a dtype occurs, and how many elements are not finite."""
+    if record.counts is not None and (record.sampled == 1 or record.tensor is None):
+        told = dump.counts(record)
+        dtype = str(record.extra.get("counted_as", record.dtype))
+        found = np.zeros(2 ** (8 * BY_NAME[dtype].itemsize), dtype=np.int64)
+        np.add.at(found, told["patterns"].astype(np.int64), told["counts"].astype(np.int64))
+        _check_whole(record, int(found.sum()))
+        return dtype, found, sum(record.nonfinite.values())
+    tensor = dump.tensor(record)
+    made = counts(tensor, via="bf16" if tensor.dtype in DIRECT else None)
+    assert isinstance(made, Counts)
+    _check_whole(record, made.n)
+    odd = made.n - made.finite
+    if tensor.dtype in DIRECT:
+        odd = sum(int((~part.isfinite()).sum()) for part in slabs(tensor, _ROOM))
+    return made.dtype, made.counts, odd
+
+
+def _check_whole(record: Record, counted: int) -> None:
+    if record.sampled == 1 and counted != record.elements:
+        raise QgateError(
+            f"the counts of {record.title} are of {counted} elements, and it has "
+            f"{record.elements}: the dump is damaged."
+        )
+
+
+# What a format does to them ---------------------------------------------------------------------
+
+SHARES = ("saturated", "flushed", "underflow")
+
+
+def needs_values(fmt: str) -> bool:
+    """Whether counts do not tell what a format does: its scales are those of blocks or tensors."""
+    found = formats.get(fmt)
+    return not isinstance(found, ElementFormat) or Quantizer(fmt).granularity is not None
+
+
+def shares_of_pool(pooled: Pool, fmt: str) -> dict[str, float]:
+    """The shares of a plain cast, from how often each value occurs; infinities are beyond it."""
+    found = formats.get(fmt)
+    assert isinstance(found, ElementFormat)
+    low, high = found.bounds()
+    values, weights = pooled.weighted()
+    cast = formats.quantize(torch.from_numpy(values), fmt).numpy()
+    size, nonzero = np.abs(values), values != 0
+    hits = {
+        "saturated": (values > high) | (values < low),
+        "flushed": nonzero & (cast == 0),
+        "underflow": nonzero & (size < found.min_normal),
+    }
+    total = max(pooled.n, 1)
+    beyond = {"saturated": pooled.posinf + pooled.neginf}
+    return {
+        f"{kind}_share": (int(weights[hits[kind]].sum()) + beyond.get(kind, 0)) / total
+        for kind in SHARES
+    }
+
+
+def shares_of_tensors(dump: Dump, records: Sequence[Record], fmt: str) -> dict[str, float]:
+    """The shares of a format with scales of its own, tensor by tensor."""
+    sums: Counter[str] = Counter()
+    for record in records:
+        for part in _parts(dump.tensor(record), fmt):
+            done = formats.report(part, fmt)
+            sums.update({kind: getattr(done, kind) for kind in SHARES})
+            sums.update({"saturated": done.inf, "elements": done.elements})
+    total = max(sums["elements"], 1)
+    return {f"{kind}_share": sums[kind] / total for kind in SHARES}
+
+
+def _parts(tensor: Tensor, fmt: str) -> Iterator[Tensor]:
+    """Parts with whole blocks; a format with a scale for the tensor needs all of it at once."""
+    if tensor.dtype in COUNTABLE and tensor.dtype.itemsize == 1:
+        tensor = tensor.bfloat16()
+    found = formats.get(fmt)
+    if isinstance(found, BlockFormat) and not found.needs_amax:
+        yield from slabs(tensor, _ROOM, found.block)
+    elif tensor.numel():
+        yield tensor
