@@ -27,9 +27,11 @@ import pytest
 @pytest.mark.limits(
     absolute="saturated_share<0.5", modes="mx*", scopes="forward,backward", reason="0.31 is healthy"
 )
-# Healthy forward: at most 0.07 (E4M3), 2e-4 (MXFP8); backward a plain cast may lose all of it.
+# Healthy forward: at most 0.07 (E4M3), 2e-4 (MXFP8); backward a plain cast may lose all of it, and
+# what softmax makes is meant to be next to nothing for most keys (0.39).
 @pytest.mark.limits(
     absolute="flushed_share<0.25",
+    sites="^(?!.*attention_weights$)",
     modes="fp8_*,hif8,mxfp8_*",
     scopes="forward",
     reason="a quarter of what flows is lost",

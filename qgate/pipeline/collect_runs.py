@@ -71,8 +71,7 @@ def collect(
     extra       kept with every record
     say         is called with the summary when the dump is closed
     """
-    from qgate.capture.collect_settings import Wanted
-    from qgate.capture.collecting import Collector
+    from qgate.capture.collecting import Collector, Wanted
 
     wanted = Wanted(
         sites=sites,

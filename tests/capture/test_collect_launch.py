@@ -135,6 +135,8 @@ def test_under_torchrun(tmp_path: Path, script: Path) -> None:
     assert done.returncode == 0, done.stderr
     dump = Dump.open(tmp_path / "dump")
     assert {r.rank for r in dump.records()} == {0, 1}
+    assert {r.world_size for r in dump.records()} == {2}
+    assert dump.header["run"] not in ("", "none")
     assert not dump.notes()
 
 

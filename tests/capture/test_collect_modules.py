@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 import qgate
 from qgate import QgateError
-from qgate.capture import collect_functions
 from tests.capture.collected import (
     WIDTH,
     batch,
@@ -228,28 +224,33 @@ def test_fast_paths_of_torch_stay_the_same(tmp_path: Path) -> None:
         assert train(model) == right
 
 
-def test_attention_functions_of_other_packages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def npu_fusion_attention(q: Tensor, k: Tensor, v: Tensor, head_num: int, *_: Any) -> Any:
-        return scaled_dot_product_attention(q, k, v), head_num
-
-    package = types.ModuleType("torch_npu")
-    package.npu_fusion_attention = npu_fusion_attention  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch_npu", package)
-    monkeypatch.setattr(collect_functions, "FUNCTIONS", collect_functions.FUNCTIONS[1:])
-
-    class Outer(nn.Module):
+def test_a_tensor_that_cannot_be_kept_does_not_cost_the_others(tmp_path: Path) -> None:
+    class Linear(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            return sys.modules["torch_npu"].npu_fusion_attention(x, x * 2, x, 4)[0]
+            return torch.sparse.mm(x, self.weight.T) + self.bias
 
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Outer())
-    with qgate.collect(model, tmp_path / "dump", sites="attention") as collector:
-        loss_of(model, batch()).backward()
+    model = nn.Sequential(Linear(4, 4))
+
+    def run() -> None:
+        with qgate.collect(model, tmp_path / "dump"):
+            model(torch.eye(4).to_sparse()).sum().backward()
+
+    with pytest.warns(UserWarning, match="layout sparse_coo is not kept"):
+        run()
+    names = {r.name for r in records(tmp_path / "dump")}
+    assert names >= {"weight", "output", "grad_output"}
+
+
+def test_compiled_functions_run_as_written_too(tmp_path: Path) -> None:
+    model = network()
+    step = torch.compile(lambda x: loss_of(model, x), backend="eager")
+    right = step(batch()).item()
+    with qgate.collect(model, tmp_path / "dump") as collector:
+        loss = step(batch())
+        loss.backward()
     assert not collector.missing
-    names = [r.name for r in records(tmp_path / "dump") if r.operation == "forward"]
-    assert names == ["query", "key", "value", "context"]
-    assert package.npu_fusion_attention is npu_fusion_attention
+    assert loss.item() == right
+    assert len(records(tmp_path / "dump")) == 69
 
 
 def test_autocast_and_half_precision(tmp_path: Path) -> None:
@@ -366,7 +367,8 @@ def test_what_cannot_be_kept_does_not_stop_the_model(tmp_path: Path) -> None:
         run()
     assert "TypeError: a tensor of layout sparse_coo is not kept at 1" in said[0]
     assert "TypeError: it returned dict and no tensor at 1" in said[0]
-    assert [r.name for r in records(tmp_path / "dump") if r.module == "1"] == ["input", "weight"]
+    names = [r.name for r in records(tmp_path / "dump") if r.module == "1"]
+    assert names == ["input", "weight", "weight"]
 
 
 def test_a_list_of_models(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 import qgate
 from qgate import QgateError
 from qgate.dumps import Dump
-from qgate.pipeline.collect_runs import place_of
+from qgate.pipeline.collect_runs import place_of, run_of
 from tests.capture.collected import found, network, records, train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,9 +51,18 @@ def run(rank, folder, collecting):
 if __name__ == "__main__":
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=2)
+    runs = []
     plain, collected = run(rank, folder, False), run(rank, folder, True)
     assert plain[0] == collected[0]
     assert all(torch.equal(a, b) for a, b in zip(plain[1], collected[1]))
+    for count in range(2):  # the second run is told from the first and takes its place
+        if count:
+            dist.barrier()
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        with qgate.collect(model, folder / "again", existing="overwrite") as collector:
+            model(torch.ones(1, 2)).sum().backward()
+        runs.append(collector.run)
+    assert runs[0] != runs[1] != ""
     dist.destroy_process_group()
 """
 
@@ -85,6 +94,10 @@ def test_two_ranks_of_tiny_llama_under_ddp(tmp_path: Path) -> None:
     assert (tmp_path / "dump" / "rank00001" / "index.jsonl").is_file()
     assert "model.layers.0.mlp.gate_proj" in {e.module for e in got}
     assert not Dump.open(tmp_path / "dump").notes()
+    again = Dump.open(tmp_path / "again")
+    assert {e.rank for e in again.records()} == {0, 1}
+    assert len(Dump.open(tmp_path / "dump").header["run"]) == len(again.header["run"]) == 32
+    assert Dump.open(tmp_path / "dump").header["run"] != again.header["run"]
     wanted = {"module": "model.layers.2.self_attn.o_proj", "name": "grad_weight"}
     a, b = (found(tmp_path / "dump", rank=rank, **wanted)[0][1] for rank in (0, 1))
     assert not torch.equal(a, b)  # each rank's own, before they are averaged
@@ -151,6 +164,11 @@ def test_two_ranks_with_sharded_parameters(tmp_path: Path) -> None:
 )
 def test_the_rank_of_a_launcher(environment: dict[str, str], place: tuple[int, int] | None) -> None:
     assert place_of(environment) == place
+
+
+def test_the_run_of_a_launcher() -> None:
+    assert run_of({"TORCHELASTIC_RUN_ID": "7f3"}) == "7f3"
+    assert run_of({"TORCHELASTIC_RUN_ID": "none"}) == run_of({}) == ""
 
 
 def test_ranks_that_are_not_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

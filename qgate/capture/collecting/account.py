@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable, Sequence
 
-from qgate.capture.collect_calls import Again, Call, Calls, Spot, without_gradient
-from qgate.capture.collect_targets import Target
+from qgate.capture.collecting.calls import Again, Call, Calls, Spot, without_gradient
+from qgate.capture.collecting.targets import Target
 
 _MOST = 8
 

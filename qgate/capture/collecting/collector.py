@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import threading
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,12 +13,13 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from qgate.capture.collect_account import Account
-from qgate.capture.collect_hooks import Hooks
-from qgate.capture.collect_progress import Progress
-from qgate.capture.collect_recorder import Recorder
-from qgate.capture.collect_settings import Wanted
-from qgate.capture.collect_targets import choose
+from qgate.capture.collecting.account import Account
+from qgate.capture.collecting.hooks import Hooks
+from qgate.capture.collecting.progress import Progress
+from qgate.capture.collecting.recorder import Recorder
+from qgate.capture.collecting.runs import agreed_run
+from qgate.capture.collecting.settings import Wanted
+from qgate.capture.collecting.targets import choose
 from qgate.dumps.writing import DumpWriter
 from qgate.errors import QgateError
 
@@ -55,7 +56,7 @@ class Collector:
             raise QgateError(f"collect from a torch module or a list of them, not {model!r:.80}.")
         self._place, self._say = place, say
         self.account = Account()
-        self._closed = threading.Event()
+        self.run = ""  # what the dump calls this run, the same on all ranks
         self._running = self._started = False
         self._recorder: Recorder | None = None
         self._progress: Progress | None = None
@@ -77,9 +78,9 @@ class Collector:
         root = self._roots[0] if len(self._roots) == 1 else nn.ModuleList(self._roots)
         chosen = choose(root, self.wanted.sites)
         known = self._known_place()
+        self.run = agreed_run(self.folder.name) or self.wanted.run
         if known is not None and not self.wanted.wants_rank(known[0]):
             self._started = True
-            self._closed.set()
             return self
         self._progress = Progress(
             self._roots,
@@ -99,7 +100,7 @@ class Collector:
             self._progress.watch()
         except BaseException:
             self._unhook()
-            self._recorder.close(lambda _: [], self._closed.set)
+            self._recorder.close(lambda _: [], lambda: None)
             raise
         self._started = self._running = True
         _ACTIVE.append(self)
@@ -225,15 +226,23 @@ class Collector:
 
     def _open_writer(self) -> DumpWriter | None:
         rank, world_size = self._known_place() or (0, 1)
+        self.run = self.run or agreed_run(self.folder.name)
         if not self.wanted.wants_rank(rank):
             return None
-        writer = DumpWriter(
-            self.folder,
-            rank=rank,
-            world_size=world_size,
-            header=self.wanted.header(type(self._roots[0]).__name__),
-            existing=self.wanted.existing,
-        )
+        header = self.wanted.header(type(self._roots[0]).__name__, self.run)
+        try:
+            writer = DumpWriter(
+                self.folder,
+                rank=rank,
+                world_size=world_size,
+                header=header,
+                existing=self.wanted.existing,
+            )
+        except OSError as error:
+            why = error.strerror or error
+            raise QgateError(
+                f"no dump can be written to {str(self.folder)!r}: {why}. Choose another folder."
+            ) from None
         self.folder_of_rank = self.folder / f"rank{rank:05d}"
         return writer
 
@@ -244,7 +253,7 @@ class Collector:
                 self._running = False
                 self._unhook()
                 _ACTIVE.remove(self)
-                self._recorder.close(lambda _: [], self._closed.set)
+                self._recorder.close(lambda _: [], lambda: None)
                 self._recorder = None
 
     def _iteration_ends(self, label: int) -> None:
@@ -267,11 +276,8 @@ class Collector:
             self._eager = None
 
     def _told(self) -> None:
-        try:
-            if self._say is not None:
-                self._say(self.summary)
-        finally:
-            self._closed.set()
+        if self._say is not None:
+            self._say(self.summary)
 
     def _at_exit(self) -> None:
         if self._running and self._progress is not None:
@@ -283,6 +289,7 @@ class Collector:
 def _run_eagerly(roots: Sequence[nn.Module]) -> Any:
     """Compiled modules pass by their hooks; while they are collected, they run as written."""
     modules = [module for root in roots for module in root.modules()]
-    if not any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in modules):
+    compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in modules)
+    if not compiled and "torch._dynamo" not in sys.modules:  # nor is there a compiled function
         return None
     return torch.compiler.set_stance("force_eager")

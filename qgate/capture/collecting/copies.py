@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qgate.capture.collect_device import Pending, start_on_cuda
-from qgate.capture.collect_values import Reading, can_be_read, read
+from qgate.capture.collecting.device import Pending, start_on_cuda
+from qgate.capture.collecting.values import Reading, can_be_read, read
 from qgate.dumps.records import Record
 
 
@@ -129,7 +129,7 @@ class Snapshots:
         if x.layout != torch.strided:
             raise TypeError(f"a tensor of layout {str(x.layout)[6:]} is not kept")
         if x.is_cuda and can_be_read(x):
-            made.pending = start_on_cuda(x, target if self._values else None)
+            made.pending = start_on_cuda(x, target if self._values else None, self._seed)
             return
         x = x.cpu()
         if self._values:

@@ -11,7 +11,15 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from qgate.capture.collect_values import Reading
+from qgate.capture.collecting.settings import COUNTED
+from qgate.capture.collecting.values import (
+    Array,
+    Reading,
+    all_blocks,
+    array_of,
+    memory_of,
+    sampled_places,
+)
 from qgate.stats._bits import COUNTABLE
 
 _AT_ONCE = 2**26
@@ -25,6 +33,8 @@ class Pending:
     elements: int
     figures: Tensor
     counts: Tensor | None
+    sample: Tensor | None
+    lengths: Array | None
     values: Tensor | None
     done: torch.cuda.Event
 
@@ -40,8 +50,10 @@ class Pending:
             high,
             kinds,
             self.elements,
-            counts=counts,
-            sums=(total, squares),
+            None if self.sample is None else array_of(self.sample),
+            counts,
+            (total, squares),
+            self.lengths,
         ), self.values
 
 
@@ -50,24 +62,36 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def start_on_cuda(x: Tensor, values: torch.dtype | None) -> Pending:
-    """Read a tensor and, if `values` names a dtype, copy it; the caller may write to it at once."""
+@lru_cache(maxsize=64)
+def _places(
+    shape: tuple[int, ...], stride: tuple[int, ...], most: int, seed: int, device: torch.device
+) -> tuple[Tensor, Array]:
+    offsets, lengths = sampled_places(shape, stride, most, seed)
+    return torch.from_numpy(offsets).to(device), lengths
+
+
+def start_on_cuda(x: Tensor, values: torch.dtype | None, seed: int) -> Pending:
+    """Read a tensor and, if `values` names a dtype, copy it; the caller may write to it at once.
+
+    All of it is counted here; only the figures of blocks are of a share.
+    """
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError("a CUDA graph is being captured")
     figures = _figures(x)
     counts = _counts(x) if x.is_floating_point() else None
+    sample, lengths = _blocks(x, COUNTED, seed) if x.is_floating_point() else (None, None)
     copied = None if values is None else torch.empty(x.shape, dtype=values, device=x.device)
     if copied is not None:
         copied.copy_(x)
     side, now = _stream(x.device), torch.cuda.current_stream(x.device)
     side.wait_stream(now)
     with torch.cuda.stream(side):
-        sent = [_to_host(each, side) for each in (figures, counts, copied)]
+        sent = [_to_host(each, side) for each in (figures, counts, sample, copied)]
         done = torch.cuda.Event()
         done.record(side)
     if sent[0] is None:
         raise RuntimeError("nothing was read")
-    return Pending(x.dtype, x.numel(), sent[0], sent[1], sent[2], done)
+    return Pending(x.dtype, x.numel(), sent[0], sent[1], sent[2], lengths, sent[3], done)
 
 
 def _to_host(x: Tensor | None, side: torch.cuda.Stream) -> Tensor | None:
@@ -114,3 +138,15 @@ def _counts(x: Tensor) -> Tensor:
         index = bits.long().bitwise_and_(size - 1)
         total.scatter_add_(0, index, torch.ones_like(index))
     return total
+
+
+def _blocks(x: Tensor, most: int, seed: int) -> tuple[Tensor, Array]:
+    """Whole blocks of a tensor, at most `most` elements, and their lengths."""
+    shape = tuple(x.shape)
+    if x.numel() <= most:
+        return x.reshape(-1).clone(), all_blocks(shape)
+    offsets, lengths = _places(shape, x.stride(), most, seed, x.device)
+    line = memory_of(x)
+    if x.dtype in COUNTABLE:
+        line = line.view(COUNTABLE[x.dtype])
+    return line.index_select(0, offsets).view(x.dtype), lengths

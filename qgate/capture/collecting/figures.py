@@ -1,4 +1,8 @@
-"""The figures of a record, made of a reading while the model runs on."""
+"""The figures of a record, made of a reading while the model runs on.
+
+Plain numpy without `dot` and `@`: those wake the threads of a BLAS, which then take the model's
+processors from it, and wait for work where it should run.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from qgate.capture.collect_values import Reading, value_table
+from qgate.capture.collecting.values import Reading, value_table
 from qgate.stats._bits import COUNTABLE, short_name
 
 Array = np.ndarray[Any, Any]
@@ -25,7 +29,7 @@ class Figures:
     counted_as: str
 
 
-def figures(reading: Reading) -> Figures:
+def figures_of(reading: Reading) -> Figures:
     """The figures of a reading, for which the model need not wait."""
     stats: dict[str, float] = {}
     finite = reading.elements - sum(reading.nonfinite.values())
@@ -103,8 +107,8 @@ def _moments(reading: Reading) -> tuple[float, float]:
     if not n:
         return math.nan, math.nan
     with np.errstate(over="ignore", invalid="ignore"):
-        mean = float(np.dot(values, weights) / n)
-        return mean, math.sqrt(float(np.dot((values - mean) ** 2, weights) / n))
+        mean = float((values * weights).sum() / n)
+        return mean, math.sqrt(float(((values - mean) ** 2 * weights).sum() / n))
 
 
 def _plain_moments(values: Array) -> tuple[float, float]:
@@ -113,4 +117,5 @@ def _plain_moments(values: Array) -> tuple[float, float]:
     with np.errstate(over="ignore", invalid="ignore"):
         mean = float(values.mean())
         values -= mean
-        return mean, math.sqrt(float(np.dot(values, values)) / values.size)
+        values *= values
+        return mean, math.sqrt(float(values.sum()) / values.size)

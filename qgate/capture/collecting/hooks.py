@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qgate.capture.collect_calls import Again, Call, Spot, tensors_in
-from qgate.capture.collect_functions import AttentionFunctions, attention_weights, told_of
-from qgate.capture.collect_graph import Edge, edges_of, inside_module_call, watch_gradients
-from qgate.capture.collect_recorder import Recorder
-from qgate.capture.collect_targets import Chosen, Target, layer_of
+from qgate.capture.collecting.calls import Again, Call, Spot, tensors_in
+from qgate.capture.collecting.functions import AttentionFunctions, attention_weights, told_of
+from qgate.capture.collecting.graph import Edge, edges_of, inside_module_call, watch_gradients
+from qgate.capture.collecting.recorder import Recorder
+from qgate.capture.collecting.targets import Chosen, Target, layer_of
+from qgate.dumps.records import Phase
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +107,9 @@ class Hooks:
 
     # Functions ---------------------------------------------------------------------------------
 
-    def _function_begins(self, tensors: dict[str, Tensor], arguments: dict[str, Any]) -> Any:
+    def _function_begins(
+        self, function: str, tensors: dict[str, Tensor], arguments: dict[str, Any]
+    ) -> Any:
         module = inside_module_call(self._chosen.names) or ""
         if module in self._whole or not self._chosen.takes_functions_in(module):
             return None
@@ -117,7 +120,7 @@ class Hooks:
                 spot,
                 tensors,
                 told_of(arguments),
-                functools.partial(attention_weights, tensors, arguments),
+                functools.partial(attention_weights, function, tensors, arguments),
             )
 
         return self._guarded(spot, begin)
@@ -146,7 +149,7 @@ class Hooks:
             return None
         if isinstance(call, Call) and self._wanted.forward:
             for name, tensor in given.items():
-                self._recorder.keep(call, "forward", "pre", name, tensor, extra)
+                self._keep(call, "pre", name, tensor, extra)
         wants_gradients = self._wanted.backward and torch.is_grad_enabled()
         edges = edges_of(given) if wants_gradients else {}
         return _Open(spot, call, edges, extra, weights)
@@ -158,11 +161,18 @@ class Hooks:
         call = opened.call
         if isinstance(call, Call) and self._wanted.forward:
             if output:
-                self._recorder.keep(call, "forward", "post", output, returned[0], opened.extra)
+                self._keep(call, "post", output, returned[0], opened.extra)
             if self._wanted.attention_weights and call.spot.layer_type == "attention":
-                self._keep_weights(opened, call, returned)
+                self._guarded(call.spot, lambda: self._keep_weights(opened, call, returned))
         if self._wanted.backward and output and torch.is_grad_enabled():
             self._await_gradients(opened, returned[0])
+
+    def _keep(
+        self, call: Call, phase: Phase, name: str, tensor: Tensor, extra: dict[str, Any]
+    ) -> None:
+        """One that cannot be read does not cost the others of its call."""
+        keep = functools.partial(self._recorder.keep, call, "forward", phase, name, tensor, extra)
+        self._guarded(call.spot, keep)
 
     def _keep_weights(self, opened: _Open, call: Call, returned: list[Tensor]) -> None:
         name, extra = "attention_weights", opened.extra

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from qgate.capture.collect_calls import tensors_in
-from qgate.capture.collect_graph import in_backward
+from qgate.capture.collecting.calls import tensors_in
+from qgate.capture.collecting.graph import in_backward
 
 
 class Progress:

@@ -10,16 +10,17 @@ from typing import Any
 
 from torch import Tensor
 
-from qgate.capture.collect_account import Account
-from qgate.capture.collect_calls import Again, Call, Calls, Spot
-from qgate.capture.collect_copies import Snapshot, Snapshots
-from qgate.capture.collect_figures import figures
-from qgate.capture.collect_graph import executing_node, in_backward
-from qgate.capture.collect_pages import Pages
-from qgate.capture.collect_progress import Progress
-from qgate.capture.collect_queue import WriterThread
-from qgate.capture.collect_settings import Wanted
-from qgate.capture.collect_shares import shares
+from qgate.capture.collecting.account import Account
+from qgate.capture.collecting.blocks import blocks_of
+from qgate.capture.collecting.calls import Again, Call, Calls, Spot
+from qgate.capture.collecting.copies import Snapshot, Snapshots
+from qgate.capture.collecting.figures import figures_of
+from qgate.capture.collecting.graph import executing_node, in_backward
+from qgate.capture.collecting.pages import Pages
+from qgate.capture.collecting.progress import Progress
+from qgate.capture.collecting.queue import WriterThread
+from qgate.capture.collecting.settings import Wanted
+from qgate.capture.collecting.shares import shares_of
 from qgate.dumps.records import Operation, Phase, Record
 from qgate.dumps.writing import DumpWriter
 from qgate.errors import QgateError
@@ -172,12 +173,14 @@ class Recorder:
         snapshot.wait()
         counts = None
         if snapshot.reading is not None:
-            found = figures(snapshot.reading)
+            found, blocks = figures_of(snapshot.reading), blocks_of(snapshot.reading)
             counts = found.counts
             told = {"counted_as": found.counted_as} if found.counted_as else {}
             record = replace(
                 record,
-                stats=found.stats | shares(record.quant_type, found),
+                stats=found.stats
+                | ({} if blocks is None else blocks.stats)
+                | shares_of(record.quant_type, found, blocks),
                 nonfinite=found.nonfinite,
                 sampled=found.sampled,
                 extra={**record.extra, **told},

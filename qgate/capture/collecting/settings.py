@@ -89,8 +89,8 @@ class Wanted:
     def wants_rank(self, rank: int) -> bool:
         return self.ranks == "all" or rank in self.ranks
 
-    def header(self, model: str) -> dict[str, Any]:
-        """What the dump says of the run; the same on all ranks."""
+    def header(self, model: str, run: str = "") -> dict[str, Any]:
+        """What the dump says of the run; the same on all ranks, as `run` has to be."""
         sites = self.sites if isinstance(self.sites, str) else list(self.sites)
         told = {
             "model": model,
@@ -105,4 +105,4 @@ class Wanted:
             "seed": self.seed,
             "torch": torch.__version__,
         }
-        return told | ({"run": self.run} if self.run else {})
+        return told | ({"run": run} if run else {})

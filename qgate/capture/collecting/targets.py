@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from qgate.capture.collect_calls import Spot
+from qgate.capture.collecting.calls import Spot
 from qgate.errors import QgateError
 from qgate.models.sites import kind_of
 

@@ -1,7 +1,7 @@
 """What is read from a tensor while the model waits: as little as the figures need.
 
 Extremes and non-finite values are of every element. Counts of a large tensor are of a seeded share
-of its elements, because reading all of them would take longer than the layer itself. On the CPU it
+of its blocks, because reading all of them would take longer than the layer itself. On the CPU it
 is numpy that reads: one thread, no barrier that a busy machine makes a hundred times slower.
 """
 
@@ -21,9 +21,9 @@ from qgate.stats._bits import COUNTABLE, decoded
 
 Array = np.ndarray[Any, Any]
 
-_RUN = 16
-"""Neighbors that are sampled together: a line of cache, so that a sample costs what it holds."""
-
+BLOCK = 32
+"""Neighbors along the last dimension that are sampled together: what shares a scale in MX formats,
+and two lines of cache, so that a sample costs little more than what it holds."""
 
 _PART = 2**16
 
@@ -36,6 +36,7 @@ class Reading:
     counted     how many of the elements the sample is
     counts      how often each pattern occurs, where that was counted at once
     sums        sum and sum of squares of the finite values, where that was added up at once
+    lengths     of the whole blocks that follow one another in the sample
     """
 
     dtype: torch.dtype
@@ -47,6 +48,7 @@ class Reading:
     sample: Array | None = None
     counts: Array | None = None
     sums: tuple[float, float] | None = None
+    lengths: Array | None = None
 
     @property
     def counted_as(self) -> torch.dtype | None:
@@ -73,11 +75,17 @@ def read(x: Tensor, most: int | None, seed: int, into: Tensor | None = None) -> 
     flat = array_of(x)
     low, high, nonfinite = _extremes(flat, x.dtype, None if into is None else array_of(into))
     if most is None or x.numel() <= most:
-        return Reading(x.dtype, x.numel(), low, high, nonfinite, x.numel(), flat.ravel().copy())
-    offsets = _offsets(tuple(x.shape), x.stride(), most, seed)
+        sample, lengths = flat.ravel().copy(), all_blocks(tuple(x.shape))
+    else:
+        offsets, lengths = sampled_places(tuple(x.shape), x.stride(), most, seed)
+        sample = array_of(memory_of(x)).take(offsets)
+    return Reading(x.dtype, x.numel(), low, high, nonfinite, len(sample), sample, lengths=lengths)
+
+
+def memory_of(x: Tensor) -> Tensor:
+    """The stretch of memory that a tensor's elements are in, as a line."""
     extent = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-    sample = array_of(x.as_strided((extent,), (1,))).take(offsets)
-    return Reading(x.dtype, x.numel(), low, high, nonfinite, len(sample), sample)
+    return x.as_strided((extent,), (1,))
 
 
 def array_of(x: Tensor) -> Array:
@@ -169,12 +177,39 @@ def value_table(dtype: torch.dtype) -> Array:
 
 
 @lru_cache(maxsize=64)
-def _offsets(shape: tuple[int, ...], stride: tuple[int, ...], most: int, seed: int) -> Array:
-    """Where in memory the sampled elements of a tensor of this layout are, in ascending order."""
-    elements = math.prod(shape)
-    run = math.gcd(_RUN, shape[-1]) if stride[-1] == 1 else 1
+def all_blocks(shape: tuple[int, ...]) -> Array:
+    """The lengths of the blocks of a tensor, row after row; the last of a row may be shorter."""
+    width = shape[-1] if shape else 1
+    if not width:
+        return np.zeros(0, dtype=np.int8)
+    row = np.full(-(-width // BLOCK), BLOCK, dtype=np.int8)
+    row[-1] = width - BLOCK * (len(row) - 1)
+    return np.tile(row, math.prod(shape[:-1]))
+
+
+@lru_cache(maxsize=64)
+def sampled_places(
+    shape: tuple[int, ...], stride: tuple[int, ...], most: int, seed: int
+) -> tuple[Array, Array]:
+    """Where in memory the sampled elements of a tensor of this layout are, in ascending order of
+    their blocks, and how long each of the blocks is: blocks are whole, and at most `most` elements.
+    """
+    width, rows = shape[-1], math.prod(shape[:-1])
+    in_row = -(-width // BLOCK)
+    wanted = min(max(most * in_row // width, 1), rows * in_row)
     random = np.random.default_rng([seed, *shape])
-    chosen = np.sort(random.choice(elements // run, max(most // run, 1), replace=False)) * run
-    places = np.unravel_index(chosen, shape)
-    start = sum(place * step for place, step in zip(places, stride, strict=True))
-    return np.asarray((np.asarray(start)[:, None] + np.arange(run)).ravel(), dtype=np.intp)
+    chosen = random.choice(rows * in_row, wanted, replace=False)
+    kept = max(int((np.cumsum(_lengths(chosen, width, in_row)) <= most).sum()), 1)
+    chosen = np.sort(chosen[:kept])
+    lengths = _lengths(chosen, width, in_row)
+    places = np.unravel_index(chosen // in_row, shape[:-1]) if len(shape) > 1 else ()
+    start = chosen % in_row * (BLOCK * stride[-1])
+    start = start + sum(place * step for place, step in zip(places, stride[:-1], strict=True))
+    inside = np.arange(BLOCK)
+    offsets = (start[:, None] + inside * stride[-1])[inside < lengths[:, None]]
+    return np.asarray(offsets, dtype=np.intp), np.asarray(lengths, dtype=np.int8)
+
+
+def _lengths(chosen: Array, width: int, in_row: int) -> Array:
+    """Of the blocks of these numbers."""
+    return np.asarray(np.minimum(width - chosen % in_row * BLOCK, BLOCK))

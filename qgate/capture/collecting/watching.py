@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from qgate.capture.collect_targets import choose
-from qgate.capture.collecting import Collector, is_collecting
+from qgate.capture.collecting.collector import Collector, is_collecting
+from qgate.capture.collecting.targets import choose
 from qgate.errors import QgateError
 
 

@@ -1,0 +1,95 @@
+"""Figures of blocks: elements along the last dimension that would share a scale.
+
+The blocks are those of the sample, whole and aligned, 32 elements each and fewer at the end of a
+row. A block with a value that is not finite has no scale and is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from qgate.capture.collecting.values import BLOCK, Array, Reading, value_table
+from qgate.formats.mx import MxFormat
+from qgate.stats._bits import COUNTABLE
+
+_LARGEST_SCALE = 127
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Magnitudes of the sampled elements, the length of each block, and its largest magnitude."""
+
+    sizes: Array
+    lengths: Array
+    largest: Array
+
+    @property
+    def stats(self) -> dict[str, float]:
+        """How many powers of two the largest values of blocks lie apart, and the share of blocks
+        that are zero."""
+        if not self.lengths.size:
+            return {}
+        there = self.largest[self.largest > 0]
+        spread = np.ptp(np.frexp(there)[1]) if there.size else 0
+        return {
+            f"block{BLOCK}.spread_binades": float(spread),
+            f"block{BLOCK}.zero_share": (self.largest.size - there.size) / self.largest.size,
+        }
+
+    def shares(self, fmt: MxFormat) -> dict[str, float]:
+        """What is above the largest and below the smallest value of its block, with the scales
+        that the format's floor rule gives."""
+        if not self.lengths.size:
+            return {}
+        wanted = fmt.define_exponents(self.largest.astype(np.float64), "floor", _LARGEST_SCALE)
+        scales = np.ldexp(1.0, np.clip(wanted, -_LARGEST_SCALE, _LARGEST_SCALE).astype(int))
+        with np.errstate(over="ignore"):
+            most, least = (
+                self._for_each((limit * scales).astype(self.sizes.dtype))
+                for limit in (fmt.max, fmt.min_subnormal / 2)
+            )
+        zeroed = (self.sizes <= least).sum() - (self.sizes == 0).sum()
+        return {
+            f"{fmt.name}.saturated_share": float((self.sizes > most).mean()),
+            f"{fmt.name}.zeroed_share": float(zeroed / self.sizes.size),
+        }
+
+    def _for_each(self, of_block: Array) -> Array:
+        """One number per block, as it meets the block's elements."""
+        return np.repeat(of_block, self.lengths)
+
+
+def blocks_of(reading: Reading) -> Blocks | None:
+    """The blocks of what was sampled; None where no values were."""
+    if reading.sample is None or reading.lengths is None or reading.counted_as is None:
+        return None
+    sizes = _magnitudes(reading)
+    lengths = reading.lengths
+    if not lengths.size:
+        return Blocks(sizes, lengths, sizes)
+    if (lengths == BLOCK).all():
+        largest = sizes.reshape(-1, BLOCK).max(1)
+    else:
+        starts = np.cumsum(lengths, dtype=np.intp) - lengths
+        largest = np.maximum.reduceat(sizes, starts)
+    if any(reading.nonfinite.values()):
+        whole = np.isfinite(largest)
+        sizes = sizes[np.repeat(whole, lengths)]
+        lengths, largest = lengths[whole], largest[whole]
+    return Blocks(sizes, lengths, largest)
+
+
+def _magnitudes(reading: Reading) -> Array:
+    sample = reading.sample
+    assert sample is not None
+    return _table(reading.dtype)[sample] if reading.dtype in COUNTABLE else np.abs(sample)
+
+
+@lru_cache(maxsize=8)
+def _table(dtype: torch.dtype) -> Array:
+    with np.errstate(invalid="ignore"):
+        return np.abs(value_table(dtype)).astype(np.float32)
