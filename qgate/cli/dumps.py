@@ -152,7 +152,7 @@ def _verify(args: argparse.Namespace) -> int:
         print(one_line(problem), flush=True)
         found += 1
     records = sum(1 for _ in dump.records())
-    hashed = sum(1 for record in dump.records() if record.tensor and record.tensor.sha256)
+    hashed = sum(1 for record in dump.records() if record.tensor and record.tensor.digest)
     if not records:
         raise QgateError(f"{str(args.folder)!r} has no records: nothing was verified.")
     if not found:

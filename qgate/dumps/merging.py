@@ -159,7 +159,7 @@ def _identical(a: Record, b: Record) -> bool:
 
 def _hashes(record: Record) -> list[str | None]:
     places = (record.tensor, record.counts)
-    return [None if place is None else place.sha256 for place in places]
+    return [None if place is None else place.digest for place in places]
 
 
 def _missing(dump: Dump, rank: int) -> Iterable[str]:

@@ -26,7 +26,7 @@ class Place:
 
     file: str
     key: str
-    sha256: str
+    digest: str
 
 
 @dataclass(frozen=True, kw_only=True)

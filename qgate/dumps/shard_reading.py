@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qgate.dumps.layout import SHARD
 from qgate.dumps.records import Place, Record
-from qgate.dumps.shards import RAW, block_of, block_of_array, sha256_of
+from qgate.dumps.shards import RAW, block_of, block_of_array, digest_of
 from qgate.errors import QgateError
 
 Array = np.ndarray[Any, Any]
@@ -62,7 +62,7 @@ class ShardReader:
                 f"{str(path)!r} holds {dtype} {list(shape)} for {record.title}, and the index says "
                 f"{record.dtype} {list(record.shape)}; {_REMEDY}."
             )
-        if check and block_of(found).sha256 != place.sha256:
+        if check and block_of(found).digest != place.digest:
             raise _changed(path, record)
         return found
 
@@ -78,7 +78,7 @@ class ShardReader:
         except Exception as error:
             raise _damaged(path, record, error) from None
         blocks = {name: block_of_array(array) for name, array in found.items()}
-        if not found or (check and sha256_of(blocks) != place.sha256):
+        if not found or (check and digest_of(blocks) != place.digest):
             raise _changed(path, record)
         return found
 

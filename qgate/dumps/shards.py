@@ -7,7 +7,6 @@ own when it is whole: memory does not grow with it, and what is there under that
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 from qgate.dumps.layout import unfinished_name
@@ -48,8 +48,10 @@ class Block:
         digest.update(self.data)
 
     @property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.data).hexdigest()
+    def digest(self) -> str:
+        """128 bits of XXH3, which reads as fast as memory: it proves that nothing went wrong, and
+        no more than an index beside the file could prove."""
+        return xxhash.xxh3_128(self.data).hexdigest()
 
     def entry(self, start: int) -> tuple[dict[str, Any], str | None]:
         """Its place in a header, and what the metadata say where safetensors lacks the dtype."""
@@ -84,9 +86,9 @@ def block_of_array(array: Array) -> Block:
     return Block(little.reshape(-1).view(np.uint8).data, array.dtype.name, array.shape)
 
 
-def sha256_of(blocks: Mapping[str, Block]) -> str:
+def digest_of(blocks: Mapping[str, Block]) -> str:
     """One hash of several arrays with their names, dtypes and shapes."""
-    digest = hashlib.sha256()
+    digest = xxhash.xxh3_128()
     for name in sorted(blocks):
         block = blocks[name]
         digest.update(json.dumps([name, block.dtype, list(block.shape)]).encode())

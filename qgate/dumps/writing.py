@@ -24,7 +24,7 @@ from qgate.dumps.begin import Existing, begin
 from qgate.dumps.index import Index, line
 from qgate.dumps.layout import INDEX, RUN, rank_folder, shard_name, shards_in, unfinished_in
 from qgate.dumps.records import Place, Record
-from qgate.dumps.shards import Block, ShardWriter, block_of, block_of_array, sha256_of, write_all
+from qgate.dumps.shards import Block, ShardWriter, block_of, block_of_array, digest_of, write_all
 from qgate.errors import QgateError
 
 _MOST_MISSING = 1000
@@ -80,10 +80,10 @@ class DumpWriter:
             for record in found.records:
                 self._orders.add(record.order)
                 if record.tensor is not None:
-                    key = (record.dtype, record.shape, record.tensor.sha256)
+                    key = (record.dtype, record.shape, record.tensor.digest)
                     self._places.setdefault(key, record.tensor)
                 if record.counts is not None:
-                    self._counted.setdefault(record.counts.sha256, record.counts)
+                    self._counted.setdefault(record.counts.digest, record.counts)
             os.ftruncate(handle, found.end)
             for path in unfinished_in(self._home):
                 path.unlink()
@@ -165,18 +165,18 @@ class DumpWriter:
         return record
 
     def _stored(self, block: Block, order: int) -> Place:
-        identity = (block.dtype, block.shape, block.sha256)
+        identity = (block.dtype, block.shape, block.digest)
         if identity not in self._places:
             file = self._put({str(order): block})
             self._places[identity] = Place(file, str(order), identity[2])
         return self._places[identity]
 
     def _stored_counts(self, arrays: Mapping[str, Block], order: int) -> Place:
-        sha256, key = sha256_of(arrays), f"{order}.counts"
-        if sha256 not in self._counted:
+        digest, key = digest_of(arrays), f"{order}.counts"
+        if digest not in self._counted:
             file = self._put({f"{key}.{name}": block for name, block in arrays.items()})
-            self._counted[sha256] = Place(file, key, sha256)
-        return self._counted[sha256]
+            self._counted[digest] = Place(file, key, digest)
+        return self._counted[digest]
 
     def _put(self, blocks: Mapping[str, Block]) -> str:
         if self._shard is not None and not self._shard.fits(blocks):

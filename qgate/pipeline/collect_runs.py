@@ -43,7 +43,7 @@ def collect(
     level: Literal["statistics", "tensors"] = "tensors",
     dtype: str = "keep",
     attention_weights: bool = False,
-    counted: int | Literal["all"] = 2**16,
+    counted: int | Literal["all"] = 2**15,
     seed: int = 0,
     memory: int = 1 << 28,
     existing: Literal["refuse", "append", "overwrite"] = "refuse",

@@ -164,7 +164,7 @@ def _compare(actual: Dump, reference: Dump, a: Record, r: Record) -> PairErrors:
         return PairErrors(a, r, "unfit", nonfinite=bad, why=why)
     if a.tensor is None or r.tensor is None:
         return _summaries(a, r, bad)
-    if a.dtype == r.dtype and a.tensor.sha256 and a.tensor.sha256 == r.tensor.sha256:
+    if a.dtype == r.dtype and a.tensor.digest and a.tensor.digest == r.tensor.digest:
         return _equal(a, r, bad)
     try:
         tensors = actual.tensor(a, check=False), reference.tensor(r, check=False)
@@ -179,7 +179,7 @@ def _equal(a: Record, r: Record, bad: int) -> PairErrors:
 
 def _summaries(a: Record, r: Record, bad: int) -> PairErrors:
     if a.counts is not None and r.counts is not None:
-        if a.counts.sha256 != r.counts.sha256:
+        if a.counts.digest != r.counts.digest:
             why = "the counts of its values differ, and the values were not kept"
             return PairErrors(a, r, "unfit", nonfinite=bad, why=why)
         return PairErrors(a, r, "summary", nonfinite=bad, why="equal counts, no values")

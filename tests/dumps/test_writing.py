@@ -408,7 +408,7 @@ def test_ranks_of_another_run_are_refused(tmp_path: Path) -> None:
         ({"stats": {"a": "x"}}, "stats"),
         ({"nonfinite": {"nan": -1}}, "nonfinite"),
         ({"tensor": {"file": "a"}}, "tensor"),
-        ({"tensor": {"file": 1, "key": "", "sha256": ""}}, "tensor"),
+        ({"tensor": {"file": 1, "key": "", "digest": ""}}, "tensor"),
         ({"of the future": 1}, "unknown field of a dump record 'of the future'"),
         ({"name": None}, "name"),
     ],

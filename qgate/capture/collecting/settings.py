@@ -13,7 +13,7 @@ from qgate.errors import QgateError, unknown
 
 Level = Literal["statistics", "tensors"]
 LEVELS: tuple[Level, ...] = get_args(Level)
-COUNTED = 2**16
+COUNTED = 2**15
 
 _DTYPES = {
     "bf16": torch.bfloat16,
