@@ -79,7 +79,10 @@ def total_lines(told: dict[str, Any]) -> list[str]:
     for rank, state in told["states"].items():
         states.setdefault(state, []).append(rank)
     lines += [f"  {state}: ranks {_some(ranks)}" for state, ranks in states.items()]
-    lines += [f"  {name}: {one_line(value)[:100]}" for name, value in told["header"].items()]
+    header = dict(told["header"])
+    session = header.pop("session", None)
+    header |= session if isinstance(session, dict) else {}
+    lines += [f"  {name}: {one_line(value)[:100]}" for name, value in header.items()]
     rows = [
         [name if first else "", one_line(key), each["records"], size(each["bytes"])]
         for name, group in told["by"].items()

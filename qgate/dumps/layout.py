@@ -30,6 +30,8 @@ VERSION = 1
 ABOUT = "dump.json"
 INDEX = "index.jsonl"
 RUN = "run"
+SESSION = "session"
+"""Settings of the session that began the dump; one that appends to it may have others."""
 """The setting that tells runs apart: the same on all ranks of one, another on the next."""
 
 SHARD = re.compile(r"tensors-([0-9]{6,})\.safetensors")
@@ -121,7 +123,7 @@ class About:
             )
         for name in sorted(self.header.keys() | other.header.keys()):
             mine, found = self.header.get(name), other.header.get(name)
-            if mine != found and (same_run or name != RUN):
+            if mine != found and (same_run or name not in (RUN, SESSION)):
                 raise QgateError(f"{where}: its {name} is {found!r}, not {mine!r}. {_WAYS_OUT}")
 
 

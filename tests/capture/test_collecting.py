@@ -139,8 +139,8 @@ def test_a_record_says_everything(tmp_path: Path) -> None:
     assert record.nonfinite == {"nan": 0, "posinf": 0, "neginf": 0}
     assert record.extra == {"tp": 1, "counted_as": "bfloat16"}
     header = Dump.open(tmp_path / "dump").header
-    assert header["quant_type"] == "hifp8"
-    assert header["sites"] == "linear"
+    assert header["session"]["quant_type"] == "hifp8"
+    assert header["session"]["sites"] == "linear"
 
 
 def test_hooks_are_gone_when_there_is_enough_and_afterwards(tmp_path: Path) -> None:
@@ -270,6 +270,20 @@ def test_bad_settings_name_what_there_is(
         train(model, 1)
     assert all(word in str(error.value) for word in words), error.value
     assert not has_hooks(model)
+
+
+def test_another_iteration_and_quant_type_go_on_in_the_same_dump(tmp_path: Path) -> None:
+    model = network()
+    for first, label in ((0, "hifp8"), (100, "mxfp8")):
+        with qgate.collect(
+            model, tmp_path / "dump", first_iteration=first, quant_type=label, existing="append"
+        ):
+            train(model, 1)
+    told = {(record.iteration, record.quant_type) for record in records(tmp_path / "dump")}
+    assert told == {(0, "hifp8"), (100, "mxfp8")}
+    other = qgate.collect(model, tmp_path / "dump", dtype="bf16", existing="append")
+    with pytest.raises(QgateError, match="its dtype is 'keep', not 'bf16'"), other:
+        train(model, 1)
 
 
 def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:

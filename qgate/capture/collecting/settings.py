@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from qgate.dumps.layout import SESSION
 from qgate.dumps.records import OPERATIONS
 from qgate.errors import QgateError, unknown
 
@@ -92,17 +93,15 @@ class Wanted:
     def header(self, model: str, run: str = "") -> dict[str, Any]:
         """What the dump says of the run; the same on all ranks, as `run` has to be."""
         sites = self.sites if isinstance(self.sites, str) else list(self.sites)
-        told = {
-            "model": model,
+        session = {
             "sites": sites,
             "phases": list(self.phases),
             "iterations": self.iterations,
             "first_iteration": self.first_iteration,
             "quant_type": self.quant_type,
-            "level": self.level,
-            "dtype": self.dtype,
             "counted": self.counted,
             "seed": self.seed,
             "torch": torch.__version__,
         }
+        told = {"model": model, "level": self.level, "dtype": self.dtype, SESSION: session}
         return told | ({"run": run} if run else {})
