@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from qgate.formats.quantizer import Quantizer, encode, quantize
     from qgate.models.model import Model
     from qgate.modes.mode import Mode, Rule
+    from qgate.pipeline.activation_runs import activations
     from qgate.pipeline.collect_runs import collect, collect_from_environment
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Rule",
     "Sweep",
     "__version__",
+    "activations",
     "analysis",
     "capture",
     "collect",
@@ -50,6 +52,7 @@ _HOME = {
     "Mode": "qgate.modes.mode",
     "Model": "qgate.models.model",
     "Rule": "qgate.modes.mode",
+    "activations": "qgate.pipeline.activation_runs",
     "collect": "qgate.pipeline.collect_runs",
     "collect_from_environment": "qgate.pipeline.collect_runs",
     "Quantizer": "qgate.formats.quantizer",

@@ -1,0 +1,404 @@
+"""Statistics of activations against a computation that keeps all of them, and planted outliers."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor
+
+from qgate.analysis._activation_counts import RowShare
+from qgate.analysis._activation_ranges import ERROR, PERCENTILES, ChannelCounts
+from qgate.analysis._activation_reading import Reading
+from qgate.analysis.activation_stats import Ask, LayerStats, OutlierRule
+from qgate.errors import QgateError
+from qgate.results.activations import LayerActivations
+
+RULE = OutlierRule()
+ASK = Ask(
+    reduced=("token", "channel", "all"),
+    outliers=RULE,
+    percentiles=PERCENTILES,
+    formats=("int8", "fp8_e4m3", "mxfp4_e2m1"),
+    bins=50,
+)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def samples(
+    count: int = 5, tokens: int = 37, width: int = 24, dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
+    g = torch.Generator().manual_seed(count + width)
+    channel = torch.randn(width, generator=g).exp()
+    made = [torch.randn(1, tokens + k, width, generator=g) * channel for k in range(count)]
+    return [x.to(dtype) for x in made]
+
+
+def stats_of(xs: list[Tensor], ask: Ask = ASK, **more: Any) -> LayerStats:
+    stats = LayerStats("m", "input", ask)
+    for k, x in enumerate(xs):
+        stats.update(x, k, **more)
+    return stats
+
+
+def record_of(xs: list[Tensor], ask: Ask = ASK) -> LayerActivations:
+    found = stats_of(xs, ask).record(0, "linear", len(xs))
+    json.dumps(found, allow_nan=False)
+    return found
+
+
+def kept(xs: list[Tensor]) -> list[npt.NDArray[np.float64]]:
+    return [x.reshape(-1, x.shape[-1]).double().numpy() for x in xs]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_figures_equal_those_of_a_computation_that_keeps_everything(dtype: torch.dtype) -> None:
+    xs = samples(dtype=dtype)
+    found = record_of(xs)
+    every = np.concatenate(kept(xs))
+    portrait = found["portrait"]
+    exact = {"min": every.min(), "max": every.max(), "amax": np.abs(every).max()}
+    exact["amin"] = np.abs(every)[every != 0].min()
+    assert {k: portrait[k] for k in exact} == exact  # type: ignore[literal-required]
+    for name, value in (("mean", every.mean()), ("std", every.std())):
+        assert portrait[name] == pytest.approx(value, rel=1e-5, abs=1e-6)  # type: ignore[literal-required]
+    fourth = (((every - every.mean()) / every.std()) ** 4).mean() - 3
+    assert portrait["kurtosis"] == pytest.approx(fourth, rel=0.01)
+    assert portrait["elements"] == every.size
+    assert (found["tokens"], found["samples"], found["coverage"]) == (len(every), 5, 1)
+    assert sum(found["histogram"]["counts"]) == every.size
+    vectors: dict[str, Any] = {
+        "token": [np.abs(x).max(1) for x in kept(xs)],
+        "channel": [np.abs(x).max(0) for x in kept(xs)],
+        "all": [np.abs(x).reshape(-1) for x in kept(xs)],
+    }
+    for name, vs in vectors.items():
+        ordered = [np.sort(v) for v in vs]
+        got = found["magnitude"][name]
+        assert got["top"] == pytest.approx(np.mean([v[::-1][:3] for v in ordered], 0).tolist())
+        assert got["low"] == pytest.approx(np.mean([v[:3] for v in ordered], 0).tolist())
+        median = np.mean([v[(len(v) - 1) // 2] for v in ordered])
+        assert got["median"] == pytest.approx(median, rel=2**-8 if name == "all" else 1e-12)
+        assert got["most"] == max(v[-1] for v in ordered)
+
+
+def test_the_known_rule_is_that_of_float32_with_the_lower_median() -> None:
+    xs = samples(tokens=40)
+    xs[2][0, 7, 3] = 5e4
+    xs[2][0, 9, 5] = -6e4
+    xs[4][0, 7, 3] = 7e4
+    found = record_of(xs)["outliers"]
+    counts = []
+    for x in kept(xs):
+        t = np.abs(x).max(1).astype(np.float32)
+        m = np.sort(t)[::-1][len(t) // 2]
+        counts.append(int((t / m > 64).sum()))
+    assert found["counts"] == counts == [0, 0, 2, 0, 1]
+    assert found["positions"] == {"7": 2, "9": 1}
+    assert {(t["sample"], t["position"], t["channel"], t["value"]) for t in found["tokens"]} == {
+        (2, 7, 3, 5e4),
+        (2, 9, 5, -6e4),
+        (4, 7, 3, 7e4),
+    }
+
+
+def test_count_position_and_token_follow_one_rule_also_in_bfloat16() -> None:
+    x = torch.full((1, 8, 4), 1.0078125, dtype=torch.bfloat16)
+    x[0, 5, 2] = 101
+    found = record_of([x], Ask(outliers=OutlierRule(threshold=100)))["outliers"]
+    assert found["counts"] == [1]
+    assert found["positions"] == {"5": 1}
+    assert [t["position"] for t in found["tokens"]] == [5]
+    assert record_of([x], Ask(outliers=OutlierRule(threshold=1e6)))["outliers"]["counts"] == [0]
+    assert OutlierRule().threshold == 64
+
+
+def test_a_token_is_named_by_its_own_text() -> None:
+    """Not by the first of its sample: ` niz` at position 37."""
+    xs = [torch.randn(1, 60, 16) for _ in range(4)]
+    stats = LayerStats("m", "output", ASK)
+    for k, x in enumerate(xs):
+        x[0, 37, 5] = 4000
+        stats.update(x, k, tokens=[1997 if p == 37 else p for p in range(60)])
+    found = stats.outlier_record(lambda ids: [" niz" if i == 1997 else "ia" for i in ids])
+    assert found is not None
+    assert [(t["position"], t["text"]) for t in found["tokens"]] == [(37, " niz")] * 4
+    assert found["texts"] == {" niz": 4}
+
+
+def test_a_median_of_zero_is_undefined_and_the_floor_is_absolute() -> None:
+    x = torch.zeros(1, 9, 4)
+    x[0, 3, 1] = 0.001
+    found = record_of([x])["outliers"]
+    assert (found["undefined"], found["counts"]) == (1, [0])
+    assert "token_ratio" not in found
+    y = torch.full((1, 9, 4), 1e-9)
+    y[0, 3, 1] = 0.001
+    assert record_of([y])["outliers"]["counts"] == [1]
+    floor = Ask(outliers=OutlierRule(floor=0.01))
+    assert record_of([y], floor)["outliers"]["counts"] == [0]
+
+
+def test_all_values_have_their_own_top_median_and_minimum() -> None:
+    x = torch.tensor([[[0.611, -0.576], [0.568, 0.02], [1.7e-7, 0.018]]])
+    got = record_of([x])["magnitude"]["all"]
+    assert got["top"] == pytest.approx([0.611, 0.576, 0.568])
+    assert got["median"] == pytest.approx(0.02, rel=2**-8)
+    assert got["low"] == pytest.approx([1.7e-7, 0.018, 0.02])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_finite_is_counted_and_the_rest_is_still_right(dtype: torch.dtype) -> None:
+    xs = samples(dtype=dtype)
+    xs[1][0, 4, :] = math.nan
+    xs[1][0, 5, 2] = math.inf
+    xs[2][0, 6, 3] = -math.inf
+    found = record_of(xs)
+    portrait = found["portrait"]
+    assert [portrait[k] for k in ("nan", "posinf", "neginf")] == [24, 1, 1]  # type: ignore[literal-required]
+    every = np.concatenate(kept(xs))
+    finite = every[np.isfinite(every)]
+    assert (portrait["min"], portrait["max"]) == (finite.min(), finite.max())
+    assert portrait["rms"] == pytest.approx(math.sqrt((finite**2).mean()), rel=1e-5)
+    assert found["magnitude"]["token"]["most"] == np.abs(finite).max()
+
+
+def test_nothing_but_nan_has_no_figures_and_is_told() -> None:
+    found = record_of([torch.full((1, 3, 4), math.nan)])
+    assert found["portrait"]["nan"] == 12
+    assert "max" not in found["portrait"]
+
+
+def test_a_module_called_twice_keeps_the_larger_call() -> None:
+    stats = LayerStats("m", "output", ASK)
+    stats.update(torch.full((1, 5, 4), 100.0), 0)
+    stats.update(torch.ones(1, 5, 4), 0)
+    found = stats.record(0, "other", 1)
+    assert found["magnitude"]["token"]["top"] == [100, 100, 100]
+    assert (found["calls"], found["samples"], found["tokens"]) == (2, 1, 10)
+    assert found["outliers"]["counts"] == [5]
+    assert [t["value"] for t in found["outliers"]["tokens"]] == [100] * 5
+
+
+def test_an_expert_that_half_the_samples_reach_is_no_mean_with_zeros() -> None:
+    stats = LayerStats("experts.1", "output", ASK)
+    stats.update(torch.full((7, 4), 10.0), 1)
+    found = stats.record(1, "other", 2)
+    assert found["magnitude"]["token"]["top"][0] == 10
+    assert (found["samples"], found["coverage"]) == (1, 0.5)
+
+
+def planted(kind: str) -> list[Tensor]:
+    xs = [torch.randn(1, 64, 48, generator=torch.Generator().manual_seed(k)) for k in range(4)]
+    for x in xs:
+        if kind == "channel":
+            x[..., 11] *= 40
+        if kind == "token":
+            x[0, 5] *= 400
+    if kind == "element":
+        xs[1][0, 9, 20] = 3000
+    return xs
+
+
+def test_a_channel_a_token_and_an_element_are_told_apart() -> None:
+    by_kind = {
+        kind: record_of(planted(kind))["outliers"] for kind in ("channel", "token", "element")
+    }
+    channel = by_kind["channel"]
+    assert [(c["channel"], c["systematic"]) for c in channel["channels"]] == [(11, True)]
+    assert channel["channels"][0]["tokens"] > 0.8
+    assert channel["channels"][0]["samples"] == 1
+    assert (channel["mean_count"], channel["massive"]) == (0, [])
+    token = by_kind["token"]
+    assert token["positions"] == {"5": 4}
+    assert not any(c["systematic"] for c in token["channels"])
+    element = by_kind["element"]
+    spot = element["massive"][0]
+    assert (spot["sample"], spot["position"], spot["channel"], spot["value"]) == (1, 9, 20, 3000)
+    assert len(element["massive"]) == 1
+    assert spot["ratio"] > 1000
+    assert [(c["channel"], c["systematic"]) for c in element["channels"]] == [(20, False)]
+    assert element["counts"] == [0, 1, 0, 0]
+
+
+def test_a_massive_element_at_each_start_is_not_systematic() -> None:
+    xs = planted("")
+    for x in xs:
+        x[0, 0, 7] = 2000
+    found = record_of(xs)["outliers"]
+    assert found["channels"][0]["channel"] == 7
+    assert found["channels"][0]["samples"] == 1
+    assert not found["channels"][0]["systematic"]
+    assert len(found["massive"]) == 4
+
+
+def same(a: Any, b: Any) -> None:
+    """Equal; numbers up to the order in which they were added."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            same(a[key], b[key])
+    elif isinstance(a, list):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            same(x, y)
+    elif isinstance(a, float):
+        assert a == pytest.approx(b, rel=1e-9, abs=1e-12)
+    else:
+        assert a == b
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_order_and_parts_of_the_samples_change_nothing(dtype: torch.dtype) -> None:
+    xs = samples(8, dtype=dtype)
+    xs[3][0, 4, 2] = 9e3
+    whole = stats_of(xs).record(0, "linear", 8)
+    shuffled = LayerStats("m", "input", ASK)
+    for k in (5, 2, 7, 0, 1, 6, 4, 3):
+        shuffled.update(xs[k], k)
+    same(shuffled.record(0, "linear", 8), whole)
+    parts = [LayerStats("m", "input", ASK) for _ in range(3)]
+    for k, x in enumerate(xs):
+        parts[k % 3].update(x, k)
+    for part in parts[1:]:
+        parts[0].merge(part)
+    same(parts[0].record(0, "linear", 8), whole)
+
+
+def test_statistics_of_different_layers_do_not_merge() -> None:
+    with pytest.raises(QgateError, match="do not add up"):
+        LayerStats("a", "input").merge(LayerStats("b", "input"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("absolute", [False, True])
+def test_percentiles_of_channels_keep_their_bound(dtype: torch.dtype, absolute: bool) -> None:
+    xs = samples(6, 200, 16, dtype)
+    ask = Ask(percentiles=PERCENTILES, absolute=absolute)
+    found = record_of(xs, ask)["ranges"]
+    every = np.concatenate(kept(xs))
+    every = np.abs(every) if absolute else every
+    for text, values in found["percentiles"].items():
+        right = np.percentile(every, float(text), axis=0, method="lower")
+        if text == "100" or (text == "0" and not absolute):
+            assert values == right.tolist()
+        bound = ERROR * np.abs(right) + np.abs(every).max() * 2.0**-19
+        assert (np.abs(np.array(values) - right) <= bound).all()
+    assert len(found["percentiles"]["50"]) == 16
+    assert found["error"] == ERROR
+
+
+def test_percentiles_merge_and_grow_with_the_largest_value() -> None:
+    xs = samples(4, 100, 8)
+    xs[1] *= 2000
+    xs[3] *= 1e-3
+    one, two, both = ChannelCounts(), ChannelCounts(), ChannelCounts()
+    for k, x in enumerate(xs):
+        reading = Reading.of(x)
+        (one if k % 2 else two).add(reading)
+        both.add(reading)
+    one.merge(two)
+    every = np.concatenate(kept(xs))
+    ends = every.min(0), every.max(0)
+    for counted in (one, both):
+        assert int(counted._table.sum()) == every.size
+        right = np.percentile(every, 99, axis=0, method="lower")
+        got = np.array(counted.ranges(*ends)["percentiles"]["99"])
+        assert np.allclose(got, right, rtol=ERROR)
+        assert counted.nbytes / 8 < 4 * 2 * 16 * 34
+
+
+def test_widths_of_layers_are_their_own() -> None:
+    """Of modules of one pattern, each reports all of its channels."""
+    up, down = record_of(samples(2, width=24)), record_of(samples(2, width=96))
+    assert (up["width"], down["width"]) == (24, 96)
+    assert len(down["ranges"]["percentiles"]["50"]) == 96
+
+
+def test_a_weight_is_told_by_its_axis() -> None:
+    w = torch.tensor([[1.0, -7.0, 2.0], [4.0, 0.5, 3.0]])
+    stats = LayerStats("m", "weight", Ask())
+    stats.update(w)
+    found = stats.record(0, "linear", 1)["magnitude"]
+    assert found["channel"]["top"] == [7, 4, 3]  # by input channel, the last axis
+    assert found["token"]["top"] == [7, 4]  # by output
+
+
+def test_a_heat_map_loses_no_peak() -> None:
+    x = torch.rand(1, 512, 1024)
+    x[0, 3, 101] = 400
+    found = record_of([x], Ask(heat_map=0))["heat_map"]
+    assert max(map(max, found["cells"])) == 400
+    assert (len(found["cells"]), len(found["cells"][0])) == (96, 160)
+    assert (found["tokens"], found["channels"]) == (512, 1024)
+    assert found["stats"]["max"] == 400
+    assert found["stats"]["mean"] == pytest.approx(float(x.mean()), rel=1e-5)
+    assert found["stats"]["p99"] == pytest.approx(float(np.percentile(x.numpy(), 99)), rel=2**-8)
+    assert found["stats"]["beyond_3_std"] == 1
+
+
+def test_formats_are_those_of_the_values() -> None:
+    xs = samples(3, dtype=torch.bfloat16)
+    fate = record_of(xs)["portrait"]["formats"]
+    every = torch.cat([x.reshape(-1) for x in xs]).double()
+    cast = every.to(torch.float8_e4m3fn).double()
+    assert fate["fp8_e4m3"]["noise"] == pytest.approx(float((cast - every).square().sum()))
+    assert fate["fp8_e4m3"]["signal"] == pytest.approx(float(every.square().sum()))
+    assert fate["mxfp4_e2m1"]["of"] == every.numel()
+
+
+def test_what_is_kept_does_not_grow_with_samples() -> None:
+    def size(count: int) -> int:
+        stats = LayerStats(
+            "m", "input", Ask(outliers=RULE, formats=("int8",), rows=16, share=2**10)
+        )
+        g = torch.Generator().manual_seed(0)
+        for k in range(count):
+            stats.update(torch.randn(1, 64, 32, generator=g), k)
+        stats.finish()
+        assert stats.share is not None
+        assert stats.outliers is not None
+        held = stats.counts.nbytes + stats.share.nbytes
+        return held + len(stats.outliers.worst) + len(stats.outliers.massive)
+
+    assert size(60) < 1.2 * size(10)
+
+
+def test_a_share_of_rows_is_the_same_in_any_order() -> None:
+    tables = [torch.randn(50, 4) for _ in range(6)]
+    a, b = RowShare(20, seed=1), RowShare(20, seed=1)
+    for k in range(6):
+        a.add(tables[k], k, 0)
+        b.add(tables[5 - k], 5 - k, 0)
+    rows = a.rows()
+    assert rows is not None
+    assert len(rows) == 20
+    assert torch.equal(rows, b.rows())  # type: ignore[arg-type]
+    c = RowShare(20, seed=2)
+    c.add(tables[0], 0, 0)
+    assert c.rows() is not None
+    first = RowShare(20, seed=1)
+    first.add(tables[0], 0, 0)
+    assert not torch.equal(c.rows(), first.rows())  # type: ignore[arg-type]
+
+
+def test_edges_of_the_range_keep_their_sums() -> None:
+    for scale in (1e-30, 1e30):
+        x = torch.randn(1, 20, 8) * scale
+        assert record_of([x])["portrait"]["rms"] == pytest.approx(
+            float(x.double().square().mean().sqrt()), rel=1e-5
+        )
+
+
+def test_integers_and_wrong_positions_are_refused() -> None:
+    with pytest.raises(QgateError, match="floating point"):
+        LayerStats("m", "input").update(torch.ones(3, 4, dtype=torch.long))
+    with pytest.raises(QgateError, match="3 tokens flow"):
+        LayerStats("m", "input").update(torch.ones(3, 4), 0, [1, 2])
+    with pytest.raises(QgateError, match=r"outlier\.threshold"):
+        OutlierRule(threshold=math.nan)
