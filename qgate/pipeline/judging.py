@@ -28,7 +28,20 @@ DRIFT_METRICS: dict[str, Direction] = {
     "log2_tail": "steady",
     "log2_nonzero": "steady",
 }
-GATE_METRICS: dict[str, Direction] = {**FORMAT_METRICS, **PLAN_METRICS, **DRIFT_METRICS}
+# How hard activations are to quantize: less is another model, and is to be accepted as such.
+ACTIVATION_METRICS: dict[str, Direction] = {
+    "log2_amax": "steady",
+    "log2_median": "steady",
+    "log2_outliers": "steady",
+    "log2_channel": "steady",
+    "log2_tail": "steady",
+}
+GATE_METRICS: dict[str, Direction] = {
+    **FORMAT_METRICS,
+    **PLAN_METRICS,
+    **DRIFT_METRICS,
+    **ACTIVATION_METRICS,
+}
 
 
 @dataclass(frozen=True)
@@ -162,6 +175,7 @@ class Judging:
         )
 
     def _again(self, label: str, name: str) -> list[tuple[str, str]]:
+        """What has to be typed beside the subject to run one gate again."""
         return [(label, name)]
 
     def _update_command(self, *what: tuple[str, str]) -> str:

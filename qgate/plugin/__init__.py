@@ -15,6 +15,7 @@ from qgate.plugin.dumping import check_dump, has_fixture, leave_out
 from qgate.plugin.gates import (
     DumpGate,
     Gate,
+    activation_gate,
     device,
     dump_gate,
     dump_layer,
@@ -32,6 +33,7 @@ from qgate.plugin.telling import header_line
 __all__ = [
     "DumpGate",
     "Gate",
+    "activation_gate",
     "device",
     "dump_gate",
     "dump_layer",
@@ -42,8 +44,9 @@ __all__ = [
     "model",
 ]
 
+_GATES = ("gate", "dump_gate", "activation_gate")
 _MARKERS = (
-    "qgate: a gate of qgate (all tests that use the fixture `gate` or `dump_gate` have it)",
+    "qgate: a gate of qgate (all tests that use `gate`, `dump_gate` or `activation_gate` have it)",
     "qgate_modes(names): modes of this test, whatever --mode says",
     "qgate_formats(names): formats of this test where --format does not say others",
     "limits(...): limits of this test: budget_db=, regression=, absolute=[...], sites=, reason=",
@@ -89,8 +92,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tests that use `gate` or `dump_gate` are gates, for `-m qgate` and for reports."""
-    if has_fixture(item, "gate") or has_fixture(item, "dump_gate"):
+    """Tests that use a fixture of ours that judges are gates, for `-m qgate` and for reports."""
+    if any(has_fixture(item, name) for name in _GATES):
         item.add_marker(pytest.mark.qgate)
 
 

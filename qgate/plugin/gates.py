@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 
 from qgate.errors import QgateError
+from qgate.plugin.activating import activation_session_of
 from qgate.plugin.dumping import dump_session_of
 from qgate.plugin.options import command_of, value
 from qgate.plugin.sessions import session_of
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from qgate.gate import Measured
     from qgate.models import Model
     from qgate.modes import Mode
+    from qgate.pipeline.activation_gates import ActivationGates
     from qgate.pipeline.dump_gates import DumpGates
     from qgate.pipeline.gating import GateSession
     from qgate.pipeline.judging import Judging, Outcome
@@ -96,6 +98,13 @@ def dump_gate(request: pytest.FixtureRequest) -> DumpGate:
     session = dump_session_of(request.config)
     assert session is not None, "without a dump this test is left out"
     return _ready(request.node, session, lambda: DumpGate(request.node, session))
+
+
+@pytest.fixture
+def activation_gate(request: pytest.FixtureRequest, model: Model) -> ActivationGate:  # noqa: ARG001
+    """Holds the activations of a model against their accepted record; fails with what to do."""
+    session = activation_session_of(request.config, request.node.callspec.params["model"])
+    return _ready(request.node, session, lambda: ActivationGate(request.node, session))
 
 
 def _ready(item: pytest.Item, session: Judging, make: Callable[[], G]) -> G:
@@ -222,3 +231,16 @@ class DumpGate(Deciding):
     def distributions(self, layer: str) -> None:
         """Where the values of a layer's tensors lie."""
         self._decide(lambda: self.session.distributions(self.suite, layer))
+
+
+class ActivationGate(Deciding):
+    """The gate of one test over a model's activations: `activation_gate.layer(layer)`."""
+
+    session: ActivationGates
+
+    def __init__(self, item: pytest.Item, session: ActivationGates) -> None:
+        super().__init__(item, session, command_of(item.config, [str(item.path)]))
+
+    def layer(self, layer: str) -> None:
+        """How large the values of a layer's tensors are, and how far its outliers reach."""
+        self._decide(lambda: self.session.activations(self.suite, layer))

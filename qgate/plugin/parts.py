@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from qgate.plugin.activating import activation_sessions
 from qgate.plugin.dumping import dump_sessions
 from qgate.plugin.options import baselines_of, update_choice
 from qgate.plugin.selection import Selection, selection_of
@@ -36,7 +37,11 @@ def part_of(config: pytest.Config, whole: bool) -> Part:
         "errors": conflicts_of(config),
         "narrowed": chosen.narrowed,
     }
-    held_here = [*sessions_of(config).values(), *dump_sessions(config)]
+    held_here = [
+        *sessions_of(config).values(),
+        *dump_sessions(config),
+        *activation_sessions(config),
+    ]
     used = [held for held in held_here if held.ledger.is_used]
     if chosen.refused or not used:
         return part

@@ -1,0 +1,99 @@
+"""`suites/test_activations.py`: what another training may move, and what it may not."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.plugin.conftest import SUITES
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestAssertRewriteWarning")
+Gates = Callable[..., pytest.RunResult]
+NORM = "model.layers.1.input_layernorm.weight"
+HARMLESS = "for weight in weights.values(): weight *= 1 + 1e-3 * torch.randn_like(weight)"
+PLANTED = {
+    "a norm twice as large": f"weights['{NORM}'] *= 2",
+    "an outlier channel": f"weights['{NORM}'][weights['{NORM}'].abs().argmax()] *= 16",
+    "a dead layer": "weights['model.layers.1.mlp.up_proj.weight'].zero_()",
+    "a massive token": "weights['model.embed_tokens.weight'][101] *= 100",
+    "not a number": f"weights['{NORM}'][3] = float('nan')",
+}
+
+
+@pytest.fixture
+def gates(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Gates:
+    """The suite on a model of the project's own, whose weights are changed by a line of code."""
+    for name in ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "250")
+    (pytester.path / "suites").mkdir()
+    shutil.copy(SUITES / "test_activations.py", pytester.path / "suites")
+    pytester.makepyprojecttoml("[tool.pytest.ini_options]\naddopts = ['-p', 'no:cacheprovider']")
+
+    def run(*options: str, change: str = "pass") -> pytest.RunResult:
+        (pytester.path / "mine.py").write_text(
+            "import torch\n"
+            "from qgate.models import Sampling, load\n"
+            "def build(samples, seqlen):\n"
+            "    sampling = Sampling(samples=samples, seqlen=seqlen)\n"
+            "    model = load('tiny-llama', sampling=sampling)\n"
+            "    torch.manual_seed(0)\n"
+            "    weights = dict(model.module.named_parameters())\n"
+            "    with torch.no_grad():\n"
+            f"        {change}\n"
+            "    model.name = 'mine'\n"
+            "    return model\n"
+        )
+        short = ["--samples=2", "--seqlen=64", "--model=mine.py:build"]
+        return pytester.runpytest_inprocess("suites", *short, *options)
+
+    return run
+
+
+@pytest.fixture
+def accepted(gates: Gates) -> None:
+    assert gates("--update-baselines").ret == pytest.ExitCode.OK
+
+
+@pytest.mark.usefixtures("accepted")
+@pytest.mark.parametrize("change", ["pass", HARMLESS])
+def test_the_same_model_and_one_trained_a_little_further_pass(gates: Gates, change: str) -> None:
+    gates(change=change).assert_outcomes(passed=5)
+
+
+@pytest.mark.usefixtures("accepted")
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_makes_a_model_harder_to_quantize_fails(gates: Gates, name: str) -> None:
+    result = gates(change=PLANTED[name])
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    failed = result.parseoutcomes()["failed"]
+    assert 1 <= failed <= 5
+    shown = result.stdout.str()
+    assert "activations-mine" in shown
+    if name == "not a number":
+        assert "nonfinite" in shown
+    elif name != "a massive token":
+        assert "test_activations[mine.py:build-layers.1]" in shown
+        assert "[mine.py:build-layers.0]" not in shown.partition("short test summary")[2]
+
+
+def test_without_a_record_it_says_how_to_make_one(gates: Gates) -> None:
+    result = gates()
+    result.assert_outcomes(failed=5)
+    result.stdout.fnmatch_lines(["*no accepted*", "*--update-baselines*"])
+
+
+@pytest.mark.usefixtures("accepted")
+def test_other_samples_are_refused_and_other_weights_are_not(gates: Gates) -> None:
+    result = gates("--samples=3")
+    result.assert_outcomes(errors=5)
+    result.stdout.fnmatch_lines(["*was made with 2 samples, and there are 3 now*"])
+
+
+@pytest.mark.usefixtures("accepted")
+def test_the_record_is_apart_from_that_of_the_modes(pytester: pytest.Pytester) -> None:
+    folders = sorted(path.name for path in Path(pytester.path / "baselines").iterdir())
+    assert folders == ["activations-mine"]
