@@ -99,7 +99,7 @@ def test_it_writes_everything_and_says_what_is_next(repository: Path, capsys: Ca
     assert files(repository)[".gitignore"] == b"qgate-out/\n"
     out, err = capsys.readouterr()
     assert err == ""
-    assert out.startswith("written:\n  suites/test_canary.py\n")
+    assert out.startswith("written:\n  suites/test_activations.py\n")
     assert all(f"  {name}\n" in out for name in WRITTEN)
     assert [line.split("  #")[0].strip() for line in out.splitlines()[-4:]] == [
         "next:",
@@ -251,7 +251,7 @@ def test_folders_that_were_made_go_too(
     repository: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "mkstemp", lambda **_: os.open("gone", os.O_RDONLY))
-    assert "'new/suites/test_canary.py' cannot be written" in complaint(capsys, "new")
+    assert "'new/suites/test_activations.py' cannot be written" in complaint(capsys, "new")
     assert list(repository.iterdir()) == []
 
 
