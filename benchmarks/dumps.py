@@ -71,9 +71,8 @@ def compare(args: argparse.Namespace, home: Path) -> None:
     times = seconds(work, args.rounds)
     size = tensors * elements * dtype.itemsize / 1e9
     rows = [[name, statistics.median(t), size / statistics.median(t)] for name, t in times.items()]
-    print(
-        f"{tensors} tensors, {size:.2f} GB each dump, {args.dtype}, {torch.get_num_threads()} threads"
-    )
+    print(f"{tensors} tensors, {size:.2f} GB each dump, {args.dtype}, ", end="")
+    print(f"{torch.get_num_threads()} threads")
     print(tabulate(rows, headers=["", "seconds", "GB of one dump per second"], floatfmt=".2f"))
 
 
@@ -85,8 +84,10 @@ def draw(args: argparse.Namespace, home: Path) -> None:
     subprocess.run(command, check=True)
     took = time.perf_counter() - start
     most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    print(f"{args.tensors} tensors of {args.elements} {args.dtype}, {args.jobs} processes: {took:.1f} s,"
-          f" at most {most:.0f} MB in one process")  # fmt: skip
+    print(
+        f"{args.tensors} tensors of {args.elements} {args.dtype}, {args.jobs} processes: ", end=""
+    )
+    print(f"{took:.1f} s, at most {most:.0f} MB in one process")
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from qgate.errors import QgateError
 from qgate.gate import Policy
 from qgate.models import Sampling
 from qgate.modes import Mode
+from qgate.pipeline.activation_gates import ActivationGates
 from qgate.pipeline.bench import Bench
 from qgate.pipeline.dump_gates import DumpGates, DumpSubject
 from qgate.pipeline.gating import GateSession
@@ -30,6 +31,7 @@ SUITE = "layer_outputs"
 SUITE_FILES = Path(__file__).parents[2] / "suites"
 PHASES = ("forward", "backward")
 DUMP = "dump-toy"
+ACTIVATIONS = "activations"
 Gate = Callable[[], Outcome]
 J = TypeVar("J", bound=Judging)
 
@@ -50,6 +52,10 @@ class Healthy:
                 write_dump(folder, seed=0 if updating else 1, ranks=2)
             policy = Policy.from_table({}, GATE_METRICS)
             return DumpGates(DumpSubject(folder, DUMP), self.folder, policy, updating=updating)
+        if model == ACTIVATIONS:
+            bench = Bench(ModelSetup("tiny-llama", sampling=SAMPLING))
+            policy = Policy.from_table({}, GATE_METRICS)
+            return ActivationGates(bench, self.folder, policy, updating=updating)
         made = ModelSetup(model, **{"sampling": SAMPLING, **setup})
         return GateSession(Bench(made), self.folder, Policy(), updating=updating)
 
@@ -100,6 +106,9 @@ def gates_of(session: Any, mode: str, suite: str) -> list[Gate]:
         if suite == "dump_distributions":
             return [functools.partial(session.distributions, suite, layer) for layer in every]
         return [functools.partial(session.overflow, suite, mode, layer) for layer in every]
+    if isinstance(session, ActivationGates):
+        every = session.subject.bench.layers
+        return [functools.partial(session.activations, suite, layer) for layer in every]
     layers = session.bench.layers
     if suite in ("reference", "canary"):
         return [functools.partial(getattr(session, suite), suite)]

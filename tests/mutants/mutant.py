@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.mutants.bed import DUMP, Bed
+from tests.mutants.bed import ACTIVATIONS, DUMP, Bed
 
 LLAMA, MAMBA = "tiny-llama", "tiny-mamba"
 Sow = Callable[[Bed], None]
@@ -46,3 +46,8 @@ def of_dump(
     """Of a format, or of the values alone."""
     suite = "dump_distributions" if mode == "values" else "dump_overflow"
     return Mutant(name, DUMP, mode, sow, source, says, suite, **more)
+
+
+def of_activations(name: str, sow: Sow, source: str = "", says: str = "", **more: Any) -> Mutant:
+    """Of a model's activations, in no mode."""
+    return Mutant(name, ACTIVATIONS, "", sow, source, says, "activations", **more)

@@ -12,12 +12,14 @@ import pytest
 
 from tests.mutants import (
     planted,
+    planted_activations,
     planted_checks,
     planted_dumps,
     planted_formats,
     planted_gradients,
 )
 from tests.mutants.bed import (
+    ACTIVATIONS,
     DUMP,
     SUITE,
     SUITE_FILES,
@@ -37,6 +39,7 @@ MUTANTS = (
     *planted_formats.MUTANTS,
     *planted_checks.MUTANTS,
     *planted_dumps.MUTANTS,
+    *planted_activations.MUTANTS,
 )
 SUITES = tuple(dict.fromkeys(mutant.suite for mutant in MUTANTS))
 # Of every suite one, and more of all.
@@ -104,7 +107,7 @@ def healthy_cases(whole: bool) -> list[tuple[str, str, str]]:
     few += [(LLAMA, "mxfp4_e2m1", suite) for suite in ("scaling", "overflow")]
     few += [(LLAMA, "", suite) for suite in ("reference", "canary")]
     few += [(DUMP, fmt, "dump_overflow") for fmt in ("fp8_e4m3", "mxfp4_e2m1")]
-    few += [(DUMP, "values", "dump_distributions")]
+    few += [(DUMP, "values", "dump_distributions"), (ACTIVATIONS, "", "activations")]
     if not whole:
         return few
     planted_in = {(m.model, m.mode, m.suite) for m in MUTANTS}
