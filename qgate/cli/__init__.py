@@ -1,7 +1,8 @@
 """The `qgate` command. Every module of this package without an underscore is one subcommand.
 
 A subcommand has a docstring (its help), `arguments(parser)` and `run(args) -> int`. It imports what
-it needs when it runs, so that `qgate --help` answers at once.
+it needs when it runs, so that `qgate --help` answers at once. One that reads options it has not
+declared sets `takes_more`, and finds them in `args.more`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 if it did its work, 2 if what it was given cannot be used."""
     wait_calmly()
     top = parser()
-    args = top.parse_args(argv)
+    args, more = top.parse_known_args(argv)
+    args.more = more
+    if more and not getattr(args, "takes_more", False):
+        top.error(f"unrecognized arguments: {' '.join(more)}")
     if args.command is None:
         top.print_help()
         return 0

@@ -152,12 +152,19 @@ def _verify(args: argparse.Namespace) -> int:
         print(one_line(problem), flush=True)
         found += 1
     records = sum(1 for _ in dump.records())
-    hashed = sum(1 for record in dump.records() if record.tensor and record.tensor.digest)
+    hashed = {
+        what: sum(1 for place in places if place and place.digest)
+        for what, places in (
+            ("tensors", [record.tensor for record in dump.records()]),
+            ("counts", [record.counts for record in dump.records()]),
+        )
+    }
     if not records:
         raise QgateError(f"{str(args.folder)!r} has no records: nothing was verified.")
     if not found:
-        values = f"{hashed} tensors are what was written"
-        if not hashed:
+        proved = [f"{number} {what}" for what, number in hashed.items() if number]
+        values = f"{' and '.join(proved)} are what was written"
+        if not proved:
             values = "their files can be read, and have no hashes to prove them by"
         print(f"{records} records in {args.folder}: {values}")
     notes = [note for note in dump.notes() if not any(bad in note for bad in dump.damaged)]

@@ -25,19 +25,21 @@ from qgate.models.huggingface_errors import OWN_CALLABLE, cause, refused, wants_
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json")
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
+_TRUSTED = {"local_files_only": True, "trust_remote_code": True}
 
 
-def load_network(folder: Path) -> nn.Module:
+def load_network(folder: Path, *, trust_remote_code: bool = False) -> nn.Module:
     """The model in float32, the class that its config names, without caches.
 
     Attention and experts are computed by plain matrix products (`eager`): one arithmetic on
-    every device, the same bits each time.
+    every device, the same bits each time. `trust_remote_code` lets Python files of the folder run.
     """
+    where = _TRUSTED if trust_remote_code else _LOCAL
     with _quietly("hf:PATH") as transformers:
-        config = _config(transformers, folder)
+        config = _config(transformers, folder, where)
         _check_folder(folder, config)
-        kind = _network_class(transformers, config, folder)
-        read = functools.partial(_read, kind, config, folder)
+        kind = _network_class(transformers, config, folder, trust_remote_code)
+        read = functools.partial(_read, kind, config, folder, where)
         try:
             network, report = read()
         except Exception as error:
@@ -148,7 +150,7 @@ def _token_text(name: str, text: str) -> str:
     return f" {text}" if lost else text
 
 
-def tokenizer(folder: Path) -> FolderTokenizer:
+def tokenizer(folder: Path, *, trust_remote_code: bool = False) -> FolderTokenizer:
     """What turns text into token ids, and ids into text."""
     ways_out = (
         f"Copy {_TOKENIZERS[0]} and tokenizer_config.json of the model into the folder, or give "
@@ -158,7 +160,8 @@ def tokenizer(folder: Path) -> FolderTokenizer:
         "a tokenizer", "or give token ids in place of text (--tokens FILE.npy)"
     ) as module:
         try:
-            made = module.AutoTokenizer.from_pretrained(str(folder), **_LOCAL)
+            where = _TRUSTED if trust_remote_code else _LOCAL
+            made = module.AutoTokenizer.from_pretrained(str(folder), **where)
         except Exception as error:
             raise QgateError(
                 f"{str(folder)!r} has no tokenizer that can be loaded ({cause(error)}). {ways_out}"
@@ -198,9 +201,9 @@ def _quietly(what: str, otherwise: str = "") -> Iterator[Any]:
         logging.disable(disabled)
 
 
-def _config(transformers: Any, folder: Path) -> Any:
+def _config(transformers: Any, folder: Path, where: dict[str, bool]) -> Any:
     try:
-        return transformers.AutoConfig.from_pretrained(str(folder), **_LOCAL)
+        return transformers.AutoConfig.from_pretrained(str(folder), **where)
     except Exception as error:
         raise refused(folder, error) from None
 
@@ -224,7 +227,9 @@ def _check_folder(folder: Path, config: Any) -> None:
         )
 
 
-def _network_class(transformers: Any, config: Any, folder: Path) -> Any:
+def _network_class(
+    transformers: Any, config: Any, folder: Path, trust_remote_code: bool = False
+) -> Any:
     """The class that the config names, else the one of its model_type that fits best."""
     named = getattr(config, "architectures", None) or ()
     for name in named:
@@ -235,15 +240,21 @@ def _network_class(transformers: Any, config: Any, folder: Path) -> Any:
             and isinstance(config, getattr(kind, "config_class", None) or ())
         ):
             return kind
-    if named and getattr(config, "auto_map", None):
-        raise wants_code(folder)
+    brought = getattr(config, "auto_map", None) or {}
+    if named and brought:
+        if not trust_remote_code:
+            raise wants_code(folder)
+        causal = "AutoModelForCausalLM" in brought
+        return transformers.AutoModelForCausalLM if causal else transformers.AutoModel
     for auto in (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText):
         if type(config) in auto._model_mapping:
             return auto
     return transformers.AutoModel
 
 
-def _read(kind: Any, config: Any, folder: Path, **more: Any) -> tuple[nn.Module, dict[str, Any]]:
+def _read(
+    kind: Any, config: Any, folder: Path, where: dict[str, bool], **more: Any
+) -> tuple[nn.Module, dict[str, Any]]:
     network, report = kind.from_pretrained(
         str(folder),
         config=config,
@@ -252,7 +263,7 @@ def _read(kind: Any, config: Any, folder: Path, **more: Any) -> tuple[nn.Module,
         experts_implementation="eager",
         weights_only=True,
         output_loading_info=True,
-        **_LOCAL,
+        **where,
         **more,
     )
     return network, report
