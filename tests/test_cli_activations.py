@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -169,12 +170,19 @@ def test_the_built_in_model_needs_nothing(here: Path, capsys: Capsys) -> None:
 def test_a_configuration_as_people_have_it(
     folder: Path, text: Path, here: Path, capsys: Capsys
 ) -> None:
-    """Its layer selection leaves no block for its outlier pattern; without it, all is there."""
+    """Its layer selection leaves no block for its outlier pattern, which is told; the rest is done,
+    and without the selection all is there."""
     config = here / "my.yaml"
     config.write_text(SEED.replace("PATH", str(folder)).replace("TEXT", str(text)))
-    assert run("--config", config, "--dry-run") in (0, 2)
-    said = capsys.readouterr()
-    assert "layer_selection" in said.err + said.out or "would run" in said.out
+    assert run("--config", config) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "leave no layer of outlier.pattern" in told
+    record = json.loads((here / "figures" / "activations.json").read_text())
+    kinds = {layer["module"].rpartition(".")[2] for layer in record["layers"]}
+    assert kinds == {"down_proj", "q_proj"}
+    assert all(layer["outliers"]["threshold"] == 64 for layer in record["layers"])
+    assert (here / "figures" / "analysis_report.html").is_file()
+    shutil.rmtree(here / "figures")
     quick = ["--layer_selection.patterns", "null", "--dpi", 40, "--smoothing.enabled", "false"]
     assert run("--config", config, *quick) == 0
     out = capsys.readouterr()

@@ -80,6 +80,7 @@ class _Planner:
         self.root, self.settings, self.part = root, settings, compiled(part, "part")
         self.found = Plan(blocks=_blocks(root, self.part))
         self.selected = self._selection()
+        self.emptied: list[str] = []
         view = settings.visualization
         own = view.outlier
         self.rule = OutlierRule(
@@ -105,7 +106,8 @@ class _Planner:
         if on.outlier_layer_wise or on.outlier_position or on.outlier_token:
             pattern = None if view.outlier.pattern is None else (view.outlier.pattern,)
             panels = self._panels("outlier.pattern", pattern, self._outer)
-            self._look("outliers", panels, OUTPUT, outliers=self.rule)
+            if panels:
+                self._look("outliers", panels, OUTPUT, outliers=self.rule)
             for (module, role), ask in self.found.asks.items():
                 if role != WEIGHT:
                     self.found.asks[module, role] = replace(ask, outliers=self.rule)
@@ -118,6 +120,9 @@ class _Planner:
         if on.heatmap_3d:
             self._heat_maps(magnitude)
         self._advice(magnitude)
+        if self.emptied and not self.found.asks:
+            raise QgateError(self.emptied[0])
+        self.found.notes += dict.fromkeys(self.emptied)
         if not self.found.asks and not self.found.sensitive:
             raise QgateError(
                 "there is nothing to look at: every analysis is switched off "
@@ -178,7 +183,7 @@ class _Planner:
     def _panels(
         self, what: str, patterns: Sequence[str] | None, default: Any = None
     ) -> dict[str, list[str]]:
-        """Layers by pattern; what a selection leaves out is out."""
+        """Layers by pattern; what a selection leaves out is out, with a note if that is all."""
         found: dict[str, list[str]] = {}
         if patterns is None:
             label, names = default()
@@ -199,7 +204,7 @@ class _Planner:
                 for pattern, names in found.items()
             }
             if not any(kept.values()):
-                raise QgateError(
+                self.emptied.append(
                     "layer_selection.patterns "
                     f"{list(self.settings.visualization.layer_selection.patterns or ())} leave no "
                     f"layer of {what} {list(found)}: it has "
