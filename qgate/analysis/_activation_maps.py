@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -33,7 +35,10 @@ def heat_map(reading: Reading, sample: int) -> HeatMap:
     std = max(square / n - mean * mean, 0.0) ** 0.5
     beyond = sum(int((part.abs() > mean + 3 * std).sum()) for part in chunks(reading.table))
     p99 = reading.size_quantile(0.99)
+    least = min(float(part.abs().nan_to_num(math.inf).min()) for part in chunks(reading.table))
     made["stats"] = {"mean": mean, "std": std, "max": reading.amax, "p99": p99}
+    if math.isfinite(least):
+        made["stats"]["min"] = least
     made["stats"]["beyond_3_std"] = float(beyond)
     if p99 > 0:
         made["stats"]["max_over_p99"] = reading.amax / p99

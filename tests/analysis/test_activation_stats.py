@@ -333,6 +333,7 @@ def test_a_heat_map_loses_no_peak() -> None:
     x = torch.rand(1, 512, 1024)
     x[0, 3, 101] = 400
     found = record_of([x], Ask(heat_map=0))["heat_map"]
+    assert found["stats"]["min"] == pytest.approx(float(x.abs().min()), rel=1e-6)
     assert max(map(max, found["cells"])) == 400
     assert (len(found["cells"]), len(found["cells"][0])) == (96, 160)
     assert (found["tokens"], found["channels"]) == (512, 1024)
