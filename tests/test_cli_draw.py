@@ -10,8 +10,10 @@ import pandas as pd
 import pytest
 import torch
 
-from qgate.cli import main
+from qgate.cli import main, quick
 from qgate.dumps import DumpWriter
+from qgate.pipeline.dump_analyses import Asked, analyze_dump
+from qgate.report._dump_findings import summary_line
 from qgate.results.portraits import FOLDERS
 from tests.dumps.making import known, record
 
@@ -91,6 +93,18 @@ def test_the_overview(dump: Path, here: Path, capsys: Capsys) -> None:
     assert "no folder 'pictures'" in capsys.readouterr().err
     assert run("quick", dump, "--output", here) == 2
     assert "is a folder" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("here")
+def test_the_overview_says_of_how_many_tensors_it_is(
+    dump: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it `all values are finite` was said of a dump that had hardly been looked at."""
+    monkeypatch.setattr(quick, "_TENSORS", 7)
+    assert run("quick", dump, "--layer", 0) == 0
+    assert "7 of 30 tensors were looked at, evenly spaced" in capsys.readouterr().out
+    looked = analyze_dump(dump, asked=Asked(tensors=7))
+    assert summary_line(looked).startswith("7 of 60 tensors, evenly spaced, ")
 
 
 @pytest.mark.usefixtures("here")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import qgate
 from qgate.cli import main
 from qgate.dumps import Dump, DumpWriter
 from tests.dumps.making import known, record, write
@@ -94,7 +95,7 @@ def test_info(capsys: Capsys) -> None:
     writer.close(["order 1: a tensor"])
     text = dumps(capsys, "info", "open")
     assert "incomplete: ranks 0" in text
-    assert "note: rank 0: 1 records are missing: order 1: a tensor" in text
+    assert "note: rank 0: missing: order 1: a tensor" in text
 
 
 def test_verify(capsys: Capsys) -> None:
@@ -113,6 +114,14 @@ def test_verify(capsys: Capsys) -> None:
     assert "have no hashes to prove them by" in dumps(capsys, "verify", "known")
     DumpWriter(Path("none")).close()
     assert "nothing was verified" in dumps(capsys, "verify", "none", status=2)
+
+
+def test_counts_are_verified_by_their_hashes(capsys: Capsys) -> None:
+    """Of a run at the level of statistics it was said that there are no hashes."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    with qgate.collect(model, "s", level="statistics", phases=("forward",)):
+        model(X)
+    assert dumps(capsys, "verify", "s") == "3 records in s: 3 counts are what was written\n"
 
 
 def test_compare(capsys: Capsys) -> None:

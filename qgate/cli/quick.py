@@ -30,6 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from qgate.cli._dump_texts import one_line
     from qgate.report.dump_text import findings
     from qgate.report.plots.dump_quick import draw_quick
 
@@ -39,5 +40,7 @@ def run(args: argparse.Namespace) -> int:
     draw_quick(args.output, analysis)
     for line in findings(analysis):
         print(line)
+    for note in analysis["notes"]:
+        print(f"note    {one_line(note)}")
     print(f"{len(analysis['tensors'])} tensors: {args.output}")
     return 0

@@ -84,7 +84,8 @@ def _content(path: Path) -> tuple[Tensor, Mapping[str, Any]]:
         if type(error).__name__ == "UnpicklingError" and "Unsupported operand" not in str(error):
             text = "it holds more than tensors, or is no .pt file: it would have to run code"
             raise Unreadable(text) from None
-        why = str(error).splitlines()[0][:100] if str(error) else type(error).__name__
+        told = str(error).split("WeightsUnpickler error: ")[-1].strip()
+        why = told.splitlines()[0][:100] if told else type(error).__name__
         raise Damaged(f"it is torn or no .pt file ({why})") from None
     if not isinstance(content, Mapping) or not isinstance(content.get("tensor"), Tensor):
         raise Unreadable("it holds no tensor of the known collector")

@@ -46,10 +46,12 @@ def merge_dumps(folders: Sequence[Path], output: Path) -> Merged:
         raise QgateError(f"{str(output)!r} is there already: choose another folder.")
     with _appearing(output) as part:
         dumps = [_as_dump(Dump.open(folder), part) for folder in folders]
+        given = {id(dump): folder for dump, folder in zip(dumps, folders, strict=True)}
         about = _about(dumps)
         merged = Merged(0, 0, 0, ())
         for rank in sorted({rank for dump in dumps for rank in dump.ranks}):
-            found = _merge_rank([dump for dump in dumps if rank in dump.ranks], rank, part)
+            mine = [(dump, given[id(dump)]) for dump in dumps if rank in dump.ranks]
+            found = _merge_rank(mine, rank, part)
             merged = Merged(
                 merged.ranks + 1,
                 merged.records + found.records,
@@ -123,17 +125,19 @@ def _same(first: Dump, dump: Dump, name: str) -> bool:
     return bool(first.header.get(name, missing) == dump.header.get(name, missing))
 
 
-def _merge_rank(dumps: Sequence[Dump], rank: int, part: Path) -> Merged:
+def _merge_rank(dumps: Sequence[tuple[Dump, Path]], rank: int, part: Path) -> Merged:
+    """Of each dump with the folder it was given as, by which its user knows it."""
     chosen: dict[int, tuple[Dump, Record]] = {}
+    named = {id(dump): str(folder) for dump, folder in dumps}
     same = 0
-    for dump in dumps:
+    for dump, _ in dumps:
         for record in dump.records(rank=rank):
             other = chosen.setdefault(record.order, (dump, record))
             if other[1] is record:
                 continue
             if not _identical(other[1], record):
                 raise QgateError(
-                    f"{str(other[0].folder)!r} and {str(dump.folder)!r} both have order "
+                    f"{named[id(other[0])]!r} and {named[id(dump)]!r} both have order "
                     f"{record.order} of rank {rank}, {other[1].title} and {record.title}: they are "
                     "no parts of one run."
                 )
@@ -141,9 +145,9 @@ def _merge_rank(dumps: Sequence[Dump], rank: int, part: Path) -> Merged:
     home = rank_folder(part, rank)
     home.mkdir()
     shards = _Shards(home)
-    missing = [text for dump in dumps for text in _missing(dump, rank)]
+    missing = [text for dump, _ in dumps for text in _missing(dump, rank)]
     with (home / INDEX).open("w", encoding="ascii") as file:
-        file.write(_event("open", run=dumps[0].about.run))
+        file.write(_event("open", run=dumps[0][0].about.run))
         for order in sorted(chosen):
             file.write(line(shards.moved(*chosen[order]).to_dict()))
         file.write(_event("close", missing=missing[:1000], missing_count=len(missing)))

@@ -48,8 +48,9 @@ class RankState:
         if self.state == "running or killed":
             said.append("it was not closed: its writer is at work or was killed")
         if self.missing_count:
-            said.append(f"{self.missing_count} records are missing: {self.missing[0]}")
-            said[-1] += ", …" if self.missing_count > 1 else ""
+            several = self.missing_count > 1
+            said.append(f"{self.missing_count} are missing: " if several else "missing: ")
+            said[-1] += f"{self.missing[0]}{', …' if several else ''}"
         if self.cut_off:
             said.append(f"{self.cut_off} earlier sessions were cut off")
         said += [*self.torn, *(f"{name} is not finished" for name in self.unfinished)]

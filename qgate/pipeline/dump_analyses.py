@@ -80,7 +80,9 @@ def analyze_dump(
         raise QgateError("no dump was given to analyze; name its folder.")
     dumps = [Dump.open(Path(folder)) for folder in dict.fromkeys(map(Path, folders))]
     places, notes = usable(dumps, asked.wanted)
+    some: dict[str, int] = {}
     if asked.tensors is not None and len(places) > asked.tensors:
+        some["of_tensors"] = len(places)
         notes.append(f"{asked.tensors} of {len(places)} tensors were looked at, evenly spaced")
         places = [places[i * len(places) // asked.tensors] for i in range(asked.tensors)]
     names, kind = compared_names([place.record for place in places], asked.compare)
@@ -98,7 +100,7 @@ def analyze_dump(
     return {
         "kind": ANALYSIS,
         "dump": all_totals(dumps),
-        "settings": _settings(asked, measured),
+        "settings": {**_settings(asked, measured), **some},
         "formats": edges_of(measured),
         "notes": [*told, *notes, *dict.fromkeys(found.notes), *_rounded(found.tensors)],
         "tensors": found.tensors,
@@ -198,7 +200,8 @@ def _rounded(tensors: Sequence[TensorPortrait]) -> list[str]:
     if wide:
         said.append(
             f"{len(wide)} tensors have more values than can be counted: their shares and quantiles "
-            "are of values rounded to bf16; extremes, moments and non-finite values are exact"
+            "are of values rounded to bf16; extremes, means, standard deviations and non-finite "
+            "values are exact"
         )
     part = [t for t in tensors if t["counted"] < t["elements"]]
     if part:

@@ -79,25 +79,36 @@ def _keyed(records: Sequence[Record]) -> dict[tuple[object, ...], Record]:
 
 
 def _by_order(actual: Sequence[Record], reference: Sequence[Record]) -> Pairing:
+    """What one side does not know of its run, as an older file its sample, keeps nothing apart."""
     found = Pairing()
-    sides = (_grouped(actual), _grouped(reference))
+    known = tuple(
+        name
+        for name in ("iteration", "sample", "micro_batch")
+        if all(
+            any(getattr(each, name) is not None for each in side) for side in (actual, reference)
+        )
+    )
+    sides = (_grouped(actual, known), _grouped(reference, known))
     for key in dict.fromkeys([*sides[0], *sides[1]]):
         a, r = (side.get(key, []) for side in sides)
         before = len(found.pairs)
         _side_by_side(a, r, found)
         if a and r and (len(a), len(r)) != (len(found.pairs) - before,) * 2:
-            rank, iteration, *_, operation = key
+            when = f", iteration {a[0].iteration}" if "iteration" in known else ""
             found.notes.append(
-                f"rank {rank}, iteration {iteration}, {operation}: {len(a)} tensors and {len(r)}, "
+                f"rank {a[0].rank}{when}, {a[0].operation}: {len(a)} tensors and {len(r)}, "
                 f"{len(found.pairs) - before} paired by their order, names and shapes"
             )
     return found
 
 
-def _grouped(records: Sequence[Record]) -> dict[tuple[object, ...], list[Record]]:
+def _grouped(
+    records: Sequence[Record], known: Sequence[str]
+) -> dict[tuple[object, ...], list[Record]]:
     groups: dict[tuple[object, ...], list[Record]] = defaultdict(list)
     for record in sorted(records, key=lambda each: (each.rank, each.order)):
-        groups[_run_part(record)].append(record)
+        run_part = (record.rank, record.operation, *(getattr(record, name) for name in known))
+        groups[run_part].append(record)
     return groups
 
 

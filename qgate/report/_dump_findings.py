@@ -19,6 +19,7 @@ from qgate.report._dump_reading import (
     format_names,
     is_gradient,
     layer_of,
+    none_stands_out,
     nonfinite,
     outliers,
     percent,
@@ -222,7 +223,7 @@ def _ranks(analysis: DumpAnalysis) -> list[Finding]:
         return []
     out = ranks["stands_out"]
     if out is None:
-        return [Finding("info", f"No rank of {len(ranks['rows'])} stands out.")]
+        return [Finding("info", f"{none_stands_out(len(ranks['rows']))}.")]
     mine = [tensor for tensor in ranks["tensors"] if tensor["farthest"] == out]
     text = f"Rank {out} stands out of {len(ranks['rows'])}"
     far = worst(mine, lambda tensor: figure_of(tensor, "factor"))
@@ -291,7 +292,9 @@ def summary_line(analysis: DumpAnalysis) -> str:
     """How much was looked at."""
     tensors = analysis["tensors"]
     elements = sum(int(tensor.get("elements") or 0) for tensor in tensors)
-    parts = [counted(len(tensors), "tensor"), f"{elements:,} values"]
+    of = figure_of(analysis["settings"], "of_tensors")
+    some = f"{len(tensors):,} of {of:,.0f} tensors, evenly spaced"
+    parts = [some if of > 0 else counted(len(tensors), "tensor"), f"{elements:,} values"]
     for count, word in (
         (len(by_kind(tensors)), "kind"),
         (len({layer_of(t) for t in tensors if layer_of(t) is not None}), "layer"),

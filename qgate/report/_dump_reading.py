@@ -82,6 +82,13 @@ def decibels(ratio_db: float) -> str:
     return "exact" if ratio_db == math.inf else f"{ratio_db:.1f} dB"
 
 
+def none_stands_out(ranks: int) -> str:
+    """Of two, each is as far from the other."""
+    if ranks < 3:
+        return f"Three ranks are needed to say which stands out, here are {ranks}"
+    return f"No rank of {ranks} stands out"
+
+
 # Tensors and what they are -----------------------------------------------------------------------
 
 
@@ -100,6 +107,11 @@ def kind_title(kind: Sequence[str], most: int = 40) -> str:
 
 def tensor_title(tensor: Mapping[str, Any], most: int = 60) -> str:
     return shortened(tensor.get("title") or "tensor without a name", most)
+
+
+def tensor_place(tensor: Mapping[str, Any], most: int = 60) -> str:
+    """What tells tensors of one title apart: the module, or the place in the order."""
+    return shortened(tensor.get("module") or f"order {tensor.get('order', 'unknown')}", most)
 
 
 def quant_type_of(tensor: Mapping[str, Any]) -> str:

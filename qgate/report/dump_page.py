@@ -25,6 +25,7 @@ from qgate.report._dump_reading import (
     quant_type_of,
     saturated,
     shortened,
+    tensor_place,
     tensor_title,
 )
 from qgate.results.portraits import FOLDERS, DumpAnalysis, TensorPortrait
@@ -211,6 +212,7 @@ def _worst(analysis: DumpAnalysis) -> str:
         rows.append(
             [
                 (tensor_title(tensor, 80), None),
+                (tensor_place(tensor), None),
                 (found.reason, f"{place:06d}"),
                 (shortened(quant_type_of(tensor), 30), None),
                 _number(figure_of(tensor, "amax")),
@@ -222,12 +224,12 @@ def _worst(analysis: DumpAnalysis) -> str:
             ]
         )
     head = [
-        "tensor", "what is worst", "quant type", "amax", "rms", "kurtosis", "outlier channel",
-        "saturated", "zeroed",
+        "tensor", "module or order", "what is worst", "quant type", "amax", "rms", "kurtosis",
+        "outlier channel", "saturated", "zeroed",
     ]  # fmt: skip
     more = len(analysis["tensors"]) - len(bad)
     rest = f"<p class='about'>{more:,} more in statistics/tensors.csv.</p>" if more > 0 else ""
-    table = _table(head, rows, 3)
+    table = _table(head, rows, 4)
     return f"<section id='worst'>\n<h2>Worst tensors</h2>\n{table}\n{rest}\n</section>"
 
 

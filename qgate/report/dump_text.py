@@ -19,11 +19,13 @@ from qgate.report._dump_reading import (
     figure_of,
     figures_of,
     grouped,
+    none_stands_out,
     nonfinite,
     one_line,
     percent,
     quant_type_of,
     shortened,
+    tensor_place,
     tensor_title,
 )
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
@@ -134,11 +136,14 @@ def _pooled(tensors: Sequence[TensorPortrait]) -> tuple[float, float]:
 
 
 def _worst(analysis: DumpAnalysis) -> str:
-    rows = [
-        [tensor_title(bad.tensor, 49), shortened(quant_type_of(bad.tensor), 12), bad.reason]
-        for bad in worst_tensors(analysis, _WORST)
-    ]
-    return _section("Worst tensors", _columns(["tensor", "quant type", "what"], rows, "<<<"))
+    """Two lines of each: what it is and what is worst, then where."""
+    found = worst_tensors(analysis, _WORST)
+    rows = [[tensor_title(bad.tensor), shortened(bad.reason, 36)] for bad in found]
+    lines = _columns(["tensor", "what"], rows, "<<")
+    for place, bad in enumerate(found, 1):
+        quant = shortened(quant_type_of(bad.tensor), 30)
+        lines[place] += f"\n  {tensor_place(bad.tensor)}, {quant}"
+    return _section("Worst tensors", lines)
 
 
 def _distribution(
@@ -187,6 +192,7 @@ def _nonfinite(analysis: DumpAnalysis) -> str:
 
 
 def _formats(analysis: DumpAnalysis) -> str:
+    told = format_rows(analysis)
     rows = [
         [
             shortened(row["format"], 16),
@@ -194,12 +200,19 @@ def _formats(analysis: DumpAnalysis) -> str:
             decibels(row["median_db"]),
             percent(row["saturated"]),
             percent(row["flushed"]),
-            tensor_title(row["worst"], 40),
         ]
-        for row in format_rows(analysis)
+        for row in told
     ]
-    head = ["format", "worst", "median", "saturated", "zeroed", "worst tensor"]
-    return _section("Losses in each format (SQNR)", _columns(head, rows, "<>>>><"))
+    head = ["format", "worst", "median", "saturated", "zeroed"]
+    lines = _columns(head, rows, "<>>>>")
+    for place, row in enumerate(told, 1):
+        worst = row["worst"]
+        lines[place] += f"\n  worst: {tensor_title(worst, 55)}; {tensor_place(worst, 34)}"
+    about = (
+        "worst and median SQNR with the format's own scales; without any, cast as it is or with "
+        "one power of two that fits, whichever is better; saturated and zeroed: cast as they are"
+    )
+    return _section("Losses in each format (SQNR)", [*lines, *_wrapped(about, "")] if lines else [])
 
 
 def _loss_scales(analysis: DumpAnalysis) -> str:
@@ -236,7 +249,7 @@ def _ranks(analysis: DumpAnalysis) -> str:
     lines = _columns(head, rows[:_MOST_ROWS], "<>>>>>>")
     if len(rows) > _MOST_ROWS:
         lines.append(f"and {len(rows) - _MOST_ROWS} more")
-    lines += _wrapped("no rank stands out", "") if out is None else []
+    lines += _wrapped(none_stands_out(len(ranks["rows"])), "") if out is None else []
     lines.append(f"weights equal on all ranks: {ranks['equal_weights']}")
     for name in ranks["unequal_weights"][:_WORST]:
         lines += _wrapped(f"not equal on all ranks: {shortened(name, 80)}")

@@ -94,6 +94,7 @@ def test_two_ranks_of_tiny_llama_under_ddp(tmp_path: Path) -> None:
     assert (tmp_path / "dump" / "rank00001" / "index.jsonl").is_file()
     assert "model.layers.0.mlp.gate_proj" in {e.module for e in got}
     assert not Dump.open(tmp_path / "dump").notes()
+    assert Dump.open(tmp_path / "dump").header["model"] == "Llama"
     again = Dump.open(tmp_path / "again")
     assert {e.rank for e in again.records()} == {0, 1}
     assert len(Dump.open(tmp_path / "dump").header["run"]) == len(again.header["run"]) == 32
@@ -149,6 +150,7 @@ def test_two_ranks_with_sharded_parameters(tmp_path: Path) -> None:
     spawn(tmp_path / "train.py", tmp_path)
     got = records(tmp_path / "dump")
     assert len(got) == 2 * 2 * 69
+    assert Dump.open(tmp_path / "dump").header["model"] == "Network"
     weight = found(tmp_path / "dump", module="layers.1.fc1", name="weight", rank=1, iteration=0)
     assert torch.equal(weight[0][1], network().layers[1].fc1.weight)  # whole, as it is used
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qgate.dumps import Dump, DumpWriter
+from qgate.dumps import Dump, DumpWriter, export_dump
 from qgate.errors import QgateError
 from qgate.pipeline.dump_comparisons import DumpComparison, compare_dumps
 from qgate.stats import errors
@@ -268,3 +268,26 @@ def test_a_dump_and_files_of_the_known_collector(tmp_path: Path) -> None:
         )  # fmt: skip
     found = compare_dumps(Dump.open(tmp_path / "a"), Dump.open(tmp_path / "b"))
     assert [each.kind for each in found.pairs] == ["equal", "equal"]
+
+
+@pytest.mark.parametrize("unknown", ["sample", "micro_batch", "iteration"])
+def test_what_one_side_does_not_know_keeps_nothing_apart(unknown: str, tmp_path: Path) -> None:
+    """Seen with an export of a collected run: micro batches are not in those file names."""
+    told = {"iteration": 0, "sample": 0, "micro_batch": 0}
+    a = chain(tmp_path / "a", ["out.output"], **told)
+    b = chain(tmp_path / "b", modules=False, **{**told, unknown: None})
+    found = compare_dumps(a, b)
+    assert [each.kind for each in found.pairs].count("equal") == 5
+    assert origins(found) == {"out.output": "local"}
+
+
+def test_an_export_of_several_micro_batches_is_compared_with_its_dump(tmp_path: Path) -> None:
+    with DumpWriter(tmp_path / "a") as writer:
+        for order in range(4):
+            told = {"sample": order // 2, "micro_batch": order // 2, "module": "layers.0.in"}
+            phase = "post" if order % 2 else "pre"
+            name = "output" if order % 2 else "input"
+            writer.add(record(order, phase=phase, name=name, **told), X + order)
+    export_dump(Dump.open(tmp_path / "a"), tmp_path / "flat")
+    found = compare_dumps(Dump.open(tmp_path / "flat"), Dump.open(tmp_path / "a"))
+    assert [each.kind for each in found.pairs] == ["equal"] * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import time
 from dataclasses import replace
@@ -313,3 +314,11 @@ def test_only_pickles_are_no_records_but_a_list(tmp_path: Path) -> None:
     assert list(dump.records()) == []
     assert dump.ranks == []
     assert dump.skipped == ["a.pkl: a plain pickle is never loaded"]
+
+
+def test_why_a_file_cannot_be_read_is_said_and_not_what_torch_advises(tmp_path: Path) -> None:
+    """Seen with a plain pickle under their name: a cut sentence about a default of PyTorch 2.6."""
+    path = known(tmp_path, X, **GENERATIONS[3])
+    path.write_bytes(pickle.dumps({"a": Path}))
+    (said,) = Dump.open(tmp_path).skipped
+    assert "it is torn or no .pt file (Unsupported operand 149)" in said

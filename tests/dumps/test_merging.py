@@ -119,6 +119,16 @@ def test_a_folder_of_the_known_collector_becomes_a_dump(tmp_path: Path) -> None:
     assert "empty.pt: it is empty" in merged.missing[0]
 
 
+def test_a_clash_of_known_files_names_the_folders_that_were_given(tmp_path: Path) -> None:
+    for name in "ab":
+        known(tmp_path / name, X.bfloat16(), counter=1, iteration=0, rank=0, quant_type=name)
+    with pytest.raises(QgateError) as told:
+        merge_dumps([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    assert f"{str(tmp_path / 'a')!r} and {str(tmp_path / 'b')!r} both have order 0" in str(
+        told.value
+    )
+
+
 def test_what_is_exported_comes_back(tmp_path: Path) -> None:
     names = [
         ("linear", "forward", "pre", "input"),

@@ -247,7 +247,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     writer.close([f"tensor {i}" for i in range(2000)])
     state = Dump.open(tmp_path).state(0)
     assert (state.state, state.missing_count, len(state.missing)) == ("incomplete", 2000, 1000)
-    assert "2000 records are missing: tensor 0, …" in state.notes()[0]
+    assert "2000 are missing: tensor 0, …" in state.notes()[0]
 
 
 def test_an_error_in_the_run_is_said(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 import re
@@ -17,6 +18,7 @@ import pytest
 from qgate.errors import QgateError
 from qgate.report import dump_drawing, dump_text
 from qgate.report._dump_csv import cell
+from qgate.report._dump_findings import worst_tensors
 from qgate.report.dump_drawing import check_folder, draw_analysis, read_analysis
 from qgate.report.dump_page import page
 from qgate.report.plots import dump_pictures
@@ -253,6 +255,20 @@ def test_lines_are_short_and_printable(name: str) -> None:
     for line in text.splitlines():
         assert len(line) <= 100
         assert line.isprintable()
+
+
+def test_the_worst_tensors_say_which_they_are(normal: DumpAnalysis) -> None:
+    """The linears of a layer share a title; seen cut so that grad_input and grad_output were one."""
+    worst = worst_tensors(normal, 1)[0].tensor
+    told = copy.deepcopy(normal)
+    for tensor in told["tensors"]:
+        if tensor["order"] == worst["order"] and tensor["rank"] == worst["rank"]:
+            tensor["title"] = "L3 linear backward grad_output, rank 12, iteration 0"
+            tensor["module"] = "layers.3.mlp.dense_4h_to_h"
+    part = dump_text.tensor_stats(told).split("Worst tensors")[1]
+    assert "L3 linear backward grad_output, rank 12, iteration 0" in part
+    assert "\n  layers.3.mlp.dense_4h_to_h, " in part
+    assert "layers.3.mlp.dense_4h_to_h" in page(told, [], []).split("<h2>Worst tensors")[1]
 
 
 def test_the_pooled_deviation_is_that_of_all_values(normal: DumpAnalysis) -> None:

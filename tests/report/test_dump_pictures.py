@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from qgate.report._dump_findings import findings
 from qgate.report._dump_reading import brief, percent, ratio_db, shortened, sqnr_db
 from qgate.report.plots import dump_distributions, dump_heatmaps, dump_overflow
 from qgate.report.plots._dump_figure import Sheet, plain
@@ -178,6 +180,27 @@ def test_nothing_is_drawn_of_what_does_not_overflow(normal: DumpAnalysis) -> Non
     for picture in by_folder("overflow_analysis"):
         assert built(picture, calm) is None
     assert dump_overflow.overflows(calm) == {}
+
+
+def test_a_variance_that_no_float_holds_is_left_out() -> None:
+    """Seen with float64 tensors of 1e200, whose variance is beyond float64."""
+    analysis = dump_records.one_tensor()
+    analysis["tensors"][0]["std"] = 1e200
+    made = built(BY_PATH["bf16_analysis/moments.png"], analysis)
+    assert made is not None
+    assert [axes.get_xlabel() for axes in made.figure.axes] == ["skew", "excess kurtosis"]
+
+
+def test_of_two_ranks_none_is_said_not_to_stand_out(normal: DumpAnalysis) -> None:
+    two = copy.deepcopy(normal)
+    assert two["ranks"] is not None
+    two["ranks"]["rows"] = two["ranks"]["rows"][:2]
+    two["ranks"]["stands_out"] = None
+    made = built(BY_PATH["rank_analysis/scores.png"], two)
+    assert made is not None
+    words = "Three ranks are needed to say which stands out, here are 2"
+    assert any(words in finding.text for finding in findings(two))
+    assert " ".join(made.title.split()).startswith(words)
 
 
 def test_thousands_of_tensors_are_few_artists() -> None:

@@ -19,7 +19,7 @@ from qgate.capture.collecting.progress import Progress
 from qgate.capture.collecting.recorder import Recorder
 from qgate.capture.collecting.runs import agreed_run
 from qgate.capture.collecting.settings import Wanted
-from qgate.capture.collecting.targets import choose
+from qgate.capture.collecting.targets import choose, model_name
 from qgate.dumps.writing import DumpWriter
 from qgate.errors import QgateError
 
@@ -229,7 +229,7 @@ class Collector:
         self.run = self.run or agreed_run(self.folder.name)
         if not self.wanted.wants_rank(rank):
             return None
-        header = self.wanted.header(type(self._roots[0]).__name__, self.run)
+        header = self.wanted.header(model_name(self._roots[0]), self.run)
         try:
             writer = DumpWriter(
                 self.folder,

@@ -136,6 +136,16 @@ class _Named:
         return self.names[0]
 
 
+def model_name(root: nn.Module) -> str:
+    """The class of the model, whatever wraps it: runs on one rank and on many are of one model."""
+    while [name for name, _ in root.named_children()] in (["module"], ["_orig_mod"]):
+        root = next(root.children())
+    kinds = type(root).__mro__
+    if kinds[1].__name__ == "FSDPModule":  # a class made of it and that of the model
+        return kinds[0].__name__.removeprefix("FSDP")
+    return kinds[0].__name__
+
+
 def _named(root: nn.Module) -> list[_Named]:
     """Every module once, in the order of registration."""
     outer = ""

@@ -145,6 +145,11 @@ def _build_usage(analysis: DumpAnalysis) -> Sheet | None:
     return made
 
 
+def _power(value: float, power: int) -> float:
+    """What float64 cannot hold, as the variance of huge values, is infinite."""
+    return math.prod([value] * power)
+
+
 def _build_moments(analysis: DumpAnalysis) -> Sheet | None:
     tensors = [t for t in value_tensors(analysis) if _is_bf16(t) and figure_of(t, "std") > 0]
     kinds = dict(list(by_kind(tensors).items())[:MOST_ROWS])
@@ -155,7 +160,7 @@ def _build_moments(analysis: DumpAnalysis) -> Sheet | None:
         ("excess kurtosis", "kurtosis", 1),
     ):
         found = [
-            [v for t in mine if math.isfinite(v := figure_of(t, name) ** power)]
+            [v for t in mine if math.isfinite(v := _power(figure_of(t, name), power))]
             for mine in kinds.values()
         ]
         if any(found):

@@ -6,7 +6,14 @@ import math
 
 import numpy as np
 
-from qgate.report._dump_reading import brief, counted, figure_of, tensor_title, worst
+from qgate.report._dump_reading import (
+    brief,
+    counted,
+    figure_of,
+    none_stands_out,
+    tensor_title,
+    worst,
+)
 from qgate.report.plots._dump_figure import (
     COLORS,
     MOST_ROWS,
@@ -89,7 +96,7 @@ def _build_scores(analysis: DumpAnalysis) -> Sheet | None:
     if not columns:
         return None
     score = next((figure_of(row, "score") for row in rows if row["rank"] == out), math.nan)
-    title = f"No rank of {len(rows)} stands out"
+    title = none_stands_out(len(rows))
     if out is not None:
         title = f"Rank {out} stands out of {len(rows)}"
         title += f": score {brief(score)}" if math.isfinite(score) else ""
