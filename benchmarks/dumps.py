@@ -25,7 +25,7 @@ from _turns import seconds
 from tabulate import tabulate
 
 from qgate.dumps import Dump, DumpWriter, Record
-from qgate.pipeline.dump_comparisons import compare_dumps
+from qgate.pipeline.dumps.comparisons import compare_dumps
 
 _NAMES = ("input", "weight", "output", "grad_output", "grad_input")
 

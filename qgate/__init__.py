@@ -14,14 +14,14 @@ from qgate.errors import QgateError
 
 if TYPE_CHECKING:
     from qgate import analysis, capture, formats, models, modes, stats
-    from qgate.analysis.sweeping import Sweep, sweep
+    from qgate.analysis.sweeps.sweeping import Sweep, sweep
     from qgate.analysis.underflow import watch_underflow
     from qgate.formats.encoded import Encoded
     from qgate.formats.quantizer import Quantizer, encode, quantize
     from qgate.models.model import Model
     from qgate.modes.mode import Mode, Rule
-    from qgate.pipeline.activation_runs import activations
-    from qgate.pipeline.collect_runs import collect, collect_from_environment
+    from qgate.pipeline.activations.runs import activations
+    from qgate.pipeline.dumps.collecting import collect, collect_from_environment
 
 __all__ = [
     "Encoded",
@@ -52,14 +52,14 @@ _HOME = {
     "Mode": "qgate.modes.mode",
     "Model": "qgate.models.model",
     "Rule": "qgate.modes.mode",
-    "activations": "qgate.pipeline.activation_runs",
-    "collect": "qgate.pipeline.collect_runs",
-    "collect_from_environment": "qgate.pipeline.collect_runs",
+    "activations": "qgate.pipeline.activations.runs",
+    "collect": "qgate.pipeline.dumps.collecting",
+    "collect_from_environment": "qgate.pipeline.dumps.collecting",
     "Quantizer": "qgate.formats.quantizer",
     "encode": "qgate.formats.quantizer",
-    "Sweep": "qgate.analysis.sweeping",
+    "Sweep": "qgate.analysis.sweeps.sweeping",
     "quantize": "qgate.formats.quantizer",
-    "sweep": "qgate.analysis.sweeping",
+    "sweep": "qgate.analysis.sweeps.sweeping",
     "watch_underflow": "qgate.analysis.underflow",
 }
 

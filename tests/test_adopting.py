@@ -10,7 +10,7 @@ import pytest
 
 # Imported here, since a run in this process forgets what it imported first.
 import qgate.analysis
-import qgate.pipeline.gating
+import qgate.pipeline.gates.gating
 import qgate.results
 import qgate.stats.metrics  # noqa: F401
 from qgate.cli import main

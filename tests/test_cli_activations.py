@@ -17,7 +17,7 @@ import torch
 import qgate
 from qgate.cli import main
 from qgate.errors import QgateError
-from qgate.pipeline.activation_settings import keys, read_settings
+from qgate.pipeline.activations.settings import keys, read_settings
 
 Capsys = pytest.CaptureFixture[str]
 SAID = [
@@ -488,9 +488,9 @@ def plain() -> Any:
 
 def contents(record: Any, place: Path, key: str) -> dict[str, bytes]:
     """What a picture of each kind that the key is about holds, with the names of all."""
-    from qgate.report._activation_reading import look_of
-    from qgate.report.activation_report import _Writer
-    from qgate.report.plots.activation_pictures import pictures
+    from qgate.report.activations._reading import look_of
+    from qgate.report.activations.reports import _Writer
+    from qgate.report.plots.activations.pictures import pictures
 
     look = look_of(record["settings"])
     told = {each.name: b"" for each in pictures(record, look)}
@@ -538,7 +538,7 @@ def test_the_folder_is_the_one_that_was_asked_for(here: Path) -> None:
 def test_layers_come_one_by_one_where_the_model_does_not_fit(
     recorded: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qgate.pipeline import activation_runs
+    from qgate.pipeline.activations import runs as activation_runs
 
     monkeypatch.setattr(activation_runs, "fits", lambda *_: False)
     told = {name: recorded(**{"memory.auto_offload": name, "data.seq_len": "20"})["notes"]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from qgate.cli import main
-from qgate.pipeline.layer_dumps import DumpOf, writing
+from qgate.pipeline.layers.storing import DumpOf, writing
 from qgate.stats import ErrorStats
 
 SMALL = ["--samples", "1", "--seqlen", "64", "--calib-samples", "1", "--calib-seqlen", "64"]

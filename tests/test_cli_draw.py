@@ -12,8 +12,8 @@ import torch
 
 from qgate.cli import main, quick
 from qgate.dumps import DumpWriter
-from qgate.pipeline.dump_analyses import Asked, analyze_dump
-from qgate.report._dump_findings import summary_line
+from qgate.pipeline.dumps.analyses import Asked, analyze_dump
+from qgate.report.dumps._findings import summary_line
 from qgate.results.portraits import FOLDERS
 from tests.dumps.making import known, record
 

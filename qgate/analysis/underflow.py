@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qgate import formats
-from qgate.analysis.advice import SIGNIFICANT, severity
+from qgate.analysis.sweeps.advice import SIGNIFICANT, severity
 from qgate.formats import BlockFormat, Quantizer
 from qgate.formats.quantizer import as_quantizer
 from qgate.stats import counts

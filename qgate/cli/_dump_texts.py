@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qgate.dumps import Record
-    from qgate.pipeline.dump_comparisons import DumpComparison, PairErrors
+    from qgate.pipeline.dumps.comparisons import DumpComparison, PairErrors
 
 _HEADS = (
     "rank", "order", "iter", "layer type", "L", "operation", "name", "call", "quant", "shape",

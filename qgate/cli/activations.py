@@ -27,7 +27,7 @@ from qgate.errors import QgateError
 if TYPE_CHECKING:
     from torch import nn
 
-    from qgate.pipeline.activation_settings import ActivationSettings
+    from qgate.pipeline.activations.settings import ActivationSettings
 
 _NOTHING = "-"
 
@@ -50,7 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.pipeline.activation_settings import read_settings
+    from qgate.pipeline.activations.settings import read_settings
 
     overrides = _pairs(args.more)
     if args.write_config is not None:
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if args.trust_remote_code:
         settings = _told(settings, name)
     if args.list_layers is not None:
-        from qgate.pipeline.activation_subjects import subject_of
+        from qgate.pipeline.activations.subjects import subject_of
 
         return _list_layers(subject_of(model).module, args.list_layers)
     if args.dry_run:
@@ -108,8 +108,8 @@ def _pairs(more: Sequence[str]) -> list[tuple[str, str]]:
 
 def _check_key(name: str) -> None:
     """An unknown key is told before its missing value is."""
-    from qgate.pipeline._setting_values import listed
-    from qgate.pipeline.activation_settings import keys
+    from qgate.pipeline.activations._setting_values import listed
+    from qgate.pipeline.activations.settings import keys
 
     listed(name, {each.name: each for each in keys()})
 
@@ -146,7 +146,7 @@ def _on_this_machine(
 
 
 def _print_settings(settings: ActivationSettings) -> None:
-    from qgate.pipeline.activation_settings import keys
+    from qgate.pipeline.activations.settings import keys
 
     for each in keys():
         value = each.of(settings)
@@ -157,7 +157,7 @@ def _print_settings(settings: ActivationSettings) -> None:
 
 
 def _write_config(name: str) -> int:
-    from qgate.pipeline.activation_texts import default_config_text
+    from qgate.pipeline.activations.texts import default_config_text
 
     if name == _NOTHING:
         print(default_config_text(), end="")
@@ -243,17 +243,17 @@ def _list_layers(module: nn.Module, pattern: str) -> int:
 
 
 def _check_writing(settings: ActivationSettings) -> None:
-    from qgate.pipeline.activation_settings import changed
-    from qgate.report._activation_reading import look_of
-    from qgate.report.activation_report import check_folder
+    from qgate.pipeline.activations.settings import changed
+    from qgate.report.activations._reading import look_of
+    from qgate.report.activations.reports import check_folder
 
     check_folder(settings.visualization.save_dir, look_of(changed(settings)))
 
 
 def _dry_run(model: str | nn.Module, tokenizer: Any, settings: ActivationSettings) -> int:
     from qgate.devices import resolve
-    from qgate.pipeline.activation_plan import plan_of
-    from qgate.pipeline.activation_subjects import passes_of, subject_of
+    from qgate.pipeline.activations.plan import plan_of
+    from qgate.pipeline.activations.subjects import passes_of, subject_of
 
     _check_writing(settings)
     subject = subject_of(model, tokenizer)
@@ -286,9 +286,9 @@ def _run(
     *,
     verbose: bool,
 ) -> int:
-    from qgate.pipeline.activation_runs import activations
-    from qgate.report.activation_report import write_report
-    from qgate.report.activation_text import activation_text
+    from qgate.pipeline.activations.runs import activations
+    from qgate.report.activations.reports import write_report
+    from qgate.report.activations.texts import activation_text
 
     _check_writing(settings)
     with _bars() as step:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from qgate.cli._model_options import add_model_options, setup_of
 
 if TYPE_CHECKING:
-    from qgate.pipeline.layer_dumps import Dump
+    from qgate.pipeline.layers.storing import Dump
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.pipeline.layer_captures import capture_modes
+    from qgate.pipeline.layers.captures import capture_modes
 
     dumps = capture_modes(
         setup_of(args),
@@ -70,7 +70,7 @@ def _step(done: int, total: int) -> None:
 
 
 def _line(dump: Dump, folder: Path) -> str:
-    from qgate.pipeline.layer_dumps import stats_path
+    from qgate.pipeline.layers.storing import stats_path
 
     first = next(iter(dump.layers.values()))
     tokens, width = first.shape

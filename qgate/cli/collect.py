@@ -48,7 +48,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from qgate.capture.collecting import FirstModel
-    from qgate.pipeline.collect_runs import collect, enabled, settings_of
+    from qgate.pipeline.dumps.collecting import collect, enabled, settings_of
 
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if not program or program == ["-m"]:

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _one(args: argparse.Namespace) -> int:
-    from qgate.pipeline.layer_comparisons import comparison, is_clean, save_json
+    from qgate.pipeline.layers.comparisons import comparison, is_clean, save_json
     from qgate.report.compare_text import comparison_lines
 
     record = comparison(args.output_dir, args.mode, args.reference)
@@ -49,7 +49,7 @@ def _one(args: argparse.Namespace) -> int:
 
 def _all(args: argparse.Namespace) -> int:
     from qgate.baselines import safe_name
-    from qgate.pipeline.layer_comparisons import comparable_modes, comparison, is_clean, save_json
+    from qgate.pipeline.layers.comparisons import comparable_modes, comparison, is_clean, save_json
     from qgate.report.compare_text import summary_lines
 
     records, refused = [], []

@@ -23,7 +23,7 @@ from qgate.cli._dump_selection import add_selection, wanted_of
 from qgate.errors import QgateError
 
 if TYPE_CHECKING:
-    from qgate.pipeline.dump_analyses import Asked
+    from qgate.pipeline.dumps.analyses import Asked
     from qgate.results.portraits import DumpAnalysis
 
 
@@ -59,7 +59,7 @@ def _whole(text: str) -> int:
 
 def asked_of(args: argparse.Namespace, most: int | None, tensors: int | None) -> Asked:
     """The options as an analysis takes them."""
-    from qgate.pipeline.dump_analyses import Asked
+    from qgate.pipeline.dumps.analyses import Asked
 
     told: dict[str, Any] = {}
     if args.format:
@@ -81,8 +81,8 @@ def asked_of(args: argparse.Namespace, most: int | None, tensors: int | None) ->
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.report.dump_drawing import check_folder, draw_analysis
-    from qgate.report.dump_text import findings
+    from qgate.report.dumps.drawing import check_folder, draw_analysis
+    from qgate.report.dumps.texts import findings
 
     check_folder(args.output_dir)
     analysis = analysis_of(args)
@@ -104,10 +104,10 @@ def analysis_of(
     """Of the dumps that were named, or of a record that was kept."""
     first = args.folders[0]
     if len(args.folders) == 1 and first.suffix == ".json" and first.is_file():
-        from qgate.report.dump_drawing import read_analysis
+        from qgate.report.dumps.drawing import read_analysis
 
         return read_analysis(first)
-    from qgate.pipeline.dump_analyses import analyze_dump
+    from qgate.pipeline.dumps.analyses import analyze_dump
 
     asked = asked_of(args, most, tensors)
     with progress("tensors") as step:

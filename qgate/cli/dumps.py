@@ -179,7 +179,7 @@ def _verify(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace) -> int:
     from qgate.cli._dump_texts import comparison_lines, one_line
     from qgate.dumps import Dump
-    from qgate.pipeline.dump_comparisons import compare_dumps
+    from qgate.pipeline.dumps.comparisons import compare_dumps
 
     dumps = Dump.open(args.actual), Dump.open(args.reference)
     for dump in dumps:

@@ -31,8 +31,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from qgate.cli._dump_texts import one_line
-    from qgate.report.dump_text import findings
-    from qgate.report.plots.dump_quick import draw_quick
+    from qgate.report.dumps.texts import findings
+    from qgate.report.plots.dumps.quick import draw_quick
 
     if args.output.is_dir():
         raise QgateError(f"--output {str(args.output)!r} is a folder; name a file.")

@@ -98,7 +98,7 @@ class Target:
 
     def draw(self, source: str, folder: Path, record: dict[str, Any]) -> None:
         """Now, or by another process while this one goes on."""
-        from qgate.report import sweep_files
+        from qgate.report.sweeps import files as sweep_files
 
         if self.pool is None:
             sweep_files.draw(folder, record)
@@ -116,7 +116,7 @@ class Target:
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.analysis.sweeping import element_of, mx_of
+    from qgate.analysis.sweeps.sweeping import element_of, mx_of
     from qgate.dumps import expand
     from qgate.formats import get
 
@@ -256,8 +256,9 @@ def _answer(source: str, record: dict[str, Any]) -> str:
 
 def _write(swept: Swept, target: Target) -> list[str]:
     """Files of one tensor; the lines for the console, which are those of the logs."""
-    from qgate.report import sweep_files, sweep_text
     from qgate.report._files import folder_for, safe_name, write_text
+    from qgate.report.sweeps import files as sweep_files
+    from qgate.report.sweeps import texts as sweep_text
 
     name = safe_name(swept.name)
     folder = folder_for(target.root, name, swept.source, target.taken)
@@ -292,7 +293,7 @@ class _Speaker:
     """Prints lines, in ASCII where the terminal knows no more."""
 
     def __init__(self) -> None:
-        from qgate.report import sweep_text
+        from qgate.report.sweeps import texts as sweep_text
 
         self._plain = None if sweep_text.can_encode(sys.stdout) else sweep_text.plain
 

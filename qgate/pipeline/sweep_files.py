@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qgate.analysis.sweeping import mx_of, sweep
+from qgate.analysis.sweeps.sweeping import mx_of, sweep
 from qgate.dumps import StoredTensor, read_tensors
 from qgate.errors import QgateError
 from qgate.formats import get

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from qgate.pipeline.activation_gates import ActivationGates
+    from qgate.pipeline.gates.activation_gates import ActivationGates
 
 _SESSIONS: pytest.StashKey[dict[str, ActivationGates]] = pytest.StashKey()
 
@@ -21,7 +21,7 @@ def activation_session_of(config: pytest.Config, model: str) -> ActivationGates:
     """The session of a model by the name it was asked for with; it shares the model itself."""
     held = config.stash.setdefault(_SESSIONS, {})
     if model not in held:
-        from qgate.pipeline.activation_gates import ActivationGates
+        from qgate.pipeline.gates.activation_gates import ActivationGates
         from qgate.plugin.sessions import how, policy_of, session_of
 
         bench = session_of(config, model).bench

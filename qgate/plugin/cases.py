@@ -14,8 +14,8 @@ from qgate.plugin.selection import selection_of
 from qgate.plugin.sessions import session_of
 
 if TYPE_CHECKING:
-    from qgate.pipeline.dump_gates import DumpGates
-    from qgate.pipeline.gating import GateSession
+    from qgate.pipeline.gates.dump_gates import DumpGates
+    from qgate.pipeline.gates.gating import GateSession
 
 _CASES = ("model", "mode", "layer")
 

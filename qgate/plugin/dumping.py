@@ -16,7 +16,7 @@ from qgate.plugin.options import spelled, value
 from qgate.plugin.selection import selection_of
 
 if TYPE_CHECKING:
-    from qgate.pipeline.dump_gates import DumpGates
+    from qgate.pipeline.gates.dump_gates import DumpGates
 
 # The parameter of a test that is left out, as there is no dump.
 NO_LAYER = "no_dump"
@@ -77,7 +77,7 @@ def dump_session_of(config: pytest.Config) -> DumpGates | None:
         folder = dump_folder(config)
         if folder is None:
             return None
-        from qgate.pipeline.dump_gates import DumpGates, DumpSubject
+        from qgate.pipeline.gates.dump_gates import DumpGates, DumpSubject
         from qgate.plugin.sessions import how, policy_of
 
         given = value(config, "dump-name")

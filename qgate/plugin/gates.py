@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from qgate.gate import Measured
     from qgate.models import Model
     from qgate.modes import Mode
-    from qgate.pipeline.activation_gates import ActivationGates
-    from qgate.pipeline.dump_gates import DumpGates
-    from qgate.pipeline.gating import GateSession
-    from qgate.pipeline.judging import Judging, Outcome
+    from qgate.pipeline.gates.activation_gates import ActivationGates
+    from qgate.pipeline.gates.dump_gates import DumpGates
+    from qgate.pipeline.gates.gating import GateSession
+    from qgate.pipeline.gates.judging import Judging, Outcome
 
 OUT = "qgate-out"
 G = TypeVar("G")

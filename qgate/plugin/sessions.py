@@ -20,7 +20,7 @@ from qgate.plugin.options import (
 
 if TYPE_CHECKING:
     from qgate.gate import Policy
-    from qgate.pipeline.gating import GateSession
+    from qgate.pipeline.gates.gating import GateSession
 
 _SESSIONS: pytest.StashKey[dict[str, GateSession]] = pytest.StashKey()
 
@@ -33,8 +33,8 @@ def session_of(config: pytest.Config, model: str) -> GateSession:
     """The session of a model by the name it was asked for with."""
     held = sessions_of(config)
     if model not in held:
-        from qgate.pipeline.bench import Bench
-        from qgate.pipeline.gating import GateSession
+        from qgate.pipeline.gates.bench import Bench
+        from qgate.pipeline.gates.gating import GateSession
 
         policy = policy_of(config)
         bench = Bench(
@@ -51,7 +51,7 @@ def session_of(config: pytest.Config, model: str) -> GateSession:
 def policy_of(config: pytest.Config) -> Policy:
     """The limits of the project."""
     from qgate.gate import Policy
-    from qgate.pipeline.judging import GATE_METRICS
+    from qgate.pipeline.gates.judging import GATE_METRICS
     from qgate.stats.metrics import METRICS
 
     known = {metric.name: metric.direction for metric in METRICS}

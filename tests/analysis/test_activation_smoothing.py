@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 import qgate
-from qgate.analysis.smoothing import hadamard_block, quantizer_of, rotated, smoothing_advice
+from qgate.analysis.activations.smoothing import (
+    hadamard_block,
+    quantizer_of,
+    rotated,
+    smoothing_advice,
+)
 from qgate.errors import QgateError
 from qgate.results.activations import Smoothed
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from qgate.analysis._activation_counts import RowShare
-from qgate.analysis._activation_ranges import ERROR, PERCENTILES, ChannelCounts
-from qgate.analysis._activation_reading import Reading
-from qgate.analysis.activation_stats import Ask, LayerStats, OutlierRule
+from qgate.analysis.activations._counts import RowShare
+from qgate.analysis.activations._ranges import ERROR, PERCENTILES, ChannelCounts
+from qgate.analysis.activations._reading import Reading
+from qgate.analysis.activations.layer_stats import Ask, LayerStats, OutlierRule
 from qgate.errors import QgateError
 from qgate.results.activations import LayerActivations
 

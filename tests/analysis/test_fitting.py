@@ -11,9 +11,9 @@ import pytest
 import scipy.stats
 import torch
 
-from qgate.analysis import fitting
-from qgate.analysis.fitting import coarsened, fits_of, group_portrait, histogram_of, qq_of
-from qgate.analysis.pools import pool_of, pool_of_statistics
+from qgate.analysis.portraits import fitting
+from qgate.analysis.portraits.fitting import coarsened, fits_of, group_portrait, histogram_of, qq_of
+from qgate.analysis.portraits.pools import pool_of, pool_of_statistics
 
 N = 20_000
 

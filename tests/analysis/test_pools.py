@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qgate import formats
-from qgate.analysis.pools import (
+from qgate.analysis.portraits.pools import (
     Pool,
     channels_of,
     edges_of,

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qgate
-from qgate.analysis import _levels, advice
+from qgate.analysis.sweeps import _levels, advice
 from qgate.errors import QgateError
 from qgate.formats import FORMATS, definition
 from qgate.stats import block_counts, counts

@@ -13,7 +13,7 @@ import torch
 import qgate
 from qgate import QgateError
 from qgate.dumps import Dump
-from qgate.pipeline.collect_runs import place_of, run_of
+from qgate.pipeline.dumps.collecting import place_of, run_of
 from tests.capture.collected import found, network, records, train
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qgate.dumps import Dump, DumpWriter, export_dump
 from qgate.errors import QgateError
-from qgate.pipeline.dump_comparisons import DumpComparison, compare_dumps
+from qgate.pipeline.dumps.comparisons import DumpComparison, compare_dumps
 from qgate.stats import errors
 from tests.dumps.making import known, record
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from qgate.gate import failure_text, grades_of
-from qgate.pipeline.gate_rows import record_rows
+from qgate.pipeline.gates.rows import record_rows
 from tests.gate.making import ACCEPTED, carried, measured, verdict
 
 

@@ -18,11 +18,11 @@ from qgate.errors import QgateError
 from qgate.gate import Policy
 from qgate.models import Sampling
 from qgate.modes import Mode
-from qgate.pipeline.activation_gates import ActivationGates
-from qgate.pipeline.bench import Bench
-from qgate.pipeline.dump_gates import DumpGates, DumpSubject
-from qgate.pipeline.gating import GateSession
-from qgate.pipeline.judging import GATE_METRICS, Judging, Outcome
+from qgate.pipeline.gates.activation_gates import ActivationGates
+from qgate.pipeline.gates.bench import Bench
+from qgate.pipeline.gates.dump_gates import DumpGates, DumpSubject
+from qgate.pipeline.gates.gating import GateSession
+from qgate.pipeline.gates.judging import GATE_METRICS, Judging, Outcome
 from qgate.pipeline.setups import ModelSetup
 from tests.dumps.gated import write_dump
 

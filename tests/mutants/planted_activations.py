@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qgate.pipeline import activation_gates
+from qgate.pipeline.gates import activation_gates
 from tests.mutants.bed import Bed
 from tests.mutants.mutant import Mutant, Sow, of_activations
 

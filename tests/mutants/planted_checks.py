@@ -15,9 +15,9 @@ from qgate.formats import Quantizer
 from qgate.formats.engine import fast_mx
 from qgate.gate import checks
 from qgate.modes import applying
-from qgate.pipeline import bench as benches
-from qgate.pipeline import ideals, self_checks, tasks
-from qgate.pipeline.bench import Bench
+from qgate.pipeline.gates import bench as benches
+from qgate.pipeline.gates import ideals, self_checks, tasks
+from qgate.pipeline.gates.bench import Bench
 from tests.mutants.bed import Bed
 from tests.mutants.mutant import Mutant, Sow, llama, mamba
 from tests.mutants.planted import altered

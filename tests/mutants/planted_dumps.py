@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qgate.dumps import Dump, Record
-from qgate.pipeline import dump_gates, dump_sites
+from qgate.pipeline.gates import dump_gates, dump_sites
 from tests.dumps.gated import with_nan, with_outliers
 from tests.mutants.bed import Bed
 from tests.mutants.mutant import Mutant, Sow, of_dump

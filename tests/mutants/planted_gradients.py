@@ -13,7 +13,7 @@ from qgate.formats import Quantizer
 from qgate.formats.engine import gradient
 from qgate.models.mamba import scanning
 from qgate.modes.simulated import casts, mixer
-from qgate.pipeline.bench import Bench
+from qgate.pipeline.gates.bench import Bench
 from tests.mutants.bed import Bed
 from tests.mutants.mutant import Mutant, Sow, llama, mamba
 from tests.mutants.planted import altered

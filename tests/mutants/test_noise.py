@@ -16,8 +16,8 @@ from torch import nn
 from qgate import Model
 from qgate.gate import Policy, grade_correlation
 from qgate.models.llama import Llama, LlamaConfig
-from qgate.pipeline.bench import Bench
-from qgate.pipeline.gating import GateSession
+from qgate.pipeline.gates.bench import Bench
+from qgate.pipeline.gates.gating import GateSession
 from qgate.pipeline.setups import ModelSetup
 from tests.mutants.bed import SAMPLING, all_layers, examine, mode_of
 

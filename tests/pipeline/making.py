@@ -8,8 +8,8 @@ from typing import Any
 from qgate.gate import Policy
 from qgate.models import Sampling
 from qgate.modes import Mode
-from qgate.pipeline.bench import Bench
-from qgate.pipeline.gating import GateSession
+from qgate.pipeline.gates.bench import Bench
+from qgate.pipeline.gates.gating import GateSession
 from qgate.pipeline.setups import ModelSetup
 
 SHORT = Sampling(samples=2, seqlen=64, calib_samples=2, calib_seqlen=64)

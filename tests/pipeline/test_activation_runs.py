@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 import qgate
 from qgate.errors import QgateError
-from qgate.pipeline import activation_runs
-from qgate.pipeline.activation_runs import ActivationsResult, activations
-from qgate.pipeline.activation_sensitivity import Layers, Runs, Target, propose, rank
-from qgate.pipeline.activation_subjects import Sample
+from qgate.pipeline.activations import runs as activation_runs
+from qgate.pipeline.activations.runs import ActivationsResult, activations
+from qgate.pipeline.activations.sensitivity import Layers, Runs, Target, propose, rank
+from qgate.pipeline.activations.subjects import Sample
 from qgate.results.activations import LayerActivations
 
 transformers = pytest.importorskip("transformers")

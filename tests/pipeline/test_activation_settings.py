@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from qgate.errors import QgateError
 from qgate.models.samples import DataRequest
-from qgate.pipeline._setting_keys import Key
-from qgate.pipeline._setting_values import UNSAID, listed, split_list
-from qgate.pipeline.activation_settings import ActivationSettings, changed, keys, read_settings
-from qgate.pipeline.activation_texts import default_config_text
+from qgate.pipeline.activations._setting_keys import Key
+from qgate.pipeline.activations._setting_values import UNSAID, listed, split_list
+from qgate.pipeline.activations.settings import ActivationSettings, changed, keys, read_settings
+from qgate.pipeline.activations.texts import default_config_text
 
 # A file as users of the known tool have it; it must load as it is.
 KNOWN_FILE = r"""

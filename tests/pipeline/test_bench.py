@@ -13,8 +13,8 @@ from torch import Tensor
 
 from qgate.errors import QgateError
 from qgate.models import Sampling
-from qgate.pipeline.bench import Bench, SiteErrors
-from qgate.pipeline.passes import outer_tensors
+from qgate.pipeline.gates.bench import Bench, SiteErrors
+from qgate.pipeline.gates.passes import outer_tensors
 from tests.pipeline.making import LLAMA, MAMBA, bench, mode_of
 
 Array = np.ndarray[Any, Any]

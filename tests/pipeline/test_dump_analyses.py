@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from qgate import QgateError, formats
-from qgate.analysis.pools import pool_of
+from qgate.analysis.portraits.pools import pool_of
 from qgate.dumps import Dump, DumpWriter
-from qgate.pipeline.dump_analyses import Asked, analyze_dump
-from qgate.pipeline.dump_twins import compared_names
+from qgate.pipeline.dumps.analyses import Asked, analyze_dump
+from qgate.pipeline.dumps.twins import compared_names
 from tests.dumps.making import GENERATIONS, known, record, write
 
 FEW = ("fp8_e4m3", "mxfp4_e2m1")

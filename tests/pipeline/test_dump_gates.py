@@ -16,9 +16,9 @@ from qgate.baselines import Store
 from qgate.dumps import Dump, Record
 from qgate.errors import QgateError
 from qgate.gate import Policy
-from qgate.pipeline.dump_gates import DumpGates, DumpSubject, portrait
-from qgate.pipeline.dump_sites import Pool, Sites, needs_values, pool, shares_of_pool
-from qgate.pipeline.judging import GATE_METRICS, Outcome
+from qgate.pipeline.gates.dump_gates import DumpGates, DumpSubject, portrait
+from qgate.pipeline.gates.dump_sites import Pool, Sites, needs_values, pool, shares_of_pool
+from qgate.pipeline.gates.judging import GATE_METRICS, Outcome
 from tests.dumps.gated import at, tensors, with_nan, with_outliers, write_dump
 from tests.dumps.making import known
 from tests.mutants.bed import with_markers

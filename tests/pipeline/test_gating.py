@@ -14,8 +14,8 @@ from qgate.baselines import Key, Store
 from qgate.errors import QgateError
 from qgate.gate import Policy
 from qgate.models import Sampling
-from qgate.pipeline.gating import GateSession, Outcome
-from qgate.pipeline.tasks import task_values
+from qgate.pipeline.gates.gating import GateSession, Outcome
+from qgate.pipeline.gates.tasks import task_values
 from tests.pipeline.making import LLAMA, MAMBA, SHORT, bench, mode_of, session
 
 SUITE = "layer_outputs"

@@ -14,8 +14,8 @@ import qgate
 from qgate.errors import QgateError
 from qgate.gate import Policy
 from qgate.modes import Kernel
-from qgate.pipeline.bench import Bench
-from qgate.pipeline.gating import GateSession
+from qgate.pipeline.gates.bench import Bench
+from qgate.pipeline.gates.gating import GateSession
 from qgate.pipeline.setups import ModelSetup
 
 

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from qgate import Model
 from qgate.baselines import Key, Store
 from qgate.gate import Policy, judge
-from qgate.pipeline.bench import Bench
-from qgate.pipeline.gate_rows import measured_of
-from qgate.pipeline.gating import GateSession
+from qgate.pipeline.gates.bench import Bench
+from qgate.pipeline.gates.gating import GateSession
+from qgate.pipeline.gates.rows import measured_of
+from qgate.pipeline.gates.site_errors import compare, massive_from, without_massive
 from qgate.pipeline.setups import ModelSetup
-from qgate.pipeline.site_errors import compare, massive_from, without_massive
 from tests.pipeline.making import LLAMA, SHORT, bench, mode_of
 
 SITE = "blocks.1:output"
@@ -236,7 +236,7 @@ def test_an_element_at_the_edge_makes_no_gate_flake(was: bool) -> None:
 
 
 def measured_at(actual: Tensor, reference: Tensor, beyond: float) -> Any:
-    from qgate.pipeline.site_errors import SiteErrors
+    from qgate.pipeline.gates.site_errors import SiteErrors
 
     pairs = [(actual, reference)]
     found = compare(pairs)

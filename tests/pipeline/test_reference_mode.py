@@ -15,12 +15,12 @@ from qgate.errors import QgateError
 from qgate.gate import Policy
 from qgate.models import Sampling
 from qgate.modes import apply
-from qgate.pipeline.bench import Bench
-from qgate.pipeline.format_rows import overflow_rows
-from qgate.pipeline.gating import GateSession
-from qgate.pipeline.passes import outer_tensors
-from qgate.pipeline.self_checks import BROKEN, HEALTHY, unquantized
-from qgate.pipeline.tasks import task_values
+from qgate.pipeline.gates.bench import Bench
+from qgate.pipeline.gates.format_rows import overflow_rows
+from qgate.pipeline.gates.gating import GateSession
+from qgate.pipeline.gates.passes import outer_tensors
+from qgate.pipeline.gates.self_checks import BROKEN, HEALTHY, unquantized
+from qgate.pipeline.gates.tasks import task_values
 from tests.pipeline.making import LLAMA, MAMBA, bench, mode_of
 
 LAST = "model.layers.4:output"
@@ -227,7 +227,7 @@ def test_logits_are_the_same_bits_whatever_came_first(first: str) -> None:
 def test_logits_are_not_hoarded(monkeypatch: pytest.MonkeyPatch) -> None:
     of = bench(LLAMA, Sampling(2, 32, 2, 32))
     kept = 2 * 32 * 256 * 4
-    monkeypatch.setattr("qgate.pipeline.bench._LOGITS", kept)
+    monkeypatch.setattr("qgate.pipeline.gates.bench._LOGITS", kept)
     for name in ("int8", "mxfp8"):
         of.measure(mode_of(of, name))
     assert list(of._logits) == ["int8"]

@@ -16,10 +16,10 @@ from qgate import formats
 from qgate.analysis import sweep
 from qgate.baselines import Key, Store
 from qgate.gate import Policy, first_line, judge
-from qgate.pipeline import format_rows
-from qgate.pipeline.bench import Bench
-from qgate.pipeline.format_rows import FORMAT_METRICS, scaling_rows
-from qgate.pipeline.gating import GateSession
+from qgate.pipeline.gates import format_rows
+from qgate.pipeline.gates.bench import Bench
+from qgate.pipeline.gates.format_rows import FORMAT_METRICS, scaling_rows
+from qgate.pipeline.gates.gating import GateSession
 from tests.pipeline.making import LLAMA, bench, session
 
 LAYER = "layers.1"

@@ -13,7 +13,7 @@ import pytest
 
 # Imported here, since a run in this process forgets what it imported first.
 import qgate.analysis
-import qgate.pipeline.gating
+import qgate.pipeline.gates.gating
 import qgate.results
 import qgate.stats.metrics  # noqa: F401
 from tests.pipeline.making import LLAMA, MAMBA, mode_of, session

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qgate.report._activation_reading import (
+from qgate.report.activations._reading import (
     KEYS,
     Look,
     clean,
@@ -21,8 +21,8 @@ from qgate.report._activation_reading import (
     stems,
     visible,
 )
-from qgate.report.plots.activation_heatmaps import draw_flat
-from qgate.report.plots.activation_pictures import Picture, pictures
+from qgate.report.plots.activations.heatmaps import draw_flat
+from qgate.report.plots.activations.pictures import Picture, pictures
 from qgate.results.activations import ActivationsRecord
 from tests.report.activation_records import OUTLIER, RECORDS, usual
 
@@ -213,7 +213,7 @@ def test_layers_are_evenly_spaced() -> None:
 
 
 def test_a_look_has_the_defaults_of_the_settings() -> None:
-    from qgate.pipeline.activation_settings import keys
+    from qgate.pipeline.activations.settings import keys
 
     defaults = {each.name: each.default for each in keys()}
     assert look_of({}) == LOOK

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from qgate.errors import QgateError
-from qgate.report._activation_reading import Look
-from qgate.report._activation_tables import csv_files, tables
-from qgate.report.activation_report import check_folder, read_record, write_report
-from qgate.report.activation_text import activation_text, keep_lines
+from qgate.report.activations._reading import Look
+from qgate.report.activations._tables import csv_files, tables
+from qgate.report.activations.reports import check_folder, read_record, write_report
+from qgate.report.activations.texts import activation_text, keep_lines
 from qgate.results.activations import ActivationsRecord
 from tests.report.activation_records import RECORDS, broken, hostile, single, usual
 
@@ -175,7 +175,7 @@ def test_a_second_run_replaces_the_first(tmp_path: Path) -> None:
 def test_a_run_that_was_killed_leaves_nothing_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import qgate.report.activation_report as module
+    import qgate.report.activations.reports as module
 
     def kill(*_: object) -> None:
         raise KeyboardInterrupt
@@ -196,7 +196,7 @@ def test_a_run_that_was_killed_leaves_nothing_for_the_next(
 def test_a_picture_that_fails_takes_nothing_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qgate.report.plots import activation_pictures
+    from qgate.report.plots.activations import pictures as activation_pictures
 
     def fail(*_: object) -> None:
         raise ValueError("planted")

@@ -16,14 +16,15 @@ import pandas as pd
 import pytest
 
 from qgate.errors import QgateError
-from qgate.report import dump_drawing, dump_text
-from qgate.report._dump_csv import cell
-from qgate.report._dump_findings import worst_tensors
-from qgate.report.dump_drawing import check_folder, draw_analysis, read_analysis
-from qgate.report.dump_page import page
-from qgate.report.plots import dump_pictures
-from qgate.report.plots._dump_figure import Drawing
-from qgate.report.plots.dump_pictures import PICTURES
+from qgate.report.dumps import drawing as dump_drawing
+from qgate.report.dumps import texts as dump_text
+from qgate.report.dumps._csv import cell
+from qgate.report.dumps._findings import worst_tensors
+from qgate.report.dumps.drawing import check_folder, draw_analysis, read_analysis
+from qgate.report.dumps.pages import page
+from qgate.report.plots.dumps import pictures as dump_pictures
+from qgate.report.plots.dumps._sheet import Drawing
+from qgate.report.plots.dumps.pictures import PICTURES
 from qgate.results.portraits import FOLDERS, DumpAnalysis
 
 from . import dump_records

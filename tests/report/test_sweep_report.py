@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qgate.report import sweep_text
 from qgate.report.plots import sweep as plots
+from qgate.report.sweeps import texts as sweep_text
 
 EMAX, MAX, MIN_NORMAL, STEP_BITS = 8, 448.0, 2.0**-6, 3
 BEST_HIGH = ("sqnr_db", "cosine", "psnr_db")
@@ -773,7 +773,7 @@ def test_text_and_pictures_need_no_torch(tmp_path: Path) -> None:
     program = """
 import json, pathlib, sys
 sys.modules["torch"] = None
-from qgate.report import sweep_text
+from qgate.report.sweeps import texts as sweep_text
 folder = pathlib.Path(sys.argv[1])
 record, block = (json.loads((folder / f"{name}.json").read_text()) for name in ("record", "block"))
 sweep_text.lines(record), sweep_text.lines(block), sweep_text.results_text(record)

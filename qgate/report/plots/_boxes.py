@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from qgate.report._sweep_record import (
+from qgate.report.plots._curves import brief
+from qgate.report.sweeps._record import (
     Level,
     Record,
     counted,
@@ -21,7 +22,6 @@ from qgate.report._sweep_record import (
     short,
     shortened,
 )
-from qgate.report.plots._curves import brief
 
 _ENDS = {"exact": "exact alignment", "documented": "documented alignment"}
 

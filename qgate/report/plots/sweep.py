@@ -9,18 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qgate.report._sweep_record import (
-    Record,
-    decibel_text,
-    exponent_text,
-    format_title,
-    marked,
-    metric,
-    number,
-    offset_text,
-    recommended,
-    shortened,
-)
 from qgate.report.plots._boxes import advice_box, format_box, tensor_box
 from qgate.report.plots._curves import (
     GREEN,
@@ -35,6 +23,18 @@ from qgate.report.plots._curves import (
     marker_size,
 )
 from qgate.report.plots._figure import BLUE, GRAY, RED, new_figure, save
+from qgate.report.sweeps._record import (
+    Record,
+    decibel_text,
+    exponent_text,
+    format_title,
+    marked,
+    metric,
+    number,
+    offset_text,
+    recommended,
+    shortened,
+)
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -1,0 +1,1 @@
+"""Streaming statistics of what flows through one layer."""

@@ -1,0 +1,133 @@
+"""What a stream of tensors leaves behind of its values: their counts, and a seeded few rows."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from qgate.analysis.activations._reading import PAGE
+
+Ints = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+_FIRST = 64
+
+
+class PatternCounts:
+    """Counts of 16-bit patterns in pages of 128 that are made when they are needed.
+
+    Values of a layer share a few dozen exponents: 50 KB in place of half a megabyte.
+    """
+
+    def __init__(self) -> None:
+        self._place = np.full(2**16 // PAGE, -1, dtype=np.int64)
+        self._pages = np.zeros((_FIRST, PAGE), dtype=np.int64)
+        self._used = 0
+
+    def add(self, used: Ints, pages: Ints) -> None:
+        """Counts of some pages, by their numbers."""
+        new = used[self._place[used] < 0]
+        if len(new):
+            self._place[new] = self._used + np.arange(len(new))
+            self._used += len(new)
+            if self._used > len(self._pages):
+                more = np.zeros((self._used + _FIRST // 2 - len(self._pages), PAGE), dtype=np.int64)
+                self._pages = np.concatenate([self._pages, more])
+        self._pages[self._place[used]] += pages
+
+    def merge(self, other: PatternCounts) -> None:
+        used = np.flatnonzero(other._place >= 0)
+        self.add(used, other._pages[other._place[used]])
+
+    def dense(self) -> Ints:
+        found = np.zeros((2**16 // PAGE, PAGE), dtype=np.int64)
+        there = self._place >= 0
+        found[there] = self._pages[self._place[there]]
+        return found.reshape(-1)
+
+    @property
+    def nbytes(self) -> int:
+        return self._place.nbytes + self._pages.nbytes
+
+
+class RowShare:
+    """At most `room` rows of all that flowed: those with the smallest hash of where they are.
+
+    Which ones does not depend on the order in which samples come, nor on how they are split.
+    """
+
+    def __init__(self, room: int, seed: int = 0) -> None:
+        self.room, self.seed = room, seed
+        self._size = room + max(room // 2, 32)
+        self._hashes: Hashes = np.empty(self._size, dtype=np.uint64)
+        self._rows: Tensor | None = None
+        self._held = 0
+        self._limit = np.uint64(2**64 - 1)
+
+    def add(self, table: Tensor, sample: int, call: int) -> None:
+        hashes = _hashes(self.seed, sample, call, len(table))
+        self._keep(np.flatnonzero(hashes < self._limit), hashes, table)
+
+    def merge(self, other: RowShare) -> None:
+        rows = other.rows()
+        if rows is not None:
+            self._keep(np.arange(len(rows)), other._hashes, rows)
+
+    def _keep(self, chosen: Ints, hashes: Hashes, table: Tensor) -> None:
+        """In memory of its own that stays where it is: pieces that are kept among those that are
+        not would pin the heap."""
+        if self._rows is None:
+            self._rows = table.new_empty(self._size, table.shape[1])
+        if self._rows.shape[1] != table.shape[1]:
+            return  # of another width: the first one seen stays
+        if len(chosen) > self.room:
+            chosen = chosen[np.argpartition(hashes[chosen], self.room - 1)[: self.room]]
+        while len(chosen):
+            part, chosen = np.split(chosen, [self._size - self._held])
+            end = self._held + len(part)
+            self._hashes[self._held : end] = hashes[part]
+            self._rows[self._held : end] = table.index_select(0, torch.from_numpy(part))
+            self._held = end
+            if end >= self.room and (len(chosen) or end == self._size or not self._full):
+                self._settle()
+                chosen = chosen[hashes[chosen] < self._limit]
+
+    @property
+    def _full(self) -> bool:
+        return bool(self._limit < np.uint64(2**64 - 1))
+
+    def _settle(self) -> None:
+        assert self._rows is not None
+        order = np.argsort(self._hashes[: self._held], kind="stable")[: self.room]
+        self._held = len(order)
+        self._hashes[: self._held] = self._hashes[order]
+        self._rows[: self._held] = self._rows[torch.from_numpy(order)]
+        if self._held == self.room:
+            self._limit = self._hashes[self._held - 1]
+
+    def rows(self) -> Tensor | None:
+        """In the order of their hashes."""
+        if self._rows is None:
+            return None
+        self._settle()
+        return self._rows[: self._held]
+
+    @property
+    def nbytes(self) -> int:
+        rows = 0 if self._rows is None else self._rows.numel() * self._rows.element_size()
+        return rows + self._hashes.nbytes
+
+
+@lru_cache(maxsize=16)
+def _hashes(seed: int, sample: int, call: int, count: int) -> Hashes:
+    """Numbers that look random and depend on the place alone (splitmix64)."""
+    base = (seed * 0x9E3779B97F4A7C15 + sample * 0xD1342543DE82EF95 + call * 0xAF251AF3B0F025B5) % (
+        2**64
+    )
+    z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(base)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
+    return np.asarray(z ^ (z >> np.uint64(31)))

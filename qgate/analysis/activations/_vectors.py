@@ -1,0 +1,46 @@
+"""Figures of one vector of magnitudes per sample, as sums over samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qgate.analysis.activations._reading import ENDS
+from qgate.results.activations import Magnitude
+
+
+class Vector:
+    """Figures of one vector per sample, as sums."""
+
+    def __init__(self) -> None:
+        self.top, self.low = [0.0] * ENDS, [0.0] * ENDS
+        self.top_n = [0] * ENDS
+        self.median, self.n, self.most = 0.0, 0, 0.0
+
+    def add(self, top: Sequence[float], median: float, low: Sequence[float]) -> None:
+        for k, (high, small) in enumerate(zip(top, low, strict=True)):
+            self.top[k] += high
+            self.low[k] += small
+            self.top_n[k] += 1
+        self.median += median
+        self.n += len(top) > 0
+        self.most = max(self.most, *top, 0.0)
+
+    def merge(self, other: Vector) -> None:
+        for k in range(ENDS):
+            self.top[k] += other.top[k]
+            self.low[k] += other.low[k]
+            self.top_n[k] += other.top_n[k]
+        self.median += other.median
+        self.n += other.n
+        self.most = max(self.most, other.most)
+
+    def magnitude(self) -> Magnitude | None:
+        if not self.n:
+            return None
+        there = [k for k in range(ENDS) if self.top_n[k]]
+        return Magnitude(
+            top=[self.top[k] / self.top_n[k] for k in there],
+            median=self.median / self.n,
+            low=[self.low[k] / self.top_n[k] for k in there],
+            most=self.most,
+        )

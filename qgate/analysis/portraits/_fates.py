@@ -1,0 +1,239 @@
+"""What formats do to values, as sums that add up over tensors.
+
+A format that casts values as they are is asked once for each number of a 16-bit dtype; after that
+its shares and sums follow from value counts. Formats with scales of their own see whole rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from qgate.analysis.sweeps._levels import ceil_log2_ratio
+from qgate.formats import FORMATS, ElementFormat, Format, IntFormat
+from qgate.results.portraits import Edges, Fate
+from qgate.stats._bits import BY_NAME, decoded
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A wide dtype: too many values for a format, but it has ends."""
+
+    name: str
+
+    @property
+    def numpy(self) -> type[np.float32] | type[np.float64]:
+        return np.float32 if self.name == "float32" else np.float64
+
+    @property
+    def max(self) -> float:
+        return float(np.finfo(self.numpy).max)
+
+    @property
+    def min_normal(self) -> float:
+        return float(np.finfo(self.numpy).smallest_normal)
+
+    @property
+    def min_subnormal(self) -> float:
+        return float(np.finfo(self.numpy).smallest_subnormal)
+
+
+_LIMITS = {name: Limit(f"float{name[-2:]}") for name in ("float32", "fp32", "float64", "fp64")}
+Target = Format | Limit
+
+
+def target_of(name: str) -> Target:
+    """The format or wide dtype of that name or alias."""
+    if (limit := _LIMITS.get(name.lower())) is not None:
+        return limit
+    return FORMATS.get(name)
+
+
+def scaled(target: Target) -> bool:
+    """If it brings scales of its own: blocks, and integers, which mean nothing without one."""
+    return not isinstance(target, Limit | ElementFormat) or isinstance(target, IntFormat)
+
+
+def edges_of(names: Iterable[str]) -> dict[str, Edges]:
+    """What formats and dtypes can represent, by their own names; blocks in units of the scale."""
+    return {
+        t.name: Edges(
+            max=t.max, min_normal=t.min_normal, min_subnormal=t.min_subnormal, scaled=scaled(t)
+        )
+        for t in map(target_of, names)
+    }
+
+
+@dataclass(frozen=True)
+class FateSums:
+    """Counts among `seen` elements; sums of squares over the finite ones among `of` elements."""
+
+    upper: int = 0
+    lower: int = 0
+    underflow: int = 0
+    flush: int = 0
+    seen: int = 0
+    of: int = 0
+    signal: float = 0.0
+    noise: float = 0.0
+    fitted_signal: float | None = None
+    fitted_noise: float | None = None
+
+    def __add__(self, other: FateSums) -> FateSums:
+        if not isinstance(other, FateSums):
+            return NotImplemented
+        if not (self.seen and other.seen):
+            return self if self.seen else other
+        return FateSums(**{f: _both(getattr(self, f), getattr(other, f)) for f in _NAMES})
+
+    def fate(self) -> Fate:
+        """As shares. Sums of squares that float64 cannot hold are of 0 elements."""
+        n = max(self.seen, 1)
+        sums = (self.signal, self.noise, self.fitted_signal or 0.0, self.fitted_noise or 0.0)
+        lost = not all(map(math.isfinite, sums)) or (self.flush > 0 and self.signal == 0)
+        found = Fate(
+            upper=self.upper / n,
+            lower=self.lower / n,
+            underflow=self.underflow / n,
+            flush=self.flush / n,
+            signal=0.0 if lost else self.signal,
+            noise=0.0 if lost else self.noise,
+            of=0 if lost else self.of,
+        )
+        if self.fitted_signal is not None and self.fitted_noise is not None and not lost:
+            found["fitted_signal"] = self.fitted_signal
+            found["fitted_noise"] = self.fitted_noise
+        return found
+
+
+_NAMES = [f.name for f in fields(FateSums)]
+
+
+def _both(a: Any, b: Any) -> Any:
+    return None if a is None or b is None else a + b
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What happens to each bit pattern: its value after the cast, and four yes or no."""
+
+    values: Floats
+    cast: Floats
+    upper: npt.NDArray[np.bool_]
+    lower: npt.NDArray[np.bool_]
+    underflow: npt.NDArray[np.bool_]
+    flush: npt.NDArray[np.bool_]
+
+
+@lru_cache(maxsize=2)
+def value_table(counted_as: str) -> Floats:
+    """The value of each bit pattern."""
+    return decoded(BY_NAME[counted_as])
+
+
+@lru_cache(maxsize=64)
+def _table(target: ElementFormat | Limit, counted_as: str) -> _Table:
+    values = value_table(counted_as)
+    sizes, finite = np.abs(values), np.isfinite(values)
+    plain = np.where(finite, values, 0.0)
+    cast = plain if isinstance(target, Limit) else nearest(target, plain)
+    return _Table(
+        values,
+        cast,
+        upper=values > target.max,
+        lower=values < -target.max,
+        underflow=(sizes > 0) & (sizes < target.min_normal),
+        flush=finite & (values != 0) & (cast == 0),
+    )
+
+
+def nearest(fmt: ElementFormat, values: Floats) -> Floats:
+    """Finite values on the format's grid, as its quantizer would have them: too large saturates."""
+    return np.asarray(fmt.nearest(torch.from_numpy(np.array(values))).numpy())
+
+
+def fitting_exponent(amax: float, largest: float) -> int:
+    """The least k at which amax / 2**k is not beyond the largest value of a format."""
+    return ceil_log2_ratio(amax, largest) if amax > 0 else 0
+
+
+def _fitted(fmt: ElementFormat, values: Floats, amax: float) -> Floats:
+    k = fitting_exponent(amax, fmt.max)
+    if abs(k) > 1000:
+        return np.ldexp(nearest(fmt, np.ldexp(values, -k)), k)
+    return nearest(fmt, values * 2.0**-k) * 2.0**k
+
+
+def _squares(values: Floats, cast: Floats, weights: Floats | None) -> tuple[float, float]:
+    wrong = cast - values
+    if weights is None:
+        return float(values @ values), float(wrong @ wrong)
+    return float((values * values) @ weights), float((wrong * wrong) @ weights)
+
+
+def fate_of_counts(
+    target: ElementFormat | Limit,
+    counted_as: str,
+    patterns: npt.NDArray[np.uint16],
+    counts: Ints,
+    *,
+    amax: float,
+    vanished: int = 0,
+    rows: Floats | None = None,
+) -> FateSums:
+    """Shares from value counts; signal and noise from them too, unless `rows` has the values of a
+    tensor that was rounded to be counted.
+
+    `vanished` are values that are not zero but were counted as zero, because the counted dtype has
+    none so small: neither have the formats.
+    """
+    table = _table(target, counted_as)
+    gone = vanished if isinstance(target, ElementFormat) else 0
+    hits = (table.upper, table.lower, table.underflow, table.flush)
+    upper, lower, underflow, flush = (int(counts[hit[patterns]].sum()) for hit in hits)
+    seen = int(counts.sum())
+    weights: Floats | None = None
+    if rows is None:
+        finite = np.isfinite(table.values[patterns])
+        weights = counts[finite].astype(np.float64)
+        values, cast = table.values[patterns[finite]], table.cast[patterns[finite]]
+    else:
+        values = rows if np.isfinite(rows).all() else rows[np.isfinite(rows)]
+        cast = values if isinstance(target, Limit) else nearest(target, values)
+    fitted: tuple[float, float] | None = None
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        sums = _squares(values, cast, weights)
+        if isinstance(target, ElementFormat):
+            fitted = _squares(values, _fitted(target, values, amax), weights)
+    head = (upper, lower, underflow + gone, flush + gone, seen)
+    return FateSums(*head, seen if rows is None else rows.size, *sums, *(fitted or (None, None)))
+
+
+def fate_of_limit(limit: Limit, chunks: Iterator[Floats]) -> FateSums:
+    """Of a tensor as wide as the dtype or wider, by going through it."""
+    found = FateSums()
+    for chunk in chunks:
+        values = chunk[np.isfinite(chunk)]
+        sizes = np.abs(values)
+        with np.errstate(over="ignore", under="ignore"):
+            cast = values.clip(-limit.max, limit.max).astype(limit.numpy).astype(np.float64)
+            found += FateSums(
+                int((chunk > limit.max).sum()),
+                int((chunk < -limit.max).sum()),
+                int(((sizes > 0) & (sizes < limit.min_normal)).sum()),
+                int(((sizes > 0) & (cast == 0)).sum()),
+                chunk.size,
+                chunk.size,
+                *_squares(values, cast, None),
+            )
+    return found

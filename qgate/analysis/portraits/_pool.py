@@ -1,0 +1,166 @@
+"""A pool of tensors: what they have in common, in a few kilobytes that add up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from qgate.analysis.portraits._fates import FateSums, Floats, Ints, value_table
+from qgate.analysis.portraits._portraits import portrait_of
+from qgate.analysis.portraits._reading import Sums
+from qgate.errors import QgateError
+from qgate.results.portraits import Portrait
+from qgate.stats import Counts
+from qgate.stats._bits import BY_NAME
+
+_SOURCES = ("values", "counts", "statistics")
+_NAN = {"bfloat16": 0x7FC0, "float16": 0x7E00}
+Patterns = npt.NDArray[np.uint16]
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Tensors counted in one dtype. `a + b` is the pool of both; integers add up exactly.
+
+    patterns, counts   bit patterns that occur among the counted elements, and how often
+    nan, posinf, neginf, low, high, least   exact, of all elements: non-finite ones by kind, finite
+                       ends, smallest magnitude that is not zero; NaN where there is none
+    vanished           counted as zero, but not zero before they were rounded to be counted
+    sums               of values that were rounded to be counted; None where the counts have them
+    fates              by format
+    """
+
+    tensors: int
+    elements: int
+    counted_as: str
+    source: str
+    patterns: Patterns = field(repr=False)
+    counts: Ints = field(repr=False)
+    nan: int = 0
+    posinf: int = 0
+    neginf: int = 0
+    low: float = math.nan
+    high: float = math.nan
+    least: float = math.nan
+    vanished: int = 0
+    sums: Sums | None = None
+    fates: Mapping[str, FateSums] = field(default_factory=dict, repr=False)
+
+    def __add__(self, other: Pool) -> Pool:
+        if not isinstance(other, Pool):
+            return NotImplemented
+        if self.counted_as != other.counted_as:
+            names = [p.counted_as or "nothing" for p in (self, other)]
+            raise QgateError(
+                f"tensors counted as {names[0]} and as {names[1]} make no common pool: "
+                "pool those of one counted dtype."
+            )
+        dense = np.zeros(2**16, dtype=np.int64)
+        for pool in (self, other):
+            dense[pool.patterns] += pool.counts
+        there = np.flatnonzero(dense)
+        rounded = self.sums is not None or other.sums is not None
+        fates = dict(self.fates)
+        for name, sums in other.fates.items():
+            fates[name] = fates[name] + sums if name in fates else sums
+        return Pool(
+            self.tensors + other.tensors,
+            self.elements + other.elements,
+            self.counted_as,
+            max(self.source, other.source, key=_SOURCES.index),
+            there.astype(np.uint16),
+            dense[there],
+            self.nan + other.nan,
+            self.posinf + other.posinf,
+            self.neginf + other.neginf,
+            float(np.fmin(self.low, other.low)),
+            float(np.fmax(self.high, other.high)),
+            float(np.fmin(self.least, other.least)),
+            self.vanished + other.vanished,
+            self._own_sums() + other._own_sums() if rounded else None,
+            fates,
+        )
+
+    def _own_sums(self) -> Sums:
+        if self.sums is not None:
+            return self.sums
+        values, weights = self.weighted
+        return Sums.of(values, weights.astype(np.float64))
+
+    @cached_property
+    def counted(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def amax(self) -> float:
+        """The largest finite magnitude; NaN if there is none."""
+        return max(abs(self.low), abs(self.high))
+
+    @cached_property
+    def weighted(self) -> tuple[Floats, Ints]:
+        """Distinct finite values among the counted, ascending, and how often each occurs."""
+        if not len(self.patterns):
+            return np.empty(0), np.empty(0, dtype=np.int64)
+        values = value_table(self.counted_as)[self.patterns] + 0.0
+        order = np.argsort(values, kind="stable")
+        order = order[np.isfinite(values[order])]
+        values, weights = values[order], self.counts[order]
+        zeros = np.flatnonzero(values == 0)
+        if len(zeros) == 2:
+            weights[zeros[0]] += weights[zeros[1]]
+            values, weights = np.delete(values, zeros[1]), np.delete(weights, zeros[1])
+        return values, weights
+
+    @property
+    def zeros(self) -> int:
+        """Among the counted; exactly zero before any rounding."""
+        values, weights = self.weighted
+        return int(weights[values == 0].sum()) - self.vanished
+
+    def value_counts(self) -> Counts:
+        """The same counts with a place for every pattern."""
+        dense = np.zeros(2**16, dtype=np.int64)
+        dense[self.patterns] = self.counts
+        return Counts(self.counted_as, dense)
+
+    def portrait(self) -> Portrait:
+        return portrait_of(self)
+
+
+def of_counts(counted_as: str, dense: Ints) -> Pool:
+    """A pool of one tensor with its ends as the counts have them."""
+    if len(dense) < 2**16:
+        counted_as, dense = "bfloat16", _as_bf16(counted_as, dense)
+    table = value_table(counted_as)
+    nan = int(dense[np.isnan(table)].sum())
+    if nan:
+        # How a NaN is written is up to the code that rounds; here there is one.
+        dense = np.where(np.isnan(table), 0, dense)
+        dense[_NAN[counted_as]] = nan
+    there = np.flatnonzero(dense)
+    patterns, found = there.astype(np.uint16), dense[there]
+    pool = Pool(1, int(found.sum()), counted_as, "values", patterns, found)
+    values, table = pool.weighted[0], table[patterns]
+    sizes = np.abs(values[values != 0])
+    return replace(
+        pool,
+        nan=nan,
+        posinf=int(found[table == math.inf].sum()),
+        neginf=int(found[table == -math.inf].sum()),
+        low=float(values[0]) if len(values) else math.nan,
+        high=float(values[-1]) if len(values) else math.nan,
+        least=float(sizes.min()) if len(sizes) else math.nan,
+    )
+
+
+def _as_bf16(counted_as: str, dense: Ints) -> Ints:
+    values = torch.arange(256, dtype=torch.uint8).view(BY_NAME[counted_as]).to(torch.bfloat16)
+    wide = np.zeros(2**16, dtype=np.int64)
+    np.add.at(wide, values.view(torch.int16).numpy().view(np.uint16), dense)
+    return wide

@@ -1,0 +1,84 @@
+"""Which power of two on the loss saves the gradients that a format would make zero."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from torch import Tensor
+
+from qgate.analysis.portraits._fates import Floats, Ints, nearest, scaled, target_of
+from qgate.analysis.portraits._pool import Pool
+from qgate.analysis.portraits.pools import pool_of
+from qgate.analysis.sweeps._levels import ceil_log2_ratio, floor_log2_ratio
+from qgate.errors import QgateError
+from qgate.formats import ElementFormat
+from qgate.results.portraits import LossScale
+
+_ONE_IN = 1000
+"""So many of the gradients that are not zero may be flushed."""
+
+
+def loss_scale(x: Pool | Tensor, fmt: str) -> LossScale | None:
+    """The least and the largest exponent, and the one advised: that of them, or between them, which
+    is nearest to no scaling; the largest, where what must not be flushed and what must not be
+    beyond the format's largest value leave none between. None where every gradient is zero.
+
+    Of a tensor wider than 16 bits the values are those rounded to bf16; the largest is exact.
+    """
+    target = target_of(fmt)
+    if not isinstance(target, ElementFormat) or scaled(target):
+        raise QgateError(
+            f"{target.name} needs no loss scale: it is for formats that cast values as they are, "
+            "such as fp16, e5m2 or hif8."
+        )
+    pool = x if isinstance(x, Pool) else pool_of(x)
+    sizes, weights = _sizes(pool)
+    if not len(sizes):
+        return None
+    border = _Border(target)
+    first = int(np.searchsorted(np.cumsum(weights) * _ONE_IN, weights.sum(), side="right"))
+    least = border.saves(float(sizes[first]))
+    largest = floor_log2_ratio(target.max, pool.amax)
+    advised = min(max(0, least), largest)
+    return LossScale(
+        format=target.name,
+        least=least,
+        largest=largest,
+        advised=advised,
+        flush=border.share(sizes, weights, 0),
+        at_best=border.share(sizes, weights, advised),
+    )
+
+
+def _sizes(pool: Pool) -> tuple[Floats, Ints]:
+    """Magnitudes that are not zero, ascending, and how often each occurs."""
+    values, counts = pool.weighted
+    sizes, place = np.unique(np.abs(values), return_inverse=True)
+    weights = np.zeros(len(sizes), dtype=np.int64)
+    np.add.at(weights, place, counts)
+    sizes, weights = sizes[sizes > 0], weights[sizes > 0]
+    if pool.vanished:
+        # Too small to be counted: none of them is smaller than the least.
+        sizes, weights = np.append(pool.least, sizes), np.append(pool.vanished, weights)
+    return sizes, weights
+
+
+class _Border:
+    """Half of a format's smallest value: below it numbers become zero, and maybe there."""
+
+    def __init__(self, fmt: ElementFormat) -> None:
+        self.half = fmt.min_subnormal / 2
+        self.falls = bool(nearest(fmt, np.array([self.half]))[0] == 0)
+
+    def saves(self, size: float) -> int:
+        """The least exponent at which a magnitude is not flushed."""
+        if self.falls:
+            return floor_log2_ratio(self.half, size) + 1
+        return ceil_log2_ratio(self.half, size)
+
+    def share(self, sizes: Floats, weights: Ints, exponent: int) -> float:
+        """The part that is flushed after multiplication with 2**exponent."""
+        end = math.ldexp(self.half, -exponent)
+        lost = sizes <= end if self.falls else sizes < end
+        return float(weights[lost].sum() / weights.sum())

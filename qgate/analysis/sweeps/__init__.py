@@ -1,0 +1,1 @@
+"""One quantizer over many scales: levels, sums, advice."""

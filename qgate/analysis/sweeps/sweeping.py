@@ -1,0 +1,269 @@
+"""The scale sweep: one quantizer over many power-of-two scales, and one piece of advice.
+
+A tensor sweep puts one scale on the whole tensor; a block sweep moves an integer offset around
+every block's own shared exponent, which is the knob that MX has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+from qgate.analysis.sweeps import advice as advising
+from qgate.analysis.sweeps._levels import Alignment, Level, ends_of, levels_of
+from qgate.analysis.sweeps._records import plain, record_of, tensor_parameters
+from qgate.analysis.sweeps._sources import blocks_of, summarized
+from qgate.analysis.sweeps._sums import Folded, LevelSums
+from qgate.errors import QgateError, unknown
+from qgate.formats import FORMATS, BlockFormat, ElementFormat, Format
+from qgate.formats.mx import MxFormat
+from qgate.stats import BlockCounts, Counts, Values
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_OFFSETS = (8, -4)
+Granularity = Literal["tensor", "block"]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep as plain data, with the parts most asked for by name."""
+
+    record: dict[str, Any]
+
+    def __repr__(self) -> str:
+        level, record = self.recommended, self.record
+        return (
+            f"Sweep({record['tensor']['name']}, {record['format']['name']}, "
+            f"{len(record['levels'])} levels: {level['exponent']:g} recommended, "
+            f"SQNR {level['metrics']['sqnr_db']:.2f} dB)"
+        )
+
+    @property
+    def levels(self) -> list[dict[str, Any]]:
+        """One per scale, the largest first."""
+        return list(self.record["levels"])
+
+    @property
+    def recommended(self) -> dict[str, Any]:
+        """The level to use."""
+        return dict(self.levels[self.record["advice"]["recommended"]])
+
+    @property
+    def exponent(self) -> float:
+        """The recommended scale exponent (tensor) or offset (block)."""
+        return float(self.recommended["exponent"])
+
+    @property
+    def reasons(self) -> list[str]:
+        return list(self.record["advice"]["reasons"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: numbers that are not finite are the strings inf, -inf and nan."""
+        data: dict[str, Any] = plain(self.record)
+        return data
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per level: exponent, metrics, overflow."""
+        import pandas as pd
+
+        rows = []
+        for level in self.levels:
+            row = {k: v for k, v in level.items() if k not in ("metrics", "severity", "marks")}
+            row |= level["metrics"]
+            row |= {f"{kind}_severity": grade for kind, grade in level["severity"].items()}
+            rows.append({**row, "marks": " ".join(level["marks"])})
+        return pd.DataFrame(rows)
+
+
+def sweep(
+    x: Tensor | Counts | BlockCounts | Values,
+    format: str | ElementFormat | MxFormat,
+    levels: int = 21,
+    max_exp: float | None = None,
+    min_exp: float | None = None,
+    granularity: Granularity = "tensor",
+    *,
+    alignment: Alignment = "exact",
+    scale_bits: int = 8,
+    block: int = 32,
+    axis: int = -1,
+    name: str = "tensor",
+) -> Sweep:
+    """Every metric of a format over scales 2**s, and the scale to use.
+
+    granularity "tensor": s runs from the smallest scale at which nothing overflows to the largest
+    at which nothing underflows (`alignment="documented"`: the ends of the known tool), or as
+    `max_exp` and `min_exp` say, in `levels` even steps plus all integers between. Only integers
+    can be E8M0 scales, and only they are recommended.
+
+    granularity "block": s is an offset to each block's shared exponent, from `max_exp` (8) to
+    `min_exp` (-4); an element format stands for its MX format.
+
+    16-bit tensors are counted once, exactly; `x` may be such counts already. 32-bit ones are gone
+    through chunk by chunk unless all their numbers are bf16 numbers.
+    """
+    if granularity not in ("tensor", "block"):
+        raise unknown("granularity", granularity, ("tensor", "block"))
+    if alignment not in ("exact", "documented"):
+        raise unknown("alignment", alignment, ("exact", "documented"))
+    if not 2 <= scale_bits <= 8:
+        raise QgateError(f"scale_bits {scale_bits} is not allowed; it is from 2 to 8.")
+    shape = list(x.shape) if isinstance(x, Tensor) else None
+    if granularity == "block":
+        return _sweep_blocks(
+            x, mx_of(format), max_exp, min_exp, scale_bits, block, axis, name, shape
+        )
+    return _sweep_tensor(
+        x, element_of(format), levels, max_exp, min_exp, alignment, scale_bits, name, shape
+    )
+
+
+def _known(format: Any) -> Format:
+    """A format by name or itself; anything else is no format."""
+    if isinstance(format, str):
+        return FORMATS.get(format)
+    if not isinstance(format, ElementFormat | BlockFormat):
+        raise TypeError(f"a format is a name or a qgate format, not {type(format).__name__}.")
+    return format
+
+
+def element_of(format: str | ElementFormat | MxFormat) -> ElementFormat:
+    """The element format that a tensor sweep scales."""
+    fmt = _known(format)
+    if isinstance(fmt, ElementFormat):
+        return fmt
+    if isinstance(fmt, MxFormat):
+        return fmt.element
+    raise QgateError(
+        f"{fmt.name} has scales of its own and cannot be swept; sweep {_element_name(fmt)}."
+    )
+
+
+def _element_name(fmt: BlockFormat) -> str:
+    known = next((f.name for f in FORMATS if f == fmt.element), None)
+    return f"its elements, {known}" if known else "its elements"
+
+
+def mx_of(format: str | ElementFormat | MxFormat) -> MxFormat:
+    """The MX format that a format means in a block sweep."""
+    fmt = _known(format)
+    if isinstance(fmt, MxFormat):
+        return fmt
+    known = [f for f in FORMATS if isinstance(f, MxFormat)]
+    for candidate in known:
+        if candidate.element == fmt or (fmt.name, candidate.name) == ("int8", "mxint8"):
+            return candidate
+    names = ", ".join(f.name for f in known)
+    raise QgateError(f"{fmt.name} has no MX format, so no block sweep; those that have: {names}.")
+
+
+def _sweep_tensor(
+    x: Any,
+    fmt: ElementFormat,
+    levels: int,
+    max_exp: float | None,
+    min_exp: float | None,
+    alignment: Alignment,
+    scale_bits: int,
+    name: str,
+    shape: list[int] | None,
+) -> Sweep:
+    summary = summarized(x)
+    _require_numbers(summary, name)
+    ends = ends_of(
+        summary.amax,
+        summary.amin,
+        (fmt.max, fmt.min_normal, fmt.max_exponent),
+        max_exp,
+        min_exp,
+        alignment,
+    )
+    places = levels_of(ends, levels)
+    sums = LevelSums(fmt, [level.exponent for level in places], summary.mean, summary.amax)
+    if isinstance(summary, Counts):
+        sums.add(Folded(*summary.folded()))
+    else:
+        for chunk in summary.chunks():
+            for folded in Folded.each(chunk):
+                sums.add(folded)
+    record = record_of("tensor", fmt, summary, name, shape, places, sums, scale_bits)
+    record["parameters"] = tensor_parameters(ends, levels, scale_bits)
+    return _finished(record, sums, block=False)
+
+
+def _sweep_blocks(
+    x: Any,
+    mx: MxFormat,
+    max_exp: float | None,
+    min_exp: float | None,
+    scale_bits: int,
+    block: int,
+    axis: int,
+    name: str,
+    shape: list[int] | None,
+) -> Sweep:
+    high, low = (
+        given if given is not None else default
+        for given, default in zip((max_exp, min_exp), _OFFSETS, strict=True)
+    )
+    if high < low or not all(float(end).is_integer() for end in (high, low)):
+        raise QgateError(
+            f"offsets from {high:g} to {low:g} are not allowed; they are integers, "
+            "the larger one first."
+        )
+    if isinstance(x, Counts):
+        raise QgateError("value counts do not know blocks; use block_counts(x), or the tensor.")
+    places = [
+        Level(float(e), ("production",) if e == 0 else ())
+        for e in sorted({*range(int(low), int(high) + 1), 0}, reverse=True)
+    ]
+    summary, parts = blocks_of(x, mx, block, axis, scale_bits)
+    _require_numbers(summary, name)
+    exponents = [level.exponent for level in places]
+    sums = LevelSums(mx.element, exponents, summary.mean, summary.amax, scale_bits)
+    for folded in parts:
+        sums.add(folded)
+    if sums.n == 0:
+        raise QgateError(f"{name}: every block holds NaN or Inf, so there is nothing to sweep.")
+    record = record_of("block", mx, summary, name, shape, places, sums, scale_bits)
+    record["parameters"] = {
+        "levels": len(places),
+        "max_exp": float(high),
+        "min_exp": float(low),
+        "alignment": "given" if (max_exp, min_exp) != (None, None) else "exact",
+        "scale_bits": scale_bits,
+        "production": 0,
+        "block": x.block if isinstance(x, BlockCounts) else block,
+        "axis": axis,
+        "scale_rule": "floor",
+    }
+    return _finished(record, sums, block=True)
+
+
+def _require_numbers(summary: Counts | Values, name: str) -> None:
+    if summary.n == 0:
+        raise QgateError(f"{name} is empty: there is nothing to sweep.")
+    if summary.finite == 0:
+        raise QgateError(
+            f"{name} holds no finite number: {summary.nan} NaN, "
+            f"{summary.posinf + summary.neginf} Inf."
+        )
+    if summary.amax == 0:
+        raise QgateError(f"{name} is all zeros: every scale is exact and none is better.")
+
+
+def _finished(record: dict[str, Any], sums: LevelSums, *, block: bool) -> Sweep:
+    tensor = record["tensor"]
+    for level in record["levels"]:
+        factor = 1.0 if block else level["factor"]
+        level["scaled_min"], level["scaled_max"] = tensor["min"] / factor, tensor["max"] / factor
+    record["advice"] = advising.advise(
+        record["levels"], block=block, scale_bits=record["parameters"]["scale_bits"]
+    )
+    if block:
+        record["tensor"]["poisoned"] = tensor["elements"] - int(sums.n)
+    return Sweep(record)

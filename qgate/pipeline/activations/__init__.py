@@ -1,0 +1,1 @@
+"""Statistics of a model's activations: settings, one run, its record."""

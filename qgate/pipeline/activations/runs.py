@@ -1,0 +1,390 @@
+"""Statistics of a model's activations and weights: one forward pass per sample for all of them.
+
+result = qgate.activations(model, [ids, ids], outlier__threshold=64)
+result.record, result.tables(), result.failed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qgate._version import __version__
+from qgate.analysis.activations.layer_stats import LayerStats, Reading
+from qgate.analysis.activations.smoothing import smoothing_advice
+from qgate.capture.flowing import INPUT, WEIGHT, Flowed, Once, flowing, listed
+from qgate.capture.offloading import bytes_of, layer_by_layer
+from qgate.devices import exact_math, resolve
+from qgate.errors import QgateError
+from qgate.models import Model
+from qgate.models.sites import kind_of
+from qgate.pipeline.activations._setting_keys import made, value_of
+from qgate.pipeline.activations._setting_values import listed as known_key
+from qgate.pipeline.activations.plan import Plan, kind_in, layer_number, plan_of, weight_table
+from qgate.pipeline.activations.sensitivity import Layers, Progress, Runs, Target, propose, rank
+from qgate.pipeline.activations.settings import (
+    ActivationSettings,
+    _check_together,
+    changed,
+    keys,
+)
+from qgate.pipeline.activations.subjects import Passes, Sample, Subject, passes_of, subject_of
+from qgate.pipeline.activations.tables import Row, tables_of
+from qgate.results.activations import (
+    ACTIVATIONS,
+    ActivationsRecord,
+    LayerActivations,
+    Proposal,
+    Sensitive,
+)
+from qgate.results.portraits import Portrait
+
+__all__ = ["ActivationsResult", "activations"]
+
+_FULL = 0.8
+"""The part of a device's free memory that weights may take before layers come one by one."""
+
+
+@dataclass(frozen=True)
+class ActivationsResult:
+    """What `activations` found: `record` is plain data, `failed` tells of values that are not
+    finite."""
+
+    record: ActivationsRecord
+    failed: bool
+
+    @property
+    def notes(self) -> list[str]:
+        return self.record["notes"]
+
+    def tables(self) -> dict[str, list[Row]]:
+        """Rows by table: layers, magnitude, outliers, tokens, channels, ranges, formats, smoothing,
+        sensitivity, proposals."""
+        return tables_of(self.record)
+
+
+def activations(
+    model: nn.Module | Model | str,
+    data: Any = None,
+    *,
+    settings: ActivationSettings | None = None,
+    tokenizer: Any = None,
+    progress: Progress | None = None,
+    **overrides: Any,
+) -> ActivationsResult:
+    """Statistics of what flows through a model, in one forward pass per sample.
+
+    model      any torch module, a qgate.Model, or a name (tiny-llama, hf:PATH, mamba:PATH)
+    data       token ids (rows, or batches with their attention mask), whatever else the model is
+               called with, or a source of text such as "custom:FILE"; without it, the built-in text
+    settings   of `read_settings`; `overrides` are keys over them, with __ in place of dots
+    tokenizer  for text and for the texts of tokens, where the model is a module
+    progress   called with what is done, how much of it, and of how much
+    """
+    settings = _with(settings or ActivationSettings(), overrides)
+    if isinstance(data, str):
+        settings, data = _with(settings, {"data.source": data}), None
+    device = None if settings.memory.device == "auto" else resolve(settings.memory.device)
+    home = resolve(settings.memory.offload_device)
+    subject = subject_of(model, tokenizer)
+    if device is None and not subject.given:
+        device = resolve("auto")
+    plan = plan_of(subject.module, settings, subject.part)
+    passes = passes_of(subject, data, settings)
+    return _Run(subject, passes, plan, settings, progress).result(device, home)
+
+
+def _with(settings: ActivationSettings, overrides: dict[str, Any]) -> ActivationSettings:
+    if not overrides:
+        return settings
+    known = {each.name: each for each in keys()}
+    values = {name: each.of(settings) for name, each in known.items()}
+    for given, value in overrides.items():
+        name = known_key(given.replace("__", "."), known)
+        values[name] = value_of(known[name], list(value) if isinstance(value, tuple) else value)
+    changed_ones: ActivationSettings = made(ActivationSettings, values, source=settings.source)
+    _check_together(changed_ones)
+    return changed_ones
+
+
+def fits(module: nn.Module, device: torch.device) -> bool:
+    """If a model's weights leave room on a device for what it computes."""
+    if device.type != "cuda":
+        return True
+    free, _ = torch.cuda.mem_get_info(device)
+    there = next((p.device for p in module.parameters()), device)
+    return there == device or bytes_of(module) <= _FULL * free
+
+
+class _Run:
+    def __init__(
+        self,
+        subject: Subject,
+        passes: Passes,
+        plan: Plan,
+        settings: ActivationSettings,
+        progress: Progress | None,
+    ) -> None:
+        self.subject, self.passes, self.plan = subject, passes, plan
+        self.settings, self.progress = settings, progress
+        self.root = subject.module
+        self.stats = {key: LayerStats(*key, ask) for key, ask in plan.asks.items()}
+        self.notes = [*plan.notes, *passes.notes]
+        self.seconds: dict[str, float] = {}
+        self._axes = {
+            name: 1 if kind_of(self.root.get_submodule(name)) == "conv" else -1
+            for name, _ in plan.asks
+        }
+        self._once: Once[dict[Any, Reading]] = Once(lambda _: {})
+        self._at = 0
+        self._device = torch.device("cpu")
+
+    def result(self, device: torch.device | None, home: torch.device) -> ActivationsResult:
+        with self._placed(device, home), _evaluating(self.root):
+            flowed = self._timed("forward", self._forward)
+            self._note_silence(flowed)
+            self._timed("weights", self._weights)
+            self._timed("smoothing", self._smoothing)
+            sensitivity, proposals = self._timed("sensitivity", self._sensitivity)
+        layers = self._timed("statistics", self._layers)
+        failed = self._note_nonfinite()
+        record = ActivationsRecord(
+            kind=ACTIVATIONS,
+            model=self.settings.model.name or self.subject.name,
+            architecture=type(self.root).__name__,
+            device=str(self._device),
+            versions={
+                "qgate": __version__,
+                "torch": str(torch.__version__),
+                "python": platform.python_version(),
+            },
+            settings={k: _plain(v) for k, v in changed(self.settings).items()},
+            data={
+                "source": self.passes.source,
+                "samples": len(self.passes.samples),
+                "tokens": self.passes.tokens,
+                "seed": self.settings.data.seed,
+            },
+            notes=self.notes,
+            seconds={name: round(value, 6) for name, value in self.seconds.items()},
+            layers=layers,
+            panels=self.plan.panels,
+            sensitivity=sensitivity,
+            proposals=proposals,
+        )
+        return ActivationsResult(record, failed)
+
+    def _timed(self, name: str, work: Any) -> Any:
+        start = time.perf_counter()
+        found = work()
+        self.seconds[name] = time.perf_counter() - start
+        return found
+
+    # Passes ------------------------------------------------------------------------------------
+
+    def _forward(self) -> Flowed:
+        samples = self.passes.samples
+        with flowing(self.root, self.plan.roles(), self._see) as flowed:
+            if not (flowed.wanted or self.plan.sensitive):
+                return flowed
+            for self._at, sample in enumerate(samples if flowed.wanted else ()):
+                if self.progress is not None:
+                    self.progress("samples", self._at, len(samples))
+                with torch.no_grad(), exact_math():
+                    self._pass(sample)
+                self._once.forget()
+        flowed.check()
+        if self.progress is not None:
+            self.progress("samples", len(samples), len(samples))
+        return flowed
+
+    def _pass(self, sample: Sample) -> None:
+        try:
+            sample.run(self.root, self._device)
+        except QgateError:
+            raise
+        except Exception as error:
+            raise QgateError(
+                f"{self.subject.name} cannot run sample {self._at}: {type(error).__name__}: {error}"
+            ) from error
+
+    def _see(self, module: str, role: str, tensor: Tensor) -> None:
+        stats, axis = self.stats[module, role], self._axes[module]
+        ways = self._once(tensor)
+        way = (axis, stats.counted_as)
+        reading = ways.get(way) or ways.get((axis, None))
+        if reading is None or stats.counted_as not in (None, reading.counted_as):
+            reading = ways[way] = Reading.of(tensor, stats.counted_as, axis)
+            ways[axis, reading.counted_as] = reading
+        ids = self.passes.samples[self._at].ids
+        whole = ids is not None and len(ids) == len(reading.table)
+        stats.update(
+            reading, self._at, None, ids.cpu().numpy() if whole and ids is not None else None
+        )
+
+    def _note_silence(self, flowed: Flowed) -> None:
+        silent = flowed.silent()
+        if silent:
+            names = listed([f"{module} ({role})" for module, role in silent], 10)
+            self.notes.append(f"matched, and nothing was seen of it (coverage 0): {names}.")
+        of = len(self.passes.samples)
+        partly = [
+            f"{s.module} ({s.role}) in {len(s.samples)} of {of}"
+            for s in self.stats.values()
+            if s.role != WEIGHT and 0 < len(s.samples) < of
+        ]
+        if partly:
+            self.notes.append(f"not reached by all samples: {listed(partly, 10)}.")
+
+    def _weights(self) -> None:
+        for (name, role), stats in self.stats.items():
+            if role == WEIGHT:
+                table = weight_table(self.root.get_submodule(name))
+                if table is not None:
+                    stats.update(table)
+
+    def _smoothing(self) -> None:
+        self.advice: dict[str, Any] = {}
+        own = self.settings.smoothing
+        blocks: dict[int, int] = {}
+        for done, name in enumerate(self.plan.smoothed):
+            if self.progress is not None:
+                self.progress("smoothing", done, len(self.plan.smoothed))
+            stats = self.stats[name, INPUT]
+            stats.finish()
+            rows = stats.rows(stats.ask.rows)
+            weight = weight_table(self.root.get_submodule(name))
+            if rows is None or weight is None or rows.shape[-1] != weight.shape[-1]:
+                continue
+            found = smoothing_advice(
+                rows,
+                weight,
+                amax=torch.from_numpy(stats.amax),
+                formats=own.formats,
+                alphas=own.alphas,
+                seed=self.settings.data.seed,
+            )
+            if found is not None:
+                self.advice[name] = found.smoothed
+                if found.block < weight.shape[-1]:
+                    blocks[weight.shape[-1]] = found.block
+        for width, block in blocks.items():
+            said = f"blocks of {block}" if block > 1 else "no block at all, so none is predicted"
+            self.notes.append(
+                f"{width} is no power of two: a Hadamard rotation of so many channels is of {said}."
+            )
+
+    def _sensitivity(self) -> tuple[list[Sensitive], list[Proposal]]:
+        own = self.settings.sensitivity
+        if not own.enabled:
+            return [], []
+        names = [n for n in self.plan.sensitive if self._quantizable(n)]
+        runs = Runs(self.root, self.passes.samples, self._device, self.subject.name)
+        found: list[Sensitive] = []
+        proposals: list[Proposal] = []
+        for name in own.formats:
+            layers = Layers(self.root, names, name)
+            ranked = rank(runs, layers, self.progress)
+            found += ranked
+            order = [each["module"] for each in ranked]
+            targets = [Target(sqnr_db=own.target_sqnr_db), Target(loss=own.target_loss)]
+            for target in targets:
+                if target.sqnr_db is not None or target.loss is not None:
+                    proposals.append(propose(runs, layers, order, target))
+        return found, proposals
+
+    def _quantizable(self, name: str) -> bool:
+        """Weights that are computed from others are left alone."""
+        module = self.root.get_submodule(name)
+        own = module._parameters.get("weight") is not None
+        if not own:
+            self.notes.append(f"{name} computes its weight: it is not quantized alone.")
+        return own
+
+    # The record --------------------------------------------------------------------------------
+
+    def _layers(self) -> list[LayerActivations]:
+        found = []
+        of = len(self.passes.samples)
+        raw = self.settings.output.include_raw_data
+        portraits: dict[int, Portrait] = {}
+        for (name, role), stats in self.stats.items():
+            kind = kind_in(self.root, name, self.plan.blocks)
+            total = 1 if role == WEIGHT else of
+            known = portraits.get(stats.trace) if stats.calls else None
+            number = layer_number(name)
+            layer = stats.record(number, kind, total, self.passes.decode, raw, known)
+            portraits[stats.trace] = layer["portrait"]
+            if role == INPUT and name in self.advice:
+                layer["smoothing"] = self.advice[name]
+            found.append(layer)
+        return found
+
+    def _note_nonfinite(self) -> bool:
+        bad = [
+            f"{s.module} ({s.role}): {s.kinds[0]} NaN, {s.kinds[1]} Inf, {s.kinds[2]} -Inf"
+            for s in self.stats.values()
+            if s.nonfinite
+        ]
+        if bad:
+            self.notes.insert(0, f"values that are not finite: {listed(bad, 10)}.")
+        return bool(bad)
+
+    # Where it runs -----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _placed(self, device: torch.device | None, home: torch.device) -> Iterator[None]:
+        """On the device; the module of a caller is where it was afterwards."""
+        first = next((p.device for p in self.root.parameters()), torch.device("cpu"))
+        device = first if device is None else device
+        self._device = device
+        if self.settings.memory.auto_offload and not fits(self.root, device):
+            if not self.plan.blocks:
+                raise QgateError(
+                    f"{self.subject.name} does not fit {device}, and has no list of blocks that "
+                    "could come one by one."
+                )
+            self.notes.append(
+                f"the model does not fit {device}: its {len(self.plan.blocks)} blocks came one by "
+                f"one from {home}."
+            )
+            with layer_by_layer(self.root, self.plan.blocks, device, home=home):
+                yield
+            return
+        moved = first != device
+        try:
+            if moved:
+                self.root.to(device)
+            yield
+        finally:
+            if moved and self.subject.given:
+                self.root.to(first)
+
+
+@contextlib.contextmanager
+def _evaluating(root: nn.Module) -> Iterator[None]:
+    """No dropout, no caches; afterwards as it was."""
+    training = [module for module in root.modules() if module.training]
+    configs: list[Any] = [getattr(module, "config", None) for module in root.modules()]
+    caching = {id(c): c for c in configs if getattr(c, "use_cache", False) is True}
+    try:
+        root.eval()
+        for config in caching.values():
+            config.use_cache = False
+        yield
+    finally:
+        for module in training:
+            module.training = True
+        for config in caching.values():
+            config.use_cache = True
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

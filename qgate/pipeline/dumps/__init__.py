@@ -1,0 +1,1 @@
+"""Dumps of runs: collected, compared, analyzed."""

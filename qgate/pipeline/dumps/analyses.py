@@ -1,0 +1,225 @@
+"""Dumps under all analyses: each tensor is looked at once, and what they say of it adds up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from qgate import formats
+from qgate.analysis.portraits.fitting import group_portrait
+from qgate.analysis.portraits.loss_scaling import loss_scale
+from qgate.analysis.portraits.pools import Pool, edges_of
+from qgate.analysis.portraits.rank_differences import ranks_of
+from qgate.analysis.portraits.tensor_maps import tensor_map
+from qgate.dumps import Dump
+from qgate.dumps.summing import all_totals
+from qgate.engine import Failure, outcomes
+from qgate.errors import QgateError
+from qgate.pipeline.dumps.looks import Glance, Group, Located, batches, look, usable, values_of
+from qgate.pipeline.dumps.twins import compare_formats, compare_quant_types, compared_names
+from qgate.results.portraits import (
+    ANALYSIS,
+    DumpAnalysis,
+    GroupPortrait,
+    LossScale,
+    Map,
+    TensorPortrait,
+)
+
+FORMATS = ("fp8_e4m3", "fp8_e5m2", "hif8", "mxfp8_e4m3", "mxfp4_e2m1", "nvfp4", "fp16", "bf16")
+_MAPS, _ATTENTION_MAPS = 6, 6
+_AS_WIDE = ("bf16", "float32", "float64")
+Step = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What to analyze.
+
+    formats   names of formats and dtypes whose losses are measured
+    compare   two quant types of the dumps, or two formats; without them, what there is
+    wanted    only records with these fields: `{"layer": 3, "name": "grad_*"}`
+    rows      elements of each tensor that block formats are measured on, whole rows
+    most      elements of each tensor that are looked at at all; all of them without it
+    tensors   how many tensors are looked at, evenly spaced; all of them without it
+    seed      chooses the rows
+    jobs      processes
+    """
+
+    formats: Sequence[str] = FORMATS
+    compare: tuple[str, str] | None = None
+    wanted: Mapping[str, object] = field(default_factory=dict)
+    rows: int = 2**16
+    most: int | None = None
+    tensors: int | None = None
+    seed: int = 0
+    jobs: int = 1
+
+
+@dataclass
+class _Found:
+    """What all batches said, in the order of the records."""
+
+    places: list[Located] = field(default_factory=list)
+    tensors: list[TensorPortrait] = field(default_factory=list)
+    pools: dict[Group, Pool] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def analyze_dump(
+    *folders: str | Path, asked: Asked | None = None, step: Step | None = None
+) -> DumpAnalysis:
+    """All that is drawn of dumps; `step` is told how many tensors are done, of how many.
+
+    Several dumps are looked at as one: two runs with other quant types, or a rank in each.
+    """
+    asked = asked or Asked()
+    if not folders:
+        raise QgateError("no dump was given to analyze; name its folder.")
+    dumps = [Dump.open(Path(folder)) for folder in dict.fromkeys(map(Path, folders))]
+    places, notes = usable(dumps, asked.wanted)
+    some: dict[str, int] = {}
+    if asked.tensors is not None and len(places) > asked.tensors:
+        some["of_tensors"] = len(places)
+        notes.append(f"{asked.tensors} of {len(places)} tensors were looked at, evenly spaced")
+        places = [places[i * len(places) // asked.tensors] for i in range(asked.tensors)]
+    names, kind = compared_names([place.record for place in places], asked.compare)
+    measured = _known([*asked.formats, *(names if kind == "formats" else ())])
+    glance = Glance(measured, asked.rows, asked.most, asked.seed)
+    found = _look(places, glance, asked.jobs, step)
+    if not found.tensors:
+        why = [*found.notes, *notes, "no tensor is left"][0]
+        raise QgateError(f"nothing to analyze in {str(dumps[0].folder)!r}: {why}.")
+    if kind == "quant_types":
+        comparison = compare_quant_types(found.places, names, jobs=asked.jobs, most=asked.most)
+    else:
+        comparison = compare_formats(found.tensors, names)
+    told = [note for dump in dumps for note in dump.notes()]
+    return {
+        "kind": ANALYSIS,
+        "dump": all_totals(dumps),
+        "settings": {**_settings(asked, measured), **some},
+        "formats": edges_of(measured),
+        "notes": [*told, *notes, *dict.fromkeys(found.notes), *_rounded(found.tensors)],
+        "tensors": found.tensors,
+        "groups": [_group(key, pool) for key, pool in sorted(found.pools.items())],
+        "comparison": comparison,
+        "loss_scales": _loss_scales(found.pools, measured),
+        "ranks": ranks_of(found.tensors),
+        "maps": _maps(found, asked.most),
+    }
+
+
+def _known(names: Sequence[str]) -> tuple[str, ...]:
+    """Formats by their own names, each once."""
+    return tuple(dict.fromkeys(formats.get(name).name for name in names))
+
+
+def _look(places: Sequence[Located], glance: Glance, jobs: int, step: Step | None) -> _Found:
+    found, done = _Found(), 0
+    parts = list(batches(places, glance))
+    for part, looked in zip(parts, outcomes(look, parts, jobs), strict=True):
+        if isinstance(looked, Failure):
+            first = part.places[0]
+            more = f" and {len(part.places) - 1} after it" if len(part.places) > 1 else ""
+            raise QgateError(f"{first.folder}: {first.record.title}{more}: {looked.reason}.")
+        found.places += looked.places
+        found.tensors += looked.tensors
+        found.notes += looked.notes
+        for group, pool in looked.pools.items():
+            found.pools[group] = found.pools[group] + pool if group in found.pools else pool
+        done += len(part.places)
+        if step is not None:
+            step(done, len(places))
+    return found
+
+
+def _group(key: Group, pool: Pool) -> GroupPortrait:
+    names = ("quant_type", "layer_type", "operation", "name", "dtype")
+    return cast(GroupPortrait, {**dict(zip(names, key, strict=True)), **group_portrait(pool)})
+
+
+def _loss_scales(pools: Mapping[Group, Pool], names: Sequence[str]) -> list[LossScale]:
+    """For all gradients together: one loss scale serves them all."""
+    gradients: dict[str, Pool] = {}
+    for (_, _, operation, name, dtype), pool in sorted(pools.items()):
+        if operation == "backward" and name.startswith("grad") and dtype:
+            gradients[dtype] = gradients[dtype] + pool if dtype in gradients else pool
+    if not gradients:
+        return []
+    most = max(gradients.values(), key=lambda pool: pool.elements)
+    edges = edges_of(names)
+    own = [name for name in names if not edges[name]["scaled"] and name not in _AS_WIDE]
+    found = [loss_scale(most, name) for name in own]
+    return [scale for scale in found if scale is not None]
+
+
+def _maps(found: _Found, most: int | None) -> list[Map]:
+    """Pictures of the tensors whose channels differ most, and of attention weights."""
+    chosen: list[tuple[Literal["tokens", "attention"], int]] = []
+    tensors = found.tensors
+    wide = [i for i, tensor in enumerate(tensors) if tensor.get("channels") and _wide(tensor)]
+    seen: set[tuple[str, str]] = set()
+    for i in sorted(wide, key=lambda i: (-_standing_out(tensors[i]), i)):
+        tensor = tensors[i]
+        place = (tensor["module"] or f"{tensor['layer_type']} {tensor['layer']}", tensor["name"])
+        if place not in seen and len(seen) < _MAPS:
+            seen.add(place)
+            chosen.append(("tokens", i))
+    attention = [i for i, t in enumerate(tensors) if t["name"] == "attention_weights"]
+    attention = [i for i in attention if tensors[i]["source"] == "values"]
+    chosen += [("attention", i) for i in attention[:_ATTENTION_MAPS]]
+    return [
+        tensor_map(
+            values_of(found.places[i], most),
+            kind,
+            title=tensors[i]["title"],
+            order=tensors[i]["order"],
+            rank=tensors[i]["rank"],
+        )
+        for kind, i in chosen
+    ]
+
+
+def _wide(tensor: TensorPortrait) -> bool:
+    return len(tensor["shape"]) >= 2 and tensor["shape"][-1] >= 8 and tensor["source"] == "values"
+
+
+def _standing_out(tensor: TensorPortrait) -> float:
+    """The largest channel over the median one."""
+    channels = tensor["channels"]
+    largest = max((size for _, size in channels["largest"]), default=0.0)
+    return largest / channels["median"] if channels["median"] > 0 else 0.0
+
+
+def _rounded(tensors: Sequence[TensorPortrait]) -> list[str]:
+    said = []
+    wide = [t for t in tensors if t["counted_as"] and t["counted_as"] not in _names(t["dtype"])]
+    if wide:
+        said.append(
+            f"{len(wide)} tensors have more values than can be counted: their shares and quantiles "
+            "are of values rounded to bf16; extremes, means, standard deviations and non-finite "
+            "values are exact"
+        )
+    part = [t for t in tensors if t["counted"] < t["elements"]]
+    if part:
+        said.append(f"of {len(part)} tensors a share of the elements was counted")
+    return said
+
+
+def _names(dtype: str) -> tuple[str, ...]:
+    short = {"bfloat16": "bf16", "float16": "fp16"}.get(dtype, dtype)
+    return (dtype, short) if not dtype.startswith("float8") else (dtype, "bf16")
+
+
+def _settings(asked: Asked, measured: Sequence[str]) -> dict[str, Any]:
+    return {
+        "formats": list(measured),
+        "compare": None if asked.compare is None else list(asked.compare),
+        "wanted": {name: str(value) for name, value in asked.wanted.items()},
+        "rows": asked.rows,
+        "most": asked.most,
+        "seed": asked.seed,
+    }

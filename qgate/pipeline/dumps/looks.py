@@ -1,0 +1,182 @@
+"""One look at each tensor of dumps: its portrait, and the pool that it belongs to."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from torch import Tensor
+
+from qgate.analysis.portraits.pools import (
+    Pool,
+    channels_of,
+    pool_of,
+    pool_of_counts,
+    pool_of_statistics,
+)
+from qgate.dumps import Dump, Record, check_fields, check_matched, is_wanted
+from qgate.dumps.summing import nbytes
+from qgate.errors import QgateError
+from qgate.results.portraits import TensorPortrait
+
+_TOGETHER = 32 << 20
+_MOST_TOGETHER = 16
+Group = tuple[str, str, str, str, str]
+
+
+class Located(NamedTuple):
+    """A record and the dump that it is of."""
+
+    folder: Path
+    record: Record
+
+
+@dataclass(frozen=True)
+class Glance:
+    """How much of each tensor is looked at; see `Asked`."""
+
+    formats: tuple[str, ...]
+    rows: int
+    most: int | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Neighbors that one process looks at."""
+
+    places: tuple[Located, ...]
+    glance: Glance
+
+
+@dataclass
+class Looked:
+    """What was found in a batch; a tensor that cannot be read is a note."""
+
+    places: list[Located] = field(default_factory=list)
+    tensors: list[TensorPortrait] = field(default_factory=list)
+    pools: dict[Group, Pool] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def usable(dumps: Sequence[Dump], wanted: Mapping[str, object]) -> tuple[list[Located], list[str]]:
+    """The records asked for that say something of floating point values, and a note on others."""
+    asked = check_fields(wanted)
+    places = [Located(dump.folder, record) for dump in dumps for record in dump.records()]
+    where = " and ".join(repr(str(dump.folder)) for dump in dumps)
+    if not places:
+        notes = [note for dump in dumps for note in dump.notes()] or ["none was written"]
+        raise QgateError(f"{where} holds no records: {notes[0]}.")
+    check_matched((place.record for place in places), asked)
+    found = [place for place in places if is_wanted(place.record, asked)]
+    if not found:
+        told = ", ".join(f"{name} {value}" for name, value in wanted.items())
+        raise QgateError(f"no record of {where} has all of {told}.")
+    left = [place.record for place in found if not _says_something(place.record)]
+    if not left:
+        return found, []
+    note = (
+        f"{len(left)} tensors are left out, empty or without floating point numbers: "
+        f"{left[0].title} is {left[0].dtype} {list(left[0].shape)}"
+    )
+    return [place for place in found if _says_something(place.record)], [note]
+
+
+def _says_something(record: Record) -> bool:
+    return record.elements > 0 and record.dtype.startswith(("float", "bfloat"))
+
+
+def batches(places: Sequence[Located], glance: Glance) -> Iterator[Batch]:
+    """As many as make it worth sending them to a process; fixed by the records alone."""
+    part: list[Located] = []
+    size = 0
+    for place in places:
+        if part and (size + nbytes(place.record) > _TOGETHER or len(part) >= _MOST_TOGETHER):
+            yield Batch(tuple(part), glance)
+            part, size = [], 0
+        part.append(place)
+        size += nbytes(place.record)
+    if part:
+        yield Batch(tuple(part), glance)
+
+
+@functools.lru_cache(maxsize=4)
+def opened(folder: Path) -> Dump:
+    """A dump that this process has open; its index is read once."""
+    return Dump.open(folder)
+
+
+def look(batch: Batch) -> Looked:
+    found = Looked()
+    for place in batch.places:
+        try:
+            pool, channels = _pool(place, batch.glance)
+        except QgateError as error:
+            found.notes.append(f"left out: {error}")
+            continue
+        portrait = {**_identity(place.record), **pool.portrait()}
+        if channels is not None:
+            portrait["channels"] = channels
+        found.places.append(place)
+        found.tensors.append(cast(TensorPortrait, portrait))
+        group = _group_of(place.record, pool)
+        found.pools[group] = found.pools[group] + pool if group in found.pools else pool
+    return found
+
+
+def _pool(place: Located, glance: Glance) -> tuple[Pool, Any]:
+    record = place.record
+    if record.tensor is None:
+        return pool_of_summary(opened(place.folder), record, glance.formats), None
+    values = values_of(place, glance.most)
+    pool = pool_of(values, formats=glance.formats, rows=glance.rows, seed=glance.seed)
+    if values.numel() < record.elements:
+        pool = replace(pool, elements=record.elements)
+    return pool, channels_of(values) if values.dim() > 1 else None
+
+
+def pool_of_summary(dump: Dump, record: Record, names: Sequence[str] = ()) -> Pool:
+    """A tensor whose values were not kept: from its counts, or from its statistics alone."""
+    told = dict(record.nonfinite)
+    if record.counts is None:
+        return pool_of_statistics(record.stats, told, record.elements)
+    kept = dump.counts(record)
+    return pool_of_counts(
+        kept["patterns"],
+        kept["counts"],
+        str(record.extra.get("counted_as") or record.dtype),
+        record.stats,
+        told,
+        record.elements,
+        formats=names,
+        dtype=record.dtype,
+    )
+
+
+def values_of(place: Located, most: int | None = None) -> Tensor:
+    """The values of a record; of a large one the first rows, where only some are looked at."""
+    values = opened(place.folder).tensor(place.record, check=most is None)
+    if most is None or values.numel() <= most:
+        return values
+    width = values.shape[-1] if values.dim() > 1 else 1
+    part = values.reshape(-1, width)[: max(1, most // width)]
+    return part if values.dim() > 1 else part.reshape(-1)
+
+
+def _identity(record: Record) -> dict[str, Any]:
+    names = TensorPortrait.__annotations__.keys() & set(vars(record))
+    told = {name: getattr(record, name) for name in names}
+    return {"title": record.title, **told, "shape": list(record.shape)}
+
+
+def _group_of(record: Record, pool: Pool) -> Group:
+    return (
+        record.quant_type,
+        record.layer_type,
+        record.operation,
+        record.name,
+        pool.counted_as,
+    )

@@ -1,0 +1,225 @@
+"""What was measured of a subject is held against what was accepted, whatever the subject is."""
+
+from __future__ import annotations
+
+import copy
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from qgate.baselines import Change, Origin, Store
+from qgate.errors import QgateError
+from qgate.gate import Measured, Policy, Verdict, failure_text, judge
+from qgate.gate.checks import Check
+from qgate.gate.measured import Direction
+from qgate.gate.updating import Which
+from qgate.modes import Mode
+from qgate.pipeline.gates.format_rows import FORMAT_METRICS
+from qgate.pipeline.gates.ledger import Decision, Known, Ledger
+from qgate.pipeline.gates.rows import PLAN_METRICS, record_rows, with_accepted
+from qgate.pipeline.gates.subjects import Subject
+
+# Where values lie, as the distributions of a dump have it: neither way is better.
+DRIFT_METRICS: dict[str, Direction] = {
+    "log2_mean": "steady",
+    "log2_p90": "steady",
+    "log2_tail": "steady",
+    "log2_nonzero": "steady",
+}
+# How hard activations are to quantize: less is another model, and is to be accepted as such.
+ACTIVATION_METRICS: dict[str, Direction] = {
+    "log2_amax": "steady",
+    "log2_median": "steady",
+    "log2_outliers": "steady",
+    "log2_channel": "steady",
+    "log2_tail": "steady",
+}
+GATE_METRICS: dict[str, Direction] = {
+    **FORMAT_METRICS,
+    **PLAN_METRICS,
+    **DRIFT_METRICS,
+    **ACTIVATION_METRICS,
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One gate: the verdict, what it says if it fails, and what an update will write."""
+
+    verdict: Verdict
+    text: str
+    record: dict[str, Any]
+    decision: Decision
+
+    @property
+    def passed(self) -> bool:
+        return not self.text
+
+    @property
+    def updated(self) -> int:
+        """How many entries an update writes; 0 without one."""
+        return int(self.record["updated"])
+
+
+class Judging:
+    """The gates of one subject: how they are judged, what an update collects, what is left.
+
+    `command` is how the suites were started, and `spelled` how options are written there: what a
+    failure tells people to run again. With `deferred` an outcome is part of the update only when
+    it is kept; a dry run judges as if there were no update.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        baselines: Path,
+        policy: Policy,
+        updating: Which | None = None,
+        dry_run: bool = False,
+        deferred: bool = False,
+        report: str = "",
+        command: str = "pytest suites",
+        spelled: Callable[[str], str] = "--{}".format,
+    ) -> None:
+        self.subject, self.policy = subject, policy
+        self.dry_run, self.deferred = dry_run, deferred
+        self.report, self.command, self.spelled = report, command, spelled
+        self.ledger = Ledger(subject, baselines, updating)
+
+    def with_policy(self, policy: Policy, command: str = "") -> Self:
+        """The same under other limits, perhaps started in another way; all else is shared."""
+        made = copy.copy(self)
+        made.policy, made.command = policy, command or self.command
+        return made
+
+    @property
+    def store(self) -> Store:
+        return self.ledger.store
+
+    def origin(self, calibrated: bool = False) -> Origin:
+        return self.ledger.origin(calibrated)
+
+    def check_baseline(self) -> None:
+        """Refuse to compare with a baseline of something else."""
+        self.ledger.check()
+
+    def plans(self) -> dict[str, dict[str, str]]:
+        """The plans of the modes that ran, site by site."""
+        return {}
+
+    def judge(
+        self,
+        suite: str,
+        mode: Mode,
+        measured: Sequence[Measured],
+        where: str,
+        notes: Mapping[str, Any] | None = None,
+        *,
+        title: str = "",
+        label: str = "mode",
+        whole: Sequence[str] = (),
+    ) -> Outcome:
+        """Hold numbers against their limits and against what was accepted for them.
+
+        `title` names the accepted errors where they are not those of a mode; `whole` are layers
+        that were measured whole, even where nothing was found in them.
+        """
+        title = title or self.ledger.title(mode)
+        known = self.ledger.known(title, mode.calibrated)
+        rows = [
+            with_accepted(row, known.by_site.get((suite, row.site, row.scope), {}))
+            for row in measured
+        ]
+        if idle := self.policy.idle_bounds(rows, mode.name):
+            raise QgateError(f"{idle}: it limits nothing. Name its scopes, or leave it out.")
+        verdict = judge(
+            rows,
+            self.policy.limits_of(mode.name),
+            self.ledger.same_device(known),
+            absent=_gone(known, suite, rows, whole),
+            metrics=GATE_METRICS,
+        )
+        which = self.ledger.updating
+        decision = self.ledger.decide(title, suite, mode.calibrated, verdict, which or "failed")
+        writes = which is not None and not self.dry_run
+        failed = decision.remaining if writes else verdict.failed
+        text = self._text(verdict, failed, mode, title, label) if failed else ""
+        records = record_rows(suite, self.subject.name, mode.name, where, verdict, failed)
+        if notes:
+            records = [{**row, "notes": dict(notes)} for row in records]
+        updated = decision.entries if writes else 0
+        record = {"passed": not failed, "updated": updated, "title": title, "rows": records}
+        outcome = Outcome(verdict, text, record, decision)
+        if not self.deferred:
+            self.keep(outcome)
+        return outcome
+
+    def keep(self, outcome: Outcome, source: str = "") -> None:
+        """Make an outcome part of the update."""
+        if self.ledger.updating is not None:
+            self.ledger.collect(outcome.decision, source)
+
+    def _text(
+        self, verdict: Verdict, failed: Sequence[Check], mode: Mode, title: str, label: str
+    ) -> str:
+        ranked = sorted(failed, key=lambda each: each.place)
+        return failure_text(
+            Verdict(verdict.measured, tuple(ranked)),
+            mode.name,
+            label=label,
+            baseline=_shown(self.ledger.file(title)),
+            command=self._update_command(*self._again(label, mode.name)),
+            report=self.report,
+        )
+
+    def _again(self, label: str, name: str) -> list[tuple[str, str]]:
+        """What has to be typed beside the subject to run one gate again."""
+        return [(label, name)]
+
+    def _update_command(self, *what: tuple[str, str]) -> str:
+        named = [
+            f"{self.spelled(name)} {shlex.quote(value)}"
+            for name, value in (*self.subject.options, *what)
+        ]
+        return " ".join([self.command, *named, self.spelled("update-baselines")])
+
+    # What a run leaves ----------------------------------------------------------------------------
+
+    def leave_candidate(self, folder: Path, outcome: Outcome, source: str) -> None:
+        """What a failing gate measured, to be accepted; a passing one takes back what it left."""
+        if outcome.passed:
+            self.ledger.withdraw(folder, outcome.decision, source)
+            return
+        made = outcome.decision
+        decision = self.ledger.decide(
+            made.title, made.suite, made.calibrated, outcome.verdict, "failed"
+        )
+        self.ledger.propose(folder, decision, outcome.verdict.failed, source)
+
+    def commit(self, dry_run: bool = False) -> list[Change]:
+        """Write what was collected, and return what changed; or only say what would."""
+        return self.ledger.commit(dry_run)
+
+
+def _gone(
+    known: Known, suite: str, measured: Sequence[Measured], whole: Sequence[str]
+) -> set[tuple[str, str]]:
+    """What was accepted in the layers and scopes measured here, and was not measured now.
+
+    What is in no layer can be of another test: that is told at the end of a complete run.
+    """
+    layers = {each.layer for each in measured} - {""}
+    scopes, here = {each.scope for each in measured}, {each.key for each in measured}
+    accepted = [place for layer in layers for place in known.by_layer.get((suite, layer), ())]
+    gone = {place for place in accepted if place[1] in scopes}
+    for layer in whole:
+        gone |= known.by_layer.get((suite, layer), set())
+    return gone - here
+
+
+def _shown(file: Path) -> str:
+    """A path as seen from here, where it lies below."""
+    here = Path.cwd()
+    return str(file.relative_to(here) if file.is_relative_to(here) else file)

@@ -1,0 +1,96 @@
+"""Rows between rooms: from errors to what the gate judges, from a verdict to what is recorded."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from qgate.errors import QgateError
+from qgate.gate import Check, Measured, Verdict, grades_of
+from qgate.gate.measured import Direction
+from qgate.pipeline.gates.site_errors import SiteErrors
+
+FLOOR = 1e-12
+GATED = ("relative_mse", "one_minus_correlation")
+# What quantizes a site, as a number: a plan that covers less is no improvement.
+PLAN_METRICS: dict[str, Direction] = {"quantizer": "equal"}
+
+
+def record_rows(
+    suite: str,
+    model: str,
+    mode: str,
+    where: str,
+    verdict: Verdict,
+    failed: Sequence[Check],
+) -> list[dict[str, Any]]:
+    """One record per site and scope."""
+    rows = []
+    for each in verdict.measured:
+        here = [c for c in verdict.checks if (c.site, c.scope) == each.key]
+        grades = grades_of(each.values) if each.scope in ("carried", "local") else {}
+        parts = {"without_massive": dict(each.without_massive)} if each.without_massive else {}
+        rows.append(
+            {
+                "suite": suite,
+                "model": model,
+                "mode": mode,
+                "layer": each.layer or where,
+                "site": each.site,
+                "scope": each.scope,
+                "order": each.order,
+                "values": dict(each.values),
+                "ideal": dict(each.ideal or {}),
+                "accepted": dict(each.accepted or {}),
+                "checks": [check.to_dict() for check in here],
+                "passed": not any((c.site, c.scope) == each.key for c in failed),
+                **parts,
+                **({"grades": grades} if grades else {}),
+            }
+        )
+    gone = [check for check in verdict.checks if check.kind == "absent"]
+    return rows + [_absent(check, suite, model, mode, where) for check in gone]
+
+
+def _absent(check: Check, suite: str, model: str, mode: str, where: str) -> dict[str, Any]:
+    about = {"suite": suite, "model": model, "mode": mode, "layer": where, "order": check.order}
+    nothing: dict[str, Any] = {"values": {}, "ideal": {}, "accepted": {}}
+    checks = {"checks": [check.to_dict()], "passed": False}
+    return {**about, "site": check.site, "scope": check.scope, **nothing, **checks}
+
+
+def measured_of(row: SiteErrors, gated: tuple[str, ...] = GATED) -> Measured:
+    """The errors of a site, and what quantizes it."""
+    coded = {"quantizer": float(zlib.crc32(row.quantizer.encode()))} if row.quantizer else {}
+    return Measured(
+        site=row.site,
+        layer=row.layer,
+        scope=row.scope,  # type: ignore[arg-type]
+        values={**row.values, **coded},
+        order=row.order,
+        nonfinite=row.nonfinite,
+        nonfinite_reference=row.nonfinite_reference,
+        ideal=None if row.ideal is None else {"relative_mse": row.ideal},
+        quantizer=row.quantizer,
+        floor=FLOOR,
+        worst_channel=None if row.worst_channel is None else {"relative_mse": row.worst_channel},
+        without_massive=row.without_massive,
+        gated=(*gated, *coded) if gated else (),
+        why={"quantizer": f"it is {row.quantizer} now"} if coded else None,
+    )
+
+
+def with_accepted(row: Measured, found: Mapping[str, float]) -> Measured:
+    """A row with what was accepted there; where something quantized it once, that is asked for."""
+    if row.accepted is not None:
+        raise QgateError(
+            f"what was measured at {row.site} brings accepted errors of its own: leave `accepted` "
+            "out, they come from the baseline."
+        )
+    if "quantizer" in found and "quantizer" not in row.values:
+        values = {**row.values, "quantizer": 0.0}
+        why = {**(row.why or {}), "quantizer": "nothing quantizes it now"}
+        row = replace(row, values=values, why=why)
+    return replace(row, accepted=dict(found) or None)

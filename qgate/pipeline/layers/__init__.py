@@ -1,0 +1,1 @@
+"""What flows through the layers of a model, captured, stored and compared."""

@@ -1,0 +1,1 @@
+"""What an analysis of activations found, as texts, tables and a page."""

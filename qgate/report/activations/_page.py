@@ -1,0 +1,358 @@
+"""The page of an activation report: one file with its pictures inside, findings first.
+
+Everything that came from the model, the data or the settings is escaped, and all of it is there
+without scripts: they only sort.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from qgate.report.activations._findings import findings, summary, systematic
+from qgate.report.activations._reading import format_names, losses, name_of, visible
+from qgate.report.activations.texts import keep_lines, max_over_rms, worst_layers
+from qgate.report.dumps._page_style import SCRIPT, STYLE
+from qgate.report.dumps._reading import brief, decibels, figure_of, one_line, shortened
+from qgate.results.activations import ActivationsRecord
+
+_MOST = 150
+_BADGES = {"fail": "broken", "warn": "loss", "info": "note"}
+SECTIONS = {
+    "outliers": ("Outliers", "Outlier tokens were not looked for, or none of it was asked for."),
+    "formats": ("Formats", "No layer has figures of formats."),
+    "sensitivity": ("Sensitivity", "Not asked for (sensitivity.enabled)."),
+    "smoothing": ("Smoothing", "Not asked for (smoothing.enabled), or no layer is linear."),
+    "magnitude": ("Magnitudes", "Not asked for (visualization.enabled.magnitude_…)."),
+    "distribution": ("Distributions", "Not asked for (visualization.enabled.distribution)."),
+    "percentiles": ("Percentiles", "Not asked for (visualization.enabled.percentile_range)."),
+    "heatmap": ("Heat maps", "Not asked for (visualization.enabled.heatmap_3d)."),
+}  # fmt: skip
+_EXTRA = """
+pre { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: 10px;
+  overflow-x: auto; user-select: all; max-height: 26rem; }
+dl { display: grid; grid-template-columns: minmax(9rem, max-content) 1fr; gap: 2px 16px; }
+dt { color: var(--dim); } dd { margin: 0; overflow-wrap: anywhere; }
+.frame:focus-visible { outline: 3px solid var(--link); }
+tbody th { min-width: 17rem; } td.text:nth-child(2) { min-width: 5rem; }
+thead th { overflow-wrap: normal; }
+@media (max-width: 600px) { .frame { overflow-x: auto; }
+  .frame img { max-width: none; width: 760px; }
+  tbody th { min-width: 9rem; } }
+@media (max-width: 500px) { dl { grid-template-columns: 1fr; } dd { margin-bottom: 6px; }
+  figure { padding: 4px; } }
+"""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A picture that was drawn: in which section, its file, its sentence, and itself as a PNG."""
+
+    section: str
+    file: str
+    title: str
+    about: str
+    data: bytes
+    width: int
+    height: int
+
+
+def page(
+    record: ActivationsRecord,
+    shown: Sequence[Shown],
+    files: Sequence[str],
+    failed: Mapping[str, str],
+) -> str:
+    """The whole page; `files` lie beside it, `failed` says why pictures are missing."""
+    name = shortened(record["model"], 90)
+    parts = [
+        f"<h1>Activations of <span class='name'>{_text(name)}</span></h1>",
+        f"<p class='about'>{_text(summary(record))}</p>",
+        _findings(record, failed),
+        _keep(record),
+        _contents(shown),
+        _layers(record),
+        *(_section(record, name, [s for s in shown if s.section == name]) for name in SECTIONS),
+        _settings(record),
+        _files(files),
+        _notes(record),
+    ]
+    return (
+        "<!DOCTYPE html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
+        "<meta name='color-scheme' content='light dark'>\n"
+        f"<title>Activations of {_text(shortened(name, 60))}</title>\n"
+        f"<style>{STYLE}{_EXTRA}</style>\n</head>\n"
+        f"<body>\n<main>\n{chr(10).join(part for part in parts if part)}\n</main>\n"
+        f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
+    )
+
+
+def _text(value: object) -> str:
+    return escape(one_line(value))
+
+
+def _findings(record: ActivationsRecord, failed: Mapping[str, str]) -> str:
+    rows = [("fail", f"{name} could not be drawn: {why}") for name, why in failed.items()]
+    rows += [(each.level, each.text) for each in findings(record)]
+    items = "\n".join(
+        f"<li class='{level}'><b>{_BADGES[level]}</b> <span>{_text(text)}</span></li>"
+        for level, text in rows
+    )
+    return f"<h2 id='findings'>Findings</h2>\n<ul class='findings'>\n{items}\n</ul>"
+
+
+def _keep(record: ActivationsRecord) -> str:
+    lines = "\n".join(keep_lines(record))
+    if not lines:
+        return ""
+    return (
+        "<h2 id='keep'>Layers to keep in higher precision</h2>\n"
+        f"<pre tabindex='0' aria-label='layers to keep'>{escape(lines)}</pre>"
+    )
+
+
+def _contents(shown: Sequence[Shown]) -> str:
+    links = [("layers", "Worst layers", 0)]
+    links += [(n, title, sum(s.section == n for s in shown)) for n, (title, _) in SECTIONS.items()]
+    links += [("settings", "Settings", 0), ("files", "Files", 0)]
+    items = "\n".join(
+        f"<a href='#{anchor}'>{_text(title)}{f' <small>{count}</small>' if count else ''}</a>"
+        for anchor, title, count in links
+    )
+    return f"<nav aria-label='Contents'>\n{items}\n</nav>"
+
+
+def _figure(picture: Shown) -> str:
+    title = _text(picture.title)
+    data = base64.b64encode(picture.data).decode("ascii")
+    about = f"{_text(picture.about)} · {_text(picture.file)}"
+    return (
+        f"<figure>\n<figcaption><b>{title}</b> <span>{about}</span></figcaption>\n"
+        f"<div class='frame' tabindex='0' role='group' aria-label='picture'>\n"
+        f"<img src='data:image/png;base64,{data}' alt='{title}' width='{picture.width}' "
+        f"height='{picture.height}'>\n</div>\n</figure>"
+    )
+
+
+def _section(record: ActivationsRecord, name: str, shown: Sequence[Shown]) -> str:
+    title, why = SECTIONS[name]
+    table = _TABLES[name](record) if name in _TABLES else ""
+    figures = "\n".join(map(_figure, shown))
+    body = f"<div class='figures'>\n{figures}\n</div>" if shown else ""
+    if not (body or table):
+        body = f"<p class='empty'>{_text(why)}</p>"
+    return f"<section id='{name}'>\n<h2>{_text(title)}</h2>\n{body}\n{table}\n</section>"
+
+
+# Tables ------------------------------------------------------------------------------------------
+
+Cell = tuple[str, str | None]
+
+
+def _number(value: float, shown: str | None = None) -> Cell:
+    """What does not exist sorts last."""
+    if math.isnan(value):
+        return "–", "nan"
+    return (brief(value) if shown is None else shown), repr(float(value))
+
+
+def _word(text: object) -> Cell:
+    return one_line(text), None
+
+
+def _db(value: float) -> Cell:
+    return _number(value, decibels(value) if not math.isnan(value) else None)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Cell]], words: int, of: str) -> str:
+    """The first `words` columns are texts, the others numbers; of many rows the first."""
+    told = list(rows)
+    if not told:
+        return ""
+    heads = "".join(
+        f"<th scope='col' class='{'text' if i < words else 'number'}'>"
+        f"<button type='button'>{_text(name)}</button></th>"
+        for i, name in enumerate(head)
+    )
+    lines = [_row(row, words) for row in told[:_MOST]]
+    body = "\n".join(lines)
+    more = len(told) - len(lines)
+    rest = f"<p class='about'>{more:,} more in {_text(of)}.csv.</p>" if more > 0 else ""
+    return (
+        f"<div class='scroll' tabindex='0' role='region' aria-label='{_text(of)}'>\n"
+        f"<table class='sortable'>\n<thead><tr>{heads}</tr></thead>\n"
+        f"<tbody>\n{body}\n</tbody>\n</table>\n</div>\n{rest}"
+    )
+
+
+def _row(row: Sequence[Cell], words: int) -> str:
+    cells = []
+    for place, (shown, key) in enumerate(row):
+        tag = "th scope='row'" if place == 0 else "td"
+        kind = "text" if place < words else "number"
+        value = "" if key is None else f" data-key='{_text(key)}'"
+        cells.append(f"<{tag} class='{kind}'{value}>{_text(shown)}</{tag.split()[0]}>")
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _layers(record: ActivationsRecord) -> str:
+    names = format_names(record)
+    rows = []
+    for each in worst_layers(record):
+        told, found = losses(each), each.get("outliers", {})
+        row = [_word(name_of(each, 80)), _word(each["role"])]
+        row += [_number(figure_of(each["portrait"], name)) for name in ("amax", "rms", "kurtosis")]
+        row.append(_number(max_over_rms(each)))
+        row += [
+            _number(figure_of(found, n)) for n in ("channel_ratio", "token_ratio", "mean_count")
+        ]
+        row += [_db(told.get(name, math.nan)) for name in names]
+        rows.append(row)
+    head = ["layer", "role", "amax", "rms", "kurtosis", "max/rms", "channel ratio", "token ratio",
+            "outlier tokens", *names]  # fmt: skip
+    table = _table(head, rows, 2, "layers")
+    about = (
+        "Worst first, by the format that keeps least (SQNR). Channel ratio: the largest channel "
+        "over the median one; token ratio: the largest token over the median one; outlier tokens: "
+        "per sample."
+    )
+    return (
+        f"<section id='layers'>\n<h2>Worst layers</h2>\n<p class='about'>{about}</p>\n{table}\n"
+        "</section>"
+    )
+
+
+def _channels(record: ActivationsRecord) -> str:
+    rows = [
+        [_word(kind), _number(channel, str(channel)), _number(layers, str(layers)), _number(ratio)]
+        for kind, channel, layers, ratio in systematic(record)
+    ]
+    head = ["modules", "systematic channel", "layers", "largest over the median channel"]
+    table = _table(head, rows, 1, "channels")
+    return f"{table}{_tokens(record)}"
+
+
+def _tokens(record: ActivationsRecord) -> str:
+    rows = []
+    for each in record["layers"]:
+        found: Mapping[str, Any] = each.get("outliers", {"tokens": [], "massive": []})
+        for kind in ("tokens", "massive"):
+            for place in found[kind]:
+                rows.append(
+                    [
+                        _word(name_of(each, 60)),
+                        _word(each["role"]),
+                        _word("outlier token" if kind == "tokens" else "massive activation"),
+                        _word(visible(place["text"]) if "text" in place else "–"),
+                        _number(place["sample"], str(place["sample"])),
+                        _number(place["position"], str(place["position"])),
+                        _number(figure_of(place, "channel"), str(place.get("channel", "–"))),
+                        _number(place["value"]),
+                        _number(figure_of(place, "ratio")),
+                    ]
+                )
+    rows.sort(key=lambda row: -abs(float(row[7][1] or 0)))
+    head = [
+        "layer",
+        "role",
+        "what",
+        "token",
+        "sample",
+        "position",
+        "channel",
+        "value",
+        "over median",
+    ]
+    table = _table(head, rows, 4, "tokens")
+    return f"<h3>Where they are</h3>\n{table}" if table else ""
+
+
+def _smoothing(record: ActivationsRecord) -> str:
+    rows = [
+        [
+            _word(name_of(each, 70)),
+            _word(one["format"]),
+            _number(one["alpha"]),
+            _db(one["before_db"]),
+            _db(one["after_db"]),
+            _number(
+                one["after_db"] - one["before_db"], f"{one['after_db'] - one['before_db']:+.1f} dB"
+            ),
+            _db(figure_of(one, "hadamard_db")),
+        ]
+        for each in record["layers"]
+        for one in each.get("smoothing", [])
+    ]
+    rows.sort(key=lambda row: -float(row[5][1] or 0))
+    head = ["layer", "format", "best α", "as it is", "smoothed", "gain", "Hadamard rotation"]
+    return _table(head, rows, 2, "smoothing")
+
+
+def _sensitivity(record: ActivationsRecord) -> str:
+    rows = [
+        [
+            _word(name_of(each, 70)),
+            _word(each["format"]),
+            _db(figure_of(each, "sqnr_db")),
+            _db(figure_of(each, "local_sqnr_db")),
+            _number(figure_of(each, "loss_change")),
+        ]
+        for each in record["sensitivity"]
+    ]
+    head = ["layer quantized alone", "format", "SQNR of the model", "SQNR of the layer", "loss"]
+    return _table(head, rows, 2, "sensitivity")
+
+
+def _formats(record: ActivationsRecord) -> str:
+    rows = []
+    for name in format_names(record):
+        for role in ("input", "output", "weight"):
+            told = [(losses(e)[name], e) for e in record["layers"]
+                    if e["role"] == role and name in losses(e)]  # fmt: skip
+            if told:
+                told.sort(key=lambda pair: pair[0])
+                value, bad = told[0]
+                middle = told[len(told) // 2][0]
+                rows.append(
+                    [_word(name), _word(role), _word(name_of(bad, 70)), _db(value), _db(middle)]
+                )
+    head = ["format", "role", "worst layer", "worst SQNR", "median SQNR"]
+    return _table(head, rows, 3, "formats")
+
+
+_TABLES: dict[str, Any] = {
+    "outliers": _channels,
+    "formats": _formats,
+    "smoothing": _smoothing,
+    "sensitivity": _sensitivity,
+}
+
+
+def _settings(record: ActivationsRecord) -> str:
+    rows = [*record["settings"].items()]
+    rows += [(f"version of {name}", value) for name, value in record["versions"].items()]
+    rows += [(f"seconds of {name}", f"{value:.2f}") for name, value in record["seconds"].items()]
+    items = "\n".join(f"<dt>{_text(key)}</dt><dd>{_text(value)}</dd>" for key, value in rows)
+    return (
+        "<section id='settings'>\n<h2>Settings</h2>\n<p class='about'>Those that differ from the "
+        f"defaults.</p>\n<dl>\n{items}\n</dl>\n</section>"
+    )
+
+
+def _files(files: Sequence[str]) -> str:
+    if not files:
+        return ""
+    items = "\n".join(f"<li><a href='{escape(name)}'>{_text(name)}</a></li>" for name in files)
+    return f"<section id='files'>\n<h2>Files</h2>\n<ul>\n{items}\n</ul>\n</section>"
+
+
+def _notes(record: ActivationsRecord) -> str:
+    items = "\n".join(f"<li>{_text(note)}</li>" for note in record["notes"])
+    return (
+        f"<section id='notes'>\n<h2>Notes</h2>\n<ul>\n{items}\n</ul>\n</section>" if items else ""
+    )

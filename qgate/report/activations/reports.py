@@ -1,0 +1,203 @@
+"""Writes all there is to see of a record of activations into one folder: pictures, page, tables.
+
+Each model has its own list of what it wrote, `MODEL-written.json`, made before the files are: the
+next run of that model replaces and removes these and no others, also after a kill. Another model
+in the same folder gets names of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from qgate.errors import QgateError
+from qgate.report._files import write_text
+from qgate.report.activations._page import Shown, page
+from qgate.report.activations._reading import Look, clean, digest, look_of, model_stem
+from qgate.report.activations._tables import as_json, csv_files
+from qgate.results.activations import ACTIVATIONS, ActivationsRecord
+
+Progress = Callable[[int, int], None]
+RECORD, _LISTED, _KIND = "activations.json", "-written.json", "qgate activation report 1"
+
+
+def write_report(
+    record: ActivationsRecord,
+    folder: Path | str,
+    look: Look | None = None,
+    progress: Progress | None = None,
+) -> list[Path]:
+    """The paths written, the page first.
+
+    How it looks is what the run was asked for (`record["settings"]`), if not said otherwise.
+    `progress` is told how many pictures are done, of how many.
+    """
+    look = look_of(record["settings"]) if look is None else look
+    folder = Path(folder)
+    check_folder(folder, look)
+    folder.mkdir(parents=True, exist_ok=True)
+    return _Writer(record, folder, look, progress).write()
+
+
+def check_folder(folder: Path | str, look: Look) -> None:
+    """Refuses what no report can be written to, before anything is computed."""
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise QgateError(f"{str(folder)!r} is a file; give a folder to write to (save_dir).")
+    name = look.report_name
+    if name != Path(name).name or name.startswith(".") or not name.isprintable():
+        raise QgateError(f"output.report_name {name!r} is no plain name of a file.")
+
+
+def read_record(path: Path | str) -> ActivationsRecord:
+    """A record as `activations.json` keeps it."""
+    try:
+        told = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise QgateError(f"{str(path)!r} is no record of activations: {error}.") from None
+    kind = told.get("kind") if isinstance(told, dict) else None
+    if kind != ACTIVATIONS:
+        raise QgateError(
+            f"{str(path)!r} is no record of activations: its kind is {kind!r}, not {ACTIVATIONS!r}."
+        )
+    return cast(ActivationsRecord, told)
+
+
+@dataclass(frozen=True)
+class _Names:
+    """What this model's files are called: its stem, and if the plain names are its own."""
+
+    stem: str
+    plain: bool
+
+    def picture(self, name: str, ending: str) -> str:
+        return f"{self.stem}-{name}.{ending}"
+
+    def file(self, name: str) -> str:
+        return name if self.plain else f"{self.stem}-{name}"
+
+    @property
+    def listed(self) -> str:
+        return f"{self.stem}{_LISTED}"
+
+
+class _Writer:
+    def __init__(
+        self, record: ActivationsRecord, folder: Path, look: Look, progress: Progress | None
+    ) -> None:
+        from qgate.report.plots.activations.pictures import pictures
+
+        self.record, self.folder, self.look, self.progress = record, folder, look, progress
+        wanted = bool(look.pictures) or "html" in look.formats
+        self.pictures = pictures(record, look) if wanted else []
+        self.texts: dict[str, str] = {}
+        if "json" in look.formats:
+            self.texts[RECORD] = as_json(record)
+        if "csv" in look.formats:
+            self.texts |= csv_files(record)
+        self.page = (
+            f"{look.report_name.removesuffix('.html')}.html" if "html" in look.formats else ""
+        )
+        self.owners = _owners(folder)
+        self.names = self._named()
+
+    def write(self) -> list[Path]:
+        before = {n for n, model in self.owners.items() if model == self.record["model"]}
+        possible = self._possible(self.names)
+        self._list({*before, *possible, self.names.listed})
+        written: list[str] = []
+        for name, text in self.texts.items():
+            write_text(self.folder / self.names.file(name), text)
+            written.append(self.names.file(name))
+        failed: dict[str, str] = {}
+        shown = self._draw(written, failed)
+        if self.page:
+            name = self.names.file(self.page)
+            write_text(self.folder / name, page(self.record, shown, written, failed))
+            written.insert(0, name)
+        for name in sorted({*before, *possible} - {*written, self.names.listed}):
+            path = self.folder / name
+            if path.is_file():
+                path.unlink()
+        self._list({*written, self.names.listed})
+        if failed:
+            first, why = next(iter(failed.items()))
+            raise QgateError(
+                f"{len(failed)} of {len(self.pictures)} pictures could not be drawn, the first is "
+                f"{first}: {why}. All else is in {str(self.folder)!r}."
+            )
+        return [self.folder / name for name in written]
+
+    def _draw(self, written: list[str], failed: dict[str, str]) -> list[Shown]:
+        """The pictures one by one, so that there is never more than one in memory."""
+        if not self.pictures:
+            return []
+        from qgate.report.plots.activations.pictures import write
+
+        shown = []
+        for done, each in enumerate(self.pictures):
+            files = [self.names.picture(each.name, ending) for ending in self.look.pictures]
+            try:
+                sheet = each.sheet()
+                if sheet is not None:
+                    paths = [self.folder / name for name in files]
+                    told = write(sheet, paths, dpi=self.look.dpi, page=bool(self.page))
+                    written += files
+                    file = files[0] if files else each.name
+                    shown.append(Shown(each.section, file, sheet.title, each.about, *told))
+            except OSError:
+                raise
+            except Exception as error:
+                failed[each.name] = f"{type(error).__name__}: {error}"
+            if self.progress is not None:
+                self.progress(done + 1, len(self.pictures))
+        return shown
+
+    def _possible(self, names: _Names) -> list[str]:
+        told = [names.file(name) for name in (*self.texts, self.page) if name]
+        return told + [
+            names.picture(each.name, ending)
+            for each in self.pictures
+            for ending in self.look.pictures
+        ]
+
+    def _named(self) -> _Names:
+        """Names under which nothing of anybody else lies."""
+        model = self.record["model"]
+        stem = model_stem(model)
+        for one in (stem, f"{clean(stem)}-{digest(model)}"):
+            for plain in (True, False):
+                names = _Names(one, plain)
+                if not any(map(self._foreign, [*self._possible(names), names.listed])):
+                    return names
+        raise QgateError(
+            f"{str(self.folder)!r} has files of another making under every name that {model!r} "
+            "could use; give another folder (visualization.save_dir) or model.name."
+        )
+
+    def _foreign(self, name: str) -> bool:
+        owner = self.owners.get(name)
+        if owner is not None:
+            return owner != self.record["model"]
+        return (self.folder / name).exists() or (self.folder / name).is_symlink()
+
+    def _list(self, names: Iterable[str]) -> None:
+        told = {"kind": _KIND, "model": self.record["model"], "files": sorted(names)}
+        write_text(self.folder / self.names.listed, json.dumps(told) + "\n")
+
+
+def _owners(folder: Path) -> dict[str, str]:
+    """Files of earlier reports with their models; only names inside the folder are believed."""
+    found: dict[str, str] = {}
+    for path in sorted(folder.glob(f"*{_LISTED}")):
+        try:
+            told = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(told, dict) and told.get("kind") == _KIND:
+            names = [n for n in told.get("files", ()) if isinstance(n, str) and n == Path(n).name]
+            found |= dict.fromkeys(names, str(told.get("model")))
+    return found

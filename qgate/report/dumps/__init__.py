@@ -1,0 +1,1 @@
+"""What an analysis of dumps found, as texts, tables and a page."""

@@ -1,0 +1,114 @@
+"""The tables of an analysis as CSV: no cell is a formula to whoever opens it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from qgate.report.dumps._reading import one_line, ratio_db
+from qgate.results.portraits import DumpAnalysis, GroupPortrait, TensorPortrait
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_IDENTITY = (
+    "title", "order", "module", "layer_type", "layer", "operation", "phase", "component", "name",
+    "quant_type", "rank", "iteration", "sample", "micro_batch", "call",
+)  # fmt: skip
+_FIGURES = (
+    "elements", "counted", "source", "counted_as", "nan", "posinf", "neginf", "zeros", "min", "max",
+    "amax", "amin", "mean", "std", "rms", "skew", "kurtosis",
+)  # fmt: skip
+_SHARES = ("upper", "lower", "underflow", "flush")
+
+
+def cell(value: object) -> str | int | float:
+    """A value as a table may hold it: numbers as they are, nothing for what is missing, and an
+    apostrophe before a text that a spreadsheet would take for a formula."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return value if math.isfinite(value) else ""
+    text = str(value)
+    return f"'{one_line(text)}" if text.startswith(_FORMULA) else one_line(text)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([cell(row.get(name)) for name in columns])
+    return text.getvalue()
+
+
+def tensors_csv(analysis: DumpAnalysis) -> str:
+    """One row per tensor."""
+    columns = [
+        *_IDENTITY,
+        "shape",
+        "dtype",
+        *_FIGURES,
+        "exponents",
+        "patterns",
+        "channel",
+        "channel_amax",
+    ]
+    return _table(columns, map(_tensor_row, analysis["tensors"]))
+
+
+def _tensor_row(tensor: TensorPortrait) -> dict[str, Any]:
+    channels: Mapping[str, Any] = tensor.get("channels") or {}
+    largest = channels.get("largest") or [(None, None)]
+    return {
+        **tensor,
+        **(tensor.get("usage") or {}),
+        "shape": "x".join(str(size) for size in tensor.get("shape") or ()),
+        "channel": largest[0][0],
+        "channel_amax": largest[0][1],
+    }
+
+
+def formats_csv(analysis: DumpAnalysis) -> str:
+    """One row per tensor and format; an SQNR without noise is empty, and `exact` says so."""
+    columns = [
+        "title", "order", "layer_type", "layer", "operation", "name", "quant_type", "rank",
+        "format", *_SHARES, "of", "sqnr_db", "fitted_sqnr_db", "exact",
+    ]  # fmt: skip
+    return _table(columns, _format_rows(analysis))
+
+
+def _format_rows(analysis: DumpAnalysis) -> Iterable[dict[str, Any]]:
+    for tensor in analysis["tensors"]:
+        for name, fate in (tensor.get("formats") or {}).items():
+            plain = ratio_db(fate["signal"], fate["noise"])
+            fitted = math.nan
+            if "fitted_signal" in fate and "fitted_noise" in fate:
+                fitted = ratio_db(fate["fitted_signal"], fate["fitted_noise"])
+            yield {
+                **tensor,
+                **fate,
+                "format": name,
+                "sqnr_db": plain,
+                "fitted_sqnr_db": fitted,
+                "exact": plain == math.inf,
+            }
+
+
+def groups_csv(analysis: DumpAnalysis) -> str:
+    """One row per group of tensors that are pooled."""
+    columns = [
+        "layer_type", "operation", "name", "quant_type", "dtype", "tensors", *_FIGURES, "best_fit",
+        "exponents", "patterns",
+    ]  # fmt: skip
+    return _table(columns, map(_group_row, analysis["groups"]))
+
+
+def _group_row(group: GroupPortrait) -> dict[str, Any]:
+    return {**group, **(group.get("usage") or {}), "best_fit": group.get("best")}
+
+
+TABLES = {"tensors.csv": tensors_csv, "formats.csv": formats_csv, "groups.csv": groups_csv}

@@ -1,0 +1,254 @@
+"""Writes all there is to see of an analysis below one folder, and reads the record back.
+
+`written.json` lists what a run writes before it writes it: the next one overwrites and removes
+these files and no others, also after a kill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, cast
+
+from qgate.errors import QgateError
+from qgate.report._files import write_text
+from qgate.report.dumps._csv import TABLES
+from qgate.report.dumps.pages import Shown, page
+from qgate.report.dumps.texts import tensor_stats
+from qgate.results.portraits import ANALYSIS, DumpAnalysis
+
+Progress = Callable[[int, int], None]
+RECORD, LISTED, PAGE, STATISTICS = "analysis.json", "written.json", "index.html", "tensor_stats.txt"
+_KIND = "qgate dump drawing 1"
+_TEXTS = (PAGE, STATISTICS, RECORD, *(f"statistics/{name}" for name in TABLES))
+
+
+def draw_analysis(
+    analysis: DumpAnalysis,
+    folder: Path | str,
+    jobs: int = 1,
+    plots: bool = True,
+    progress: Progress | None = None,
+    *,
+    dpi: float | None = None,
+) -> list[Path]:
+    """Record, texts, tables, pictures and the page; the paths written, the page first.
+
+    `progress` is told how many pictures are done, of how many.
+    """
+    from qgate.report.plots.dumps.pictures import PICTURES
+
+    folder = Path(folder)
+    check_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    before = _listed(folder)
+    possible = [*_TEXTS, *(picture.path for picture in PICTURES)]
+    _list(folder, sorted({*before, *possible}))
+    write_text(folder / RECORD, _json(analysis))
+    write_text(folder / STATISTICS, tensor_stats(analysis))
+    (folder / "statistics").mkdir(exist_ok=True)
+    for name, table in TABLES.items():
+        write_text(folder / "statistics" / name, table(analysis))
+    titles: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    if plots:
+        for done, (path, title, reason) in enumerate(_drawn(analysis, folder, jobs, dpi), 1):
+            if reason:
+                failed[path] = reason
+            elif title:
+                titles[path] = title
+            if progress is not None:
+                progress(done, len(PICTURES))
+    shown = [
+        Shown(picture.path, titles[picture.path], picture.about, *_size(folder / picture.path))
+        for picture in PICTURES
+        if picture.path in titles
+    ]
+    text = page(analysis, shown, _TEXTS[1:], failed=failed, drawn=plots)
+    write_text(folder / PAGE, text)
+    written = [*_TEXTS, *(picture.path for picture in shown)]
+    _remove(folder, {*before, *possible} - set(written))
+    _list(folder, sorted(written))
+    if failed:
+        path, reason = next(iter(failed.items()))
+        raise QgateError(
+            f"{len(failed)} of {len(PICTURES)} pictures could not be drawn, the first is {path}: "
+            f"{reason}. All others are in {str(folder)!r}."
+        )
+    return [folder / name for name in written]
+
+
+def check_folder(folder: Path | str) -> None:
+    """Refuses a folder that holds a file of another making under a name that is needed."""
+    from qgate.report.plots.dumps.pictures import PICTURES
+
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise QgateError(f"{str(folder)!r} is a file; give a folder to draw to.")
+    names = [*_TEXTS, *(picture.path for picture in PICTURES)]
+    _refuse_foreign(folder, names, _listed(folder))
+
+
+def read_analysis(path: Path | str) -> DumpAnalysis:
+    """The record as it was written; one of another kind or of a newer version is refused."""
+    path = Path(path)
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
+    except FileNotFoundError:
+        raise QgateError(f"there is no analysis at {str(path)!r}.") from None
+    except (ValueError, RecursionError) as error:
+        raise QgateError(f"{str(path)!r} is no analysis of a dump: {error}.") from None
+    kind = told.get("kind") if isinstance(told, dict) else None
+    if kind == ANALYSIS:
+        missing = sorted(DumpAnalysis.__required_keys__ - told.keys())
+        if missing:
+            raise QgateError(f"{str(path)!r} is damaged: it has no {', '.join(missing)}.")
+        return cast(DumpAnalysis, told)
+    if isinstance(kind, str) and kind.startswith(ANALYSIS.rstrip("0123456789")):
+        raise QgateError(
+            f"{str(path)!r} was written by another version of qgate: it is a {kind!r}, and "
+            f"this one reads {ANALYSIS!r}. Use that version, or analyze the dump again."
+        )
+    raise QgateError(
+        f"{str(path)!r} is no analysis of a dump: its kind is {kind!r}, not {ANALYSIS!r}."
+    )
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _json(record: Any) -> str:
+    return json.dumps(record, allow_nan=False) + "\n"
+
+
+# What a run may touch ----------------------------------------------------------------------------
+
+
+def _listed(folder: Path) -> list[str]:
+    """What an earlier run wrote; only paths that stay inside the folder are believed."""
+    path = folder / LISTED
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except ValueError:
+        told = None
+    if not isinstance(told, dict) or told.get("kind") != _KIND:
+        raise QgateError(f"{str(path)!r} is not of an earlier drawing; give another folder.")
+    names = [name for name in told.get("files", ()) if isinstance(name, str)]
+    return [name for name in names if _inside(name)]
+
+
+def _inside(name: str) -> bool:
+    parts = name.split("/")
+    return (
+        len(parts) <= 2 and all(part not in ("", ".", "..") for part in parts) and "\\" not in name
+    )
+
+
+def _refuse_foreign(folder: Path, possible: Sequence[str], before: Sequence[str]) -> None:
+    for name in possible:
+        if name not in before and os.path.lexists(folder / name):
+            raise QgateError(
+                f"{str(folder / name)!r} is there and was not drawn by qgate; give another folder."
+            )
+
+
+def _list(folder: Path, names: Sequence[str]) -> None:
+    write_text(folder / LISTED, json.dumps({"kind": _KIND, "files": list(names)}, indent=0) + "\n")
+
+
+def _remove(folder: Path, names: set[str]) -> None:
+    for name in sorted(names):
+        path = folder / name
+        if path.is_file() and not path.parent.is_symlink():
+            path.unlink()
+        if path.parent != folder:
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()
+
+
+# Pictures ----------------------------------------------------------------------------------------
+
+Drawn = tuple[str, str, str]
+
+
+def _drawn(analysis: DumpAnalysis, folder: Path, jobs: int, dpi: float | None) -> Iterator[Drawn]:
+    """Path, title and reason of failure of each picture, as they get done.
+
+    Processes that cannot start or die, as under a script without a main guard, leave their pictures
+    to this one.
+    """
+    from qgate.report.plots.dumps.pictures import PICTURES
+
+    for name in {picture.folder for picture in PICTURES} - {""}:
+        (folder / name).mkdir(exist_ok=True)
+    left = {picture.path for picture in PICTURES}
+    if jobs > 1:
+        with contextlib.suppress(BrokenProcessPool):
+            for told in _in_processes(folder, jobs, dpi):
+                left.discard(told[0])
+                yield told
+    for picture in PICTURES:
+        if picture.path in left:
+            yield _draw(analysis, folder, picture.path, dpi)
+    for name in {picture.folder for picture in PICTURES} - {""}:
+        with contextlib.suppress(OSError):
+            (folder / name).rmdir()
+
+
+def _draw(analysis: DumpAnalysis, folder: Path, path: str, dpi: float | None) -> Drawn:
+    """One picture; what goes wrong in it is told, but for what the disk has to say."""
+    from qgate.report.plots.dumps.pictures import picture_at
+
+    draw = picture_at(path).draw
+    try:
+        more = {} if dpi is None else {"dpi": dpi}
+        return path, draw(folder / path, analysis, **more), ""
+    except OSError:
+        raise
+    except Exception as error:
+        return path, "", f"{type(error).__name__}: {error}"
+
+
+_shared: dict[str, DumpAnalysis] = {}
+
+
+def _start(record: str) -> None:
+    _shared["analysis"] = read_analysis(record)
+
+
+def _draw_shared(folder: Path, path: str, dpi: float | None) -> Drawn:
+    return _draw(_shared["analysis"], folder, path, dpi)
+
+
+def _in_processes(folder: Path, jobs: int, dpi: float | None) -> Iterator[Drawn]:
+    from qgate.report.plots.dumps.pictures import PICTURES
+
+    pool = ProcessPoolExecutor(
+        min(jobs, len(PICTURES)),
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start,
+        initargs=(str(folder / RECORD),),
+    )
+    try:
+        futures = [pool.submit(_draw_shared, folder, picture.path, dpi) for picture in PICTURES]
+        for future in as_completed(futures):
+            yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _size(path: Path) -> tuple[int, int]:
+    """Of a PNG, from its head."""
+    with path.open("rb") as file:
+        width, height = struct.unpack(">II", file.read(24)[16:])
+    return width, height

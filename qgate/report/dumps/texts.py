@@ -1,0 +1,283 @@
+"""An analysis in words and numbers: `tensor_stats.txt`, and the tables beside it."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from qgate.report.dumps._csv import formats_csv, groups_csv, tensors_csv
+from qgate.report.dumps._findings import findings as found_in
+from qgate.report.dumps._findings import format_rows, summary_line, worst_tensors
+from qgate.report.dumps._reading import (
+    brief,
+    counted,
+    decibels,
+    figure_of,
+    figures_of,
+    grouped,
+    none_stands_out,
+    nonfinite,
+    one_line,
+    percent,
+    quant_type_of,
+    shortened,
+    tensor_place,
+    tensor_title,
+)
+from qgate.results.portraits import DumpAnalysis, TensorPortrait
+
+__all__ = ["findings", "formats_csv", "groups_csv", "tensor_stats", "tensors_csv"]
+
+_WIDTH, _MOST_ROWS, _WORST = 100, 40, 20
+_MARKS = {"fail": "BROKEN", "warn": "LOSS  ", "info": "note  "}
+
+
+def tensor_stats(analysis: DumpAnalysis) -> str:
+    """All of it on lines of at most 100 characters, what is wrong first."""
+    parts = [
+        _head(analysis),
+        _found(analysis),
+        _totals(analysis),
+        _worst(analysis),
+        *(_distribution(analysis, title, field) for title, field in _FIELDS),
+        _nonfinite(analysis),
+        _formats(analysis),
+        _loss_scales(analysis),
+        _ranks(analysis),
+        _notes(analysis),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def findings(analysis: DumpAnalysis) -> list[str]:
+    """What was found, one line each, the broken ones first."""
+    return [f"{_MARKS[each.level]}  {one_line(each.text)}" for each in found_in(analysis)]
+
+
+_FIELDS: tuple[tuple[str, Callable[[TensorPortrait], str]], ...] = (
+    ("quant type", quant_type_of),
+    ("layer type", lambda tensor: str(tensor["layer_type"])),
+    ("operation", lambda tensor: str(tensor["operation"])),
+    ("name", lambda tensor: str(tensor["name"])),
+    ("rank", lambda tensor: f"rank {tensor['rank']}"),
+)
+
+
+def _section(title: str, lines: Sequence[str]) -> str:
+    return "\n".join([title, "-" * len(title), *lines]) if lines else ""
+
+
+def _head(analysis: DumpAnalysis) -> str:
+    folder = analysis["dump"].get("folder")
+    where = f" of {shortened(folder, 70)}" if folder else ""
+    title = f"Statistics{where}"
+    return f"{title}\n{'=' * len(title)}\n{summary_line(analysis)}"
+
+
+def _wrapped(text: str, first: str = "- ") -> list[str]:
+    """A sentence in as many lines as it needs."""
+    rest = " " * len(first)
+    return textwrap.wrap(one_line(text), _WIDTH, initial_indent=first, subsequent_indent=rest) or [
+        first
+    ]
+
+
+def _found(analysis: DumpAnalysis) -> str:
+    lines = [
+        line
+        for finding in found_in(analysis)
+        for line in _wrapped(finding.text, f"{_MARKS[finding.level]}  ")
+    ]
+    return _section("Findings", lines)
+
+
+def _totals(analysis: DumpAnalysis) -> str:
+    tensors = analysis["tensors"]
+    if not tensors:
+        return ""
+    elements = sum(int(tensor.get("elements") or 0) for tensor in tensors)
+    lines = [f"tensors             {len(tensors):,}", f"values              {elements:,}"]
+    size = figure_of(analysis["dump"], "bytes")
+    if math.isfinite(size):
+        lines.append(f"bytes               {size:,.0f}")
+    low, high = figures_of(tensors, "min"), figures_of(tensors, "max")
+    if low.size and high.size:
+        lines.append(f"range               {brief(float(low.min()))} to {brief(float(high.max()))}")
+    mean, std = _pooled(tensors)
+    if math.isfinite(mean):
+        lines.append(f"mean                {brief(mean)}")
+    if math.isfinite(std):
+        lines.append(f"standard deviation  {brief(std)}")
+    zeros = figures_of(tensors, "zeros").sum()
+    of = sum(figure_of(t, "counted") for t in tensors if "zeros" in t)
+    if of:
+        lines.append(f"zeros               {zeros:,.0f} ({percent(float(zeros) / of)})")
+    return _section("Totals", lines)
+
+
+def _pooled(tensors: Sequence[TensorPortrait]) -> tuple[float, float]:
+    """Mean and standard deviation of the finite values of all tensors together."""
+    told = [
+        (figure_of(t, "mean"), figure_of(t, "std"), figure_of(t, "counted") - nonfinite(t))
+        for t in tensors
+    ]
+    known = np.array([row for row in told if all(map(math.isfinite, row)) and row[2] > 0])
+    if not known.size:
+        return math.nan, math.nan
+    means, stds, weights = known.T / np.array([[1.0], [1.0], [known[:, 2].sum()]])
+    unit = max(float(np.abs(means).max()), float(stds.max())) or 1.0
+    mean = float((means * weights).sum())
+    spread = ((stds / unit) ** 2 + ((means - mean) / unit) ** 2) @ weights
+    return mean, unit * math.sqrt(float(spread))
+
+
+def _worst(analysis: DumpAnalysis) -> str:
+    """Two lines of each: what it is and what is worst, then where."""
+    found = worst_tensors(analysis, _WORST)
+    rows = [[tensor_title(bad.tensor), shortened(bad.reason, 36)] for bad in found]
+    lines = _columns(["tensor", "what"], rows, "<<")
+    for place, bad in enumerate(found, 1):
+        quant = shortened(quant_type_of(bad.tensor), 30)
+        lines[place] += f"\n  {tensor_place(bad.tensor)}, {quant}"
+    return _section("Worst tensors", lines)
+
+
+def _distribution(
+    analysis: DumpAnalysis, title: str, field: Callable[[TensorPortrait], str]
+) -> str:
+    parts = grouped(analysis["tensors"], field)
+    total = sum(int(t.get("elements") or 0) for t in analysis["tensors"]) or 1
+    told = []
+    for name, mine in parts.items():
+        size = sum(int(tensor.get("elements") or 0) for tensor in mine)
+        amax, std = figures_of(mine, "amax"), _pooled(mine)[1]
+        told.append(
+            (
+                size,
+                [
+                    shortened(name, 34),
+                    f"{len(mine):,}",
+                    f"{size:,}",
+                    percent(size / total),
+                    brief(float(amax.max())) if amax.size else "-",
+                    brief(std) if math.isfinite(std) else "-",
+                ],
+            )
+        )
+    rows = [row for _, row in sorted(told, key=lambda item: -item[0])]
+    head = [title, "tensors", "values", "share", "amax", "std"]
+    lines = _columns(head, rows[:_MOST_ROWS], "<>>>>>")
+    if len(rows) > _MOST_ROWS:
+        lines.append(f"and {len(rows) - _MOST_ROWS} more")
+    return _section(f"By {title}", lines)
+
+
+def _nonfinite(analysis: DumpAnalysis) -> str:
+    broken = sorted((t for t in analysis["tensors"] if nonfinite(t)), key=lambda t: -nonfinite(t))
+    rows = [
+        [
+            tensor_title(t, 56),
+            *(f"{int(figure_of(t, name)):,}" for name in ("nan", "posinf", "neginf")),
+        ]
+        for t in broken[:_WORST]
+    ]
+    lines = _columns(["tensor", "NaN", "+Inf", "-Inf"], rows, "<>>>")
+    if len(broken) > _WORST:
+        lines.append(f"and {counted(len(broken) - _WORST, 'tensor')} more")
+    return _section("Values that are not finite", lines)
+
+
+def _formats(analysis: DumpAnalysis) -> str:
+    told = format_rows(analysis)
+    rows = [
+        [
+            shortened(row["format"], 16),
+            decibels(row["worst_db"]),
+            decibels(row["median_db"]),
+            percent(row["saturated"]),
+            percent(row["flushed"]),
+        ]
+        for row in told
+    ]
+    head = ["format", "worst", "median", "saturated", "zeroed"]
+    lines = _columns(head, rows, "<>>>>")
+    for place, row in enumerate(told, 1):
+        worst = row["worst"]
+        lines[place] += f"\n  worst: {tensor_title(worst, 55)}; {tensor_place(worst, 34)}"
+    about = (
+        "worst and median SQNR with the format's own scales; without any, cast as it is or with "
+        "one power of two that fits, whichever is better; saturated and zeroed: cast as they are"
+    )
+    return _section("Losses in each format (SQNR)", [*lines, *_wrapped(about, "")] if lines else [])
+
+
+def _loss_scales(analysis: DumpAnalysis) -> str:
+    rows = [
+        [
+            shortened(row["format"], 24),
+            f"2^{row['least']}",
+            f"2^{row['largest']}",
+            f"2^{row['advised']}",
+            percent(figure_of(row, "flush")),
+            percent(figure_of(row, "at_best")),
+        ]
+        for row in analysis["loss_scales"]
+    ]
+    head = ["format", "least", "largest", "advised", "zeroed without", "zeroed with"]
+    return _section("Loss scales", _columns(head, rows, "<>>>>>"))
+
+
+def _ranks(analysis: DumpAnalysis) -> str:
+    ranks = analysis["ranks"]
+    if not ranks:
+        return ""
+    out = ranks["stands_out"]
+    rows = [
+        [
+            f"{row['rank']}{' (stands out)' if row['rank'] == out else ''}",
+            f"{row['tensors']:,}",
+            f"{row['nonfinite']:,}",
+            *(_figure(row, name) for name in ("rms", "amax", "distance", "score")),
+        ]
+        for row in sorted(ranks["rows"], key=lambda r: (r["rank"] != out, -_score(r), r["rank"]))
+    ]
+    head = ["rank", "tensors", "not finite", "rms", "amax", "distance", "score"]
+    lines = _columns(head, rows[:_MOST_ROWS], "<>>>>>>")
+    if len(rows) > _MOST_ROWS:
+        lines.append(f"and {len(rows) - _MOST_ROWS} more")
+    lines += _wrapped(none_stands_out(len(ranks["rows"])), "") if out is None else []
+    lines.append(f"weights equal on all ranks: {ranks['equal_weights']}")
+    for name in ranks["unequal_weights"][:_WORST]:
+        lines += _wrapped(f"not equal on all ranks: {shortened(name, 80)}")
+    return _section("Ranks", lines)
+
+
+def _score(row: Any) -> float:
+    score = figure_of(row, "score")
+    return score if math.isfinite(score) else -1.0
+
+
+def _figure(row: Any, name: str) -> str:
+    value = figure_of(row, name)
+    return brief(value) if math.isfinite(value) else "-"
+
+
+def _notes(analysis: DumpAnalysis) -> str:
+    return _section("Notes", [line for note in analysis["notes"] for line in _wrapped(note)])
+
+
+def _columns(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> list[str]:
+    """Aligned by column; nothing without rows."""
+    if not rows:
+        return []
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    return [
+        "  ".join(
+            f"{text:{side}{w}}" for text, side, w in zip(row, sides, widths, strict=True)
+        ).rstrip()
+        for row in (head, *rows)
+    ]

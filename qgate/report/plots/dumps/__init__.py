@@ -1,0 +1,1 @@
+"""The pictures of an analysis of dumps."""

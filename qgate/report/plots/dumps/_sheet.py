@@ -1,0 +1,306 @@
+"""What all pictures of a dump share: the sheet, its title, colors, axes that stay readable."""
+
+from __future__ import annotations
+
+import functools
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qgate.report.dumps._reading import brief, one_line, shortened
+from qgate.report.plots._figure import GRAY, save
+from qgate.results.portraits import DumpAnalysis
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+DPI = 110
+WARN = "#c0392b"
+# Okabe and Ito's, which readers of all kinds of color vision tell apart; black comes last.
+COLORS = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7b5ea7", "#000000",
+)  # fmt: skip
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+MOST_ROWS = 40
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A figure that is ready, and the sentence above it: what it shows, with the number."""
+
+    figure: Figure
+    title: str
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Draws one picture of an analysis; does nothing where the analysis has nothing for it."""
+
+    build: Callable[[DumpAnalysis], Sheet | None]
+
+    def __call__(self, path: Path, analysis: DumpAnalysis, *, dpi: float = DPI) -> str:
+        """The title of what was drawn; empty where nothing was."""
+        with np.errstate(all="ignore"):
+            sheet = self.build(analysis)
+            if sheet is None:
+                return ""
+            save(sheet.figure, path, dpi=dpi)
+        return sheet.title
+
+
+def sheet(width: float, height: float, title: str) -> Sheet:
+    """An empty figure with its sentence, in as many lines as it needs."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    figure.get_layout_engine().set(w_pad=0.07, h_pad=0.07, hspace=0.04, wspace=0.03)  # type: ignore[union-attr, call-arg]
+    lines = _balanced(one_line(title), int(width * 9.2))
+    figure.suptitle(
+        "\n".join(plain(line, 400) for line in lines),
+        x=0.012,
+        ha="left",
+        fontsize=12,
+        weight="bold",
+    )
+    return Sheet(figure, title)
+
+
+def _balanced(text: str, width: int) -> list[str]:
+    """As few lines as the width allows, all of about the same length."""
+    lines = textwrap.wrap(text, width) or [""]
+    narrower = lines
+    while len(lines) > 1 and len(narrower) == len(lines):
+        lines, width = narrower, width - 2
+        narrower = textwrap.wrap(text, max(width, 10)) if width > 10 else []
+    return lines
+
+
+def columns_for(count: int) -> int:
+    """How many panels go side by side: three, but four make a square."""
+    return 2 if count == 4 else min(3, count)
+
+
+def panels(made: Sheet, count: int, columns: int) -> list[Axes]:
+    """So many axes in rows, filled from the left; none is empty."""
+    rows = -(-count // columns)
+    grid = made.figure.add_gridspec(rows, columns)
+    return [made.figure.add_subplot(grid[i // columns, i % columns]) for i in range(count)]
+
+
+@functools.cache
+def _drawable() -> frozenset[int]:
+    """Characters that the font of all texts has."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    return frozenset(get_font(findfont(FontProperties())).get_charmap())
+
+
+def plain(text: object, most: int = 40) -> str:
+    """A name as matplotlib draws it letter by letter: no formula, and a box of its own making for
+    each letter that its font lacks."""
+    clean = "".join(char if ord(char) in _drawable() else "□" for char in one_line(text))
+    return shortened(clean, most).replace("$", r"\$")
+
+
+def wrapped(text: object, width: int) -> str:
+    """A longer name in two lines, broken after its first comma if that does."""
+    clean = shortened(text, 2 * width)
+    first, comma, rest = clean.partition(", ")
+    lines = [first, rest] if comma else textwrap.wrap(clean, width)
+    if len(lines) > 2 or any(len(part) > width for part in lines):
+        lines = [clean[:width], clean[width:]]
+    return "\n".join(plain(part, width) for part in lines if part) or " "
+
+
+def colors_for(names: Iterable[str]) -> dict[str, str]:
+    """One color for each name; only the first eight are told apart."""
+    return {name: COLORS[i % len(COLORS)] for i, name in enumerate(names)}
+
+
+def markers_for(names: Iterable[str]) -> dict[str, str]:
+    return {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(names)}
+
+
+def dress(axes: Axes, *, title: str = "", x: str = "", y: str = "", grid: str = "both") -> None:
+    """The look all panels have; `title` is ready to be drawn."""
+    axes.set_title(title, fontsize=9.5, loc="left")
+    axes.set_xlabel(x, fontsize=9)
+    axes.set_ylabel(y, fontsize=9)
+    axes.tick_params(labelsize=8.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
+    if grid:
+        axes.grid(axis=grid, color=GRAY, alpha=0.22, linewidth=0.6)  # type: ignore[arg-type]
+
+
+def rows_named(axes: Axes, names: Sequence[str], most: int = 40) -> None:
+    """One row each, the first on top."""
+    axes.set_yticks(range(len(names)), [plain(name, most) for name in names], fontsize=8.5)
+    axes.set_ylim(len(names) - 0.45, -0.55)
+
+
+def height_for(rows: int, each: float = 0.3, least: float = 2.6) -> float:
+    return max(least, 1.6 + each * rows)
+
+
+def log_axis(axes: Axes, which: str) -> None:
+    """A logarithmic axis with few ticks, named as people write numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    getattr(axes, f"set_{which}scale")("log")
+    axis = getattr(axes, f"{which}axis")
+    axis.set_major_locator(LogLocator(numticks=7))
+    low, high = sorted(getattr(axes, f"get_{which}lim")())
+    decades = math.log10(high / low) if 0 < low < high else 0.0
+    if decades < 0.9:
+        axis.set_major_locator(MaxNLocator(5))
+    elif decades < 1.8:
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=7))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: brief(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _share_name(value: float, _place: object = None) -> str:
+    return f"{brief(100 * value)} %" if value <= 1.0001 else ""
+
+
+def share_axis(axes: Axes, which: str = "x") -> None:
+    """Shares over decades, in percent."""
+    from matplotlib.ticker import FuncFormatter
+
+    log_axis(axes, which)
+    axis = getattr(axes, f"{which}axis")
+    axis.set_major_formatter(FuncFormatter(_share_name))
+
+
+def whole_numbers(axes: Axes, which: str = "x", most: int = 12) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis = getattr(axes, f"{which}axis")
+    axis.set_major_locator(MaxNLocator(nbins=most, integer=True, steps=[1, 2, 5, 10]))
+
+
+def signed_log(axes: Axes, which: str, unit: float) -> None:
+    """Straight around zero up to `unit`, by powers of ten beyond it, at most seven ticks."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+    axis = getattr(axes, f"{which}axis")
+    low, high = sorted(getattr(axes, f"get_{which}lim")())
+    decades = math.log10(max(abs(low), abs(high), unit) / unit)
+    if decades < 1:
+        axis.set_major_locator(MaxNLocator(6))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: brief(value)))
+        return
+    scale = max(0.6, 0.22 * decades)
+    getattr(axes, f"set_{which}scale")("symlog", linthresh=unit, linscale=scale)
+    low, high = sorted(getattr(axes, f"get_{which}lim")())
+    first = math.floor(math.log10(unit) + 1e-9)
+    last = max(first, math.ceil(math.log10(max(abs(low), abs(high), unit)) - 1e-9))
+    step = max(1, math.ceil((last - first + 1) / 3))
+    powers = [10.0**power for power in range(first, last + 1, step)]
+    ticks = [*(-power for power in reversed(powers)), 0.0, *powers]
+    axis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: brief(value)))
+
+
+def legend(
+    made: Sheet, entries: Mapping[str, Artist], *, title: str = "", columns: int = 6
+) -> None:
+    """Below all panels, where it hides nothing."""
+    if not entries:
+        return
+    longest = min(max(len(name) for name in entries), 44)
+    room = int(made.figure.get_figwidth() * 11 / (longest + 7))
+    rows = -(-len(entries) // max(1, min(columns, room)))
+    made.figure.set_figheight(made.figure.get_figheight() + 0.2 * (rows - 1))
+    drawn = made.figure.legend(
+        list(entries.values()),
+        [f" {plain(name, 44)}" for name in entries],
+        loc="outside lower left",
+        ncols=-(-len(entries) // rows),
+        fontsize=8.5,
+        frameon=False,
+        title=title or None,
+        title_fontsize=8.5,
+        handletextpad=0.4,
+    )
+    drawn.set_alignment("left")
+
+
+def color_bar(
+    made: Sheet, image: AxesImage, axes: Axes | list[Axes], label: str, **more: object
+) -> None:
+    """Beside the panels, with ticks that are named as people write numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    bar = made.figure.colorbar(image, ax=axes, pad=0.01, aspect=30, **more)  # type: ignore[arg-type]
+    low, high = image.get_clim()
+    if type(image.norm).__name__ == "LogNorm" and low is not None and high is not None:
+        decades = math.log10(high / low)
+        narrow = MaxNLocator(5) if decades < 0.9 else LogLocator(subs=(1.0, 2.0, 5.0), numticks=9)
+        bar.locator = LogLocator(numticks=7) if decades >= 1.8 else narrow
+        bar.formatter = FuncFormatter(lambda value, _: brief(value))
+        bar.update_ticks()
+        bar.ax.yaxis.set_minor_formatter(NullFormatter())
+    bar.set_label(label, fontsize=8.5)
+    bar.ax.tick_params(labelsize=8)
+    bar.outline.set_visible(False)
+
+
+def patch(color: str, **more: object) -> Artist:
+    from matplotlib.patches import Patch
+
+    return Patch(facecolor=color, **more)  # type: ignore[arg-type]
+
+
+def line(color: str, marker: str = "", **more: object) -> Artist:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=color, marker=marker, **more)  # type: ignore[arg-type]
+
+
+def dots(axes: Axes, x: object, y: object, color: str, marker: str, **more: object) -> None:
+    """Points with a thin light edge, so that those that touch are told apart."""
+    told: dict[str, object] = {"s": 22, "edgecolors": "white", "linewidths": 0.4, **more}
+    axes.scatter(x, y, color=color, marker=marker, **told)  # type: ignore[arg-type]
+
+
+def bars(
+    axes: Axes, values: Sequence[float], rows: Sequence[float], colors: object, height: float
+) -> None:
+    axes.barh(rows, values, height=height, color=colors)
+
+
+def boxes_of(
+    axes: Axes, values: Sequence[Sequence[float]], places: Sequence[float], colors: Sequence[str],
+    *, width: float = 0.6, vertical: bool = False,
+) -> None:  # fmt: skip
+    """Boxes of quartiles with whiskers to the extremes: nothing is left out as an outlier."""
+    told = []
+    for found in values:
+        cuts = np.quantile(np.asarray(found, dtype=np.float64), (0, 0.25, 0.5, 0.75, 1))
+        told.append(dict(zip(("whislo", "q1", "med", "q3", "whishi"), cuts, strict=True)))
+    drawn = axes.bxp(
+        told, positions=places, orientation="vertical" if vertical else "horizontal", widths=width,
+        showfliers=False, patch_artist=True, manage_ticks=False,
+        medianprops={"color": "black", "linewidth": 1.3},
+    )  # fmt: skip
+    for box, color in zip(drawn["boxes"], colors, strict=True):
+        box.set(facecolor=color, alpha=0.75)
+
+
+def note(axes: Axes, text: str, *, x: float = 0.98, y: float = 0.96) -> None:
+    """Words in a corner."""
+    axes.text(
+        x, y, text, transform=axes.transAxes, fontsize=8, color="#444444",
+        ha="right" if x > 0.5 else "left", va="top" if y > 0.5 else "bottom",
+    )  # fmt: skip

@@ -1,0 +1,262 @@
+"""What is too large for a format, and what is no number at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from qgate.report.dumps._reading import (
+    counted,
+    fates,
+    figure_of,
+    format_names,
+    grouped,
+    nonfinite,
+    percent,
+    quant_type_of,
+    saturated,
+    share_in,
+    shortened,
+    tensor_title,
+    worst,
+)
+from qgate.report.plots._figure import GRAY
+from qgate.report.plots.dumps._sheet import (
+    COLORS,
+    WARN,
+    Drawing,
+    Sheet,
+    bars,
+    colors_for,
+    dots,
+    dress,
+    height_for,
+    legend,
+    line,
+    log_axis,
+    markers_for,
+    patch,
+    rows_named,
+    share_axis,
+    sheet,
+    whole_numbers,
+)
+from qgate.results.portraits import DumpAnalysis, Fate, TensorPortrait
+
+_WORST = 15
+_BINS = np.logspace(-8, 0, 33)
+Over = tuple[TensorPortrait, Fate]
+
+
+def overflows(analysis: DumpAnalysis) -> dict[str, list[Over]]:
+    """Tensors with anything beyond the largest value of a format, by format."""
+    found = {
+        name: [(t, fate) for t, fate in fates(analysis["tensors"], name) if saturated(fate) > 0]
+        for name in format_names(analysis)
+    }
+    return {name: told for name, told in found.items() if told}
+
+
+def _build_shares(
+    analysis: DumpAnalysis, what: str, field: Callable[[TensorPortrait], str]
+) -> Sheet | None:
+    """Bars of the share of all values that saturate, by format and by a field."""
+    names = list(overflows(analysis))
+    kinds = dict(list(grouped(analysis["tensors"], field).items())[: len(COLORS)])
+    if not names:
+        return None
+    told = {
+        (name, kind): share
+        for name in names
+        for kind, mine in kinds.items()
+        if math.isfinite(share := share_in(mine, name, saturated))
+    }
+    name, kind = max(told, key=lambda key: told[key])
+    most = percent(told[name, kind])
+    title = f"{most} of the values of {kind} saturate in {name}, the most of any {what}"
+    if len(kinds) == 1:
+        title = f"{most} of all values saturate in {name}, the most"
+    made = sheet(9, height_for(len(names) * len(kinds), 0.27, 2.7), title)
+    axes = made.figure.subplots()
+    colors, height = colors_for(kinds), 0.8 / len(kinds)
+    low = min(share for share in told.values() if share > 0) / 3
+    for place, kind in enumerate(kinds):
+        shift = (place - (len(kinds) - 1) / 2) * height
+        for row, name in enumerate(names):
+            share = told.get((name, kind), math.nan)
+            if math.isfinite(share):
+                bars(axes, [max(share, low)] if share > 0 else [low], [row + shift],
+                     colors[kind] if share > 0 else "none", 0.88 * height)  # fmt: skip
+                axes.annotate(
+                    percent(share) if share else "none", (share or low, row + shift), (4, 0),
+                    textcoords="offset points", va="center", fontsize=8,
+                )  # fmt: skip
+    axes.set_xlim(low, max(told.values()) * 6)
+    share_axis(axes)
+    rows_named(axes, names)
+    dress(axes, x="share of values beyond the largest of the format", grid="x")
+    if len(kinds) > 1:
+        legend(made, {kind: patch(colors[kind]) for kind in kinds})
+    return made
+
+
+def _build_by_quant_type(analysis: DumpAnalysis) -> Sheet | None:
+    return _build_shares(analysis, "quant type", quant_type_of)
+
+
+def _build_by_layer_type(analysis: DumpAnalysis) -> Sheet | None:
+    if len({tensor["layer_type"] for tensor in analysis["tensors"]}) < 2:
+        return None
+    return _build_shares(analysis, "type of layer", lambda tensor: str(tensor["layer_type"]))
+
+
+def _build_upper_lower(analysis: DumpAnalysis) -> Sheet | None:
+    told = dict(list(overflows(analysis).items())[: len(COLORS)])
+    if not told:
+        return None
+    ends = [
+        (figure_of(f, "upper"), figure_of(f, "lower")) for pairs in told.values() for _, f in pairs
+    ]
+    shares = [share for pair in ends for share in pair if share > 0]
+    low, high = min(shares), max(shares)
+    floor = low / 4
+    even = sum(up > 0 and down > 0 and max(up, down) <= 2 * min(up, down) for up, down in ends)
+    title = (
+        f"{even} of {counted(len(ends), 'overflow')} of a tensor in a format are on both sides "
+        "alike (within a factor of two)"
+    )
+    made = sheet(7.4, 5.6, title)
+    axes = made.figure.subplots()
+    axes.plot([floor, high * 2], [floor, high * 2], color=GRAY, linewidth=1)
+    colors, markers = colors_for(told), markers_for(told)
+    for name, pairs in told.items():
+        x = [max(figure_of(fate, "upper"), floor) for _, fate in pairs]
+        y = [max(figure_of(fate, "lower"), floor) for _, fate in pairs]
+        dots(axes, x, y, colors[name], markers[name], s=34, alpha=0.8)
+    axes.set(xlim=(floor / 1.5, high * 2), ylim=(floor / 1.5, high * 2))
+    share_axis(axes, "x")
+    share_axis(axes, "y")
+    axes.axvspan(floor / 1.5, floor * 1.5, color=GRAY, alpha=0.12, linewidth=0)
+    axes.axhspan(floor / 1.5, floor * 1.5, color=GRAY, alpha=0.12, linewidth=0)
+    dress(
+        axes, title="gray: none on that side", x="share above the largest value",
+        y="share below the negative one",
+    )  # fmt: skip
+    legend(made, {n: line(colors[n], markers[n], linestyle="none") for n in told})
+    return made
+
+
+def _build_histogram(analysis: DumpAnalysis) -> Sheet | None:
+    told = dict(list(overflows(analysis).items())[: len(COLORS)])
+    if not told:
+        return None
+    name = max(told, key=lambda n: len(told[n]))
+    total = len(fates(analysis["tensors"], name))
+    of_all = f"{len(told[name])} of {counted(total, 'tensor')}"
+    title = f"{of_all} saturate in {name}, the most of any format"
+    made = sheet(8.5, 3.8, title)
+    axes = made.figure.subplots()
+    shares = {n: [min(max(saturated(f), 1e-8), 1.0) for _, f in pairs] for n, pairs in told.items()}
+    colors = colors_for(told)
+    most = 1.0
+    for kind, values in shares.items():
+        counts, _ = np.histogram(values, _BINS)
+        most = max(most, float(counts.max()))
+        axes.stairs(counts, _BINS, color=colors[kind], linewidth=1.6)
+        axes.stairs(counts, _BINS, color=colors[kind], alpha=0.15, fill=True)
+    everything = [share for values in shares.values() for share in values]
+    axes.set_xlim(max(min(everything) / 4, 1e-8), 1)
+    axes.set_ylim(0, most * 1.1)
+    share_axis(axes)
+    whole_numbers(axes, "y", 6)
+    dress(axes, x="share of a tensor's values that saturate", y="tensors")
+    rest = {n: len(fates(analysis["tensors"], n)) - len(pairs) for n, pairs in told.items()}
+    legend(
+        made,
+        {f"{n} ({rest[n]} without any)": line(colors[n], linewidth=2) for n in told},
+        columns=3,
+    )
+    return made
+
+
+def _labels(tensors: list[TensorPortrait]) -> list[str]:
+    """Names of rows, with the quant type where one name has several."""
+    names = [tensor_title(tensor, 56) for tensor in tensors]
+    if len(set(names)) == len(names) or len({quant_type_of(t) for t in tensors}) == 1:
+        return names
+    return [f"{tensor_title(t, 42)}, {shortened(quant_type_of(t), 12)}" for t in tensors]
+
+
+def _build_worst(analysis: DumpAnalysis) -> Sheet | None:
+    told = overflows(analysis)
+    every = [(t, name, saturated(fate)) for name, pairs in told.items() for t, fate in pairs]
+    shown = [item for item, _ in worst(every, lambda item: item[2], _WORST)]
+    if not shown:
+        return None
+    first, name, share = shown[0]
+    title = f"{percent(share)} of {tensor_title(first)} saturates in {name}"
+    if len(every) > len(shown):
+        title += f"; the worst {len(shown)} of {len(every)}"
+    made = sheet(10, height_for(len(shown), 0.3), title)
+    axes = made.figure.subplots()
+    formats = list(told)
+    colors = colors_for(formats)
+    low = shown[-1][2] / 4
+    bars(axes, [s for *_, s in shown], range(len(shown)), [colors[n] for _, n, _ in shown], 0.7)
+    for row, (_, _, value) in enumerate(shown):
+        axes.annotate(
+            percent(value),
+            (value, row),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
+    axes.set_xlim(low, share * 4)
+    share_axis(axes)
+    rows_named(axes, _labels([t for t, _, _ in shown]), 56)
+    dress(axes, x="share of values that saturate", grid="x")
+    legend(made, {n: patch(colors[n]) for n in formats if n in {f for _, f, _ in shown}})
+    return made
+
+
+def _build_nonfinite(analysis: DumpAnalysis) -> Sheet | None:
+    broken = [tensor for tensor in analysis["tensors"] if nonfinite(tensor)]
+    shown = [tensor for tensor, _ in worst(broken, lambda tensor: float(nonfinite(tensor)), _WORST)]
+    if not shown:
+        return None
+    total = sum(nonfinite(tensor) for tensor in broken)
+    first = min(broken, key=lambda tensor: (tensor["order"], tensor["rank"]))
+    title = (
+        f"{counted(total, 'value')} in {counted(len(broken), 'tensor')} "
+        f"{'is' if total == 1 else 'are'} not finite; the first in {tensor_title(first)}"
+    )
+    made = sheet(10, height_for(len(shown), 0.5), title)
+    axes = made.figure.subplots()
+    kinds = {"NaN": ("nan", WARN), "+Inf": ("posinf", COLORS[0]), "−Inf": ("neginf", COLORS[4])}
+    for place, (key, color) in enumerate(kinds.values()):
+        for row, tensor in enumerate(shown):
+            count = int(tensor.get(key) or 0)  # type: ignore[call-overload]
+            if count:
+                at = row + (place - 1) * 0.27
+                bars(axes, [count], [at], color, 0.25)
+                axes.annotate(
+                    f"{count:,} ({percent(count / max(tensor['elements'], 1))})", (count, at),
+                    (4, 0), textcoords="offset points", va="center", fontsize=8,
+                )  # fmt: skip
+    axes.set_xlim(0.5, max(nonfinite(tensor) for tensor in shown) * 8)
+    log_axis(axes, "x")
+    rows_named(axes, _labels(shown), 56)
+    dress(axes, x="values", grid="x")
+    legend(made, {name: patch(color) for name, (_, color) in kinds.items()})
+    return made
+
+
+draw_by_quant_type = Drawing(_build_by_quant_type)
+draw_by_layer_type = Drawing(_build_by_layer_type)
+draw_upper_lower = Drawing(_build_upper_lower)
+draw_share_histogram = Drawing(_build_histogram)
+draw_worst = Drawing(_build_worst)
+draw_nonfinite = Drawing(_build_nonfinite)

@@ -1,0 +1,135 @@
+"""The tables of a sweep: one line per level for the screen, all figures for the results file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from qgate.report.sweeps._parts import DASHES
+from qgate.report.sweeps._record import (
+    Level,
+    Record,
+    exponent_text,
+    factor_text,
+    metric,
+    number,
+    offset_text,
+    share_text,
+)
+
+_MARKS = (("production", "prod"), ("maximum", "max"), ("minimum", "min"))
+
+
+def level_rows(record: Record) -> list[str]:
+    """One line per level; the marks at its end are explained in the heading."""
+    levels = record["levels"]
+    block = record["kind"] == "block"
+    factors = [factor_text(level) for level in levels]
+    if block:
+        factors = [
+            f"{offset_text(level['exponent']):>3} = {factor}"
+            for level, factor in zip(levels, factors, strict=True)
+        ]
+    what = "offset = factor" if block else "factor"
+    wide = max([len(what), *map(len, factors)])
+    steps = 2 * len(str(len(levels))) + 1
+    body = [
+        "OFFSETS:" if block else "SCALING LEVELS:",
+        "  SQNR and PSNR in dB; overflow, flushed: shares of the elements; energy: share of the",
+        "  tensor's energy (sum of squares) that saturation loses.",
+        "  rec: recommended. prod: the offset in use, 0."
+        if block
+        else "  rec: recommended. prod: the exponent in use. max, min: ends of the alignment.",
+    ]
+    if not all(level["e8m0"] for level in levels):
+        body.append("  not E8M0: not an E8M0 scale; the curve between the exponents one can use.")
+    head = f"{'':{steps}}  {what:{wide}}   SQNR      MSE   cosine   PSNR overflow energy flushed"
+    body += [DASHES, head]
+    for index, level in enumerate(levels):
+        marks = ["rec"] if index == record["advice"].get("recommended") else []
+        marks += [brief for mark, brief in _MARKS if mark in level["marks"]]
+        marks += [] if level["e8m0"] else ["not E8M0"]
+        step = f"{index + 1}/{len(levels)}"
+        row = (
+            f"{step:>{steps}}  {factors[index]:{wide}} {_cell(metric(level, 'sqnr_db'), '.2f'):>6}"
+            f" {_cell(metric(level, 'mse'), '.2e'):>8} {_cell(metric(level, 'cosine'), '.6f'):>8}"
+            f" {_cell(metric(level, 'psnr_db'), '.2f'):>6} {_percent(level['overflow_share']):>8}"
+            f" {_percent(level['overflow_energy']):>6} {_percent(level['flush_share']):>7}"
+        )
+        body.append(f"{row} {' '.join(marks)}".rstrip())
+    return body
+
+
+def _cell(value: float, spec: str) -> str:
+    return format(value, spec) if math.isfinite(value) else str(value)
+
+
+def _percent(share: object) -> str:
+    percent = number(share) * 100
+    if percent < 0.01:
+        return "<0.01%" if percent > 0 else "0%"
+    return f"{percent:.2f}%" if percent < 9.995 else f"{percent:.1f}%"
+
+
+def _number_cell(name: str, spec: str) -> Callable[[Level], str]:
+    return lambda level: _cell(metric(level, name), spec)
+
+
+def _loss_cells(kind: str, *, energy: bool) -> dict[str, Callable[[Level], str]]:
+    cells: dict[str, Callable[[Level], str]] = {
+        kind: lambda level: str(level[kind]),
+        "share": lambda level: share_text(level[f"{kind}_share"]),
+        "severity": lambda level: str(level["severity"][kind]),
+    }
+    if energy:
+        cells["energy lost"] = lambda level: share_text(level[f"{kind}_energy"])
+    return cells
+
+
+_ERRORS = {
+    "SQNR dB": _number_cell("sqnr_db", ".3f"),
+    "MSE": _number_cell("mse", ".6e"),
+    "RMSE": _number_cell("rmse", ".6e"),
+    "MAE": _number_cell("mae", ".6e"),
+    "max abs": _number_cell("max_abs", ".4e"),
+    "mean error": _number_cell("mean_error", ".3e"),
+}
+_RATIOS = {
+    "cosine": _number_cell("cosine", ".8f"),
+    "correlation": _number_cell("correlation", ".8f"),
+    "PSNR dB": _number_cell("psnr_db", ".3f"),
+    "rel. MSE": _number_cell("relative_mse", ".4e"),
+    "rel. MAE": _number_cell("relative_mae", ".4e"),
+    "rel. error": lambda level: _cell(metric(level, "relative_error"), ".4f") + "%",
+    "score": lambda level: _cell(number(level["score"]), ".4f").replace("nan", "-"),
+}
+_LOSSES = {
+    "OVERFLOW, AND THE SHARE OF THE ENERGY THAT SATURATION LOSES:": ("overflow", True),
+    "UNDERFLOW (below the smallest normal value):": ("underflow", False),
+    "FLUSH TO ZERO, AND THE SHARE OF THE ENERGY IT LOSES:": ("flush", True),
+}
+
+
+def metric_tables(record: Record) -> list[str]:
+    """All figures of all levels, in tables that fit a screen."""
+    from tabulate import tabulate
+
+    block = record["kind"] == "block"
+    body: list[str] = []
+    for caption, columns in (
+        ("ERRORS:", _ERRORS),
+        ("RATIOS AND SCORE:", _RATIOS),
+        *((words, _loss_cells(kind, energy=lost)) for words, (kind, lost) in _LOSSES.items()),
+    ):
+        rows = [
+            [
+                (offset_text if block else exponent_text)(level["exponent"]),
+                *(cell(level) for cell in columns.values()),
+            ]
+            for level in record["levels"]
+        ]
+        heads = ["offset" if block else "exponent", *columns]
+        align = ["right"] * len(heads)
+        text = tabulate(rows, heads, disable_numparse=True, colalign=align if rows else None)
+        body += [caption, "", *text.splitlines(), ""]
+    return body

@@ -1,0 +1,81 @@
+"""The files of a sweep: text, data and pictures under the names users know."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from qgate.report._files import write_text
+from qgate.report.sweeps import texts as sweep_text
+
+Record = dict[str, Any]
+
+
+def write(folder: Path, record: Record) -> list[Path]:
+    """Text and data, but for the log; the paths written."""
+    name = record["format"].get("asked", record["format"]["name"])
+    if record["kind"] == "block":
+        stem = folder / f"mxfp_block_scaling_{name}"
+        files = {".json": _json(record), ".csv": _csv(record)}
+        texts = {stem.with_name(stem.name + end): text for end, text in files.items()}
+    else:
+        texts = {
+            folder / f"mxfp_scaling_results_{name}.txt": sweep_text.results_text(record),
+            folder / f"mxfp_scaling_{name}.json": _json(record),
+            folder / f"mxfp_scaling_{name}.csv": _csv(record),
+        }
+    for path, text in texts.items():
+        write_text(path, text)
+    return list(texts)
+
+
+def pictures(folder: Path, record: Record) -> list[Path]:
+    """The files that `draw` writes."""
+    name = record["format"].get("asked", record["format"]["name"])
+    if record["kind"] == "block":
+        return [folder / f"mxfp_block_scaling_{name}.png"]
+    return [folder / f"mxfp_scaling_{kind}_{name}.png" for kind in ("test", "summary")]
+
+
+def draw(folder: Path, record: Record) -> None:
+    """The pictures, which take most of the time of a sweep's files."""
+    from qgate.report.plots import sweep
+
+    paths = pictures(folder, record)
+    if record["kind"] == "block":
+        sweep.draw_block(paths[0], record)
+    else:
+        sweep.draw_metrics(paths[0], record)
+        sweep.draw_summary(paths[1], record)
+
+
+def _json(record: Record) -> str:
+    return json.dumps(record, indent=1, allow_nan=False) + "\n"
+
+
+def _csv(record: Record) -> str:
+    """One row per level, the metrics and severities as columns of their own.
+
+    Each row names its tensor and the version, so that rows of many files can be put together.
+    """
+    tensor = record["tensor"]
+    about = {
+        "tensor": tensor.get("source") or tensor["name"],
+        "sha256": tensor["sha256"],
+        "format": record["format"]["name"],
+        "qgate": record["versions"]["qgate"],
+    }
+    rows = []
+    for level in record["levels"]:
+        row = {k: v for k, v in level.items() if k not in ("metrics", "severity", "marks")}
+        row |= level["metrics"]
+        row |= {f"{kind}_severity": grade for kind, grade in level["severity"].items()}
+        rows.append({**about, **row, "marks": " ".join(level["marks"])})
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,120 @@
+"""A sweep in words: what the console, the log and the results file say.
+
+Everything comes from the record of the sweep, so the same text can be written later and elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TextIO
+
+from qgate.report.sweeps._advice import advice_lines, block_advice_lines
+from qgate.report.sweeps._losses import overflow_lines
+from qgate.report.sweeps._parts import (
+    THIN,
+    failure,
+    heading,
+    input_lines,
+    origin_lines,
+    parameter_lines,
+    title,
+)
+from qgate.report.sweeps._record import (
+    Record,
+    decibel_text,
+    format_title,
+    metric,
+    place_text,
+    printable,
+    recommended,
+    shortened,
+)
+from qgate.report.sweeps._tables import level_rows, metric_tables
+
+_PLAIN = {
+    "✅": "OK",
+    "❌": "FAILED",
+    "🎉": "***",
+    "⚠️": "WARNING",
+    "🔴": "!!",
+    "🟡": "!",
+    "⭐": "***",
+    "🥇": "*",
+    "🏆": "*",
+    "🎯": "*",
+    "📊": "*",
+    "📏": "*",
+    "📐": "*",
+    "💡": "->",
+    "📍": "->",
+    "Δ": "delta",
+}
+_COLORS = (
+    (re.compile(r"^❌|\bHIGH$"), "31"),
+    (re.compile(r"^⚠️|\bMODERATE$"), "33"),
+    (re.compile(r"^⭐|^🎯 Use|^ *\d+/\d+ .*\brec\b"), "1;32"),
+    (re.compile(r"^ *\d+/\d+ .*not E8M0"), "2"),
+    (re.compile(r"^MXFP |^(?=.*[A-Z])[^a-z]+$"), "1"),
+)
+
+
+def lines(record: Record, color: bool = False) -> list[str]:
+    """All a sweep has to say, line by line; only a long path is wider than 100 columns."""
+    name = f"{shortened(record['tensor']['name'], 50)}, {format_title(record)}"
+    if record["kind"] == "block":
+        body = [*title(f"MXFP BLOCK SCALING TEST: {name}"), *failure(record)]
+        body += [*origin_lines(record), THIN, *parameter_lines(record)]
+        body += [THIN, *level_rows(record), "", *block_advice_lines(record)]
+    else:
+        body = [*title(f"MXFP SCALING TEST: {name}"), *failure(record)]
+        body += [*input_lines(record), THIN, *parameter_lines(record)]
+        body += [THIN, *level_rows(record), "", *advice_lines(record)]
+        body += ["", *overflow_lines(record)]
+    body += failure(record)
+    return [_painted(line) for line in body] if color else body
+
+
+def results_text(record: Record) -> str:
+    """The results file: the input, the parameters, the versions, and every level's figures."""
+    kind = "BLOCK SCALING" if record["kind"] == "block" else "SCALING"
+    name = f"{shortened(record['tensor']['name'], 50)}, {format_title(record)}"
+    body = [*title(f"MXFP {kind} RESULTS: {name}"), *failure(record)]
+    body += [*input_lines(record), THIN, *parameter_lines(record), THIN, *heading("VERSIONS:")]
+    body += [f"  {what}: {printable(version)}" for what, version in record["versions"].items()]
+    body += [THIN, *heading("RECOMMENDATION:")]
+    best = recommended(record)
+    if best is None:
+        body.append("  none: no level could be measured")
+    else:
+        body.append(f"  {place_text(record, best)}, SQNR: {decibel_text(metric(best, 'sqnr_db'))}")
+    return "\n".join([*body, THIN, *metric_tables(record), *failure(record)]) + "\n"
+
+
+def plain(texts: Iterable[str]) -> list[str]:
+    """The same lines in ASCII, for terminals and files that cannot encode the signs."""
+    plainer = []
+    for text in texts:
+        for sign, word in _PLAIN.items():
+            text = text.replace(sign, word)
+        plainer.append(text.encode("ascii", "backslashreplace").decode("ascii"))
+    return plainer
+
+
+def can_encode(stream: TextIO) -> bool:
+    """Whether a stream takes the signs of these texts; one that keeps text as text does."""
+    encoding = getattr(stream, "encoding", None)
+    if encoding is None:
+        return True
+    try:
+        "".join(_PLAIN).encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def _painted(line: str) -> str:
+    for pattern, code in _COLORS:
+        if pattern.search(line):
+            return f"\x1b[{code}m{line}\x1b[0m"
+    return line
