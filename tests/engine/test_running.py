@@ -87,3 +87,14 @@ def test_items_are_taken_as_they_are_needed():
     assert next(found) == 0
     assert len(taken) <= 6
     found.close()
+
+
+def threads(_):
+    return os.environ.get("OPENBLAS_NUM_THREADS"), os.environ.get("OMP_NUM_THREADS")
+
+
+def test_processes_compute_in_one_thread_each_unless_somebody_chose(monkeypatch):
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert set(outcomes(threads, range(4), 2)) == {("1", "3")}
+    assert "OPENBLAS_NUM_THREADS" not in os.environ

@@ -21,6 +21,7 @@ from qgate.dumps import Dump, Record, check_fields, check_matched, is_wanted
 from qgate.dumps.summing import nbytes
 from qgate.errors import QgateError
 from qgate.results.portraits import TensorPortrait
+from qgate.stats import serial
 
 _TOGETHER = 32 << 20
 _MOST_TOGETHER = 16
@@ -110,6 +111,12 @@ def opened(folder: Path) -> Dump:
 
 
 def look(batch: Batch) -> Looked:
+    """In one thread: several processes of several threads each are in each other's way."""
+    with serial():
+        return _looked(batch)
+
+
+def _looked(batch: Batch) -> Looked:
     found = Looked()
     for place in batch.places:
         try:

@@ -19,6 +19,7 @@ from qgate.errors import QgateError, unknown
 from qgate.pipeline.dumps.looks import Located, values_of
 from qgate.pipeline.dumps.pairs import paired
 from qgate.results.portraits import Comparison, Pair, TensorPortrait
+from qgate.stats import serial
 
 Kind = Literal["quant_types", "formats"]
 Twin = tuple[Located, Located]
@@ -144,6 +145,11 @@ def _batches(twins: Sequence[Twin]) -> Iterator[list[Twin]]:
 
 
 def _compare(part: _Part) -> _Compared:
+    with serial():
+        return _compared(part)
+
+
+def _compared(part: _Part) -> _Compared:
     found = _Compared()
     for twin in part.twins:
         a, r = (values_of(place).reshape(-1)[: part.most] for place in twin)
