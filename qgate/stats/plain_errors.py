@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 _ROW = 2048
-_PART = 16 * _ROW
+_SMALL, _PART = 16 * _ROW, 128 * _ROW
+"""Parts are so large that threads which take turns at Python's lock do not wait for it."""
 _LEAST, _MOST = 1e-20, 1e30
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -33,7 +34,7 @@ def plain_errors(actual: Tensor, reference: Tensor) -> PlainErrors | None:
     Small tensors are left to it too: of them it costs nothing.
     """
     a, r = actual.detach(), reference.detach()
-    if a.shape != r.shape or a.numel() < _PART or {a.dtype, r.dtype} - {*_DTYPES}:
+    if a.shape != r.shape or a.numel() < _SMALL or {a.dtype, r.dtype} - {*_DTYPES}:
         return None
     if a.device.type != "cpu" or r.device.type != "cpu":
         return None
@@ -59,7 +60,7 @@ def plain_errors(actual: Tensor, reference: Tensor) -> PlainErrors | None:
 
 def _sums(a: Tensor, r: Tensor) -> tuple[list[float], float] | None:
     """Sums of squares of both and of the difference, sums of both, and the largest difference."""
-    room = _PART
+    room = min(_PART, -(-len(a) // _ROW) * _ROW)
     left, right, apart = (torch.zeros(room) for _ in range(3))
     ones = torch.ones(_ROW)
     total = torch.zeros(5, dtype=torch.float64)
