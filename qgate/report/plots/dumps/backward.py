@@ -167,7 +167,11 @@ def _build_flush(analysis: DumpAnalysis) -> Sheet | None:
     share_axis(axes)
     axes.set_xticks([tick for tick in axes.get_xticks() if low <= tick <= 1])
     rows_named(axes, list(told))
-    dress(axes, x="share of gradients that become zero, cast as they are", grid="x")
+    dress(
+        axes,
+        x="share of gradients that become zero: cast as they are, or with the format's own scales",
+        grid="x",
+    )
     entries = {"all gradients": patch(COLORS[0]), "worst tensor": line(WARN, "D", linestyle="none")}
     legend(made, entries)
     return made
