@@ -171,6 +171,13 @@ def test_pictures_are_of_the_tensor_whose_channels_differ_most(tmp_path):
     assert np.argmax(np.max(first["cells"], axis=0)) == 7
 
 
+def test_a_dump_that_was_written_anew_is_read_anew(tmp_path):
+    for size in (1, 2):
+        write(tmp_path / "d", [size * torch.ones(4, 32)], existing="overwrite")
+        (tensor,) = analyzed(tmp_path / "d")["tensors"]
+        assert tensor["amax"] == size
+
+
 # Two quant types ------------------------------------------------------------------------------
 
 

@@ -13,11 +13,19 @@ from qgate.analysis.portraits.loss_scaling import loss_scale
 from qgate.analysis.portraits.pools import Pool, edges_of
 from qgate.analysis.portraits.rank_differences import ranks_of
 from qgate.analysis.portraits.tensor_maps import tensor_map
-from qgate.dumps import Dump
 from qgate.dumps.summing import all_totals
 from qgate.engine import Failure, outcomes
 from qgate.errors import QgateError
-from qgate.pipeline.dumps.looks import Glance, Group, Located, batches, look, usable, values_of
+from qgate.pipeline.dumps.looks import (
+    Glance,
+    Group,
+    Located,
+    batches,
+    look,
+    opened,
+    usable,
+    values_of,
+)
 from qgate.pipeline.dumps.twins import compare_formats, compare_quant_types, compared_names
 from qgate.results.portraits import (
     ANALYSIS,
@@ -78,7 +86,8 @@ def analyze_dump(
     asked = asked or Asked()
     if not folders:
         raise QgateError("no dump was given to analyze; name its folder.")
-    dumps = [Dump.open(Path(folder)) for folder in dict.fromkeys(map(Path, folders))]
+    opened.cache_clear()  # what was opened before may have been written anew
+    dumps = [opened(folder) for folder in dict.fromkeys(map(Path, folders))]
     places, notes = usable(dumps, asked.wanted)
     some: dict[str, int] = {}
     if asked.tensors is not None and len(places) > asked.tensors:
@@ -90,7 +99,7 @@ def analyze_dump(
     glance = Glance(measured, asked.rows, asked.most, asked.seed)
     found = _look(places, glance, asked.jobs, step)
     if not found.tensors:
-        why = [*found.notes, *notes, "no tensor is left"][0]
+        why = [*found.notes, *notes, "no tensor is left"][0].rstrip(".")
         raise QgateError(f"nothing to analyze in {str(dumps[0].folder)!r}: {why}.")
     if kind == "quant_types":
         comparison = compare_quant_types(found.places, names, jobs=asked.jobs, most=asked.most)
