@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from qgate.report._escaping import one_line
+
 if TYPE_CHECKING:
     from qgate.dumps import Record
     from qgate.pipeline.dumps.comparisons import DumpComparison, PairErrors
@@ -26,11 +28,6 @@ def size(count: int) -> str:
         if count >= factor:
             return f"{count / factor:.1f} {unit}"
     return f"{count} B"
-
-
-def one_line(text: object) -> str:
-    """Names are anything: what would break a line, or steer a terminal, is shown as its code."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in str(text))
 
 
 def record_table(records: Sequence[Record], more: int) -> list[str]:

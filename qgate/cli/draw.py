@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qgate.cli._dump_selection import add_selection, wanted_of
+from qgate.cli._numbers import from_one
 from qgate.errors import QgateError
 
 if TYPE_CHECKING:
@@ -41,20 +42,10 @@ def add_analysis(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--format", action="append", metavar="F", help="formats whose losses are measured: F,F")
     add("--compare", metavar="A,B", help="two quant types of the dump, or two formats")
-    add("--rows", type=_whole, default=2**16, metavar="N", help="elements of each tensor that "
+    add("--rows", type=from_one, default=2**16, metavar="N", help="elements of each tensor that "
         "block formats are measured on (default 65536)")  # fmt: skip
     add("--seed", type=int, default=0, metavar="N", help="chooses them (default 0)")
-    add("--jobs", type=_whole, default=1, metavar="N", help="processes (default 1)")
-
-
-def _whole(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return number
+    add("--jobs", type=from_one, default=1, metavar="N", help="processes (default 1)")
 
 
 def asked_of(args: argparse.Namespace, most: int | None, tensors: int | None) -> Asked:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.cli._dump_selection import add_selection, wanted_of
+from qgate.cli._numbers import from_one
 from qgate.errors import QgateError
 
 if TYPE_CHECKING:
@@ -44,10 +45,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         add_selection(verb)
     for verb in (listing, info, compare):
         verb.add_argument("--json", action="store_true", help="as JSON")
-    listing.add_argument("--limit", type=_count, default=50, metavar="N", help="rows (default 50)")
+    listing.add_argument("--limit", type=from_one, default=50, metavar="N", help="rows (50)")
     compare.add_argument("actual", type=Path, metavar="A")
     compare.add_argument("reference", type=Path, metavar="B")
-    compare.add_argument("--limit", type=_count, default=20, metavar="N", help="rows (default 20)")
+    compare.add_argument("--limit", type=from_one, default=20, metavar="N", help="rows (20)")
     compare.add_argument("--relative-mse", type=_limit, metavar="LIMIT", help="fail above it")
     compare.add_argument(
         "--allow-unpaired", action="store_true", help="pass if tensors are in one dump only"
@@ -55,18 +56,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     merge.add_argument("folders", type=Path, nargs="+", metavar="DIR")
     for verb in (merge, export):
         verb.add_argument("--output", type=Path, required=True, metavar="FOLDER")
-    watch.add_argument("--expect", type=_count, required=True, metavar="N", help="records")
+    watch.add_argument("--expect", type=from_one, required=True, metavar="N", help="records")
     watch.add_argument("--timeout", type=_limit, default=600.0, metavar="S", help="(default 600)")
-
-
-def _count(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return number
 
 
 def _limit(text: str) -> float:
@@ -143,8 +134,9 @@ def _info(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from qgate.cli._dump_texts import note_lines, one_line
+    from qgate.cli._dump_texts import note_lines
     from qgate.dumps import Dump, problems, unnamed
+    from qgate.report._escaping import one_line
 
     dump = Dump.open(args.folder)
     found = 0
@@ -177,9 +169,10 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from qgate.cli._dump_texts import comparison_lines, one_line
+    from qgate.cli._dump_texts import comparison_lines
     from qgate.dumps import Dump
     from qgate.pipeline.dumps.comparisons import compare_dumps
+    from qgate.report._escaping import one_line
 
     dumps = Dump.open(args.actual), Dump.open(args.reference)
     for dump in dumps:
@@ -241,8 +234,9 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _watch(args: argparse.Namespace) -> int:
-    from qgate.cli._dump_texts import note_lines, one_line
+    from qgate.cli._dump_texts import note_lines
     from qgate.dumps import Follower
+    from qgate.report._escaping import one_line
 
     follower = Follower(args.folder)
     end = time.monotonic() + args.timeout

@@ -30,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.cli._dump_texts import one_line
+    from qgate.report._escaping import one_line
     from qgate.report.dumps.texts import findings
     from qgate.report.plots.dumps.quick import draw_quick
 

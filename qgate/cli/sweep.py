@@ -21,6 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qgate.cli._numbers import from_one
 from qgate.errors import QgateError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--elem-format", action="append", metavar="F", help="fp8_e4m3 unless given; or several: F,F"
     )
     add("--granularity", choices=("tensor", "block"), help="only this sweep (default: both)")
-    add("--num-levels", type=_count, default=21, metavar="N", help="even steps (default 21)")
+    add("--num-levels", type=from_one, default=21, metavar="N", help="even steps (default 21)")
     add(
         "--max-scale-exp",
         type=float,
@@ -57,22 +58,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="ends at which nothing overflows or underflows, or those of the known tool",
     )
     add("--scale-bits", type=int, default=8, metavar="B", help="width of the scale, 2 to 8")
-    add("--block", type=_count, default=32, metavar="N", help="elements per block (default 32)")
+    add("--block", type=from_one, default=32, metavar="N", help="elements per block (default 32)")
     add("--axis", type=int, default=-1, help="axis that blocks run along (default -1)")
     add("--via", choices=("bf16", "fp16"), help="round 32-bit tensors first, which is faster")
     add("--no-plots", action="store_true", help="text and data only")
     add("--quiet", action="store_true", help="no analysis on the console; the logs have it")
-    add("--jobs", type=_count, default=1, metavar="N", help="processes (default 1)")
-
-
-def _count(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return number
+    add("--jobs", type=from_one, default=1, metavar="N", help="processes (default 1)")
 
 
 @dataclass

@@ -16,9 +16,9 @@ import pandas as pd
 import pytest
 
 from qgate.errors import QgateError
+from qgate.report._escaping import cell
 from qgate.report.dumps import drawing as dump_drawing
 from qgate.report.dumps import texts as dump_text
-from qgate.report.dumps._csv import cell
 from qgate.report.dumps._findings import worst_tensors
 from qgate.report.dumps.drawing import check_folder, draw_analysis, read_analysis
 from qgate.report.dumps.pages import page

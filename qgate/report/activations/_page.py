@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from qgate.report._escaping import one_line
 from qgate.report.activations._findings import findings, summary, systematic
 from qgate.report.activations._reading import format_names, losses, name_of, visible
 from qgate.report.activations.texts import keep_lines, max_over_rms, worst_layers
 from qgate.report.dumps._page_style import SCRIPT, STYLE
-from qgate.report.dumps._reading import brief, decibels, figure_of, one_line, shortened
+from qgate.report.dumps._reading import brief, decibels, figure_of, shortened
 from qgate.results.activations import ActivationsRecord
 
 _MOST = 150

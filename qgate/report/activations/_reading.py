@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from qgate.report.dumps._reading import figure_of, one_line, shortened, sqnr_db
+from qgate.report._escaping import one_line
+from qgate.report.dumps._reading import figure_of, shortened, sqnr_db
 from qgate.results.activations import ActivationsRecord, LayerActivations
 
 BROKEN_DB = 10.0

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from qgate.pipeline.activations.tables import tables_of
-from qgate.report.dumps._csv import cell
+from qgate.report._escaping import as_csv
 from qgate.results.activations import ActivationsRecord
 
 Row = Mapping[str, Any]
@@ -48,21 +46,15 @@ def _statistics(wide: Mapping[str, Sequence[Row]]) -> Iterator[Row]:
                     }
 
 
-def as_csv(rows: Sequence[Row], columns: Sequence[str] = ()) -> str:
-    """Of rows with the same or with different columns; no cell is a formula."""
-    names = list(columns) or list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
-    for row in rows:
-        writer.writerow([cell(row.get(name)) for name in names])
-    return text.getvalue()
+def _columns(rows: Sequence[Row]) -> list[str]:
+    """Of rows that may have different ones."""
+    return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def csv_files(record: ActivationsRecord) -> dict[str, str]:
     """Names and contents; a table without rows is no file."""
     return {
-        f"{name}.csv": as_csv(rows, _LONG if name == "statistics" else ())
+        f"{name}.csv": as_csv(_LONG if name == "statistics" else _columns(rows), rows)
         for name, rows in tables(record).items()
         if rows
     }

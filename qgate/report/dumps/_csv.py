@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from qgate.report.dumps._reading import one_line, ratio_db
+from qgate.report._escaping import as_csv
+from qgate.report.dumps._reading import ratio_db
 from qgate.results.portraits import DumpAnalysis, GroupPortrait, TensorPortrait
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _IDENTITY = (
     "title", "order", "module", "layer_type", "layer", "operation", "phase", "component", "name",
     "quant_type", "rank", "iteration", "sample", "micro_batch", "call",
@@ -21,28 +19,6 @@ _FIGURES = (
     "amax", "amin", "mean", "std", "rms", "skew", "kurtosis",
 )  # fmt: skip
 _SHARES = ("upper", "lower", "underflow", "flush")
-
-
-def cell(value: object) -> str | int | float:
-    """A value as a table may hold it: numbers as they are, nothing for what is missing, and an
-    apostrophe before a text that a spreadsheet would take for a formula."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return value if math.isfinite(value) else ""
-    text = str(value)
-    return f"'{one_line(text)}" if text.startswith(_FORMULA) else one_line(text)
-
-
-def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for row in rows:
-        writer.writerow([cell(row.get(name)) for name in columns])
-    return text.getvalue()
 
 
 def tensors_csv(analysis: DumpAnalysis) -> str:
@@ -57,7 +33,7 @@ def tensors_csv(analysis: DumpAnalysis) -> str:
         "channel",
         "channel_amax",
     ]
-    return _table(columns, map(_tensor_row, analysis["tensors"]))
+    return as_csv(columns, map(_tensor_row, analysis["tensors"]))
 
 
 def _tensor_row(tensor: TensorPortrait) -> dict[str, Any]:
@@ -78,7 +54,7 @@ def formats_csv(analysis: DumpAnalysis) -> str:
         "title", "order", "layer_type", "layer", "operation", "name", "quant_type", "rank",
         "format", *_SHARES, "of", "sqnr_db", "fitted_sqnr_db", "exact",
     ]  # fmt: skip
-    return _table(columns, _format_rows(analysis))
+    return as_csv(columns, _format_rows(analysis))
 
 
 def _format_rows(analysis: DumpAnalysis) -> Iterable[dict[str, Any]]:
@@ -104,7 +80,7 @@ def groups_csv(analysis: DumpAnalysis) -> str:
         "layer_type", "operation", "name", "quant_type", "dtype", "tensors", *_FIGURES, "best_fit",
         "exponents", "patterns",
     ]  # fmt: skip
-    return _table(columns, map(_group_row, analysis["groups"]))
+    return as_csv(columns, map(_group_row, analysis["groups"]))
 
 
 def _group_row(group: GroupPortrait) -> dict[str, Any]:

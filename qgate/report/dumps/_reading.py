@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from qgate.report._escaping import one_line
 from qgate.results.portraits import DumpAnalysis, Fate, Portrait, TensorPortrait
 
 Floats = npt.NDArray[np.float64]
@@ -31,14 +32,6 @@ def figures_of(records: Iterable[Mapping[str, Any]], name: str) -> Floats:
     """The finite ones of all records."""
     found = np.array([figure_of(record, name) for record in records], dtype=np.float64)
     return found[np.isfinite(found)]
-
-
-def one_line(text: object) -> str:
-    """A name as one line of printable characters, whatever is in it."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
-        for char in str(text)
-    )
 
 
 def shortened(text: object, most: int = 40) -> str:

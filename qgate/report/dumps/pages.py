@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from qgate.report._escaping import one_line
 from qgate.report.dumps._findings import findings, format_rows, summary_line, worst_tensors
 from qgate.report.dumps._page_style import SCRIPT, STYLE
 from qgate.report.dumps._reading import (
@@ -19,7 +20,6 @@ from qgate.report.dumps._reading import (
     decibels,
     figure_of,
     flushed,
-    one_line,
     outliers,
     percent,
     quant_type_of,

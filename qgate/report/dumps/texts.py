@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from qgate.report._escaping import one_line
 from qgate.report.dumps._csv import formats_csv, groups_csv, tensors_csv
 from qgate.report.dumps._findings import findings as found_in
 from qgate.report.dumps._findings import format_rows, summary_line, worst_tensors
@@ -21,7 +22,6 @@ from qgate.report.dumps._reading import (
     grouped,
     none_stands_out,
     nonfinite,
-    one_line,
     percent,
     quant_type_of,
     shortened,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qgate.report.dumps._reading import brief, one_line, shortened
+from qgate.report._escaping import one_line
+from qgate.report.dumps._reading import brief, shortened
 from qgate.report.plots._figure import GRAY, save
 from qgate.results.portraits import DumpAnalysis
 
