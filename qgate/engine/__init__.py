@@ -1,5 +1,7 @@
-"""Who computes: a function over many items, in this process or in several."""
+"""Who computes: a function over many items, in this process, in several, or on a Ray cluster."""
 
-from qgate.engine.running import Failure, outcomes
+from qgate.engine._backends import Failure
+from qgate.engine.running import Merged, merged, outcomes
+from qgate.engine.workers import Workers
 
-__all__ = ["Failure", "outcomes"]
+__all__ = ["Failure", "Merged", "Workers", "merged", "outcomes"]

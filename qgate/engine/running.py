@@ -1,114 +1,112 @@
 """One function over many items, in their order, whoever computes them.
 
 Results come in the order of the items, so that what is added up from them is the same for any
-number of processes. A process that dies costs the items it was at: each of them is tried once more,
-alone, and fails by itself if it takes its process down again.
+engine and any number of processes. An item whose process dies is tried again, alone, and fails by
+itself if it takes that one down too.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, cast
+
+from qgate.engine._backends import Backend, Failure, backend_of
+from qgate.engine.workers import Workers, workers_of
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-_AHEAD = 3
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
-
-@dataclass(frozen=True)
-class Failure:
-    """An item whose process ended; what the function raises is raised."""
-
-    reason: str
+# How many results are merged into one, at each level of the tree.
+_FAN = 8
 
 
 def outcomes(
-    function: Callable[[Item], Result], items: Iterable[Item], jobs: int = 1
+    function: Callable[..., Result],
+    items: Iterable[Item],
+    workers: Workers | int = 1,
+    *,
+    shared: object = None,
 ) -> Iterator[Result | Failure]:
-    """`function` of each item, in the order of the items, by `jobs` processes.
+    """`function` of each item, in the order of the items; `shared`, where given, comes after it.
 
     Items are taken as they are needed, so what waits does not grow with their number. With several
-    processes the function and the items are sent to them, so they are importable and plain.
+    processes the function and the items are sent to them, so they are importable and plain; what is
+    shared is sent once to each.
     """
-    if jobs <= 1:
-        for item in items:
-            yield function(item)
-        return
-    with contextlib.closing(_Pool(jobs)) as pool:
-        waiting: deque[tuple[Item, Future[Result]]] = deque()
-        for item in items:
-            waiting.append((item, pool.submit(function, item)))
-            if len(waiting) >= _AHEAD * jobs:
-                done = _next(pool, function, waiting)
-                yield done
-        while waiting:
-            done = _next(pool, function, waiting)
-            yield done
+    backend = backend_of(workers_of(workers), function, _given(shared))
+    with contextlib.closing(backend):
+        for handle, failed in _waited(backend, items):
+            yield cast(Result, backend.result(handle)) if failed is None else failed
 
 
-class _Pool:
-    """Processes that are started again when one of them has died."""
+@dataclass
+class Merged(Generic[Result]):
+    """All results in one, None where there is none; and the items that failed, by their place."""
 
-    def __init__(self, jobs: int) -> None:
-        self._jobs = jobs
-        self._pool = self._new(jobs)
-
-    def _new(self, jobs: int) -> ProcessPoolExecutor:
-        # Forked children would inherit torch's threads in the middle of their work.
-        return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
-
-    def submit(self, function: Callable[[Item], Result], item: Item) -> Future[Result]:
-        with _one_thread_each():
-            try:
-                return self._pool.submit(function, item)
-            except BrokenProcessPool:
-                self._pool.shutdown(wait=False, cancel_futures=True)
-                self._pool = self._new(self._jobs)
-                return self._pool.submit(function, item)
-
-    def alone(self, function: Callable[[Item], Result], item: Item) -> Result:
-        with _one_thread_each(), self._new(1) as pool:
-            return pool.submit(function, item).result()
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+    result: Result | None = None
+    items: int = 0
+    failed: dict[int, Failure] = field(default_factory=dict)
 
 
-@contextlib.contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Processes that are started here compute in one thread, unless somebody said otherwise.
+def merged(
+    function: Callable[..., Result],
+    merge: Callable[[Result, Result], Result],
+    items: Iterable[Item],
+    workers: Workers | int = 1,
+    *,
+    shared: object = None,
+    step: Callable[[int], None] = lambda _done: None,
+) -> Merged[Result]:
+    """`function` of each item, merged into one result where they were made.
 
-    Those of BLAS would spin for work on the cores that the other processes need: three times the
-    time, with two processes on two cores.
+    The tree of merges depends on the order of the items alone: sums of floats have the same bits
+    for any engine. `merge` leaves its arguments as they are; `step` is told how many items are
+    done.
     """
-    added = [name for name in _THREADS if name not in os.environ]
-    os.environ.update(dict.fromkeys(added, "1"))
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
+    found: Merged[Result] = Merged()
+    backend = backend_of(workers_of(workers), function, _given(shared))
+    with contextlib.closing(backend):
+        levels: list[list[Any]] = []
+        for place, (handle, failed) in enumerate(_waited(backend, items)):
+            found.items += 1
+            if failed is None:
+                _push(backend, merge, levels, handle)
+            else:
+                found.failed[place] = failed
+            step(found.items)
+        left = [handle for level in reversed(levels) for handle in level]
+        if left:
+            found.result = backend.result(backend.fold(merge, left))
+    return found
 
 
-def _next(
-    pool: _Pool,
-    function: Callable[[Item], Result],
-    waiting: deque[tuple[Item, Future[Result]]],
-) -> Result | Failure:
-    item, future = waiting.popleft()
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        pass
-    try:
-        return pool.alone(function, item)
-    except BrokenProcessPool:
-        return Failure("its process ended twice: killed, or out of memory")
+def _given(shared: object) -> list[object]:
+    return [] if shared is None else [shared]
+
+
+def _waited(backend: Backend, items: Iterable[Any]) -> Iterator[tuple[Any, Failure | None]]:
+    """Handles of items that are done, in the order of the items."""
+    waiting: deque[Any] = deque()
+    for item in items:
+        waiting.append(backend.start(item))
+        if len(waiting) >= backend.ahead:
+            handle = waiting.popleft()
+            yield handle, backend.wait(handle)
+    while waiting:
+        handle = waiting.popleft()
+        yield handle, backend.wait(handle)
+
+
+def _push(
+    backend: Backend, merge: Callable[[Any, Any], Any], levels: list[list[Any]], handle: Any
+) -> None:
+    """Earlier items are higher up: from the top down, and in each level, they are in order."""
+    for level in levels:
+        level.append(handle)
+        if len(level) < _FAN:
+            return
+        handle = backend.fold(merge, level)
+        level.clear()
+    levels.append([handle])

@@ -1,0 +1,50 @@
+"""Who computes: this process, several on this machine, or a Ray cluster."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from qgate.errors import QgateError
+
+LOCAL, RAY = "local", "ray"
+_ADDRESS = re.compile(r"ray://[^/\s:]+:\d{1,5}")
+
+
+@dataclass(frozen=True)
+class Workers:
+    """How work is spread.
+
+    engine         local, ray (the cluster of RAY_ADDRESS or of this machine, else a new one here),
+                   or ray://host:port
+    jobs           processes; 1 of the local engine is this process, None of Ray all its cores
+    gpus_per_task  what Ray keeps of a GPU for each item, such as 0.5
+    """
+
+    engine: str = LOCAL
+    jobs: int | None = None
+    gpus_per_task: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.engine not in (LOCAL, RAY) and not _ADDRESS.fullmatch(self.engine):
+            raise QgateError(
+                f"engine {self.engine!r} is not known; it is local, ray, or ray://host:port."
+            )
+        if self.jobs is not None and self.jobs < 1:
+            raise QgateError(f"{self.jobs} jobs are not allowed; use 1 or more.")
+        if not 0 <= self.gpus_per_task <= 64:
+            raise QgateError(f"{self.gpus_per_task} GPUs per task are not allowed; use 0 to 64.")
+        if self.gpus_per_task and self.engine == LOCAL:
+            raise QgateError(
+                "gpus_per_task shares the GPUs of a Ray cluster; the local engine has none to "
+                "share: choose the device instead."
+            )
+
+    @property
+    def is_local(self) -> bool:
+        return self.engine == LOCAL
+
+
+def workers_of(given: Workers | int) -> Workers:
+    """A number means so many processes here."""
+    return given if isinstance(given, Workers) else Workers(jobs=max(1, given))

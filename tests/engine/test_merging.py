@@ -1,0 +1,55 @@
+"""One result of many: the tree of merges is that of the items, whoever merges."""
+
+import numpy as np
+import pytest
+
+from qgate.engine import merged
+from tests.engine import work
+
+
+def tree(count):
+    """The slow obvious definition: groups of eight, level by level, the rest in the end."""
+    levels, level = [], [f"{x}," for x in range(count)]
+    while level:
+        whole = len(level) // 8 * 8
+        levels.append(level[whole:])
+        level = [fold(level[i : i + 8]) for i in range(0, whole, 8)]
+    left = [each for level in reversed(levels) for each in level]
+    return fold(left) if left else None
+
+
+def fold(names):
+    total = names[0]
+    for each in names[1:]:
+        total = f"({total}{each})"
+    return total
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 63, 64, 65, 200, 600])
+def test_merging_goes_by_the_order_of_the_items(count):
+    assert merged(work.name, work.joined, range(count)).result == tree(count)
+
+
+def test_several_processes_merge_to_the_same_tree_and_the_same_bits():
+    assert merged(work.name, work.joined, range(67), 2).result == tree(67)
+    here, there = (merged(work.noise, work.add, range(50), jobs).result for jobs in (1, 2))
+    assert here.tobytes() == there.tobytes()
+    backwards = merged(work.noise, work.add, range(49, -1, -1)).result
+    assert np.allclose(here, backwards)
+    assert here.tobytes() != backwards.tobytes()
+
+
+def test_an_item_that_kills_its_process_is_listed_and_the_others_count():
+    told = []
+    found = merged(work.poisonous_name, work.joined, range(12), 2, step=told.append)
+    assert set(found.failed) == {5}
+    assert found.items == 12
+    assert told == list(range(1, 13))
+    numbers = found.result.replace("(", "").replace(")", "").rstrip(",").split(",")
+    assert numbers == [str(x) for x in range(12) if x != 5]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_error_of_the_function_is_raised(jobs):
+    with pytest.raises(ValueError, match="no 3"):
+        merged(work.refuse, work.add, range(6), jobs)

@@ -1,0 +1,66 @@
+"""A real Ray cluster of two nodes on this machine, and what happens when parts of it are lost."""
+
+import threading
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from qgate.engine import Failure, Workers, merged, outcomes
+from qgate.errors import QgateError
+from tests.engine import work
+
+RAY = Workers("ray")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    memory = {"object_store_memory": 100_000_000}
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **memory})
+    made.add_node(num_cpus=1, **memory)
+    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.mark.usefixtures("cluster")
+class TestRay:
+    def test_results_come_in_the_order_of_the_items(self):
+        assert list(outcomes(work.square, range(20), RAY)) == [x * x for x in range(20)]
+        assert list(outcomes(work.slow_first, range(6), RAY)) == list(range(6))
+        assert list(outcomes(work.scaled, range(4), RAY, shared=7)) == [0, 7, 14, 21]
+        assert list(outcomes(work.square, [], RAY)) == []
+
+    def test_an_error_of_the_function_is_raised_as_it_is(self):
+        with pytest.raises(ValueError, match=r"^no 3$"):
+            list(outcomes(work.refuse, range(6), RAY))
+
+    def test_merging_gives_the_bits_of_one_process(self):
+        here, there = (merged(work.noise, work.add, range(50), w).result for w in (1, RAY))
+        assert here.tobytes() == there.tobytes()
+        here, there = (merged(work.name, work.joined, range(67), w).result for w in (1, RAY))
+        assert here == there
+
+    def test_a_worker_that_dies_once_costs_nothing(self, tmp_path):
+        marker = str(tmp_path / "died")
+        items = [(x, marker) for x in range(8)]
+        assert list(outcomes(work.dies_once, items, RAY)) == list(range(8))
+
+    def test_an_item_that_kills_its_worker_fails_alone_after_its_retries(self):
+        found = list(outcomes(work.poisonous, range(12), RAY))
+        assert found[5] == Failure("its worker ended, tried 3 times")
+        assert found[:5] + found[6:] == [x for x in range(12) if x != 5]
+
+    def test_what_a_lost_node_held_is_computed_again(self, cluster):
+        node = cluster.add_node(num_cpus=2, object_store_memory=100_000_000)
+        killing = threading.Timer(1.0, cluster.remove_node, [node])
+        killing.start()
+        found = merged(work.slow_name, work.joined, range(200), RAY)
+        killing.join()
+        assert found.failed == {}
+        assert found.result == merged(work.name, work.joined, range(200)).result
+
+    def test_gpus_that_are_not_there_are_refused(self):
+        with pytest.raises(QgateError, match="the Ray cluster has none"):
+            list(outcomes(work.square, [1], Workers("ray", gpus_per_task=0.5)))

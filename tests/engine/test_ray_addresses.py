@@ -1,0 +1,42 @@
+"""Which cluster `ray` means: the one named, the one there is, or a new one here."""
+
+import subprocess
+import sys
+
+import pytest
+
+from qgate.engine import Workers, outcomes
+from qgate.errors import QgateError
+from tests.engine import work
+
+
+def test_a_cluster_that_does_not_answer_is_named_at_once(monkeypatch):
+    with pytest.raises(
+        QgateError, match=r"no Ray cluster answers at 'ray://127\.0\.0\.1:1': .*refused"
+    ):
+        list(outcomes(work.square, [1], Workers("ray://127.0.0.1:1")))
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(QgateError, match=r"no Ray cluster answers at '127\.0\.0\.1:1'"):
+        list(outcomes(work.square, [1], Workers("ray")))
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(QgateError, match=r"pip install 'pytest-qgate\[ray\]'"):
+        list(outcomes(work.square, [1], Workers("ray")))
+
+
+_ALONE = """
+from qgate.engine import Workers, outcomes
+from tests.engine import work
+print(list(outcomes(work.square, range(5), Workers("ray", jobs=2))))
+import ray
+print(ray.is_initialized())
+"""
+
+
+def test_without_a_cluster_one_is_made_and_taken_down_again():
+    done = subprocess.run(
+        [sys.executable, "-c", _ALONE], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.splitlines() == ["[0, 1, 4, 9, 16]", "False"], done.stderr

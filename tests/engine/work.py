@@ -1,0 +1,78 @@
+"""Functions that workers run: importable, and some of them are deadly."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+
+
+def square(x):
+    return x * x
+
+
+def scaled(x, factor):
+    return x * factor
+
+
+def slow_first(x):
+    time.sleep(0.3 if x == 0 else 0)
+    return x
+
+
+def where(_):
+    return os.getpid()
+
+
+def refuse(x):
+    if x == 3:
+        raise ValueError(f"no {x}")
+    return x
+
+
+def poisonous(x):
+    if x == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+def dies_once(pair):
+    x, marker = pair
+    if x == 2 and not Path(marker).exists():
+        Path(marker).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+def threads(_):
+    return os.environ.get("OPENBLAS_NUM_THREADS"), os.environ.get("OMP_NUM_THREADS")
+
+
+def noise(seed):
+    """A sum of floats that depends on the order in which it is added up."""
+    return np.random.default_rng(seed).standard_normal(1000) * 10.0 ** (seed % 17 - 8)
+
+
+def add(a, b):
+    return a + b
+
+
+def joined(a, b):
+    """Not associative on purpose: it shows in which order and tree results came together."""
+    return f"({a}{b})"
+
+
+def name(x):
+    return f"{x},"
+
+
+def slow_name(x):
+    time.sleep(0.05)
+    return f"{x},"
+
+
+def poisonous_name(x):
+    if x == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return f"{x},"
