@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from qgate.cli import main
+from qgate.cli import main, sweep
 
 ROOT = Path("draw") / "scaling_analysis"
 
@@ -243,12 +243,104 @@ def test_float32_that_is_bf16_is_counted_and_other_float32_rounded_only_on_reque
     assert record("other")["levels"] != exact
 
 
-def test_a_folder_that_cannot_be_made_fails_that_tensor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_made_is_told_before_anything_is_swept(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     torch.save(activation(2), "act.pt")
     Path("draw").write_text("a file where a folder has to be")
-    status, out, _ = run(capsys, "act.pt", "--no-plots")
+    status, out, err = run(capsys, "act.pt", "--no-plots")
+    assert status == 2
+    assert "Processing: act.pt" not in out
+    assert "results cannot be written to 'draw/scaling_analysis': Not a directory" in err
+    assert "--output-dir" in err
+
+
+def test_a_tensor_whose_folder_is_taken_by_a_file_fails_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    torch.save(activation(2), "act.pt")
+    torch.save(activation(2), "other.pt")
+    ROOT.mkdir(parents=True)
+    (ROOT / "act").write_text("a file where a folder has to be")
+    status, out, _ = run(capsys, "act.pt", "other.pt", "--no-plots")
     assert status == 1
-    assert "cannot write the results" in out
+    assert "Failed: act.pt: cannot write the results" in out
+    assert "Successfully processed: other.pt" in out
+
+
+def test_a_run_that_was_killed_does_only_the_rest(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"t{i}.pt" for i in range(4)]
+    for i, name in enumerate(names):
+        torch.save(activation(4, seed=i), name)
+    assert run(capsys, *names, "--no-plots", "--output-dir", "whole")[0] == 0
+    swept = []
+    real = sweep.made_of
+
+    def counted(spec: str, work: object) -> object:
+        if len(swept) == 2:
+            raise KeyboardInterrupt
+        swept.append(spec)
+        return real(spec, work)
+
+    monkeypatch.setattr(sweep, "made_of", counted)
+    assert run(capsys, *names, "--no-plots", "--output-dir", "out")[0] == 130
+    assert swept == names[:2]
+    torch.save(activation(4, seed=9), "t1.pt")
+    monkeypatch.setattr(sweep, "made_of", lambda spec, work: swept.append(spec) or real(spec, work))
+    status, out, _ = run(capsys, *names, "--no-plots", "--output-dir", "out")
+    assert status == 0
+    assert swept == [*names[:2], "t1.pt", "t2.pt", "t3.pt"], "t1 was written anew since"
+    assert "Swept before, and not again: t0.pt" in out
+    assert "Total tensors: 4" in out
+    assert out.count("t0.pt: fp8_e4m3 scale") == 1
+    for name in ("t0", "t2", "t3"):
+        file = f"{name}/mxfp_scaling_fp8_e4m3.json"
+        assert Path("out", file).read_bytes() == Path("whole", file).read_bytes()
+    assert not list(Path("out").glob(".*")), "nothing is left to go on with"
+    swept.clear()
+    run(capsys, *names, "--no-plots", "--output-dir", "out")
+    assert swept == names, "a run that was finished is done anew"
+
+
+def test_a_file_that_kills_its_process_is_listed_and_tried_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import qgate.engine
+
+    names = ["a.pt", "b.pt", "c.pt"]
+    for name in names:
+        torch.save(activation(4), name)
+    asked = []
+
+    def poisoned(function, items, _workers, *, shared):
+        for spec in items:
+            asked.append(spec)
+            yield qgate.engine.Failure("it ended") if spec == "b.pt" else function(spec, shared)
+
+    monkeypatch.setattr(qgate.engine, "outcomes", poisoned)
+    status, out, _ = run(capsys, *names, "--no-plots", "--jobs", "2")
+    assert status == 1
+    assert "❌ b.pt: it ended" in out
+    assert run(capsys, *names, "--no-plots", "--jobs", "2")[0] == 1
+    assert asked == [*names, "b.pt"]
+
+
+def test_ray_gives_the_same_files(capsys: pytest.CaptureFixture[str]) -> None:
+    for i in range(3):
+        torch.save(activation(seed=i), f"t{i}.pt")
+    names = [f"t{i}.pt" for i in range(3)]
+    assert run(capsys, *names, "--no-plots", "--output-dir", "one")[0] == 0
+    done = subprocess.run(
+        [sys.executable, "-m", "qgate", "sweep", *names, "--output-dir", "two", "--engine", "ray",
+         "--jobs", "2"],
+        capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len([path for path in Path("two").rglob("*.png") if path.stat().st_size]) == 9
+    for path in Path("one").rglob("*.json"):
+        assert path.read_bytes() == Path("two", *path.parts[1:]).read_bytes()
 
 
 def test_integers_among_other_tensors_are_passed_over_and_nested_ones_found(

@@ -5,6 +5,7 @@
   qgate sweep w.safetensors:layer.0 --granularity block --output-dir sweeps
 
 Reads .pt (weights only), .safetensors, .npy and .npz. Results go to draw/scaling_analysis/NAME/.
+After a kill the same command does only the files that were not finished.
 Exit status: 0 if every tensor was swept and is free of NaN and Inf, 1 if one was not.
 """
 
@@ -12,20 +13,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import multiprocessing
+import dataclasses
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qgate._version import __version__
 from qgate.cli._numbers import from_one
+from qgate.cli._sweep_work import Made, Work, all_made_of, made_of
+from qgate.cli._workers import add_workers, workers_from
 from qgate.errors import QgateError
 
 if TYPE_CHECKING:
-    from qgate.pipeline.sweep_files import Request, Swept
+    from qgate.engine import Workers
+    from qgate.pipeline.sweep_files import Request
 
 _WIDE, _THIN = "=" * 80, "-" * 60
 
@@ -63,7 +67,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--via", choices=("bf16", "fp16"), help="round 32-bit tensors first, which is faster")
     add("--no-plots", action="store_true", help="text and data only")
     add("--quiet", action="store_true", help="no analysis on the console; the logs have it")
-    add("--jobs", type=from_one, default=1, metavar="N", help="processes (default 1)")
+    add_workers(parser)
 
 
 @dataclass
@@ -78,32 +82,11 @@ class Outcome:
 
 @dataclass
 class Target:
-    """Where results go, how much is said on the way, and who draws."""
+    """Where results go, and how much is said on the way."""
 
     root: Path
-    plots: bool
     quiet: bool
-    pool: ProcessPoolExecutor | None = None
     taken: list[Path] = field(default_factory=list)
-    drawing: list[tuple[str, Future[None]]] = field(default_factory=list)
-
-    def draw(self, source: str, folder: Path, record: dict[str, Any]) -> None:
-        """Now, or by another process while this one goes on."""
-        from qgate.report.sweeps import files as sweep_files
-
-        if self.pool is None:
-            sweep_files.draw(folder, record)
-        else:
-            self.drawing.append((source, self.pool.submit(sweep_files.draw, folder, record)))
-
-    def undrawn(self) -> dict[str, str]:
-        """Sources whose pictures could not be drawn, once all were tried."""
-        failed = {}
-        for source, future in self.drawing:
-            error = future.exception()
-            if error is not None:
-                failed[source] = f"cannot draw the results: {error}"
-        return failed
 
 
 def run(args: argparse.Namespace) -> int:
@@ -116,27 +99,21 @@ def run(args: argparse.Namespace) -> int:
     for name in args.elem_format:
         element_of(name) if args.granularity != "block" else mx_of(name)
     request = _request(args)
+    workers = workers_from(args)
     specs = expand(args.tensors)
-    target = Target(
-        args.output_dir or Path("draw") / "scaling_analysis", not args.no_plots, args.quiet
-    )
+    work = Work(request, not args.no_plots)
+    target = Target(args.output_dir or Path("draw") / "scaling_analysis", args.quiet)
     say = _Speaker()
     say(f"Processing {len(specs)} tensor file(s)...", _WIDE)
     results: list[tuple[str, str | None]] = []
     answers: list[str] = []
-    with contextlib.ExitStack() as stack:
-        if args.jobs > 1:
-            context = multiprocessing.get_context("spawn")
-            target.pool = stack.enter_context(ProcessPoolExecutor(args.jobs, mp_context=context))
-        step = stack.enter_context(_progress(len(specs)))
-        for number, outcome in enumerate(_outcomes(specs, request, target), 1):
+    with _progress(len(specs)) as step:
+        for number, outcome in enumerate(_outcomes(specs, work, target, workers), 1):
             say("", f"[{number}/{len(specs)}] Processing: {outcome.spec}", _THIN)
             say(*outcome.lines)
             results += outcome.results
             answers += outcome.answers
             step()
-        undrawn = target.undrawn()
-    results = [(name, reason or undrawn.get(name)) for name, reason in results]
     bad = [(name, reason) for name, reason in results if reason]
     say("", _WIDE, "FINAL SUMMARY", _WIDE, f"Total tensors: {len(results)}")
     say(f"Successful: {len(results) - len(bad)}", f"Failed: {len(bad)}", *answers)
@@ -186,42 +163,97 @@ def _request(args: argparse.Namespace) -> Request:
     )
 
 
-def _outcomes(specs: list[str], request: Request, target: Target) -> Iterator[Outcome]:
-    """Files in their order, whoever sweeps them."""
-    from qgate.pipeline.sweep_files import sweep_file
+def _outcomes(specs: list[str], work: Work, target: Target, workers: Workers) -> Iterator[Outcome]:
+    """Files in their order, whoever sweeps them; those that an unfinished run did are taken over.
 
-    if target.pool is None:
+    The journal goes when every file has been swept, and stays where a process ended, so that the
+    same command tries these files again.
+    """
+    from qgate.engine.journal import Journal
+
+    asked = [__version__, work.plots, dataclasses.asdict(work.request), specs]
+    try:
+        target.root.mkdir(parents=True, exist_ok=True)
+        opened = Journal(target.root, asked)
+    except OSError as error:
+        raise QgateError(
+            f"results cannot be written to {str(target.root)!r}: {error.strerror or error}. Name "
+            "another folder with --output-dir."
+        ) from None
+    with opened as journal:
+        keys = {spec: _key(spec) for spec in specs}
+        left = [spec for spec in specs if not _is_done(journal, keys[spec])]
+        made = _made(left, work, workers)
+        lost = False
         for spec in specs:
-            yield _written(spec, sweep_file(spec, request), target)
+            if spec not in left:
+                yield _taken_over(spec, journal.result(keys[spec]), target)
+                continue
+            found = next(made)
+            if isinstance(found, str):
+                lost = True
+                yield Outcome(spec, [f"❌ Failed: {spec}: {found}"], [(spec, found)])
+                continue
+            before = len(target.taken)
+            outcome = _written(spec, found, target)
+            folders = [str(folder) for folder in target.taken[before:]]
+            journal.record(
+                keys[spec],
+                {"results": outcome.results, "answers": outcome.answers, "folders": folders},
+            )
+            yield outcome
+        if not lost:
+            journal.finish()
+
+
+def _key(spec: str) -> str:
+    from qgate.dumps.tensor_files import split_spec
+    from qgate.engine.journal import identity
+
+    path, key = split_spec(spec)
+    return f"{identity(path)} {key or ''}"
+
+
+def _is_done(journal: Any, key: str) -> bool:
+    """Whether a file was swept, passed, and its results are still there."""
+    if key not in journal:
+        return False
+    known = journal.result(key)
+    failed = any(reason for _, reason in known["results"])
+    return not failed and all(Path(folder).is_dir() for folder in known["folders"])
+
+
+def _taken_over(spec: str, known: Any, target: Target) -> Outcome:
+    target.taken += map(Path, known["folders"])
+    results = [(name, reason) for name, reason in known["results"]]
+    lines = [f"✅ Swept before, and not again: {name}" for name, _ in results]
+    return Outcome(spec, lines, results, list(known["answers"]))
+
+
+def _made(specs: list[str], work: Work, workers: Workers) -> Iterator[Iterable[Made] | str]:
+    """What was made of each file, or why its process ended."""
+    from qgate.engine import Failure, outcomes
+
+    if workers.is_local and (workers.jobs or 1) == 1:
+        for spec in specs:
+            yield made_of(spec, work)
         return
-    pending = [target.pool.submit(_swept, spec, request) for spec in specs]
-    for spec, future in zip(specs, pending, strict=True):
-        try:
-            found = future.result()
-        except Exception as error:
-            why = f"its process ended: {type(error).__name__}"
-            yield Outcome(spec, [f"❌ Failed: {spec}: {why}"], [(spec, why)])
-        else:
-            yield _written(spec, iter(found), target)
+    for found in outcomes(all_made_of, specs, workers, shared=work):
+        yield found.reason if isinstance(found, Failure) else found
 
 
-def _swept(spec: str, request: Request) -> list[Swept]:
-    from qgate.pipeline.sweep_files import sweep_file
-
-    return list(sweep_file(spec, request))
-
-
-def _written(spec: str, found: Iterator[Swept], target: Target) -> Outcome:
+def _written(spec: str, made: Iterable[Made], target: Target) -> Outcome:
     outcome = Outcome(spec)
-    for swept in found:
-        reason = swept.failed
+    for each in made:
+        swept, reason = each.swept, each.swept.failed
         if swept.records:
             try:
-                said = _write(swept, target)
+                said = _write(each, target)
                 outcome.lines += [] if target.quiet else said
                 outcome.answers += [_answer(swept.source, record) for record in swept.records]
             except OSError as error:
                 reason = f"cannot write the results: {error}"
+        reason = reason or each.undrawn or None
         mark, words = (
             ("❌", f"Failed: {swept.source}: {reason}")
             if reason
@@ -245,12 +277,13 @@ def _answer(source: str, record: dict[str, Any]) -> str:
     return f"  {source}: {record['format']['name']} {what} {place}, {value}{more}"
 
 
-def _write(swept: Swept, target: Target) -> list[str]:
+def _write(made: Made, target: Target) -> list[str]:
     """Files of one tensor; the lines for the console, which are those of the logs."""
-    from qgate.report._files import folder_for, safe_name, write_text
+    from qgate.report._files import folder_for, safe_name, write_bytes, write_text
     from qgate.report.sweeps import files as sweep_files
     from qgate.report.sweeps import texts as sweep_text
 
+    swept = made.swept
     name = safe_name(swept.name)
     folder = folder_for(target.root, name, swept.source, target.taken)
     target.taken.append(folder)
@@ -258,12 +291,12 @@ def _write(swept: Swept, target: Target) -> list[str]:
     shown: list[str] = []
     by_format: dict[str, list[str]] = {}
     for record in swept.records:
-        record["tensor"]["source"] = swept.source
         start = _stamp()
         paths = sweep_files.write(folder, record)
-        if target.plots:
-            target.draw(swept.source, folder, record)
-            paths += sweep_files.pictures(folder, record)
+        for path in sweep_files.pictures(folder, record):
+            if path.name in made.pictures:
+                write_bytes(path, made.pictures[path.name])
+                paths.append(path)
         lines = sweep_text.lines(record)
         lines += ["Results saved to:", *(f"  {path}" for path in paths), ""]
         stamped = [f"{start} - {line}" for line in lines]

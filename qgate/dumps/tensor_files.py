@@ -62,7 +62,7 @@ def expand(specs: list[str]) -> list[str]:
 
 def read_tensors(spec: str) -> Iterator[StoredTensor]:
     """The tensors of a file, or of `FILE:NAME` the one of that name."""
-    path, key = _split(spec)
+    path, key = split_spec(spec)
     if not path.exists():
         if glob.has_magic(spec):
             raise QgateError(f"no {_endings()} file matches {spec!r}.")
@@ -93,7 +93,8 @@ def read_tensors(spec: str) -> Iterator[StoredTensor]:
         ) from None
 
 
-def _split(spec: str) -> tuple[Path, str | None]:
+def split_spec(spec: str) -> tuple[Path, str | None]:
+    """The file of a spec, and the name of one tensor where it names one."""
     whole = Path(spec)
     if whole.exists() or ":" not in spec:
         return whole, None

@@ -15,6 +15,11 @@ def write_text(path: Path, text: str) -> None:
         neighbor.write_text(text, encoding="utf-8", newline="\n")
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    with replacing(path) as neighbor:
+        neighbor.write_bytes(data)
+
+
 def safe_name(name: str) -> str:
     """A tensor's name as a file name: nothing that leaves the folder or hides."""
     cleaned = re.sub(r"[^\w.+=,@-]+", "_", name).strip("._") or "tensor"

@@ -1,0 +1,61 @@
+"""What one worker does of `qgate sweep`: a file swept and drawn, as plain data to be written."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from qgate.pipeline.sweep_files import Request, Swept
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all files have in common."""
+
+    request: Request
+    plots: bool
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tensor swept, its pictures by name of the file, and why some could not be drawn."""
+
+    swept: Swept
+    pictures: dict[str, bytes] = field(default_factory=dict)
+    undrawn: str = ""
+
+
+def made_of(spec: str, work: Work) -> Iterator[Made]:
+    """Tensor by tensor, so that one process holds no more than one."""
+    from qgate.pipeline.sweep_files import sweep_file
+
+    for swept in sweep_file(spec, work.request):
+        for record in swept.records:
+            record["tensor"]["source"] = swept.source
+        pictures, undrawn = _drawn(swept) if work.plots else ({}, "")
+        yield Made(swept, pictures, undrawn)
+
+
+def all_made_of(spec: str, work: Work) -> list[Made]:
+    """The same for a worker, which sends all of a file at once."""
+    return list(made_of(spec, work))
+
+
+def _drawn(swept: Swept) -> tuple[dict[str, bytes], str]:
+    """Pictures as bytes: where they are written is not for a worker to know."""
+    from qgate.report.sweeps import files as sweep_files
+
+    found: dict[str, bytes] = {}
+    with tempfile.TemporaryDirectory() as made:
+        for record in swept.records:
+            try:
+                sweep_files.draw(Path(made), record)
+            except Exception as error:
+                return found, f"cannot draw the results: {error}"
+            for path in sweep_files.pictures(Path(made), record):
+                found[path.name] = path.read_bytes()
+    return found, ""
