@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from qgate.cli._dump_selection import add_selection, wanted_of
 from qgate.cli._numbers import from_one
+from qgate.cli._workers import add_workers, workers_from
 from qgate.errors import QgateError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def add_analysis(parser: argparse.ArgumentParser) -> None:
     add("--rows", type=from_one, default=2**16, metavar="N", help="elements of each tensor that "
         "block formats are measured on (default 65536)")  # fmt: skip
     add("--seed", type=int, default=0, metavar="N", help="chooses them (default 0)")
-    add("--jobs", type=from_one, default=1, metavar="N", help="processes (default 1)")
+    add_workers(parser)
 
 
 def asked_of(args: argparse.Namespace, most: int | None, tensors: int | None) -> Asked:
@@ -63,7 +64,7 @@ def asked_of(args: argparse.Namespace, most: int | None, tensors: int | None) ->
     return Asked(
         rows=args.rows,
         seed=args.seed,
-        jobs=args.jobs,
+        workers=workers_from(args),
         most=most,
         tensors=tensors,
         wanted=wanted_of(args),
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     analysis = analysis_of(args)
     with progress("pictures") as step:
         written = draw_analysis(
-            analysis, args.output_dir, jobs=args.jobs, plots=not args.no_plots, progress=step
+            analysis, args.output_dir, workers_from(args), plots=not args.no_plots, progress=step
         )
     for line in findings(analysis):
         print(line)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
 
@@ -28,7 +28,7 @@ def outcomes(
     workers: Workers | int = 1,
     *,
     shared: object = None,
-) -> Iterator[Result | Failure]:
+) -> Generator[Result | Failure, None, None]:
     """`function` of each item, in the order of the items; `shared`, where given, comes after it.
 
     Items are taken as they are needed, so what waits does not grow with their number. With several

@@ -66,7 +66,7 @@ def test_shares_are_those_of_the_format(ranks):
 
 def test_any_number_of_processes_says_the_same(ranks):
     folder, _ = ranks
-    one, two = (json.dumps(analyzed(folder, jobs=jobs), sort_keys=True) for jobs in (1, 2))
+    one, two = (json.dumps(analyzed(folder, workers=jobs), sort_keys=True) for jobs in (1, 2))
     assert one == two
 
 
@@ -193,7 +193,7 @@ def two_runs(tmp_path, apart: bool):
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_two_runs_side_by_side(tmp_path, apart, jobs):
     folders, x = two_runs(tmp_path, apart)
-    found = analyzed(*folders, jobs=jobs)["comparison"]
+    found = analyzed(*folders, workers=jobs)["comparison"]
     assert (found["kind"], found["first"], found["second"]) == ("quant_types", "hifp8", "mxfp8")
     assert (len(found["pairs"]), found["unpaired"]) == (4, 0)
     other = x[0] + 0.1 * noise(32, 64, seed=9)

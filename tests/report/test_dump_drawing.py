@@ -130,7 +130,7 @@ def test_only_paths_inside_are_believed(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("few")
 def test_processes_draw_the_same(normal: DumpAnalysis, tmp_path: Path) -> None:
     one = draw_analysis(normal, tmp_path / "one", dpi=16)
-    two = draw_analysis(normal, tmp_path / "two", jobs=2, dpi=16)
+    two = draw_analysis(normal, tmp_path / "two", workers=2, dpi=16)
     assert [p.relative_to(tmp_path / "one") for p in one] == [
         p.relative_to(tmp_path / "two") for p in two
     ]

@@ -14,7 +14,7 @@ from qgate.analysis.portraits.pools import Pool, edges_of
 from qgate.analysis.portraits.rank_differences import ranks_of
 from qgate.analysis.portraits.tensor_maps import tensor_map
 from qgate.dumps.summing import all_totals
-from qgate.engine import Failure, outcomes
+from qgate.engine import Failure, Workers, outcomes
 from qgate.errors import QgateError
 from qgate.pipeline.dumps.looks import (
     Glance,
@@ -53,7 +53,7 @@ class Asked:
     most      elements of each tensor that are looked at at all; all of them without it
     tensors   how many tensors are looked at, evenly spaced; all of them without it
     seed      chooses the rows
-    jobs      processes
+    workers   who looks: processes, or another engine
     """
 
     formats: Sequence[str] = FORMATS
@@ -63,7 +63,7 @@ class Asked:
     most: int | None = None
     tensors: int | None = None
     seed: int = 0
-    jobs: int = 1
+    workers: Workers | int = 1
 
 
 @dataclass
@@ -97,12 +97,14 @@ def analyze_dump(
     names, kind = compared_names([place.record for place in places], asked.compare)
     measured = _known([*asked.formats, *(names if kind == "formats" else ())])
     glance = Glance(measured, asked.rows, asked.most, asked.seed)
-    found = _look(places, glance, asked.jobs, step)
+    found = _look(places, glance, asked.workers, step)
     if not found.tensors:
         why = [*found.notes, *notes, "no tensor is left"][0].rstrip(".")
         raise QgateError(f"nothing to analyze in {str(dumps[0].folder)!r}: {why}.")
     if kind == "quant_types":
-        comparison = compare_quant_types(found.places, names, jobs=asked.jobs, most=asked.most)
+        comparison = compare_quant_types(
+            found.places, names, workers=asked.workers, most=asked.most
+        )
     else:
         comparison = compare_formats(found.tensors, names)
     told = [note for dump in dumps for note in dump.notes()]
@@ -126,10 +128,12 @@ def _known(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(formats.get(name).name for name in names))
 
 
-def _look(places: Sequence[Located], glance: Glance, jobs: int, step: Step | None) -> _Found:
+def _look(
+    places: Sequence[Located], glance: Glance, workers: Workers | int, step: Step | None
+) -> _Found:
     found, done = _Found(), 0
     parts = list(batches(places, glance))
-    for part, looked in zip(parts, outcomes(look, parts, jobs), strict=True):
+    for part, looked in zip(parts, outcomes(look, parts, workers), strict=True):
         if isinstance(looked, Failure):
             first = part.places[0]
             more = f" and {len(part.places) - 1} after it" if len(part.places) > 1 else ""

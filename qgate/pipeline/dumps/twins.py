@@ -14,7 +14,7 @@ from qgate import formats
 from qgate.analysis.portraits.pairs import merged_scatter, pair_figures, scatter_of
 from qgate.dumps import Record
 from qgate.dumps.summing import nbytes
-from qgate.engine import Failure, outcomes
+from qgate.engine import Failure, Workers, outcomes
 from qgate.errors import QgateError, unknown
 from qgate.pipeline.dumps.looks import Located, values_of
 from qgate.pipeline.dumps.pairs import paired
@@ -72,7 +72,7 @@ def compare_quant_types(
     places: Sequence[Located],
     names: tuple[str, str],
     *,
-    jobs: int = 1,
+    workers: Workers | int = 1,
     most: int | None = None,
 ) -> Comparison:
     """Tensors labeled with the second name, against the same tensors labeled with the first."""
@@ -94,7 +94,7 @@ def compare_quant_types(
     pairs: list[Pair] = []
     scatter: dict[str, Any] | None = None
     parts = [_Part(tuple(part), most) for part in _batches(twins)]
-    for done in outcomes(_compare, parts, jobs):
+    for done in outcomes(_compare, parts, workers):
         if isinstance(done, Failure):
             raise QgateError(f"comparing {' and '.join(names)}: {done.reason}.")
         pairs += done.pairs

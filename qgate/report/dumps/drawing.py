@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import struct
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, cast
 
+from qgate.engine import Failure, Workers, outcomes
 from qgate.errors import QgateError
-from qgate.report._files import write_text
+from qgate.report._files import write_bytes, write_text
 from qgate.report.dumps._csv import TABLES
 from qgate.report.dumps.pages import Shown, page
 from qgate.report.dumps.texts import tensor_stats
@@ -33,7 +32,7 @@ _TEXTS = (PAGE, STATISTICS, RECORD, *(f"statistics/{name}" for name in TABLES))
 def draw_analysis(
     analysis: DumpAnalysis,
     folder: Path | str,
-    jobs: int = 1,
+    workers: Workers | int = 1,
     plots: bool = True,
     progress: Progress | None = None,
     *,
@@ -59,7 +58,7 @@ def draw_analysis(
     titles: dict[str, str] = {}
     failed: dict[str, str] = {}
     if plots:
-        for done, (path, title, reason) in enumerate(_drawn(analysis, folder, jobs, dpi), 1):
+        for done, (path, title, reason) in enumerate(_drawn(analysis, folder, workers, dpi), 1):
             if reason:
                 failed[path] = reason
             elif title:
@@ -181,7 +180,9 @@ def _remove(folder: Path, names: set[str]) -> None:
 Drawn = tuple[str, str, str]
 
 
-def _drawn(analysis: DumpAnalysis, folder: Path, jobs: int, dpi: float | None) -> Iterator[Drawn]:
+def _drawn(
+    analysis: DumpAnalysis, folder: Path, workers: Workers | int, dpi: float | None
+) -> Iterator[Drawn]:
     """Path, title and reason of failure of each picture, as they get done.
 
     Processes that cannot start or die, as under a script without a main guard, leave their pictures
@@ -191,15 +192,21 @@ def _drawn(analysis: DumpAnalysis, folder: Path, jobs: int, dpi: float | None) -
 
     for name in {picture.folder for picture in PICTURES} - {""}:
         (folder / name).mkdir(exist_ok=True)
-    left = {picture.path for picture in PICTURES}
-    if jobs > 1:
-        with contextlib.suppress(BrokenProcessPool):
-            for told in _in_processes(folder, jobs, dpi):
-                left.discard(told[0])
+    left = [picture.path for picture in PICTURES]
+    if workers not in (1, Workers(), Workers(jobs=1)):
+        with contextlib.closing(
+            outcomes(_draw_elsewhere, list(left), workers, shared=(analysis, dpi))
+        ) as done:
+            for found in done:
+                if isinstance(found, Failure):
+                    break
+                told, data = found
+                left.remove(told[0])
+                if data:
+                    write_bytes(folder / told[0], data)
                 yield told
-    for picture in PICTURES:
-        if picture.path in left:
-            yield _draw(analysis, folder, picture.path, dpi)
+    for path in left:
+        yield _draw(analysis, folder, path, dpi)
     for name in {picture.folder for picture in PICTURES} - {""}:
         with contextlib.suppress(OSError):
             (folder / name).rmdir()
@@ -219,32 +226,14 @@ def _draw(analysis: DumpAnalysis, folder: Path, path: str, dpi: float | None) ->
         return path, "", f"{type(error).__name__}: {error}"
 
 
-_shared: dict[str, DumpAnalysis] = {}
-
-
-def _start(record: str) -> None:
-    _shared["analysis"] = read_analysis(record)
-
-
-def _draw_shared(folder: Path, path: str, dpi: float | None) -> Drawn:
-    return _draw(_shared["analysis"], folder, path, dpi)
-
-
-def _in_processes(folder: Path, jobs: int, dpi: float | None) -> Iterator[Drawn]:
-    from qgate.report.plots.dumps.pictures import PICTURES
-
-    pool = ProcessPoolExecutor(
-        min(jobs, len(PICTURES)),
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_start,
-        initargs=(str(folder / RECORD),),
-    )
-    try:
-        futures = [pool.submit(_draw_shared, folder, picture.path, dpi) for picture in PICTURES]
-        for future in as_completed(futures):
-            yield future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+def _draw_elsewhere(path: str, shared: tuple[DumpAnalysis, float | None]) -> tuple[Drawn, bytes]:
+    """One picture as bytes: where it belongs is not for a worker to know."""
+    analysis, dpi = shared
+    with tempfile.TemporaryDirectory() as made:
+        target = Path(made) / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        told = _draw(analysis, Path(made), path, dpi)
+        return told, target.read_bytes() if told[1] else b""
 
 
 def _size(path: Path) -> tuple[int, int]:
