@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any, Protocol
 
 from qgate.engine.workers import Workers
@@ -109,7 +112,9 @@ class _Processes(_Folding):
 
     def __init__(self, jobs: int, function: Callable[..., Any], shared: Sequence[Any]) -> None:
         self.ahead = 3 * jobs
-        self._jobs, self._function, self._given = jobs, function, tuple(shared)
+        self._jobs, self._function = jobs, function
+        self._home = tempfile.TemporaryDirectory(prefix="qgate-")
+        self._given = _kept(shared, Path(self._home.name) / "shared")
         self._pool = self._new(jobs)
 
     def _new(self, jobs: int) -> ProcessPoolExecutor:
@@ -118,7 +123,7 @@ class _Processes(_Folding):
             jobs,
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_take,
-            initargs=self._given,
+            initargs=(self._given,),
         )
 
     def start(self, item: Any) -> _Running:
@@ -146,10 +151,23 @@ class _Processes(_Folding):
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._home.cleanup()
 
 
-def _take(*shared: Any) -> None:
-    _shared[:] = shared
+def _kept(shared: Sequence[Any], path: Path) -> str:
+    """In a file of this process alone: what is large must not go through the pipe of a new process.
+
+    One that ends before it has read its arguments, as under a script without a main guard, would
+    leave this one writing forever.
+    """
+    if not shared:
+        return ""
+    path.write_bytes(ForkingPickler.dumps(list(shared)))
+    return str(path)
+
+
+def _take(path: str) -> None:
+    _shared[:] = ForkingPickler.loads(Path(path).read_bytes()) if path else []
 
 
 def _work(function: Callable[..., Any], item: Any) -> Any:

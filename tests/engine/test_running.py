@@ -1,6 +1,9 @@
 """One function over many items: the same answers in one process and in several."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +83,21 @@ def test_processes_compute_in_one_thread_each_unless_somebody_chose(monkeypatch)
 def test_workers_that_cannot_be_are_refused(wrong, why):
     with pytest.raises(QgateError, match=why):
         Workers(**wrong)
+
+
+_NO_GUARD = """
+from qgate.engine import Failure, outcomes
+from tests.engine.work import length
+found = list(outcomes(length, range(2), 2, shared=bytes(1_000_000)))
+print(sum(isinstance(each, Failure) for each in found))
+"""
+
+
+def test_a_script_without_a_main_guard_gets_failures_and_no_endless_wait(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(_NO_GUARD)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1:] == ["2"], done.stderr

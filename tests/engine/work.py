@@ -76,3 +76,7 @@ def poisonous_name(x):
     if x == 5:
         os.kill(os.getpid(), signal.SIGKILL)
     return f"{x},"
+
+
+def length(x, shared):
+    return x + len(shared)
