@@ -13,14 +13,12 @@ Exit status: 0, also where tensors are bad; `pytest suites --dump DIR` is the ga
 from __future__ import annotations
 
 import argparse
-import contextlib
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qgate.cli._dump_selection import add_selection, wanted_of
 from qgate.cli._numbers import from_one
+from qgate.cli._progress import progress
 from qgate.cli._workers import add_workers, workers_from
 from qgate.errors import QgateError
 
@@ -104,20 +102,3 @@ def analysis_of(
     asked = asked_of(args, most, tensors)
     with progress("tensors") as step:
         return analyze_dump(*args.folders, asked=asked, step=step)
-
-
-@contextlib.contextmanager
-def progress(unit: str) -> Iterator[Any]:
-    """A bar on a terminal; elsewhere a line now and then would be noise in a log."""
-    if not sys.stderr.isatty():
-        yield lambda _done, _total: None
-        return
-    from tqdm import tqdm
-
-    with tqdm(unit=f" {unit}", file=sys.stderr, leave=False) as bar:
-
-        def step(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield step

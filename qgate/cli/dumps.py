@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 
 from qgate.cli._dump_selection import add_selection, wanted_of
 from qgate.cli._numbers import from_one
+from qgate.cli._progress import progress
+from qgate.cli._workers import add_workers, workers_from
 from qgate.errors import QgateError
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--allow-unpaired", action="store_true", help="pass if tensors are in one dump only"
     )
     merge.add_argument("folders", type=Path, nargs="+", metavar="DIR")
+    add_workers(verify)
+    add_workers(compare)
     for verb in (merge, export):
         verb.add_argument("--output", type=Path, required=True, metavar="FOLDER")
     watch.add_argument("--expect", type=from_one, required=True, metavar="N", help="records")
@@ -135,14 +139,16 @@ def _info(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     from qgate.cli._dump_texts import note_lines
-    from qgate.dumps import Dump, problems, unnamed
+    from qgate.dumps import Dump, unnamed
+    from qgate.pipeline.dumps.checks import dump_problems
     from qgate.report._escaping import one_line
 
     dump = Dump.open(args.folder)
     found = 0
-    for problem in problems(dump):
-        print(one_line(problem), flush=True)
-        found += 1
+    with progress("records") as step:
+        for problem in dump_problems(args.folder, workers_from(args), step):
+            print(one_line(problem), flush=True)
+            found += 1
     records = sum(1 for _ in dump.records())
     hashed = {
         what: sum(1 for place in places if place and place.digest)
@@ -171,13 +177,16 @@ def _verify(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace) -> int:
     from qgate.cli._dump_texts import comparison_lines
     from qgate.dumps import Dump
+    from qgate.engine import Workers
     from qgate.pipeline.dumps.comparisons import compare_dumps
     from qgate.report._escaping import one_line
 
     dumps = Dump.open(args.actual), Dump.open(args.reference)
     for dump in dumps:
         _selected(dump, args)
-    found = compare_dumps(*dumps, **wanted_of(args))
+    workers = workers_from(args)
+    elsewhere = None if workers == Workers() else workers
+    found = compare_dumps(*dumps, workers=elsewhere, **wanted_of(args))
     reasons = found.reasons(args.relative_mse, unpaired=args.allow_unpaired)
     if args.json:
         _print_json(

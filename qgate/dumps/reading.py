@@ -13,7 +13,7 @@ from torch import Tensor
 from qgate.dumps.index import EVENT, Index, Lines
 from qgate.dumps.layout import INDEX, About, rank_folder, ranks_in, read_about, unfinished_in
 from qgate.dumps.records import Record
-from qgate.dumps.selecting import check_fields, is_wanted
+from qgate.dumps.selecting import check_fields, fits, is_wanted
 from qgate.dumps.shard_reading import ShardReader
 from qgate.errors import QgateError, unknown
 
@@ -153,6 +153,8 @@ class Dump:
         """
         asked = check_fields(wanted)
         for rank in self.ranks:
+            if not fits(asked, "rank", rank):
+                continue
             for record in self._read(rank).records:
                 if is_wanted(record, asked):
                     yield record

@@ -42,10 +42,12 @@ def check_fields(wanted: Wanted) -> dict[str, tuple[object, ...]]:
 
 def is_wanted(record: Record, wanted: Mapping[str, tuple[object, ...]]) -> bool:
     """Texts may be patterns: `grad_*`."""
-    return all(
-        any(_fits(getattr(record, name), value) for value in values)
-        for name, values in wanted.items()
-    )
+    return all(fits(wanted, name, getattr(record, name)) for name in wanted)
+
+
+def fits(wanted: Mapping[str, tuple[object, ...]], name: str, found: object) -> bool:
+    """Whether a field may have a value; one that was not asked about may have any."""
+    return name not in wanted or any(_fits(found, value) for value in wanted[name])
 
 
 def _fits(found: object, value: object) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from qgate.dumps.layout import rank_folder, shards_in
 from qgate.dumps.reading import Dump
@@ -13,25 +14,34 @@ from qgate.errors import QgateError
 
 def problems(dump: Dump) -> Iterator[str]:
     """What is damaged, each once; nothing is said of what was never written."""
+    parts = (damage(dump), *(damage_in(dump, rank) for rank in dump.ranks))
+    return each_once(text for part in parts for text in part)
+
+
+def each_once(texts: Iterable[str]) -> Iterator[str]:
     said: set[str] = set()
-    for text in _found(dump):
+    for text in texts:
         if text not in said:
             said.add(text)
             yield text
 
 
-def _found(dump: Dump) -> Iterator[str]:
+def damage(dump: Dump) -> Iterator[str]:
+    """What is wrong with the dump as a whole, and with its indexes."""
     yield from (f"{dump.folder}: {text}" for text in dump.damaged)
     for rank in dump.ranks:
         yield from dump.state(rank).damaged
-        orders: Counter[int] = Counter()
-        proved: set[tuple[Place, tuple[int, ...], str]] = set()
-        for record in dump.records(rank=rank):
-            orders[record.order] += 1
-            yield from _of_record(dump, record, proved)
+        orders = Counter(record.order for record in dump.records(rank=rank))
         for order, times in orders.items():
             if times > 1:
                 yield f"{dump.folder}: rank {rank} has order {order} {times} times"
+
+
+def damage_in(dump: Dump, rank: int, start: int = 0, stop: int | None = None) -> Iterator[str]:
+    """What is wrong with the values of some records of a rank, counted as they stand there."""
+    proved: set[tuple[Place, tuple[int, ...], str]] = set()
+    for record in itertools.islice(dump.records(rank=rank), start, stop):
+        yield from _of_record(dump, record, proved)
 
 
 def _of_record(

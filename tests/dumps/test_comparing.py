@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from qgate.dumps import Dump, DumpWriter, export_dump
+from qgate.engine import Failure, Workers
 from qgate.errors import QgateError
+from qgate.pipeline.dumps import comparisons
 from qgate.pipeline.dumps.comparisons import DumpComparison, compare_dumps
 from qgate.stats import errors
-from tests.dumps.making import known, record
+from tests.dumps.making import known, record, write
 
 torch.manual_seed(0)
 X = torch.randn(64, 32)
@@ -291,3 +293,27 @@ def test_an_export_of_several_micro_batches_is_compared_with_its_dump(tmp_path: 
     export_dump(Dump.open(tmp_path / "a"), tmp_path / "flat")
     found = compare_dumps(Dump.open(tmp_path / "flat"), Dump.open(tmp_path / "a"))
     assert [each.kind for each in found.pairs] == ["equal"] * 4
+
+
+def test_processes_find_what_threads_find(tmp_path: Path) -> None:
+    first = [torch.randn(4, 8, generator=torch.Generator().manual_seed(i)) for i in range(40)]
+    second = [x + (0.01 if i % 7 == 3 else 0) for i, x in enumerate(first)]
+    second[5] = second[5][:2]
+    write(tmp_path / "a", second)
+    write(tmp_path / "b", first)
+    dumps = Dump.open(tmp_path / "a"), Dump.open(tmp_path / "b")
+    here, there = compare_dumps(*dumps), compare_dumps(*dumps, workers=Workers(jobs=2))
+    assert [repr(each) for each in here.pairs] == [repr(each) for each in there.pairs]
+    assert {each.kind for each in there.pairs} == {"equal", "differs", "unfit"}
+
+
+def test_pairs_whose_process_ended_are_not_equal(tmp_path: Path, monkeypatch: Any) -> None:
+    write(tmp_path / "a", [torch.ones(4)])
+    write(tmp_path / "b", [torch.ones(4)])
+    lost = lambda _function, items, _workers: (Failure("it ended") for _ in items)  # noqa: E731
+    monkeypatch.setattr(comparisons, "outcomes", lost)
+    dumps = Dump.open(tmp_path / "a"), Dump.open(tmp_path / "b")
+    found = compare_dumps(*dumps, workers=Workers(jobs=2))
+    assert found.reasons(None) == [
+        "it was not compared: it ended at L0 linear forward input, rank 0, iteration 0"
+    ]

@@ -12,13 +12,16 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from qgate.dumps import Dump, Record, nbytes
+from qgate.engine import Failure, Workers, outcomes
 from qgate.errors import QgateError
+from qgate.pipeline.dumps.looks import opened, together
 from qgate.pipeline.dumps.pairs import Origin, Twin, origins, paired
 from qgate.stats import errors, serial
 from qgate.stats.plain_errors import plain_errors
@@ -126,12 +129,25 @@ class DumpComparison:
 
 
 def compare_dumps(
-    actual: Dump, reference: Dump, step: Callable[[int], None] | None = None, **wanted: object
+    actual: Dump,
+    reference: Dump,
+    step: Callable[[int], None] | None = None,
+    *,
+    workers: Workers | None = None,
+    **wanted: object,
 ) -> DumpComparison:
-    """`step` is told the bytes of each pair that is done; `wanted` selects records of both."""
+    """`step` is told the bytes of each pair that is done; `wanted` selects records of both.
+
+    Without `workers` this process compares in several threads, which need no copies.
+    """
     pairing = paired(actual.records(**wanted), reference.records(**wanted))
     found: list[PairErrors] = []
-    for each in _compared(actual, reference, pairing.pairs):
+    compared = (
+        _compared(actual, reference, pairing.pairs)
+        if workers is None
+        else _compared_elsewhere(actual, reference, pairing.pairs, workers)
+    )
+    for each in compared:
         found.append(each)
         if step is not None:
             step(nbytes(each.actual) + nbytes(each.reference))
@@ -155,6 +171,38 @@ def _compared(actual: Dump, reference: Dump, pairs: list[Twin]) -> Iterator[Pair
     workers = max(1, min(8, os.cpu_count() or 1, len(pairs)))
     with serial(), ThreadPoolExecutor(workers, thread_name_prefix="qgate-compare") as pool:
         yield from pool.map(one, pairs)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Neighboring pairs of two folders."""
+
+    folders: tuple[Path, Path]
+    pairs: tuple[Twin, ...]
+
+
+def _compared_elsewhere(
+    actual: Dump, reference: Dump, pairs: list[Twin], workers: Workers
+) -> Iterator[PairErrors]:
+    """The same by processes or a cluster, whose nodes see both folders."""
+    folders = actual.folder.absolute(), reference.folder.absolute()
+    parts = [_Part(folders, tuple(part)) for part in together(pairs, _size)]
+    for part, found in zip(parts, outcomes(_compare_part, parts, workers), strict=True):
+        if isinstance(found, Failure):
+            why = f"it was not compared: {found.reason}"
+            yield from (PairErrors(a, r, "unfit", why=why) for a, r in part.pairs)
+        else:
+            yield from found
+
+
+def _size(pair: Twin) -> int:
+    return sum(nbytes(each) for each in pair)
+
+
+def _compare_part(part: _Part) -> list[PairErrors]:
+    actual, reference = map(opened, part.folders)
+    with serial():
+        return [_compare(actual, reference, *pair) for pair in part.pairs]
 
 
 def _compare(actual: Dump, reference: Dump, a: Record, r: Record) -> PairErrors:

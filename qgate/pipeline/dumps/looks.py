@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from torch import Tensor
 
@@ -26,6 +26,7 @@ from qgate.stats import serial
 _TOGETHER = 32 << 20
 _MOST_TOGETHER = 16
 Group = tuple[str, str, str, str, str]
+T = TypeVar("T")
 
 
 class Located(NamedTuple):
@@ -90,17 +91,23 @@ def _says_something(record: Record) -> bool:
     return record.elements > 0 and record.dtype.startswith(("float", "bfloat"))
 
 
-def batches(places: Sequence[Located], glance: Glance) -> Iterator[Batch]:
-    """As many as make it worth sending them to a process; fixed by the records alone."""
-    part: list[Located] = []
-    size = 0
-    for place in places:
-        if part and (size + nbytes(place.record) > _TOGETHER or len(part) >= _MOST_TOGETHER):
-            yield Batch(tuple(part), glance)
-            part, size = [], 0
-        part.append(place)
-        size += nbytes(place.record)
+def together(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Neighbors, as many as make it worth sending them to a process; fixed by the items alone."""
+    part: list[T] = []
+    total = 0
+    for item in items:
+        if part and (total + size(item) > _TOGETHER or len(part) >= _MOST_TOGETHER):
+            yield part
+            part, total = [], 0
+        part.append(item)
+        total += size(item)
     if part:
+        yield part
+
+
+def batches(places: Sequence[Located], glance: Glance) -> Iterator[Batch]:
+    """What one process looks at, part by part."""
+    for part in together(places, lambda place: nbytes(place.record)):
         yield Batch(tuple(part), glance)
 
 

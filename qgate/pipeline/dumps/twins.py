@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from qgate.dumps import Record
 from qgate.dumps.summing import nbytes
 from qgate.engine import Failure, Workers, outcomes
 from qgate.errors import QgateError, unknown
-from qgate.pipeline.dumps.looks import Located, values_of
+from qgate.pipeline.dumps.looks import Located, together, values_of
 from qgate.pipeline.dumps.pairs import paired
 from qgate.results.portraits import Comparison, Pair, TensorPortrait
 from qgate.stats import serial
@@ -26,7 +26,6 @@ Twin = tuple[Located, Located]
 _USUAL = ("hif8", "mxfp8_e4m3")
 _GRID, _REACH = 64, 5.0
 _SHOWN = 2**16
-_TOGETHER = 64 << 20
 
 
 def compared_names(
@@ -93,7 +92,7 @@ def compare_quant_types(
     ]
     pairs: list[Pair] = []
     scatter: dict[str, Any] | None = None
-    parts = [_Part(tuple(part), most) for part in _batches(twins)]
+    parts = [_Part(tuple(part), most) for part in together(twins, _size)]
     for done in outcomes(_compare, parts, workers):
         if isinstance(done, Failure):
             raise QgateError(f"comparing {' and '.join(names)}: {done.reason}.")
@@ -131,17 +130,8 @@ class _Compared:
     scatter: dict[str, Any] | None = None
 
 
-def _batches(twins: Sequence[Twin]) -> Iterator[list[Twin]]:
-    part: list[Twin] = []
-    size = 0
-    for twin in twins:
-        part.append(twin)
-        size += sum(nbytes(place.record) for place in twin)
-        if size > _TOGETHER:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
+def _size(twin: Twin) -> int:
+    return sum(nbytes(place.record) for place in twin)
 
 
 def _compare(part: _Part) -> _Compared:

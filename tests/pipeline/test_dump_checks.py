@@ -1,0 +1,62 @@
+"""A dump proved by many workers says what one says."""
+
+import pytest
+import torch
+
+import qgate.pipeline.dumps.checks as checks
+from qgate.dumps import Dump, DumpWriter, problems
+from qgate.dumps.layout import rank_folder
+from qgate.engine import Failure
+from qgate.pipeline.dumps.checks import dump_problems
+from tests.dumps.making import record
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for rank in range(3):
+        with DumpWriter(tmp_path, rank=rank, world_size=3) as writer:
+            for order in range(7):
+                values = torch.arange(8.0).reshape(2, 4) + order
+                writer.add(record(order, rank=rank, world_size=3), values)
+    return tmp_path
+
+
+def spoil(folder, rank):
+    (shard,) = rank_folder(folder, rank).glob("*.safetensors")
+    data = bytearray(shard.read_bytes())
+    data[-3] ^= 1
+    shard.write_bytes(data)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_find_what_one_reader_finds(folder, monkeypatch, workers):
+    monkeypatch.setattr(checks, "_RECORDS", 2)
+    assert list(dump_problems(folder, workers)) == []
+    spoil(folder, 0)
+    spoil(folder, 2)
+    told = []
+    found = list(dump_problems(folder, workers, lambda *at: told.append(at)))
+    assert found == list(problems(Dump.open(folder)))
+    assert len(found) == 2
+    assert told[-1] == (21, 21)
+    assert len(told) == 12
+
+
+def test_what_was_not_proved_is_a_problem(folder, monkeypatch):
+    def lost(function, items, _workers):
+        for item in items:
+            yield Failure("it ended") if item.rank == 1 else function(item)
+
+    monkeypatch.setattr(checks, "outcomes", lost)
+    (problem,) = dump_problems(folder, 2)
+    assert problem == f"{folder}: records 0 to 6 of rank 1 were not proved: it ended"
+
+
+def test_records_of_a_rank_are_read_from_its_index_alone(folder, monkeypatch):
+    dump = Dump.open(folder)
+    assert len(dump.ranks) == 3
+    read = []
+    real = Dump._read
+    monkeypatch.setattr(Dump, "_read", lambda self, rank: read.append(rank) or real(self, rank))
+    assert len(list(dump.records(rank=1))) == 7
+    assert read.count(0) == read.count(2) == 1, "only to see which ranks there are"
