@@ -188,7 +188,7 @@ def test_a_configuration_as_people_have_it(
     out = capsys.readouterr()
     if not torch.cuda.is_available():
         assert "memory.device cuda" in out.err
-        assert "It ran on the CPU" in out.err
+        assert "The CPU is used" in out.err
     assert "my-model: LlamaForCausalLM" in out.out
     assert "24 samples" not in out.out
     names = {path.name for path in (here / "figures").glob("*.png")}

@@ -37,6 +37,10 @@ class Flowed:
         """Modules that were matched and never ran, or never had numbers in that role."""
         return [each for each in self.wanted if not self.calls[each]]
 
+    def numberless(self) -> list[tuple[str, str]]:
+        """Modules that ran, and never had numbers in that role: they are given ids, or nothing."""
+        return [each for each in self.silent() if self.empty[each]]
+
     def check(self) -> None:
         """Refuse a run in which nothing that was matched had anything to look at."""
         silent = self.silent()

@@ -90,6 +90,19 @@ def _leaves(own: dict[int, tuple[Tensor, Tensor]]) -> Callable[..., None]:
     return hook
 
 
+_FULL = 0.8
+"""The part of a device's free memory that weights may take before layers come one by one."""
+
+
+def fits(module: nn.Module, device: torch.device) -> bool:
+    """If a model's weights leave room on a device for what it computes."""
+    if device.type != "cuda":
+        return True
+    free, _ = torch.cuda.mem_get_info(device)
+    there = next((p.device for p in module.parameters()), device)
+    return there == device or bytes_of(module) <= _FULL * free
+
+
 def bytes_of(root: nn.Module) -> int:
     """Of parameters and buffers, shared ones once."""
     tensors = {id(t): t for t in [*root.parameters(), *root.buffers()]}

@@ -5,11 +5,13 @@
   qgate activations --model hf:PATH --outlier.threshold 100 --sensitivity.enabled true
   qgate activations --model hf:PATH --list-layers 'down_proj'
   qgate activations --write-config my.yaml
+  qgate activations figures/activations.json --dpi 300
 
 Every key of the configuration (`--write-config` prints all, with what they mean) is an option, with
 or without `visualization.` before it; a list has commas. Pictures, tables and analysis_report.html
-are written to visualization.save_dir. Exit status: 1 if values are not finite, 2 if nothing could
-be run.
+are written to visualization.save_dir. The record that a run leaves there, activations.json or the
+folder with it, is drawn again without the model. Exit status: 1 if values are not finite or if a
+module that was matched never ran, 2 if nothing could be run.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qgate.cli._activation_records import is_place, redraw
 from qgate.errors import QgateError
 
 if TYPE_CHECKING:
@@ -52,7 +55,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from qgate.pipeline.activations.settings import read_settings
 
-    overrides = _pairs(args.more)
+    record, overrides = _words(args.more)
+    if record is not None:
+        return redraw(record, overrides, args, _bars())
     if args.write_config is not None:
         _refuse_with("--write-config", overrides, args)
         return _write_config(args.write_config)
@@ -82,15 +87,21 @@ def run(args: argparse.Namespace) -> int:
 # What a command line says ------------------------------------------------------------------------
 
 
-def _pairs(more: Sequence[str]) -> list[tuple[str, str]]:
-    """`--a.b value` and `--a.b=value`; what is neither is an error."""
+def _words(more: Sequence[str]) -> tuple[str | None, list[tuple[str, str]]]:
+    """A record to draw again, if one is named, and `--a.b value` and `--a.b=value`; what is none of
+    these is an error."""
+    record: str | None = None
     found: list[tuple[str, str]] = []
     left = list(more)
     while left:
         word = left.pop(0)
+        if record is None and is_place(word):
+            record = word
+            continue
         if not word.startswith("--") or len(word) < 3:
             raise QgateError(
-                f"{word!r} belongs to no option; a list is one word with commas, as in "
+                f"{word!r} belongs to no option, and is no record to draw again (activations.json, "
+                "or the folder with it); a list is one word with commas, as in "
                 "--heatmap_3d.view_angle 30,45."
             )
         name, equals, value = word.removeprefix("--").partition("=")
@@ -103,7 +114,7 @@ def _pairs(more: Sequence[str]) -> list[tuple[str, str]]:
                 )
             value = left.pop(0)
         found.append((name, value))
-    return found
+    return record, found
 
 
 def _check_key(name: str) -> None:
@@ -139,7 +150,7 @@ def _on_this_machine(
         except QgateError as error:
             if "was asked for" not in str(error):
                 raise
-            notes.append(f"memory.{field} {getattr(memory, field)}: {error} It ran on the CPU.")
+            notes.append(f"memory.{field} {getattr(memory, field)}: {error} The CPU is used.")
             changes: dict[str, Any] = {field: "cpu"}
             memory = replace(memory, **changes)
     return replace(settings, memory=memory), notes

@@ -150,15 +150,16 @@ def _token_text(name: str, text: str) -> str:
     return f" {text}" if lost else text
 
 
+_IDS = "--tokens FILE.npy; of qgate activations, --data.source tokens:FILE.npy"
+
+
 def tokenizer(folder: Path, *, trust_remote_code: bool = False) -> FolderTokenizer:
     """What turns text into token ids, and ids into text."""
     ways_out = (
         f"Copy {_TOKENIZERS[0]} and tokenizer_config.json of the model into the folder, or give "
-        "token ids in place of text (--tokens FILE.npy)."
+        f"token ids in place of text ({_IDS})."
     )
-    with _quietly(
-        "a tokenizer", "or give token ids in place of text (--tokens FILE.npy)"
-    ) as module:
+    with _quietly("a tokenizer", f"or give token ids in place of text ({_IDS})") as module:
         try:
             where = _TRUSTED if trust_remote_code else _LOCAL
             made = module.AutoTokenizer.from_pretrained(str(folder), **where)

@@ -44,7 +44,8 @@ def wants_code(folder: Path) -> QgateError:
     """The error for a checkpoint that brings its own classes."""
     return QgateError(
         f"{str(folder)!r} wants Python code that comes with the checkpoint to run (auto_map). That "
-        f"is refused; to gate it, {OWN_CALLABLE}."
+        f"is refused; to gate it, {OWN_CALLABLE}. `qgate activations` lets it run with "
+        "--trust-remote-code: only for code that you have read."
     )
 
 

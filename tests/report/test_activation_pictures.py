@@ -21,6 +21,7 @@ from qgate.report.activations._reading import (
     stems,
     visible,
 )
+from qgate.report.plots.activations.formats import draw_proposal
 from qgate.report.plots.activations.heatmaps import draw_flat
 from qgate.report.plots.activations.pictures import Picture, pictures
 from qgate.results.activations import ActivationsRecord
@@ -218,3 +219,25 @@ def test_a_look_has_the_defaults_of_the_settings() -> None:
     defaults = {each.name: each.default for each in keys()}
     assert look_of({}) == LOOK
     assert look_of({key: defaults[key] for key in KEYS.values()}) == LOOK
+
+
+def test_a_model_with_all_layers_kept_does_not_flatten_the_curve_of_a_proposal() -> None:
+    record = usual()
+    proposal = record["proposals"][0]
+    proposal["target"] = "SQNR of the output ≥ 20 dB"
+    proposal |= {"curve": [(0, 11.0), (2, 21.0), (9, 320.0)], "keep": ["a", "b"]}
+    proposal |= {"value": 21.0, "all_quantized": 11.0, "reached": True}
+    record["proposals"] = [proposal]
+    made = draw_proposal(record, proposal["format"], Look())
+    assert made is not None
+    line = made.figure.axes[0].get_lines()[0]
+    assert np.asarray(line.get_ydata()).tolist() == [11.0, 21.0]
+    assert "21.0 dB" in made.title
+    assert "11.0 dB" in made.title
+
+
+def test_a_whole_block_does_not_lengthen_the_names_of_its_parts() -> None:
+    names = ["model.layers.*.mlp.down_proj", "model.layers.*.self_attn.q_proj", "model.layers.*"]
+    assert list(short_kinds(names).values()) == ["mlp.down_proj", "self_attn.q_proj", "whole block"]
+    assert list(short_kinds(["model.layers.*"]).values()) == ["model.layers.*"]
+    assert list(short_kinds(["h.*", "other"]).values()) == ["h.*", "other"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -13,10 +14,12 @@ from typing import Any
 import pytest
 
 from qgate.errors import QgateError
-from qgate.report.activations._reading import Look
+from qgate.report.activations._findings import findings
+from qgate.report.activations._reading import Look, losses
 from qgate.report.activations._tables import csv_files, tables
 from qgate.report.activations.reports import check_folder, read_record, write_report
 from qgate.report.activations.texts import activation_text, keep_lines
+from qgate.report.dumps._reading import decibels
 from qgate.results.activations import ActivationsRecord
 from tests.report.activation_records import RECORDS, broken, hostile, single, usual
 
@@ -230,6 +233,23 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
         write_report(single(), tmp_path / "x", QUICK)
 
 
+def test_a_folder_that_cannot_be_written_to_is_told_beforehand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o555)
+    # Who may write anywhere is asked through os.access too.
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, how: path != closed and real(path, how))
+    for folder in (closed, closed / "a" / "b"):
+        with pytest.raises(QgateError, match=r"permission denied.*save_dir"):
+            check_folder(folder, QUICK)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(QgateError, match="is a file"):
+        check_folder(tmp_path / "file" / "below", QUICK)
+    check_folder(tmp_path / "new" / "folder", QUICK)
+
+
 def test_every_table_has_its_rows() -> None:
     record = usual()
     told = tables(record)
@@ -237,3 +257,31 @@ def test_every_table_has_its_rows() -> None:
     assert len(told["sensitivity"]) == len(record["sensitivity"])
     assert "statistics.csv" in csv_files(record)
     assert "ranges.csv" in csv_files(record)
+
+
+def test_what_takes_a_channel_away_is_said_of_inputs_first() -> None:
+    record = usual()
+    for each in record["layers"]:
+        if "outliers" in each:
+            each["outliers"]["channels"] = []
+    roles = {each["role"]: each for each in record["layers"] if "outliers" in each}
+    loud = {"channel": 3, "amax": 9.0, "ratio": 90.0, "tokens": 1.0, "samples": 1.0}
+    roles["output"]["outliers"]["channels"] = [{**loud, "systematic": True}]  # type: ignore[typeddict-item]
+    text = next(each.text for each in findings(record) if "stands out" in each.text)
+    assert "channel 3" in text
+    assert "smoothing" not in text
+    near = {**loud, "channel": 4, "ratio": 20.0, "systematic": True}
+    roles["input"]["outliers"]["channels"] = [near]  # type: ignore[list-item]
+    text = next(each.text for each in findings(record) if "stands out" in each.text)
+    assert "channel 4" in text
+    assert "smoothing or a rotation takes it away" in text
+
+
+def test_the_page_names_the_format_that_its_order_is_by(tmp_path: Path) -> None:
+    record = little()
+    write_report(record, tmp_path, QUICK)
+    page = Reader((tmp_path / "analysis_report.html").read_text())
+    told = losses(record["layers"][0])
+    worst = min(told, key=lambda name: told[name])
+    assert "worst format" in page.words
+    assert f"{worst} {decibels(told[worst])}" in page.words

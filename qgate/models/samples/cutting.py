@@ -116,8 +116,10 @@ def one_text(text: str, tokenizer: Tokenizer, request: DataRequest, name: str) -
 
 
 def token_rows(rows: Sequence[Tensor], request: DataRequest, name: str) -> Cut:
-    """One long row cut in windows, or randomly drawn rows."""
-    if len(rows) == 1 and len(rows[0]) > request.length:
+    """One long row cut in windows, or randomly drawn rows. One row shorter than what was asked for
+    is no sample: a default asks for nothing."""
+    asked = request.seq_len if request.seq_len is not None else 0
+    if len(rows) == 1 and not asked <= len(rows[0]) <= request.length:
         cut = _windows_of(rows[0], request, name)
     else:
         full = [row for row in rows if len(row)]
@@ -140,7 +142,7 @@ def _windows_of(ids: Tensor, request: DataRequest, name: str) -> Cut:
     if not room:
         raise QgateError(
             f"{name} has {len(ids)} tokens, fewer than the {request.length} of one sample. Ask for "
-            f"--data.seq_len {max(len(ids), 1)} at most, or give a longer text."
+            f"--data.seq_len {max(len(ids), 1)} at most, or give more of it."
         )
     count = min(room, request.num_samples)
     cut = Cut([each.clone() for each in windows(ids, count, request.length, request.seed)])

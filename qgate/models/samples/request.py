@@ -32,7 +32,8 @@ FORMATS = {
 class DataRequest:
     """Which text a model is given, and how much of it.
 
-    seq_len      tokens of a sample; not given: 512 for the built-in text, 1024 for any other
+    seq_len      tokens of a sample; not given: 512 for the built-in text, 1024 for any other, and
+                 not more than `most`, if that is given
     seed         draws the rows and windows, from a generator of its own
     path         a local copy, file or folder, of a data set that has a name
     format       one of FORMATS; not given: by the ending of the file
@@ -49,13 +50,15 @@ class DataRequest:
     text_column: str = "text"
     subset: str | None = None
     split: str | None = None
+    most: int | None = None
 
     @property
     def length(self) -> int:
         """Tokens of a sample that is long enough."""
         if self.seq_len is not None:
             return self.seq_len
-        return 512 if parsed(self.source)[0] == "builtin" else 1024
+        usual = 512 if parsed(self.source)[0] == "builtin" else 1024
+        return usual if self.most is None else min(usual, self.most)
 
 
 def parsed(source: str) -> tuple[str, str]:

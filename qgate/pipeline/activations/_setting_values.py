@@ -103,7 +103,10 @@ def _unknown_key(given: str, known: Collection[str]) -> QgateError:
     beside = [each for each in short if each.rpartition(".")[0] == name.rpartition(".")[0]]
     tops = sorted({each.partition(".")[0] for each in short})
     listed = beside if "." in name and beside else tops
-    return unknown("key", given, listed, also=set(short) - set(listed))
+    error = unknown("key", given, listed, also=set(short) - set(listed))
+    if name.rpartition(".")[2].replace("-", "_") == "trust_remote_code":
+        return QgateError(f"{error} --trust-remote-code is an option of the command line alone.")
+    return error
 
 
 def _is_key(name: str, known: Collection[str]) -> bool:

@@ -20,7 +20,7 @@ from qgate._version import __version__
 from qgate.analysis.activations.layer_stats import LayerStats, Reading
 from qgate.analysis.activations.smoothing import smoothing_advice
 from qgate.capture.flowing import INPUT, WEIGHT, Flowed, Once, flowing, listed
-from qgate.capture.offloading import bytes_of, layer_by_layer
+from qgate.capture.offloading import fits, layer_by_layer
 from qgate.devices import exact_math, resolve
 from qgate.errors import QgateError
 from qgate.models import Model
@@ -28,14 +28,30 @@ from qgate.models.sites import kind_of
 from qgate.pipeline.activations._setting_keys import made, value_of
 from qgate.pipeline.activations._setting_values import listed as known_key
 from qgate.pipeline.activations.plan import Plan, kind_in, layer_number, plan_of, weight_table
-from qgate.pipeline.activations.sensitivity import Layers, Progress, Runs, Target, propose, rank
+from qgate.pipeline.activations.sensitivity import (
+    NO_LOSS,
+    Layers,
+    Progress,
+    Runs,
+    Target,
+    predicts_next,
+    propose,
+    rank,
+)
 from qgate.pipeline.activations.settings import (
     ActivationSettings,
     _check_together,
     changed,
     keys,
 )
-from qgate.pipeline.activations.subjects import Passes, Sample, Subject, passes_of, subject_of
+from qgate.pipeline.activations.subjects import (
+    Passes,
+    Sample,
+    Subject,
+    evaluating,
+    passes_of,
+    subject_of,
+)
 from qgate.pipeline.activations.tables import Row, tables_of
 from qgate.results.activations import (
     ACTIVATIONS,
@@ -48,14 +64,11 @@ from qgate.results.portraits import Portrait
 
 __all__ = ["ActivationsResult", "activations"]
 
-_FULL = 0.8
-"""The part of a device's free memory that weights may take before layers come one by one."""
-
 
 @dataclass(frozen=True)
 class ActivationsResult:
     """What `activations` found: `record` is plain data, `failed` tells of values that are not
-    finite."""
+    finite and of modules that were matched and never ran."""
 
     record: ActivationsRecord
     failed: bool
@@ -114,15 +127,6 @@ def _with(settings: ActivationSettings, overrides: dict[str, Any]) -> Activation
     return changed_ones
 
 
-def fits(module: nn.Module, device: torch.device) -> bool:
-    """If a model's weights leave room on a device for what it computes."""
-    if device.type != "cuda":
-        return True
-    free, _ = torch.cuda.mem_get_info(device)
-    there = next((p.device for p in module.parameters()), device)
-    return there == device or bytes_of(module) <= _FULL * free
-
-
 class _Run:
     def __init__(
         self,
@@ -147,14 +151,16 @@ class _Run:
         self._device = torch.device("cpu")
 
     def result(self, device: torch.device | None, home: torch.device) -> ActivationsResult:
-        with self._placed(device, home), _evaluating(self.root):
+        with self._placed(device, home), evaluating(self.root):
+            if self.settings.sensitivity.enabled:
+                self._check_target()
             flowed = self._timed("forward", self._forward)
-            self._note_silence(flowed)
+            idle = self._note_silence(flowed)
             self._timed("weights", self._weights)
             self._timed("smoothing", self._smoothing)
             sensitivity, proposals = self._timed("sensitivity", self._sensitivity)
         layers = self._timed("statistics", self._layers)
-        failed = self._note_nonfinite()
+        failed = self._note_nonfinite() or idle
         record = ActivationsRecord(
             kind=ACTIVATIONS,
             model=self.settings.model.name or self.subject.name,
@@ -165,7 +171,7 @@ class _Run:
                 "torch": str(torch.__version__),
                 "python": platform.python_version(),
             },
-            settings={k: _plain(v) for k, v in changed(self.settings).items()},
+            settings=changed(self.settings, plain=True),
             data={
                 "source": self.passes.source,
                 "samples": len(self.passes.samples),
@@ -229,11 +235,22 @@ class _Run:
             reading, self._at, None, ids.cpu().numpy() if whole and ids is not None else None
         )
 
-    def _note_silence(self, flowed: Flowed) -> None:
-        silent = flowed.silent()
-        if silent:
-            names = listed([f"{module} ({role})" for module, role in silent], 10)
-            self.notes.append(f"matched, and nothing was seen of it (coverage 0): {names}.")
+    def _check_target(self) -> None:
+        self.predicts = predicts_next(self.root, self.passes.samples, self._device)
+        if self.settings.sensitivity.target_loss is not None and not self.predicts:
+            raise QgateError(NO_LOSS)
+
+    def _note_silence(self, flowed: Flowed) -> bool:
+        """If a module never ran; one that has no numbers to look at is left out of the record."""
+        numberless = self.numberless = flowed.numberless()
+        idle = [each for each in flowed.silent() if each not in numberless]
+        for said, pairs in (
+            ("matched, and they never ran (coverage 0)", idle),
+            ("matched, and they have no floating point numbers there", numberless),
+        ):
+            if pairs:
+                names = listed([f"{module} ({role})" for module, role in pairs], 10)
+                self.notes.append(f"{said}: {names}.")
         of = len(self.passes.samples)
         partly = [
             f"{s.module} ({s.role}) in {len(s.samples)} of {of}"
@@ -242,6 +259,7 @@ class _Run:
         ]
         if partly:
             self.notes.append(f"not reached by all samples: {listed(partly, 10)}.")
+        return bool(idle)
 
     def _weights(self) -> None:
         for (name, role), stats in self.stats.items():
@@ -286,7 +304,7 @@ class _Run:
         if not own.enabled:
             return [], []
         names = [n for n in self.plan.sensitive if self._quantizable(n)]
-        runs = Runs(self.root, self.passes.samples, self._device, self.subject.name)
+        runs = Runs(self.root, self.passes.samples, self._device, self.subject.name, self.predicts)
         found: list[Sensitive] = []
         proposals: list[Proposal] = []
         for name in own.formats:
@@ -316,6 +334,8 @@ class _Run:
         raw = self.settings.output.include_raw_data
         portraits: dict[int, Portrait] = {}
         for (name, role), stats in self.stats.items():
+            if (name, role) in self.numberless:
+                continue
             kind = kind_in(self.root, name, self.plan.blocks)
             total = 1 if role == WEIGHT else of
             known = portraits.get(stats.trace) if stats.calls else None
@@ -366,25 +386,3 @@ class _Run:
         finally:
             if moved and self.subject.given:
                 self.root.to(first)
-
-
-@contextlib.contextmanager
-def _evaluating(root: nn.Module) -> Iterator[None]:
-    """No dropout, no caches; afterwards as it was."""
-    training = [module for module in root.modules() if module.training]
-    configs: list[Any] = [getattr(module, "config", None) for module in root.modules()]
-    caching = {id(c): c for c in configs if getattr(c, "use_cache", False) is True}
-    try:
-        root.eval()
-        for config in caching.values():
-            config.use_cache = False
-        yield
-    finally:
-        for module in training:
-            module.training = True
-        for config in caching.values():
-            config.use_cache = True
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

@@ -27,9 +27,14 @@ from qgate.pipeline.activations.subjects import Sample
 from qgate.results.activations import Proposal, Sensitive
 
 Progress = Callable[[str, int, int], None]
+_SAME = 1e-6
 _ROOM = 2**28
 """Bytes of quantized weights and of reference outputs that are kept between passes."""
 _EXACT_DB = 320.0
+NO_LOSS = (
+    "sensitivity.target_loss needs a model that predicts next tokens: token ids in and logits out, "
+    "and none that depends on tokens that come later. Give sensitivity.target_sqnr_db."
+)
 
 
 @dataclass
@@ -164,25 +169,27 @@ class Runs:
     """Forward passes of the whole model, held against those without anything quantized."""
 
     def __init__(
-        self, root: nn.Module, samples: Sequence[Sample], device: torch.device, name: str
+        self,
+        root: nn.Module,
+        samples: Sequence[Sample],
+        device: torch.device,
+        name: str,
+        predicts: bool = True,
     ) -> None:
         self.root, self.samples, self.device, self.name = root, samples, device, name
+        self.predicts = predicts
         self._references: dict[int, Tensor] = {}
         self._held = 0
         self.forwards = 0
         self.reference = Errors()
         for at, sample in enumerate(samples):
-            _add_loss(self.reference, self.reference_of(at), sample)
+            self._add_loss(self.reference, self.reference_of(at), sample)
 
     def output(self, sample: Sample) -> Tensor:
         self.forwards += 1
         with torch.no_grad(), exact_math():
             result = sample.run(self.root, self.device)
-        for part in ("logits", "last_hidden_state"):
-            value = getattr(result, part, None)
-            if isinstance(value, Tensor):
-                return value
-        found = first_numbers(result)
+        found = _output(result)
         if found is None:
             raise QgateError(f"{self.name} returned {type(result).__name__}, and no numbers.")
         return found
@@ -205,8 +212,15 @@ class Runs:
             with layers.quantized(names, local=local):
                 actual = self.output(sample)
             found.add(actual, reference)
-            _add_loss(found, actual, sample)
+            self._add_loss(found, actual, sample)
         return found
+
+    def _add_loss(self, errors: Errors, logits: Tensor, sample: Sample) -> None:
+        ids = sample.ids
+        if self.predicts and ids is not None and _are_logits(logits, ids):
+            flat = logits.reshape(len(ids), -1)[:-1].float()
+            errors.loss += float(cross_entropy(flat, ids[1:].to(flat.device), reduction="sum"))
+            errors.tokens += len(ids) - 1
 
     def loss_change(self, found: Errors) -> float | None:
         before, after = self.reference.mean_loss, found.mean_loss
@@ -215,15 +229,40 @@ class Runs:
         return after - before
 
 
-def _add_loss(errors: Errors, logits: Tensor, sample: Sample) -> None:
+def _output(result: Any) -> Tensor | None:
+    for part in ("logits", "last_hidden_state"):
+        value = getattr(result, part, None)
+        if isinstance(value, Tensor):
+            return value
+    return first_numbers(result)
+
+
+def _are_logits(found: Tensor, ids: Tensor) -> bool:
+    """Of every token one number for each id there could be."""
+    rows = found.shape[:-1].numel()
+    return rows == len(ids) >= 2 and int(ids.max()) < found.shape[-1]
+
+
+def predicts_next(root: nn.Module, samples: Sequence[Sample], device: torch.device) -> bool:
+    """If outputs are logits that no later token has a part in, so that there is a loss of next
+    tokens: those of a model that reads both ways know the token that they would predict.
+
+    Tried on a beginning of one sample, whose second half is changed.
+    """
+    sample = next((s for s in samples if s.ids is not None and len(s.ids) >= 2), None)
+    if sample is None or sample.ids is None:
+        return False
     ids = sample.ids
-    if ids is None or logits.shape[:-1].numel() != len(ids) or len(ids) < 2:
-        return
-    if int(ids.max()) >= logits.shape[-1]:
-        return
-    flat = logits.reshape(len(ids), -1)[:-1].float()
-    errors.loss += float(cross_entropy(flat, ids[1:].to(flat.device), reduction="sum"))
-    errors.tokens += len(ids) - 1
+    half = len(ids) // 2
+    others = ids.clone()
+    others[half:] = (ids[half:] == 0).to(ids.dtype)
+    with torch.no_grad(), exact_math():
+        found = [_output(s.run(root, device)) for s in (sample, sample.with_ids(others))]
+    first, second = found
+    if first is None or second is None or not _are_logits(first, ids):
+        return False
+    kept, moved = (x.reshape(len(ids), -1)[:half].double() for x in (first, second))
+    return bool((kept - moved).abs().max() <= _SAME * kept.abs().max())
 
 
 def rank(runs: Runs, layers: Layers, progress: Progress | None = None) -> list[Sensitive]:
@@ -262,10 +301,7 @@ class Target:
             return errors.sqnr_db
         loss = errors.mean_loss
         if loss is None:
-            raise QgateError(
-                "sensitivity.target_loss needs a model that predicts next tokens: token ids in and "
-                "logits out. Give sensitivity.target_sqnr_db."
-            )
+            raise QgateError(NO_LOSS)
         return loss if math.isfinite(loss) else 1e300
 
     def reached(self, value: float) -> bool:

@@ -52,7 +52,10 @@ class DataSettings:
     )
     num_samples: int = key(64, "samples the model is run on", low=1)
     seq_len: int | None = key(
-        None, "tokens of a sample; null: 512 of the built-in text, 1024 of any other", low=1
+        None,
+        "tokens of a sample; null: 512 of the built-in text, 1024 of any other, or as many as the "
+        "model has positions",
+        low=1,
     )
     seed: int = key(0, "draws the rows and windows of the data", low=0)
     path: str | None = key(None, "a local copy, file or folder, of the data set of data.source")
@@ -306,9 +309,12 @@ def read_settings(
     return settings
 
 
-def changed(settings: ActivationSettings) -> dict[str, Any]:
-    """What differs from the defaults: dotted name -> value."""
-    return {each.name: each.of(settings) for each in keys() if each.of(settings) != each.default}
+def changed(settings: ActivationSettings, *, plain: bool = False) -> dict[str, Any]:
+    """What differs from the defaults: dotted name -> value, as JSON has it where it is `plain`."""
+    told = {each.name: each.of(settings) for each in keys() if each.of(settings) != each.default}
+    if plain:
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in told.items()}
+    return told
 
 
 def _check_together(settings: ActivationSettings) -> None:

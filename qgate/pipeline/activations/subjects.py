@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 from qgate.errors import QgateError, unknown
 from qgate.models import Model, load, names
 from qgate.models.loading import _folder
-from qgate.models.model import first_tensor
 from qgate.models.samples import ByteTokenizer, Samples, Tokenizer, check_ids, read_samples
 from qgate.models.samples.request import SOURCES
 from qgate.models.tiny import TINY
@@ -31,6 +31,18 @@ class Sample:
     def run(self, module: nn.Module, device: torch.device) -> Any:
         args = tuple(_moved(value, device) for value in self.args)
         return module(*args, **{k: _moved(v, device) for k, v in self.kwargs.items()})
+
+    def with_ids(self, ids: Tensor) -> Sample:
+        """The same call with other tokens."""
+
+        def turned(value: Any) -> Any:
+            here = isinstance(value, Tensor) and value.numel() == len(ids) and self.ids is not None
+            if not here or not torch.equal(value.reshape(-1).cpu(), self.ids.cpu()):  # type: ignore[union-attr]
+                return value
+            return ids.reshape(value.shape).to(value.device)
+
+        args = tuple(turned(value) for value in self.args)
+        return Sample(args, {k: turned(v) for k, v in self.kwargs.items()}, ids)
 
 
 @dataclass(eq=False)
@@ -140,6 +152,7 @@ def passes_of(subject: Subject, data: Any, settings: ActivationSettings) -> Pass
     if not found.samples:
         raise QgateError("there are no samples to run the model on.")
     _check(subject, found)
+    _check_drawn(settings, len(found.samples))
     if found.decode is not None and not settings.visualization.outlier.decode_tokens:
         found.decode = None
     return found
@@ -154,10 +167,18 @@ def _read(subject: Subject, settings: ActivationSettings) -> Samples:
             "tokenizer=…, or token ids as data (a list of tensors, or tokens:FILE.npy). Sources "
             f"are {', '.join(SOURCES)}."
         )
-    return read_samples(settings.data.request(), known)
+    request = settings.data.request()
+    most = _positions(subject.module)
+    if request.seq_len is not None or most is None or most >= request.length:
+        return read_samples(request, known)
+    read = read_samples(replace(request, most=most), known)
+    note = f"samples are of at most {most} tokens: the model has no more positions (data.seq_len)."
+    return replace(read, notes=(*read.notes, note))
 
 
 def _given(data: Any, most: int) -> Passes:
+    if not isinstance(data, Iterable):
+        raise QgateError(f"data is a list of samples or a source of text, not {data!r}.")
     items = [data] if isinstance(data, Tensor | Mapping) else list(data)
     samples = [sample for item in items for sample in _rows(item)]
     notes = []
@@ -221,6 +242,36 @@ def _of_mapping(item: dict[str, Any]) -> Iterator[Sample]:
         yield Sample(kwargs=kwargs, ids=row)
 
 
+def _check_drawn(settings: ActivationSettings, count: int) -> None:
+    view = settings.visualization
+    if view.enabled.heatmap_3d and view.heatmap_3d.sample_idx >= count:
+        raise QgateError(
+            f"visualization.heatmap_3d.sample_idx {view.heatmap_3d.sample_idx} is not there: of "
+            f"{count} samples it is a whole number from 0 to {count - 1}."
+        )
+
+
+def _learned(module: nn.Module) -> dict[str, nn.Embedding]:
+    """Tables of positions."""
+    tables = {n: m for n, m in module.named_modules() if isinstance(m, nn.Embedding)}
+    return {n: m for n, m in tables.items() if "position" in n or n.endswith(("wpe", "pos_emb"))}
+
+
+def _said_positions(module: nn.Module) -> int | None:
+    """What the configuration of a model says that it was made for."""
+    config: Any = getattr(module, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    most = getattr(text, "max_position_embeddings", None)
+    return most if isinstance(most, int) and most > 0 else None
+
+
+def _positions(module: nn.Module) -> int | None:
+    """The longest sample that a model can be given, where it says so."""
+    told = [m.num_embeddings for m in _learned(module).values()]
+    said = _said_positions(module)
+    return min([*told, *([] if said is None else [said])], default=None)
+
+
 def _check(subject: Subject, passes: Passes) -> None:
     """Ids beyond the embedding and rows beyond the positions are obscure errors later."""
     rows = [s.ids[None] for s in passes.samples if s.ids is not None]
@@ -228,7 +279,7 @@ def _check(subject: Subject, passes: Passes) -> None:
         return
     longest = max(r.shape[-1] for r in rows)
     tables = {n: m for n, m in subject.module.named_modules() if isinstance(m, nn.Embedding)}
-    learned = {n: m for n, m in tables.items() if "position" in n or n.endswith(("wpe", "pos_emb"))}
+    learned = _learned(subject.module)
     words = [m for n, m in tables.items() if n not in learned and "token_type" not in n]
     own = getattr(subject.module, "get_input_embeddings", None)
     try:
@@ -244,10 +295,8 @@ def _check(subject: Subject, passes: Passes) -> None:
                 f"{subject.name} has {positions.num_embeddings} positions ({name}), fewer than the "
                 f"{longest} tokens of a sample: data.seq_len {positions.num_embeddings} at most."
             )
-    config: Any = getattr(subject.module, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    most = getattr(text, "max_position_embeddings", None)
-    if isinstance(most, int) and longest > most:
+    most = _said_positions(subject.module)
+    if most is not None and longest > most:
         if learned:
             raise QgateError(
                 f"{subject.name} has {most} positions, fewer than the {longest} tokens of a "
@@ -259,8 +308,22 @@ def _check(subject: Subject, passes: Passes) -> None:
         )
 
 
-def logits_of(result: Any, name: str) -> Tensor:
-    return first_tensor(result, name)
+@contextlib.contextmanager
+def evaluating(root: nn.Module) -> Iterator[None]:
+    """No dropout, no caches; afterwards as it was."""
+    training = [module for module in root.modules() if module.training]
+    configs: list[Any] = [getattr(module, "config", None) for module in root.modules()]
+    caching = {id(c): c for c in configs if getattr(c, "use_cache", False) is True}
+    try:
+        root.eval()
+        for config in caching.values():
+            config.use_cache = False
+        yield
+    finally:
+        for module in training:
+            module.training = True
+        for config in caching.values():
+            config.use_cache = True
 
 
 def _moved(value: Any, device: torch.device) -> Any:

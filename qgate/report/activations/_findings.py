@@ -17,6 +17,7 @@ from qgate.report.activations._reading import (
     nonfinite,
     of_role,
     outlier_layers,
+    target_value,
     visible,
 )
 from qgate.report.dumps._reading import brief, counted, decibels, figure_of, percent, worst
@@ -80,7 +81,7 @@ def _unseen(record: ActivationsRecord) -> Iterator[Finding]:
     if unseen:
         names = ", ".join(f"{name_of(e)} ({e['role']})" for e in unseen[:_SHOWN])
         more = f" and {len(unseen) - _SHOWN} more" if len(unseen) > _SHOWN else ""
-        yield Finding("warn", f"no sample reached {names}{more}: nothing is known of them")
+        yield Finding("fail", f"no sample reached {names}{more}: nothing is known of them")
 
 
 def _formats(record: ActivationsRecord) -> Iterator[Finding]:
@@ -110,16 +111,17 @@ def _proposals(record: ActivationsRecord) -> Iterator[Finding]:
 
 def _proposal(each: Proposal, total: int) -> tuple[Level, str]:
     kept, name, target = len(each["keep"]), each["format"], each["target"]
+    value, none = target_value(each, each["value"]), target_value(each, each["all_quantized"])
     if not each["reached"]:
         return "warn", (
             f"{name}: {target} is not reached, not even with {counted(kept, 'layer')} of {total} "
-            f"kept ({each['value']:.4g})"
+            f"kept ({value})"
         )
     if not kept:
-        return "info", f"{name}: all {total} layers quantized reach {target} ({each['value']:.4g})"
+        return "info", f"{name}: all {total} layers quantized reach {target} ({value})"
     return "info", (
         f"{name}: keep {counted(kept, 'layer')} of {total} to reach {target} "
-        f"({each['value']:.4g}, none kept {each['all_quantized']:.4g})"
+        f"({value}, none kept {none})"
     )
 
 
@@ -140,13 +142,16 @@ def systematic(record: ActivationsRecord) -> list[tuple[str, int, int, float]]:
 def _channels(record: ActivationsRecord) -> Iterator[Finding]:
     told = systematic(record)
     if told:
-        kind, channel, layers, ratio = max(told, key=lambda row: row[3])
+        # Of an input first: there it can be taken away.
+        kind, channel, layers, ratio = max(
+            told, key=lambda row: (row[0].endswith(" input"), row[3])
+        )
+        away = ": smoothing or a rotation takes it away" if kind.endswith(" input") else ""
         more = f"; {len(told) - 1} more of that kind in the tables" if len(told) > 1 else ""
         yield Finding(
             "warn",
             f"channel {channel} of {kind} stands out throughout in {counted(layers, 'layer')}, up "
-            f"to {brief(ratio)} times the median channel: smoothing or a rotation takes it "
-            f"away{more}",
+            f"to {brief(ratio)} times the median channel{away}{more}",
         )
 
 

@@ -40,7 +40,7 @@ dl { display: grid; grid-template-columns: minmax(9rem, max-content) 1fr; gap: 2
 dt { color: var(--dim); } dd { margin: 0; overflow-wrap: anywhere; }
 .frame:focus-visible { outline: 3px solid var(--link); }
 tbody th { min-width: 17rem; } td.text:nth-child(2) { min-width: 5rem; }
-thead th { overflow-wrap: normal; }
+thead th { overflow-wrap: normal; } td.number { white-space: nowrap; }
 @media (max-width: 600px) { .frame { overflow-x: auto; }
   .frame img { max-width: none; width: 760px; }
   tbody th { min-width: 9rem; } }
@@ -206,7 +206,7 @@ def _layers(record: ActivationsRecord) -> str:
     rows = []
     for each in worst_layers(record):
         told, found = losses(each), each.get("outliers", {})
-        row = [_word(name_of(each, 80)), _word(each["role"])]
+        row = [_word(name_of(each, 80)), _word(each["role"]), _worst(told)]
         row += [_number(figure_of(each["portrait"], name)) for name in ("amax", "rms", "kurtosis")]
         row.append(_number(max_over_rms(each)))
         row += [
@@ -214,8 +214,8 @@ def _layers(record: ActivationsRecord) -> str:
         ]
         row += [_db(told.get(name, math.nan)) for name in names]
         rows.append(row)
-    head = ["layer", "role", "amax", "rms", "kurtosis", "max/rms", "channel ratio", "token ratio",
-            "outlier tokens", *names]  # fmt: skip
+    head = ["layer", "role", "worst format", "amax", "rms", "kurtosis", "max/rms", "channel ratio",
+            "token ratio", "outlier tokens", *names]  # fmt: skip
     table = _table(head, rows, 2, "layers")
     about = (
         "Worst first, by the format that keeps least (SQNR). Channel ratio: the largest channel "
@@ -226,6 +226,14 @@ def _layers(record: ActivationsRecord) -> str:
         f"<section id='layers'>\n<h2>Worst layers</h2>\n<p class='about'>{about}</p>\n{table}\n"
         "</section>"
     )
+
+
+def _worst(told: Mapping[str, float]) -> Cell:
+    """What the order of the layers is by."""
+    if not told:
+        return _number(math.nan)
+    name = min(told, key=lambda one: told[one])
+    return _number(told[name], f"{name} {decibels(told[name])}")
 
 
 def _channels(record: ActivationsRecord) -> str:

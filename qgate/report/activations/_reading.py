@@ -10,11 +10,14 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from qgate.report._escaping import one_line
-from qgate.report.dumps._reading import figure_of, shortened, sqnr_db
-from qgate.results.activations import ActivationsRecord, LayerActivations
+from qgate.report.dumps._reading import decibels, figure_of, shortened, sqnr_db
+from qgate.results.activations import ActivationsRecord, LayerActivations, Proposal
 
 BROKEN_DB = 10.0
 """An SQNR below which a format is said to break a layer: the error is a third of the signal."""
+
+EXACT_DB = 320.0
+"""How a record has an SQNR without any error."""
 
 
 @dataclass(frozen=True)
@@ -128,11 +131,12 @@ def kinds(layers: Iterable[LayerActivations]) -> dict[str, Layers]:
 def short_kinds(names: Iterable[str]) -> dict[str, str]:
     """Kinds without what they all begin with up to a number, which tells none of them apart."""
     told = list(names)
-    starts = {name[: name.rfind("*.") + 2] if "*." in name else "" for name in told}
-    if len(starts) != 1:
+    whole = {name for name in told if any(other.startswith(f"{name}.") for other in told)}
+    starts = {n[: n.rfind("*.") + 2] if "*." in n else "" for n in told if n not in whole}
+    start = starts.pop() if len(starts) == 1 else ""
+    if not start or any(f"{name}." != start for name in whole):
         return {name: name for name in told}
-    start = starts.pop()
-    return {name: name[len(start) :] or name for name in told}
+    return {n: "whole block" if n in whole else n[len(start) :] for n in told}
 
 
 def numbers(layers: Sequence[LayerActivations]) -> list[int] | None:
@@ -183,6 +187,13 @@ def losses(layer: LayerActivations) -> dict[str, float]:
 
 def format_names(record: ActivationsRecord) -> list[str]:
     return list(dict.fromkeys(name for each in record["layers"] for name in losses(each)))
+
+
+def target_value(proposal: Proposal, value: float) -> str:
+    """A value of a proposal, with the unit of its target."""
+    if not proposal["target"].endswith("dB"):
+        return f"{value:.4g}"
+    return decibels(value if value < EXACT_DB else math.inf)
 
 
 # Names of files ----------------------------------------------------------------------------------

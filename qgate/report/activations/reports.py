@@ -8,6 +8,7 @@ in the same folder gets names of its own.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from qgate.report.activations._page import Shown, page
 from qgate.report.activations._reading import Look, clean, digest, look_of, model_stem
 from qgate.report.activations._tables import as_json, csv_files
 from qgate.results.activations import ACTIVATIONS, ActivationsRecord
+from qgate.results.portraits import ANALYSIS
 
 Progress = Callable[[int, int], None]
 RECORD, _LISTED, _KIND = "activations.json", "-written.json", "qgate activation report 1"
@@ -45,25 +47,43 @@ def write_report(
 def check_folder(folder: Path | str, look: Look) -> None:
     """Refuses what no report can be written to, before anything is computed."""
     folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise QgateError(f"{str(folder)!r} is a file; give a folder to write to (save_dir).")
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise QgateError(f"{str(there)!r} is a file; give a folder to write to (save_dir).")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise QgateError(
+            f"nothing can be written to {str(there)!r}: permission denied. Give another folder "
+            "(--visualization.save_dir)."
+        )
     name = look.report_name
     if name != Path(name).name or name.startswith(".") or not name.isprintable():
         raise QgateError(f"output.report_name {name!r} is no plain name of a file.")
 
 
 def read_record(path: Path | str) -> ActivationsRecord:
-    """A record as `activations.json` keeps it."""
+    """A record as `activations.json` keeps it; one of another kind or version is refused."""
     try:
-        told = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
+        told = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_no_number)
+    except FileNotFoundError:
+        raise QgateError(f"there is no record of activations at {str(path)!r}.") from None
+    except (ValueError, RecursionError) as error:
         raise QgateError(f"{str(path)!r} is no record of activations: {error}.") from None
     kind = told.get("kind") if isinstance(told, dict) else None
     if kind != ACTIVATIONS:
+        own = " qgate draw draws it." if kind == ANALYSIS else ""
         raise QgateError(
-            f"{str(path)!r} is no record of activations: its kind is {kind!r}, not {ACTIVATIONS!r}."
+            f"{str(path)!r} is no record of activations: its kind is {kind!r}, not "
+            f"{ACTIVATIONS!r}.{own}"
         )
+    missing = sorted(ActivationsRecord.__required_keys__ - told.keys())
+    if missing:
+        raise QgateError(f"{str(path)!r} is damaged: it has no {', '.join(missing)}.")
+    told.pop("tables", None)
     return cast(ActivationsRecord, told)
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qgate.report.activations._reading import (
+    EXACT_DB,
     Layers,
     Look,
     common_start,
@@ -19,6 +20,7 @@ from qgate.report.activations._reading import (
     numbers,
     of_role,
     short_kinds,
+    target_value,
 )
 from qgate.report.dumps._reading import Floats, counted, decibels, worst
 from qgate.report.plots.activations._sheet import key, mark
@@ -319,12 +321,16 @@ def draw_proposal(record: ActivationsRecord, format_name: str, look: Look) -> Sh
     made = sheet(
         9,
         1.4 + 2.9 * len(told),
-        f"{format_name}: {counted(len(first['keep']), 'layer')} kept give {first['value']:.4g}, "
-        f"none kept {first['all_quantized']:.4g} ({first['target']})",
+        f"{format_name}: {counted(len(first['keep']), 'layer')} kept give "
+        f"{target_value(first, first['value'])}, none kept "
+        f"{target_value(first, first['all_quantized'])} ({first['target']})",
     )
     for axes, each in zip(panels(made, len(told), 1), told, strict=True):
-        axes.plot(*zip(*each["curve"], strict=True), "o-", color=_BLUE, markersize=5)
-        axes.plot([len(each["keep"])], [each["value"]], "o", color=_ORANGE, markersize=9)
+        # All layers kept is no error at all: as a point it would flatten all others.
+        seen = [point for point in each["curve"] if point[1] < EXACT_DB] or each["curve"]
+        axes.plot(*zip(*seen, strict=True), "o-", color=_BLUE, markersize=5)
+        if each["value"] < EXACT_DB:
+            axes.plot([len(each["keep"])], [each["value"]], "o", color=_ORANGE, markersize=9)
         unit = "SQNR of the output (dB)" if "dB" in each["target"] else "loss"
         dress(axes, title=plain(each["target"], 60), x="layers kept in higher precision", y=unit)
         whole_numbers(axes)

@@ -1,0 +1,114 @@
+"""Draws a record of activations again: neither the model nor torch is needed for it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from qgate.errors import QgateError, unknown
+
+_SAVE_DIR = "visualization.save_dir"
+_OPTIONS = ("model", "config", "list_layers", "write_config", "dry_run", "trust_remote_code")
+
+
+def is_place(word: str) -> bool:
+    """If a word of the command line names a record, or a folder that has one."""
+    return not word.startswith("-") and (word.endswith(".json") or Path(word).is_dir())
+
+
+def redraw(
+    word: str,
+    overrides: Sequence[tuple[str, str]],
+    args: argparse.Namespace,
+    bars: AbstractContextManager[Any],
+) -> int:
+    """Page, pictures and tables of a record, beside it if no other folder is named."""
+    from qgate.report.activations._findings import findings
+    from qgate.report.activations.reports import check_folder, read_record, write_report
+    from qgate.report.activations.texts import activation_text
+
+    for name in _OPTIONS:
+        if getattr(args, name):
+            option = f"--{name.replace('_', '-')}"
+            raise QgateError(f"{option} is of a run; {word!r} is only drawn again.")
+    path = _record_in(Path(word).expanduser())
+    said = _said(overrides)
+    folder = Path(said.pop(_SAVE_DIR, path.parent))
+    record = read_record(path)
+    try:
+        look = _look(record["settings"], said, path)
+        check_folder(folder, look)
+        with bars as step:
+            written = write_report(
+                record, folder, look, lambda done, of: step("pictures", done, of)
+            )
+        print(activation_text(record))
+        print(f"\n{len(written)} files, the first is {written[0]}")
+        return 1 if any(each.level == "fail" for each in findings(record)) else 0
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, QgateError):
+            raise
+        raise QgateError(
+            f"{str(path)!r} is damaged: {type(error).__name__} {error}. Run the model again."
+        ) from error
+
+
+def _record_in(place: Path) -> Path:
+    """The one record of a folder, or the file itself."""
+    if not place.is_dir():
+        return place
+    found = sorted(place.glob("*activations.json"))
+    if not found:
+        raise QgateError(
+            f"{str(place)!r} has no activations.json, which a run writes where output.formats has "
+            "json."
+        )
+    if len(found) > 1:
+        names = ", ".join(str(path) for path in found)
+        raise QgateError(f"{str(place)!r} has the records of several models, name one: {names}.")
+    return found[0]
+
+
+def _said(overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Settings that say how a record looks and where it is drawn; all others were of the run."""
+    from qgate.pipeline.activations._setting_keys import value_of
+    from qgate.pipeline.activations._setting_values import UNSAID, listed
+    from qgate.pipeline.activations.settings import keys
+    from qgate.report.activations._reading import KEYS
+
+    known = {each.name: each for each in keys()}
+    shown = {_SAVE_DIR, *KEYS.values()}
+    found: dict[str, Any] = {}
+    for given, text in overrides:
+        try:
+            name = listed(given, known)
+        except QgateError:
+            raise unknown("key", given, sorted(n.removeprefix(UNSAID) for n in shown)) from None
+        if name not in shown:
+            raise QgateError(
+                f"{given} says what is looked at: run the model again. A record that is drawn "
+                f"again takes {', '.join(sorted(n.removeprefix(UNSAID) for n in shown))}."
+            )
+        found[name] = value_of(known[name], text, text=True)
+    return found
+
+
+def _look(settings: Mapping[str, Any], said: Mapping[str, Any], path: Path) -> Any:
+    """As the run asked for it, and over that what is said now; the record itself always stays."""
+    from qgate.pipeline.activations._setting_keys import value_of
+    from qgate.pipeline.activations.settings import keys
+    from qgate.report.activations._reading import KEYS, look_of
+
+    told = {
+        each.name: value_of(each, settings[each.name], where=f"{str(path)!r}: ")
+        for each in keys()
+        if each.name in settings and each.name in KEYS.values()
+    }
+    look = look_of({**told, **said})
+    if "json" not in look.formats:
+        look = replace(look, formats=(*look.formats, "json"))
+    return look

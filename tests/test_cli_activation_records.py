@@ -1,0 +1,181 @@
+"""`qgate activations activations.json`: page and pictures again, without the model and torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qgate.cli import main
+from qgate.report.activations._reading import Look
+from qgate.report.activations.reports import write_report
+from tests.report.activation_records import broken, single
+
+Capsys = pytest.CaptureFixture[str]
+FEW = Look(dpi=40, formats=("json",))
+_WITHOUT_TORCH = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers"):
+            raise ImportError(f"{name} is not there")
+
+sys.meta_path.insert(0, Absent())
+from qgate.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def little() -> Any:
+    record = single()
+    record["panels"] = {"magnitude_input": {"head": ["head"]}}
+    record["settings"] = {"visualization.dpi": 40}
+    return record
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_report(little(), tmp_path / "figures", FEW)
+    return tmp_path / "figures"
+
+
+@pytest.mark.parametrize("named", ["file", "folder"])
+def test_a_record_is_drawn_again_where_it_is(named: str, folder: Path, capsys: Capsys) -> None:
+    assert not list(folder.glob("*.png"))
+    before = json.loads((folder / "activations.json").read_text())
+    assert (
+        main(["activations", str(folder / "activations.json" if named == "file" else folder)]) == 0
+    )
+    out = capsys.readouterr().out
+    assert "analysis_report.html" in out
+    assert "head" in out
+    assert list(folder.glob("*.png"))
+    assert (folder / "analysis_report.html").is_file()
+    assert json.loads((folder / "activations.json").read_text()) == before
+
+
+def test_neither_the_model_nor_torch_is_needed(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_TORCH, "activations", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(folder.glob("*.png"))
+
+
+def test_how_it_looks_can_be_said_anew(folder: Path, tmp_path: Path, capsys: Capsys) -> None:
+    said = ["--output.formats", "svg,html", "--output.report_name", "other", "--dpi=50"]
+    assert main(["activations", str(folder), *said, "--save_dir", str(tmp_path / "again")]) == 0
+    there = {path.name for path in (tmp_path / "again").iterdir()}
+    assert "other.html" in there
+    assert any(name.endswith(".svg") for name in there)
+    assert not any(name.endswith((".png", ".csv")) for name in there)
+    assert not list(folder.glob("*.svg")), "it was to be written elsewhere"
+    capsys.readouterr()
+
+
+def test_the_record_stays_whatever_is_asked_for(folder: Path, capsys: Capsys) -> None:
+    assert main(["activations", str(folder), "--output.formats", "png"]) == 0
+    assert main(["activations", str(folder), "--output.formats", "html"]) == 0
+    assert (folder / "activations.json").is_file()
+    assert not list(folder.glob("*.png")), "pictures of an earlier drawing are replaced"
+    capsys.readouterr()
+
+
+def test_values_that_are_not_finite_are_exit_status_1_again(tmp_path: Path, capsys: Capsys) -> None:
+    record = broken()
+    record["panels"] = {}
+    write_report(record, tmp_path, FEW)
+    assert main(["activations", str(tmp_path), "--output.formats", "csv"]) == 1
+    assert "BROKEN" in capsys.readouterr().out
+
+
+def test_one_of_several_models_is_named(folder: Path, capsys: Capsys) -> None:
+    second = little()
+    second["model"] = "second"
+    write_report(second, folder, FEW)
+    (folder / "activations.json").rename(folder / "first-activations.json")
+    assert main(["activations", str(folder)]) == 2
+    err = capsys.readouterr().err
+    assert "first-activations.json" in err
+    assert "second-activations.json" in err
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (["--outlier.threshold", "3"], ["outlier.threshold", "run the model again", "dpi"]),
+        (["--dpy", "3"], ["unknown key 'dpy'", "dpi"]),
+        (["--dpi", "many"], ["visualization.dpi 'many'"]),
+        (["--dry-run"], ["--dry-run"]),
+        (["--model", "tiny-llama"], ["--model"]),
+        (["--config", "a.yaml"], ["--config"]),
+        (["other"], ["'other'"]),
+    ],
+)
+def test_what_needs_the_model_is_refused(
+    said: list[str], words: list[str], folder: Path, capsys: Capsys
+) -> None:
+    assert main(["activations", str(folder), *said]) == 2
+    err = capsys.readouterr().err
+    for word in words:
+        assert word in err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["no record of activations"]),
+        ("[1]", ["no record of activations"]),
+        ("[" * 100_000, ["no record of activations"]),
+        ('{"kind": "qgate dump analysis 1"}', ["qgate draw"]),
+        ('{"kind": "qgate activations 9"}', ["qgate activations 9"]),
+        ('{"kind": "qgate activations 1", "layers": []}', ["damaged", "panels"]),
+        ('{"kind": "qgate activations 1", "layers": [NaN]}', ["NaN"]),
+    ],
+)
+def test_a_file_that_is_no_record_is_refused(
+    text: str, words: list[str], tmp_path: Path, capsys: Capsys
+) -> None:
+    path = tmp_path / "activations.json"
+    path.write_text(text)
+    assert main(["activations", str(path)]) == 2
+    err = capsys.readouterr().err
+    for word in [*words, str(path)]:
+        assert word in err
+
+
+@pytest.mark.parametrize(
+    "hurt",
+    [
+        {"settings": {"visualization.dpi": "many"}},
+        {"layers": [{"module": 3}]},
+        {"layers": 3},
+        {"panels": {"magnitude_input": ["head"]}},
+    ],
+)
+def test_a_record_that_was_changed_by_hand_is_refused(
+    hurt: dict[str, Any], folder: Path, capsys: Capsys
+) -> None:
+    path = folder / "activations.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **hurt}))
+    assert main(["activations", str(path)]) == 2
+    assert str(folder) in capsys.readouterr().err
+    assert json.loads(path.read_text())["kind"]
+
+
+@pytest.mark.parametrize("missing", ["nowhere.json", "nowhere", "."])
+def test_what_is_not_there_is_told(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["activations", missing]) == 2
+    assert missing in capsys.readouterr().err
