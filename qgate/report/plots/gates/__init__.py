@@ -1,1 +1,1 @@
-"""What a record carries of its tensors, drawn as inline SVG: small, sharp, and light or dark."""
+"""The pictures of the gates' page: hand-made SVG, a few kilobytes and about a millisecond each."""

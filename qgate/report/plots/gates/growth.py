@@ -1,0 +1,154 @@
+"""How the error grows over the depth of a model, mode by mode: carried, and made in each layer."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from qgate.report.gates.runs import Growth
+from qgate.report.plots.gates import _axes, _lines
+from qgate.report.plots.gates._lines import Line
+from qgate.report.plots.gates._svg import brief, document, label, shortened, text_width, times
+
+HEIGHT, BOTTOM = 250.0, 212.0
+# A layer that multiplies the carried error by this much is named.
+JUMP = 5.0
+MOST_LAYERS, MOST_MODES = 400, 60
+
+
+def error_growth(lines: Sequence[Growth], *, width: float = _axes.WIDTH) -> str:
+    """Relative MSE over the layers of one model, solid where carried and dashed where local.
+
+    Of many modes only the carried error is drawn: the local ones would hide it.
+    """
+    layers, rows = aligned(lines)
+    chosen = _lines.chosen(rows)
+    shown = (*chosen.colored, *chosen.gray)[:MOST_MODES]
+    colored = list(chosen.colored)
+    if chosen.gray:
+        colored = [replace(line, beside=()) for line in colored]
+    chosen = _lines.Chosen(colored, shown[len(colored) :])
+    right = width - _lines.name_room(chosen.colored) - 2
+    air = 0.02 * len(layers) + 0.15
+    x = _axes.Axis("linear", -air, max(len(layers) - 1, 0) + air, _axes.LEFT, right)
+    texts, order, name = layer_names(layers, abs(x.place(1) - x.place(0)))
+    x = replace(x, ticks=_lines.thinned(texts, x, order), label=name)
+    y = _axes.logarithmic(chosen.values, BOTTOM, _axes.TOP, "relative MSE")
+    entries = [(_axes.stroke_sample("ink"), "carried")]
+    if any(value is not None for line in chosen.colored for value in line.beside):
+        entries.append((_axes.stroke_sample("ink", _lines.DASH), "local"))
+    entries += _lines.gray_key(len(rows) - len(chosen.colored), "modes")
+    body = _axes.frame(x, y, _lines.drawn(chosen, x, y), width=width)
+    if not layers:
+        body += label(width / 2, 130, "no layers", "middle", fill="muted")
+    body += _lines.names(chosen.colored, x, y) + _axes.legend(entries, width - 4)
+    said = f"{len(rows)} mode{'s' * (len(rows) != 1)} over {len(layers)} layers; at the last: "
+    said += ", ".join(f"{line.name} {_shown(_last(line))}" for line in rows[:8])
+    return document(width, HEIGHT, growth_finding(lines), f"{said}.", body)
+
+
+def aligned(lines: Sequence[Growth]) -> tuple[list[str], list[Line]]:
+    """The layers of all modes in one order, and the modes on it, largest last error first.
+
+    A layer with several outputs stands as often as the mode that has most of it has it.
+    """
+    keyed = [_keys(line.layers[:MOST_LAYERS]) for line in lines]
+    order: list[tuple[str, int]] = []
+    for keys in sorted(keyed, key=len, reverse=True):
+        at = 0
+        known = {key: place for place, key in enumerate(order)}
+        for key in keys:
+            if key in known:
+                at = order.index(key) + 1
+            else:
+                order.insert(at, key)
+                at += 1
+    rows = []
+    for line, keys in zip(lines, keyed, strict=True):
+        place = {key: at for at, key in enumerate(keys)}
+        carried, local = (
+            tuple(row[place[key]] if key in place else None for key in order)
+            for row in (line.carried, line.local)
+        )
+        rows.append(Line(line.mode, carried, local))
+    ranked = sorted(rows, key=lambda row: (-(_last(row) or 0.0), row.name))
+    return [layer for layer, _ in order], ranked
+
+
+def _keys(layers: Sequence[str]) -> list[tuple[str, int]]:
+    seen: Counter[str] = Counter()
+    keys = []
+    for layer in layers:
+        keys.append((layer, seen[layer]))
+        seen[layer] += 1
+    return keys
+
+
+def _last(line: Line) -> float | None:
+    return next((value for value in reversed(line.values) if value is not None), None)
+
+
+def _shown(value: float | None) -> str:
+    return "unknown" if value is None else brief(value)
+
+
+def layer_names(layers: Sequence[str], pitch: float) -> tuple[list[str], list[int], str]:
+    """Short texts of layers, which of them to write first, and what they are numbers of.
+
+    Most layers differ by a number; it alone is written, and what is around it names the axis.
+    """
+    parts = [re.fullmatch(r"(.*?)(\d{1,5})(\D*)", layer[:200], re.DOTALL) for layer in layers]
+    common = Counter((part[1], part[3]) for part in parts if part).most_common(1)
+    around = common[0][0] if common and common[0][1] > 1 else None
+    texts, numbers = [], []
+    for layer, part in zip(layers, parts, strict=True):
+        numbered = part is not None and (part[1], part[3]) == around
+        texts.append(part[2] if part and numbered else shortened(layer, 72))
+        numbers.append(int(part[2]) if part and numbered else None)
+    last = len(layers) - 1
+    order = [0, last] if numbers and numbers[0] is None else [last, 0]
+    wide = max((text_width(str(each)) for each in numbers if each is not None), default=0.0) + 7
+    step = next((each for each in (1, 2, 5, 10, 20, 50) if each * pitch >= wide), 100)
+    order += [at for at, each in enumerate(numbers) if each is not None and not each % step]
+    order += range(len(layers)) if around is None else ()
+    name = shortened(f"{around[0]}N{around[1]}", 150) if around else "layer"
+    return texts, [at for at in dict.fromkeys(order) if 0 <= at <= last], name
+
+
+def growth_finding(lines: Sequence[Growth]) -> str:
+    layers, rows = aligned(lines)
+    known = [(line, _last(line)) for line in rows]
+    ends = [(line, value) for line, value in known if value is not None]
+    if not ends:
+        return "No carried errors are known"
+    if all(value in (0, None) for line in rows for value in line.values):
+        return "No error at any layer"
+    worst, most = ends[0]
+    name = shortened(worst.name, 130, 13)
+    if len(ends) == 1:
+        return _finding_of_one(name, worst, layers)
+    least, fewest = ends[-1]
+    other = shortened(least.name, 130, 13)
+    if fewest <= 0:
+        return f"{name} ends at {brief(most)}, {other} is exact"
+    if most < 1.1 * fewest:
+        return f"All {len(ends)} modes end alike, at {brief(most)}"
+    return f"{name} ends at {brief(most)}, {times(most / fewest)} as much as {other}"
+
+
+def _finding_of_one(name: str, line: Line, layers: Sequence[str]) -> str:
+    last, at = _last(line) or 0.0, 0
+    best = 0.0
+    for here in range(1, len(layers)):
+        now, before = line.values[here], line.values[here - 1]
+        if now and before and now / before > best:
+            best, at = now / before, here
+    if best >= JUMP:
+        layer = shortened(layers[at], 110, 13)
+        return f"{name} ends at {brief(last)}; {layer} alone multiplies the error by {brief(best)}"
+    known = sum(value is not None for value in line.values)
+    if known < 3:
+        return f"{name} ends at {brief(last)} after {known} layer{'s' * (known > 1)}"
+    return f"{name} ends at {brief(last)}; no layer alone stands out"

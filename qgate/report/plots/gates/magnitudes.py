@@ -1,0 +1,120 @@
+"""Where the magnitudes of a tensor lie, and what of them a format cannot hold."""
+
+from __future__ import annotations
+
+from qgate.report.plots.gates import _axes
+from qgate.report.plots.gates._axes import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
+from qgate.report.plots.gates._svg import (
+    box,
+    color,
+    document,
+    label,
+    number,
+    path,
+    percent,
+    power,
+    shortened,
+)
+from qgate.results.pictures import MagnitudePicture
+
+# An end of the range this many octaves beyond the data is named, and not drawn to scale.
+NEAR_ENDS = 6
+
+
+def magnitude_histogram(picture: MagnitudePicture) -> str:
+    """Elements in each octave, on a logarithmic axis: what a format loses is in the tails."""
+    counts, low = picture["counts"], picture["low"]
+    held = [at for at, count in enumerate(counts) if count]
+    first, last = (held[0], held[-1] + 1) if held else (0, max(len(counts), 1))
+    edges, (tall,) = _axes.merged(low, [counts], range(first, last))
+    left, right = float(edges[0]), float(edges[-1])
+    ends = [picture["smallest"], picture["largest"]]
+    near = [
+        end if end is not None and left - NEAR_ENDS <= end <= right + NEAR_ENDS else None
+        for end in ends
+    ]
+    known = [end for end in near if end is not None]
+    x = _axes.octaves(min([left, *known]) - 0.5, max([right, *known]) + 0.5, LEFT, RIGHT, "|x|")
+    each = "elements" if edges.step == 1 else f"elements in {edges.step} octaves"
+    y = _axes.tallied(max(tall), BOTTOM, TOP + 16, each)
+    gap = 0.5 if len(tall) < 60 else 0.0
+    bars = "".join(
+        box(
+            x.place(at) + gap,
+            y.place(count),
+            x.place(at + edges.step) - x.place(at) - 2 * gap,
+            BOTTOM - y.place(count),
+        )
+        for at, count in zip(edges, tall, strict=False)
+        if count
+    )
+    drawn = path(bars, fill=color("blue"), data_bars="counts") + _range(near, x)
+    body = _axes.frame(x, y, drawn) + _names(picture, near)
+    said = (
+        f"{sum(counts):,} values from 2^{left:g} to 2^{right:g}, {picture['zeros']:,} zeros, "
+        f"{picture['nonfinite']:,} not finite; {picture['saturated']:,} clipped, "
+        f"{picture['flushed']:,} flushed to zero."
+    )
+    return document(WIDTH, HEIGHT, magnitudes_finding(picture), said, body)
+
+
+def _range(near: list[float | None], x: _axes.Axis) -> str:
+    """Shades over what is outside of the range, with a line where it ends."""
+    drawn, lines = "", ""
+    for end, far in zip(near, (x.start, x.end), strict=True):
+        if end is None:
+            continue
+        at = x.place(end)
+        drawn += box(min(at, far), TOP + 14, abs(far - at), BOTTOM - TOP - 14)
+        lines += f"M{number(at)} {number(TOP + 14)}V{number(BOTTOM)}"
+    return path(drawn, fill=color("red"), fill_opacity=0.13) + path(
+        lines, stroke=color("red"), stroke_dasharray="4 3", fill="none"
+    )
+
+
+def _names(picture: MagnitudePicture, near: list[float | None]) -> str:
+    """What happens at either end, above it; and the end itself where it is far away."""
+    total = _total(picture)
+    words = ""
+    for at, (lost, verb) in enumerate(
+        ((picture["flushed"], "flushed"), (picture["saturated"], "clipped"))
+    ):
+        end = picture["largest"] if at else picture["smallest"]
+        if end is None and not lost:
+            continue
+        text = f"{percent(lost / total)} {verb}"
+        if end is not None and near[at] is None and not lost:
+            text = f"range {'to' if at else 'from'} {power(2, round(end, 1))}"
+        fill = "red" if lost else "muted"
+        words += label(RIGHT if at else LEFT, TOP + 9, text, "end" if at else "start", fill=fill)
+    notes = []
+    if picture["zeros"]:
+        notes.append(f"zeros {percent(picture['zeros'] / total)}")
+    if picture["nonfinite"]:
+        notes.append(f"not finite {percent(picture['nonfinite'] / total)}")
+    return words + label(RIGHT, _axes.STRIP, ", ".join(notes), "end", fill="muted") * bool(notes)
+
+
+def _total(picture: MagnitudePicture) -> int:
+    return sum(picture["counts"]) + picture["zeros"] + picture["nonfinite"] or 1
+
+
+def magnitudes_finding(picture: MagnitudePicture) -> str:
+    total = _total(picture)
+    name = shortened(picture["format"], 120, 13)
+    parts = []
+    if picture["saturated"]:
+        parts.append(f"clips {percent(picture['saturated'] / total)}")
+    if picture["flushed"]:
+        parts.append(f"flushes {percent(picture['flushed'] / total)} to zero")
+    bad = picture["nonfinite"]
+    also = f"; {bad:,} {'is' if bad == 1 else 'are'} not finite" if bad else ""
+    if parts:
+        return f"{name} {' and '.join(parts)}{also}"
+    if not any(picture["counts"]):
+        return f"All values are zero{also}" if picture["zeros"] else f"No values{also}"
+    if picture["largest"] is None and picture["smallest"] is None:
+        held = [at for at, count in enumerate(picture["counts"]) if count]
+        span = held[-1] - held[0] + 1
+        return f"Magnitudes span {span} octave{'s' if span > 1 else ''}{also}"
+    return f"{name} holds all magnitudes: none clipped, none flushed{also}"
