@@ -56,6 +56,6 @@ def _drawn(swept: Swept) -> tuple[dict[str, bytes], str]:
                 sweep_files.draw(Path(made), record)
             except Exception as error:
                 return found, f"cannot draw the results: {error}"
-            for path in sweep_files.pictures(Path(made), record):
-                found[path.name] = path.read_bytes()
+            for name in sweep_files.picture_names(record):
+                found[name] = (Path(made) / name).read_bytes()
     return found, ""

@@ -4,7 +4,8 @@
   qgate sweep 'dumps/**/*.safetensors' --elem-format fp4_e2m1 --no-plots
   qgate sweep w.safetensors:layer.0 --granularity block --output-dir sweeps
 
-Reads .pt (weights only), .safetensors, .npy and .npz. Results go to draw/scaling_analysis/NAME/.
+Reads .pt (weights only), .safetensors, .npy and .npz, also by URL: s3://bucket/w.safetensors:NAME
+reads that one tensor. Results go to draw/scaling_analysis/NAME/.
 After a kill the same command does only the files that were not finished.
 Exit status: 0 if every tensor was swept and is free of NaN and Inf, 1 if one was not.
 """
@@ -26,10 +27,12 @@ from qgate.cli._numbers import from_one
 from qgate.cli._sweep_work import Made, Work, all_made_of, made_of
 from qgate.cli._workers import add_workers, workers_from
 from qgate.errors import QgateError
+from qgate.urls import check_writable, place_of
 
 if TYPE_CHECKING:
     from qgate.engine import Workers
     from qgate.pipeline.sweep_files import Request
+    from qgate.urls import Place
 
 _WIDE, _THIN = "=" * 80, "-" * 60
 
@@ -37,7 +40,7 @@ _WIDE, _THIN = "=" * 80, "-" * 60
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("tensors", nargs="+", metavar="FILE", help="files, FILE:NAME for one tensor, or patterns")
-    add("--output-dir", type=Path, metavar="DIR", help="results go to DIR/NAME")
+    add("--output-dir", metavar="DIR", help="results go to DIR/NAME; a folder or a URL")
     add(
         "--elem-format", action="append", metavar="F", help="fp8_e4m3 unless given; or several: F,F"
     )
@@ -84,9 +87,9 @@ class Outcome:
 class Target:
     """Where results go, and how much is said on the way."""
 
-    root: Path
+    root: Place
     quiet: bool
-    taken: list[Path] = field(default_factory=list)
+    taken: list[Place] = field(default_factory=list)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,7 +105,9 @@ def run(args: argparse.Namespace) -> int:
     workers = workers_from(args)
     specs = expand(args.tensors)
     work = Work(request, not args.no_plots)
-    target = Target(args.output_dir or Path("draw") / "scaling_analysis", args.quiet)
+    root = place_of(args.output_dir or Path("draw") / "scaling_analysis")
+    check_writable(root)
+    target = Target(root, args.quiet)
     say = _Speaker()
     say(f"Processing {len(specs)} tensor file(s)...", _WIDE)
     results: list[tuple[str, str | None]] = []
@@ -171,10 +176,10 @@ def _outcomes(specs: list[str], work: Work, target: Target, workers: Workers) ->
     """
     from qgate.engine.journal import Journal
 
-    asked = [__version__, work.plots, dataclasses.asdict(work.request), specs]
+    asked = [__version__, work.plots, dataclasses.asdict(work.request), specs, str(target.root)]
     try:
         target.root.mkdir(parents=True, exist_ok=True)
-        opened = Journal(target.root, asked)
+        opened = Journal(target.root if isinstance(target.root, Path) else Path(), asked)
     except OSError as error:
         raise QgateError(
             f"results cannot be written to {str(target.root)!r}: {error.strerror or error}. Name "
@@ -208,10 +213,10 @@ def _outcomes(specs: list[str], work: Work, target: Target, workers: Workers) ->
 
 def _key(spec: str) -> str:
     from qgate.dumps.tensor_files import split_spec
-    from qgate.engine.journal import identity
+    from qgate.urls import identity
 
-    path, key = split_spec(spec)
-    return f"{identity(path)} {key or ''}"
+    place, key = split_spec(spec)
+    return f"{identity(place)} {key or ''}"
 
 
 def _is_done(journal: Any, key: str) -> bool:
@@ -220,11 +225,11 @@ def _is_done(journal: Any, key: str) -> bool:
         return False
     known = journal.result(key)
     failed = any(reason for _, reason in known["results"])
-    return not failed and all(Path(folder).is_dir() for folder in known["folders"])
+    return not failed and all(place_of(folder).is_dir() for folder in known["folders"])
 
 
 def _taken_over(spec: str, known: Any, target: Target) -> Outcome:
-    target.taken += map(Path, known["folders"])
+    target.taken += map(place_of, known["folders"])
     results = [(name, reason) for name, reason in known["results"]]
     lines = [f"✅ Swept before, and not again: {name}" for name, _ in results]
     return Outcome(spec, lines, results, list(known["answers"]))
@@ -293,10 +298,10 @@ def _write(made: Made, target: Target) -> list[str]:
     for record in swept.records:
         start = _stamp()
         paths = sweep_files.write(folder, record)
-        for path in sweep_files.pictures(folder, record):
-            if path.name in made.pictures:
-                write_bytes(path, made.pictures[path.name])
-                paths.append(path)
+        for picture in sweep_files.picture_names(record):
+            if picture in made.pictures:
+                write_bytes(folder / picture, made.pictures[picture])
+                paths.append(folder / picture)
         lines = sweep_text.lines(record)
         lines += ["Results saved to:", *(f"  {path}" for path in paths), ""]
         stamped = [f"{start} - {line}" for line in lines]

@@ -11,13 +11,18 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from qgate.dumps import url_files
 from qgate.errors import QgateError
+from qgate.urls import is_url, place_of
+
+if TYPE_CHECKING:
+    from qgate.urls import Place
 
 _HASHED_AT_ONCE = 2**24
 
@@ -26,7 +31,7 @@ _HASHED_AT_ONCE = 2**24
 class StoredTensor:
     """A tensor with where it came from; `name` is short and `key` its name inside the file."""
 
-    path: Path
+    path: Place
     key: str | None
     tensor: Tensor
 
@@ -51,19 +56,25 @@ def expand(specs: list[str]) -> list[str]:
     """
     found: list[str] = []
     for spec in specs:
-        if glob.has_magic(spec) and not Path(spec).exists():
-            matches = sorted(glob.glob(spec, recursive=True))  # noqa: PTH207
-            matches = [name for name in matches if Path(name).suffix.lower() in READERS]
+        if glob.has_magic(spec) and (is_url(spec) or not Path(spec).exists()):
+            matches = [name for name in _matching(spec) if Path(name).suffix.lower() in READERS]
             found += matches or [spec]
         else:
             found.append(spec)
     return list(dict.fromkeys(found))
 
 
+def _matching(pattern: str) -> list[str]:
+    place = place_of(pattern)
+    if isinstance(place, Path):
+        return sorted(glob.glob(str(place), recursive=True))  # noqa: PTH207
+    return sorted(place.fs.unstrip_protocol(name) for name in place.fs.glob(place.path))
+
+
 def read_tensors(spec: str) -> Iterator[StoredTensor]:
     """The tensors of a file, or of `FILE:NAME` the one of that name."""
     path, key = split_spec(spec)
-    if not path.exists():
+    if not _is_there(path):
         if glob.has_magic(spec):
             raise QgateError(f"no {_endings()} file matches {spec!r}.")
         raise QgateError(f"there is no file {spec!r}.")
@@ -93,8 +104,20 @@ def read_tensors(spec: str) -> Iterator[StoredTensor]:
         ) from None
 
 
-def split_spec(spec: str) -> tuple[Path, str | None]:
+def _is_there(place: Place) -> bool:
+    """What a store says of itself, such as that nobody may read it, is told as it is."""
+    try:
+        return place.exists()
+    except PermissionError:
+        raise
+    except Exception as error:
+        raise QgateError(f"{str(place)!r} cannot be reached: {_first_line(error)}.") from None
+
+
+def split_spec(spec: str) -> tuple[Place, str | None]:
     """The file of a spec, and the name of one tensor where it names one."""
+    if is_url(spec):
+        return _split_url(spec)
     whole = Path(spec)
     if whole.exists() or ":" not in spec:
         return whole, None
@@ -103,6 +126,15 @@ def split_spec(spec: str) -> tuple[Path, str | None]:
         file, _, more = file.rpartition(":")
         key = f"{more}:{key}"
     return (Path(file), key) if Path(file).exists() else (whole, None)
+
+
+def _split_url(spec: str) -> tuple[Place, str | None]:
+    """By the ending of the file: asking a store what is there takes time."""
+    cuts = [spec.lower().find(f"{ending}:") + len(ending) for ending in READERS]
+    cuts = [cut for ending, cut in zip(READERS, cuts, strict=True) if cut >= len(ending)]
+    if not cuts:
+        return place_of(spec), None
+    return place_of(spec[: min(cuts)]), spec[min(cuts) + 1 :]
 
 
 def load_torch(path: Path) -> Any:
@@ -117,8 +149,8 @@ def load_torch(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _read_torch(path: Path, key: str | None) -> Iterator[StoredTensor]:
-    loaded = load_torch(path)
+def _read_torch(path: Place, key: str | None) -> Iterator[StoredTensor]:
+    loaded = load_torch(path) if isinstance(path, Path) else url_files.read_torch_at(path)
     if isinstance(loaded, Tensor):
         yield from _pick(path, None, {"": loaded}, key)
     elif isinstance(loaded, Mapping) and isinstance(loaded.get("tensor"), Tensor) and key is None:
@@ -141,35 +173,46 @@ def _flat(loaded: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _read_safetensors(path: Path, key: str | None) -> Iterator[StoredTensor]:
+def _read_safetensors(path: Place, key: str | None) -> Iterator[StoredTensor]:
+    if isinstance(path, Path):
+        yield from _read_local_safetensors(path, key)
+        return
+    head, start = url_files.safetensors_head(path)
+    for name in _chosen(path, key, list(head)):
+        yield StoredTensor(path, name, url_files.safetensors_entry(path, head[name], start))
+
+
+def _chosen(path: Place, key: str | None, names: list[str]) -> list[str]:
+    if key is not None and key not in names:
+        raise _no_such(path, key, names)
+    if not names:
+        raise QgateError(f"{str(path)!r} holds no tensor.")
+    return names if key is None else [key]
+
+
+def _read_local_safetensors(path: Path, key: str | None) -> Iterator[StoredTensor]:
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
-        names = list(file.keys())
-        wanted = names if key is None else [key]
-        if key is not None and key not in names:
-            raise _no_such(path, key, names)
-        if not names:
-            raise QgateError(f"{str(path)!r} holds no tensor.")
-        for name in wanted:
+        for name in _chosen(path, key, list(file.keys())):
             yield StoredTensor(path, name, file.get_tensor(name))
 
 
-def _read_npy(path: Path, key: str | None) -> Iterator[StoredTensor]:
-    array = np.load(path, mmap_mode="r", allow_pickle=False)
+def _read_npy(path: Place, key: str | None) -> Iterator[StoredTensor]:
+    if isinstance(path, Path):
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    else:
+        array = url_files.read_npy_at(path)
     yield from _pick(path, None, {"": _from_numpy(path, array)}, key)
 
 
-def _read_npz(path: Path, key: str | None) -> Iterator[StoredTensor]:
-    with np.load(path, allow_pickle=False) as file:
-        names = list(file.keys())
-        if key is not None and key not in names:
-            raise _no_such(path, key, names)
-        for name in names if key is None else [key]:
-            yield StoredTensor(path, name, _from_numpy(path, file[name]))
+def _read_npz(path: Place, key: str | None) -> Iterator[StoredTensor]:
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        for name in _chosen(path, key, list(archive.keys())):
+            yield StoredTensor(path, name, _from_numpy(path, archive[name]))
 
 
-def _from_numpy(path: Path, array: np.ndarray[Any, Any]) -> Tensor:
+def _from_numpy(path: Place, array: np.ndarray[Any, Any]) -> Tensor:
     if array.dtype.kind not in "fiub":
         raise QgateError(f"{str(path)!r} holds a numpy array of {array.dtype}, not numbers.")
     with warnings.catch_warnings():
@@ -178,7 +221,7 @@ def _from_numpy(path: Path, array: np.ndarray[Any, Any]) -> Tensor:
 
 
 def _pick(
-    path: Path, several: str | None, entries: dict[str, Any], key: str | None
+    path: Place, several: str | None, entries: dict[str, Any], key: str | None
 ) -> Iterator[StoredTensor]:
     """All tensors among the entries, or the one asked for; no silent choice of the first."""
     if key is not None and key not in entries:
@@ -196,7 +239,7 @@ def _pick(
         yield StoredTensor(path, name or None, tensor)
 
 
-def _no_such(path: Path, key: str, names: list[str]) -> QgateError:
+def _no_such(path: Place, key: str, names: list[str]) -> QgateError:
     shown = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
     there = f"it has {shown}" if names else "it holds one tensor without a name"
     return QgateError(f"{str(path)!r} has no tensor {key!r}; {there}.")
@@ -211,7 +254,7 @@ def _endings() -> str:
     return ", ".join(READERS)
 
 
-READERS: dict[str, Callable[[Path, str | None], Iterator[StoredTensor]]] = {
+READERS: dict[str, Callable[[Place, str | None], Iterator[StoredTensor]]] = {
     ".pt": _read_torch,
     ".pth": _read_torch,
     ".safetensors": _read_safetensors,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -90,12 +89,3 @@ class Journal:
     ) -> None:
         with contextlib.suppress(OSError):
             self._file.close()
-
-
-def identity(path: Path) -> str:
-    """A file as a key: its place, size and time, so that one written anew is another one."""
-    try:
-        found = path.stat()
-    except OSError:
-        return f"{os.fspath(path)} missing"
-    return f"{os.fspath(path)} {found.st_size} {found.st_mtime_ns}"

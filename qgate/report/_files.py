@@ -6,16 +6,23 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qgate.files import replacing
 
-
-def write_text(path: Path, text: str) -> None:
-    with replacing(path) as neighbor:
-        neighbor.write_text(text, encoding="utf-8", newline="\n")
+if TYPE_CHECKING:
+    from qgate.urls import Place
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def write_text(path: Place, text: str) -> None:
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Place, data: bytes) -> None:
+    """A store takes an object as a whole; `urls.check_writable` refuses those that do not."""
+    if not isinstance(path, Path):
+        path.write_bytes(data)
+        return
     with replacing(path) as neighbor:
         neighbor.write_bytes(data)
 
@@ -26,7 +33,7 @@ def safe_name(name: str) -> str:
     return cleaned[:120]
 
 
-def folder_for(root: Path, name: str, source: str, taken: Iterable[Path]) -> Path:
+def folder_for(root: Place, name: str, source: str, taken: Iterable[Place]) -> Place:
     """root/name, or root/name-2 … where that belongs to another tensor."""
     used = set(taken)
     number = 1
@@ -37,9 +44,10 @@ def folder_for(root: Path, name: str, source: str, taken: Iterable[Path]) -> Pat
         number += 1
 
 
-def _belongs(folder: Path, source: str) -> bool:
+def _belongs(folder: Place, source: str) -> bool:
     """If a folder is new, or holds results of this very source."""
-    for record in sorted(folder.glob("mxfp_*scaling_*.json")):
+    records: list[Place] = sorted(folder.glob("mxfp_*scaling_*.json"), key=str)
+    for record in records:
         try:
             tensor = json.loads(record.read_text(encoding="utf-8"))["tensor"]
             return bool(tensor["source"] == source)

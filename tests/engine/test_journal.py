@@ -2,7 +2,7 @@
 
 import pytest
 
-from qgate.engine.journal import Journal, identity
+from qgate.engine.journal import Journal
 
 
 def test_a_run_takes_over_what_an_unfinished_one_recorded(tmp_path):
@@ -56,13 +56,3 @@ def test_a_file_that_is_no_journal_is_started_anew(tmp_path):
         second.record("b", 2)
     with Journal(tmp_path, "r") as third:
         assert third.result("b") == 2
-
-
-def test_a_file_that_changed_is_another_item(tmp_path):
-    path = tmp_path / "a.pt"
-    path.write_bytes(b"1")
-    before = identity(path)
-    assert identity(path) == before
-    path.write_bytes(b"12")
-    assert identity(path) != before
-    assert identity(tmp_path / "none").endswith("missing")

@@ -6,15 +6,18 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qgate.report._files import write_text
 from qgate.report.sweeps import texts as sweep_text
 
+if TYPE_CHECKING:
+    from qgate.urls import Place
+
 Record = dict[str, Any]
 
 
-def write(folder: Path, record: Record) -> list[Path]:
+def write(folder: Place, record: Record) -> list[Place]:
     """Text and data, but for the log; the paths written."""
     name = record["format"].get("asked", record["format"]["name"])
     if record["kind"] == "block":
@@ -32,19 +35,19 @@ def write(folder: Path, record: Record) -> list[Path]:
     return list(texts)
 
 
-def pictures(folder: Path, record: Record) -> list[Path]:
+def picture_names(record: Record) -> list[str]:
     """The files that `draw` writes."""
     name = record["format"].get("asked", record["format"]["name"])
     if record["kind"] == "block":
-        return [folder / f"mxfp_block_scaling_{name}.png"]
-    return [folder / f"mxfp_scaling_{kind}_{name}.png" for kind in ("test", "summary")]
+        return [f"mxfp_block_scaling_{name}.png"]
+    return [f"mxfp_scaling_{kind}_{name}.png" for kind in ("test", "summary")]
 
 
 def draw(folder: Path, record: Record) -> None:
     """The pictures, which take most of the time of a sweep's files."""
     from qgate.report.plots import sweep
 
-    paths = pictures(folder, record)
+    paths = [folder / name for name in picture_names(record)]
     if record["kind"] == "block":
         sweep.draw_block(paths[0], record)
     else:

@@ -1,0 +1,76 @@
+"""URLs: what they mean, and what is refused; the store in memory needs no network."""
+
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from qgate.errors import QgateError
+from qgate.urls import check_writable, identity, is_url, place_of
+
+
+@pytest.fixture(autouse=True)
+def _empty():
+    memory = fsspec.filesystem("memory")
+    memory.store.clear()
+    memory.pseudo_dirs[:] = [""]
+
+
+def test_what_is_a_url():
+    assert all(map(is_url, ["s3://b/k", "memory://a", "gs://b", "FILE:///a", "git+ssh://x"]))
+    assert not any(
+        map(is_url, ["a/b.pt", "/s3:/b", "x:y", "C:\\a", "s3:/b", "://x", "a.pt:s3://b"])
+    )
+
+
+def test_files_are_plain_paths(tmp_path):
+    assert place_of(tmp_path) == tmp_path
+    assert place_of(f"file://{tmp_path}") == tmp_path
+    assert place_of("a/b") == Path("a/b")
+
+
+def test_a_place_in_memory_reads_and_writes():
+    place = place_of("memory://bucket/a/b.pt")
+    assert (place.name, place.stem, place.suffix) == ("b.pt", "b", ".pt")
+    check_writable(place)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(b"1234")
+    assert place_of("memory://bucket/a/b.pt").read_bytes() == b"1234"
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("nonsense://b/k", "nonsense:// is not known; use s3://"),
+        ("gs://b/k", "gs:// needs gcsfs; pip install it"),
+    ],
+)
+def test_what_cannot_be_reached_is_named(url, words, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(QgateError, match=words):
+        place_of(url)
+
+
+def test_a_store_that_may_leave_halves_is_not_written_to():
+    check_writable(Path("anywhere"))
+    with pytest.raises(QgateError, match=r"'ftp://.*may leave half a file behind.*s3://"):
+        check_writable(_Ftp())
+
+
+class _Ftp:
+    protocol = "ftp"
+
+    def __str__(self):
+        return "ftp://host/x"
+
+
+def test_what_changed_has_another_identity(tmp_path):
+    for place in (tmp_path / "a", place_of("memory://bucket/a")):
+        assert identity(place).endswith("missing")
+        place.write_bytes(b"1")
+        before = identity(place)
+        assert identity(place) == before
+        place.write_bytes(b"12")
+        assert identity(place) != before
