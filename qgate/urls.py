@@ -63,11 +63,14 @@ def check_writable(place: Place) -> None:
 
 
 def identity(place: Place) -> str:
-    """A file as a key: its place and what tells whether it was written anew."""
+    """A file as a key: its place and what tells whether it was written anew.
+
+    What cannot be asked is told when it is read.
+    """
     try:
         if isinstance(place, Path):
             found = place.stat()
             return f"{place} {found.st_size} {found.st_mtime_ns}"
         return f"{place} {place.fs.ukey(place.path)}"
-    except (OSError, NotImplementedError):
+    except Exception:
         return f"{place} missing"
