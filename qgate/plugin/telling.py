@@ -6,22 +6,25 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from qgate.plugin.dumping import dump_name
 from qgate.plugin.options import (
     baselines_of,
-    home_of,
     is_given,
     models_of,
     settings_of,
+    shown_baselines,
     update_choice,
     value,
 )
 from qgate.plugin.parts import is_update
 from qgate.plugin.selection import Selection
+
+if TYPE_CHECKING:
+    from qgate.report.gates.terminal import Line
 
 _MOST = 20
 _ANNOTATIONS = 50
@@ -47,6 +50,8 @@ class Told:
     updated: bool = False
     idle: bool = False
     folder: Path | None = None
+    written: bool = False
+    page: Path | None = None
 
 
 def header_line(config: pytest.Config) -> str | None:
@@ -64,19 +69,12 @@ def header_line(config: pytest.Config) -> str | None:
     folder = value(config, "dump")
     if folder is not None:
         parts.append(f"dump {folder} as {dump_name(config, config.invocation_params.dir / folder)}")
-    parts += [f"device {value(config, 'device')}", f"baselines {_shown(config)}"]
+    parts += [f"device {value(config, 'device')}", f"baselines {shown_baselines(config)}"]
     if is_update(config):
         dry = config.getoption("qgate_update_dry_run")
         what = "update as a dry run" if dry else "updating baselines"
         parts.append(f"{what} ({update_choice(config)})")
     return f"qgate: {', '.join(parts)}"
-
-
-def _shown(config: pytest.Config) -> str:
-    folder = baselines_of(config)
-    near = folder.is_relative_to(home_of(config))
-    shown = str(folder.relative_to(home_of(config)) if near else folder)
-    return shown if folder.is_dir() else f"{shown} (none yet)"
 
 
 def tell(
@@ -95,19 +93,29 @@ def tell(
     config = reporter.config
     about = ", ".join(f"{name} on {of['device']}" for name, of in sorted(facts["models"].items()))
     reporter.section(one_line(f"qgate: {about or ', '.join(models_of(config))}"))
-    for line in _lines(config, told, rows):
-        reporter.write_line(one_line(line))
-    for line in told.errors:
-        reporter.write_line(one_line(f"ERROR: {line}"), red=True)
-    tell_github(reporter, told, rows)
+    width = reporter._tw.fullwidth
+    for line in _lines(config, told, rows, width):
+        reporter.write_line(line.text, **({line.color: True} if line.color else {}))
+    for text in told.errors:
+        reporter.write_line(one_line(f"ERROR: {text}"), red=True)
+    tell_github(reporter, told, rows, about)
 
 
-def _lines(config: pytest.Config, told: Told, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    from qgate.results import summary_lines
+def _lines(
+    config: pytest.Config, told: Told, rows: Sequence[Mapping[str, Any]], width: int
+) -> list[Line]:
+    from qgate.report.gates.terminal import plain, summary
+    from qgate.results import Tally
+    from qgate.results.summary import set_up_lines
 
-    lines = summary_lines(rows) if rows else []
-    lines += _first(_broken(told.broken))
-    lines += told.selection.notes
+    lines = summary(Tally(rows), width) if rows else []
+    lines += plain(_first(set_up_lines(told.broken)), width, "red")
+    return lines + plain(_sentences(config, told), width)
+
+
+def _sentences(config: pytest.Config, told: Told) -> list[str]:
+    """What else there is to say: notes, updates, and where the records are."""
+    lines = list(told.selection.notes)
     if told.selection.empty:
         lines.append("no gate ran: no mode asked for fits")
     elif told.idle:
@@ -126,20 +134,9 @@ def _lines(config: pytest.Config, told: Told, rows: Sequence[Mapping[str, Any]])
     if told.folder is not None and not told.errors:
         folder = os.path.relpath(told.folder, config.invocation_params.dir)
         lines.append(f"records in {folder}/results.jsonl and {folder}/results.csv")
+        if told.page is not None:
+            lines.append(f"report in {folder}/{told.page.name}")
     return lines
-
-
-def _broken(broken: Mapping[str, str]) -> list[str]:
-    """Set-up errors, each text once: one cause fails many tests."""
-    by_text: dict[str, list[str]] = {}
-    for node, text in broken.items():
-        by_text.setdefault(text, []).append(node)
-    return [
-        f"set-up failed, no verdict: {nodes[0]}"
-        + (f" and {len(nodes) - 1} more" if len(nodes) > 1 else "")
-        + f": {text}"
-        for text, nodes in by_text.items()
-    ]
 
 
 def _first(lines: list[str]) -> list[str]:
@@ -147,16 +144,19 @@ def _first(lines: list[str]) -> list[str]:
     return [*lines[:_MOST], *([f"and {rest} more"] if rest > 0 else [])]
 
 
-def tell_github(reporter: Any, told: Told, rows: Sequence[Mapping[str, Any]]) -> None:
+def tell_github(
+    reporter: Any, told: Told, rows: Sequence[Mapping[str, Any]], about: str = ""
+) -> None:
     """The summary of the step, and an annotation for every test that failed, worst first."""
     from qgate.results import github_annotation, github_error, markdown_summary, worst_first
+    from qgate.results.summary import set_up_lines
 
-    broken = [*_broken(told.broken), *told.errors]
+    broken = [*set_up_lines(told.broken), *told.errors]
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
         try:
             with Path(summary).open("a", encoding="utf-8") as file:
-                file.write(markdown_summary(rows, broken=broken))
+                file.write(markdown_summary(rows, broken=broken, about=about))
         except OSError as error:
             reporter.write_line(f"GITHUB_STEP_SUMMARY could not be written: {error}", red=True)
     if os.environ.get("GITHUB_ACTIONS"):

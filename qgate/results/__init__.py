@@ -12,7 +12,7 @@ from qgate.results.schema import (
     latest,
     new_header,
 )
-from qgate.results.summary import summary_lines
+from qgate.results.summary import Counts, Tally
 from qgate.results.table import COLUMNS, to_csv
 from qgate.results.writing import Writer, write_whole
 
@@ -20,9 +20,11 @@ __all__ = [
     "COLUMNS",
     "REQUIRED",
     "SCHEMA",
+    "Counts",
     "Merged",
     "Record",
     "Records",
+    "Tally",
     "Writer",
     "binding",
     "check_storable",
@@ -36,7 +38,6 @@ __all__ = [
     "new_header",
     "one_line",
     "read",
-    "summary_lines",
     "to_csv",
     "worst_first",
     "write_whole",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from qgate.results.ranking import (
@@ -12,12 +13,14 @@ from qgate.results.ranking import (
     figure,
     one_line,
     times_text,
-    worst_first,
 )
-from qgate.results.schema import latest
-from qgate.results.summary import Counts
+from qgate.results.summary import Finding, ModeSummary, Tally, change_text
 
 _ROWS = 20
+# A comment of GitHub takes 65,536 characters; a comparison may follow.
+_MOST_BYTES = 45_000
+_RESERVE = 200
+_LONGEST = 300
 
 
 def junit_properties(record: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -38,45 +41,138 @@ def verdict_word(check: Mapping[str, Any]) -> str:
 
 
 def markdown_summary(
-    records: Iterable[Mapping[str, Any]], rows: int = _ROWS, broken: Sequence[str] = ()
+    records: Iterable[Mapping[str, Any]] | Tally,
+    rows: int = _ROWS,
+    broken: Sequence[str] = (),
+    *,
+    about: str = "",
+    most: int = _MOST_BYTES,
 ) -> str:
-    """Counts and the failures, worst first, for `GITHUB_STEP_SUMMARY`.
+    """Verdict, counts, each mode and the failures, worst first; for `GITHUB_STEP_SUMMARY` and for
+    comments of pull requests, which take 65,536 characters.
 
-    `broken` says what kept gates from comparing: without it a red run would look green.
+    `broken` says what kept gates from comparing: without it a red run would look green. `about` is
+    told beside the verdict. Lists end where the text would get longer than `most` bytes.
     """
-    listed = latest(records)
-    counts = Counts.of(listed)
-    lines = ["## qgate", "", counts.text()]
+    tally = records if isinstance(records, Tally) else Tally(records)
+    counts = tally.counts
+    page = _Page(most)
+    named = f", {markdown_cell(about)}" if about else ""
+    page.add(f"## qgate: {_verdict(tally, broken)}{named}", "", counts.text())
     if broken:
-        lines += ["", *(f"* **error**: {_cell(text)}" for text in broken[:rows])]
-        lines += [f"* and {len(broken) - rows} more"] if len(broken) > rows else []
-    failed = [record for record in worst_first(listed) if not record["passed"]]
+        page.add("")
+        texts = [f"* **error**: {markdown_cell(text)}" for text in broken]
+        page.listed(texts, rows, lambda rest: [f"* and {rest} more"])
+    modes = tally.modes
+    if modes:
+        page.add("", *_head("mode", "gates", "failed", "worst against its limit", "metric", "value",
+                            "limit", "× limit", "carries"))  # fmt: skip
+        texts = [_mode_row(mode) for mode in modes]
+        page.listed(texts, rows, lambda rest: ["", f"+{rest} more modes"])
+    failed = tally.failures
     if failed:
-        lines += ["", "| site | scope | mode | metric | value | limit | how far |"]
-        lines.append("|---|---|---|---|---|---|---|")
-        lines += [_row(record) for record in failed[:rows]]
-    if len(failed) > rows:
-        lines += ["", f"+{len(failed) - rows} more in `results.jsonl`"]
-    return "\n".join(lines) + "\n"
+        page.add("", "Failures, worst first:", "")
+        page.add(*_head("site", "scope", "mode", "metric", "value", "limit", "how far", "change"))
+        page.listed(
+            [_row(each) for each in failed],
+            rows,
+            lambda rest: ["", f"+{rest} more in `results.jsonl`"],
+            counts.failed,
+        )
+    return page.text()
 
 
-def _row(record: Mapping[str, Any]) -> str:
-    check = binding(record)
-    cells = [record["site"], record["scope"], f"{record['model']} {record['mode']}"]
+def _verdict(tally: Tally, broken: Sequence[str]) -> str:
+    """The first word that people read: a run that compared nothing did not pass."""
+    counts = tally.counts
+    if counts.failed:
+        return f"{tally.failed_gates} of {tally.gates} gates failed"
+    if broken:
+        return "set-up failed"
+    return f"{tally.gates} gates passed" if counts.passed else "nothing was compared"
+
+
+class _Page:
+    """Lines of Markdown, up to a size that GitHub takes."""
+
+    def __init__(self, most: int) -> None:
+        self._lines: list[str] = []
+        self._room = most
+
+    def add(self, *lines: str) -> None:
+        for each in lines:
+            self._lines.append(each)
+            self._room -= len(each.encode("utf-8")) + 1
+
+    def listed(
+        self,
+        lines: Sequence[str],
+        most: int,
+        more: Callable[[int], list[str]],
+        total: int | None = None,
+    ) -> None:
+        """As many as there is room for, and how many more there are."""
+        shown = 0
+        for each in lines[:most]:
+            if len(each.encode("utf-8")) + _RESERVE > self._room:
+                break
+            self.add(each)
+            shown += 1
+        rest = (len(lines) if total is None else total) - shown
+        if rest:
+            self.add(*more(rest))
+
+    def text(self) -> str:
+        return "\n".join(self._lines) + "\n"
+
+
+def _head(*names: str) -> tuple[str, str]:
+    return f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"
+
+
+def _mode_row(mode: ModeSummary) -> str:
+    cells: list[object] = [f"{mode.model} {mode.mode}", mode.gates, mode.failed]
+    cells += ["", *_figures(None)] if mode.worst is None else _worst_cells(mode.worst)
+    cells.append(", ".join(each.text() for each in mode.carried))
+    return _table_row(cells)
+
+
+def _worst_cells(found: Finding) -> list[object]:
+    metric, value, limit, _ = _figures(found)
+    times = found.times
+    shown = f"{times:.3g}" if times is not None and math.isfinite(times) else ""
+    # A failure that no number says, such as a NaN, is told in words.
+    words = times_text(found.check) if found.check and not shown and not found.passed else shown
+    return [f"{found.site} ({found.scope})", metric, value, limit, words]
+
+
+def _figures(found: Finding | None) -> tuple[str, str, str, str]:
+    """Metric, value, limit and how far."""
+    check = found.check if found else None
     if check is None:
-        cells += ["", "", "", "nothing compared"]
-    else:
-        limit = "" if check["bound"] is None else f"{check['side']} {figure(check['bound'])}"
-        cells += [check["metric"], figure(check["value"]), limit, times_text(check)]
-    return f"| {' | '.join(_cell(cell) for cell in cells)} |"
+        return "", "", "", "" if found is None else "nothing compared"
+    limit = "" if check["bound"] is None else f"{check['side']} {figure(check['bound'])}"
+    return str(check["metric"]), figure(check["value"]), limit, times_text(check)
+
+
+def _row(found: Finding) -> str:
+    cells: list[object] = [found.site, found.scope, f"{found.model} {found.mode}"]
+    return _table_row([*cells, *_figures(found), change_text(found)])
+
+
+def _table_row(cells: Iterable[object]) -> str:
+    return f"| {' | '.join(markdown_cell(cell) for cell in cells)} |"
 
 
 _MARKDOWN = {char: f"&#{ord(char)};" for char in "&<>|`*_[]\\~#"}
 
 
-def _cell(text: object) -> str:
-    """Text that Markdown takes as it is, in one cell."""
-    return "".join(_MARKDOWN.get(char, char) for char in one_line(text))
+def markdown_cell(text: object) -> str:
+    """Text that Markdown takes as it is, in one cell, cut where it is very long."""
+    shown = one_line(text)
+    if len(shown) > _LONGEST:
+        shown = f"{shown[: _LONGEST // 2]}…{shown[-_LONGEST // 2 :]}"
+    return "".join(_MARKDOWN.get(char, char) for char in shown)
 
 
 def github_annotation(record: Mapping[str, Any]) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from qgate.results.schema import Record, line
 # What has to be the same in all files: records of different code or models do not mix.
 _SAME = ("qgate", "python", "torch", "device", "seed", "commit", "metrics", "limits")
 _JOINED = ("plans", "models")
+NOTHING_RAN = 5
+Update = dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -69,4 +71,48 @@ def _joined(header: Record, other: Record, path: Path) -> Record:
             if header[name][key] != other[name][key]:
                 raise QgateError(f"{path} is of another run: its {name} differ for {key!r}.")
         joined[name] = {**header[name], **other[name]}
+    # Headers of earlier versions say less.
+    for name, together in _TOLD.items():
+        said = [each[name] for each in (header, other) if name in each]
+        if said:
+            joined[name] = together(*said) if len(said) > 1 else said[0]
     return joined
+
+
+def _status(one: int | None, other: int | None) -> int | None:
+    """The worst; none where a run did not end, and only nothing at all is that nothing ran."""
+    if one is None or other is None:
+        return None
+    return max([each for each in (one, other) if each != NOTHING_RAN], default=NOTHING_RAN)
+
+
+def _lists(one: Sequence[str], other: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys([*one, *other]))
+
+
+def _folders(one: str, other: str) -> str:
+    return one if one == other else f"{one}, {other}"
+
+
+def _updates(one: Update, other: Update) -> Update:
+    if one is None or other is None:
+        return one or other
+    return {
+        **one,
+        "dry_run": one["dry_run"] or other["dry_run"],
+        "done": one["done"] and other["done"],
+        "entries": one["entries"] + other["entries"],
+        "changes": _lists(one["changes"], other["changes"]),
+        "stale": _lists(one["stale"], other["stale"]),
+    }
+
+
+_TOLD: dict[str, Callable[[Any, Any], Any]] = {
+    "complete": lambda one, other: one and other,
+    "exit": _status,
+    "broken": lambda one, other: {**one, **other},
+    "errors": _lists,
+    "notes": _lists,
+    "baselines": _folders,
+    "update": _updates,
+}

@@ -76,7 +76,7 @@ def check_text(check: Mapping[str, Any]) -> str:
     parts = [f"{check['metric']} {figure(check['value'])}".strip()]
     if check["bound"] is not None:
         parts.append(f"limit {check['side']} {figure(check['bound'])}")
-    return ", ".join([*parts, times_text(check)])
+    return ", ".join(part for part in [*parts, times_text(check)] if part)
 
 
 def figure(value: float | None) -> str:

@@ -6,6 +6,17 @@ carry `order` (place of the site in the order of execution) and `attempt` (0, th
 
 JSON has no NaN and no infinity: they are written as null, and the record's `reason` says which
 number it was: `{"/values/relative_mse": "nan"}`.
+
+A record may carry `pictures`, what it takes to draw it (see `qgate.results.pictures`). Beside the
+keys in `HEADER_KEYS`, which all headers have, that of a run has
+
+complete    everything ran that its options mean
+exit        pytest's exit status, null until the run has come to its end
+broken      tests whose set-up failed, so that there is no verdict: node → first line
+errors      what could not be written, and the like
+notes       what was left out, and what is accepted but was not measured
+baselines   their folder, as people are shown it
+update      what an update of the baselines wrote: which, dry_run, done, entries, changes, stale
 """
 
 from __future__ import annotations

@@ -1,14 +1,22 @@
-"""The terminal summary: it looks across all layers, worst first."""
+"""What the records of a run come to: counts, each mode's worst, the failures.
+
+Records are taken one at a time and let go, so that a file of any size can be summed up while it is
+read for something else; what stays depends on the number of tests.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from qgate.results.ranking import binding, check_text, one_line, severity, times_text, worst_first
-from qgate.results.schema import latest
+from qgate.results.ranking import binding, severity
+from qgate.results.schema import Record
+
+# Failures kept of one test and mode, worst first; the rest is counted.
+MOST_FAILED = 40
+_GRADED = (("mse", 1), ("correlation", -1))
 
 
 @dataclass(frozen=True)
@@ -21,17 +29,6 @@ class Counts:
     improved: int
     missing: int
 
-    @classmethod
-    def of(cls, records: Sequence[Mapping[str, Any]]) -> Counts:
-        passed = sum(bool(record["passed"]) for record in records)
-        checks = sum(len(record["checks"]) for record in records)
-        improved = sum(any(c["improved"] for c in record["checks"]) for record in records)
-        missing = sum(
-            not record["passed"] and any(c["kind"] == "missing" for c in record["checks"])
-            for record in records
-        )
-        return cls(passed, len(records) - passed, checks, improved, missing)
-
     def text(self) -> str:
         if not self.passed + self.failed:
             return "nothing was compared"
@@ -41,76 +38,230 @@ class Counts:
         )
 
 
-def summary_lines(records: Iterable[Mapping[str, Any]], rows: int = 10) -> list[str]:
-    """Counts, the worst against its limit per mode, then the failures; all of it worst first.
+class Finding(NamedTuple):
+    """One comparison as tables show it, with the check that bound it."""
 
-    Of tests that were run again only the last attempt counts.
-    """
-    ranked = worst_first(latest(records))
-    counts = Counts.of(ranked)
-    lines = [counts.text()]
-    modes: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for record in ranked:
-        modes.setdefault((str(record["model"]), str(record["mode"])), []).append(record)
-    several = len({model for model, _ in modes}) > 1
-    told = [_worst(here, several) for here in modes.values()]
-    lines += _cut([line for line in told if line], rows, "more modes")
-    failed = [record for record in ranked if not record["passed"]]
-    unknown = [record for record in failed if _is_missing(record)]
-    if unknown:
-        where = dict.fromkeys(f"{one_line(r['model'])} {one_line(r['mode'])}" for r in unknown)
-        shown = ", ".join([*where][:5]) + (", ..." if len(where) > 5 else "")
-        lines.append(
-            f"no accepted errors yet for {len(unknown)} comparisons ({shown}): record them with "
-            "--update-baselines"
+    rank: tuple[Any, ...]
+    node: str
+    model: str
+    mode: str
+    layer: str
+    site: str
+    scope: str
+    passed: bool
+    check: Mapping[str, Any] | None
+    accepted: float | None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing is wrong but that no errors were accepted yet."""
+        return self.check is not None and self.check["kind"] == "missing"
+
+    @property
+    def times(self) -> float | None:
+        """How many times its limit it is; None where no number says it."""
+        return self.check["times"] if self.check else None
+
+
+class Carried(NamedTuple):
+    """The worst of one metric that a mode carries to the outputs of blocks, and its grade."""
+
+    metric: str
+    value: float
+    grade: str
+
+    def text(self) -> str:
+        """`MSE 2.0e-02 poor`."""
+        if self.metric == "mse":
+            return f"MSE {self.value:.1e} {self.grade}"
+        return f"{self.metric} {correlation_text(self.value)} {self.grade}"
+
+
+@dataclass(frozen=True)
+class ModeSummary:
+    """One mode of one model; `errors` is the largest relative MSE by scope."""
+
+    model: str
+    mode: str
+    gates: int
+    failed: int
+    comparisons: int
+    failures: int
+    worst: Finding | None
+    carried: tuple[Carried, ...]
+    errors: Mapping[str, float]
+
+
+@dataclass
+class _Part:
+    """What one test found in one mode."""
+
+    passed: int = 0
+    failed: int = 0
+    checks: int = 0
+    improved: int = 0
+    missing: int = 0
+    unknown: int = 0
+    worst: Finding | None = None
+    failures: list[Finding] = field(default_factory=list)
+    carried: dict[str, Carried] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+
+
+class Tally:
+    """Sums up records as they go by; of tests that were run again only the last attempt counts."""
+
+    def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._tests: dict[str, tuple[int, dict[tuple[str, str], _Part]]] = {}
+        for record in records:
+            self.add(record)
+
+    def watching(self, records: Iterable[Record]) -> Iterator[Record]:
+        """The records themselves, each summed up on its way."""
+        for record in records:
+            self.add(record)
+            yield record
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        node, attempt = record["node"], record.get("attempt", 0)
+        known, parts = self._tests.get(node, (-1, {}))
+        if attempt < known:
+            return
+        if attempt > known:
+            parts = {}
+            self._tests[node] = (attempt, parts)
+        place = (str(record["model"]), str(record["mode"]))
+        _add(parts.setdefault(place, _Part()), record)
+
+    @property
+    def counts(self) -> Counts:
+        parts = list(self._parts())
+        return Counts(
+            *(
+                sum(getattr(part, name) for part in parts)
+                for name in ("passed", "failed", "checks", "improved", "missing")
+            )
         )
-    known = [f"failed: {_failure(record)}" for record in failed if not _is_missing(record)]
-    lines += _cut(known, rows, "more in results.jsonl")
-    if counts.improved:
-        lines.append(f"{counts.improved} improved: bank it with --update-baselines")
-    return lines
+
+    @property
+    def gates(self) -> int:
+        return len(self._tests)
+
+    @property
+    def failed_gates(self) -> int:
+        return sum(any(p.failed for p in parts.values()) for _, parts in self._tests.values())
+
+    @property
+    def failures(self) -> list[Finding]:
+        """What failed, worst first, at most `MOST_FAILED` of a test; `counts` has them all."""
+        return sorted(
+            (each for part in self._parts() for each in part.failures), key=lambda each: each.rank
+        )
+
+    @property
+    def unknown(self) -> dict[tuple[str, str], int]:
+        """By model and mode, how many comparisons only lack errors that were accepted."""
+        found: dict[tuple[str, str], int] = {}
+        for _, parts in self._tests.values():
+            for place, part in parts.items():
+                if part.unknown:
+                    found[place] = found.get(place, 0) + part.unknown
+        return found
+
+    @property
+    def modes(self) -> list[ModeSummary]:
+        """Every mode of every model, the one that is worst against its limit first."""
+        places: dict[tuple[str, str], list[_Part]] = {}
+        for _, parts in self._tests.values():
+            for place, part in parts.items():
+                places.setdefault(place, []).append(part)
+        found = [_mode(*place, parts) for place, parts in places.items()]
+        return sorted(
+            found, key=lambda m: (m.worst is None, m.worst.rank if m.worst else (), m.model, m.mode)
+        )
+
+    def _parts(self) -> Iterator[_Part]:
+        for _, parts in self._tests.values():
+            yield from parts.values()
 
 
-def _cut(lines: list[str], most: int, rest: str) -> list[str]:
-    return [*lines[:most], *([f"+{len(lines) - most} {rest}"] if len(lines) > most else [])]
+def _add(part: _Part, record: Mapping[str, Any]) -> None:
+    checks = record["checks"]
+    part.checks += len(checks)
+    part.improved += any(check["improved"] for check in checks)
+    lacks = any(check["kind"] == "missing" for check in checks)
+    finding = finding_of(record)
+    if record["passed"]:
+        part.passed += 1
+    else:
+        part.failed += 1
+        part.missing += lacks
+        part.unknown += lacks and is_unknown(record)
+        part.failures.append(finding)
+        if len(part.failures) > 2 * MOST_FAILED:
+            part.failures = sorted(part.failures, key=lambda each: each.rank)[:MOST_FAILED]
+    # What an update has just recorded was held against nothing yet.
+    held = finding.check is not None and not (record["passed"] and lacks)
+    if held and (part.worst is None or finding.rank < part.worst.rank):
+        part.worst = finding
+    error, scope = record["values"].get("relative_mse"), record["scope"]
+    if error is not None and math.isfinite(error):
+        part.errors[scope] = max(part.errors.get(scope, 0.0), error)
+    if scope == "carried" and record.get("grades"):
+        for metric, sign in _GRADED:
+            value = record["values"].get(metric)
+            known = part.carried.get(metric)
+            if value is not None and (known is None or sign * value > sign * known.value):
+                part.carried[metric] = Carried(metric, value, record["grades"][metric])
 
 
-def _is_missing(record: Mapping[str, Any]) -> bool:
+def finding_of(record: Mapping[str, Any]) -> Finding:
+    """One record, without what tables do not show."""
+    check = binding(record)
+    worst = severity(check) if check else (0, 0, 0.0)
+    names = tuple(str(record[name]) for name in ("mode", "model", "site", "scope", "node"))
+    known: Mapping[str, float | None] = record["accepted"] or {}
+    return Finding(
+        (bool(record["passed"]), *(-each for each in worst), record.get("order", 0), *names),
+        node=str(record["node"]),
+        model=str(record["model"]),
+        mode=str(record["mode"]),
+        layer=str(record["layer"]),
+        site=str(record["site"]),
+        scope=str(record["scope"]),
+        passed=bool(record["passed"]),
+        check=check,
+        accepted=known.get(str(check["metric"])) if check else None,
+    )
+
+
+def is_unknown(record: Mapping[str, Any]) -> bool:
     """Whether nothing is wrong but that no errors were accepted yet."""
     return all(check["passed"] or check["kind"] == "missing" for check in record["checks"])
 
 
-def _is_new(record: Mapping[str, Any]) -> bool:
-    return any(check["kind"] == "missing" for check in record["checks"])
-
-
-def _worst(records: Sequence[Mapping[str, Any]], with_model: bool) -> str:
-    """Of one mode: what is nearest to its limit or beyond it, and the grades of what it carries."""
-    # What an update has just recorded was held against nothing yet.
-    held = [r for r in records if not (r["passed"] and r["checks"] and _is_new(r))]
-    found = [(severity(c), record, c) for record in held if (c := binding(record))]
-    if not found:
-        return ""
-    _, record, check = max(found, key=lambda each: each[0])
-    name = f"{record['model']} {record['mode']}" if with_model else record["mode"]
-    line = f"worst vs limit: {name} {record['site']} {check['metric']} {times_text(check)}"
-    return one_line(line + _grades(records))
-
-
-def _grades(records: Sequence[Mapping[str, Any]]) -> str:
-    carried = [r for r in records if r["scope"] == "carried" and r.get("grades")]
-    parts = []
-    for metric, label, sign in (("mse", "MSE", 1), ("correlation", "correlation", -1)):
-        known = [
-            (sign * r["values"][metric], r["grades"][metric])
-            for r in carried
-            if r["values"].get(metric) is not None
-        ]
+def _mode(model: str, mode: str, parts: list[_Part]) -> ModeSummary:
+    worst = min((p.worst for p in parts if p.worst), key=lambda each: each.rank, default=None)
+    carried = []
+    for metric, sign in _GRADED:
+        known = [part.carried[metric] for part in parts if metric in part.carried]
         if known:
-            worst, grade = max(known)
-            shown = f"{worst:.1e}" if metric == "mse" else correlation_text(-worst)
-            parts.append(f"{label} {shown} {grade}")
-    return f"; carries {', '.join(parts)}" if parts else ""
+            carried.append(max(known, key=lambda each: sign * each.value))
+    errors: dict[str, float] = {}
+    for part in parts:
+        for scope, error in part.errors.items():
+            errors[scope] = max(errors.get(scope, 0.0), error)
+    return ModeSummary(
+        model,
+        mode,
+        len(parts),
+        sum(part.failed > 0 for part in parts),
+        sum(part.passed + part.failed for part in parts),
+        sum(part.failed for part in parts),
+        worst,
+        tuple(carried),
+        errors,
+    )
 
 
 def correlation_text(value: float) -> str:
@@ -120,8 +271,35 @@ def correlation_text(value: float) -> str:
     return f"{value:.{digits}f}"
 
 
-def _failure(record: Mapping[str, Any]) -> str:
-    check = binding(record)
-    what = check_text(check) if check else "nothing compared"
-    where = f"{record['site']} ({record['scope']}, {record['model']}, mode {record['mode']})"
-    return one_line(f"{where}: {what}")
+def change_text(finding: Finding) -> str:
+    """The value against the accepted one: `+26 %`, `27x`; empty where one of them is missing."""
+    value = finding.check["value"] if finding.check else None
+    accepted = finding.accepted
+    if value is None or accepted is None or not math.isfinite(value):
+        return ""
+    if finding.check and finding.check["side"] == "==":
+        return f"{value - accepted:+g}" if value != accepted else ""
+    if finding.check and str(finding.check["metric"]).startswith("log2_"):
+        return _ratio_text(2.0 ** max(-999.0, min(999.0, value - accepted)))
+    if accepted == 0:
+        return "" if value == 0 else "from 0"
+    return _ratio_text(value / accepted)
+
+
+def _ratio_text(ratio: float) -> str:
+    if ratio >= 1.995 or ratio < 0.5:
+        return f"{ratio:.3g}x"
+    return f"{100 * (ratio - 1):+.2g} %" if abs(ratio - 1) >= 5e-5 else "0 %"
+
+
+def set_up_lines(broken: Mapping[str, str]) -> list[str]:
+    """Set-up errors, each text once: one cause fails many tests."""
+    by_text: dict[str, list[str]] = {}
+    for node, text in broken.items():
+        by_text.setdefault(text, []).append(node)
+    return [
+        f"set-up failed, no verdict: {nodes[0]}"
+        + (f" and {len(nodes) - 1} more" if len(nodes) > 1 else "")
+        + f": {text}"
+        for text, nodes in by_text.items()
+    ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from qgate.files import replacing
+from qgate.results.cells import cell
 from qgate.results.ranking import binding_checks
 
 COLUMNS = (
@@ -21,7 +23,8 @@ def to_csv(records: Iterable[Mapping[str, Any]], path: Path | str) -> int:
     """Write the table and return its number of rows.
 
     A metric with several limits shows the one that bound it; a number that JSON could not hold is
-    shown by its name, one that is not there is empty.
+    shown by its name, one that is not there is empty. Names that a spreadsheet would take for a
+    formula get an apostrophe.
     """
     count = 0
     with (
@@ -32,7 +35,7 @@ def to_csv(records: Iterable[Mapping[str, Any]], path: Path | str) -> int:
         writer.writeheader()
         for record in records:
             for row in _rows(record):
-                writer.writerow(row)
+                writer.writerow({name: _shown(each) for name, each in row.items()})
                 count += 1
     return count
 
@@ -53,3 +56,12 @@ def _rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             **{name: check.get(name) for name in ("side", "bound", "times", "kind", "improved")},
             "metric_passed": check.get("passed"),
         }
+
+
+_NAMES = ("nan", "inf", "-inf")
+
+
+def _shown(value: object) -> object:
+    """Numbers that are not finite by their names, which no spreadsheet runs."""
+    odd = isinstance(value, float) and not math.isfinite(value)
+    return str(value) if odd or (isinstance(value, str) and value in _NAMES) else cell(value)

@@ -13,17 +13,19 @@ from hypothesis import strategies as st
 
 from qgate.results import (
     COLUMNS,
+    Counts,
+    Tally,
     Writer,
     binding,
     github_annotation,
     junit_properties,
     markdown_summary,
     read,
-    summary_lines,
     to_csv,
     worst_first,
 )
 from qgate.results.schema import line, parse
+from qgate.results.summary import change_text, finding_of
 from tests.results.making import header, record
 
 ODD = "a|b`c\n<x>%:,\x1b[31m"
@@ -76,12 +78,12 @@ def test_csv_has_a_row_per_site_and_metric(tmp_path: Path) -> None:
     assert [(row["site"], row["metric"], row["value"], row["kind"]) for row in found] == [
         ("fc1", "relative_mse", repr(1.0 / 3), "regression"),
         ("fc1", "mae", "0.5", ""),
-        (ODD, "relative_mse", "nan", "nonfinite"),
+        ("a|b`c\\n<x>%:,\\x1b[31m", "relative_mse", "nan", "nonfinite"),
     ]
     assert (found[0]["ideal"], found[0]["accepted"], found[0]["metric_passed"]) == (
         "1e-05",
         "0.0001",
-        "False",
+        "false",
     )
     assert float(found[0]["bound"]) == pytest.approx(1.02e-4)
 
@@ -107,37 +109,40 @@ def test_a_csv_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
     assert (tmp_path / "r.csv").read_bytes() == before
 
 
-def test_the_summary_counts_and_sorts() -> None:
-    other = record("fine", 9.9e-5, mode="1")
-    said = summary_lines([*map(stored, MIXED), other])
-    assert said[0] == "3 passed, 7 failed | 11 checks | improved: 1 | missing: 1"
-    assert said[1] == "worst vs limit: 2-1 count nonfinite not finite"
-    assert said[2] == "worst vs limit: 1 fine relative_mse 0.971x its limit (regression)"
-    assert said[3].startswith("no accepted errors yet for 1 comparisons (tiny 2-1): record them")
-    missing = next(r["site"] for r in map(stored, MIXED) if r["checks"][0]["kind"] == "missing")
-    assert [text.split()[1] for text in said[4:-1]] == [n for n in WORST[:7] if n != missing]
-    assert (
-        said[7]
-        == "failed: ten (carried, tiny, mode 2-1): relative_mse 0.001, limit <= 0.000102, 9.8x its limit (regression)"
-    )
-    assert said[-1] == "1 improved: bank it with --update-baselines"
-
-
-def test_the_summary_is_cut_and_says_so() -> None:
-    said = summary_lines([record(f"s{n}", 1.0 + n) for n in range(14)], rows=3)
-    assert [text.split()[1] for text in said[2:5]] == ["s13", "s12", "s11"]
-    assert said[5:] == ["+11 more in results.jsonl"]
-
-
 def test_nothing_is_not_a_success() -> None:
-    assert summary_lines([]) == ["nothing was compared"]
-    assert "nothing was compared" in markdown_summary([])
+    said = markdown_summary([])
+    assert "nothing was compared" in said
+    assert "passed" not in said
+    assert "set-up failed" in markdown_summary([], broken=["it broke"]).splitlines()[0]
 
 
 def test_only_the_last_attempt_is_summed_up() -> None:
     again = [record("a", 1.0), record("a", attempt=1)]
-    assert summary_lines(again)[0].startswith("1 passed, 0 failed")
-    assert "| a |" not in markdown_summary(again)
+    for given_ in (again, again[::-1]):
+        counts = Tally(given_).counts
+        assert (counts.passed, counts.failed) == (1, 0)
+        assert "| a |" not in markdown_summary(given_)
+
+
+def test_a_tally_counts_what_it_lets_by() -> None:
+    tally = Tally()
+    records = [stored(each) for each in MIXED]
+    assert list(tally.watching(records)) == records
+    assert tally.counts == Tally(MIXED).counts
+    assert tally.counts == Counts(passed=2, failed=7, checks=10, improved=1, missing=1)
+    assert (tally.gates, tally.failed_gates) == (9, 7)
+    assert [each.site for each in tally.failures] == WORST[:7]
+    assert tally.unknown == {("tiny", "2-1"): 1}
+    (mode,) = tally.modes
+    assert mode.worst is not None
+    assert (mode.gates, mode.failed, mode.worst.site) == (9, 7, "count")
+
+
+def test_a_tally_keeps_the_worst_of_very_many_failures_of_one_test() -> None:
+    tally = Tally(record(f"s{n}", 1.0 + n, node="one") for n in range(500))
+    assert tally.counts.failed == 500
+    assert 40 <= len(tally.failures) <= 80
+    assert [each.site for each in tally.failures[:3]] == ["s499", "s498", "s497"]
 
 
 def test_junit_properties_name_site_scope_and_metric() -> None:
@@ -160,24 +165,45 @@ def test_junit_properties_are_printable_lines(name: str) -> None:
         assert all(text.isprintable() for text in pair)
 
 
-def test_the_markdown_table_lists_failures_worst_first() -> None:
-    said = markdown_summary(map(stored, MIXED), rows=6).splitlines()
-    assert said[:3] == ["## qgate", "", "2 passed, 7 failed | 10 checks | improved: 1 | missing: 1"]
-    assert [text.split(" | ")[0].strip("| ") for text in said[6:12]] == WORST[:6]
+def failures(said: str) -> list[str]:
+    lines = said.splitlines()
+    start = lines.index("Failures, worst first:")
+    return [line for line in lines[start + 4 :] if line.startswith("|")]
+
+
+def test_the_markdown_lists_modes_and_failures_worst_first() -> None:
+    said = markdown_summary(map(stored, MIXED), rows=6, about="tiny on cpu")
+    lines = said.splitlines()
+    assert lines[:3] == [
+        "## qgate: 7 of 9 gates failed, tiny on cpu",
+        "",
+        "2 passed, 7 failed | 10 checks | improved: 1 | missing: 1",
+    ]
+    assert lines[6].startswith("| tiny 2-1 | 9 | 7 | count (carried) | nonfinite | 2 |")
+    assert [row.split(" | ")[0].strip("| ") for row in failures(said)] == WORST[:6]
     assert (
-        said[9]
-        == "| ten | carried | tiny 2-1 | relative&#95;mse | 0.001 | &#60;= 0.000102 | 9.8x its limit (regression) |"
-    )
-    assert said[-1] == "+1 more in `results.jsonl`"
+        "| ten | carried | tiny 2-1 | relative&#95;mse | 0.001 | &#60;= 0.000102 | 9.8x its limit "
+        "(regression) | 10x |"
+    ) in lines
+    assert lines[-1] == "+1 more in `results.jsonl`"
 
 
 @given(st.text())
 def test_markdown_cells_stay_cells(name: str) -> None:
-    said = markdown_summary([record(name, 1.0, mode=name, model=name)])
-    row = said.splitlines()[-1]
-    assert row.count("|") == 8
+    said = markdown_summary([record(name, 1.0, mode=name, model=name)], about=name)
+    (row,) = failures(said)
+    assert row.count("|") == 9
     assert not set("<`*") & set(row)
-    assert len(said.splitlines()) == 7
+    assert len(said.splitlines()) == 13
+
+
+def test_markdown_stays_below_what_github_takes() -> None:
+    name = 4000 * "<🦙"
+    many = [record(f"{n}{name}", 1.0 + n, mode=f"{n}{name}") for n in range(60)]
+    said = markdown_summary(many, rows=60, broken=60 * [name])
+    assert len(said.encode()) < 46_000
+    assert "more in `results.jsonl`" in said
+    assert "of 60 gates failed" in said
 
 
 def test_annotations_are_for_failures() -> None:
@@ -212,29 +238,45 @@ def test_an_annotation_is_one_line_whatever_the_names(name: str) -> None:
 
 def test_the_summary_grades_what_a_mode_carries() -> None:
     rows = [
-        record(
-            "a",
-            values={"mse": 3e-4, "correlation": 0.99987},
-            grades={"mse": "good", "correlation": "good"},
-        ),
-        record(
-            "b",
-            values={"mse": 2e-2, "correlation": 0.9999912},
-            grades={"mse": "poor", "correlation": "excellent"},
-        ),
-        record(
-            "c",
-            values={"mse": 9.0, "correlation": 0.1},
-            grades={"mse": "poor", "correlation": "poor"},
-            scope="local",
-        ),
+        record("a", values={"mse": 3e-4, "correlation": 0.99987}, grades={"mse": "good", "correlation": "good"}),
+        record("b", values={"mse": 2e-2, "correlation": 0.9999912}, grades={"mse": "poor", "correlation": "excellent"}),
+        record("c", values={"mse": 9.0, "correlation": 0.1}, grades={"mse": "poor", "correlation": "poor"}, scope="local"),
+    ]  # fmt: skip
+    (mode,) = Tally(rows).modes
+    assert [each.text() for each in mode.carried] == [
+        "MSE 2.0e-02 poor",
+        "correlation 0.99987 good",
     ]
-    (line_,) = [text for text in summary_lines(rows) if "carries" in text]
-    assert line_.endswith("; carries MSE 2.0e-02 poor, correlation 0.99987 good")
-    assert "carries" not in "".join(summary_lines([record("a")]))
+    assert "MSE 2.0e-02 poor, correlation 0.99987 good" in markdown_summary(rows)
+    assert Tally([record("a")]).modes[0].carried == ()
 
 
-def test_modes_beyond_the_tenth_are_counted() -> None:
-    said = summary_lines([record("a", 1e-4 + k * 1e-8, mode=f"m{k}") for k in range(14)])
-    assert [text.split()[3] for text in said[1:11]] == [f"m{k}" for k in range(13, 3, -1)]
-    assert said[11] == "+4 more modes"
+def test_changes_are_told_as_people_say_them() -> None:
+    def change(value: float, accepted: float, **more: Any) -> str:
+        return change_text(
+            finding_of(record("a", value, accepted={"relative_mse": accepted}, **more))
+        )
+
+    assert change(1.26e-4, 1e-4) == "+26 %"
+    assert change(9.9e-5, 1e-4) == "-1 %"
+    assert change(2.7e-3, 1e-4) == "27x"
+    assert change(1e-5, 1e-4) == "0.1x"
+    assert change(1e-4, 1e-4) == "0 %"
+    assert change(1e-4, 0.0) == "from 0"
+    assert change(math.nan, 1e-4) == ""
+
+
+def test_a_formula_stays_text_in_the_table(tmp_path: Path) -> None:
+    names = ["=cmd()", "+1", "-1", "@x", "\t=x", "＝x", "a\n=b", "right\u202eto left"]
+    to_csv([record(name) for name in names], tmp_path / "r.csv")
+    sites = [row["site"] for row in rows(tmp_path / "r.csv")]
+    assert sites == [
+        "'=cmd()",
+        "'+1",
+        "'-1",
+        "'@x",
+        "'\\t=x",
+        "'＝x",
+        "a\\n=b",
+        "right\\u202eto left",
+    ]

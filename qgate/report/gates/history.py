@@ -1,0 +1,210 @@
+"""The history of a project's runs: a file of JSON lines, one per run, and the trends over them.
+
+The file is small, is kept between runs (a cache of CI, a branch), and is written whole or not at
+all. Whatever is wrong with it is refused with its line, since what it has cannot be made again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from qgate.errors import QgateError
+from qgate.files import lock, replacing
+from qgate.results.schema import Record, line, parse
+from qgate.results.summary import Tally
+
+SCHEMA = 1
+KIND = "qgate history point"
+_TIMEOUT_S = 30.0
+# The error that stands for a mode, the most telling scope first.
+_SCOPES = ("carried", "local", "sweep", "forward", "backward", "task")
+
+
+@dataclass(frozen=True)
+class ModePoint:
+    """One mode of one model in one run: its worst against its limit, and its largest error.
+
+    `margin` is how many times its limit the worst comparison is, None where no number says it;
+    `error` the largest relative MSE of `scope`.
+    """
+
+    model: str
+    mode: str
+    gates: int
+    failed: int
+    margin: float | None
+    scope: str
+    error: float | None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run. `started`, `commit`, `device`, `command` and `models` say which one it is."""
+
+    name: str
+    started: str
+    commit: str | None
+    device: str
+    command: tuple[str, ...]
+    qgate: str
+    torch: str | None
+    gates: int
+    failed: int
+    comparisons: int
+    models: Mapping[str, str]
+    modes: tuple[ModePoint, ...]
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        models = tuple(sorted(self.models.items()))
+        return self.started, self.commit, self.device, self.command, models
+
+
+def point_of(name: str, header: Record, tally: Tally) -> Point:
+    """What a history keeps of a run."""
+    counts = tally.counts
+    return Point(
+        name=name,
+        started=str(header["started"]),
+        commit=None if header["commit"] is None else str(header["commit"]),
+        device=str(header["device"]),
+        command=tuple(map(str, header["command"])),
+        qgate=str(header["qgate"]),
+        torch=None if header["torch"] is None else str(header["torch"]),
+        gates=tally.gates,
+        failed=tally.failed_gates + len(header.get("broken") or ()),
+        comparisons=counts.passed + counts.failed,
+        models={model: str(of.get("weights", "")) for model, of in header["models"].items()},
+        modes=tuple(
+            ModePoint(
+                mode.model, mode.mode, mode.gates, mode.failed,
+                _finite(mode.worst.times) if mode.worst else None, *_error(mode.errors),
+            )
+            for mode in sorted(tally.modes, key=lambda each: (each.model, each.mode))
+        ),
+    )  # fmt: skip
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _error(errors: Mapping[str, float]) -> tuple[str, float | None]:
+    scope = next((scope for scope in _SCOPES if scope in errors), "")
+    return scope, errors.get(scope)
+
+
+def add_points(path: Path, points: Iterable[Point], timeout_s: float = _TIMEOUT_S) -> list[Point]:
+    """All points of a history with these among them, each once; the file is written with them.
+
+    Writers take turns. A run that is there already takes the place of what was told of it, which
+    may have been a part.
+    """
+    if not path.parent.is_dir():
+        raise QgateError(f"there is no folder {str(path.parent)!r} for the history {path.name!r}.")
+    if path.is_dir():
+        raise QgateError(f"{str(path)!r} is a folder: name a file for the history.")
+    what = f"the history {str(path)!r} is"
+    with lock(path.with_name(f".{path.name}.lock"), timeout_s, what):
+        known = {point.identity: point for point in read_points(path)}
+        fresh = {point.identity: point for point in points}
+        together = {**known, **fresh}
+        if together != known or not path.exists():
+            _write(path, list(together.values()))
+    return sorted(together.values(), key=lambda point: point.started)
+
+
+def _write(path: Path, points: Sequence[Point]) -> None:
+    with replacing(path) as new, new.open("w", encoding="utf-8", newline="") as file:
+        for point in points:
+            file.write(line({"schema": SCHEMA, "kind": KIND, **asdict(point)}))
+
+
+def read_points(path: Path) -> list[Point]:
+    """The points of a history as they stand in it; none where there is no file or an empty one."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    return [_point(text, f"{path}:{n}") for n, text in enumerate(data.splitlines(), start=1)]
+
+
+def _point(text: bytes, where: str) -> Point:
+    advice = "nothing was written; mend the line, or start a new history with another file"
+    try:
+        given = parse(text)
+    except ValueError as error:
+        raise QgateError(f"{where} is damaged: {error}. {advice.capitalize()}.") from None
+    if not isinstance(given, dict) or given.get("kind") != KIND:
+        raise QgateError(f"{where} is no point of a history of qgate: {advice}.")
+    if given.get("schema") != SCHEMA:
+        raise QgateError(
+            f"{where} has schema {given.get('schema')!r}, and this qgate knows {SCHEMA}: use the "
+            f"qgate that wrote it, {given.get('qgate', 'a newer one')}."
+        )
+    try:
+        return _checked(given)
+    except (KeyError, TypeError, ValueError) as error:
+        raise QgateError(f"{where} is damaged: {_why(error)}. {advice.capitalize()}.") from None
+
+
+def _why(error: Exception) -> str:
+    return f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+
+
+def _checked(given: Mapping[str, Any]) -> Point:
+    """A point of what a line says; what is of another type is an error."""
+    texts = {name: _text(given[name], name) for name in ("name", "started", "device", "qgate")}
+    optional = {
+        name: None if given[name] is None else _text(given[name], name)
+        for name in ("commit", "torch")
+    }
+    counts = {name: _count(given[name], name) for name in ("gates", "failed", "comparisons")}
+    if not isinstance(given["models"], dict) or not isinstance(given["modes"], list):
+        raise ValueError("its models or modes are not what they should be")
+    return Point(
+        name=texts["name"],
+        started=texts["started"],
+        commit=optional["commit"],
+        device=texts["device"],
+        command=tuple(_text(each, "command") for each in given["command"]),
+        qgate=texts["qgate"],
+        torch=optional["torch"],
+        gates=counts["gates"],
+        failed=counts["failed"],
+        comparisons=counts["comparisons"],
+        models={str(model): _text(weights, "models") for model, weights in given["models"].items()},
+        modes=tuple(
+            ModePoint(
+                _text(mode["model"], "model"), _text(mode["mode"], "mode"),
+                _count(mode["gates"], "gates"), _count(mode["failed"], "failed"),
+                _number(mode["margin"], "margin"), _text(mode["scope"], "scope"),
+                _number(mode["error"], "error"),
+            )
+            for mode in given["modes"]
+        ),
+    )  # fmt: skip
+
+
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"its {name} is {value!r}, no text")
+    return value
+
+
+def _count(value: object, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"its {name} is {value!r}, no count")
+    return value
+
+
+def _number(value: object, name: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"its {name} is {value!r}, no number")
+    return float(value)

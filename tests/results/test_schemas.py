@@ -1,0 +1,164 @@
+"""The schemas say what files hold: what runs write is valid, and what is broken is not."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NotRequired, get_args, get_origin, get_type_hints
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from qgate.cli import main
+from qgate.gate.checks import Check
+from qgate.results import REQUIRED
+from qgate.results.pictures import Picture
+from qgate.results.schema import CHECK_KEYS, HEADER_KEYS, line
+from tests.report.gate_records import made_header, made_records
+from tests.results.making import header, record, write
+
+ROOT = Path(__file__).parents[2]
+FILES = {name: ROOT / "qgate" / "results" / f"{name}.schema.json" for name in ("results", "report")}
+SCHEMAS = {name: json.loads(path.read_text()) for name, path in FILES.items()}
+
+
+def errors(name: str, given: Any) -> list[str]:
+    validator = Draft202012Validator(SCHEMAS[name])
+    return [f"{each.json_path}: {each.message}" for each in validator.iter_errors(given)]
+
+
+def stored(given: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(line(given))
+    return found
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_schemas_are_schemas_and_are_packaged(name: str) -> None:
+    Draft202012Validator.check_schema(SCHEMAS[name])
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    patterns = settings["tool"]["setuptools"]["package-data"]["qgate"]
+    package = ROOT / "qgate"
+    assert FILES[name] in {path for pattern in patterns for path in package.glob(pattern)}
+
+
+def test_what_is_written_is_valid() -> None:
+    rows = [
+        header(),
+        made_header(broken={"a": "b"}, errors=["c"], notes=[], update=None, baselines=None, exit=1),
+    ]
+    rows += [
+        record("a"),
+        record("b", 1.0),
+        record("n", math.nan),
+        record("m", accepted={}),
+        record("c", nonfinite=2),
+    ]
+    rows += list(made_records(60, failing=6))
+    for row in rows:
+        assert errors("results", stored(row)) == []
+
+
+def test_the_schema_requires_what_the_code_requires() -> None:
+    defs = SCHEMAS["results"]["$defs"]
+    assert set(defs["record"]["required"]) == set(REQUIRED)
+    assert set(defs["header"]["required"]) == {"schema", "kind", *HEADER_KEYS}
+    assert set(defs["check"]["required"]) == set(CHECK_KEYS)
+    assert set(Check.__dataclass_fields__) <= set(defs["check"]["properties"])
+    for picture in get_args(Picture):
+        hints = get_type_hints(picture, include_extras=True)
+        (kind,) = get_args(hints["kind"])
+        required = {name for name, hint in hints.items() if get_origin(hint) is not NotRequired}
+        assert set(defs[kind]["required"]) == required
+        assert set(defs[kind]["properties"]) == set(hints)
+
+
+def _changed(change: Callable[[dict[str, Any]], object], of: dict[str, Any]) -> dict[str, Any]:
+    made = copy.deepcopy(of)
+    change(made)
+    return made
+
+
+RECORD = stored(next(made_records(1, failing=0)))
+BROKEN_RECORDS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no site": lambda r: r.pop("site"),
+    "a verdict in words": lambda r: r.update(passed="yes"),
+    "passed without a check": lambda r: r.update(checks=[]),
+    "a check without a limit": lambda r: r["checks"][0].pop("bound"),
+    "another side": lambda r: r["checks"][0].update(side="<"),
+    "a value in words": lambda r: r["values"].update(mse="nan"),
+    "a picture of no kind": lambda r: r.update(pictures=[{"kind": "photo"}]),
+    "a picture that is not whole": lambda r: r["pictures"][0].pop("bins"),
+    "a grade that is none": lambda r: r.update(grades={"mse": "splendid"}),
+    "negative seconds": lambda r: r.update(seconds=-1),
+}
+BROKEN_HEADERS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no models": lambda h: h.pop("models"),
+    "another schema": lambda h: h.update(schema=2),
+    "a command in one text": lambda h: h.update(command="pytest"),
+    "broken as a list": lambda h: h.update(broken=["a"]),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_RECORDS)
+def test_broken_records_are_refused(name: str) -> None:
+    assert errors("results", RECORD) == []
+    assert errors("results", _changed(BROKEN_RECORDS[name], RECORD))
+
+
+@pytest.mark.parametrize("name", BROKEN_HEADERS)
+def test_broken_headers_are_refused(name: str) -> None:
+    assert errors("results", _changed(BROKEN_HEADERS[name], stored(header())))
+
+
+BROKEN_REPORTS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no runs": lambda r: r.update(runs=[]),
+    "another kind": lambda r: r.update(kind="report"),
+    "a gate without a verdict": lambda r: r["runs"][0]["gates"][0].pop("passed"),
+    "a group that is none": lambda r: r["comparison"]["rows"][0].update(group="odd"),
+    "a point without a time": lambda r: r["history"][0].pop("started"),
+}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the command writes of two runs and a history, with every kind of failure."""
+    folder = tmp_path_factory.mktemp("report")
+    for name, failing in (("a", 0), ("b", 12)):
+        write(
+            folder / f"{name}.jsonl",
+            *made_records(48, failing=failing),
+            record("n", math.nan),
+            started=name,
+        )
+    made = folder / "r.json"
+    assert (
+        main(
+            [
+                "report",
+                str(folder / "a.jsonl"),
+                str(folder / "b.jsonl"),
+                "--history",
+                str(folder / "h.jsonl"),
+                "-o",
+                str(made),
+            ]
+        )
+        == 0
+    )
+    found: dict[str, Any] = json.loads(made.read_text(), parse_constant=pytest.fail)
+    return found
+
+
+def test_the_report_is_valid(report: dict[str, Any]) -> None:
+    assert errors("report", report) == []
+    assert report["comparison"]["counts"]["broke"] > 0
+    assert len(report["history"]) == 2
+
+
+@pytest.mark.parametrize("name", BROKEN_REPORTS)
+def test_broken_reports_are_refused(name: str, report: dict[str, Any]) -> None:
+    assert errors("report", _changed(BROKEN_REPORTS[name], report))
