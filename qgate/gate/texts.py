@@ -12,7 +12,7 @@ from qgate.gate.grades import grade_correlation, grade_mse, grades_of
 from qgate.gate.updating import hint
 from qgate.gate.verdict import Verdict
 
-_COLUMNS = ("site", "scope", "metric", "accepted/ideal", "now", "change", "limit", "kind")
+COLUMNS = ("site", "scope", "metric", "accepted/ideal", "now", "change", "limit", "kind")
 
 
 def first_line(verdict: Verdict, mode: str, *, label: str = "mode") -> str:
@@ -21,10 +21,11 @@ def first_line(verdict: Verdict, mode: str, *, label: str = "mode") -> str:
     if not failed:
         raise QgateError(f"{label} {mode} passed: there is no failure to describe.")
     rest = f" (+{len(failed) - 1} more)" if len(failed) > 1 else ""
-    return _sentence(failed[0], f"at {failed[0].site} ({label} {mode})") + rest
+    return sentence(failed[0], f"at {failed[0].site} ({label} {mode})") + rest
 
 
-def _sentence(check: Check, where: str) -> str:
+def sentence(check: Check, where: str) -> str:
+    """What one failed check says, with its place in words."""
     if check.kind == "missing":
         return f"no accepted {check.metric} {where}: record it with --update-baselines"
     if check.kind == "absent":
@@ -193,8 +194,8 @@ def _telling(shown: Iterator[str], value: float, grade: Callable[[float], str]) 
 
 
 def _table(failed: Sequence[Check]) -> list[str]:
-    cells = [_COLUMNS, *(_row(check) for check in failed)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
+    cells = [COLUMNS, *(cells_of(check) for check in failed)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(COLUMNS))]
     return [
         "  "
         + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -202,7 +203,8 @@ def _table(failed: Sequence[Check]) -> list[str]:
     ]
 
 
-def _row(check: Check) -> tuple[str, ...]:
+def cells_of(check: Check) -> tuple[str, ...]:
+    """A check as a row under `COLUMNS`, its value with digits enough to differ from its limit."""
     now, bound = number(check.value), number(check.bound)
     if check.value is not None and check.bound is not None and math.isfinite(check.value):
         now, bound = _apart(check.value, check.bound)

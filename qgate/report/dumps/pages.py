@@ -7,14 +7,12 @@ that came from the dump is escaped, and all of it is there without scripts: they
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from qgate.report._escaping import one_line
 from qgate.report.dumps._findings import findings, format_rows, summary_line, worst_tensors
-from qgate.report.dumps._page_style import SCRIPT, STYLE
 from qgate.report.dumps._reading import (
     brief,
     decibels,
@@ -28,10 +26,21 @@ from qgate.report.dumps._reading import (
     tensor_place,
     tensor_title,
 )
+from qgate.report.pages.parts import (
+    Cell,
+    contents,
+    document,
+    empty,
+    finding_list,
+    image,
+    section,
+    sortable,
+    text,
+)
+from qgate.report.pages.parts import figures as figure_grid
 from qgate.results.portraits import FOLDERS, DumpAnalysis, TensorPortrait
 
 _WORST = 60
-_BADGES = {"fail": "broken", "warn": "loss", "info": "note"}
 _SECTIONS: dict[str, tuple[str, str]] = {
     "distributions": ("Distributions", "There are no values and no counts, so no distributions."),
     "heatmaps": ("Heat maps", "No tensor has a largest magnitude to map."),
@@ -85,8 +94,8 @@ def page(
         by_folder[picture.path.rpartition("/")[0]].append(picture)
     name = str(analysis["dump"].get("folder") or "a dump")
     parts = [
-        f"<h1>Analysis of <span class='name'>{_text(shortened(name, 90))}</span></h1>",
-        f"<p class='about'>{_text(summary_line(analysis))}</p>",
+        f"<h1>Analysis of <span class='name'>{text(shortened(name, 90))}</span></h1>",
+        f"<p class='about'>{text(summary_line(analysis))}</p>",
         _findings(analysis, failed or {}),
         _contents(by_folder),
         *(_figure(picture) for picture in by_folder[""]),
@@ -96,89 +105,35 @@ def page(
         _files(files),
         _notes(analysis),
     ]
-    return (
-        "<!DOCTYPE html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
-        "<meta name='color-scheme' content='light dark'>\n"
-        f"<title>Analysis of {_text(shortened(name, 60))}</title>\n"
-        f"<style>{STYLE}</style>\n</head>\n"
-        f"<body>\n<main>\n{chr(10).join(part for part in parts if part)}\n</main>\n"
-        f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
-    )
-
-
-def _text(value: object) -> str:
-    return escape(one_line(value))
+    return document(f"Analysis of {shortened(name, 60)}", parts)
 
 
 def _findings(analysis: DumpAnalysis, failed: Mapping[str, str]) -> str:
     rows = [(finding.level, finding.text) for finding in findings(analysis)]
     rows += [("fail", f"{path} could not be drawn: {reason}") for path, reason in failed.items()]
     rows.sort(key=lambda row: ("fail", "warn", "info").index(row[0]))
-    items = "\n".join(
-        f"<li class='{level}'><b>{_BADGES[level]}</b> <span>{_text(text)}</span></li>"
-        for level, text in rows
-    )
-    return f"<h2 id='findings'>Findings</h2>\n<ul class='findings'>\n{items}\n</ul>"
+    return f"<h2 id='findings'>Findings</h2>\n{finding_list(rows)}"
 
 
 def _contents(by_folder: Mapping[str, Sequence[Shown]]) -> str:
     links = [("worst", "Worst tensors", 0), ("formats", "Formats", 0)]
     links += [(folder, _SECTIONS[folder][0], len(by_folder[folder])) for folder in FOLDERS]
     links += [("files", "Files", 0)]
-    items = "\n".join(
-        f"<a href='#{anchor}'>{_text(title)}{f' <small>{count}</small>' if count else ''}</a>"
-        for anchor, title, count in links
-    )
-    return f"<nav aria-label='Contents'>\n{items}\n</nav>"
+    return contents(links)
 
 
 def _figure(picture: Shown) -> str:
-    path, title = escape(picture.path), _text(picture.title)
-    return (
-        f"<figure>\n<figcaption><b>{title}</b> <span>{_text(picture.about)}</span></figcaption>\n"
-        f"<a href='{path}'><img src='{path}' alt='{title}' width='{picture.width}' "
-        f"height='{picture.height}' loading='lazy'></a>\n</figure>"
-    )
+    return image(picture.path, picture.title, picture.about, picture.width, picture.height)
 
 
 def _folder(folder: str, pictures: Sequence[Shown], drawn: bool) -> str:
     title, why = _SECTIONS[folder]
     if pictures:
-        body = "\n".join(_figure(picture) for picture in pictures)
-        body = f"<div class='figures'>\n{body}\n</div>"
-    else:
-        body = f"<p class='empty'>{_text(why if drawn else 'Pictures were not asked for.')}</p>"
-    return f"<section id='{folder}'>\n<h2>{_text(title)}</h2>\n{body}\n</section>"
+        return section(folder, title, figure_grid([_figure(picture) for picture in pictures]))
+    return section(folder, title, empty(why if drawn else "Pictures were not asked for."))
 
 
 # Tables ------------------------------------------------------------------------------------------
-
-Cell = tuple[str, float | str | None]
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[Cell]], words: int) -> str:
-    """The first `words` columns are texts, the others numbers; sorted by a click on their heads."""
-    heads = "".join(
-        f"<th scope='col' class='{'text' if i < words else 'number'}'>"
-        f"<button type='button'>{_text(name)}</button></th>"
-        for i, name in enumerate(head)
-    )
-    lines = []
-    for row in rows:
-        cells = []
-        for place, (shown, key) in enumerate(row):
-            tag, kind = ("th scope='row'", "text") if place == 0 else ("td", "text")
-            kind = kind if place < words else "number"
-            value = "" if key is None or key == shown else f" data-key='{_text(key)}'"
-            cells.append(f"<{tag} class='{kind}'{value}>{_text(shown)}</{tag.split()[0]}>")
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    body = "\n".join(lines)
-    return (
-        "<div class='scroll' tabindex='0' role='region' aria-label='table'>\n"
-        f"<table class='sortable'>\n<thead><tr>{heads}</tr></thead>\n"
-        f"<tbody>\n{body}\n</tbody>\n</table>\n</div>"
-    )
 
 
 def _number(value: float, shown: str | None = None) -> Cell:
@@ -202,9 +157,7 @@ def _worst(analysis: DumpAnalysis) -> str:
     bad = worst_tensors(analysis, _WORST)
     if not bad:
         why = "No tensor has anything to complain about that was looked at."
-        return (
-            f"<section id='worst'>\n<h2>Worst tensors</h2>\n<p class='empty'>{why}</p>\n</section>"
-        )
+        return section("worst", "Worst tensors", empty(why))
     bare = [name for name, edges in analysis["formats"].items() if not edges["scaled"]]
     rows: list[list[Cell]] = []
     for place, found in enumerate(bad):
@@ -229,8 +182,7 @@ def _worst(analysis: DumpAnalysis) -> str:
     ]  # fmt: skip
     more = len(analysis["tensors"]) - len(bad)
     rest = f"<p class='about'>{more:,} more in statistics/tensors.csv.</p>" if more > 0 else ""
-    table = _table(head, rows, 4)
-    return f"<section id='worst'>\n<h2>Worst tensors</h2>\n{table}\n{rest}\n</section>"
+    return section("worst", "Worst tensors", f"{sortable(head, rows, 4, 'worst tensors')}\n{rest}")
 
 
 def _formats(analysis: DumpAnalysis) -> str:
@@ -247,24 +199,22 @@ def _formats(analysis: DumpAnalysis) -> str:
     ]
     head = ["format", "worst tensor", "worst SQNR", "median SQNR", "saturated", "zeroed"]
     body = (
-        _table(head, rows, 2)
+        sortable(head, rows, 2, "formats")
         + "<p class='about'>SQNR with the format's own scales; without any, cast as it is or with "
         "one power of two that fits, whichever is better. "
         "Saturated and zeroed: shares of all values, cast as they are where a format has no "
         "scales.</p>"
         if rows
-        else "<p class='empty'>No tensor has figures of formats: there are statistics only.</p>"
+        else empty("No tensor has figures of formats: there are statistics only.")
     )
-    return f"<section id='formats'>\n<h2>Formats</h2>\n{body}\n</section>"
+    return section("formats", "Formats", body)
 
 
 def _files(files: Sequence[str]) -> str:
-    items = "\n".join(f"<li><a href='{escape(name)}'>{_text(name)}</a></li>" for name in files)
-    return f"<section id='files'>\n<h2>Files</h2>\n<ul>\n{items}\n</ul>\n</section>"
+    items = "\n".join(f"<li><a href='{escape(name)}'>{text(name)}</a></li>" for name in files)
+    return section("files", "Files", f"<ul>\n{items}\n</ul>")
 
 
 def _notes(analysis: DumpAnalysis) -> str:
-    items = "\n".join(f"<li>{_text(note)}</li>" for note in analysis["notes"])
-    if not items:
-        return ""
-    return f"<section id='notes'>\n<h2>Notes</h2>\n<ul>\n{items}\n</ul>\n</section>"
+    items = "\n".join(f"<li>{text(note)}</li>" for note in analysis["notes"])
+    return section("notes", "Notes", f"<ul>\n{items}\n</ul>") if items else ""

@@ -187,7 +187,8 @@ def _add(known: _Gathered, record: Record) -> None:
         known.worst = record
     if not record["passed"]:
         known.failures += 1
-        known.failed.append(record)
+        # Only the worst record of a gate is drawn; pictures of forty others would fill the memory.
+        known.failed.append({key: each for key, each in record.items() if key != "pictures"})
         if len(known.failed) > 2 * MOST_FAILED:
             known.failed = sorted(known.failed, key=_rank, reverse=True)[:MOST_FAILED]
     error, scope = record["values"].get("relative_mse"), record["scope"]

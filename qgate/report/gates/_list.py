@@ -1,0 +1,159 @@
+"""The table of all gates: small rows, since ten thousand of them have to open."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+from qgate.report._escaping import one_line
+from qgate.report.dumps._reading import shortened
+from qgate.report.gates._heat import natural
+from qgate.report.gates._words import (
+    FAILED,
+    IMPROVED,
+    NEW,
+    PASSED,
+    UNKNOWN,
+    VERDICTS,
+    binding_of,
+    factor,
+    plain_cells,
+    times_cell,
+    verdict_of,
+)
+from qgate.report.gates.runs import Gate, Run
+from qgate.report.pages.parts import empty, head_cells, scroll, section, text
+
+_LONGEST = 80
+# Larger tables are laid out when one comes to them.
+_FEW = 100
+_CLASS = {FAILED: "f", NEW: "n", UNKNOWN: "u", PASSED: "p", IMPROVED: "p"}
+# Name of a column and its width in rem.
+_COLUMNS = (
+    ("verdict", 5.6), ("suite", 7), ("model", 7), ("mode", 6.6), ("layer", 5.2), ("site", 14.6),
+    ("scope", 5.5), ("metric", 7.6), ("value", 5.2), ("limit", 6), ("change", 5.2),
+    ("margin", 4.8), ("seconds", 5),
+)  # fmt: skip
+_WORDS = 8
+STYLE = """
+.scroll.all { max-height: min(85vh, 70rem); content-visibility: auto;
+  contain-intrinsic-size: auto min(85vh, 70rem); }
+.scroll.few { contain-intrinsic-size: none; content-visibility: visible; }
+table.gates { table-layout: fixed; min-width: 73rem; font-size: .85rem; }
+table.gates :is(td, th) { min-width: 0; padding: 3px 7px; line-height: 1.35; }
+table.gates tbody th { text-align: left; }
+table.gates td:nth-last-child(-n+5) { text-align: right; font-variant-numeric: tabular-nums; }
+table.gates tr > :first-child { position: sticky; left: 0; background: var(--paper); }
+table.gates thead tr > :first-child { z-index: 2; background: var(--card); }
+table.gates .f td:first-child { color: var(--fail); font-weight: 600; }
+table.gates :is(.n, .u) td:first-child { color: var(--warn); font-weight: 600; }
+table.gates .p td:first-child { color: var(--good); }
+table.gates td:first-child a { color: inherit; }
+table.gates tr:target > * { background: var(--mark); }
+table.gates tr:focus { outline: 2px solid var(--link); outline-offset: -2px; }
+@media print { .scroll.all { content-visibility: visible; }
+  table.gates { min-width: 0; font-size: 6.5pt; }
+  table.gates :is(td, th) { padding: 1px 3px; } table.gates tr > :first-child { position: static; }
+  table.gates thead button::after { content: none; } }
+"""
+
+
+def gate_table(run: Run, detailed: Collection[int]) -> str:
+    """Filters and rows; `detailed` are the numbers of gates that have a block of details."""
+    models = list(dict.fromkeys(one_line(gate.record["model"]) for gate in run.gates))
+    left_out = () if len(models) > 1 else ("model",)
+    columns = [each for each in _COLUMNS if each[0] not in left_out]
+    ran = {gate.node for gate in run.gates}
+    broken = [node for node in run.broken if node not in ran]
+    if not (run.gates or broken):
+        return section("gates", "All gates", empty("No gate ran: there is nothing to show."))
+    several = len(models) > 1
+    rows = [_broken_row(node, several) for node in broken]
+    rows += [_row(gate, run, several, gate.number in detailed) for gate in run.gates]
+    names = [name for name, _ in columns]
+    total = sum(width for _, width in columns)
+    cols = "".join(f"<col style='width:{100 * width / total:.1f}%'>" for _, width in columns)
+    words = _WORDS - len(left_out)
+    table = (
+        "<table class='sortable gates' id='all-gates'><caption class='unseen'>All gates, worst "
+        f"first</caption>\n<colgroup>{cols}</colgroup>\n"
+        f"<thead><tr>{head_cells(names, words)}</tr></thead>\n<tbody>\n{''.join(rows)}</tbody>\n"
+        "</table>"
+    )
+    kind = "scroll all few" if len(rows) < _FEW else "scroll all"
+    box = scroll(table, "all gates").replace("class='scroll'", f"class='{kind}'", 1)
+    about = (
+        "<p class='about'>One row per test: the comparison that decided it or came nearest to its "
+        "limit. Change is against the accepted value or the ideal quantizer; margin is how many "
+        "times the limit the value is.</p>"
+    )
+    return section("gates", "All gates", f"{about}\n{_filters(run, names, broken)}\n{box}")
+
+
+def _filters(run: Run, names: Sequence[str], broken: Sequence[str]) -> str:
+    found: dict[str, set[str]] = {name: set() for name in ("mode", "layer", "model", "suite")}
+    for gate in run.gates:
+        for name, values in found.items():
+            values.add(_short(gate.record[name]))
+    verdicts = {verdict_of(gate, run) for gate in run.gates} | ({UNKNOWN} if broken else set())
+    choices = [
+        ("verdict", [word for word in VERDICTS if word in verdicts]),
+        *((name, sorted(found[name], key=natural)) for name in ("mode", "layer")),
+        *((n, sorted(found[n], key=natural)) for n in ("suite", "model") if len(found[n]) > 1),
+    ]
+    selects = "\n".join(
+        f"<label>{name} <select name='{name}' data-column='{names.index(name)}'>"
+        f"<option value=''>all</option>{''.join(_option(value) for value in values)}"
+        "</select></label>"
+        for name, values in choices
+        if name in names
+    )
+    return (
+        "<form class='filters' data-table='all-gates' hidden>\n<label>text "
+        "<input type='search' name='text' size='18' autocomplete='off'></label>\n"
+        f"{selects}\n<button type='reset'>Show all, worst first</button>\n"
+        "<output aria-live='polite'></output>\n</form>"
+    )
+
+
+def _option(value: str) -> str:
+    return f"<option value='{text(value)}'>{text(value)}</option>"
+
+
+def _short(name: object) -> str:
+    return shortened(name, _LONGEST)
+
+
+def _row(gate: Gate, run: Run, several: bool, detailed: bool) -> str:
+    record, check = gate.record, binding_of(gate)
+    verdict = verdict_of(gate, run)
+    word = f"<a href='#details-{gate.number}'>{verdict}</a>" if detailed else verdict
+    model = [record["model"]] if several else []
+    names = [record["suite"], *model, record["mode"], record["layer"]]
+    shown, times = times_cell(check)
+    now, moved, limit, change = "–", "–", "–", math.nan
+    if check is not None:
+        _, _, _, _, now, moved, limit, _ = plain_cells(check)
+        change = factor(check)
+    return (
+        f"<tr id={gate.anchor} class={_CLASS[verdict]} title='{text(gate.node)}'><td>{word}"
+        + "".join(f"<td>{text(_short(name))}" for name in names)
+        + f"<th scope=row>{text(_short(record['site']))}<td>{text(_short(record['scope']))}"
+        f"<td>{text(_short((check and check.metric) or '–'))}<td>{text(now)}<td>{text(limit)}"
+        f"{_keyed(moved, change)}{_keyed(shown, times)}<td>{float(record['seconds'] or 0):.3g}\n"
+    )
+
+
+def _keyed(shown: str, key: float) -> str:
+    """A cell that sorts by a number that it does not show."""
+    return f"<td data-key={key:.6g}>{text(shown)}"
+
+
+def _broken_row(node: str, several: bool) -> str:
+    suite = node.partition("::")[0].rpartition("/")[2].removesuffix(".py").removeprefix("test_")
+    blank = "<td>–"
+    return (
+        f"<tr class=u title='{text(node)}'><td>{UNKNOWN}<td>{text(_short(suite))}"
+        f"{blank * (3 if several else 2)}<th scope=row>{text(_short(node.partition('::')[2]))}"
+        f"{blank * 5}<td data-key=inf>–{blank}\n"
+    )

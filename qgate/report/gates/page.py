@@ -1,0 +1,89 @@
+"""The page people open a minute after a gate failed: one file, without network, worst first.
+
+Everything that has a name in it is escaped, and all of it is there without scripts: they sort,
+filter and jump.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from qgate.report.dumps._reading import shortened
+from qgate.report.gates import _details, _heat, _list, _panels
+from qgate.report.gates._details import failing, passing, unknown
+from qgate.report.gates._head import counts_of, summary_head, tone_of
+from qgate.report.gates._heat import heat_maps
+from qgate.report.gates._list import gate_table
+from qgate.report.gates._panels import Panels
+from qgate.report.gates._words import headline_parts
+from qgate.report.gates.runs import Run
+from qgate.report.pages.parts import contents, document, section, text
+from qgate.results.pictures import Plots
+
+__all__ = ["Section", "page", "summary_head"]
+
+_STYLE = _heat.STYLE + _details.STYLE + _list.STYLE + _panels.STYLE + """
+@page { size: A4 landscape; margin: 11mm; }
+"""  # fmt: skip
+_TONES = {"failed": "fail", "passed": "good", "open": "warn"}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part that somebody else made; its html is put in as it is."""
+
+    anchor: str
+    title: str
+    html: str
+
+
+def page(run: Run, *, plots: Plots = "worst", sections: Sequence[Section] = ()) -> str:
+    """The whole page of a run."""
+    panels = Panels(plots, _panels.BUDGET)
+    grown = panels.growth(run.growth)
+    broken = failing(run, panels)
+    nearest = passing(run, panels)
+    detailed = {int(number) for number in re.findall(r"id='details-(\d+)'", broken)}
+    tone = tone_of(run)
+    said, rest = headline_parts(run)
+    said, rest = said[:1].upper() + said[1:], shortened(rest, 400)
+    parts = [
+        f"<h1><span class='{_TONES[tone]}'>{text(said)}</span>{text(f': {rest}' if rest else '')}"
+        "</h1>",
+        summary_head(run, line=False),
+        _contents(run, broken, grown, nearest, sections),
+        unknown(run),
+        heat_maps(run),
+        broken,
+        section("growth", "Error over depth", grown) if grown else "",
+        *(section(each.anchor, each.title, each.html) for each in sections),
+        gate_table(run, detailed),
+        nearest,
+        section("notes", "Notes", f"<ul>{told}</ul>") if (told := panels.told()) else "",
+    ]
+    style = _STYLE + panels.style()
+    title = shortened(f"{said}: {rest}" if rest else said, 120)
+    return document(title, parts, style=style, skip=("gates", "To the table of all gates"))
+
+
+def _contents(run: Run, broken: str, grown: str, nearest: str, sections: Sequence[Section]) -> str:
+    counts = counts_of(run)
+    links = [
+        ("unknown", "Errors", len(run.errors) + len(run.broken)),
+        ("map", "Modes and layers", 0),
+        ("failing", "Failing gates", len(run.failed)),
+        ("growth", "Error over depth", 0),
+        *((each.anchor, each.title, 0) for each in sections),
+        ("gates", "All gates", counts.total()),
+        ("passing", "Passing gates", 0),
+    ]
+    there = {
+        "unknown": bool(run.errors or run.broken),
+        "map": bool(run.spots),
+        "failing": bool(broken),
+        "growth": bool(grown),
+        "passing": bool(nearest),
+    }
+    return contents(link for link in links if there.get(link[0], True))
