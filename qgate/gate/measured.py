@@ -55,6 +55,7 @@ class Measured:
                          of the whole where there are none
     gated                metrics that need an accepted value; None means those of the scope
     why                  metric → in words, what its value comes from
+    pictures             plain data to draw it from (qgate.results.pictures), which nothing judges
     """
 
     site: str
@@ -72,6 +73,7 @@ class Measured:
     without_massive: Mapping[str, float | None] | None = None
     gated: tuple[str, ...] | None = None
     why: Mapping[str, str] | None = None
+    pictures: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         if self.scope not in SCOPES:
@@ -134,8 +136,9 @@ class Measured:
         for name in given:
             if name not in names:
                 raise unknown("field of a measured site", name, names)
-        gated = given.get("gated")
-        return cls(**{**given, "gated": None if gated is None else tuple(gated)})
+        gated, pictures = given.get("gated"), tuple(given.get("pictures", ()))
+        whole = {"gated": None if gated is None else tuple(gated), "pictures": pictures}
+        return cls(**{**given, **whole})
 
 
 def is_finite(value: float | None) -> bool:

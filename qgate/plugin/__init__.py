@@ -80,7 +80,13 @@ def pytest_configure(config: pytest.Config) -> None:
     check_formats(config)
     check_dump(config)
     update_choice(config)
-    config.pluginmanager.register(Reports(config), "qgate-reports")
+    reports = Reports(config)
+    config.pluginmanager.register(reports, "qgate-reports")
+    if config.getoption("htmlpath", None):
+        from qgate.plugin.html_columns import HtmlColumns, is_wanted
+
+        if is_wanted(config):
+            config.pluginmanager.register(HtmlColumns(config, reports), "qgate-html")
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -14,7 +14,7 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.plugin.hooks import listed
-from qgate.plugin.settings import Settings, read_settings
+from qgate.plugin.settings import Kind, Settings, read_settings
 
 if TYPE_CHECKING:
     from qgate.gate.updating import Which
@@ -64,6 +64,16 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "help": "of calibrated percentiles (0.9995)",
     },
     "calibration": {"metavar": "FILE", "help": "static scales to use, or to make and keep"},
+    "plots": {
+        "choices": ("failed", "worst", "all", "none"),
+        "help": "what the report draws: failed gates, these and the worst that passed (worst, the "
+        "default), all, or none, which also leaves nothing to draw later",
+    },
+    "no-report": {
+        "action": "store_true",
+        "default": None,
+        "help": "leave no qgate-out/report.html; `qgate report` makes it of the records",
+    },
     "update-baselines": {
         "action": "store_true",
         "help": "accept what is measured: write new errors and those out of tolerance",
@@ -80,10 +90,13 @@ DEFAULTS: dict[str, Any] = {
     "dump": None, "dump-name": None,
     "reference": "fp32", "baselines": None, "device": "auto", "samples": 10, "seqlen": 512,
     "calib-samples": 64, "calib-seqlen": 512, "percentile-alpha": 0.9995, "calibration": None,
+    "plots": "worst", "no-report": False,
 }  # fmt: skip
 _PATHS = ("baselines", "calibration", "dump")
 # What a failure says by itself, of the subject it is about.
 _OF_SUBJECTS = ("mode", "model", "format", "dump", "dump-name")
+# What moves no number: nothing to type again.
+_OF_REPORTS = ("plots", "no-report")
 _SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 _SPELLED: pytest.StashKey[dict[str, str]] = pytest.StashKey()
 
@@ -112,12 +125,21 @@ def settings_of(config: pytest.Config) -> Settings:
     """What the project's file says, read once."""
     if _SETTINGS not in config.stash:
         kinds = {
-            name.replace("-", "_"): list if kwargs.get("action") == "append"
-            else Path if name in _PATHS else kwargs.get("type", str)
-            for name, kwargs in _OPTIONS.items() if name in DEFAULTS
-        }  # fmt: skip
+            name.replace("-", "_"): _kind(name, kwargs)
+            for name, kwargs in _OPTIONS.items()
+            if name in DEFAULTS
+        }
         config.stash[_SETTINGS] = read_settings(config, kinds)
     return config.stash[_SETTINGS]
+
+
+def _kind(name: str, kwargs: dict[str, Any]) -> Kind:
+    """What an option is in a project's file."""
+    if kwargs.get("action") == "append":
+        return list
+    if kwargs.get("action") == "store_true":
+        return bool
+    return Path if name in _PATHS else kwargs.get("choices") or kwargs.get("type", str)
 
 
 def is_given(config: pytest.Config, name: str) -> bool:
@@ -198,9 +220,16 @@ def baselines_of(config: pytest.Config) -> Path:
     return home_of(config) / "baselines" if given is None else Path(given)
 
 
+def shown_baselines(config: pytest.Config) -> str:
+    """That folder as people are shown it: below the project without the way there."""
+    folder, home = baselines_of(config), home_of(config)
+    shown = str(folder.relative_to(home) if folder.is_relative_to(home) else folder)
+    return shown if folder.is_dir() else f"{shown} (none yet)"
+
+
 def command_of(config: pytest.Config, paths: Sequence[str] = ()) -> str:
     """How to run the same tests again, or those of some files, but for what is measured."""
-    again = [name for name in DEFAULTS if name not in _OF_SUBJECTS]
+    again = [name for name in DEFAULTS if name not in (*_OF_SUBJECTS, *_OF_REPORTS)]
     said = {name: config.getoption(_dest(name)) for name in again}
     options = [
         f"{spelled(config, name)} {shlex.quote(str(v))}"
@@ -223,7 +252,7 @@ def spelled(config: pytest.Config, name: str) -> str:
     """How an option is written in this project: by its short name, unless another one has that."""
     if name not in config.stash.setdefault(_SPELLED, {}):
         whole = {"action": "store_true"}.items() <= _OPTIONS[name].items()
-        given = [f"--{name}"] if whole else [f"--{name}=1"]
+        given = [f"--{name}"] if whole else [f"--{name}={_OPTIONS[name].get('choices', '1')[0]}"]
         try:
             ours = vars(config._parser.parse_known_args(given)).get(_dest(name))
         except (pytest.UsageError, SystemExit):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from qgate.errors import QgateError
 from qgate.plugin.gates import COMPUTING, OUT, OUTCOMES
-from qgate.plugin.options import home_of, value
+from qgate.plugin.options import home_of, shown_baselines, update_choice, value
 from qgate.plugin.parts import (
     Part,
     conflicts_of,
@@ -20,8 +22,13 @@ from qgate.plugin.parts import (
 )
 from qgate.plugin.telling import Told, is_complete, tell, unused_lines
 
+if TYPE_CHECKING:
+    from qgate.report.gates.runs import Run
+
 _KEY = "qgate"
 _PASSED: pytest.StashKey[bool] = pytest.StashKey()
+# Changes of an update that the header of the records lists; the rest it counts.
+_CHANGES = 200
 _UNUSED = "the gate of this test was never asked: nothing was compared"
 
 
@@ -121,7 +128,7 @@ class Reports:
             self.told.broken.pop(node, None)
         if report.failed and (report.when != "call" or hasattr(report, "qgate_error")):
             crash = getattr(report.longrepr, "reprcrash", None)
-            self.told.broken[node] = getattr(crash, "message", "") or str(report.longrepr)
+            self.told.broken[node] = getattr(crash, "message", "") or _first_line(report)
         if report.when == "call" and hasattr(report, "qgate"):
             attempt = self.attempts.get(node, 0)
             self.records[node] = [{**row, "attempt": attempt} for row in report.qgate]
@@ -160,18 +167,24 @@ class Reports:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
             return
         self.told.errors += [error for each in self.parts for error in each["errors"]]
-        if self.gates:
+        if self.gates and whole and is_update(self.config) and self._may_write():
             try:
-                if whole and is_update(self.config) and self._may_write():
-                    self.told.changes, self.told.stale = write_updates(self.config, self.parts)
-                    self.told.updated = True
-                self._finish(whole)
+                self.told.changes, self.told.stale = write_updates(self.config, self.parts)
+                self.told.updated = True
             except (QgateError, OSError) as error:
                 self.told.errors.append(str(error))
+        self.told.idle = bool(self.gates) and not (self.records or self.told.broken)
+        self._settle(session)
+        if self.gates:
+            self._finish(whole, int(session.exitstatus))
+            self._settle(session)
+
+    def _settle(self, session: pytest.Session) -> None:
+        """Nothing is green that could not be written, or that compared nothing."""
         if session.exitstatus == pytest.ExitCode.OK and self.told.errors:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        self.told.idle = bool(self.gates) and not (self.records or self.told.broken)
-        if session.exitstatus == pytest.ExitCode.OK and (found.empty or self.told.idle):
+        empty = self.told.selection.empty or self.told.idle
+        if session.exitstatus == pytest.ExitCode.OK and empty:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
     def _may_write(self) -> bool:
@@ -199,15 +212,15 @@ class Reports:
 
         try:
             if self._writer is None:
-                self._writer = Writer(self._folder() / "results.jsonl", self._header(False))
+                self._writer = Writer(self._records(), self._header(False, None))
             for row in rows:
                 self._writer.append(row)
         except (QgateError, OSError) as error:
             if str(error) not in self.told.errors:
                 self.told.errors.append(str(error))
 
-    def _finish(self, whole: bool) -> None:
-        """The same records, of the last attempts only, under a header that says it all."""
+    def _finish(self, whole: bool, status: int) -> None:
+        """The same records, of the last attempts only, under a header that says it all; a page."""
         from qgate.results import to_csv, write_whole
 
         rows = self._rows()
@@ -215,24 +228,62 @@ class Reports:
         complete = whole and not narrowed and is_complete(self.config, self.told)
         if self._writer is not None:
             self._writer.close()
-        write_whole(self._folder() / "results.jsonl", self._header(complete), rows)
-        to_csv(rows, self._folder() / "results.csv")
-        if complete and not is_update(self.config):
-            self.told.unused = unused_lines(self.config, rows)
+        try:
+            if complete and not is_update(self.config):
+                self.told.unused = unused_lines(self.config, rows)
+        except (QgateError, OSError) as error:
+            self.told.errors.append(str(error))
+        try:
+            write_whole(self._records(), self._header(complete, status), rows)
+            self.told.written = True
+            to_csv(rows, self._folder() / "results.csv")
+        except (QgateError, OSError) as error:
+            self.told.errors.append(str(error))
+            return
+        if not value(self.config, "no-report"):
+            self._draw(self._folder() / "report.html")
 
-    def _folder(self) -> Any:
+    def _draw(self, page: Path) -> None:
+        """The page of the run; whatever keeps it from being made is told, and is not green."""
+        from qgate.report.gates.reports import write_page
+
+        try:
+            write_page(page, [self._run], plots=value(self.config, "plots"))
+            self.told.page = page
+        except Exception as error:
+            text = str(error) if isinstance(error, QgateError | OSError) else repr(error)
+            self.told.errors.append(f"{page.name} could not be made: {text}")
+
+    def shown(self) -> Run | None:
+        """The run as it was written; None where no gate ran, or nothing could be written."""
+        try:
+            return self._run if self.told.written else None
+        except (QgateError, OSError):
+            return None
+
+    @cached_property
+    def _run(self) -> Run:
+        from qgate.report.gates.runs import read_run
+
+        return read_run(self._records())
+
+    def _records(self) -> Path:
+        return self._folder() / "results.jsonl"
+
+    def _folder(self) -> Path:
         folder = home_of(self.config) / OUT
         folder.mkdir(exist_ok=True)
         self.told.folder = folder
         return folder
 
-    def _header(self, complete: bool) -> dict[str, Any]:
+    def _header(self, complete: bool, status: int | None) -> dict[str, Any]:
+        """What is known of the run; without a status it has not come to its end."""
         import torch
 
         from qgate.results import new_header
         from qgate.stats.metrics import METRICS
 
-        facts = joined_facts(self.parts)
+        facts = joined_facts(self.parts or [part_of(self.config, False)])
         run = facts["run"]
         return new_header(
             torch=run.get("torch", str(torch.__version__)),
@@ -247,4 +298,30 @@ class Reports:
             models=facts["models"],
             reference=value(self.config, "reference"),
             complete=complete,
+            exit=status,
+            broken={node: text.partition("\n")[0] for node, text in self.told.broken.items()},
+            errors=list(self.told.errors),
+            notes=[*self.told.selection.notes, *self.told.unused],
+            baselines=shown_baselines(self.config),
+            update=self._update(),
         )
+
+    def _update(self) -> dict[str, Any] | None:
+        """What an update wrote, or would write; None where none was asked for."""
+        if not is_update(self.config):
+            return None
+        return {
+            "which": update_choice(self.config),
+            "dry_run": bool(self.config.getoption("qgate_update_dry_run")),
+            "done": self.told.updated,
+            "entries": len(self.told.changes),
+            "changes": self.told.changes[:_CHANGES],
+            "stale": self.told.stale,
+        }
+
+
+def _first_line(report: pytest.TestReport) -> str:
+    """Of a failure without a crash, such as a fixture that is not there."""
+    lines = str(report.longrepr).splitlines()
+    found = [line[1:].strip() for line in lines if line.startswith("E ")]
+    return next(iter([*found, *lines]), "")

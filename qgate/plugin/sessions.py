@@ -68,6 +68,7 @@ def how(config: pytest.Config) -> dict[str, Any]:
         "deferred": True,
         "command": command_of(config),
         "spelled": lambda name: spelled(config, name),
+        "plots": value(config, "plots"),
     }
 
 

@@ -18,6 +18,8 @@ import pytest
 from qgate.errors import QgateError, unknown
 
 NAME = "qgate.toml"
+# What an option is: a type, or the texts that it may be.
+Kind = type | tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Settings:
     source: str = ""
 
 
-def read_settings(config: pytest.Config, kinds: Mapping[str, type]) -> Settings:
+def read_settings(config: pytest.Config, kinds: Mapping[str, Kind]) -> Settings:
     """The settings of the project that the tests are of; `kinds` are the options there are."""
     here = config.invocation_params.dir
     asked = [Path(os.path.normpath(here / arg.partition("::")[0])) for arg in config.args]
@@ -83,7 +85,7 @@ def _parsed(file: Path) -> dict[str, Any]:
         raise pytest.UsageError(f"qgate: {file}: {error}") from None
 
 
-def _checked(home: Path, source: str, table: dict[str, Any], kinds: Mapping[str, type]) -> Settings:
+def _checked(home: Path, source: str, table: dict[str, Any], kinds: Mapping[str, Kind]) -> Settings:
     limits = table.pop("limits", {})
     if not isinstance(limits, dict):
         raise QgateError(f"limits = {limits!r} is not allowed; it is a table.")
@@ -99,10 +101,22 @@ def _checked(home: Path, source: str, table: dict[str, Any], kinds: Mapping[str,
             options[name] = float(value)
         elif kind is Path and isinstance(value, str) and value:
             options[name] = str(home / value)
-        elif kind in (int, str) and type(value) is kind:
+        elif _is_plain(value, kind):
             options[name] = value
         else:
-            allowed = {list: "a text or a list of texts", Path: "a path", int: "a whole number",
-                       float: "a number", str: "a text"}[kind]  # fmt: skip
-            raise QgateError(f"{name} = {value!r} is not allowed; it is {allowed}.")
+            raise QgateError(f"{name} = {value!r} is not allowed; it is {_allowed(kind)}.")
     return Settings(home, options, limits, source)
+
+
+def _is_plain(value: object, kind: Kind) -> bool:
+    """Whether a value can be taken as it is; true is no whole number."""
+    if isinstance(kind, tuple):
+        return value in kind
+    return kind in (int, str, bool) and type(value) is kind
+
+
+def _allowed(kind: Kind) -> str:
+    if isinstance(kind, tuple):
+        return f"one of {', '.join(kind)}"
+    return {list: "a text or a list of texts", Path: "a path", int: "a whole number",
+            float: "a number", str: "a text", bool: "true or false"}[kind]  # fmt: skip

@@ -23,6 +23,7 @@ from qgate.pipeline.gates.bench import Bench
 from qgate.pipeline.gates.judging import ACTIVATION_METRICS, Judging, Outcome
 from qgate.pipeline.gates.subjects import ModelSubject
 from qgate.results.activations import LayerActivations
+from qgate.results.pictures import MagnitudePicture
 
 TITLE = "activations"
 """What the accepted record is called."""
@@ -90,13 +91,40 @@ class ActivationGates(Judging):
             site = f"{each['module']}:{each['role']}"
             layer = self.subject.layer_of(site)
             if layer in found and each["role"] != "weight":
-                found[layer].append(_row(site, layer, each, order))
+                drawn = _magnitudes(each) if self.plots != "none" else ()
+                found[layer].append(_row(site, layer, each, order, drawn))
         if not any(found.values()):
             raise QgateError(f"no activations of {bench.model.name} are in one of its layers.")
         return found
 
 
-def _row(site: str, layer: str, told: LayerActivations, order: int) -> Measured:
+def _magnitudes(told: LayerActivations) -> tuple[MagnitudePicture, ...]:
+    """Where the values lie; no format is asked about."""
+    portrait = told["portrait"]
+    if "binades" not in portrait:
+        return ()
+    picture = MagnitudePicture(
+        kind="magnitudes",
+        format="",
+        low=portrait["binades"]["first"],
+        counts=list(portrait["binades"]["counts"]),
+        zeros=portrait.get("zeros", 0),
+        nonfinite=portrait["nan"] + portrait["posinf"] + portrait["neginf"],
+        largest=None,
+        smallest=None,
+        saturated=0,
+        flushed=0,
+    )
+    return (picture,)
+
+
+def _row(
+    site: str,
+    layer: str,
+    told: LayerActivations,
+    order: int,
+    drawn: tuple[MagnitudePicture, ...],
+) -> Measured:
     portrait = told["portrait"]
     return Measured(
         site=site,
@@ -107,6 +135,7 @@ def _row(site: str, layer: str, told: LayerActivations, order: int) -> Measured:
         nonfinite=portrait["nan"] + portrait["posinf"] + portrait["neginf"],
         gated=tuple(ACTIVATION_METRICS),
         why=dict.fromkeys(ACTIVATION_METRICS, ""),
+        pictures=drawn,
     )
 
 

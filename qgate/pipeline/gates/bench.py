@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from qgate.analysis.error_pictures import error_picture
 from qgate.capture import Capture
 from qgate.capture.running import run
 from qgate.errors import QgateError
@@ -55,10 +56,12 @@ class Bench:
 
     `reference_mode` is what modes are compared with. Captures are kept by the mode, the basis and
     the kind of pass, so that those of FP32 and of another reference never stand for each other.
+    With `pictures` errors also leave what is needed to draw them.
     """
 
     setup: ModelSetup
     reference_mode: str = FP32
+    pictures: bool = False
     progress: Callable[[str], None] = lambda _text: None
     _model: Model | None = None
     _calibration: Calibration | None = None
@@ -246,6 +249,7 @@ class Bench:
         beyond: float | None = None,
         ideal: float | None = None,
         quantizer: str = "",
+        pictures: bool = True,
     ) -> SiteErrors:
         """One comparison; with `beyond`, also by channel and without massive elements."""
         found = compare(pairs, channels=beyond is not None)
@@ -262,16 +266,18 @@ class Bench:
             quantizer,
             worst_channel(found),
             None if beyond is None else without_massive(found, pairs, beyond),
+            (error_picture(pairs, found),) if self.pictures and pictures else (),
         )
 
     def site_errors(
-        self, quantized: Quantized, declared: Quantized | None = None
+        self, quantized: Quantized, declared: Quantized | None = None, *, pictures: bool = True
     ) -> list[SiteErrors]:
         """Every quantized site on a short text, fed by the reference, against the ideal there.
 
         The ideal is that of the mode itself, or of what was declared in its place: then FP32 is
         what it is compared with, whatever the reference is. Against another mode there is no ideal.
-        On a grid that both share only ties differ, and a budget would judge that noise.
+        On a grid that both share only ties differ, and a budget would judge that noise. What
+        nobody will see drawn needs no `pictures`.
         """
         basis = quantized.model.basis
         base = self.model.in_basis(basis)
@@ -299,6 +305,7 @@ class Bench:
                 beyond=massive_from([flowing[site.name]]),
                 ideal=ideal.get(site.name),
                 quantizer=named.get(site.name, ""),
+                pictures=pictures,
             )
             for site in wanted
         ]

@@ -23,6 +23,7 @@ from qgate.pipeline.gates.dump_sites import (
     Pool,
     Site,
     Sites,
+    drawn,
     layer_in_name,
     layer_order,
     needs_values,
@@ -32,6 +33,7 @@ from qgate.pipeline.gates.dump_sites import (
 )
 from qgate.pipeline.gates.judging import DRIFT_METRICS, Judging, Outcome
 from qgate.pipeline.gates.subjects import commit_here
+from qgate.results.pictures import MagnitudePicture
 
 VALUES = "values"
 """What the accepted record of the distributions is called."""
@@ -235,7 +237,8 @@ class DumpGates(Judging):
                 values = shares_of_tensors(self.subject.dump, site.records, fmt)
             else:
                 values = shares_of_pool(pooled, fmt)
-            rows.append(_row(site, pooled, values, _LOSSES))
+            pictures = (drawn(pooled, fmt, values),) if self.plots != "none" else ()
+            rows.append(_row(site, pooled, values, _LOSSES, pictures))
         mode = Mode(fmt, "the format alone")
         return self.judge(
             suite, mode, rows, layer, self._about(), title=fmt, label="format", whole=[layer]
@@ -243,10 +246,11 @@ class DumpGates(Judging):
 
     def distributions(self, suite: str, layer: str) -> Outcome:
         """Where the values of a layer's tensors lie."""
-        rows = [
-            _row(site, pooled := self._pool(site), portrait(pooled), tuple(DRIFT_METRICS))
-            for site in self._in_layer(suite, layer)
-        ]
+        rows = []
+        for site in self._in_layer(suite, layer):
+            pooled = self._pool(site)
+            pictures = (drawn(pooled),) if self.plots != "none" else ()
+            rows.append(_row(site, pooled, portrait(pooled), tuple(DRIFT_METRICS), pictures))
         mode = Mode(VALUES, "the values alone")
         return self.judge(
             suite, mode, rows, layer, self._about(), title=VALUES, label="dump", whole=[layer]
@@ -325,7 +329,11 @@ def _log2(value: float, unit: float = 1.0) -> float:
 
 
 def _row(
-    site: Site, pooled: Pool, values: Mapping[str, float | None], gated: tuple[str, ...]
+    site: Site,
+    pooled: Pool,
+    values: Mapping[str, float | None],
+    gated: tuple[str, ...],
+    pictures: tuple[MagnitudePicture, ...],
 ) -> Measured:
     return Measured(
         site=site.name,
@@ -336,4 +344,5 @@ def _row(
         nonfinite=pooled.nonfinite,
         gated=gated,
         why={**dict.fromkeys(gated, ""), "nonfinite": pooled.first_bad},
+        pictures=pictures,
     )

@@ -6,7 +6,7 @@ Ranks, iterations, samples and calls are parts of the same thing, so their exact
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from qgate import formats
+from qgate.analysis.magnitude_pictures import magnitude_picture
 from qgate.dumps import Dump, Record
 from qgate.errors import QgateError
 from qgate.formats import BlockFormat, ElementFormat, Quantizer
+from qgate.results.pictures import MagnitudePicture
 from qgate.stats import Counts, counts
 from qgate.stats._bits import BY_NAME, COUNTABLE, DIRECT, decoded, slabs
 from qgate.stats._summary import Floats, Ints, Summary
@@ -210,6 +212,19 @@ def _counted(dump: Dump, record: Record) -> tuple[str, Ints, int]:
     if tensor.dtype in DIRECT:
         odd = sum(int((~part.isfinite()).sum()) for part in slabs(tensor, _ROOM))
     return made.dtype, made.counts, odd
+
+
+def drawn(
+    pooled: Pool, fmt: str = "", shares: Mapping[str, float | None] | None = None
+) -> MagnitudePicture:
+    """Where the values of a site lie, and how many of them a format loses, by its shares."""
+    lost = {name: (shares or {}).get(f"{name}_share") or 0.0 for name in ("saturated", "flushed")}
+    return magnitude_picture(
+        *pooled.weighted(),
+        fmt=fmt,
+        nonfinite=pooled.nan + pooled.posinf + pooled.neginf,
+        **{name: round(share * pooled.n) for name, share in lost.items()},
+    )
 
 
 def _check_whole(record: Record, counted: int) -> None:

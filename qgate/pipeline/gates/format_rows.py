@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from qgate import formats
+from qgate.analysis.magnitude_pictures import magnitude_picture
 from qgate.analysis.sweeps.sweeping import Sweep, sweep
 from qgate.errors import QgateError
 from qgate.formats import BlockFormat
@@ -17,6 +18,7 @@ from qgate.gate import Limits, Measured
 from qgate.gate.measured import Direction
 from qgate.pipeline.gates.bench import Bench
 from qgate.pipeline.gates.passes import capture_sites, short_layer
+from qgate.results.pictures import Picture, SweepPicture
 from qgate.stats import counts
 
 # What these suites compare beside the metrics that the gate knows. Their tensors are FP32's: a
@@ -50,10 +52,11 @@ def scaling_rows(
     for order, (site, tensor) in enumerate(_tensors(bench, layer).items()):
         swept = _sweep(tensor, fmt)
         exponent, error, why = swept.exponent, _error_at(swept, swept.exponent), ""
-        known = accepted.get(site)
+        known, levels = accepted.get(site), _levels(swept)
         if known is not None and known != exponent:
             # The sweep ends where nothing overflows; beyond, a scale may still be as good.
-            cost = _error_at(_sweep(tensor, fmt, max_exp=known, min_exp=known), known)
+            there = _sweep(tensor, fmt, max_exp=known, min_exp=known)
+            cost, levels = _error_at(there, known), {**_levels(there), **levels}
             more = 10 * math.log10(cost / error) if cost > 0 < error else math.inf
             if cost > error * (1 + tolerance(site)):
                 why = f"the accepted one now costs {more:.2g} dB more"
@@ -63,7 +66,8 @@ def scaling_rows(
                 exponent, error = known, cost
         scales[site] = exponent
         values = {"exponent": exponent, "relative_mse": error}
-        found.append(_row(site, layer, "sweep", order, values, tensor, why))
+        drawn = _drawn(fmt, levels, swept.exponent, known) if bench.pictures else ()
+        found.append(_row(site, layer, "sweep", order, values, tensor, why, drawn))
     return found, {"exponents": scales}
 
 
@@ -71,6 +75,23 @@ def _sweep(tensor: Tensor, fmt: str, **ends: float) -> Sweep:
     if isinstance(formats.get(fmt), BlockFormat):
         return sweep(tensor.bfloat16(), fmt, granularity="block", **ends)  # type: ignore[arg-type]
     return sweep(counts(tensor.bfloat16()), fmt, **ends)  # type: ignore[arg-type]
+
+
+def _levels(swept: Sweep) -> dict[float, float]:
+    """Relative MSE by exponent."""
+    return {
+        float(level["exponent"]): float(level["metrics"]["relative_mse"]) for level in swept.levels
+    }
+
+
+def _drawn(
+    fmt: str, levels: Mapping[float, float], recommended: float, accepted: float | None
+) -> tuple[Picture, ...]:
+    finite = sorted((at, error) for at, error in levels.items() if math.isfinite(error))
+    picture = SweepPicture(
+        kind="sweep", format=fmt, levels=finite, recommended=recommended, accepted=accepted
+    )
+    return (picture,)
 
 
 def _error_at(swept: Sweep, exponent: float) -> float:
@@ -92,7 +113,11 @@ def overflow_rows(bench: Bench, fmt: str, layer: str, phase: str) -> list[Measur
             "saturated_share": lost.saturated / total,
             "flushed_share": lost.flushed / total,
         }
-        found.append(_row(site, layer, scope, order, values, tensor))
+        drawn: tuple[Picture, ...] = ()
+        if bench.pictures:
+            losses = {"saturated": lost.saturated, "flushed": lost.flushed}
+            drawn = (magnitude_picture(tensor, fmt=fmt, **losses),)
+        found.append(_row(site, layer, scope, order, values, tensor, drawn=drawn))
     return found
 
 
@@ -104,6 +129,7 @@ def _row(
     values: dict[str, float],
     tensor: Tensor,
     why: str = "",
+    drawn: tuple[Picture, ...] = (),
 ) -> Measured:
     return Measured(
         site=site,
@@ -114,6 +140,7 @@ def _row(
         nonfinite=int((~tensor.isfinite()).count_nonzero()),
         gated=tuple(values),
         why={"exponent": why} if why else None,
+        pictures=drawn,
     )
 
 

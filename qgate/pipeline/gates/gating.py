@@ -36,6 +36,7 @@ class GateSession(Judging):
     def __init__(self, bench: Bench, baselines: Path, policy: Policy, **how: Any) -> None:
         super().__init__(ModelSubject(bench), baselines, policy, **how)
         self.bench = bench
+        bench.pictures = self.plots != "none"
 
     # Before anything is compared ------------------------------------------------------------------
 
@@ -154,7 +155,10 @@ class GateSession(Judging):
         bench = self.bench
         healthy, broken = (apply(mode, bench.model) for mode in (HEALTHY, BROKEN))
         rows = {
-            name: [measured_of(row, gated=()) for row in bench.site_errors(quantized, healthy)]
+            name: [
+                measured_of(row, gated=())
+                for row in bench.site_errors(quantized, healthy, pictures=quantized is healthy)
+            ]
             for name, quantized in (("healthy", healthy), ("broken", broken))
         }
         limits = self.policy.limits_of(HEALTHY.name)

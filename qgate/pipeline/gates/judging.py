@@ -20,6 +20,7 @@ from qgate.pipeline.gates.format_rows import FORMAT_METRICS
 from qgate.pipeline.gates.ledger import Decision, Known, Ledger
 from qgate.pipeline.gates.rows import PLAN_METRICS, record_rows, with_accepted
 from qgate.pipeline.gates.subjects import Subject
+from qgate.results.pictures import Plots
 
 # Where values lie, as the distributions of a dump have it: neither way is better.
 DRIFT_METRICS: dict[str, Direction] = {
@@ -68,7 +69,8 @@ class Judging:
 
     `command` is how the suites were started, and `spelled` how options are written there: what a
     failure tells people to run again. With `deferred` an outcome is part of the update only when
-    it is kept; a dry run judges as if there were no update.
+    it is kept; a dry run judges as if there were no update. `plots` says which comparisons leave
+    what is needed to draw them.
     """
 
     def __init__(
@@ -82,8 +84,9 @@ class Judging:
         report: str = "",
         command: str = "pytest suites",
         spelled: Callable[[str], str] = "--{}".format,
+        plots: Plots = "none",
     ) -> None:
-        self.subject, self.policy = subject, policy
+        self.subject, self.policy, self.plots = subject, policy, plots
         self.dry_run, self.deferred = dry_run, deferred
         self.report, self.command, self.spelled = report, command, spelled
         self.ledger = Ledger(subject, baselines, updating)
@@ -146,7 +149,9 @@ class Judging:
         writes = which is not None and not self.dry_run
         failed = decision.remaining if writes else verdict.failed
         text = self._text(verdict, failed, mode, title, label) if failed else ""
-        records = record_rows(suite, self.subject.name, mode.name, where, verdict, failed)
+        records = record_rows(
+            suite, self.subject.name, mode.name, where, verdict, failed, self.plots
+        )
         if notes:
             records = [{**row, "notes": dict(notes)} for row in records]
         updated = decision.entries if writes else 0

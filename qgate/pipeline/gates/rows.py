@@ -11,11 +11,16 @@ from qgate.errors import QgateError
 from qgate.gate import Check, Measured, Verdict, grades_of
 from qgate.gate.measured import Direction
 from qgate.pipeline.gates.site_errors import SiteErrors
+from qgate.results import binding
+from qgate.results.pictures import Plots
+from qgate.results.ranking import severity
 
 FLOOR = 1e-12
 GATED = ("relative_mse", "one_minus_correlation")
 # What quantizes a site, as a number: a plan that covers less is no improvement.
 PLAN_METRICS: dict[str, Direction] = {"quantizer": "equal"}
+# Failing rows of a gate that can be drawn, worst first: a broken mode fails at every site.
+MOST_DRAWN = 8
 
 
 def record_rows(
@@ -25,8 +30,9 @@ def record_rows(
     where: str,
     verdict: Verdict,
     failed: Sequence[Check],
+    plots: Plots = "none",
 ) -> list[dict[str, Any]]:
-    """One record per site and scope."""
+    """One record per site and scope; those that may be drawn carry what that takes."""
     rows = []
     for each in verdict.measured:
         here = [c for c in verdict.checks if (c.site, c.scope) == each.key]
@@ -50,8 +56,25 @@ def record_rows(
                 **({"grades": grades} if grades else {}),
             }
         )
+    for place in _drawn(rows, plots):
+        if pictures := verdict.measured[place].pictures:
+            rows[place]["pictures"] = [dict(each) for each in pictures]
     gone = [check for check in verdict.checks if check.kind == "absent"]
     return rows + [_absent(check, suite, model, mode, where) for check in gone]
+
+
+def _drawn(rows: Sequence[Mapping[str, Any]], plots: Plots) -> list[int]:
+    """The places of rows that failed, and of the one that came nearest to its limit."""
+    if plots == "none":
+        return []
+
+    def rank(place: int) -> tuple[Any, ...]:
+        check = binding(rows[place])
+        return (not rows[place]["passed"], *(severity(check) if check else ()))
+
+    ranked = sorted(range(len(rows)), key=rank, reverse=True)
+    failed = [place for place in ranked if not rows[place]["passed"]][:MOST_DRAWN]
+    return failed or (ranked[:1] if plots != "failed" else [])
 
 
 def _absent(check: Check, suite: str, model: str, mode: str, where: str) -> dict[str, Any]:
@@ -79,6 +102,7 @@ def measured_of(row: SiteErrors, gated: tuple[str, ...] = GATED) -> Measured:
         without_massive=row.without_massive,
         gated=(*gated, *coded) if gated else (),
         why={"quantizer": f"it is {row.quantizer} now"} if coded else None,
+        pictures=row.pictures,
     )
 
 

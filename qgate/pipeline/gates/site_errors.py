@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qgate.errors import QgateError
+from qgate.results.pictures import Picture
 from qgate.stats import ErrorStats, errors, massive_beyond
 
 METRICS = ("relative_mse", "correlation", "mse", "mae", "max_abs", "sqnr_db", "cosine")
@@ -24,6 +25,7 @@ class SiteErrors:
     worst_channel    the largest squared error of a channel over the mean energy of all of them
     without_massive  values over all but the massive elements of the reference: those of the whole
                      where there are none, None where it was not asked
+    pictures         what is needed to draw it, where somebody wants that
     """
 
     site: str
@@ -37,6 +39,7 @@ class SiteErrors:
     quantizer: str = ""
     worst_channel: float | None = None
     without_massive: dict[str, float] | None = None
+    pictures: tuple[Picture, ...] = ()
 
 
 def compare(pairs: Pairs, channels: bool = False) -> ErrorStats:

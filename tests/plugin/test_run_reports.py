@@ -1,0 +1,178 @@
+"""What a run leaves for people: its page, the head of its records, and the options that say so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qgate.plugin.options import _OPTIONS
+from qgate.results.pictures import PLOTS
+from tests.plugin.conftest import Run
+
+
+def header(project: Path) -> dict[str, Any]:
+    with (project / "qgate-out" / "results.jsonl").open(encoding="utf-8") as file:
+        return dict(json.loads(file.readline()))
+
+
+def drawn(project: Path) -> list[list[str]]:
+    """The kinds of pictures of every record."""
+    lines = (project / "qgate-out" / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines[1:]]
+    return [[each["kind"] for each in record.get("pictures", ())] for record in records]
+
+
+def test_the_choices_are_those_of_the_contract() -> None:
+    assert _OPTIONS["plots"]["choices"] == PLOTS
+
+
+def test_a_run_leaves_a_page_and_names_it(project: Path, suites: Run) -> None:
+    result = suites("--layers", "first")
+    assert result.ret == pytest.ExitCode.OK
+    result.stdout.fnmatch_lines(["records in qgate-out/*", "report in qgate-out/report.html"])
+    page = (project / "qgate-out" / "report.html").read_text(encoding="utf-8")
+    assert "tiny-llama" in page
+    told = header(project)
+    about = ("exit", "broken", "errors", "notes", "baselines", "update", "complete")
+    assert [told[name] for name in about] == [0, {}, [], [], "baselines", None, False]
+    kinds = drawn(project)
+    assert [kind for kind in kinds if kind] == [["errors"]], "one gate has tensors, one row of it"
+
+
+@pytest.mark.parametrize("choice", PLOTS)
+def test_pictures_are_of_what_may_be_drawn(project: Path, suites: Run, choice: str) -> None:
+    result = suites("--layers", "first", "--plots", choice)
+    assert result.ret == pytest.ExitCode.OK
+    count = sum(map(bool, drawn(project)))
+    assert count == (1 if choice in ("worst", "all") else 0)
+
+
+def test_without_pictures_nothing_is_computed_for_them(
+    suites: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr("qgate.pipeline.gates.bench.error_picture", never)
+    assert suites("--layers", "first", "--plots", "none").ret == pytest.ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("no_report = true\nplots = 'none'\n", []),
+        ("", ["--no-report", "--plots=none"]),
+        ("plots = 'all'\n", ["--qgate-no-report", "--qgate-plots=none"]),
+    ],
+)
+def test_no_page_where_none_is_wanted(
+    project: Path, suites: Run, text: str, options: list[str]
+) -> None:
+    (project / "qgate.toml").write_text(text)
+    result = suites("--layers", "first", *options)
+    assert result.ret == pytest.ExitCode.OK
+    assert not (project / "qgate-out" / "report.html").exists()
+    assert "report in" not in result.stdout.str()
+    assert not any(drawn(project))
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        ("plots = 'some'\n", [], "plots = 'some' is not allowed; it is one of failed, worst, all"),
+        ("plots = 3\n", [], "plots = 3 is not allowed"),
+        ("no_report = 'yes'\n", [], "no_report = 'yes' is not allowed; it is true or false"),
+        ("", ["--plots", "some"], "invalid choice: 'some'"),
+    ],
+)
+def test_what_cannot_be_meant_is_a_usage_error(
+    project: Path, suites: Run, text: str, options: list[str], words: str
+) -> None:
+    (project / "qgate.toml").write_text(text)
+    result = suites(*options)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert words in result.stdout.str() + result.stderr.str()
+
+
+def test_a_conftest_that_owns_the_names_keeps_them(project: Path, suites: Run) -> None:
+    (project / "conftest.py").write_text(
+        "def pytest_addoption(parser):\n"
+        "    parser.addoption('--plots', action='store_true')\n"
+        "    parser.addoption('--no-report', default='theirs')\n"
+    )
+    result = suites("--layers", "first", "--plots", "--no-report=x", "--qgate-plots=none")
+    assert result.ret == pytest.ExitCode.OK
+    assert (project / "qgate-out" / "report.html").exists()
+    assert not any(drawn(project))
+
+
+def test_a_run_where_every_set_up_failed_has_a_page_that_says_so(
+    project: Path, suites: Run
+) -> None:
+    result = suites("--samples=3")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert "passed" not in result.parseoutcomes()
+    told = header(project)
+    assert told["exit"] == 1
+    assert len(told["broken"]) == result.parseoutcomes()["errors"]
+    (first, *_) = told["broken"].values()
+    assert "\n" not in first
+    page = (project / "qgate-out" / "report.html").read_text(encoding="utf-8")
+    assert first.split("'")[0][:30] in page.replace("&#x27;", "'")
+
+
+def test_a_fixture_that_is_not_there_is_told_in_one_line(project: Path, suites: Run) -> None:
+    (project / "suites" / "test_own.py").write_text("def test_it(gate, mode, nobody): pass\n")
+    suites("--layers", "first")
+    (told,) = header(project)["broken"].values()
+    assert told == "fixture 'nobody' not found"
+
+
+@pytest.mark.parametrize("error", ["OSError(28, 'disk full')", "ValueError('a bug')"])
+def test_a_page_that_cannot_be_made_is_not_green(project: Path, suites: Run, error: str) -> None:
+    (project / "conftest.py").write_text(
+        "import qgate.report.gates.reports as reports\n"
+        f"def fail(*a, **k): raise {error}\n"
+        "def pytest_configure(config): config._kept, reports.write_page = reports.write_page, fail\n"
+        "def pytest_unconfigure(config): reports.write_page = config._kept\n"
+    )
+    result = suites("--layers", "first")
+    result.assert_outcomes(passed=2)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["ERROR: report.html could not be made: *"])
+    assert (project / "qgate-out" / "results.jsonl").exists()
+
+
+def test_a_killed_run_leaves_records_that_a_page_can_be_made_of(project: Path, suites: Run) -> None:
+    (project / "suites" / "test_zzz.py").write_text(
+        "import os\ndef test_it(gate, mode): os._exit(3)\n"
+    )
+    suites("--layers", "first", alone=True)
+    told = header(project)
+    assert told["exit"] is None
+    assert list(told["models"]) == ["tiny-llama"]
+    assert not (project / "qgate-out" / "report.html").exists()
+    from qgate.report.gates.reports import write_page
+    from qgate.report.gates.runs import read_run
+
+    write_page(project / "late.html", [read_run(project / "qgate-out" / "results.jsonl")])
+    assert "tiny-llama" in (project / "late.html").read_text(encoding="utf-8")
+
+
+def test_an_update_is_in_the_header(project: Path, suites: Run) -> None:
+    suites("--update-baselines", "--baselines", "none", "--layers", "first", "--plots", "none")
+    told = header(project)["update"]
+    assert (told["which"], told["done"], told["dry_run"]) == ("failed", True, False)
+    assert told["entries"] == len(told["changes"]) > 10
+    assert header(project)["baselines"] == "none"
+    assert str(project) not in json.dumps({**header(project), "command": []})
+
+
+def test_two_workers_leave_one_page(project: Path, suites: Run) -> None:
+    result = suites("--layers", "first", "-n", "2", alone=True)
+    assert result.ret == pytest.ExitCode.OK
+    result.stdout.fnmatch_lines(["report in qgate-out/report.html"])
+    assert sum(map(bool, drawn(project))) == 1
