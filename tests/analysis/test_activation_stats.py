@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from qgate.analysis.activations import _ranges, _reading
 from qgate.analysis.activations._counts import RowShare
 from qgate.analysis.activations._ranges import ERROR, PERCENTILES, ChannelCounts
 from qgate.analysis.activations._reading import Reading
@@ -306,11 +307,50 @@ def test_percentiles_merge_and_grow_with_the_largest_value() -> None:
     every = np.concatenate(kept(xs))
     ends = every.min(0), every.max(0)
     for counted in (one, both):
+        counted.settle()
         assert int(counted._table.sum()) == every.size
         right = np.percentile(every, 99, axis=0, method="lower")
         got = np.array(counted.ranges(*ends)["percentiles"]["99"])
         assert np.allclose(got, right, rtol=ERROR)
         assert counted.nbytes / 8 < 4 * 2 * 16 * 34
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_how_much_is_counted_at_once_changes_nothing(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    xs = [torch.zeros(1, 5, 24, dtype=dtype), *samples(9, 300, dtype=dtype)]
+    xs[3][0, 4:7] = math.nan
+    xs[5][0, 1, 2] = -math.inf
+    xs[6] *= 300
+    whole = record_of(xs)
+    with monkeypatch.context() as patch:
+        patch.setattr(_ranges, "_ROWS", (7, 7))
+        patch.setattr(_ranges, "_PIECE", (1, 3))
+        patch.setattr(_ranges, "_PLACES", 1)
+        assert record_of(xs)["ranges"] == whole["ranges"]
+    for part, held in ((1, 1), (24 * 7, 24 * 100)):
+        monkeypatch.setattr(_reading, "_PART", part)
+        monkeypatch.setattr(_reading, "_HELD", held)
+        parted = record_of(xs)
+        assert parted["ranges"] == whole["ranges"]
+        assert parted["magnitude"] == whole["magnitude"]
+        assert parted["histogram"] == whole["histogram"]
+        for name, value in whole["portrait"].items():
+            approximate = isinstance(value, float)
+            got = parted["portrait"][name]  # type: ignore[literal-required]
+            assert got == (pytest.approx(value, rel=1e-5, abs=1e-6) if approximate else value)
+
+
+def test_zeros_before_the_first_value_are_zeros_and_take_no_room() -> None:
+    xs = [torch.zeros(1, 9, 4), torch.full((1, 3, 4), 2.0), torch.full((1, 3, 4), -3.0)]
+    stats = stats_of(xs, Ask(percentiles=PERCENTILES))
+    found = stats.channel_ranges()
+    assert found is not None
+    assert found["percentiles"]["50"] == found["percentiles"]["75"] == [0.0] * 4
+    assert found["percentiles"]["1"] == [pytest.approx(-3, rel=ERROR)] * 4
+    assert stats.ranges is not None
+    assert stats.ranges.nbytes / 4 < 4 * 2 * 16 * 24
 
 
 def test_widths_of_layers_are_their_own() -> None:

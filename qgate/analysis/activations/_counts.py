@@ -65,11 +65,14 @@ class RowShare:
         self._hashes: Hashes = np.empty(self._size, dtype=np.uint64)
         self._rows: Tensor | None = None
         self._held = 0
+        self._ordered = True
         self._limit = np.uint64(2**64 - 1)
 
     def add(self, table: Tensor, sample: int, call: int) -> None:
         hashes = _hashes(self.seed, sample, call, len(table))
-        self._keep(np.flatnonzero(hashes < self._limit), hashes, table)
+        chosen = np.flatnonzero(hashes < self._limit)
+        if len(chosen):
+            self._keep(chosen, hashes, table)
 
     def merge(self, other: RowShare) -> None:
         rows = other.rows()
@@ -85,8 +88,10 @@ class RowShare:
             return  # of another width: the first one seen stays
         if len(chosen) > self.room:
             chosen = chosen[np.argpartition(hashes[chosen], self.room - 1)[: self.room]]
+        self._ordered = False
         while len(chosen):
-            part, chosen = np.split(chosen, [self._size - self._held])
+            room = self._size - self._held
+            part, chosen = chosen[:room], chosen[room:]
             end = self._held + len(part)
             self._hashes[self._held : end] = hashes[part]
             self._rows[self._held : end] = table.index_select(0, torch.from_numpy(part))
@@ -100,19 +105,28 @@ class RowShare:
         return bool(self._limit < np.uint64(2**64 - 1))
 
     def _settle(self) -> None:
+        """The rows that stay, in places of those that go."""
         assert self._rows is not None
-        order = np.argsort(self._hashes[: self._held], kind="stable")[: self.room]
-        self._held = len(order)
-        self._hashes[: self._held] = self._hashes[order]
-        self._rows[: self._held] = self._rows[torch.from_numpy(order)]
+        if self._held > self.room:
+            order = np.argpartition(self._hashes[: self._held], self.room - 1)
+            stay, go = order[: self.room], order[self.room :]
+            come, free = stay[stay >= self.room], go[go < self.room]
+            self._hashes[free] = self._hashes[come]
+            self._rows[torch.from_numpy(free)] = self._rows[torch.from_numpy(come)]
+            self._held = self.room
         if self._held == self.room:
-            self._limit = self._hashes[self._held - 1]
+            self._limit = self._hashes[: self._held].max()
 
     def rows(self) -> Tensor | None:
         """In the order of their hashes."""
         if self._rows is None:
             return None
         self._settle()
+        if not self._ordered:
+            order = np.argsort(self._hashes[: self._held])
+            self._hashes[: self._held] = self._hashes[order]
+            self._rows[: self._held] = self._rows[torch.from_numpy(order)]
+            self._ordered = True
         return self._rows[: self._held]
 
     @property

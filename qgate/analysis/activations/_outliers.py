@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,23 @@ class Place:
         return found
 
 
+@dataclass
+class _Call:
+    """Magnitudes of a call's tokens, and values with channels of the largest that were looked
+    for."""
+
+    tokens: Floats
+    positions: Ints
+    idents: Ints | None
+    signed: dict[int, tuple[float, int]] = field(default_factory=dict)
+
+    def largest(self, most: int) -> Ints:
+        few = min(most, len(self.tokens))
+        if not few:
+            return np.zeros(0, dtype=np.int64)
+        return np.argpartition(self.tokens, len(self.tokens) - few)[len(self.tokens) - few :]
+
+
 class OutlierStats:
     """Bounded: the worst of each kind, counts by position and by token, three numbers a channel."""
 
@@ -100,54 +117,45 @@ class OutlierStats:
         self.massive: list[Place] = []
         self.tokens_out: Ints = np.zeros(0, dtype=np.int64)
         self.samples_out: Ints = np.zeros(0, dtype=np.int64)
-        self._calls: list[tuple[Floats, Ints, Ints | None]] = []
-        self._median = 0.0
-        self._candidates: list[Place] = []
+        self._calls: list[_Call] = []
+        self._median = self._largest = 0.0
         self._out = np.zeros(0, dtype=bool)
 
     def add(self, reading: Reading, sample: int, positions: Ints, idents: Ints | None) -> None:
         """One call; `finish` follows when the sample is through."""
-        self._calls.append((reading.tokens, positions, idents))
+        call = _Call(reading.tokens, positions, idents)
+        self._calls.append(call)
         self._median = reading.token_figures[1]
-        few = min(self.rule.top, len(reading.tokens))
-        if few < 1 or reading.amax == 0:
+        self._largest = max(self._largest, reading.amax)
+        if not len(reading.tokens) or reading.amax == 0:
             return
-        self._add_candidates(reading, sample, positions, idents, few)
+        if reading.amax > self.rule.threshold * reading.token_figures[2][0]:
+            call.signed = self._signed(reading, call)
         self._add_channels(reading)
         if reading.amax > self.rule.massive_above:
             self._add_massive(reading, sample, positions, idents)
 
-    def _add_candidates(
-        self, reading: Reading, sample: int, positions: Ints, idents: Ints | None, few: int
-    ) -> None:
-        """The largest tokens. Their channels are only looked for where the rule could find them
-        with this call alone; a module that is called again can make outliers of them later."""
-        tokens = reading.tokens
-        rows = np.argpartition(tokens, len(tokens) - few)[len(tokens) - few :]
-        signed = {}
-        if reading.amax > self.rule.threshold * reading.token_figures[2][0]:
-            part = reading.table.index_select(0, torch.from_numpy(rows))
-            part = part if reading.finite else part.where(part.isfinite(), 0.0)
-            channels = part.abs().argmax(-1)
-            values = part.gather(1, channels[:, None]).view(-1).tolist()
-            signed = dict(zip(rows.tolist(), zip(values, channels.tolist(), strict=True)))  # noqa: B905
-        for row in rows.tolist():
-            value, channel = signed.get(row, (float(tokens[row]), -1))
-            ident = -1 if idents is None else int(idents[row])
-            self._candidates.append(Place(sample, int(positions[row]), value, channel, ident))
+    def _signed(self, reading: Reading, call: _Call) -> dict[int, tuple[float, int]]:
+        """The channels of the largest tokens, where the rule could find them with this call alone;
+        a module that is called again can make outliers of them later."""
+        rows = call.largest(self.rule.top)
+        part = reading.table.index_select(0, torch.from_numpy(rows))
+        part = part if reading.finite else part.where(part.isfinite(), 0.0)
+        channels = part.abs().argmax(-1)
+        values = part.gather(1, channels[:, None]).view(-1).tolist()
+        return dict(zip(rows.tolist(), zip(values, channels.tolist(), strict=True), strict=True))
 
     def _add_channels(self, reading: Reading) -> None:
         width = len(reading.channels)
-        self.tokens_out = _wider(self.tokens_out, width)
-        self.samples_out = _wider(self.samples_out, width)
-        self._out = _wider(self._out, width)
+        if len(self._out) < width:
+            self.tokens_out = _wider(self.tokens_out, width)
+            self.samples_out = _wider(self.samples_out, width)
+            self._out = _wider(self._out, width)
         few = max(width // _FEW, 1)
-        if width <= few:
+        least = self.rule.channel_ratio * reading.channel_median
+        if width <= few or not reading.amax > least:
             return
-        median = reading.channel_median
-        chosen = np.flatnonzero(reading.channels > self.rule.channel_ratio * median)
-        if not len(chosen):
-            return
+        chosen = np.flatnonzero(reading.channels > least)
         order = np.argpartition(reading.channels, width - few - 1)[: width - few]
         rms = math.sqrt(
             float(reading.channel_squares()[order].sum()) / (len(reading.table) * len(order))
@@ -184,30 +192,39 @@ class OutlierStats:
         """The sample is through: tokens are held against their median."""
         if not self._calls:
             return
-        tokens = np.concatenate([call[0] for call in self._calls])
-        median = self._median if len(self._calls) == 1 else lower_median(tokens)
+        one = len(self._calls) == 1
+        tokens = self._calls[0].tokens if one else np.concatenate([c.tokens for c in self._calls])
+        median = self._median if one else lower_median(tokens)
         self.counts.setdefault(sample, 0)
         if median == 0 or not len(tokens):
             self.undefined.add(sample)
         else:
-            self.ratio = float(np.fmax(self.ratio, tokens.max() / median))
-            beyond = (tokens > self.rule.threshold * median) & (tokens > self.rule.floor)
-            self.counts[sample] += int(beyond.sum())
-            if beyond.any():
-                positions = np.concatenate([call[1] for call in self._calls])
-                self.positions.update(positions[beyond].tolist())
-                idents = [call[2] for call in self._calls if call[2] is not None]
-                if len(idents) == len(self._calls):
-                    self.idents.update(np.concatenate(idents)[beyond].tolist())
-                for place in self._candidates:
-                    place.ratio = abs(place.value) / median
-                    if place.ratio > self.rule.threshold and abs(place.value) > self.rule.floor:
-                        self.worst.append(place)
-                self.worst = sorted(self.worst, key=lambda p: p.badness)[: self.rule.top]
+            self.ratio = float(np.fmax(self.ratio, self._largest / median))
+            if self._largest > max(self.rule.threshold * median, self.rule.floor):
+                self._name(tokens, sample, median)
         if self._out.any():
             self.samples_out += self._out
             self._out = np.zeros_like(self._out)
-        self._calls, self._candidates = [], []
+        self._calls, self._largest = [], 0.0
+
+    def _name(self, tokens: Floats, sample: int, median: float) -> None:
+        """The outliers that are there, and the worst of them by their places."""
+        beyond = (tokens > self.rule.threshold * median) & (tokens > self.rule.floor)
+        self.counts[sample] += int(beyond.sum())
+        positions = np.concatenate([call.positions for call in self._calls])
+        self.positions.update(positions[beyond].tolist())
+        idents = [call.idents for call in self._calls if call.idents is not None]
+        if len(idents) == len(self._calls):
+            self.idents.update(np.concatenate(idents)[beyond].tolist())
+        for call in self._calls:
+            for row in call.largest(self.rule.top).tolist():
+                value, channel = call.signed.get(row, (float(call.tokens[row]), -1))
+                ratio = abs(value) / median
+                if ratio > self.rule.threshold and abs(value) > self.rule.floor:
+                    ident = -1 if call.idents is None else int(call.idents[row])
+                    position = int(call.positions[row])
+                    self.worst.append(Place(sample, position, value, channel, ident, ratio))
+        self.worst = sorted(self.worst, key=lambda p: p.badness)[: self.rule.top]
 
     def merge(self, other: OutlierStats) -> None:
         for sample, count in other.counts.items():

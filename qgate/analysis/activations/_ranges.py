@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +14,31 @@ from qgate.analysis.activations._reading import Reading
 from qgate.results.activations import ChannelRanges
 
 Floats = npt.NDArray[np.float64]
+Table = npt.NDArray[np.uint32]
 PERCENTILES = (0.0, 0.01, 1.0, 25.0, 50.0, 75.0, 99.0, 99.99, 100.0)
 ERROR = 1 / 32 + 2.0**-8
 _STEPS = 16  # bins per power of two
 _BELOW = 20  # powers of two under the largest of the first tensor; what is smaller counts as zero
-_ROOM = 2**16
-_PART = 2**19
+_ROWS = 2048, 512  # that are held: so many at most, and at least so many of wide tables
+_TOGETHER = 2**21
+_PIECE = 2**19, 128  # elements that stay in the cache, and rows at least
+_PLACES = 2**15
+_INFINITY = 0x7F80
+
+
+class _Scratch(threading.local):
+    """Memory that is used again: fresh pages cost more than what is done in them."""
+
+    def __init__(self) -> None:
+        self._room = torch.empty(0, dtype=torch.int16, device="cpu")
+
+    def of(self, rows: int, columns: int) -> Tensor:
+        if len(self._room) < rows * columns:
+            self._room = torch.empty(rows * columns, dtype=torch.int16, device="cpu")
+        return self._room[: rows * columns].view(rows, columns)
+
+
+_scratch = _Scratch()
 
 
 class ChannelCounts:
@@ -28,75 +48,120 @@ class ChannelCounts:
     Bytes per channel: 4 × 2 × 16 × (20 + the powers of two from the largest value of the first
     tensor to the largest of all, and one) — 2.7 KB where that does not move. Magnitudes below
     2^-20 of the largest of the first tensor count as zero.
+
+    Going through a histogram costs as much as counting some hundred values, so a few samples are
+    held as bfloat16 numbers until they are worth it: 1 to 4 KB per channel more.
     """
 
     def __init__(self) -> None:
-        self._base = 0
-        self._bins = 0
-        self._table: npt.NDArray[np.uint32] = np.zeros((0, 1), dtype=np.uint32)
-        self._at: tuple[tuple[int, int], Tensor] | None = None
+        self._base, self._bins = 1, 0  # until a value is not zero
+        # Channels by magnitudes, zero first, by signs.
+        self._table: Table = np.zeros((0, 1, 2), dtype=np.uint32)
+        # Blocks of channels by tokens, one behind the other: twice the bin, and one if negative.
+        self._room: Tensor | None = None
+        self._width = 0
+        self._blocks: list[Tensor] = []
+        self._held = self._top = 0
+        self._odd = False
 
     def add(self, reading: Reading) -> None:
-        top = _bin(reading.amax) if reading.amax else self._base + self._bins - 1
-        if not self._bins:
-            self._base, self._bins = top - _BELOW * _STEPS, _BELOW * _STEPS + 1
-            self._table = np.zeros((0, 2 * self._bins + 1), dtype=np.uint32)
-        if top >= self._base + self._bins:
-            self._widen(top + 1 - self._base - self._bins)
+        if reading.amax:
+            top = _bin(reading.amax)
+            if not self._bins:
+                base = max(top - _BELOW * _STEPS, 1)
+                self._table = self._moved(base, top + 1)
+                self._base, self._bins = base, top + 1 - base
+            self._top = max(self._top, top)
         width = reading.table.shape[1]
-        if width > len(self._table):
-            more = np.zeros((width - len(self._table), self._table.shape[1]), dtype=np.uint32)
-            self._table = np.concatenate([self._table, more])
-        places = 2 * self._bins + 1
-        step = max(_ROOM // places, 1)
-        offsets = torch.arange(step, dtype=torch.int32, device="cpu")[:, None] * places
-        at = self._lookup()
-        for rows in reading.table.split(max(_PART // width, 1)):
-            # A channel after the other, and few at a time: their histograms stay in the cache.
-            turned = rows.to(torch.bfloat16).T.contiguous()
-            for start in range(0, width, step):
-                part = turned[start : start + step]
-                bits = part.view(torch.uint16).to(torch.int32)
-                index = at.index_select(0, bits.view(-1)).view(bits.shape)
-                index.add_(offsets[: len(part)])
-                if not reading.finite:
-                    index = index[part.isfinite()]
-                counted = torch.bincount(index.view(-1), minlength=len(part) * places)
-                counted = counted.view(len(part), places)
-                self._table[start : start + step] += counted.numpy().astype(np.uint32)
+        if width != self._width:
+            self.settle()
+            self._width = width
+        most = min(max(_TOGETHER // width, _ROWS[1]), _ROWS[0])
+        for rows in reading.table.split(min(max(_PIECE[0] // width, _PIECE[1]), most)):
+            if self._held + len(rows) > most:
+                self._count()
+            if len(rows):
+                self._hold(rows, reading.finite, most)
 
-    def _lookup(self) -> Tensor:
-        """The bin of each bfloat16 pattern."""
-        if self._at is None or self._at[0] != (self._base, self._bins):
-            patterns = np.arange(2**16)
-            sizes = (((patterns & 0x7FFF) >> 3) - (self._base - 1)).clip(0, self._bins)
-            bins = np.where(patterns >> 15, -sizes, sizes) + self._bins
-            self._at = (self._base, self._bins), torch.from_numpy(bins.astype(np.int32))
-        return self._at[1]
+    def _hold(self, rows: Tensor, finite: bool, most: int) -> None:
+        if self._room is None:
+            self._room = torch.empty(most * self._width, dtype=torch.int16, device="cpu")
+        rows = rows if finite else rows.where(rows.isfinite(), math.nan)
+        if rows.dtype != torch.bfloat16:
+            rows = _scratch.of(*rows.shape).view(torch.bfloat16).copy_(rows)
+        start, count = self._held * self._width, rows.numel()
+        block = self._room[start : start + count].view(self._width, len(rows))
+        block.copy_(rows.view(torch.int16).T)
+        signs = torch.bitwise_right_shift(block, 15, out=_scratch.of(*block.shape))
+        block.bitwise_and_(0x7FFF)
+        odd = None if finite else block > _INFINITY
+        block.bitwise_right_shift_(3).clamp_(min=self._base - 1).sub_(self._base - 1)
+        block.mul_(2).sub_(signs)
+        if odd is not None:
+            block.masked_fill_(odd, -1)
+            self._odd = True
+        self._blocks.append(block)
+        self._held += len(rows)
+
+    def _count(self) -> None:
+        """Those that are held."""
+        if not self._held:
+            return
+        if self._top >= self._base + self._bins:
+            self._widen(self._top + 1 - self._base - self._bins)
+        if self._width > len(self._table):
+            more = self._width - len(self._table), *self._table.shape[1:]
+            self._table = np.concatenate([self._table, np.zeros(more, dtype=np.uint32)])
+        places = 2 * (self._bins + 1)
+        step = max(_PLACES // places, 1)
+        offsets = torch.arange(step, dtype=torch.int16, device="cpu")[:, None] * places
+        # Few channels at a time: their histograms stay in the cache.
+        for start in range(0, self._width, step):
+            table = self._table[start : start + step]
+            index = _scratch.of(len(table), self._held).view(-1)
+            end = 0
+            for block in self._blocks:
+                part = block[start : start + step]
+                if self._odd:
+                    kept = (part + offsets[: len(part)])[part >= 0]
+                    index[end : end + len(kept)] = kept
+                    end += len(kept)
+                    continue
+                into = index[end : end + part.numel()].view(part.shape)
+                torch.add(part, offsets[: len(part)], out=into)
+                end += part.numel()
+            found = torch.bincount(index[:end], minlength=len(table) * places)
+            table += found.to(torch.int32).numpy().view(np.uint32).reshape(table.shape)
+        self._blocks, self._held, self._odd = [], 0, False
+
+    def settle(self) -> None:
+        """Counts what is held, and gives the memory for it back."""
+        self._count()
+        self._room = None
 
     def merge(self, other: ChannelCounts) -> None:
-        if not other._bins:
-            return
-        if not self._bins:
-            self._base, self._bins, self._table = other._base, other._bins, other._table.copy()
-            return
-        base = max(self._base, other._base)
+        self.settle()
+        other.settle()
+        base = max(each._base for each in (self, other))
         top = max(self._base + self._bins, other._base + other._bins)
         mine, theirs = self._moved(base, top), other._moved(base, top)
         if len(mine) < len(theirs):
             mine, theirs = theirs, mine
         mine[: len(theirs)] += theirs
         self._base, self._bins, self._table = base, top - base, mine
+        self._top = max(self._top, other._top)
 
-    def _moved(self, base: int, top: int) -> npt.NDArray[np.uint32]:
+    def _moved(self, base: int, top: int) -> Table:
         """The same counts in bins from `base` to `top`; those below it count as zero."""
-        bins = top - base
-        found = np.zeros((len(self._table), 2 * bins + 1), dtype=np.uint32)
-        own = np.arange(-self._bins, self._bins + 1)
-        sizes = np.maximum(np.abs(own) + (self._base - base), 0)
-        places = np.where(own == 0, 0, np.sign(own) * sizes) + bins
-        for place, column in zip(places.tolist(), self._table.T, strict=True):
-            found[:, place] += column
+        found = np.zeros((len(self._table), top - base + 1, 2), dtype=np.uint32)
+        low = base - self._base
+        if low <= 0:
+            found[:, 0] = self._table[:, 0]
+            found[:, 1 - low : 1 - low + self._bins] = self._table[:, 1:]
+        else:
+            found[:, 0] = self._table[:, : low + 1].sum(axis=1)
+            kept = self._table[:, low + 1 :]
+            found[:, 1 : 1 + kept.shape[1]] = kept
         return found
 
     def _widen(self, more: int) -> None:
@@ -106,7 +171,7 @@ class ChannelCounts:
 
     @property
     def nbytes(self) -> int:
-        return self._table.nbytes
+        return self._table.nbytes + (0 if self._room is None else self._room.nbytes)
 
     def ranges(
         self,
@@ -118,15 +183,17 @@ class ChannelCounts:
     ) -> ChannelRanges:
         """Of each channel the value that numpy's method "lower" finds, to the middle of its bin;
         the ends are exact, except the least magnitude. Without finite values there are zeros."""
-        counts = self._table.astype(np.int64)
+        self.settle()
         sizes = [_value(self._base + k) for k in range(self._bins)]
-        values = np.array([*(-s for s in reversed(sizes)), 0.0, *sizes])
         low, high = np.nan_to_num(lows), np.nan_to_num(highs)
         if absolute:
-            above, below = counts[:, self._bins :], counts[:, self._bins :: -1]
-            counts, values = above + below, values[self._bins :]
-            counts[:, 0] -= below[:, 0]
+            counts, values = self._table.sum(axis=2, dtype=np.int64), np.array([0.0, *sizes])
             low, high = np.zeros_like(low), np.maximum(high, -low)
+        else:
+            above, below = self._table[:, :, 0].astype(np.int64), self._table[:, :0:-1, 1]
+            above[:, 0] += self._table[:, 0, 1]
+            counts = np.concatenate([below, above], axis=1)
+            values = np.array([*(-s for s in reversed(sizes)), 0.0, *sizes])
         ends = np.cumsum(counts, axis=1)
         last = (ends[:, -1] - 1).clip(0)
         found: dict[str, list[float]] = {}

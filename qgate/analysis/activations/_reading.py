@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,8 @@ from qgate.stats import serial
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 _CHUNK = 2**19
+_PART = 2**17  # with what is made of them, values of this many stay in the cache
+_HELD = 2**19
 PAGE = 128
 # Between these, squares of float32 numbers neither overflow nor vanish.
 _TAME = (1e-15, 1e15)
@@ -78,7 +81,7 @@ class Reading:
     def pages(self) -> tuple[Ints, Ints]:
         """The pages of the counts that are not empty, and their numbers."""
         pages = self.counts.reshape(-1, PAGE)
-        used = np.flatnonzero(pages.sum(axis=1))
+        used = np.flatnonzero(torch.from_numpy(pages).sum(1).numpy())
         return used, pages[used]
 
     @cached_property
@@ -86,12 +89,16 @@ class Reading:
         return figures_of(self.tokens)
 
     @cached_property
+    def _ordered_channels(self) -> Floats:
+        return np.sort(self.channels)
+
+    @cached_property
     def channel_figures(self) -> Figures:
-        return figures_of(self.channels)
+        return figures_of_ordered(self._ordered_channels)
 
     @cached_property
     def channel_median(self) -> float:
-        ordered = np.sort(self.channels)
+        ordered = self._ordered_channels
         n = len(ordered)
         return float(ordered[(n - 1) // 2] + ordered[n // 2]) / 2
 
@@ -111,10 +118,18 @@ class Reading:
     @cached_property
     def least_size(self) -> float:
         """The least magnitude that was counted and is not zero; infinity if there is none."""
-        top = infinity(self.counted_as)
-        first = [int(np.argmax(self.counts[k + 1 : k + top] > 0)) + k + 1 for k in (0, _HALF)]
-        there = [k & (_HALF - 1) for k in first if self.counts[k]]
-        return size_value(min(there), self.counted_as) if there else math.inf
+        least = top = infinity(self.counted_as)
+        used, pages = self.pages
+        for sign in (0, _HALF):
+            for at in range(int(np.searchsorted(used, sign // PAGE)), len(used)):
+                first = int(used[at]) * PAGE - sign
+                if first >= least:
+                    break
+                there = np.flatnonzero(pages[at, 1:]) + 1 if first == 0 else pages[at].nonzero()[0]
+                if len(there):
+                    least = min(least, first + int(there[0]))
+                    break
+        return size_value(least, self.counted_as) if least < top else math.inf
 
     @cached_property
     def least(self) -> float:
@@ -160,7 +175,10 @@ ENDS = 3
 
 def figures_of(values: Floats) -> Figures:
     """The three largest, the lower median, the three smallest."""
-    ordered = np.sort(values)
+    return figures_of_ordered(np.sort(values))
+
+
+def figures_of_ordered(ordered: Floats) -> Figures:
     few, n = min(ENDS, len(ordered)), len(ordered)
     median = float(ordered[(n - 1) // 2]) if n else 0.0
     return ordered[::-1][:few].tolist(), median, ordered[:few].tolist()
@@ -171,6 +189,7 @@ def infinity(counted_as: str) -> int:
     return 0x7F80 if counted_as == "bfloat16" else 0x7C00
 
 
+@lru_cache(maxsize=4096)
 def size_value(pattern: int, counted_as: str) -> float:
     """The magnitude that a pattern stands for."""
     bits = torch.tensor([pattern], dtype=torch.int16, device="cpu")
@@ -206,73 +225,132 @@ class _Scratch(threading.local):
         self.narrow = torch.empty(0, dtype=torch.int16, device="cpu")
         self.wide = torch.empty(0, dtype=torch.int32, device="cpu")
 
-    def room(self, count: int) -> None:
-        if len(self.narrow) < count:
-            self.narrow = torch.empty(count, dtype=torch.int16, device="cpu")
-            self.wide = torch.empty(count, dtype=torch.int32, device="cpu")
+    def patterns(self, part: Tensor, counted: torch.dtype, start: int) -> int:
+        """Adds the bit patterns of a part to those of the parts before it."""
+        count = part.numel()
+        end = start + count
+        if len(self.wide) < end:
+            more = torch.empty(max(end, _HELD), dtype=torch.int32, device="cpu")
+            more[:start] = self.wide[:start]
+            self.wide = more
+        bits = part.view(-1)
+        if part.dtype != counted:
+            if len(self.narrow) < count:
+                self.narrow = torch.empty(count, dtype=torch.int16, device="cpu")
+            bits = self.narrow[:count].view(counted).copy_(bits)
+        self.wide[start:end].copy_(bits.view(torch.uint16))
+        return end
 
 
 _scratch = _Scratch()
 
 
-def patterns_of(part: Tensor, counted: torch.dtype) -> Tensor:
-    """The bit patterns of a part of a table, until the next part is asked for."""
-    count = part.numel()
-    _scratch.room(count)
-    narrow = _scratch.narrow[:count].view(counted).view(part.shape).copy_(part)
-    wide = _scratch.wide[:count].view(part.shape)
-    return wide.copy_(narrow.view(torch.uint16))
+class _Counter:
+    """Counts parts together: a count of few values costs as much as that of all patterns."""
+
+    def __init__(self, counted: torch.dtype) -> None:
+        self.counted, self.found, self._held = counted, torch.empty(0), 0
+
+    def add(self, part: Tensor) -> None:
+        if self._held and self._held + part.numel() > _HELD:
+            self._count()
+        self._held = _scratch.patterns(part, self.counted, self._held)
+
+    def _count(self) -> None:
+        found = torch.bincount(_scratch.wide[: self._held], minlength=2**16)
+        self.found = self.found.add_(found) if len(self.found) else found
+        self._held = 0
+
+    def counts(self) -> Tensor:
+        if self._held or not len(self.found):
+            self._count()
+        return self.found
+
+
+class _Ends:
+    """Ends of rows and of columns, and sums, of the parts of a table; of finite values if they are
+    `masked`."""
+
+    def __init__(self, table: Tensor, parts: Sequence[Tensor], masked: bool) -> None:
+        n, width = table.shape
+        dtype = table.dtype if table.dtype.itemsize > 2 else torch.float32
+        self._made = torch.empty(2, n + len(parts) * width, dtype=dtype, device="cpu")
+        self._sums = torch.empty(n, dtype=dtype, device="cpu")
+        self.shape, self.masked, self.square, self.kinds = (n, width), masked, 0.0, [0, 0, 0]
+        self._high, self._low = self._made[:, :n].unbind()
+        self._tops, self._bottoms = self._made[:, n:].view(2, len(parts), width).unbind()
+
+    def take(self, at: int, part: Tensor, start: int) -> None:
+        x = up = down = part if part.dtype.itemsize > 2 else part.float()
+        if self.masked:
+            there = x.isfinite()
+            self.kinds[0] += int(x.isnan().sum())
+            self.kinds[1] += int((x == math.inf).sum())
+            self.kinds[2] += int((x == -math.inf).sum())
+            up, down = x.where(there, -math.inf), x.where(there, math.inf)
+            x = x.where(there, 0.0)
+        rows = slice(start, start + len(part))
+        torch.amax(up, -1, out=self._high[rows])
+        torch.amin(down, -1, out=self._low[rows])
+        torch.amax(up, 0, out=self._tops[at])
+        torch.amin(down, 0, out=self._bottoms[at])
+        torch.sum(x, -1, out=self._sums[rows])
+        flat = x.view(-1)
+        self.square += float(torch.dot(flat, flat))
+
+    def found(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """Lows and highs of rows and of columns."""
+        n, width = self.shape
+        high, low = self._made.double().numpy()
+        tops, bottoms = high[n:].reshape(-1, width), low[n:].reshape(-1, width)
+        lows, highs = bottoms.min(0, initial=math.inf), tops.max(0, initial=-math.inf)
+        return low[:n], high[:n], lows, highs
+
+    @property
+    def total(self) -> float:
+        return float(self._sums.double().sum())
 
 
 def _read(table: Tensor, counted_as: str | None) -> Reading:
     name = counted_as or ("float16" if table.dtype == torch.float16 else "bfloat16")
-    counted = getattr(torch, name)
     n, width = table.shape
-    tokens, total, square = np.zeros(n), 0.0, 0.0
-    highs, lows = np.full(width, -math.inf), np.full(width, math.inf)
-    counts: Ints = np.zeros(0, dtype=np.int64)
-    kinds = [0, 0, 0]
-    start = 0
-    for part in table.split(max(_CHUNK // width, 1)):
-        bits = patterns_of(part, counted)
-        found = torch.bincount(bits.view(-1), minlength=2**16).numpy()
-        counts = counts + found if len(counts) else found
-        x = part if part.dtype.itemsize > 2 else part.float()
-        up = down = x
-        high, low = x.amax(-1).numpy(), x.amin(-1).numpy()
-        with np.errstate(over="ignore", invalid="ignore"):
-            sound = bool(np.isfinite(high - low).all())
-        if not sound:
-            there = x.isfinite()
-            if not bool(there.all()):
-                kinds[0] += int(x.isnan().sum())
-                kinds[1] += int((x == math.inf).sum())
-                kinds[2] += int((x == -math.inf).sum())
-                up, down = x.where(there, -math.inf), x.where(there, math.inf)
-                x = x.where(there, 0.0)
-                high, low = up.amax(-1).numpy(), down.amin(-1).numpy()
-        size = np.maximum(high, -low).astype(np.float64)
-        size = size if sound else np.where(np.isfinite(size), size, 0.0)
-        tokens[start : start + len(part)] = size
-        highs = np.maximum(highs, up.amax(0).numpy())
-        lows = np.minimum(lows, down.amin(0).numpy())
-        largest = float(size.max(initial=0.0))
-        if largest and not _TAME[0] < largest < _TAME[1]:
-            x = x.double()
-        flat = x.reshape(-1)
-        total += float(x.sum(-1).double().sum())
-        square += float(flat @ flat)
-        start += len(part)
-    counts = counts if len(counts) else np.zeros(2**16, dtype=np.int64)
-    vanished = 0
-    if table.dtype.itemsize > 2 and (counts[0] or counts[_HALF]):
-        vanished = int(counts[0] + counts[_HALF]) - int((table == 0).sum())
-    none = ~np.isfinite(highs)
-    channels = np.where(none, 0.0, np.maximum(highs, -lows))
-    if none.any():
-        highs[none], lows[none] = math.nan, math.nan
-    lows += 0.0
-    highs += 0.0
-    nan, posinf, neginf = kinds
-    ends = (tokens, channels, lows, highs)
-    return Reading(table, name, *ends, total, square, counts, nan, posinf, neginf, vanished)
+    step = max(_PART // width, 1)
+    parts = table.split(step) if n > step else (table,) * (n > 0)
+    counter, ends = _Counter(getattr(torch, name)), _Ends(table, parts, masked=False)
+    for at, part in enumerate(parts):
+        counter.add(part)
+        ends.take(at, part, at * step)
+    low, high, lows, highs = ends.found()
+    sound = n > 0 and math.isfinite(highs.max()) and math.isfinite(lows.min())
+    if not sound:
+        ends = _Ends(table, parts, masked=True)
+        for at, part in enumerate(parts):
+            ends.take(at, part, at * step)
+        low, high, lows, highs = ends.found()
+    tokens, channels = np.maximum(high, -low), np.maximum(highs, -lows)
+    if not sound:
+        tokens[~np.isfinite(tokens)] = 0.0
+        none = ~np.isfinite(highs)
+        channels[none], highs[none], lows[none] = 0.0, math.nan, math.nan
+    for each in (tokens, channels, lows, highs):
+        each += 0.0  # no zero has a sign
+    largest = float(channels.max(initial=0.0))
+    total, square = ends.total, ends.square
+    if largest and not _TAME[0] < largest < _TAME[1]:
+        total, square = _wide_sums(parts, sound)
+    counts = counter.counts().numpy()
+    zeros = int(counts[0] + counts[_HALF])
+    vanished = zeros - int((table == 0).sum()) if zeros and table.dtype.itemsize > 2 else 0
+    nan, posinf, neginf = ends.kinds
+    found = (tokens, channels, lows, highs, total, square, counts)
+    return Reading(table, name, *found, nan, posinf, neginf, vanished)
+
+
+def _wide_sums(parts: Sequence[Tensor], finite: bool) -> tuple[float, float]:
+    total = square = 0.0
+    for part in parts:
+        x = part.double().view(-1)
+        x = x if finite else x.where(x.isfinite(), 0.0)
+        total += float(x.sum())
+        square += float(torch.dot(x, x))
+    return total, square

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from qgate.analysis.activations._reading import ENDS
+import numpy as np
+import numpy.typing as npt
+
+from qgate.analysis.activations._reading import ENDS, Figures, Reading, figures_of
 from qgate.results.activations import Magnitude
+
+Floats = npt.NDArray[np.float64]
 
 
 class Vector:
@@ -44,3 +50,35 @@ class Vector:
             low=[self.low[k] / self.top_n[k] for k in there],
             most=self.most,
         )
+
+
+@dataclass(frozen=True)
+class CallVectors:
+    """Magnitudes of a call."""
+
+    tokens: Floats
+    channels: Floats
+    token_figures: Figures
+    channel_figures: Figures
+
+    @staticmethod
+    def of(reading: Reading) -> CallVectors:
+        figures = reading.token_figures, reading.channel_figures
+        return CallVectors(reading.tokens, reading.channels, *figures)
+
+    @staticmethod
+    def together(calls: Sequence[CallVectors]) -> CallVectors:
+        """Of all tokens of a sample."""
+        tokens = np.concatenate([each.tokens for each in calls])
+        channels = np.zeros(0)
+        for each in calls:
+            channels = largest_of(channels, each.channels)
+        return CallVectors(tokens, channels, figures_of(tokens), figures_of(channels))
+
+
+def largest_of(a: Floats, b: Floats, fill: float = 0.0, of: np.ufunc = np.fmax) -> Floats:
+    """Written into `a` where it is wide enough."""
+    if len(a) < len(b):
+        a = np.concatenate([a, np.full(len(b) - len(a), fill)])
+    of(a[: len(b)], b, out=a[: len(b)])
+    return a

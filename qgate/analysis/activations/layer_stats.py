@@ -20,15 +20,8 @@ from qgate.analysis.activations._counts import PatternCounts, RowShare
 from qgate.analysis.activations._maps import heat_map
 from qgate.analysis.activations._outliers import Decode, OutlierRule, OutlierStats
 from qgate.analysis.activations._ranges import PERCENTILES, ChannelCounts
-from qgate.analysis.activations._reading import (
-    ENDS,
-    Figures,
-    Reading,
-    figures_of,
-    infinity,
-    size_value,
-)
-from qgate.analysis.activations._vectors import Vector
+from qgate.analysis.activations._reading import ENDS, Reading, infinity, size_value
+from qgate.analysis.activations._vectors import CallVectors, Vector, largest_of
 from qgate.analysis.portraits._channels import channels_of
 from qgate.analysis.portraits._fates import FateSums, Limit, fate_of_counts, target_of
 from qgate.analysis.portraits._pool import Pool, of_counts
@@ -101,7 +94,6 @@ class LayerStats:
         self.sums = Sums()
         self.least = math.nan
         self.counts = PatternCounts()
-        self.amax = np.zeros(0)
         self.lows, self.highs = np.full(0, math.inf), np.full(0, -math.inf)
         self.vectors: dict[str, Vector] = defaultdict(Vector)
         self.outliers = OutlierStats(self.ask.outliers) if self.ask.outliers else None
@@ -110,9 +102,7 @@ class LayerStats:
         self.share: RowShare | None = None
         self._sample: int | None = None
         self._calls = 0
-        self._readings: list[tuple[Floats, Figures]] = []
-        self._channel_figures: Figures | None = None
-        self._channels = np.zeros(0)
+        self._readings: list[CallVectors] = []
         self.trace = 0
         """The same for layers that were given the same tensors."""
         self._all: tuple[list[float], list[float]] = ([], [])
@@ -164,16 +154,13 @@ class LayerStats:
         self.vanished += reading.vanished
         self.counts.add(*reading.pages)
         finite = n * width - reading.nan - reading.posinf - reading.neginf
-        self.sums += _sums(finite, reading)
+        self.sums = _plus(self.sums, _sums(finite, reading))
         # Of a wide tensor that is a pass over all values, made where the counts ask for it.
         if reading.vanished or not reading.least_size > self.least * (1 + 2.0**-7):
             self.least = float(np.fmin(self.least, reading.least))
-        self.amax = _largest(self.amax, reading.channels)
-        self.highs = _largest(self.highs, reading.highs, -math.inf)
-        self.lows = _largest(self.lows, reading.lows, math.inf, np.fmin)
-        self._readings.append((reading.tokens, reading.token_figures))
-        self._channels = _largest(self._channels, reading.channels)
-        self._channel_figures = reading.channel_figures
+        self.highs = largest_of(self.highs, reading.highs, -math.inf)
+        self.lows = largest_of(self.lows, reading.lows, math.inf, np.fmin)
+        self._readings.append(CallVectors.of(reading))
         self.trace = hash((self.trace, reading.serial))
         if "all" in self.ask.reduced:
             top, low = reading.ends_of_all(ENDS)
@@ -189,14 +176,12 @@ class LayerStats:
         if self.outliers is not None:
             self.outliers.finish(self._sample)
         reduced = self.ask.reduced
+        parts = self._readings
+        whole = parts[0] if len(parts) == 1 else CallVectors.together(parts)
         if "token" in reduced:
-            parts = self._readings
-            every = figures_of(np.concatenate([p[0] for p in parts])) if len(parts) > 1 else None
-            self.vectors["token"].add(*(every or parts[0][1]))
+            self.vectors["token"].add(*whole.token_figures)
         if "channel" in reduced:
-            one = len(self._readings) == 1
-            figures = self._channel_figures if one else None
-            self.vectors["channel"].add(*(figures or figures_of(self._channels)))
+            self.vectors["channel"].add(*whole.channel_figures)
         if self._sizes is not None and self.counted_as is not None and self._all[0]:
             ends = np.cumsum(self._sizes[: infinity(self.counted_as)])
             at = int(np.searchsorted(ends, (int(ends[-1]) - 1) // 2, side="right"))
@@ -204,7 +189,7 @@ class LayerStats:
             low = sorted(self._all[1])[:ENDS]
             self.vectors["all"].add(top, size_value(at, self.counted_as), low)
         self._sample, self._calls, self._readings = None, 0, []
-        self._channels, self._all, self._sizes = np.zeros(0), ([], []), None
+        self._all, self._sizes = ([], []), None
 
     def merge(self, other: LayerStats) -> None:
         """Statistics of other samples of the same module in the same role."""
@@ -234,9 +219,8 @@ class LayerStats:
         self.counts.merge(other.counts)
         self.sums += other.sums
         self.least = float(np.fmin(self.least, other.least))
-        self.amax = _largest(self.amax, other.amax)
-        self.highs = _largest(self.highs, other.highs, -math.inf)
-        self.lows = _largest(self.lows, other.lows, math.inf, np.fmin)
+        self.highs = largest_of(self.highs, other.highs, -math.inf)
+        self.lows = largest_of(self.lows, other.lows, math.inf, np.fmin)
         for name, vector in other.vectors.items():
             self.vectors[name].merge(vector)
         if self.outliers is not None and other.outliers is not None:
@@ -248,6 +232,12 @@ class LayerStats:
         elif other.share is not None:
             self.share.merge(other.share)
         self.map = self.map or other.map
+
+    @property
+    def amax(self) -> Floats:
+        """The largest magnitude of each channel."""
+        sizes: Floats = np.fmax(self.highs, -self.lows)
+        return np.where(np.isfinite(sizes), sizes, 0.0)
 
     @property
     def nonfinite(self) -> int:
@@ -378,17 +368,16 @@ class LayerStats:
         return found
 
 
+def _plus(a: Sums, b: Sums) -> Sums:
+    """What adding does, sooner."""
+    if a.square and b.square and a.exponent == b.exponent == 0:
+        return Sums(a.n + b.n, 0, a.total + b.total, a.square + b.square)
+    return a + b
+
+
 def _sums(n: int, reading: Reading) -> Sums:
     """In units that keep squares of very large or small numbers apart from infinity and zero."""
     if math.isfinite(reading.square) and (reading.square > 1e-200 or not reading.amax):
         return Sums(n, 0, reading.total, reading.square)
     values = reading.table.double().reshape(-1).numpy()
     return Sums.of(values[np.isfinite(values)])
-
-
-def _largest(a: Floats, b: Floats, fill: float = 0.0, of: np.ufunc = np.fmax) -> Floats:
-    """Written into `a` where it is wide enough."""
-    if len(a) < len(b):
-        a = np.concatenate([a, np.full(len(b) - len(a), fill)])
-    of(a[: len(b)], b, out=a[: len(b)])
-    return a
