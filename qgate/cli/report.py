@@ -103,11 +103,16 @@ def _file(given: str) -> tuple[str, Path]:
         path = Path(rest)
         if not name or not rest:
             raise QgateError(f"{given!r}: write NAME=FILE.")
+    return name, results_in(path)
+
+
+def results_in(path: Path) -> Path:
+    """A results file, or the one in a folder."""
     if path.is_dir():
-        return name, _inside(path)
+        return _inside(path)
     if not path.exists():
         raise QgateError(f"there is no file {str(path)!r}{_nearby(path)}")
-    return name, path
+    return path
 
 
 def _inside(folder: Path) -> Path:

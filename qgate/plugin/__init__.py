@@ -27,7 +27,8 @@ from qgate.plugin.gates import (
 )
 from qgate.plugin.options import add_options, add_short_names, update_choice
 from qgate.plugin.reporting import Reports, attach
-from qgate.plugin.selection import note_left, sort_out
+from qgate.plugin.selection import note_left, selection_of, sort_out
+from qgate.plugin.sharding import deal, shard_of
 from qgate.plugin.telling import header_line
 
 __all__ = [
@@ -80,6 +81,7 @@ def pytest_configure(config: pytest.Config) -> None:
     check_formats(config)
     check_dump(config)
     update_choice(config)
+    shard_of(config)
     reports = Reports(config)
     config.pluginmanager.register(reports, "qgate-reports")
     if config.getoption("htmlpath", None):
@@ -107,6 +109,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     leave_out(config, items)
     sort_out(config, items)
+    deal(config, items, selection_of(config))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -74,6 +74,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "default": None,
         "help": "leave no qgate-out/report.html; `qgate report` makes it of the records",
     },
+    "shard": {
+        "metavar": "I/N",
+        "help": "run the I-th of N parts of the tests, as in 2/8; `qgate results merge` puts the "
+        "results together",
+    },
     "update-baselines": {
         "action": "store_true",
         "help": "accept what is measured: write new errors and those out of tolerance",
@@ -90,6 +95,7 @@ DEFAULTS: dict[str, Any] = {
     "dump": None, "dump-name": None,
     "reference": "fp32", "baselines": None, "device": "auto", "samples": 10, "seqlen": 512,
     "calib-samples": 64, "calib-seqlen": 512, "percentile-alpha": 0.9995, "calibration": None,
+    "shard": None,
     "plots": "worst", "no-report": False,
 }  # fmt: skip
 _PATHS = ("baselines", "calibration", "dump")

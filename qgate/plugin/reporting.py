@@ -20,6 +20,7 @@ from qgate.plugin.parts import (
     part_of,
     write_updates,
 )
+from qgate.plugin.sharding import shard_of
 from qgate.plugin.telling import Told, is_complete, tell, unused_lines
 
 if TYPE_CHECKING:
@@ -229,7 +230,7 @@ class Reports:
         if self._writer is not None:
             self._writer.close()
         try:
-            if complete and not is_update(self.config):
+            if complete and not is_update(self.config) and shard_of(self.config) is None:
                 self.told.unused = unused_lines(self.config, rows)
         except (QgateError, OSError) as error:
             self.told.errors.append(str(error))
@@ -297,7 +298,8 @@ class Reports:
             limits=[{"model": k, **limit} for k, v in facts["limits"].items() for limit in v],
             models=facts["models"],
             reference=value(self.config, "reference"),
-            complete=complete,
+            complete=complete and shard_of(self.config) is None,
+            shard=self._shard(complete),
             exit=status,
             broken={node: text.partition("\n")[0] for node, text in self.told.broken.items()},
             errors=list(self.told.errors),
@@ -305,6 +307,13 @@ class Reports:
             baselines=shown_baselines(self.config),
             update=self._update(),
         )
+
+    def _shard(self, complete: bool) -> dict[str, Any] | None:
+        """Which part of a divided run this is, and whether all of that part ran."""
+        shard = shard_of(self.config)
+        if shard is None:
+            return None
+        return {"number": shard[0], "of": shard[1], "complete": complete}
 
     def _update(self) -> dict[str, Any] | None:
         """What an update wrote, or would write; None where none was asked for."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,16 @@ _SAME = ("qgate", "python", "torch", "device", "seed", "commit", "metrics", "lim
 _JOINED = ("plans", "models")
 NOTHING_RAN = 5
 Update = dict[str, Any] | None
+Shard = dict[str, Any] | None
 
 
 @dataclass(frozen=True)
 class Merged:
-    """How many records came together, and what was found torn."""
+    """How many records came together, what was found torn, and which shards are not there."""
 
     records: int
     torn: tuple[str, ...]
+    missing: tuple[int, ...] = ()
 
 
 def merge(paths: Sequence[Path | str], path: Path | str) -> Merged:
@@ -35,21 +37,50 @@ def merge(paths: Sequence[Path | str], path: Path | str) -> Merged:
     if not paths:
         raise QgateError("there are no results to put together: no worker left a file.")
     header: Record = {}
+    shards: dict[Path, Shard] = {}
     torn: list[str] = []
     found: dict[tuple[Any, ...], Record] = {}
     for each in map(Path, paths):
         one, records = read(each)
         header = _joined(header, one, each) if header else dict(one)
+        shards[each] = one.get("shard")
         for record in records:
             key = _place(record)
             if key not in found or not record["passed"]:
                 found[key] = record
         if records.torn:
             torn.append(records.torn)
+    missing = _missing(shards)
+    if any(shards.values()):
+        whole = all(shard and shard["complete"] for shard in shards.values())
+        header |= {"complete": whole and not missing and not torn, "shard": None}
+        header["notes"] = [
+            *(header.get("notes") or []),
+            *(f"shard {each} is missing" for each in missing),
+        ]
     with replacing(Path(path)) as fresh, fresh.open("w", encoding="utf-8") as file:
         file.write(line(header))
         file.writelines(line(found[key]) for key in sorted(found))
-    return Merged(len(found), tuple(torn))
+    return Merged(len(found), tuple(torn), tuple(missing))
+
+
+def _missing(shards: Mapping[Path, Shard]) -> list[int]:
+    """Which parts of a divided run are not there; files that are no parts of one are refused."""
+    seen: dict[int, Path] = {}
+    of = 0
+    for path, shard in shards.items():
+        if shard is None:
+            continue
+        number = shard["number"]
+        if of not in (0, shard["of"]):
+            raise QgateError(f"{path} is shard {number} of {shard['of']}, and others are of {of}.")
+        if number in seen:
+            raise QgateError(f"{seen[number]} and {path} are both shard {number} of {of}.")
+        seen[number], of = path, shard["of"]
+    alone = [path for path, shard in shards.items() if shard is None]
+    if of and alone:
+        raise QgateError(f"{alone[0]} is of a whole run, and others are shards of one.")
+    return [number for number in range(1, of + 1) if number not in seen]
 
 
 def _place(record: Record) -> tuple[Any, ...]:

@@ -1,0 +1,62 @@
+"""Put the results of several jobs together.
+
+  qgate results merge shard-*/qgate-out --output qgate-out
+  qgate results merge a.jsonl b.jsonl --output all --exit-code
+
+Writes results.jsonl, results.csv and report.html of all shards of `pytest suites --shard I/N`, or
+of any runs of the same code, models and limits.
+Exit status: 0 if they were put together, also where gates failed, which --exit-code makes a 1; 2 if
+a shard is missing (unless --partial), damaged, or of another run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from qgate.errors import QgateError
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    merge = verbs.add_parser("merge", help="one results file and one report of all shards")
+    add = merge.add_argument
+    add("results", nargs="+", type=Path, metavar="RESULTS", help="a results.jsonl, or its folder")
+    add("--output", type=Path, default=Path("qgate-out"), metavar="DIR", help="(qgate-out)")
+    add("--partial", action="store_true", help="put together what is there, if shards are missing")
+    add("--plots", choices=("failed", "worst", "all", "none"), default="worst")
+    add("--exit-code", action="store_true", help="exit with 1 if the run failed")
+
+
+def run(args: argparse.Namespace) -> int:
+    from qgate.cli.report import results_in
+    from qgate.report._escaping import one_line
+    from qgate.report.gates.reports import write_page
+    from qgate.report.gates.runs import read_run
+    from qgate.results import merge, read, to_csv
+
+    paths = [results_in(path) for path in args.results]
+    args.output.mkdir(parents=True, exist_ok=True)
+    target = args.output / "results.jsonl"
+    if any(target.exists() and path.samefile(target) for path in paths):
+        raise QgateError(f"{str(target)!r} is one of the files given: name another --output.")
+    with tempfile.TemporaryDirectory(dir=args.output, prefix=".merged-") as made:
+        fresh = Path(made) / "results.jsonl"
+        merged = merge(paths, fresh)
+        if merged.missing and not args.partial:
+            named = ", ".join(map(str, merged.missing))
+            raise QgateError(
+                f"shard {named} is missing: the gates in it are nobody's verdict. Give its results "
+                "too, or put together what is there with --partial."
+            )
+        fresh.replace(target)
+    to_csv(read(target)[1], args.output / "results.csv")
+    whole = read_run(target)
+    write_page(args.output / "report.html", [whole], plots=args.plots)
+    for text in merged.torn:
+        print(one_line(text))
+    failed = f"{len(whole.failed)} failed" if whole.failed else "none failed"
+    print(f"{target}: {merged.records} records of {len(whole.gates)} gates, {failed}; "
+          f"{args.output / 'report.html'}")  # fmt: skip
+    return int(args.exit_code and not whole.passed)

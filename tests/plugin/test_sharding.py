@@ -1,0 +1,147 @@
+"""One run in parts: every test once, groups together, one report of all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qgate.cli import main
+from qgate.errors import QgateError
+from qgate.plugin.sharding import dealt_to
+from qgate.results import merge, read
+from tests.plugin.conftest import Run
+from tests.results.making import record, write
+
+WHAT = ("--mode", "int8,fp16")
+
+
+@given(st.lists(st.sampled_from("abcdefgh")), st.integers(1, 6))
+def test_groups_stay_whole_and_shards_are_about_equal(groups: list[str], of: int) -> None:
+    dealt = dealt_to(groups, of)
+    assert all(0 <= shard < of for shard in dealt)
+    homes = {}
+    for group, shard in zip(groups, dealt, strict=True):
+        assert homes.setdefault(group, shard) == shard
+    filled = Counter(dealt)
+    largest = max(Counter(groups).values(), default=0)
+    assert max(filled.values(), default=0) <= len(groups) / of + largest
+    # Which of equal groups goes where does not depend on the order they came in.
+    backwards = dealt_to(groups[::-1], of)
+    assert dict(zip(groups[::-1], backwards, strict=True)) == homes
+
+
+def nodes(project: Path) -> list[str]:
+    return sorted({each["node"] for each in read(project / "qgate-out" / "results.jsonl")[1]})
+
+
+def test_shards_run_every_test_once_and_merge_to_the_whole_run(
+    project: Path, suites: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = suites(*WHAT)
+    assert result.ret == 0
+    whole = {
+        (each["node"], each["site"], each["scope"]): each["values"]
+        for each in read(project / "qgate-out" / "results.jsonl")[1]
+    }
+    parts = []
+    for number in (1, 2):
+        result = suites(*WHAT, "--shard", f"{number}/2")
+        assert result.ret == 0
+        result.stdout.fnmatch_lines([f"*shard {number}/2: 6 of 12 tests*"])
+        head, _ = read(project / "qgate-out" / "results.jsonl")
+        assert head["shard"] == {"number": number, "of": 2, "complete": True}
+        assert not head["complete"], "a part says nothing of what is unused"
+        shutil.copytree(project / "qgate-out", tmp_path / f"part{number}")
+        parts.append(nodes(project))
+    assert sorted(parts[0] + parts[1]) == sorted({node for node, _, _ in whole})
+    modes = [{node.partition("-")[2] for node in part} for part in parts]
+    assert not modes[0] & modes[1]
+    capsys.readouterr()
+    folders = [str(tmp_path / f"part{number}") for number in (2, 1)]
+    out = tmp_path / "all"
+    assert main(["results", "merge", *folders, "--output", str(out), "--exit-code"]) == 0
+    assert "of 12 gates, none failed" in capsys.readouterr().out
+    head, records = read(out / "results.jsonl")
+    assert (head["complete"], head["shard"]) == (True, None)
+    merged = {(each["node"], each["site"], each["scope"]): each["values"] for each in records}
+    assert merged == whole
+    assert "12" in (out / "report.html").read_text(encoding="utf-8")
+    assert (out / "results.csv").is_file()
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "1/0", "-1/2", "1/2/3"])
+def test_a_shard_that_cannot_be_is_refused(suites: Run, text: str) -> None:
+    result = suites(f"--shard={text}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*shard '{text}' is not allowed; 2/8 is the second of eight*"])
+
+
+def test_an_empty_shard_is_refused(suites: Run) -> None:
+    result = suites("--shard", "3/3")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*shard 3/3 is empty: * comes in 1 groups*"])
+
+
+def test_an_update_is_not_divided(suites: Run) -> None:
+    result = suites("--shard", "1/2", "--update-baselines")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--update-baselines is refused with --shard*"])
+
+
+def shard(folder: Path, number: int, of: int = 3, **more: object) -> Path:
+    part = {"number": number, "of": of, "complete": True, **more}
+    return write(
+        folder / f"{number}-{of}.jsonl", record(f"s{number}", node=f"n{number}"), shard=part
+    )
+
+
+def test_shards_that_are_missing_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [shard(tmp_path, 1), shard(tmp_path, 3)]
+    assert merge(paths, tmp_path / "m.jsonl").missing == (2,)
+    head, _ = read(tmp_path / "m.jsonl")
+    assert not head["complete"]
+    assert head["notes"] == ["shard 2 is missing"]
+    command = ["results", "merge", *map(str, paths), "--output", str(tmp_path / "out")]
+    assert main(command) == 2
+    assert "shard 2 is missing" in capsys.readouterr().err
+    assert list((tmp_path / "out").iterdir()) == []
+    assert main([*command, "--partial"]) == 0
+
+
+def test_a_shard_that_did_not_end_makes_the_whole_incomplete(tmp_path: Path) -> None:
+    paths = [shard(tmp_path, 1, 2), shard(tmp_path, 2, 2, complete=False)]
+    assert merge(paths, tmp_path / "m.jsonl").missing == ()
+    assert not read(tmp_path / "m.jsonl")[0]["complete"]
+
+
+def test_parts_of_different_runs_are_refused(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole.jsonl", record("s0"))
+    for other, words in (
+        (shard(tmp_path, 2, 2), "others are of 3"),
+        (whole, "is of a whole run, and others are shards"),
+    ):
+        with pytest.raises(QgateError, match=words):
+            merge([shard(tmp_path, 1), other], tmp_path / "m.jsonl")
+    (tmp_path / "twice").mkdir()
+    with pytest.raises(QgateError, match="both shard 1 of 3"):
+        merge([shard(tmp_path, 1), shard(tmp_path / "twice", 1)], tmp_path / "m.jsonl")
+
+
+def test_the_merged_file_does_not_replace_a_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    path = shard(tmp_path, 1, 1).rename(tmp_path / "out" / "results.jsonl")
+    before = path.read_bytes()
+    assert main(["results", "merge", str(path), "--output", str(tmp_path / "out")]) == 2
+    assert "is one of the files given" in capsys.readouterr().err
+    assert path.read_bytes() == before
+    assert json.loads(before.splitlines()[0])["shard"]["of"] == 1
