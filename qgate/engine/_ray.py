@@ -11,6 +11,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from qgate.engine._backends import Failure
@@ -47,10 +48,11 @@ class RayBackend:
         self._merge = ray.remote(_folded).options(max_retries=RETRIES)
         self._function = ray.put(function)
         self._shared = [ray.put(each) for each in shared]
+        self._home = str(Path.cwd())
         self._open: set[Any] = set()
 
     def start(self, item: Any) -> tuple[Any, Any]:
-        done, result = self._task.remote(self._function, item, *self._shared)
+        done, result = self._task.remote(self._home, self._function, item, *self._shared)
         self._open.add(done)
         return done, result
 
@@ -130,8 +132,13 @@ def _knock(address: str) -> None:
         socket.create_connection((found[1], int(found[2])), timeout=_PATIENCE).close()
 
 
-def _leaf(function: Callable[..., Any], item: Any, *shared: Any) -> tuple[None, Any]:
-    """Two results: one to wait for, one that stays where it is until it is needed."""
+def _leaf(home: str, function: Callable[..., Any], item: Any, *shared: Any) -> tuple[None, Any]:
+    """Two results: one to wait for, one that stays where it is until it is needed.
+
+    Relative paths mean the same as in the driver, where its folder is there.
+    """
+    with contextlib.suppress(OSError):
+        os.chdir(home)
     return None, function(item, *shared)
 
 
