@@ -1,7 +1,6 @@
 """Who computes: a function over many items, in this process, in several, or on a Ray cluster."""
 
-from qgate.engine._backends import Failure
 from qgate.engine.running import Merged, merged, outcomes
-from qgate.engine.workers import Workers
+from qgate.engine.workers import Failure, Workers
 
 __all__ = ["Failure", "Merged", "Workers", "merged", "outcomes"]

@@ -14,19 +14,12 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Protocol
 
-from qgate.engine.workers import Workers
+from qgate.engine.workers import Failure, Workers
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _ENDED = "its process ended twice: killed, or out of memory"
 # What every process was given once: the same for all items.
 _shared: list[Any] = []
-
-
-@dataclass(frozen=True)
-class Failure:
-    """An item whose process ended; what the function raises is raised."""
-
-    reason: str
 
 
 class Backend(Protocol):

@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from qgate.engine._backends import Failure
-from qgate.engine.workers import RAY, Workers
+from qgate.engine.workers import RAY, Failure, Workers
 from qgate.errors import QgateError
 
 # Times that Ray starts an item again whose worker or node was lost.

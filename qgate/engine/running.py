@@ -13,8 +13,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
 
-from qgate.engine._backends import Backend, Failure, backend_of
-from qgate.engine.workers import Workers, workers_of
+from qgate.engine._backends import Backend, backend_of
+from qgate.engine.workers import Failure, Workers, workers_of
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

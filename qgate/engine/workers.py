@@ -1,4 +1,4 @@
-"""Who computes: this process, several on this machine, or a Ray cluster."""
+"""Who computes: this process, several on this machine, or a Ray cluster; and who failed to."""
 
 from __future__ import annotations
 
@@ -43,6 +43,13 @@ class Workers:
     @property
     def is_local(self) -> bool:
         return self.engine == LOCAL
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An item whose process ended; what the function raises is raised."""
+
+    reason: str
 
 
 def workers_of(given: Workers | int) -> Workers:
