@@ -21,7 +21,7 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from qgate.report.gates.page import page
+from qgate.report.gates.pages import page
 from qgate.report.gates.runs import read_run
 from tests.browser import chromium
 from tests.report.gate_records import write_results

@@ -42,6 +42,12 @@ def record(name: str, fmt: str = "fp8_e4m3", kind: str = "scaling") -> dict:
     return json.loads((ROOT / name / f"mxfp_{kind}_{fmt}.json").read_text())
 
 
+def folders(root: Path) -> list[str]:
+    """Of the tensors, beside the page."""
+    assert (root / "index.html").is_file()
+    return sorted(path.name for path in root.iterdir() if path.name != "index.html")
+
+
 def test_the_files_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     torch.save(activation(), "act.pt")
     status, out, _ = run(capsys, "act.pt", "--elem-format", "fp4_e2m1", "--elem-format", "e4m3")
@@ -151,11 +157,11 @@ def test_equal_names_get_folders_of_their_own(capsys: pytest.CaptureFixture[str]
         torch.save(activation(seed=seed), f"{place}/same.pt")
     for _ in range(2):
         assert run(capsys, "d1/same.pt", "d2/same.pt", "--no-plots")[0] == 0
-        assert sorted(p.name for p in ROOT.iterdir()) == ["same", "same-2"]
+        assert folders(ROOT) == ["same", "same-2"]
         assert record("same")["tensor"]["path"] == "d1/same.pt"
         assert record("same-2")["tensor"]["path"] == "d2/same.pt"
     assert run(capsys, "d2/same.pt", "--no-plots", "--output-dir", "other")[0] == 0
-    assert [p.name for p in Path("other").iterdir()] == ["same"]
+    assert folders(Path("other")) == ["same"]
     # A later run of the second alone finds its own folder and leaves the first one's alone.
     before = (ROOT / "same" / "mxfp_scaling_fp8_e4m3.json").read_bytes()
     assert run(capsys, "d2/same.pt", "--no-plots")[0] == 0
@@ -168,7 +174,7 @@ def test_tensors_inside_files_and_patterns(capsys: pytest.CaptureFixture[str]) -
     status, out, _ = run(capsys, "*.safetensors", "n.npy", "--no-plots")
     assert status == 0
     assert "Total tensors: 3" in out
-    assert sorted(p.name for p in ROOT.iterdir()) == ["n", "s..._up", "s.a_b"]
+    assert folders(ROOT) == ["n", "s..._up", "s.a_b"]
     assert not Path("draw/up").exists()
 
 
@@ -355,7 +361,7 @@ def test_integers_among_other_tensors_are_passed_over_and_nested_ones_found(
     status, out, _ = run(capsys, "train.pt", "--no-plots", "--quiet")
     assert status == 0
     assert "Total tensors: 2" in out
-    assert sorted(p.name for p in ROOT.iterdir()) == ["train.model.w", "train.opt.0"]
+    assert folders(ROOT) == ["train.model.w", "train.opt.0"]
     assert run(capsys, "train.pt:model.ids", "--no-plots")[0] == 1
 
 
@@ -389,7 +395,7 @@ def test_float8_tensors_and_block_only_folders(capsys: pytest.CaptureFixture[str
         torch.save(activation(seed=seed), f"{place}/same.pt")
         options = ["--no-plots", "--granularity", "block", "--output-dir", "out"]
         assert run(capsys, f"{place}/same.pt", *options)[0] == 0
-    assert sorted(p.name for p in Path("out").iterdir()) == ["same", "same-2"]
+    assert folders(Path("out")) == ["same", "same-2"]
 
 
 def test_a_failing_block_sweep_keeps_the_tensor_sweep(capsys: pytest.CaptureFixture[str]) -> None:

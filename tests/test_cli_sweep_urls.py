@@ -5,41 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import boto3
 import pytest
 import s3fs
 import torch
-from moto.server import ThreadedMotoServer
 from safetensors.torch import save, save_file
 
 from qgate.cli import main
+from tests import bucket as stores
 
-
-@pytest.fixture(scope="module")
-def server():
-    made = ThreadedMotoServer(port=0, verbose=False)
-    made.start()
-    host, port = made.get_host_and_port()
-    yield f"http://{host}:{port}"
-    made.stop()
-
-
-@pytest.fixture
-def bucket(server, monkeypatch):
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": server,
-    }.items():
-        monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="dumps")
-    yield client
-    for each in client.list_objects_v2(Bucket="dumps").get("Contents", []):
-        client.delete_object(Bucket="dumps", Key=each["Key"])
-    client.delete_bucket(Bucket="dumps")
+bucket, server = stores.bucket, stores.server
 
 
 def shard():
@@ -62,7 +36,11 @@ def test_a_sweep_from_bucket_to_bucket_is_that_of_files(bucket, tmp_path, monkey
     there = {
         each["Key"] for each in bucket.list_objects_v2(Bucket="dumps", Prefix="out/")["Contents"]
     }
-    assert there == {f"out/w.layer.1/{path.name}" for path in Path("here/w.layer.1").iterdir()}
+    tensor = {f"out/w.layer.1/{path.name}" for path in Path("here/w.layer.1").iterdir()}
+    assert there == tensor | {"out/index.html"}
+    page = bucket.get_object(Bucket="dumps", Key="out/index.html")["Body"].read().decode()
+    assert "s3://dumps/run/w.safetensors:layer.1" in page
+    assert "<a href='w.layer.1/mxfp_scaling_fp8_e4m3.json'" in page
     name = "w.layer.1/mxfp_scaling_fp8_e4m3.json"
     told = json.loads(bucket.get_object(Bucket="dumps", Key=f"out/{name}")["Body"].read())
     local = json.loads(Path("here", name).read_text())
@@ -84,7 +62,9 @@ def test_patterns_and_processes_work_on_buckets(bucket, tmp_path, monkeypatch):
         capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(path.name for path in Path("out").iterdir()) == ["t0.x", "t1.x", "t2.x"]
+    assert sorted(path.name for path in Path("out").iterdir()) == [
+        "index.html", "t0.x", "t1.x", "t2.x",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -192,15 +192,16 @@ def _history(path: Path | None, loaded: Sequence[Loaded]) -> Sequence[Point]:
 def _told(loaded: Sequence[Loaded], comparison: Comparison | None) -> list[Line]:
     from qgate.report.gates.comparison_texts import comparison_lines
     from qgate.report.gates.reports import about
-    from qgate.report.gates.terminal import Line, counts_lines, plain, tables
+    from qgate.report.gates.terminal import Line, counts_lines, errors, plain, tables
 
     width = shutil.get_terminal_size((80, 24)).columns
     lines: list[Line] = []
     for each in loaded:
         lines += plain([f"{each.run.name}: {about(each.run)}"], width)
         last = each is loaded[-1]
-        lines += tables(each.tally, width) if last else counts_lines(each.tally, width)
-        lines += plain(each.broken, width, "red")
+        show = tables if last else counts_lines
+        lines += show(each.tally, width, each.run.header)
+        lines += errors(each.broken)
         if each.run.torn:
             lines += plain([each.run.torn], width, "yellow")
         lines.append(Line(""))

@@ -5,7 +5,8 @@
   qgate sweep w.safetensors:layer.0 --granularity block --output-dir sweeps
 
 Reads .pt (weights only), .safetensors, .npy and .npz, also by URL: s3://bucket/w.safetensors:NAME
-reads that one tensor. Results go to draw/scaling_analysis/NAME/.
+reads that one tensor. Results go to draw/scaling_analysis/NAME/,
+and draw/scaling_analysis/index.html shows them side by side.
 After a kill the same command does only the files that were not finished.
 Exit status: 0 if every tensor was swept and is free of NaN and Inf, 1 if one was not.
 """
@@ -32,6 +33,7 @@ from qgate.urls import check_writable, place_of
 if TYPE_CHECKING:
     from qgate.engine import Workers
     from qgate.pipeline.sweep_files import Request
+    from qgate.report.sweeps._entries import Entry
     from qgate.urls import Place
 
 _WIDE, _THIN = "=" * 80, "-" * 60
@@ -81,6 +83,7 @@ class Outcome:
     lines: list[str] = field(default_factory=list)
     results: list[tuple[str, str | None]] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
 
 
 @dataclass
@@ -96,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
     from qgate.analysis.sweeps.sweeping import element_of, mx_of
     from qgate.dumps import expand
     from qgate.formats import get
+    from qgate.report.sweeps.pages import OTHER_PAGE, PAGE, write_page
 
     asked = ",".join(args.elem_format or ["fp8_e4m3"]).split(",")
     args.elem_format = [get(name).name for name in asked]
@@ -107,25 +111,43 @@ def run(args: argparse.Namespace) -> int:
     work = Work(request, not args.no_plots)
     root = place_of(args.output_dir or Path("draw") / "scaling_analysis")
     check_writable(root)
-    target = Target(root, args.quiet)
+    target = Target(root, args.quiet, [root / PAGE, root / OTHER_PAGE])
     say = _Speaker()
     say(f"Processing {len(specs)} tensor file(s)...", _WIDE)
     results: list[tuple[str, str | None]] = []
     answers: list[str] = []
+    entries: list[Entry] = []
     with _progress(len(specs)) as step:
         for number, outcome in enumerate(_outcomes(specs, work, target, workers), 1):
             say("", f"[{number}/{len(specs)}] Processing: {outcome.spec}", _THIN)
             say(*outcome.lines)
             results += outcome.results
             answers += outcome.answers
+            entries += outcome.entries
             step()
     bad = [(name, reason) for name, reason in results if reason]
     say("", _WIDE, "FINAL SUMMARY", _WIDE, f"Total tensors: {len(results)}")
     say(f"Successful: {len(results) - len(bad)}", f"Failed: {len(bad)}", *answers)
     say(*(f"❌ {name}: {reason}" for name, reason in bad))
+    try:
+        say(f"Page: {write_page(root, entries, results, _asked(request))}")
+    except OSError as error:
+        say(f"❌ cannot write the page of the results: {error}")
+        return 1
     if not bad:
         say("🎉 All tensors were swept successfully!")
     return 1 if bad else 0
+
+
+def _asked(request: Request) -> str:
+    """What was asked for, in the words of the options, as far as it changes the results."""
+    told = [f"{request.levels} levels", f"{request.alignment} alignment"]
+    told += [f"exponents to {request.max_exp:g}"] if request.max_exp is not None else []
+    told += [f"exponents from {request.min_exp:g}"] if request.min_exp is not None else []
+    told += [f"blocks of {request.block} along axis {request.axis}"]
+    told += [f"scales of {request.scale_bits} bits"]
+    told += [f"32-bit tensors rounded to {request.via}"] if request.via else []
+    return ", ".join(told)
 
 
 def _request(args: argparse.Namespace) -> Request:
@@ -201,11 +223,9 @@ def _outcomes(specs: list[str], work: Work, target: Target, workers: Workers) ->
                 continue
             before = len(target.taken)
             outcome = _written(spec, found, target)
+            told = {name: getattr(outcome, name) for name in ("results", "answers", "entries")}
             folders = [str(folder) for folder in target.taken[before:]]
-            journal.record(
-                keys[spec],
-                {"results": outcome.results, "answers": outcome.answers, "folders": folders},
-            )
+            journal.record(keys[spec], {**told, "folders": folders})
             yield outcome
         if not lost:
             journal.finish()
@@ -224,7 +244,7 @@ def _is_done(journal: Any, key: str) -> bool:
     if key not in journal:
         return False
     known = journal.result(key)
-    failed = any(reason for _, reason in known["results"])
+    failed = any(reason for _, reason in known["results"]) or "entries" not in known
     return not failed and all(place_of(folder).is_dir() for folder in known["folders"])
 
 
@@ -232,7 +252,7 @@ def _taken_over(spec: str, known: Any, target: Target) -> Outcome:
     target.taken += map(place_of, known["folders"])
     results = [(name, reason) for name, reason in known["results"]]
     lines = [f"✅ Swept before, and not again: {name}" for name, _ in results]
-    return Outcome(spec, lines, results, list(known["answers"]))
+    return Outcome(spec, lines, results, list(known["answers"]), list(known["entries"]))
 
 
 def _made(specs: list[str], work: Work, workers: Workers) -> Iterator[Iterable[Made] | str]:
@@ -253,7 +273,8 @@ def _written(spec: str, made: Iterable[Made], target: Target) -> Outcome:
         swept, reason = each.swept, each.swept.failed
         if swept.records:
             try:
-                said = _write(each, target)
+                said, entries = _write(each, target)
+                outcome.entries += entries
                 outcome.lines += [] if target.quiet else said
                 outcome.answers += [_answer(swept.source, record) for record in swept.records]
             except OSError as error:
@@ -282,11 +303,12 @@ def _answer(source: str, record: dict[str, Any]) -> str:
     return f"  {source}: {record['format']['name']} {what} {place}, {value}{more}"
 
 
-def _write(made: Made, target: Target) -> list[str]:
-    """Files of one tensor; the lines for the console, which are those of the logs."""
+def _write(made: Made, target: Target) -> tuple[list[str], list[Entry]]:
+    """Files of one tensor; the lines for the console, which are those of the logs, and its rows."""
     from qgate.report._files import folder_for, safe_name, write_bytes, write_text
     from qgate.report.sweeps import files as sweep_files
     from qgate.report.sweeps import texts as sweep_text
+    from qgate.report.sweeps._entries import entry_of
 
     swept = made.swept
     name = safe_name(swept.name)
@@ -294,14 +316,17 @@ def _write(made: Made, target: Target) -> list[str]:
     target.taken.append(folder)
     folder.mkdir(parents=True, exist_ok=True)
     shown: list[str] = []
+    entries: list[Entry] = []
     by_format: dict[str, list[str]] = {}
     for record in swept.records:
         start = _stamp()
         paths = sweep_files.write(folder, record)
-        for picture in sweep_files.picture_names(record):
-            if picture in made.pictures:
-                write_bytes(folder / picture, made.pictures[picture])
-                paths.append(folder / picture)
+        names = sweep_files.picture_names(record) if made.pictures else []
+        pictures = {each: made.pictures[each] for each in names if each in made.pictures}
+        for picture, data in pictures.items():
+            write_bytes(folder / picture, data)
+            paths.append(folder / picture)
+        entries.append(entry_of(record, folder.name, [path.name for path in paths], pictures))
         lines = sweep_text.lines(record)
         lines += ["Results saved to:", *(f"  {path}" for path in paths), ""]
         stamped = [f"{start} - {line}" for line in lines]
@@ -311,7 +336,7 @@ def _write(made: Made, target: Target) -> list[str]:
         log = folder / f"mxfp_scaling_test_{name}_{format_name}.log"
         write_text(log, "\n".join([*stamped, f"{_stamp()} - end"]) + "\n")
         shown.append(f"Log: {log}")
-    return shown
+    return shown, entries
 
 
 def _stamp() -> str:

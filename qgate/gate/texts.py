@@ -227,5 +227,6 @@ def _moved(check: Check) -> str:
         return f"{_decibels(check)} dB"
     percent = 100 * (value - against) / abs(against)
     if abs(percent) >= 1e4:
-        return f"{percent:+.1e}%"
+        ratio = value / against
+        return f"{ratio:.0f}x" if abs(ratio) < 1e7 else f"{ratio:.3g}x"
     return f"{percent:+.0f}%" if abs(percent) >= 100 else f"{percent:+.3g}%"

@@ -13,6 +13,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
 
@@ -20,25 +21,27 @@ from qgate.plugin.options import value
 
 if TYPE_CHECKING:
     from qgate.plugin.reporting import Reports
-    from qgate.report.gates.runs import Run
+    from qgate.report.gates.runs import Gate, Run
     from qgate.report.plots.gates.panels import Panel
     from qgate.results.summary import Finding
 
-_COLUMNS = ("mode", "layer", "metric", "value", "limit", "change")
+_COLUMNS = ("mode", "layer", "metric", "value", "limit", "margin", "change")
 # After the result and the name of the test.
 _PLACE = 2
 # Gates with plots: each is some 30 kB on a page that has to open.
 _MOST_DRAWN = 100
 _NEAREST = 3
 _MOST_CELLS = 1500
-_TITLES = {"limit": "sorts by how many times its limit the value is"}
+_TITLES = {"margin": "how many times its limit the value is"}
 _STYLE = """
 .qgate-plots { display: flex; flex-wrap: wrap; gap: 8px; margin: 8px 0; }
 .qgate-plots figure { margin: 0; max-width: 460px; }
 .qgate-plots img { max-width: 100%; display: block; background: #fff; }
 .qgate-plots figcaption, .qgate-nearest { color: #1b1f24; font-size: 13px; }
-td:is(.col-mode, .col-layer, .col-metric, .col-value, .col-limit, .col-change) {
+td:is(.col-mode, .col-layer, .col-metric, .col-value, .col-limit, .col-margin, .col-change) {
   color: #1b1f24; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
+td:is(.col-layer, .col-value, .col-limit, .col-margin, .col-change) {
+  overflow-wrap: normal; white-space: nowrap; }
 .additional-summary { color: #1b1f24; }
 """
 
@@ -126,7 +129,7 @@ class HtmlColumns:
         run = self._reports.shown()
         if run is None:
             return
-        from qgate.report.gates.page import summary_head
+        from qgate.report.gates.pages import map_fragment, summary_head
 
         summary.append(summary_head(run))
         if self._left_out:
@@ -134,7 +137,7 @@ class HtmlColumns:
                 f"<p>{self._left_out} more failing gates are not drawn here: they are in "
                 "qgate-out/report.html.</p>"
             )
-        postfix.append(_map(run))
+        postfix.append(map_fragment(run, _address, _MOST_CELLS))
         if self._plots in ("worst", "all"):
             postfix.append(_nearest(run))
 
@@ -156,15 +159,15 @@ def _cells(record: Mapping[str, Any] | None) -> list[str]:
         from qgate.results.summary import change_text, finding_of
 
         found = finding_of(record)
-        check = found.check or {"metric": "", "value": None}
+        check = found.check or {"metric": "", "value": None, "bound": None}
         beyond = math.inf if not found.passed and found.times is None else found.times
-        limit = " · ".join(dict.fromkeys((limit_text(found), far_text(found))))
         shown |= {
             "mode": (found.mode, ""),
             "layer": (found.layer, ""),
             "metric": (f"{check['metric']} {found.site} ({found.scope})".strip(), ""),
             "value": (value_text(found), _key(check["value"])),
-            "limit": (limit, _key(beyond)),
+            "limit": (limit_text(found), _key(check["bound"])),
+            "margin": (far_text(found), _key(beyond)),
             "change": (change_text(found), _key(_change(found))),
         }
     return [
@@ -251,39 +254,18 @@ def _figures(panels: Sequence[Panel]) -> str:
 
 def _nearest(run: Run) -> str:
     """The gates that passed and came nearest to their limits."""
-    from qgate.report.gates.tables import far_text
-    from qgate.results.summary import finding_of
+    from qgate.results.ranking import check_text
 
     drawn = []
     for gate in [gate for gate in run.gates if gate.passed][:_NEAREST]:
         panels, _ = _panels(gate.record)
-        far = far_text(finding_of(gate.record))
-        if panels:
-            drawn.append(f'<p class="qgate-nearest">{_escaped(gate.node)}: {_escaped(far)}</p>')
+        if panels and gate.check is not None:
+            told = f"{gate.node}: {check_text(gate.check)}"
+            drawn.append(f'<p class="qgate-nearest">{_escaped(told)}</p>')
             drawn.append(_figures(panels))
     return f"<h2>Passed, and nearest to their limits</h2>{''.join(drawn)}" if drawn else ""
 
 
-def _map(run: Run) -> str:
-    """Modes and layers, each cell a link to the row of its worst gate on this page."""
-    if not 1 < len(run.spots) <= _MOST_CELLS:
-        return ""
-    from urllib.parse import quote
-
-    from qgate.report.gates._heat import STYLE, heat_maps
-    from qgate.report.pages._style import HEAT_LIGHT
-
-    steps = "".join(f"--h{i}:{back};--t{i}:{ink};" for i, (back, ink) in enumerate(HEAT_LIGHT))
-    colors = "".join(
-        f".qgate-map :is(td,span).h{i}{{background:var(--h{i});color:var(--t{i})}}"
-        for i in range(len(HEAT_LIGHT))
-    )
-    names = "--ink:#1b1f24;--dim:#57606a;--paper:#fff;--card:#f6f8fa;--line:#d0d7de;"
-    names += "--fail:#b42318;--warn:#8a4b00;"
-    hidden = ".qgate-map .unseen{position:absolute;width:1px;height:1px;overflow:hidden;"
-    hidden += "clip-path:inset(50%)}"
-    shown = heat_maps(run)
-    for gate in run.gates:
-        shown = shown.replace(f"href='#{gate.anchor}'", f"href='#{quote(gate.node, safe='')}'")
-    looks = f"<style>{STYLE}.qgate-map{{{names}{steps}color:var(--ink)}}{colors}{hidden}</style>"
-    return f"<div class='qgate-map'>{looks}{shown}</div>"
+def _address(gate: Gate) -> str:
+    """The row of a gate on a page of pytest-html, whose ids are names of tests."""
+    return f"#{quote(gate.node, safe='')}"

@@ -15,10 +15,12 @@ import pytest
 from qgate.errors import QgateError
 from qgate.plugin.hooks import listed
 from qgate.plugin.settings import Kind, Settings, read_settings
+from qgate.urls import is_url, place_of
 
 if TYPE_CHECKING:
     from qgate.gate.updating import Which
     from qgate.pipeline.setups import ModelSetup
+    from qgate.urls import Place
 
 _LIST = {"action": "append"}
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -52,7 +54,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "MODE",
         "help": "what modes are compared with: fp32 (default) or any mode of the same basis",
     },
-    "baselines": {"metavar": "DIR", "help": "where baselines are (default: baselines/)"},
+    "baselines": {
+        "metavar": "DIR",
+        "help": "where baselines are, a folder or a URL such as s3://bucket/baselines (default: "
+        "baselines/)",
+    },
     "device": {"metavar": "D", "help": "auto (default), cpu, cuda or cuda:N"},
     "samples": {"metavar": "N", "type": int, "help": "texts evaluated (10)"},
     "seqlen": {"metavar": "N", "type": int, "help": "tokens of each (512)"},
@@ -220,15 +226,18 @@ def home_of(config: pytest.Config) -> Path:
     return settings_of(config).home
 
 
-def baselines_of(config: pytest.Config) -> Path:
+def baselines_of(config: pytest.Config) -> Place:
     """The folder of the baselines."""
     given = value(config, "baselines")
-    return home_of(config) / "baselines" if given is None else Path(given)
+    return home_of(config) / "baselines" if given is None else place_of(given)
 
 
 def shown_baselines(config: pytest.Config) -> str:
     """That folder as people are shown it: below the project without the way there."""
-    folder, home = baselines_of(config), home_of(config)
+    given = value(config, "baselines")
+    if given is not None and is_url(given):
+        return str(given)
+    folder, home = Path(given or home_of(config) / "baselines"), home_of(config)
     shown = str(folder.relative_to(home) if folder.is_relative_to(home) else folder)
     return shown if folder.is_dir() else f"{shown} (none yet)"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from qgate.errors import QgateError
 from qgate.plugin.activating import activation_sessions
 from qgate.plugin.dumping import dump_sessions
 from qgate.plugin.options import baselines_of, update_choice
@@ -61,7 +62,11 @@ def part_of(config: pytest.Config, whole: bool) -> Part:
         facts["run"] |= {"torch": origin.torch, "commit": origin.commit}
         if not origin.is_collected:
             facts["run"] |= {"device": device, "seed": origin.seed}
-        update = held.ledger.finish() if whole else None
+        try:
+            update = held.ledger.finish() if whole else None
+        except QgateError as error:
+            part["errors"].append(str(error))
+            continue
         if update is not None:
             part["updates"].append(pack(update))
     return part
@@ -99,9 +104,8 @@ def write_updates(config: pytest.Config, parts: Iterable[Part]) -> tuple[list[st
         changes = store.preview(update) if dry else store.commit(update)
         told += [str(change) for change in changes]
         origin = store.origin()
-        for mode in store.modes() if origin is not None else ():
-            accepted = store.accepted(mode)
-            if accepted is not None and origin is not None and accepted.stale(origin):
+        for mode, accepted in store.accepted_of(store.modes()).items():
+            if origin is not None and accepted.stale(origin):
                 stale.append(f"{model} {mode}")
     return told, stale
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,8 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.plugin.gates import COMPUTING, OUT, OUTCOMES
-from qgate.plugin.options import home_of, shown_baselines, update_choice, value
+from qgate.plugin.options import command_of, home_of, shown_baselines, update_choice, value
+from qgate.plugin.others import Others, first_line
 from qgate.plugin.parts import (
     Part,
     conflicts_of,
@@ -66,7 +68,11 @@ def attach(item: pytest.Item, report: pytest.TestReport) -> None:
     gates = [outcome.record for _, outcome in outcomes]
     path, line, _ = item.location
     about = {"node": item.nodeid, "seconds": report.duration, "file": path, "line": (line or 0) + 1}
-    rows = [{**row, **about, "title": gate["title"]} for gate in gates for row in gate["rows"]]
+    rows = [
+        {**row, **about, "title": gate["title"], **_commands(item, row, gate)}
+        for gate in gates
+        for row in gate["rows"]
+    ]
     if hasattr(report, "wasxfail"):
         rows = [{**row, "passed": True} for row in rows if row["checks"]]
     report.qgate = rows  # type: ignore[attr-defined]
@@ -74,6 +80,17 @@ def attach(item: pytest.Item, report: pytest.TestReport) -> None:
     if rows:
         # JUnit takes them from the report of the teardown, which is made from the item.
         item.user_properties += junit_properties(worst_first(rows)[0])
+
+
+def _commands(
+    item: pytest.Item, row: Mapping[str, Any], gate: Mapping[str, Any]
+) -> dict[str, dict[str, str]]:
+    """What to type where a comparison failed, as the failure text has it."""
+    if row["passed"]:
+        return {}
+    command = command_of(item.config, [f"{item.path}::{item.nodeid.partition('::')[2]}"])
+    again = " ".join(filter(None, [command, gate["options"]]))
+    return {"commands": {"again": again, "accept": gate["accept"]}}
 
 
 def _tell_kept(item: pytest.Item, report: pytest.TestReport) -> None:
@@ -111,6 +128,7 @@ class Reports:
         self.attempts: dict[str, int] = {}
         self.gates: set[str] = set()
         self.parts: list[Part] = []
+        self.others = Others()
         self.told = Told()
         self._writer: Any = None
 
@@ -118,7 +136,10 @@ class Reports:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """The last report of a test counts: reruns replace what was before."""
-        if self.worker or not hasattr(report, "qgate_gate"):
+        if self.worker:
+            return
+        self.others.hear(report)
+        if not hasattr(report, "qgate_gate"):
             return
         if note := getattr(report, "qgate_note", ""):
             self.told.errors.append(note)
@@ -128,12 +149,15 @@ class Reports:
             self.attempts[node] = self.attempts.get(node, -1) + 1
             self.told.broken.pop(node, None)
         if report.failed and (report.when != "call" or hasattr(report, "qgate_error")):
-            crash = getattr(report.longrepr, "reprcrash", None)
-            self.told.broken[node] = getattr(crash, "message", "") or _first_line(report)
+            self.told.broken[node] = first_line(report)
         if report.when == "call" and hasattr(report, "qgate"):
             attempt = self.attempts.get(node, 0)
             self.records[node] = [{**row, "attempt": attempt} for row in report.qgate]
             self._append(self.records[node])
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if not self.worker:
+            self.others.hear_collecting(report)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> Any:
@@ -174,7 +198,8 @@ class Reports:
                 self.told.updated = True
             except (QgateError, OSError) as error:
                 self.told.errors.append(str(error))
-        self.told.idle = bool(self.gates) and not (self.records or self.told.broken)
+        heard = self.records or self.told.broken or self.gates & set(self.others.lines)
+        self.told.idle = bool(self.gates) and not heard
         self._settle(session)
         if self.gates:
             self._finish(whole, int(session.exitstatus))
@@ -227,6 +252,7 @@ class Reports:
         rows = self._rows()
         narrowed = any(part["narrowed"] for part in self.parts) or self.gates - set(self.records)
         complete = whole and not narrowed and is_complete(self.config, self.told)
+        self.told.header = {"other": self.others.told(), "exit": status}
         if self._writer is not None:
             self._writer.close()
         try:
@@ -304,6 +330,7 @@ class Reports:
             broken={node: text.partition("\n")[0] for node, text in self.told.broken.items()},
             errors=list(self.told.errors),
             notes=[*self.told.selection.notes, *self.told.unused],
+            other=self.others.told(),
             baselines=shown_baselines(self.config),
             update=self._update(),
         )
@@ -327,10 +354,3 @@ class Reports:
             "changes": self.told.changes[:_CHANGES],
             "stale": self.told.stale,
         }
-
-
-def _first_line(report: pytest.TestReport) -> str:
-    """Of a failure without a crash, such as a fixture that is not there."""
-    lines = str(report.longrepr).splitlines()
-    found = [line[1:].strip() for line in lines if line.startswith("E ")]
-    return next(iter([*found, *lines]), "")

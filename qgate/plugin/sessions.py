@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from qgate.errors import QgateError
 from qgate.plugin.options import (
     baselines_of,
     command_of,
@@ -21,8 +22,11 @@ from qgate.plugin.options import (
 if TYPE_CHECKING:
     from qgate.gate import Policy
     from qgate.pipeline.gates.gating import GateSession
+    from qgate.urls import Place
 
 _SESSIONS: pytest.StashKey[dict[str, GateSession]] = pytest.StashKey()
+# Why the baselines cannot be reached; empty where they can.
+_UNREACHED: pytest.StashKey[str] = pytest.StashKey()
 
 
 def sessions_of(config: pytest.Config) -> dict[str, GateSession]:
@@ -36,13 +40,13 @@ def session_of(config: pytest.Config, model: str) -> GateSession:
         from qgate.pipeline.gates.bench import Bench
         from qgate.pipeline.gates.gating import GateSession
 
-        policy = policy_of(config)
+        policy, told = policy_of(config), how(config)
         bench = Bench(
             setup_of(config, model),
             reference_mode=value(config, "reference"),
             progress=_progress(config),
         )
-        session = GateSession(bench, policy=policy.for_model(bench.model.name), **how(config))
+        session = GateSession(bench, policy=policy.for_model(bench.model.name), **told)
         session.check_policy()
         held[model] = session
     return held[model]
@@ -62,7 +66,7 @@ def how(config: pytest.Config) -> dict[str, Any]:
     """What all sessions of a run are told."""
     _share_cores(config)
     return {
-        "baselines": baselines_of(config),
+        "baselines": _reached(config),
         "updating": update_choice(config),
         "dry_run": bool(config.getoption("qgate_update_dry_run")),
         "deferred": True,
@@ -70,6 +74,23 @@ def how(config: pytest.Config) -> dict[str, Any]:
         "spelled": lambda name: spelled(config, name),
         "plots": value(config, "plots"),
     }
+
+
+def _reached(config: pytest.Config) -> Place:
+    """Where the baselines are: a store is asked once, before a model is loaded."""
+    from qgate.baselines.places import check_root
+
+    root = baselines_of(config)
+    if _UNREACHED not in config.stash:
+        config.stash[_UNREACHED] = ""
+        dry = bool(config.getoption("qgate_update_dry_run"))
+        try:
+            check_root(root, writing=update_choice(config) is not None and not dry)
+        except QgateError as error:
+            config.stash[_UNREACHED] = str(error)
+    if config.stash[_UNREACHED]:
+        raise QgateError(config.stash[_UNREACHED])
+    return root
 
 
 def _share_cores(config: pytest.Config) -> None:

@@ -37,6 +37,7 @@ class Told:
     broken    tests whose set-up failed: node → first line
     errors    what could not be written
     crashed   workers that went down
+    header    how the run ended, and which other tests failed
     idle      there were gates, and none of them compared anything
     """
 
@@ -47,6 +48,7 @@ class Told:
     changes: list[str] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
+    header: dict[str, Any] = field(default_factory=dict)
     updated: bool = False
     idle: bool = False
     folder: Path | None = None
@@ -86,7 +88,8 @@ def tell(
         for reason in chosen.refused:
             reporter.write_line(f"ERROR: {reason}", red=True)
         return
-    if not (rows or told.broken or chosen.notes or told.errors or told.idle):
+    heard = rows or told.broken or told.header
+    if not (heard or chosen.notes or told.errors or told.idle):
         return
     from qgate.results import one_line
 
@@ -104,12 +107,14 @@ def tell(
 def _lines(
     config: pytest.Config, told: Told, rows: Sequence[Mapping[str, Any]], width: int
 ) -> list[Line]:
-    from qgate.report.gates.terminal import plain, summary
+    from qgate.report.gates.terminal import errors, plain, summary, wrong_lines
     from qgate.results import Tally
     from qgate.results.summary import set_up_lines
 
-    lines = summary(Tally(rows), width) if rows else []
-    lines += plain(_first(set_up_lines(told.broken)), width, "red")
+    tally = Tally(rows)
+    show = summary if rows else wrong_lines
+    lines = show(tally, width, told.header)
+    lines += errors(_first(set_up_lines(told.broken)))
     return lines + plain(_sentences(config, told), width)
 
 
@@ -149,6 +154,7 @@ def tell_github(
 ) -> None:
     """The summary of the step, and an annotation for every test that failed, worst first."""
     from qgate.results import github_annotation, github_error, markdown_summary, worst_first
+    from qgate.results.others import other_lines, others_of
     from qgate.results.summary import set_up_lines
 
     broken = [*set_up_lines(told.broken), *told.errors]
@@ -156,14 +162,15 @@ def tell_github(
     if summary:
         try:
             with Path(summary).open("a", encoding="utf-8") as file:
-                file.write(markdown_summary(rows, broken=broken, about=about))
+                file.write(markdown_summary(rows, broken=broken, about=about, header=told.header))
         except OSError as error:
             reporter.write_line(f"GITHUB_STEP_SUMMARY could not be written: {error}", red=True)
     if os.environ.get("GITHUB_ACTIONS"):
         worst: dict[str, Mapping[str, Any]] = {}
         for row in worst_first(rows):
             worst.setdefault(row["node"], row)
-        lines = [github_error(text) for text in broken]
+        other = other_lines(others_of(told.header), _MOST)
+        lines = [github_error(text) for text in [*broken, *other]]
         lines += [line for row in worst.values() if (line := github_annotation(row))]
         for line in lines[:_ANNOTATIONS]:
             reporter.write_line(line)

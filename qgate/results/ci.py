@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from qgate.results.others import NOT_FINISHED, is_finished, other_lines, others_of, others_text
 from qgate.results.ranking import (
     binding,
     binding_checks,
     check_text,
     figure,
     one_line,
+    times_figure,
     times_text,
 )
 from qgate.results.summary import Finding, ModeSummary, Tally, change_text
@@ -47,22 +49,32 @@ def markdown_summary(
     *,
     about: str = "",
     most: int = _MOST_BYTES,
+    header: Mapping[str, Any] | None = None,
 ) -> str:
     """Verdict, counts, each mode and the failures, worst first; for `GITHUB_STEP_SUMMARY` and for
     comments of pull requests, which take 65,536 characters.
 
-    `broken` says what kept gates from comparing: without it a red run would look green. `about` is
-    told beside the verdict. Lists end where the text would get longer than `most` bytes.
+    `broken` says what kept gates from comparing, and `header` which other tests failed and whether
+    the run came to its end: without them a red run would look green. `about` is told beside the
+    verdict. Lists end where the text would get longer than `most` bytes.
     """
     tally = records if isinstance(records, Tally) else Tally(records)
     counts = tally.counts
     page = _Page(most)
     named = f", {markdown_cell(about)}" if about else ""
-    page.add(f"## qgate: {_verdict(tally, broken)}{named}", "", counts.text())
+    header = header or {}
+    other = others_of(header)
+    page.add(f"## qgate: {_verdict(tally, broken, header)}{named}", "", counts.text())
+    if not is_finished(header):
+        page.add("", f"* **error**: {NOT_FINISHED}")
     if broken:
         page.add("")
         texts = [f"* **error**: {markdown_cell(text)}" for text in broken]
         page.listed(texts, rows, lambda rest: [f"* and {rest} more"])
+    if other["failed"]:
+        page.add("", f"{others_text(other)}:", "")
+        texts = [f"* {markdown_cell(each)}" for each in other_lines(other, len(other["failures"]))]
+        page.listed(texts, rows, lambda rest: [f"* and {rest} more"], other["failed"])
     modes = tally.modes
     if modes:
         page.add("", *_head("mode", "gates", "failed", "worst against its limit", "metric", "value",
@@ -82,14 +94,18 @@ def markdown_summary(
     return page.text()
 
 
-def _verdict(tally: Tally, broken: Sequence[str]) -> str:
+def _verdict(tally: Tally, broken: Sequence[str], header: Mapping[str, Any]) -> str:
     """The first word that people read: a run that compared nothing did not pass."""
-    counts = tally.counts
+    counts, other = tally.counts, others_of(header)
+    rest = [others_text(other).partition(",")[0]] if other["failed"] else []
+    rest += [] if is_finished(header) else ["not finished"]
     if counts.failed:
-        return f"{tally.failed_gates} of {tally.gates} gates failed"
+        return ", ".join([f"{tally.failed_gates} of {tally.gates} gates failed", *rest])
     if broken:
-        return "set-up failed"
-    return f"{tally.gates} gates passed" if counts.passed else "nothing was compared"
+        return ", ".join(["set-up failed", *rest])
+    gates = f"{tally.gates} gate{'' if tally.gates == 1 else 's'}"
+    said = f"{gates} passed" if counts.passed else "nothing was compared"
+    return ", ".join([*rest, said])
 
 
 class _Page:
@@ -140,7 +156,7 @@ def _mode_row(mode: ModeSummary) -> str:
 def _worst_cells(found: Finding) -> list[object]:
     metric, value, limit, _ = _figures(found)
     times = found.times
-    shown = f"{times:.3g}" if times is not None and math.isfinite(times) else ""
+    shown = times_figure(times) if times is not None and math.isfinite(times) else ""
     # A failure that no number says, such as a NaN, is told in words.
     words = times_text(found.check) if found.check and not shown and not found.passed else shown
     return [f"{found.site} ({found.scope})", metric, value, limit, words]

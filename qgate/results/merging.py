@@ -9,6 +9,7 @@ from typing import Any
 
 from qgate.errors import QgateError
 from qgate.files import replacing
+from qgate.results.others import joined_others
 from qgate.results.reading import read
 from qgate.results.schema import Record, line
 
@@ -144,6 +145,7 @@ _TOLD: dict[str, Callable[[Any, Any], Any]] = {
     "broken": lambda one, other: {**one, **other},
     "errors": _lists,
     "notes": _lists,
+    "other": joined_others,
     "baselines": _folders,
     "update": _updates,
 }

@@ -67,8 +67,13 @@ def times_text(check: Mapping[str, Any]) -> str:
     if check["kind"] == "nonfinite" or check["value"] is None:
         return "not finite"
     times = math.inf if check["times"] is None else check["times"]
-    shown = f"{times:.3g}x its limit" if math.isfinite(times) else "over a limit of 0"
+    shown = f"{times_figure(times)}x its limit" if math.isfinite(times) else "over a limit of 0"
     return f"{shown} ({check['kind']})"
+
+
+def times_figure(times: float) -> str:
+    """Three digits, or all before the point: `26.6`, `1346`."""
+    return f"{times:.0f}" if 1000 <= times < 1e7 else f"{times:.3g}"
 
 
 def check_text(check: Mapping[str, Any]) -> str:

@@ -7,8 +7,9 @@ carry `order` (place of the site in the order of execution) and `attempt` (0, th
 JSON has no NaN and no infinity: they are written as null, and the record's `reason` says which
 number it was: `{"/values/relative_mse": "nan"}`.
 
-A record may carry `pictures`, what it takes to draw it (see `qgate.results.pictures`). Beside the
-keys in `HEADER_KEYS`, which all headers have, that of a run has
+A record may carry `pictures`, what it takes to draw it (see `qgate.results.pictures`), and where it
+failed `commands`, what to type: `again` runs its test, `accept` accepts what was measured. Beside
+the keys in `HEADER_KEYS`, which all headers have, that of a run has
 
 complete    everything ran that its options mean
 exit        pytest's exit status, null until the run has come to its end
@@ -16,6 +17,7 @@ broken      tests whose set-up failed, so that there is no verdict: node → fir
 errors      what could not be written, and the like
 notes       what was left out, and what is accepted but was not measured
 baselines   their folder, as people are shown it
+other       tests that are no gates: passed, failed, skipped, and of failures node → first line
 update      what an update of the baselines wrote: which, dry_run, done, entries, changes, stale
 """
 

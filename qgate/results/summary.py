@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from qgate.results.ranking import binding, severity
+from qgate.results.ranking import binding, severity, times_figure
 from qgate.results.schema import Record
 
 # Failures kept of one test and mode, worst first; the rest is counted.
@@ -288,7 +288,7 @@ def change_text(finding: Finding) -> str:
 
 def _ratio_text(ratio: float) -> str:
     if ratio >= 1.995 or ratio < 0.5:
-        return f"{ratio:.3g}x"
+        return f"{times_figure(ratio)}x"
     return f"{100 * (ratio - 1):+.2g} %" if abs(ratio - 1) >= 5e-5 else "0 %"
 
 

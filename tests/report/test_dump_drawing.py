@@ -22,8 +22,8 @@ from qgate.report.dumps import texts as dump_text
 from qgate.report.dumps._findings import worst_tensors
 from qgate.report.dumps.drawing import check_folder, draw_analysis, read_analysis
 from qgate.report.dumps.pages import page
+from qgate.report.plots._sheet import Drawing
 from qgate.report.plots.dumps import pictures as dump_pictures
-from qgate.report.plots.dumps._sheet import Drawing
 from qgate.report.plots.dumps.pictures import PICTURES
 from qgate.results.portraits import FOLDERS, DumpAnalysis
 
@@ -213,6 +213,7 @@ def test_the_page_begins_with_what_is_broken(normal: DumpAnalysis) -> None:
 def test_names_stay_text(hostile: DumpAnalysis) -> None:
     text = page(hostile, [], [])
     read = Reader(text)
+    text = text.replace("<wbr>", "")
     assert len(read.all("script")) == 1
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
@@ -220,7 +221,7 @@ def test_names_stay_text(hostile: DumpAnalysis) -> None:
     assert "名前-テンソル-é" in text
     allowed = (
         "html head meta title style body main h1 span p h2 ul li b nav a small section div table "
-        "thead tr th button tbody td script"
+        "thead tr th button tbody td script wbr"
     )
     assert {tag for tag, _ in read.tags} <= {*allowed.split()}
 
@@ -269,7 +270,8 @@ def test_the_worst_tensors_say_which_they_are(normal: DumpAnalysis) -> None:
     part = dump_text.tensor_stats(told).split("Worst tensors")[1]
     assert "L3 linear backward grad_output, rank 12, iteration 0" in part
     assert "\n  layers.3.mlp.dense_4h_to_h, " in part
-    assert "layers.3.mlp.dense_4h_to_h" in page(told, [], []).split("<h2>Worst tensors")[1]
+    shown = page(told, [], []).split("<h2>Worst tensors")[1].replace("<wbr>", "")
+    assert "layers.3.mlp.dense_4h_to_h" in shown
 
 
 def test_the_pooled_deviation_is_that_of_all_values(normal: DumpAnalysis) -> None:

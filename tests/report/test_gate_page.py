@@ -13,7 +13,7 @@ import pytest
 
 from qgate.report.gates import _details, _panels
 from qgate.report.gates._words import headline
-from qgate.report.gates.page import Section, page, summary_head
+from qgate.report.gates.pages import Section, page, summary_head
 from qgate.report.gates.runs import Run, run_of_records
 from qgate.report.pages._style import HEAT_DARK, HEAT_LIGHT
 from qgate.report.plots.gates import panels as gate_panels
@@ -211,7 +211,7 @@ def test_names_are_text_wherever_they_are() -> None:
     assert not [a for a in reader.all("a") if not str(a["href"]).startswith("#")]
     assert not [name for _, tag in reader.tags for name in tag if name.startswith("on")]
     assert not [char for char in html if char != "\n" and not char.isprintable()]
-    assert html.count("</style>") == 2
+    assert html.count("</style>") == 1
     assert html.count("</table>") == html.count("<table")
 
 
@@ -278,7 +278,7 @@ def test_a_plot_that_cannot_be_drawn_costs_no_page(monkeypatch: pytest.MonkeyPat
 def test_without_plots_nothing_that_draws_is_loaded() -> None:
     code = (
         "import sys; from tests.report.gate_records import made_run\n"
-        "from qgate.report.gates.page import page; page(made_run(12), plots='none')\n"
+        "from qgate.report.gates.pages import page; page(made_run(12), plots='none')\n"
         "print([m for m in ('torch', 'matplotlib', 'pandas') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

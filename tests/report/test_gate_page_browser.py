@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from qgate.report.dumps.drawing import draw_analysis
-from qgate.report.gates.page import page as gate_page
+from qgate.report.gates.pages import page as gate_page
 from tests import browser as browsers
 from tests.browser import Opened, opened, serious_findings
 

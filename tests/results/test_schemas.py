@@ -16,6 +16,7 @@ from jsonschema import Draft202012Validator
 from qgate.cli import main
 from qgate.gate.checks import Check
 from qgate.results import REQUIRED
+from qgate.results.others import told_others
 from qgate.results.pictures import Picture
 from qgate.results.schema import CHECK_KEYS, HEADER_KEYS, line
 from tests.report.gate_records import made_header, made_records
@@ -48,7 +49,15 @@ def test_the_schemas_are_schemas_and_are_packaged(name: str) -> None:
 def test_what_is_written_is_valid() -> None:
     rows = [
         header(),
-        made_header(broken={"a": "b"}, errors=["c"], notes=[], update=None, baselines=None, exit=1),
+        made_header(
+            broken={"a": "b"},
+            errors=["c"],
+            notes=[],
+            update=None,
+            baselines=None,
+            exit=1,
+            other=told_others({"a": "failed"}, {"a": "b"}),
+        ),
     ]
     rows += [
         record("a"),
@@ -100,6 +109,7 @@ BROKEN_HEADERS: dict[str, Callable[[dict[str, Any]], object]] = {
     "another schema": lambda h: h.update(schema=2),
     "a command in one text": lambda h: h.update(command="pytest"),
     "broken as a list": lambda h: h.update(broken=["a"]),
+    "others without a count": lambda h: h.update(other={"failures": {}}),
 }
 
 

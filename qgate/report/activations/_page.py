@@ -13,16 +13,25 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from qgate.report._escaping import one_line
 from qgate.report.activations._findings import findings, summary, systematic
 from qgate.report.activations._reading import format_names, losses, name_of, visible
 from qgate.report.activations.texts import keep_lines, max_over_rms, worst_layers
-from qgate.report.dumps._page_style import SCRIPT, STYLE
 from qgate.report.dumps._reading import brief, decibels, figure_of, shortened
+from qgate.report.pages.parts import (
+    Cell,
+    contents,
+    document,
+    empty,
+    finding_list,
+    number,
+    section,
+    sortable,
+    text,
+)
+from qgate.report.pages.parts import figures as figure_grid
 from qgate.results.activations import ActivationsRecord
 
 _MOST = 150
-_BADGES = {"fail": "broken", "warn": "loss", "info": "note"}
 SECTIONS = {
     "outliers": ("Outliers", "Outlier tokens were not looked for, or none of it was asked for."),
     "formats": ("Formats", "No layer has figures of formats."),
@@ -71,8 +80,8 @@ def page(
     """The whole page; `files` lie beside it, `failed` says why pictures are missing."""
     name = shortened(record["model"], 90)
     parts = [
-        f"<h1>Activations of <span class='name'>{_text(name)}</span></h1>",
-        f"<p class='about'>{_text(summary(record))}</p>",
+        f"<h1>Activations of <span class='name'>{text(name)}</span></h1>",
+        f"<p class='about'>{text(summary(record))}</p>",
         _findings(record, failed),
         _keep(record),
         _contents(shown),
@@ -82,29 +91,13 @@ def page(
         _files(files),
         _notes(record),
     ]
-    return (
-        "<!DOCTYPE html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
-        "<meta name='color-scheme' content='light dark'>\n"
-        f"<title>Activations of {_text(shortened(name, 60))}</title>\n"
-        f"<style>{STYLE}{_EXTRA}</style>\n</head>\n"
-        f"<body>\n<main>\n{chr(10).join(part for part in parts if part)}\n</main>\n"
-        f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
-    )
-
-
-def _text(value: object) -> str:
-    return escape(one_line(value))
+    return document(f"Activations of {shortened(name, 60)}", parts, style=_EXTRA)
 
 
 def _findings(record: ActivationsRecord, failed: Mapping[str, str]) -> str:
     rows = [("fail", f"{name} could not be drawn: {why}") for name, why in failed.items()]
     rows += [(each.level, each.text) for each in findings(record)]
-    items = "\n".join(
-        f"<li class='{level}'><b>{_BADGES[level]}</b> <span>{_text(text)}</span></li>"
-        for level, text in rows
-    )
-    return f"<h2 id='findings'>Findings</h2>\n<ul class='findings'>\n{items}\n</ul>"
+    return f"<h2 id='findings'>Findings</h2>\n{finding_list(rows)}"
 
 
 def _keep(record: ActivationsRecord) -> str:
@@ -113,61 +106,49 @@ def _keep(record: ActivationsRecord) -> str:
         return ""
     return (
         "<h2 id='keep'>Layers to keep in higher precision</h2>\n"
-        f"<pre tabindex='0' aria-label='layers to keep'>{escape(lines)}</pre>"
+        "<pre tabindex='0' role='region' aria-label='layers to keep'>"
+        f"{escape(lines)}</pre>"
     )
 
 
 def _contents(shown: Sequence[Shown]) -> str:
     links = [("layers", "Worst layers", 0)]
     links += [(n, title, sum(s.section == n for s in shown)) for n, (title, _) in SECTIONS.items()]
-    links += [("settings", "Settings", 0), ("files", "Files", 0)]
-    items = "\n".join(
-        f"<a href='#{anchor}'>{_text(title)}{f' <small>{count}</small>' if count else ''}</a>"
-        for anchor, title, count in links
-    )
-    return f"<nav aria-label='Contents'>\n{items}\n</nav>"
+    return contents([*links, ("settings", "Settings", 0), ("files", "Files", 0)])
 
 
 def _figure(picture: Shown) -> str:
-    title = _text(picture.title)
+    title = text(picture.title)
     data = base64.b64encode(picture.data).decode("ascii")
-    about = f"{_text(picture.about)} · {_text(picture.file)}"
     return (
-        f"<figure>\n<figcaption><b>{title}</b> <span>{about}</span></figcaption>\n"
+        f"<figure>\n<figcaption><b>{title}</b> <span>{text(picture.about)} · "
+        f"{text(picture.file)}</span></figcaption>\n"
         f"<div class='frame' tabindex='0' role='group' aria-label='picture'>\n"
         f"<img src='data:image/png;base64,{data}' alt='{title}' width='{picture.width}' "
-        f"height='{picture.height}'>\n</div>\n</figure>"
+        f"height='{picture.height}' loading='lazy'>\n</div>\n</figure>"
     )
 
 
 def _section(record: ActivationsRecord, name: str, shown: Sequence[Shown]) -> str:
     title, why = SECTIONS[name]
     table = _TABLES[name](record) if name in _TABLES else ""
-    figures = "\n".join(map(_figure, shown))
-    body = f"<div class='figures'>\n{figures}\n</div>" if shown else ""
-    if not (body or table):
-        body = f"<p class='empty'>{_text(why)}</p>"
-    return f"<section id='{name}'>\n<h2>{_text(title)}</h2>\n{body}\n{table}\n</section>"
+    body = "\n".join(filter(None, [figure_grid([_figure(each) for each in shown]), table]))
+    return section(name, title, body or empty(why))
 
 
 # Tables ------------------------------------------------------------------------------------------
 
-Cell = tuple[str, str | None]
-
 
 def _number(value: float, shown: str | None = None) -> Cell:
-    """What does not exist sorts last."""
-    if math.isnan(value):
-        return "–", "nan"
-    return (brief(value) if shown is None else shown), repr(float(value))
+    return number(value, brief(value) if shown is None else shown)
 
 
-def _word(text: object) -> Cell:
-    return one_line(text), None
+def _word(told: object) -> Cell:
+    return str(told), None
 
 
 def _db(value: float) -> Cell:
-    return _number(value, decibels(value) if not math.isnan(value) else None)
+    return _number(value, decibels(value))
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Cell]], words: int, of: str) -> str:
@@ -175,30 +156,9 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[Cell]], words: int, of: 
     told = list(rows)
     if not told:
         return ""
-    heads = "".join(
-        f"<th scope='col' class='{'text' if i < words else 'number'}'>"
-        f"<button type='button'>{_text(name)}</button></th>"
-        for i, name in enumerate(head)
-    )
-    lines = [_row(row, words) for row in told[:_MOST]]
-    body = "\n".join(lines)
-    more = len(told) - len(lines)
-    rest = f"<p class='about'>{more:,} more in {_text(of)}.csv.</p>" if more > 0 else ""
-    return (
-        f"<div class='scroll' tabindex='0' role='region' aria-label='{_text(of)}'>\n"
-        f"<table class='sortable'>\n<thead><tr>{heads}</tr></thead>\n"
-        f"<tbody>\n{body}\n</tbody>\n</table>\n</div>\n{rest}"
-    )
-
-
-def _row(row: Sequence[Cell], words: int) -> str:
-    cells = []
-    for place, (shown, key) in enumerate(row):
-        tag = "th scope='row'" if place == 0 else "td"
-        kind = "text" if place < words else "number"
-        value = "" if key is None else f" data-key='{_text(key)}'"
-        cells.append(f"<{tag} class='{kind}'{value}>{_text(shown)}</{tag.split()[0]}>")
-    return f"<tr>{''.join(cells)}</tr>"
+    more = len(told) - _MOST
+    rest = f"<p class='about'>{more:,} more in {text(of)}.csv.</p>" if more > 0 else ""
+    return f"{sortable(head, told[:_MOST], words, of)}\n{rest}"
 
 
 def _layers(record: ActivationsRecord) -> str:
@@ -222,10 +182,7 @@ def _layers(record: ActivationsRecord) -> str:
         "over the median one; token ratio: the largest token over the median one; outlier tokens: "
         "per sample."
     )
-    return (
-        f"<section id='layers'>\n<h2>Worst layers</h2>\n<p class='about'>{about}</p>\n{table}\n"
-        "</section>"
-    )
+    return section("layers", "Worst layers", f"<p class='about'>{about}</p>\n{table}")
 
 
 def _worst(told: Mapping[str, float]) -> Cell:
@@ -346,22 +303,16 @@ def _settings(record: ActivationsRecord) -> str:
     rows = [*record["settings"].items()]
     rows += [(f"version of {name}", value) for name, value in record["versions"].items()]
     rows += [(f"seconds of {name}", f"{value:.2f}") for name, value in record["seconds"].items()]
-    items = "\n".join(f"<dt>{_text(key)}</dt><dd>{_text(value)}</dd>" for key, value in rows)
-    return (
-        "<section id='settings'>\n<h2>Settings</h2>\n<p class='about'>Those that differ from the "
-        f"defaults.</p>\n<dl>\n{items}\n</dl>\n</section>"
-    )
+    items = "\n".join(f"<dt>{text(key)}</dt><dd>{text(value)}</dd>" for key, value in rows)
+    about = "<p class='about'>Those that differ from the defaults.</p>"
+    return section("settings", "Settings", f"{about}\n<dl>\n{items}\n</dl>")
 
 
 def _files(files: Sequence[str]) -> str:
-    if not files:
-        return ""
-    items = "\n".join(f"<li><a href='{escape(name)}'>{_text(name)}</a></li>" for name in files)
-    return f"<section id='files'>\n<h2>Files</h2>\n<ul>\n{items}\n</ul>\n</section>"
+    items = "\n".join(f"<li><a href='{escape(name)}'>{text(name)}</a></li>" for name in files)
+    return section("files", "Files", f"<ul>\n{items}\n</ul>") if items else ""
 
 
 def _notes(record: ActivationsRecord) -> str:
-    items = "\n".join(f"<li>{_text(note)}</li>" for note in record["notes"])
-    return (
-        f"<section id='notes'>\n<h2>Notes</h2>\n<ul>\n{items}\n</ul>\n</section>" if items else ""
-    )
+    items = "\n".join(f"<li>{text(note)}</li>" for note in record["notes"])
+    return section("notes", "Notes", f"<ul>\n{items}\n</ul>") if items else ""

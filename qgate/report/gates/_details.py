@@ -21,7 +21,7 @@ from qgate.report.gates._words import (
     verdict_of,
 )
 from qgate.report.gates.runs import Gate, Run
-from qgate.report.pages.parts import scroll, section, text
+from qgate.report.pages.parts import scroll, section, text, wrapping
 
 # The text of details, plots apart: with thousands of failing gates the table has to do.
 BUDGET = 2_000_000
@@ -36,8 +36,10 @@ details.gate.new { border-left-color: var(--warn); }
 details.gate > summary { cursor: pointer; padding: 9px 0; overflow-wrap: anywhere; }
 details.gate > summary::marker { color: var(--dim); }
 details.gate[open] { padding-bottom: 12px; } details.gate p { margin: 0 0 8px; }
+button.unfold { font: inherit; font-size: .9rem; color: var(--ink); background: var(--card);
+  border: 1px solid var(--dim); border-radius: 6px; padding: 4px 10px; cursor: pointer; }
 table.checks { font-size: .85rem; background: var(--paper); }
-table.checks :is(td, th) { min-width: 4.5rem; text-align: left; }
+table.checks :is(td, th) { min-width: 4.5rem; text-align: left; overflow-wrap: break-word; }
 table.checks thead th { overflow-wrap: normal; position: static; }
 table.checks thead th:nth-child(n+4):nth-child(-n+7) { text-align: right; }
 table.checks tbody th { min-width: 13rem; } table.checks td:nth-child(3) { min-width: 7rem; }
@@ -51,10 +53,12 @@ dl.next code { user-select: all; background: var(--paper); border: 1px solid var
   border-radius: 4px; padding: 2px 6px; display: inline-block; max-width: 100%; }
 ul.broken { list-style: none; padding: 0; } ul.broken li { border-left: 4px solid var(--warn);
   background: var(--card); padding: 6px 10px; margin: 4px 0; }
+ul.broken summary { cursor: pointer; }
 ul.near { list-style: none; padding: 0; }
 ul.near li { content-visibility: auto; contain-intrinsic-size: auto 270px; }
 @media (max-width: 500px) { dl.next { grid-template-columns: 1fr; } }
-@media print { details.gate { background: none; } ul.near li { content-visibility: visible; }
+@media print { button.unfold { display: none; } details.gate { background: none; }
+  ul.near li { content-visibility: visible; }
   table.checks :is(td, th), table.checks tbody th, table.checks td:last-child { min-width: 0;
     padding: 2px 4px; }
   table.checks { font-size: 7.5pt; } table.checks td:nth-child(n) { white-space: normal; } }
@@ -81,6 +85,10 @@ def failing(run: Run, panels: Panels) -> str:
             f"<p class='about'>{more:,} more failing gates are in the table of all gates, without "
             "details: run some of them alone.</p>"
         )
+    if len(blocks) - bool(more) > _OPEN:
+        # Needs a script, which also shows it.
+        button = "<p><button type='button' class='unfold' hidden>Open all</button></p>"
+        blocks.insert(0, button)
     return section("failing", "Failing gates", "\n".join(blocks))
 
 
@@ -129,8 +137,9 @@ def _cells(check: Check) -> str:
     far = times_cell(check)[0]
     how = f"{far} ({kind})" if far != "–" else kind
     shown = (scope, metric, now, limit, against, moved, how, check.reason or _why(check))
-    return f"<tr><th scope='row'>{text(site)}</th>" + "".join(
-        f"<td>{text(each)}</td>" for each in shown
+    return f"<tr><th scope='row'>{wrapping(site)}</th>" + "".join(
+        f"<td>{wrapping(each, '_@') if place < 2 else text(each)}</td>"
+        for place, each in enumerate(shown)
     )
 
 
@@ -166,16 +175,27 @@ def _next(run: Run, gate: Gate) -> str:
 def unknown(run: Run) -> str:
     """Errors and broken set-ups: they have no verdict, and are told before all that has one."""
     rows = [f"<li><b class='fail'>error</b> {text(error)}</li>" for error in run.errors[:_BROKEN]]
-    rows += [
-        f"<li><b class='warn'>{UNKNOWN}</b> <code>{text(node)}</code><br>{text(_first(why))}</li>"
-        for node, why in list(run.broken.items())[:_BROKEN]
-    ]
+    causes: dict[str, list[str]] = {}
+    for node, why in run.broken.items():
+        causes.setdefault(_first(why), []).append(node)
+    rows += [_cause(why, nodes) for why, nodes in list(causes.items())[:_BROKEN]]
     if not rows:
         return ""
-    more = len(run.errors) + len(run.broken) - len(rows)
+    more = len(run.errors) + len(causes) - len(rows)
     rest = f"<p class='about'>{more:,} more, see the table of all gates.</p>" if more > 0 else ""
     html = f"<ul class='broken'>\n{chr(10).join(rows)}\n</ul>{rest}"
     return section("unknown", "Errors: no verdict", html)
+
+
+def _cause(why: str, nodes: Sequence[str]) -> str:
+    """One cause fails many tests: it is said once, and the tests are there to be opened."""
+    if len(nodes) == 1:
+        return (
+            f"<li><b class='warn'>{UNKNOWN}</b> <code>{text(nodes[0])}</code><br>{text(why)}</li>"
+        )
+    names = "<br>".join(f"<code>{text(node)}</code>" for node in nodes)
+    said = f"<b class='warn'>{UNKNOWN} for {len(nodes):,} tests</b><br>{text(why)}"
+    return f"<li><details class='cases'><summary>{said}</summary>\n{names}</details></li>"
 
 
 def _first(why: str) -> str:

@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from qgate.report.dumps._reading import shortened
-from qgate.report.gates._words import VERDICTS, headline, verdict_of
+from qgate.report.gates._words import VERDICTS, headline, updated_text, verdict_of
 from qgate.report.gates.runs import Run
 from qgate.report.pages.parts import text
+from qgate.results.others import NOT_FINISHED
 
+_NOTES = 8
 _TONES = {"failed": "fail", "new": "warn", "no verdict": "warn", "passed": "good"}
-_STYLE = """
+STYLE = """
 .qgate-head { color: var(--ink, #1b1f24); background: var(--card, #f6f8fa); padding: 10px 14px;
   border: 1px solid var(--line, #d0d7de); border-left: 6px solid var(--warn, #8a4b00);
   border-radius: 6px; font-size: 15px; line-height: 1.5; overflow-wrap: anywhere; margin: 8px 0; }
@@ -50,12 +52,13 @@ def tone_of(run: Run) -> str:
     """The word for all of it; what has no verdict is not green."""
     if run.passed:
         return "passed"
-    failed = any(not gate.is_new for gate in run.failed)
-    return "failed" if failed or run.broken or run.errors else "open"
+    also = run.broken or run.errors or run.other["failed"] or not run.finished
+    only_new = all(gate.is_new for gate in run.failed)
+    return "open" if not also and only_new and (run.failed or not run.gates) else "failed"
 
 
-def summary_head(run: Run, *, line: bool = True) -> str:
-    """The fragment; `line` is False where the first line stands above it already."""
+def summary_head(run: Run, *, alone: bool = True) -> str:
+    """The fragment; `alone` is False on our page, which has its first line and its looks."""
     counts = counts_of(run)
     counts["passed"] += counts["improved"]
     tones = {word: tone for word, tone in _TONES.items() if counts[word]}
@@ -64,13 +67,24 @@ def summary_head(run: Run, *, line: bool = True) -> str:
         for word in VERDICTS
         if counts[word] or word in ("passed", "failed")
     ]
+    items += _others(run)
     items.append(f"<li><b>{run.comparisons:,}</b> comparisons, <b>{run.checks:,}</b> checks</li>")
     facts = "".join(f"<dt>{text(name)}</dt><dd>{text(said)}</dd>" for name, said in _facts(run))
-    first = f"<p>{text(headline(run))}</p>" if line else ""
+    first = f"<style>{STYLE}</style><p>{text(headline(run))}</p>" if alone else ""
     return (
-        f"<div class='qgate-head {tone_of(run)}'><style>{_STYLE}</style>{first}\n"
+        f"<div class='qgate-head {tone_of(run)}'>{first}\n"
         f"<ul>{''.join(items)}</ul>\n<dl>{facts}</dl></div>"
     )
+
+
+def _others(run: Run) -> list[str]:
+    """Tests that are no gates, the failed ones first."""
+    told = []
+    for word, tone in (("failed", "fail"), ("passed", ""), ("skipped", "")):
+        if count := run.other[word]:
+            what = f"other test{'' if count == 1 else 's'} {word}"
+            told.append(f"<li class='{tone}'><b>{count:,}</b> {what}</li>")
+    return told
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
@@ -86,7 +100,11 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("command", shlex.join(["pytest", *map(str, header.get("command") or ())])),
         ("baselines", _baselines(header, models)),
     ]
-    if header.get("complete") is False:
+    facts += [("left out", each) for each in header.get("notes") or ()][:_NOTES]
+    facts += [("update", _updated(header["update"]))] if header.get("update") else []
+    if not run.finished:
+        facts.append(("extent", NOT_FINISHED))
+    elif header.get("complete") is False:
         facts.append(("extent", "a part of the gates: a selection, or a run that was cut short"))
     if run.torn:
         facts.append(("note", run.torn))
@@ -98,11 +116,19 @@ def _versions(header: Mapping[str, Any]) -> str:
     return ", ".join(known)
 
 
+def _updated(update: Mapping[str, Any]) -> str:
+    """What an update wrote, and what is stale after it."""
+    stale = ", ".join(map(str, update.get("stale") or ()))
+    after = f"; stale until they are refreshed: the accepted errors of {stale}" if stale else ""
+    return f"{updated_text(update)}{after}"
+
+
 def _baselines(header: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]) -> str:
+    folder = str(header.get("baselines") or "")
     reference = f"reference {header['reference']}" if header.get("reference") else ""
     told = [
         f"{name} (weights {str(of.get('weights', ''))[:12]}, "
         f"samples {str(of.get('inputs', ''))[:12]})"
         for name, of in models.items()
     ]
-    return "; ".join(filter(None, [reference, ", ".join(told)]))
+    return "; ".join(filter(None, [folder, reference, ", ".join(told)]))

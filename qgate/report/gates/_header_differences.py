@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from qgate.report._escaping import one_line
+from qgate.results.others import is_finished
 
 # Whatever is written about these, numbers may differ because of it.
 _PLAIN = ("commit", "device", "torch", "python", "qgate", "seed", "reference", "command")
@@ -101,6 +102,10 @@ def _plans(headers: Sequence[Mapping[str, Any]]) -> list[Difference]:
 
 def _incomplete(names: Sequence[str], headers: Sequence[Mapping[str, Any]]) -> list[Difference]:
     """Runs of a part of the tests: what they lack is not gone."""
+    ended = [is_finished(header) for header in headers]
+    if not all(ended):
+        off = ", ".join(name for name, whole in zip(names, ended, strict=True) if not whole)
+        return [Difference("complete", f"{off} was broken off before its end", ())]
     complete = [header.get("complete", True) for header in headers]
     if all(complete) or not any(complete):
         return []

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from qgate.report.dumps._reading import shortened
-from qgate.report.gates.runs import Growth, Run, Spot
-from qgate.report.pages._style import HEAT_LIGHT
+from qgate.report.gates.runs import EVERYWHERE, Gate, Growth, Run, Spot
+from qgate.report.pages._style import HEAT_LIGHT, LIGHT_COLORS, heat_colors
 from qgate.report.pages.parts import scroll, section, text
 
 _STEPS = len(HEAT_LIGHT)
@@ -103,12 +103,28 @@ def heat_maps(run: Run) -> str:
     return section("map", "Modes and layers", f"{about}\n{_legend(scale)}\n{chr(10).join(maps)}")
 
 
+def map_fragment(run: Run, link: Callable[[Gate], str], most: int) -> str:
+    """The same for a page that is not ours, with its looks, in light colors; `link` is the address
+    of a gate there. Empty where there would be a single cell, or more of them than `most`."""
+    if not 1 < len(run.spots) <= most:
+        return ""
+    html = heat_maps(run)
+    for gate in {spot.gate.number: spot.gate for spot in run.spots}.values():
+        html = html.replace(f"href='#{gate.anchor}'", f"href='{text(link(gate))}'")
+    hidden = ".qgate-map .unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; "
+    hidden += "clip-path: inset(50%); }"
+    colors = f".qgate-map {{ {LIGHT_COLORS} color: var(--ink); }}\n{heat_colors('.qgate-map ')}"
+    return f"<div class='qgate-map'><style>{STYLE}{colors}{hidden}</style>{html}</div>"
+
+
 def _legend(scale: _Scale | None) -> str:
     items = []
     if scale is not None:
+        # Close together, one digit would not tell them apart.
+        digits = int(scale.high - scale.low < 0.3 * _STEPS)
         for step in range(_STEPS):
             edges = (scale.edge(step), scale.edge(step + 1))
-            low, high = (f"{10**edge:.0e}".replace("e-0", "e-") for edge in edges)
+            low, high = (f"{10**edge:.{digits}e}".replace("e-0", "e-") for edge in edges)
             middle = _signed(-5 * sum(edges))
             said = f"{low} to {high}"
             if step in (0, _STEPS - 1):
@@ -184,7 +200,8 @@ def _in_order(layers: set[str], growth: Sequence[Growth]) -> list[str]:
     known = max((line.layers for line in growth), key=len, default=())
     place = {layer: number for number, layer in reversed([*enumerate(known)])}
     end = len(known)
-    return sorted(layers, key=lambda layer: (place.get(layer, end), natural(layer)))
+    last = (EVERYWHERE, "")
+    return sorted(layers, key=lambda layer: (layer in last, place.get(layer, end), natural(layer)))
 
 
 def natural(name: str) -> tuple[bool, list[tuple[int, str]]]:

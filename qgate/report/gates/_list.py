@@ -22,7 +22,7 @@ from qgate.report.gates._words import (
     verdict_of,
 )
 from qgate.report.gates.runs import Gate, Run
-from qgate.report.pages.parts import empty, head_cells, scroll, section, text
+from qgate.report.pages.parts import empty, head_cells, scroll, section, text, wrapping
 
 _LONGEST = 80
 # Larger tables are laid out when one comes to them.
@@ -30,19 +30,20 @@ _FEW = 100
 _CLASS = {FAILED: "f", NEW: "n", UNKNOWN: "u", PASSED: "p", IMPROVED: "p"}
 # Name of a column and its width in rem.
 _COLUMNS = (
-    ("verdict", 5.6), ("suite", 7), ("model", 7), ("mode", 6.6), ("layer", 5.2), ("site", 14.6),
-    ("scope", 5.5), ("metric", 7.6), ("value", 5.2), ("limit", 6), ("change", 5.2),
-    ("margin", 4.8), ("seconds", 5),
+    ("verdict", 5.8), ("suite", 8.2), ("model", 7.6), ("mode", 6.8), ("layer", 5.2), ("site", 14.4),
+    ("scope", 6), ("metric", 8.8), ("value", 5), ("limit", 5.8), ("change", 4.8),
+    ("margin", 4.6), ("seconds", 5.4),
 )  # fmt: skip
 _WORDS = 8
 STYLE = """
 .scroll.all { max-height: min(85vh, 70rem); content-visibility: auto;
   contain-intrinsic-size: auto min(85vh, 70rem); }
 .scroll.few { contain-intrinsic-size: none; content-visibility: visible; }
-table.gates { table-layout: fixed; min-width: 73rem; font-size: .85rem; }
+table.gates { table-layout: fixed; min-width: 75rem; font-size: .85rem; }
 table.gates :is(td, th) { min-width: 0; padding: 3px 7px; line-height: 1.35; }
 table.gates tbody th { text-align: left; }
-table.gates td:nth-last-child(-n+5) { text-align: right; font-variant-numeric: tabular-nums; }
+table.gates td:nth-last-child(-n+5) { text-align: right; white-space: nowrap;
+  font-variant-numeric: tabular-nums; }
 table.gates tr > :first-child { position: sticky; left: 0; background: var(--paper); }
 table.gates thead tr > :first-child { z-index: 2; background: var(--card); }
 table.gates .f td:first-child { color: var(--fail); font-weight: 600; }
@@ -132,15 +133,16 @@ def _row(gate: Gate, run: Run, several: bool, detailed: bool) -> str:
     names = [record["suite"], *model, record["mode"], record["layer"]]
     shown, times = times_cell(check)
     now, moved, limit, change = "–", "–", "–", math.nan
+    metric = wrapping(_short((check and check.metric) or "–"), "_@")
     if check is not None:
         _, _, _, _, now, moved, limit, _ = plain_cells(check)
         change = factor(check)
     return (
         f"<tr id={gate.anchor} class={_CLASS[verdict]} title='{text(gate.node)}'><td>{word}"
-        + "".join(f"<td>{text(_short(name))}" for name in names)
-        + f"<th scope=row>{text(_short(record['site']))}<td>{text(_short(record['scope']))}"
-        f"<td>{text(_short((check and check.metric) or '–'))}<td>{text(now)}<td>{text(limit)}"
-        f"{_keyed(moved, change)}{_keyed(shown, times)}<td>{float(record['seconds'] or 0):.3g}\n"
+        + "".join(f"<td>{wrapping(_short(name), '._')}" for name in names)
+        + f"<th scope=row>{wrapping(_short(record['site']))}<td>{text(_short(record['scope']))}"
+        f"<td>{metric}<td>{text(now)}<td>{text(limit)}"
+        f"{_keyed(moved, change)}{_keyed(shown, times)}<td>{float(record['seconds'] or 0):.2g}\n"
     )
 
 
@@ -152,8 +154,9 @@ def _keyed(shown: str, key: float) -> str:
 def _broken_row(node: str, several: bool) -> str:
     suite = node.partition("::")[0].rpartition("/")[2].removesuffix(".py").removeprefix("test_")
     blank = "<td>–"
+    name = wrapping(_short(node.partition("::")[2]), "._")
     return (
-        f"<tr class=u title='{text(node)}'><td>{UNKNOWN}<td>{text(_short(suite))}"
-        f"{blank * (3 if several else 2)}<th scope=row>{text(_short(node.partition('::')[2]))}"
+        f"<tr class=u title='{text(node)}'><td>{UNKNOWN}<td>{wrapping(_short(suite), '_')}"
+        f"{blank * (3 if several else 2)}<th scope=row>{name}"
         f"{blank * 5}<td data-key=inf>–{blank}\n"
     )

@@ -17,8 +17,8 @@ from qgate.report.gates.comparison_texts import (
 from qgate.report.gates.comparisons import Cell as Compared
 from qgate.report.gates.comparisons import Comparison, Row
 from qgate.report.gates.history import ModePoint, Point
-from qgate.report.gates.page import Section
-from qgate.report.gates.tables import middle_cut, short
+from qgate.report.gates.pages import Section
+from qgate.report.gates.tables import middle_cut
 from qgate.report.pages.parts import (
     Cell,
     drawing,
@@ -30,14 +30,8 @@ from qgate.report.pages.parts import (
     text,
 )
 from qgate.report.plots.gates.trends import Trend, TrendPoint, trend_lines
+from qgate.results.ranking import times_figure
 
-_STYLE = (
-    "<style>#comparison td.number, #trend td.number { white-space: nowrap; overflow-wrap: normal; }"
-    " #comparison td.text:nth-child(2) { min-width: 0; }"
-    " #trend .scroll { margin-top: 18px; }"
-    " #trend .figures { grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); }"
-    "</style>"
-)
 # Values below these say nothing, and would stretch an axis over many decades.
 _QUIET = {"margin": 0.01, "error": 1e-9}
 _ROWS = 200
@@ -51,7 +45,6 @@ def comparison_section(comparison: Comparison) -> Section:
         for each in comparison.differences
     ]
     parts = [
-        _STYLE,
         f"<p class='about'>{text(headline(comparison))}: {text(counts_text(comparison))}</p>",
         finding_list(told, {"warn": "warning", "info": "differs"}) if told else "",
     ]
@@ -102,7 +95,7 @@ def trend_section(points: Sequence[Point]) -> Section:
         drawing(trend_lines([_failures(points)], measure="failed gates")),
     ]
     about = f"{len(points):,} runs, {points[0].started} to {points[-1].started}"
-    parts = [_STYLE, f"<p class='about'>{text(about)}</p>", figures(drawn), _runs(points)]
+    parts = [f"<p class='about'>{text(about)}</p>", figures(drawn), _runs(points)]
     return Section("trend", "Trend", "\n".join(parts))
 
 
@@ -125,7 +118,7 @@ def _trends(points: Sequence[Point], what: str) -> list[Trend]:
 
 
 def _failures(points: Iterable[Point]) -> Trend:
-    told = (_trend_point(point, float(point.failed), point.failed > 0) for point in points)
+    told = (_trend_point(point, float(point.failed), point.red) for point in points)
     return Trend("failed gates", tuple(told))
 
 
@@ -138,6 +131,8 @@ def _runs(points: Sequence[Point]) -> str:
     heads = ["started", "commit", "run", "device", "nearest to its limit", "gates", "failed",
              "x limit"]  # fmt: skip
     rows: list[list[Cell]] = []
+    others = any(point.other_failed for point in points)
+    heads += ["other failed"] if others else []
     for point in reversed(points[-_RUNS:]):
         worst = max(point.modes, key=_rank, default=None)
         where = f"{worst.model} {worst.mode}" if worst else ""
@@ -151,7 +146,8 @@ def _runs(points: Sequence[Point]) -> str:
                 (where, None),
                 number(float(point.gates), f"{point.gates:,}"),
                 number(float(point.failed), f"{point.failed:,}"),
-                number(margin, short(margin)),
+                number(margin, times_figure(margin)),
+                *([number(point.other_failed, f"{point.other_failed:,}")] if others else []),
             ]
         )
     table = sortable(heads, rows, 5, "runs of the history") if rows else ""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from qgate.gate.bounds import is_log2
 from qgate.gate.checks import ACCEPTABLE, Check
 from qgate.gate.texts import cells_of, sentence
 from qgate.gate.updating import hint
 from qgate.report.gates.runs import Gate, Run
-from qgate.results.ranking import severity, times_text
+from qgate.results.others import NOT_FINISHED, others_text
+from qgate.results.ranking import severity, times_figure, times_text
 from qgate.results.schema import Record
 
 FAILED, NEW, UNKNOWN, PASSED, IMPROVED = "failed", "new", "no verdict", "passed", "improved"
@@ -109,26 +111,55 @@ def headline_parts(run: Run) -> tuple[str, str]:
     new = [gate for gate in run.failed if gate.is_new]
     lacking = _lacking(run)
     every = _gates(len(run.gates))
+    also = [others_text(run.other), "" if run.finished else NOT_FINISHED]
     if failed:
-        rest = [gate_line(failed[0]), f"{len(new):,} new" if new else "", lacking]
+        rest = [gate_line(failed[0]), f"{len(new):,} new" if new else "", lacking, *also]
         return f"{len(failed):,} of {every} failed", "; ".join(filter(None, rest))
     if new:
         verb = "has" if len(new) == 1 else "have"
         said = f"{len(new):,} of {every} {verb} nothing to be compared with yet"
-        return said, "; ".join(filter(None, [gate_line(new[0]), lacking]))
+        return said, "; ".join(filter(None, [gate_line(new[0]), lacking, *also]))
     if run.broken:
         node, why = next(iter(run.broken.items()))
-        return lacking, f"{first_of(why)} ({node})"
+        return lacking, "; ".join(filter(None, [f"{first_of(why)} ({node})", *also]))
     if run.errors:
         return "The run failed", run.errors[0]
+    if not run.finished:
+        there = f"{every} passed before" if run.gates else "nothing was compared"
+        return "The run did not finish", "; ".join(filter(None, [there, also[0]]))
+    if run.other["failed"]:
+        return _other_failed(run, every)
     if not run.gates:
         return "No gate ran", "nothing was compared, so nothing passed"
+    if status := run.header.get("exit", 0):
+        return "The run failed", f"{every} passed, and pytest ended with exit status {status}"
     said = f"All {every} passed" if len(run.gates) > 1 else "The one gate passed"
     gate = run.gates[0]
-    if gate.check is None:
+    if changed := updated_text(run.header.get("update")):
+        return said, f"baselines: {changed}"
+    if gate.check is None or gate.check["kind"] == "missing":
         return said, ""
     place = f"{gate.record['site']} (mode {gate.record['mode']})"
     return said, f"nearest to its limit is {gate.check['metric']} at {place}, {near(gate)}"
+
+
+def updated_text(update: Mapping[str, Any] | None) -> str:
+    """`37 entries written (failed)`; empty where there was no update."""
+    if not update:
+        return ""
+    count = update.get("entries", 0)
+    entries = f"{count:,} {'entry' if count == 1 else 'entries'}"
+    did = "would change" if update.get("dry_run") else "written"
+    return f"{f'{entries} {did}' if update.get('done') else 'nothing written'} ({update['which']})"
+
+
+def _other_failed(run: Run, every: str) -> tuple[str, str]:
+    """Where all gates passed, and tests that are no gates did not."""
+    count = run.other["failed"]
+    said = f"{count:,} other test{'' if count == 1 else 's'} failed"
+    node, why = next(iter(run.other["failures"].items()), ("", ""))
+    passed = f"all {every} passed" if run.gates else "no gate ran"
+    return said, "; ".join(filter(None, [f"{node}: {why}".strip(": "), passed]))
 
 
 def _lacking(run: Run) -> str:
@@ -174,14 +205,17 @@ def times_cell(check: Check | None) -> tuple[str, float]:
     unfit = check.kind == "nonfinite" or check.value is None or not math.isfinite(check.value)
     if unfit or check.times is None or not math.isfinite(check.times):
         return "∞", math.inf
-    return f"{check.times:.3g}×", check.times
+    return f"{times_figure(check.times)}×", check.times
 
 
 # What to type next --------------------------------------------------------------------------------
 
 
 def again(run: Run, gate: Gate) -> str:
-    """The command that runs one gate again, with the options of the run that say what it is of."""
+    """The command that runs one gate again; of a file that has none the options are a guess from
+    the command of the run."""
+    if known := gate.record.get("commands"):
+        return str(known["again"])
     return shlex.join(["pytest", gate.node, *_options(run.header.get("command") or ())])
 
 
@@ -192,6 +226,8 @@ def accepting(run: Run, gate: Gate) -> tuple[str, str]:
         return "", why
     if not any(check.kind in ACCEPTABLE for check in failed):
         return "", ""
+    if known := gate.record.get("commands"):
+        return str(known["accept"]), ""
     long = any(each.startswith("--qgate-") for each in _options(run.header.get("command") or ()))
     return f"{again(run, gate)} --{'qgate-' if long else ''}update-baselines", ""
 

@@ -18,6 +18,7 @@ from qgate.report.gates.tables import (
 )
 from qgate.report.gates.terminal import NARROWEST, Line, plain
 from qgate.results.ci import markdown_cell
+from qgate.results.ranking import times_figure
 
 TITLES: dict[Group, str] = {
     "broke": "Broke: passed before, fails now",
@@ -73,7 +74,7 @@ def ratio_text(row: Row) -> str:
     if not known:
         return ""
     most = max(known, key=lambda each: abs(math.log(each)) if each > 0 else math.inf)
-    return f"{most:.4g}x" if 0.5 <= most < 2 else f"{most:.3g}x"
+    return f"{most:.4g}x" if 0.5 <= most < 2 else f"{times_figure(most)}x"
 
 
 def verdict_text(row: Row, names: Sequence[str]) -> str:

@@ -47,6 +47,7 @@ def _run(run: Run, tally: Tally) -> dict[str, Any]:
         "name": run.name,
         **{name: run.header.get(name) for name in _HEADER},
         "passed": run.passed,
+        "finished": run.finished,
         "torn": run.torn,
         "counts": {
             "gates": tally.gates,
@@ -59,6 +60,7 @@ def _run(run: Run, tally: Tally) -> dict[str, Any]:
         },
         "broken": run.broken,
         "errors": run.errors,
+        "other": dict(run.other),
         "modes": [_mode(mode) for mode in tally.modes],
         "gates": [_gate(gate) for gate in run.gates],
     }

@@ -14,6 +14,7 @@ from typing import Any
 
 from qgate.errors import QgateError
 from qgate.files import lock, replacing
+from qgate.results.others import is_finished, others_of
 from qgate.results.schema import Record, line, parse
 from qgate.results.summary import Tally
 
@@ -57,6 +58,14 @@ class Point:
     comparisons: int
     models: Mapping[str, str]
     modes: tuple[ModePoint, ...]
+    # Tests that are no gates; and whether the run came to its end. Earlier files say neither.
+    other_failed: int = 0
+    finished: bool = True
+
+    @property
+    def red(self) -> bool:
+        """Whether anything failed, or is not known."""
+        return bool(self.failed or self.other_failed) or not self.finished
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -86,6 +95,8 @@ def point_of(name: str, header: Record, tally: Tally) -> Point:
             )
             for mode in sorted(tally.modes, key=lambda each: (each.model, each.mode))
         ),
+        other_failed=others_of(header)["failed"],
+        finished=is_finished(header),
     )  # fmt: skip
 
 
@@ -187,6 +198,8 @@ def _checked(given: Mapping[str, Any]) -> Point:
             )
             for mode in given["modes"]
         ),
+        other_failed=_count(given.get("other_failed", 0), "other_failed"),
+        finished=given.get("finished", True) is True,
     )  # fmt: skip
 
 

@@ -82,7 +82,7 @@ def write_page(
 ) -> None:
     """The page of a run, of several that of the last: one says what a change did by showing what
     came of it. A comparison has to be given, since runs keep only the worst of each gate."""
-    from qgate.report.gates.page import page
+    from qgate.report.gates.pages import page
 
     sections = []
     if comparison is not None or history:
@@ -99,7 +99,7 @@ def markdown_report(loaded: Sequence[Loaded], comparison: Comparison | None = No
     """The summary of the last run, and what is different in it; less than a comment may have."""
     last = loaded[-1]
     notes = [*last.broken, *([last.run.torn] if last.run.torn else [])]
-    text = markdown_summary(last.tally, broken=notes, about=about(last.run))
+    text = markdown_summary(last.tally, broken=notes, about=about(last.run), header=last.run.header)
     return f"{text}\n{comparison_markdown(comparison)}" if comparison is not None else text
 
 

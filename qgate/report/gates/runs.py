@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from qgate.results import binding, read
+from qgate.results.others import is_finished, others_of
 from qgate.results.ranking import severity
 from qgate.results.schema import Record
 
 Check = Mapping[str, Any]
 # Failed comparisons kept of one gate, worst first; the rest is counted and stands in results.csv.
 MOST_FAILED = 40
+# Where a test is that holds several layers at once, such as that of the reference.
+EVERYWHERE = "all layers"
 # What stands for a cell of the heat map, the most telling scope first.
 _SCOPES = ("carried", "local", "sweep", "forward", "backward", "task")
 
@@ -125,8 +128,20 @@ class Run:
 
     @property
     def passed(self) -> bool:
-        """A run that compared nothing did not pass."""
-        return bool(self.gates) and not self.failed and not self.broken and not self.errors
+        """A run that compared nothing did not pass, nor did one that was broken off, or in which
+        other tests failed: pytest was red then."""
+        wrong = self.failed or self.broken or self.errors or self.other["failed"]
+        return bool(self.gates) and not wrong and self.header.get("exit", 0) == 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether it came to its end; a file of an earlier version does not say, and counts."""
+        return is_finished(self.header)
+
+    @property
+    def other(self) -> Mapping[str, Any]:
+        """Tests that are no gates: how many passed, failed and skipped, and first lines."""
+        return others_of(self.header)
 
     @property
     def errors(self) -> list[str]:
@@ -149,6 +164,7 @@ class _Gathered:
     errors: dict[str, float] = field(default_factory=dict)
     blocks: dict[tuple[str, str], tuple[int, float | None]] = field(default_factory=dict)
     order: int = 0
+    layers: set[str] = field(default_factory=set)
 
 
 def read_run(path: Path | str, name: str = "") -> Run:
@@ -181,6 +197,7 @@ def _gather(records: Iterable[Record]) -> dict[str, _Gathered]:
 def _add(known: _Gathered, record: Record) -> None:
     known.comparisons += 1
     known.checks += len(record["checks"])
+    known.layers.add(str(record["layer"]))
     known.improved |= any(check["improved"] for check in record["checks"])
     known.order = min(known.order, record.get("order", 0))
     if _rank(record) > _rank(known.worst):
@@ -236,7 +253,8 @@ def _spots(gates: Mapping[str, Gate], found: Mapping[str, _Gathered]) -> list[Sp
     places: dict[tuple[str, str, str], list[str]] = {}
     for node in gates:
         record = found[node].worst
-        key = (str(record["model"]), str(record["mode"]), str(record["layer"]))
+        layer = EVERYWHERE if len(found[node].layers) > 1 else str(record["layer"])
+        key = (str(record["model"]), str(record["mode"]), layer)
         places.setdefault(key, []).append(node)
     spots = []
     for (model, mode, layer), nodes in places.items():

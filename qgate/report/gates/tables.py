@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from qgate.report._escaping import one_line
+from qgate.results.ranking import times_figure
 from qgate.results.summary import Finding
 
 CUT = "…"
@@ -127,7 +128,7 @@ def far_text(finding: Finding) -> str:
     unfit = check["value"] is None or not math.isfinite(check["value"])
     if unfit or check["kind"] == "nonfinite":
         return "-"
-    return f"{times:.3g}x" if times is not None and math.isfinite(times) else "over 0"
+    return f"{times_figure(times)}x" if times is not None and math.isfinite(times) else "over 0"
 
 
 def metric_lines(metric: str) -> str:

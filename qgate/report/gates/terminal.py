@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from qgate.report._escaping import one_line
 from qgate.report.gates.tables import (
@@ -21,16 +21,18 @@ from qgate.report.gates.tables import (
     value_text,
     widest,
 )
+from qgate.results.others import NOT_FINISHED, is_finished, other_lines, others_of, others_text
 from qgate.results.ranking import check_text
 from qgate.results.summary import Finding, ModeSummary, Tally, change_text
 
 Color = Literal["", "red", "green", "yellow"]
 NARROWEST = 60
-_MODES, _FAILURES = 10, 10
+_MODES, _FAILURES, _OTHERS = 10, 10, 5
 _NARROW_SITE = 24
 _WIDE_SITE = 32
 # `::error` at the start of a line, `##[error]` and `##vso[…` anywhere.
 _COMMAND = re.compile(r"(^\s*|#(?=#(?:vso)?\[))(::|#(?=(?:vso)?\[))")
+_NO_HEADER: Mapping[str, Any] = {}
 _ANSI = {"red": "\x1b[31m", "green": "\x1b[32m", "yellow": "\x1b[33m"}
 
 
@@ -59,6 +61,11 @@ def plain(texts: Sequence[str], width: int, color: Color = "") -> list[Line]:
     ]
 
 
+def errors(texts: Sequence[str]) -> list[Line]:
+    """One line each, however long: logs are searched for them, and a terminal folds by itself."""
+    return [Line(one_line(text), "red") for text in texts]
+
+
 def _folded(text: str, width: int) -> list[str]:
     lines, rest = [], text
     while shown_width(rest) > width:
@@ -72,10 +79,18 @@ def _folded(text: str, width: int) -> list[str]:
     return [*lines, rest]
 
 
-def summary(tally: Tally, width: int, *, modes: int = _MODES, rows: int = _FAILURES) -> list[Line]:
-    """The end of `pytest suites`: counts, modes, a line for every failure."""
+def summary(
+    tally: Tally,
+    width: int,
+    header: Mapping[str, Any] = _NO_HEADER,
+    *,
+    modes: int = _MODES,
+    rows: int = _FAILURES,
+) -> list[Line]:
+    """The end of `pytest suites`: counts, modes, a line for every failure; of the header what else
+    failed. Other tests are named by pytest."""
     width = max(width, NARROWEST)
-    lines = [*counts_lines(tally, width), *mode_table(tally.modes, width, modes)]
+    lines = [*counts_lines(tally, width, header), *mode_table(tally.modes, width, modes)]
     lines += unknown_lines(tally.unknown, width)
     known = [each for each in tally.failures if not each.is_new]
     for each in known[:rows]:
@@ -86,10 +101,18 @@ def summary(tally: Tally, width: int, *, modes: int = _MODES, rows: int = _FAILU
     return lines + improved_lines(tally, width)
 
 
-def tables(tally: Tally, width: int, *, modes: int = 40, rows: int = 20) -> list[Line]:
+def tables(
+    tally: Tally,
+    width: int,
+    header: Mapping[str, Any] = _NO_HEADER,
+    *,
+    modes: int = 40,
+    rows: int = 20,
+) -> list[Line]:
     """What `qgate report` prints: the same, with the failures as a table."""
     width = max(width, NARROWEST)
-    lines = [*counts_lines(tally, width), *mode_table(tally.modes, width, modes)]
+    lines = [*counts_lines(tally, width, header), *mode_table(tally.modes, width, modes)]
+    lines += errors(other_lines(others_of(header), _OTHERS))
     lines += unknown_lines(tally.unknown, width)
     known = [each for each in tally.failures if not each.is_new]
     if known:
@@ -101,10 +124,19 @@ def tables(tally: Tally, width: int, *, modes: int = 40, rows: int = 20) -> list
     return lines + improved_lines(tally, width)
 
 
-def counts_lines(tally: Tally, width: int) -> list[Line]:
+def counts_lines(tally: Tally, width: int, header: Mapping[str, Any] = _NO_HEADER) -> list[Line]:
+    """Those of gates; where all of them passed, what else went wrong stands before."""
     counts = tally.counts
     color: Color = "red" if counts.failed or not counts.passed else "green"
-    return plain([counts.text()], width, color)
+    lines = plain([counts.text()], width, color)
+    also = wrong_lines(tally, width, header)
+    return [*lines, *also] if counts.failed else [*also, *lines]
+
+
+def wrong_lines(_tally: Tally, width: int, header: Mapping[str, Any]) -> list[Line]:
+    """What went wrong beside the gates."""
+    wrong = ["" if is_finished(header) else NOT_FINISHED, others_text(others_of(header))]
+    return plain(list(filter(None, wrong)), width, "red")
 
 
 def unknown_lines(unknown: Mapping[tuple[str, str], int], width: int) -> list[Line]:

@@ -17,11 +17,31 @@ const key = (row, column) => {
 };
 const rowsOf = table => table.tBodies.length ? [...table.tBodies[0].rows] : [];
 const original = new Map();
+// To lay out ten thousand rows takes seconds: the first are there at once, the others follow.
+const coming = new Map();
+function follow(table, count) {
+  const rows = coming.get(table);
+  if (!rows) return;
+  clearTimeout(rows.timer);
+  table.tBodies[0].append(...rows.splice(0, count));
+  if (rows.length) rows.timer = setTimeout(follow, 30, table, count);
+  else coming.delete(table);
+}
+const followAll = () => [...coming.keys()].forEach(table => follow(table, Infinity));
 function reorder(table, rows) {
+  const waiting = coming.get(table);
+  if (waiting) clearTimeout(waiting.timer);
+  let cut = rows.length > 2000 ? 0 : rows.length;
+  for (let seen = 0; seen < 500 && cut < rows.length; cut += 1) seen += !rows[cut].hidden;
   const body = table.tBodies[0], after = body.nextSibling;
   body.remove();
-  body.append(...rows);
+  body.replaceChildren(...rows.slice(0, cut));
   table.insertBefore(body, after);
+  const rest = rows.slice(cut);
+  coming.delete(table);
+  if (!rest.length) return;
+  coming.set(table, rest);
+  rest.timer = setTimeout(follow, 300, table, 700);
 }
 function sortBy(table, column, down) {
   const heads = [...table.tHead.rows[0].cells], head = heads[column];
@@ -141,6 +161,7 @@ _JUMP = """
 function jump() {
   const hash = location.hash.slice(1);
   if (!hash || hash.startsWith('show')) return;
+  followAll();
   let target = null;
   try { target = document.getElementById(decodeURIComponent(hash)); } catch { return; }
   if (!target) return;
@@ -149,6 +170,8 @@ function jump() {
     target.closest('table').dispatchEvent(new Event('unhidden'));
   }
   for (let at = target; at; at = at.parentElement) if (at.matches('details')) at.open = true;
+  const details = document.getElementById(target.id.replace(/^gate-/, 'details-'));
+  if (details && details.matches('details')) details.open = true;
   if (target.matches('tr, details, section')) {
     target.tabIndex = -1;
     target.focus({ preventScroll: true });
@@ -188,9 +211,25 @@ for (const heat of document.querySelectorAll('table.heat')) {
   });
 }
 
+for (const button of document.querySelectorAll('button.unfold')) {
+  const all = [...button.closest('section').querySelectorAll('details')];
+  const tell = () => {
+    button.textContent = all.every(each => each.open) ? 'Close all' : 'Open all';
+  };
+  button.hidden = false;
+  button.addEventListener('click', () => {
+    const open = !all.every(each => each.open);
+    all.forEach(each => { each.open = open; });
+    tell();
+  });
+  all.forEach(each => each.addEventListener('toggle', tell));
+  tell();
+}
+
 const opened = [];
 addEventListener('beforeprint', () => {
-  for (const each of document.querySelectorAll('details:not([open])')) {
+  followAll();
+  for (const each of document.querySelectorAll('details:not([open], .cases)')) {
     each.open = true;
     opened.push(each);
   }

@@ -23,22 +23,30 @@ def _steps(steps: tuple[tuple[str, str], ...]) -> str:
     return " ".join(f"--h{i}: {back}; --t{i}: {text};" for i, (back, text) in enumerate(steps))
 
 
-_HEAT = "\n".join(
-    f"table.heat td.h{i}, .legend .h{i} {{ background: var(--h{i}); color: var(--t{i}); }}"
-    for i in range(len(HEAT_LIGHT))
-)
+def heat_colors(within: str = "") -> str:
+    """Rules that color the cells and the legend of heat maps."""
+    return "\n".join(
+        f"{within}table.heat td.h{i}, {within}.legend .h{i} "
+        f"{{ background: var(--h{i}); color: var(--t{i}); }}"
+        for i in range(len(HEAT_LIGHT))
+    )
+
+
+_LIGHT = """--ink: #1b1f24; --dim: #57606a; --paper: #fff; --card: #f6f8fa; --line: #d0d7de;
+  --link: #0550ae; --fail: #b42318; --warn: #8a4b00; --good: #116329; --info: #57606a;
+  --mark: #fff3c4;"""
+# For a fragment on a page that is not ours, and stays light in the dark.
+LIGHT_COLORS = f"{_LIGHT} {_steps(HEAT_LIGHT)}"
 
 STYLE = (
     f"""
 :root {{ color-scheme: light dark; {_steps(HEAT_LIGHT)} }}
 @media (prefers-color-scheme: dark) {{ :root {{ {_steps(HEAT_DARK)} }} }}
 @media print {{ :root {{ color-scheme: light; {_steps(HEAT_LIGHT)} }} }}
-{_HEAT}
+{heat_colors()}
+:root {{ {_LIGHT} }}
 """
     + """
-:root { --ink: #1b1f24; --dim: #57606a; --paper: #fff; --card: #f6f8fa; --line: #d0d7de;
-  --link: #0550ae; --fail: #b42318; --warn: #8a4b00; --good: #116329; --info: #57606a;
-  --mark: #fff3c4; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6edf3; --dim: #9aa4af; --paper: #0d1117; --card: #161b22; --line: #30363d;
     --link: #79b8ff; --fail: #ff8f85; --warn: #f0b35c; --good: #6fd584; --info: #9aa4af;
@@ -54,7 +62,8 @@ main { max-width: 1840px; margin: 0 auto; padding: 16px clamp(12px, 3vw, 40px) 6
 h1 { font-size: 1.5rem; line-height: 1.25; margin: .4em 0 .2em; overflow-wrap: anywhere; }
 h2 { font-size: 1.2rem; margin: 1.8em 0 .6em; border-bottom: 1px solid var(--line); }
 h3 { font-size: 1rem; margin: 1.2em 0 .4em; overflow-wrap: anywhere; }
-.name, figcaption, td, th, li, p, dd, code { overflow-wrap: anywhere; }
+.name, figcaption, li, p, dd, code { overflow-wrap: anywhere; }
+td, th { overflow-wrap: break-word; }
 .about, .empty, figcaption span { color: var(--dim); }
 .fail { color: var(--fail); } .warn { color: var(--warn); } .good { color: var(--good); }
 .unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%);
@@ -93,7 +102,10 @@ th, td { padding: 4px 10px; border-bottom: 1px solid var(--line); vertical-align
 tbody th { font-weight: normal; min-width: 13rem; }
 td.text:nth-child(2) { min-width: 12rem; }
 .text { text-align: left; }
-.number { text-align: right; font-variant-numeric: tabular-nums; }
+.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+#comparison td.text:nth-child(2) { min-width: 0; }
+#trend .scroll { margin-top: 18px; }
+#trend .figures { grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); }
 thead th { position: sticky; top: 0; background: var(--card); z-index: 1; }
 thead button { all: unset; cursor: pointer; font-weight: 600; }
 thead button:focus-visible { outline: 3px solid var(--link); }
@@ -103,7 +115,7 @@ th[aria-sort=descending] button::after { content: " \\2193"; }
 .filters label { display: grid; font-size: .85rem; color: var(--dim); }
 .filters :is(input, select, button) { font: inherit; font-size: .95rem; color: var(--ink);
   background: var(--paper); border: 1px solid var(--dim); border-radius: 6px; padding: 4px 8px;
-  max-width: min(22rem, 80vw); }
+  max-width: min(22rem, 80vw); min-height: 2.2rem; }
 .filters button { cursor: pointer; background: var(--card); }
 .filters output { padding: 5px 0; font-weight: 600; }
 @media print { nav, .filters, a.skip { display: none; }
@@ -112,7 +124,10 @@ th[aria-sort=descending] button::after { content: " \\2193"; }
   html { font-size: 75%; } body { font-size: 11px; } main { padding: 0; max-width: none; }
   .scroll { max-height: none !important; overflow: visible; border: 0; }
   thead th { position: static; } thead { display: table-header-group; }
+  /* A box of its own keeps Chromium from repeating heads on every page. */
+  thead button { display: contents; }
   tr, figure { break-inside: avoid; } h1, h2, h3, summary { break-after: avoid; }
-  a { text-decoration: none; } details::details-content { content-visibility: visible; } }
+  a { text-decoration: none; }
+  details:not(.cases)::details-content { content-visibility: visible; } }
 """
 )

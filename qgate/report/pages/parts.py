@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -18,6 +19,11 @@ _BADGES = {"fail": "broken", "warn": "loss", "info": "note"}
 def text(value: object) -> str:
     """One line of printable characters, fit for an element and for an attribute in quotes."""
     return escape(one_line(value))
+
+
+def wrapping(value: object, after: str = ".:/@") -> str:
+    """A name that a line may break in, but not within its words: `after` these characters."""
+    return re.sub(rf"([{after}]+)(?=[^{after}])", r"\1<wbr>", text(value))
 
 
 def document(
@@ -121,5 +127,7 @@ def _line(row: Sequence[Cell], words: int) -> str:
         tag = "th scope='row'" if place == 0 else "td"
         kind = "text" if place < words else "number"
         value = "" if key is None or key == shown else f" data-key='{text(key)}'"
-        cells.append(f"<{tag} class='{kind}'{value}>{text(shown)}</{tag.split()[0]}>")
+        # A name with dots breaks there; one without at its underscores.
+        told = text(shown) if place >= words else wrapping(shown, ".:/@" if place == 0 else ".:/_@")
+        cells.append(f"<{tag} class='{kind}'{value}>{told}</{tag.split()[0]}>")
     return f"<tr>{''.join(cells)}</tr>"

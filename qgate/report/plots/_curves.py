@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from qgate.report.plots._figure import BLUE, GRAY, RED
+from qgate.report.plots._figure import TICK, dress
+from qgate.report.plots.palette import BLACK, BLUE, DARK_GREEN, GRAY, ORANGE, RED, WHITE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +24,6 @@ Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 Kind = Literal["error", "decibel", "cosine"]
 
-GREEN, ORANGE = "#1b7837", "#b35806"
 _SAME_COSINE = 1e-12
 _EDGE, _LABEL = 0.085, 0.015
 
@@ -105,21 +105,19 @@ def draw_ground(axes: Axes, grid: Grid) -> None:
     """What all panels have in common: the shading, the marked exponents, the grid."""
     from matplotlib.ticker import MaxNLocator
 
+    dress(axes)
     _shade(axes, grid, grid.overflow, 0.13)
     _shade(axes, grid, grid.costly & ~grid.overflow, 0.06)
     for end in grid.ends:
         axes.axvline(end, color=GRAY, linewidth=1.2, linestyle=":")
     if grid.recommended is not None:
         at = float(grid.x[grid.recommended])
-        axes.axvline(at, color=GREEN, linewidth=7, alpha=0.22, solid_capstyle="butt")
+        axes.axvline(at, color=DARK_GREEN, linewidth=7, alpha=0.22, solid_capstyle="butt")
     low, high = grid.limits
     if grid.production is not None and low <= grid.production <= high:
         axes.axvline(grid.production, color=ORANGE, linewidth=1.4, linestyle="--")
     axes.set_xlim(low, high)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, steps=[1, 2, 5, 10]))
-    axes.grid(color=GRAY, alpha=0.22, linewidth=0.6)
-    axes.tick_params(labelsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _shade(axes: Axes, grid: Grid, mask: Mask, alpha: float) -> None:
@@ -160,7 +158,7 @@ def _draw_line(axes: Axes, grid: Grid, curve: Curve, y: Floats) -> None:
             marker="o",
             markersize=size if filled else 0.62 * size,
             markeredgecolor=curve.color,
-            markerfacecolor=curve.color if filled else "white",
+            markerfacecolor=curve.color if filled else WHITE,
             markeredgewidth=0.8,
         )
     if grid.recommended is not None:
@@ -173,8 +171,8 @@ def _draw_star(axes: Axes, x: float, y: float, *, at_edge: bool = False) -> None
         [y],
         marker="*",
         markersize=14,
-        color=GREEN,
-        markeredgecolor="white",
+        color=DARK_GREEN,
+        markeredgecolor=WHITE,
         markeredgewidth=0.7,
         linestyle="none",
         zorder=5,
@@ -199,7 +197,7 @@ def _draw_at_edge(
                 marker="^" if at_top else "v",
                 markersize=6.5 if filled else 4.5,
                 markeredgecolor=curve.color,
-                markerfacecolor=curve.color if filled else "white",
+                markerfacecolor=curve.color if filled else WHITE,
                 transform=across,
             )
     if not there.any():
@@ -216,8 +214,8 @@ def _draw_at_edge(
         transform=across,
         ha="center",
         va="top" if at_top else "bottom",
-        fontsize=8.5,
-        color="black",
+        fontsize=TICK,
+        color=BLACK,
     )
 
 
@@ -228,7 +226,6 @@ def _set_limits(axes: Axes, inside: Floats, kind: Kind, exact: bool, lost: bool)
         axes.set_ylim(low, high)
         if not inside.size:
             axes.set_yticks([])
-        axes.ticklabel_format(axis="y", style="plain", useOffset=False)
         return
     if not inside.size:
         axes.set_ylim(0, 1)
@@ -259,7 +256,7 @@ def _name_ticks(axes: Axes, kind: Kind, decades: float) -> None:
 
     A cosine is drawn by its distance to 1 and named by itself: 0.9, 0.99, 0.999.
     """
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     def name(value: float, _: object = None) -> str:
         power = math.floor(math.log10(value) + 1e-9)
@@ -271,4 +268,4 @@ def _name_ticks(axes: Axes, kind: Kind, decades: float) -> None:
     between += [3.0, 7.0] if decades < 0.9 else []
     axes.yaxis.set_major_locator(LogLocator(subs=sorted(between), numticks=9))
     axes.yaxis.set_major_formatter(FuncFormatter(name))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_minor_locator(NullLocator())

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from qgate.report.plots._figure import BLUE, GRAY, RED, new_figure, save
+from qgate.report.plots._figure import PANEL, SMALL, new_figure, save
+from qgate.report.plots.palette import BLUE, GRAY, RED
 
 
 def draw_values(
@@ -27,7 +28,7 @@ def draw_values(
     top.set_yticks([])
     top.set_ylim(0, 1)
     top.set_title(
-        f"{title}: {len(x)} positive values, max {x[-1]:g}, smallest {x[0]:g}", fontsize=11
+        f"{title}: {len(x)} positive values, max {x[-1]:g}, smallest {x[0]:g}", fontsize=PANEL
     )
     middle = (x[:-1] + x[1:]) / 2
     worst = (x[1:] - x[:-1]) / 2 / middle * 100
@@ -36,7 +37,7 @@ def draw_values(
         left = exact[0]
         for axes in (top, bottom):
             axes.axvspan(left - 0.5, np.log2(min_normal), color=RED, alpha=0.07, linewidth=0)
-        top.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
+        top.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=SMALL)
     bottom.set_ylabel("largest relative error\nof rounding (%)")
     bottom.set_xlabel("log2 of the magnitude" + (f", {unit}" if unit else ""))
     bottom.set_ylim(bottom=0)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qgate.report.plots._boxes import advice_box, format_box, tensor_box
 from qgate.report.plots._curves import (
-    GREEN,
-    ORANGE,
     Curve,
     Floats,
     Grid,
@@ -22,7 +20,9 @@ from qgate.report.plots._curves import (
     draw_ground,
     marker_size,
 )
-from qgate.report.plots._figure import BLUE, GRAY, RED, new_figure, save
+from qgate.report.plots._figure import HEADLINE, LABEL, PANEL, TICK
+from qgate.report.plots._sheet import Drawing, Sheet, plain, sheet
+from qgate.report.plots.palette import BLACK, BLUE, DARK_GREEN, GRAY, ORANGE, RED, SKY, WHITE
 from qgate.report.sweeps._record import (
     Record,
     decibel_text,
@@ -39,62 +39,71 @@ from qgate.report.sweeps._record import (
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from matplotlib.gridspec import GridSpec, SubplotSpec
 
-_PSNR = "#67a9cf"
 _Panel = tuple[str, str, Kind]
 _MSE: _Panel = ("mse", "MSE", "error")
-_COSINE: _Panel = ("cosine", "Cosine similarity", "cosine")
-_RATIO: _Panel = ("psnr_db", "SNR (dB)", "decibel")
+_COSINE: _Panel = ("cosine", "cosine similarity", "cosine")
+_RATIO: _Panel = ("psnr_db", "SQNR, PSNR (dB)", "decibel")
 _MAE: _Panel = ("mae", "MAE", "error")
-_LARGEST: _Panel = ("max_abs", "Max absolute error", "error")
-_RELATIVE: _Panel = ("relative_error", "Relative error (%)", "error")
+_LARGEST: _Panel = ("max_abs", "max absolute error", "error")
+_RELATIVE: _Panel = ("relative_error", "relative error (%)", "error")
 
 
-def draw_metrics(path: Path, record: Record) -> None:
+@dataclass(frozen=True)
+class Picture:
+    """For which kind of sweep, its file without format and ending, and what draws it."""
+
+    kind: str
+    stem: str
+    about: str
+    draw: Drawing[Record]
+
+
+def _build_metrics(record: Record) -> Sheet:
     """Six metrics over all levels, with what they mean for this tensor and format."""
     panels = (_MSE, _COSINE, _RATIO, _MAE, _LARGEST, _RELATIVE)
-    _draw_tensor(path, record, panels, rows=2, height=8.6)
+    return _tensor(record, panels, rows=2, height=8.8)
 
 
-def draw_summary(path: Path, record: Record) -> None:
+def _build_summary(record: Record) -> Sheet:
     """The three metrics people look at first, larger."""
-    _draw_tensor(path, record, (_MSE, _COSINE, _RATIO), rows=1, height=6.4)
+    return _tensor(record, (_MSE, _COSINE, _RATIO), rows=1, height=6.0)
 
 
-def draw_block(path: Path, record: Record) -> None:
+def _build_block(record: Record) -> Sheet:
     """An offset to every block's own exponent: what it gains and what it loses."""
-    figure, grid_spec = _sheet(record, rows=1, height=6.4)
+    made, grid_spec = _sheet(record, rows=1, height=6.0)
     if record["levels"]:
         grid = _grid(record)
-        panels = [figure.add_subplot(grid_spec[1, column]) for column in range(3)]
+        panels = [made.figure.add_subplot(grid_spec[1, column]) for column in range(3)]
         _draw_ratios(panels[0], record, grid)
         _draw_metric(panels[1], record, grid, _MSE)
         _draw_shares(panels[2], record, grid)
         for axes in panels:
-            axes.set_xlabel("saturates \u2190   offset to the block exponent   \u2192 flushes")
+            _label(axes, "offset to the block exponent")
             axes.xaxis.set_major_formatter(lambda value, _: offset_text(value))
-        _draw_legend(_bare(figure, grid_spec[0, :]), record, grid)
-    save(figure, path)
+        _draw_legend(_bare(made, grid_spec[0, :]), record, grid)
+    return made
 
 
-def _draw_tensor(
-    path: Path, record: Record, panels: Sequence[_Panel], *, rows: int, height: float
-) -> None:
-    figure, grid_spec = _sheet(record, rows=rows, height=height)
+def _tensor(record: Record, panels: Sequence[_Panel], *, rows: int, height: float) -> Sheet:
+    made, grid_spec = _sheet(record, rows=rows, height=height)
     if record["levels"]:
         grid = _grid(record)
         for index, panel in enumerate(panels):
-            axes = figure.add_subplot(grid_spec[1 + index // 3, index % 3])
+            axes = made.figure.add_subplot(grid_spec[1 + index // 3, index % 3])
             if panel is _RATIO:
                 _draw_ratios(axes, record, grid)
             else:
                 _draw_metric(axes, record, grid, panel)
-            if index // 3 == rows - 1:
-                axes.set_xlabel("saturates \u2190   scale exponent   \u2192 flushes")
-        _draw_legend(_bare(figure, grid_spec[0, :]), record, grid)
-    save(figure, path)
+            _label(axes, "scale exponent")
+        _draw_legend(_bare(made, grid_spec[0, :]), record, grid)
+    return made
+
+
+def _label(axes: Axes, text: str) -> None:
+    axes.set_xlabel(f"saturates \u2190   {text}   \u2192 flushes", fontsize=LABEL)
 
 
 def _grid(record: Record) -> Grid:
@@ -118,23 +127,25 @@ def _values(record: Record, name: str) -> Floats:
 
 
 def _draw_metric(axes: Axes, record: Record, grid: Grid, panel: _Panel) -> None:
-    name, title, kind = panel
+    name, label, kind = panel
     draw_curves(axes, grid, [Curve(_values(record, name))], kind)
-    axes.set_title(title, loc="left", fontsize=11.5, fontweight="bold")
+    axes.set_ylabel(label, fontsize=LABEL)
     best = recommended(record)
     if best is not None and not math.isnan(metric(best, name)):
         value = metric(best, name)
         said = f"{value:.6f}" if name == "cosine" else "0 (exact)" if value == 0 else brief(value)
-        axes.set_title(said, loc="right", fontsize=10.5, color=GREEN)
+        what = "offset" if record["kind"] == "block" else "scale"
+        title = f"{said} at the recommended {what}"
+        axes.set_title(title, loc="left", fontsize=PANEL, color=DARK_GREEN, y=1.0)
 
 
 def _draw_ratios(axes: Axes, record: Record, grid: Grid) -> None:
     from matplotlib.lines import Line2D
 
-    curves = {"SQNR": ("sqnr_db", BLUE), "PSNR": ("psnr_db", _PSNR)}
+    curves = {"SQNR": ("sqnr_db", BLUE), "PSNR": ("psnr_db", SKY)}
     shown = [Curve(_values(record, name), color) for name, color in curves.values()]
     draw_curves(axes, grid, shown[::-1], "decibel")
-    axes.set_title(_RATIO[1], loc="left", fontsize=11.5, fontweight="bold")
+    axes.set_ylabel(_RATIO[1], fontsize=LABEL)
     best = recommended(record)
     handles = [
         Line2D(
@@ -151,14 +162,14 @@ def _draw_ratios(axes: Axes, record: Record, grid: Grid) -> None:
 
 
 def _above(axes: Axes, handles: Sequence[Artist], columns: int = 2) -> None:
-    """A legend beside the title, where no curve runs."""
+    """A legend in the place of the title, where no curve runs."""
     axes.legend(
         handles=list(handles),
-        loc="lower right",
-        bbox_to_anchor=(1.02, 0.985),
+        loc="lower left",
+        bbox_to_anchor=(-0.02, 0.99),
         ncols=columns,
         frameon=False,
-        fontsize=9,
+        fontsize=TICK,
         borderpad=0.2,
         handlelength=1.4,
         columnspacing=1.0,
@@ -185,54 +196,62 @@ def _draw_shares(axes: Axes, record: Record, grid: Grid) -> None:
                 linewidth=1.4,
                 marker="o",
                 markersize=marker_size(grid) * (0.85 if what == "share" else 0.6),
-                markerfacecolor=color if what == "share" else "white",
+                markerfacecolor=color if what == "share" else WHITE,
                 label=f"{'saturated' if kind == 'overflow' else 'flushed'} {words}",
             )
     axes.set_ylim(-2.5e-4, 220)
     axes.yaxis.set_major_locator(FixedLocator([0, 1e-3, 1e-2, 0.1, 1, 10, 100]))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.set_title("Lost (%)", loc="left", fontsize=11.5, fontweight="bold")
+    axes.set_ylabel("lost (%)", fontsize=LABEL)
     _above(axes, lines)
 
 
-def _sheet(record: Record, *, rows: int, height: float) -> tuple[Figure, GridSpec]:
-    """A figure with its headline and, below the panels, the figures of tensor and format."""
-    figure = new_figure(14, height)
-    figure.set_layout_engine("constrained", w_pad=0.09, h_pad=0.07, hspace=0.03, wspace=0.02)
-    heights = [0.04 * rows + 0.02, *[1.0] * rows, 0.18 * rows + 0.12]
-    grid_spec = figure.add_gridspec(rows + 2, 3, height_ratios=heights)
-    parts = [shortened(record["tensor"]["name"], 60), format_title(record)]
+def _finding(record: Record) -> str:
+    """The recommended level and what it is worth; what the tensor fails for comes first."""
+    name, best = shortened(record["tensor"]["name"], 60), recommended(record)
+    where = f"{name} in {format_title(record)}"
     if record.get("failed"):
-        parts.insert(0, f"FAILS: {shortened(record['failed'], 60)}")
+        return f"FAILS: {shortened(record['failed'], 60)}; {where}"
+    if best is None:
+        return f"{where}: no level could be measured"
+    block = record["kind"] == "block"
+    level = (offset_text if block else exponent_text)(best["exponent"])
+    level = f"block offset {level}" if block else f"scale 2^{level}"
+    ratio = metric(best, "sqnr_db")
+    worth = "is exact" if ratio == math.inf else f"keeps SQNR {decibel_text(ratio)}"
+    gap = number(record["advice"].get("production_gap_db"))
+    if "production" in best["marks"]:
+        past = ", as production does"
+    elif math.isfinite(gap) and abs(gap) >= 0.005:
+        past = f", {gap:+.2f} dB against production"
     else:
-        parts.append(shortened(record["advice"]["speaks_about"], 60))
-    color = RED if record.get("failed") else "black"
-    figure.suptitle(_drawable("   |   ".join(parts)), fontsize=13, color=color, parse_math=False)
+        past = ""
+    return f"{where}: {level} {worth}{past}"
+
+
+def _sheet(record: Record, *, rows: int, height: float) -> tuple[Sheet, GridSpec]:
+    """A figure with its finding and, below the panels, the figures of tensor and format."""
+    made = sheet(14, height, _finding(record), color=RED if record.get("failed") else BLACK)
+    heights = [0.04 * rows + 0.02, *[1.0] * rows, 0.18 * rows + 0.12]
+    grid_spec = made.figure.add_gridspec(rows + 2, 3, height_ratios=heights)
     boxes = (tensor_box(record), format_box(record), advice_box(record))
     for column, (title, body) in enumerate(boxes):
-        axes = _bare(figure, grid_spec[rows + 1, column])
-        color = GREEN if column == 2 and recommended(record) else "black"
-        axes.text(0, 1, title, va="top", fontsize=10.5, fontweight="bold", color=color)
-        text = _drawable("\n".join(body))
-        axes.text(0, 0.83, text, va="top", fontsize=9.5, linespacing=1.35, parse_math=False)
+        axes = _bare(made, grid_spec[rows + 1, column])
+        color = DARK_GREEN if column == 2 and recommended(record) else BLACK
+        axes.text(0, 1, plain(title, 90), va="top", fontsize=PANEL, weight="bold", color=color)
+        text = "\n".join(plain(line, 120) for line in body)
+        axes.text(0, 0.83, text, va="top", fontsize=LABEL, linespacing=1.35)
     if not record["levels"]:
-        figure.text(0.5, 0.55, "no level could be measured", ha="center", fontsize=14, color=GRAY)
-    return figure, grid_spec
+        told = "no level could be measured"
+        made.figure.text(0.5, 0.55, told, ha="center", fontsize=HEADLINE, color=GRAY)
+    return made, grid_spec
 
 
-def _bare(figure: Figure, place: SubplotSpec) -> Axes:
-    axes = figure.add_subplot(place)
+def _bare(made: Sheet, place: SubplotSpec) -> Axes:
+    axes = made.figure.add_subplot(place)
     axes.axis("off")
     return axes
-
-
-def _drawable(text: str) -> str:
-    """Text as the picture's font can draw it, with a mark for each sign it lacks."""
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    font = get_font(findfont(FontProperties()))
-    return "".join(char if char == "\n" or font.get_char_index(ord(char)) else "?" for char in text)
 
 
 def _draw_legend(axes: Axes, record: Record, grid: Grid) -> None:
@@ -243,8 +262,8 @@ def _draw_legend(axes: Axes, record: Record, grid: Grid) -> None:
     name = offset_text if record["kind"] == "block" else exponent_text
     handles: list[Artist] = []
     if grid.recommended is not None:
-        best = Line2D([], [], color=GREEN, marker="*", markersize=13, linewidth=5)
-        best.set(markeredgecolor="white", label=f"recommended {name(grid.x[grid.recommended])}")
+        best = Line2D([], [], color=DARK_GREEN, marker="*", markersize=13, linewidth=5)
+        best.set(markeredgecolor=WHITE, label=f"recommended {name(grid.x[grid.recommended])}")
         handles.append(best)
     if grid.production is not None:
         label = f"production {name(grid.production)}"
@@ -259,18 +278,30 @@ def _draw_legend(axes: Axes, record: Record, grid: Grid) -> None:
         handles.append(Patch(color=RED, alpha=0.08, label=">1% of energy saturates"))
     if not grid.integer.all():
         kinds = [("integer", BLUE)] if grid.integer.any() else []
-        for label, fill in (*kinds, ("fractional: not an E8M0 scale", "white")):
+        for label, fill in (*kinds, ("fractional: not an E8M0 scale", WHITE)):
             dot = Line2D([], [], linestyle="none", marker="o", markeredgecolor=BLUE)
-            dot.set(markerfacecolor=fill, markersize=4 if fill == "white" else 6, label=label)
+            dot.set(markerfacecolor=fill, markersize=4 if fill == WHITE else 6, label=label)
             handles.append(dot)
     legend = axes.legend(
         handles=handles,
-        loc="center",
+        loc="center left",
+        bbox_to_anchor=(-0.01, 0.5),
         ncols=len(handles),
         frameon=False,
-        fontsize=9.2,
+        fontsize=LABEL,
         borderpad=0,
         columnspacing=1.4,
         handletextpad=0.5,
     )
     legend.set_in_layout(False)
+
+
+draw_metrics = Drawing(_build_metrics)
+draw_summary = Drawing(_build_summary)
+draw_block = Drawing(_build_block)
+
+PICTURES: tuple[Picture, ...] = (
+    Picture("tensor", "mxfp_scaling_test", "Six metrics over the scales.", draw_metrics),
+    Picture("tensor", "mxfp_scaling_summary", "MSE, cosine and SQNR, larger.", draw_summary),
+    Picture("block", "mxfp_block_scaling", "Offsets to the block exponents.", draw_block),
+)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from qgate.report.plots._figure import BLUE, GRAY, RED, new_figure, save
+from qgate.report.plots._figure import LABEL, PANEL, SMALL, new_figure, save
+from qgate.report.plots.palette import BLUE, GRAY, RED
 
 _SMOOTHED = 20
 
@@ -34,16 +35,16 @@ def draw_curve(
         axes.axhline(bits, color=GRAY, linewidth=1, linestyle="--")
         axes.annotate(
             f"{name} {bits:.2f}", (len(trained), bits), (0, 3), textcoords="offset points",
-            ha="right", fontsize=8, color=GRAY,
+            ha="right", fontsize=SMALL, color=GRAY,
         )  # fmt: skip
     last = list(held_out.values())[-1]
     axes.annotate(f"{last:.2f}", (list(held_out)[-1], last), (0, 6), textcoords="offset points",
-                  ha="right", fontsize=9, color=RED)  # fmt: skip
+                  ha="right", fontsize=LABEL, color=RED)  # fmt: skip
     axes.set_ylim(0, max(compared.values()) + 1)
     axes.set_xlim(0, len(trained) * 1.01)
     axes.set_xlabel("step")
     axes.set_ylabel("bits per byte")
-    axes.set_title(title, fontsize=11)
+    axes.set_title(title, fontsize=PANEL)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, loc="upper center")
+    axes.legend(frameon=False, fontsize=SMALL, loc="upper center")
     save(figure, path)

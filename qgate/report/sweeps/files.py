@@ -12,6 +12,7 @@ from qgate.report._files import write_text
 from qgate.report.sweeps import texts as sweep_text
 
 if TYPE_CHECKING:
+    from qgate.report.plots.sweep import Picture
     from qgate.urls import Place
 
 Record = dict[str, Any]
@@ -37,22 +38,20 @@ def write(folder: Place, record: Record) -> list[Place]:
 
 def picture_names(record: Record) -> list[str]:
     """The files that `draw` writes."""
-    name = record["format"].get("asked", record["format"]["name"])
-    if record["kind"] == "block":
-        return [f"mxfp_block_scaling_{name}.png"]
-    return [f"mxfp_scaling_{kind}_{name}.png" for kind in ("test", "summary")]
+    return [name for name, _ in _pictures(record)]
 
 
 def draw(folder: Path, record: Record) -> None:
     """The pictures, which take most of the time of a sweep's files."""
-    from qgate.report.plots import sweep
+    for name, picture in _pictures(record):
+        picture.draw(folder / name, record)
 
-    paths = [folder / name for name in picture_names(record)]
-    if record["kind"] == "block":
-        sweep.draw_block(paths[0], record)
-    else:
-        sweep.draw_metrics(paths[0], record)
-        sweep.draw_summary(paths[1], record)
+
+def _pictures(record: Record) -> list[tuple[str, Picture]]:
+    from qgate.report.plots.sweep import PICTURES
+
+    name = record["format"].get("asked", record["format"]["name"])
+    return [(f"{each.stem}_{name}.png", each) for each in PICTURES if each.kind == record["kind"]]
 
 
 def _json(record: Record) -> str:

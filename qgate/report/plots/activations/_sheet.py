@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING
 
 from qgate.report.activations._reading import Layers, amax, kinds, name_of, numbers, short_kinds
 from qgate.report.dumps._reading import worst
-from qgate.report.plots.dumps._sheet import (
-    Sheet,
-    legend,
-    line,
-    panels,
-    plain,
-    sheet,
-    whole_numbers,
-)
+from qgate.report.plots._figure import LABEL, PANEL, SMALL, dress
+from qgate.report.plots._sheet import Sheet, legend, line, panels, plain, sheet, whole_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,9 +33,9 @@ class Group:
 
     def dress(self, axes: Axes) -> None:
         """Ticks and label of the axis below."""
-        axes.set_xlabel(self.label, fontsize=9)
+        axes.set_xlabel(self.label, fontsize=LABEL)
         if self.names:
-            axes.set_xticks(self.places, self.names, rotation=20, ha="right", fontsize=8)
+            axes.set_xticks(self.places, self.names, rotation=20, ha="right", fontsize=SMALL)
         else:
             whole_numbers(axes, most=8)
         low, high = self.places[0], self.places[-1]
@@ -83,11 +76,7 @@ def _group(title: str, layers: Layers) -> Group:
 def grid(made: Sheet, groups: Sequence[Group], columns: int) -> list[Axes]:
     drawn = panels(made, len(groups), columns)
     for axes, group in zip(drawn, groups, strict=True):
-        axes.set_title(group.title, fontsize=9.5, loc="left")
-        axes.tick_params(labelsize=8.5)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.set_axisbelow(True)
-        axes.grid(axis="y", color="#8a8a8a", alpha=0.22, linewidth=0.6)
+        dress(axes, title=group.title, grid="y")
         group.dress(axes)
     return drawn
 
@@ -104,9 +93,9 @@ def y_label(made: Sheet, drawn: Sequence[Axes], text: str) -> None:
     """One for all panels, in as many lines as the height wants."""
     lines = textwrap.fill(text, max(20, int(made.figure.get_figheight() * 9)))
     if len(drawn) == 1:
-        drawn[0].set_ylabel(lines, fontsize=9)
+        drawn[0].set_ylabel(lines, fontsize=LABEL)
     else:
-        made.figure.supylabel(lines, fontsize=9.5)
+        made.figure.supylabel(lines, fontsize=PANEL)
 
 
 def mark(marker: str, color: str, *, hollow: bool = False) -> Artist:

@@ -8,6 +8,18 @@ import numpy as np
 
 from qgate.report.activations._reading import Layers, Look, amax, evenly, in_panel, name_of
 from qgate.report.dumps._reading import brief, figure_of, worst
+from qgate.report.plots._figure import dress
+from qgate.report.plots._sheet import (
+    Sheet,
+    columns_for,
+    log_axis,
+    note,
+    panels,
+    patch,
+    plain,
+    sheet,
+    signed_log,
+)
 from qgate.report.plots.activations._sheet import (
     grid,
     grid_sheet,
@@ -17,18 +29,7 @@ from qgate.report.plots.activations._sheet import (
     shared_limits,
     y_label,
 )
-from qgate.report.plots.dumps._sheet import (
-    COLORS,
-    Sheet,
-    columns_for,
-    dress,
-    note,
-    panels,
-    patch,
-    plain,
-    sheet,
-    signed_log,
-)
+from qgate.report.plots.palette import BLACK, COLORS
 from qgate.results.activations import ActivationsRecord
 
 _BLUE = COLORS[0]
@@ -64,7 +65,7 @@ def draw_boxes(record: ActivationsRecord, pattern: str, look: Look) -> Sheet | N
             ends.append((q["0"], q["1"]))
         made_boxes = axes.bxp(
             boxes, positions=group.places, widths=0.62, showfliers=False, patch_artist=True,
-            manage_ticks=False, medianprops={"color": "black", "linewidth": 1.2},
+            manage_ticks=False, medianprops={"color": BLACK, "linewidth": 1.2},
         )  # fmt: skip
         for box in made_boxes["boxes"]:
             box.set(facecolor=_BLUE, alpha=0.6)
@@ -117,4 +118,5 @@ def draw_histograms(record: ActivationsRecord, pattern: str, look: Look) -> Shee
             )
         dress(axes, title=about, x="value", y="values in the bin", grid="y")
         axes.locator_params(axis="x", nbins=6)
+        log_axis(axes, "y")
     return made

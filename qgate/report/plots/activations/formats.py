@@ -23,17 +23,14 @@ from qgate.report.activations._reading import (
     target_value,
 )
 from qgate.report.dumps._reading import Floats, counted, decibels, worst
-from qgate.report.plots.activations._sheet import key, mark
-from qgate.report.plots.dumps._sheet import (
-    COLORS,
+from qgate.report.plots._figure import SMALL, dress
+from qgate.report.plots._sheet import (
     MARKERS,
-    WARN,
     Sheet,
     color_bar,
     colors_for,
     columns_for,
     dots,
-    dress,
     height_for,
     line,
     panels,
@@ -43,6 +40,8 @@ from qgate.report.plots.dumps._sheet import (
     sheet,
     whole_numbers,
 )
+from qgate.report.plots.activations._sheet import key, mark
+from qgate.report.plots.palette import BLACK, COLORS, GRAY, MAP, PALE, WARN, WHITE
 from qgate.results.activations import (
     ActivationsRecord,
     LayerActivations,
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MOST_KINDS, _MOST_ROWS = 24, 14
-_GRAY, _GREEN, _BLUE, _ORANGE = "#8a8a8a", COLORS[2], COLORS[0], COLORS[1]
+_GRAY, _GREEN, _BLUE, _ORANGE = GRAY, COLORS[2], COLORS[0], COLORS[1]
 
 
 def draw_losses(record: ActivationsRecord, role: str, look: Look) -> Sheet | None:  # noqa: ARG001
@@ -85,14 +84,14 @@ def draw_losses(record: ActivationsRecord, role: str, look: Look) -> Sheet | Non
         cells = maps[format_name]
         image = axes.imshow(
             np.where(np.isfinite(cells), cells, np.where(np.isposinf(cells), high, np.nan)),
-            aspect="auto", interpolation="nearest", cmap="viridis", vmin=low, vmax=high,
+            aspect="auto", interpolation="nearest", cmap=MAP, vmin=low, vmax=high,
         )  # fmt: skip
         if len(columns) * wide <= 30:
             _write(axes, cells, low, high)
         dress(axes, title=plain(format_name, 40), x="layer" if len(columns) > 1 else "", grid="")
         short = list(short_kinds(kept).values())
         told = short if place % wide == 0 else [""] * len(short)
-        axes.set_yticks(range(len(told)), [plain(each, 28) for each in told], fontsize=8)
+        axes.set_yticks(range(len(told)), [plain(each, 28) for each in told], fontsize=SMALL)
         step = max(1, -(-len(columns) // 10))
         at = range(0, len(columns), step)
         axes.set_xticks(list(at), [str(columns[k]) if len(columns) > 1 else "" for k in at])
@@ -130,8 +129,8 @@ def _write(axes: Axes, cells: Floats, low: float, high: float) -> None:
         if not math.isnan(value):
             text = "exact" if math.isinf(value) and value > 0 else f"{value:.0f}"
             dark = value < low + 0.6 * (high - low)
-            color = "white" if dark else "black"
-            axes.text(column, row, text, ha="center", va="center", fontsize=8, color=color)
+            color = WHITE if dark else BLACK
+            axes.text(column, row, text, ha="center", va="center", fontsize=SMALL, color=color)
 
 
 # Smoothing ---------------------------------------------------------------------------------------
@@ -177,7 +176,7 @@ def draw_alphas(record: ActivationsRecord, look: Look) -> Sheet | None:
             axes.plot(*zip(*points, strict=True), "-", color=color, linewidth=0.9, alpha=0.7)
             best = [one["curve"].get(f"{one['alpha']:g}", one["after_db"])]
             axes.plot([one["alpha"]], best, "o", color=color, markersize=4,
-                      markeredgecolor="white", markeredgewidth=0.3)  # fmt: skip
+                      markeredgecolor=WHITE, markeredgewidth=0.3)  # fmt: skip
         axes.margins(y=0.08)
         dress(
             axes,
@@ -265,7 +264,7 @@ def draw_sensitivity(record: ActivationsRecord, format_name: str, look: Look) ->
             axes.plot(
                 [local, min(each["sqnr_db"], 120.0)],
                 [row, row],
-                color="#d0d0d0",
+                color=PALE,
                 linewidth=1,
                 zorder=1,
             )

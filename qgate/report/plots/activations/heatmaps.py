@@ -9,15 +9,9 @@ import numpy.typing as npt
 
 from qgate.report.activations._reading import Layers, Look, in_panel, name_of
 from qgate.report.dumps._reading import brief, figure_of
-from qgate.report.plots.dumps._sheet import (
-    WARN,
-    Sheet,
-    color_bar,
-    dress,
-    plain,
-    sheet,
-    whole_numbers,
-)
+from qgate.report.plots._figure import LABEL, PANEL, SMALL, dress
+from qgate.report.plots._sheet import Sheet, color_bar, plain, sheet, whole_numbers
+from qgate.report.plots.palette import BLACK, MAP, WARN
 from qgate.results.activations import ActivationsRecord, LayerActivations
 
 LIMIT = 64.0
@@ -69,15 +63,15 @@ def draw_surface(layer: LayerActivations, look: Look) -> Sheet | None:
     y = np.linspace(0, told["tokens"] - 1, cells.shape[0])
     grid_x, grid_y = np.meshgrid(x, y)
     axes.plot_surface(
-        grid_x, grid_y, cells, rstride=1, cstride=1, cmap="viridis", linewidth=0, antialiased=False
+        grid_x, grid_y, cells, rstride=1, cstride=1, cmap=MAP, linewidth=0, antialiased=False
     )
     height, turn = look.view_angle
     axes.view_init(elev=height, azim=turn)
     axes.set_box_aspect((1.5, 1.2, 0.8), zoom=0.92)
-    axes.set_xlabel("channel", fontsize=9, labelpad=8)
-    axes.set_ylabel("token", fontsize=9, labelpad=8)
-    axes.set_zlabel("|x|", fontsize=9, labelpad=6)
-    axes.tick_params(labelsize=8)
+    axes.set_xlabel("channel", fontsize=LABEL, labelpad=8)
+    axes.set_ylabel("token", fontsize=LABEL, labelpad=8)
+    axes.set_zlabel("|x|", fontsize=LABEL, labelpad=6)
+    axes.tick_params(labelsize=SMALL)
     return made
 
 
@@ -87,7 +81,7 @@ def draw_flat(layer: LayerActivations, look: Look) -> Sheet | None:  # noqa: ARG
     made = sheet(12, 5.4, _title(layer))
     axes, text = made.figure.subplots(1, 2, width_ratios=[5, 1])
     image = axes.imshow(
-        cells, aspect="auto", interpolation="nearest", cmap="viridis", origin="upper",
+        cells, aspect="auto", interpolation="nearest", cmap=MAP, origin="upper",
         extent=(-0.5, told["channels"] - 0.5, told["tokens"] - 0.5, -0.5),
     )  # fmt: skip
     pooled = cells.shape != (told["tokens"], told["channels"])
@@ -102,11 +96,11 @@ def draw_flat(layer: LayerActivations, look: Look) -> Sheet | None:  # noqa: ARG
     shown = [(name, value) for name, value in rows if value == value]
     for at, (name, value) in enumerate(shown):
         bad = name == "Max/P99" and value > LIMIT
-        color = WARN if bad else "black"
+        color = WARN if bad else BLACK
         weight = "bold" if bad else "normal"
         height = 0.95 - 0.08 * at
-        text.text(0.0, height, name, fontsize=9.5, color=color, weight=weight, va="top")
-        text.text(1.0, height, brief(value), fontsize=9.5, color=color, weight=weight, va="top",
+        text.text(0.0, height, name, fontsize=PANEL, color=color, weight=weight, va="top")
+        text.text(1.0, height, brief(value), fontsize=PANEL, color=color, weight=weight, va="top",
                   ha="right")  # fmt: skip
     return made
 

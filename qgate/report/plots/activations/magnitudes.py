@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from qgate.report.activations._reading import Layers, Look, in_panel, name_of
 from qgate.report.dumps._reading import brief, worst
+from qgate.report.plots._sheet import Sheet, line, log_axis, note
 from qgate.report.plots.activations._sheet import (
     grid,
     grid_sheet,
@@ -16,7 +17,7 @@ from qgate.report.plots.activations._sheet import (
     shared_limits,
     y_label,
 )
-from qgate.report.plots.dumps._sheet import Sheet, line, log_axis, note
+from qgate.report.plots.palette import BLUE, GREEN, ORANGE, PINK, PURPLE, SKY, WHITE, YELLOW
 from qgate.results.activations import ActivationsRecord, LayerActivations, Magnitude
 
 _OF = {
@@ -41,18 +42,18 @@ def _at(values: list[float], place: int) -> float:
 
 
 _TOP = (
-    _Curve("top-1", "#d55e00", "o", lambda m: _at(m["top"], 0)),
-    _Curve("top-2", "#e69f00", "s", lambda m: _at(m["top"], 1)),
-    _Curve("top-3", "#cc79a7", "^", lambda m: _at(m["top"], 2)),
-    _Curve("median", "#0072b2", "D", lambda m: m["median"]),
-    _Curve("min", "#009e73", "v", lambda m: _at(m["low"], 0)),
+    _Curve("top-1", ORANGE, "o", lambda m: _at(m["top"], 0)),
+    _Curve("top-2", YELLOW, "s", lambda m: _at(m["top"], 1)),
+    _Curve("top-3", PINK, "^", lambda m: _at(m["top"], 2)),
+    _Curve("median", BLUE, "D", lambda m: m["median"]),
+    _Curve("min", GREEN, "v", lambda m: _at(m["low"], 0)),
 )
 _OUTPUT = (
-    _Curve("max", "#d55e00", "o", lambda m: _at(m["top"], 0)),
-    _Curve("median", "#0072b2", "D", lambda m: m["median"]),
-    _Curve("min-3", "#56b4e9", "s", lambda m: _at(m["low"], 2)),
-    _Curve("min-2", "#7b5ea7", "^", lambda m: _at(m["low"], 1)),
-    _Curve("min-1", "#009e73", "v", lambda m: _at(m["low"], 0)),
+    _Curve("max", ORANGE, "o", lambda m: _at(m["top"], 0)),
+    _Curve("median", BLUE, "D", lambda m: m["median"]),
+    _Curve("min-3", SKY, "s", lambda m: _at(m["low"], 2)),
+    _Curve("min-2", PURPLE, "^", lambda m: _at(m["low"], 1)),
+    _Curve("min-1", GREEN, "v", lambda m: _at(m["low"], 0)),
 )
 
 
@@ -84,7 +85,7 @@ def draw_magnitudes(
             axes.plot(
                 group.places, shown, style, color=curve.color, marker=curve.marker,
                 markersize=4.5 if len(shown) <= 40 else 2.5, linewidth=1.2,
-                markeredgecolor="white", markeredgewidth=0.3,
+                markeredgecolor=WHITE, markeredgewidth=0.3,
             )  # fmt: skip
     _scale(drawn, [c.value(figures(each)) for each in layers for c in curves])
     what = _OF["weight" if role == "weight" else "input", reduced]

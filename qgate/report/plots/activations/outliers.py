@@ -15,13 +15,10 @@ from qgate.report.activations._reading import (
     visible,
 )
 from qgate.report.dumps._reading import brief, counted, figure_of, percent, worst
-from qgate.report.plots.activations._sheet import MOST_ROWS, grid, groups_of, key, mark
-from qgate.report.plots.dumps._sheet import (
-    COLORS,
-    WARN,
+from qgate.report.plots._figure import LABEL, TICK, dress
+from qgate.report.plots._sheet import (
     Sheet,
     bars,
-    dress,
     height_for,
     line,
     log_axis,
@@ -31,6 +28,8 @@ from qgate.report.plots.dumps._sheet import (
     sheet,
     whole_numbers,
 )
+from qgate.report.plots.activations._sheet import MOST_ROWS, grid, groups_of, key, mark
+from qgate.report.plots.palette import COLORS, GRAY, PALE, WARN
 from qgate.results.activations import ActivationsRecord
 
 _BLUE, _ORANGE = COLORS[0], COLORS[1]
@@ -68,8 +67,9 @@ def draw_outlier_counts(record: ActivationsRecord, look: Look) -> Sheet | None:
         axes.bar(group.places, counts, width=0.7, color=_ORANGE)
         axes.set_ylim(0, max(1.0, 1.1 * max(each["outliers"]["mean_count"] for each in layers)))
         axes.set_xlabel("")
+        axes.tick_params(labelbottom=False)
         axes.set_xticks([]) if group.names else None
-        axes.set_ylabel("outlier tokens per sample", fontsize=9)
+        axes.set_ylabel("outlier tokens per sample", fontsize=LABEL)
         ratios = [_ratio(each) for each in group.layers]
         low.plot(
             group.places, ratios, "o-" if not group.names else "o", color=_BLUE, markersize=4.5
@@ -78,8 +78,8 @@ def draw_outlier_counts(record: ActivationsRecord, look: Look) -> Sheet | None:
         known = [value for value in ratios if value > 0]
         low.set_ylim(min([*known, limit]) / 1.6, max([*known, limit]) * 1.8)
         log_axis(low, "y")
-        low.set_ylabel("largest token over median", fontsize=9)
-        low.set_title("", loc="left")
+        low.set_ylabel("largest token over median", fontsize=LABEL)
+        low.set_title("", loc="left", y=1.0)
     entries = {
         "outlier tokens (mean of samples)": patch(_ORANGE),
         "largest token over the median token": line(_BLUE, "o"),
@@ -118,11 +118,11 @@ def draw_outlier_positions(record: ActivationsRecord, look: Look) -> Sheet | Non
     values = [count for _, count in common]
     if rest:
         names, values = [*names, f"{len(found) - len(common)} others"], [*values, rest]
-    colors = [_ORANGE] * len(common) + ["#8a8a8a"] * bool(rest)
+    colors = [_ORANGE] * len(common) + [GRAY] * bool(rest)
     bars(above, values, range(len(values)), colors, 0.72)
     rows_named(above, names)
     for row, count in enumerate(values):
-        above.text(count, row, f" {count:,} ({percent(count / total)})", va="center", fontsize=8.5)
+        above.text(count, row, f" {count:,} ({percent(count / total)})", va="center", fontsize=TICK)
     above.set_xlim(0, max(values) * 1.2)
     dress(above, x="outlier tokens, of all samples and layers", grid="x")
     whole_numbers(above)
@@ -157,10 +157,10 @@ def draw_outlier_tokens(record: ActivationsRecord, look: Look) -> Sheet | None:
         names, values = [*names, f"{len(found) - len(common)} other texts"], [*values, rest]
     made = sheet(9, height_for(len(values)), title)
     axes = made.figure.subplots()
-    bars(axes, values, range(len(values)), [_ORANGE] * len(common) + ["#8a8a8a"] * bool(rest), 0.72)
+    bars(axes, values, range(len(values)), [_ORANGE] * len(common) + [GRAY] * bool(rest), 0.72)
     rows_named(axes, names)
     for row, count in enumerate(values):
-        axes.text(count, row, f" {count:,}", va="center", fontsize=8.5)
+        axes.text(count, row, f" {count:,}", va="center", fontsize=TICK)
     axes.set_xlim(0, max(values) * 1.12)
     dress(
         axes, x="outlier tokens, of all samples and layers (␣ is a space, ↵ a line end)", grid="x"
@@ -183,7 +183,7 @@ def draw_outlier_channels(record: ActivationsRecord, look: Look) -> Sheet | None
     axes = made.figure.subplots()
     width = max(each["width"] for each in shown)
     for row, each in enumerate(shown):
-        axes.plot([0, each["width"] - 1], [row, row], color="#c8c8c8", linewidth=0.8, zorder=1)
+        axes.plot([0, each["width"] - 1], [row, row], color=PALE, linewidth=0.8, zorder=1)
         told = each["outliers"]
         for channel in told["channels"]:
             size = 18 + 26 * np.log2(max(channel["ratio"], 1.0))

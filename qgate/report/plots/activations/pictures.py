@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qgate.report.activations._reading import Look, clean, digest, stems
-from qgate.report.plots._figure import save
+from qgate.report.plots._figure import rendered, save
+from qgate.report.plots._sheet import Sheet
 from qgate.report.plots.activations.distributions import draw_boxes, draw_histograms
 from qgate.report.plots.activations.formats import (
     draw_alphas,
@@ -30,11 +31,10 @@ from qgate.report.plots.activations.outliers import (
     draw_outlier_tokens,
 )
 from qgate.report.plots.activations.ranges import draw_range, draw_ranges, range_layers
-from qgate.report.plots.dumps._sheet import Sheet
 from qgate.results.activations import ActivationsRecord, LayerActivations
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from PIL.Image import Image
 
 _PAGE_DPI, _PAGE_WIDTH = 100, 1300
 
@@ -200,33 +200,26 @@ def _labels(layers: list[LayerActivations]) -> list[str]:
 
 def write(sheet: Sheet, paths: list[Path], *, dpi: int, page: bool) -> tuple[bytes, int, int]:
     """The files, and a smaller picture for the page with its size, if there is one."""
+    image = None
     for path in paths:
-        save(sheet.figure, path, dpi=dpi)
+        if path.suffix == ".png" and image is None:
+            image = rendered(sheet.figure, dpi)
+        save(sheet.figure, path, dpi=dpi, image=image)
     if not page:
         return b"", 0, 0
-    big = next((path for path in paths if path.suffix == ".png"), None)
-    if big is not None and 90 <= dpi <= 400:
-        return _small(io.BytesIO(big.read_bytes()))
-    return _small(_rendered(sheet.figure))
+    if image is None or not 90 <= dpi <= 400:
+        image = rendered(sheet.figure, _PAGE_DPI)
+    return _small(image)
 
 
-def _rendered(figure: Figure) -> io.BytesIO:
-    made = io.BytesIO()
-    figure.savefig(made, format="png", dpi=_PAGE_DPI)
-    made.seek(0)
-    return made
-
-
-def _small(source: io.BytesIO) -> tuple[bytes, int, int]:
+def _small(image: Image) -> tuple[bytes, int, int]:
     """At most so wide and in few colors: a page has dozens of them."""
-    from PIL import Image
+    from PIL import Image as Images
 
-    with Image.open(source) as opened:
-        image = opened.convert("RGB")
     if image.width > _PAGE_WIDTH:
         height = round(image.height * _PAGE_WIDTH / image.width)
-        image = image.resize((_PAGE_WIDTH, height), Image.Resampling.LANCZOS, reducing_gap=2.0)
+        image = image.resize((_PAGE_WIDTH, height), Images.Resampling.HAMMING)
     made = io.BytesIO()
-    few = image.quantize(192, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    few = image.quantize(192, method=Images.Quantize.FASTOCTREE, dither=Images.Dither.NONE)
     few.save(made, format="png")
     return made.getvalue(), image.width, image.height

@@ -9,11 +9,10 @@ import numpy as np
 
 from qgate.report.activations._reading import Layers, Look, in_panel, name_of
 from qgate.report.dumps._reading import brief
-from qgate.report.plots.activations._sheet import key
-from qgate.report.plots.dumps._sheet import (
+from qgate.report.plots._figure import PANEL, dress
+from qgate.report.plots._sheet import (
     Sheet,
     columns_for,
-    dress,
     line,
     panels,
     patch,
@@ -21,6 +20,8 @@ from qgate.report.plots.dumps._sheet import (
     sheet,
     whole_numbers,
 )
+from qgate.report.plots.activations._sheet import key
+from qgate.report.plots.palette import BLACK, ORANGE, PINK, SKY, YELLOW
 from qgate.results.activations import ActivationsRecord, LayerActivations
 
 if TYPE_CHECKING:
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 _PAIRS = (("0", "100"), ("0.01", "99.99"), ("1", "99"), ("25", "75"))
 _FILLS = ("#cfe3f1", "#93c4df", "#4292c6", "#08519c")
 _LINES = {
-    "0": ("#d55e00", "min"), "0.01": ("#e69f00", "0.01 %"), "1": ("#cc79a7", "1 %"),
-    "25": ("#56b4e9", "25 %"), "50": ("#000000", "median"), "75": ("#56b4e9", "75 %"),
-    "99": ("#cc79a7", "99 %"), "99.99": ("#e69f00", "99.99 %"), "100": ("#d55e00", "max"),
+    "0": (ORANGE, "min"), "0.01": (YELLOW, "0.01 %"), "1": (PINK, "1 %"),
+    "25": (SKY, "25 %"), "50": (BLACK, "median"), "75": (SKY, "75 %"),
+    "99": (PINK, "99 %"), "99.99": (YELLOW, "99.99 %"), "100": (ORANGE, "max"),
 }  # fmt: skip
 
 
@@ -68,7 +69,7 @@ def draw_ranges(record: ActivationsRecord, pattern: str, look: Look) -> Sheet | 
     drawn = panels(made, len(layers), columns)
     for axes, each in zip(drawn, layers, strict=True):
         _draw(axes, each, look)
-        axes.set_title(plain(name_of(each, 46), 46), fontsize=9.5, loc="left")
+        axes.set_title(plain(name_of(each, 46), 46), fontsize=PANEL, loc="left", y=1.0)
     told = (name for each in layers for name in each["ranges"]["percentiles"])
     names: dict[str, object] = dict.fromkeys(told)
     key(made, _entries(names, look), look.show_legend)
@@ -107,7 +108,7 @@ def _draw(axes: Axes, layer: LayerActivations, look: Look) -> None:
                     channels, told[low], told[high], color=color, linewidth=0.4, step="mid"
                 )
         if "50" in told:
-            axes.plot(channels, told["50"], color="black", linewidth=0.8)
+            axes.plot(channels, told["50"], color=BLACK, linewidth=0.8)
     else:
         for name, (color, _) in _LINES.items():
             if name in told:
@@ -122,7 +123,7 @@ def _entries(values: Mapping[str, object], look: Look) -> dict[str, Artist]:
         names = [f"{low} % to {high} %" for low, high in _PAIRS]
         names[0] = "min to max"
         told: dict[str, Artist] = {n: patch(c) for n, c in zip(names, _FILLS, strict=True)}
-        return {**told, "median": line("black")}
+        return {**told, "median": line(BLACK)}
     pairs = {"min and max": "0", "0.01 and 99.99 %": "0.01", "1 and 99 %": "1",
              "25 and 75 %": "25", "median": "50"}  # fmt: skip
     return {name: line(_LINES[p][0]) for name, p in pairs.items() if p in values}

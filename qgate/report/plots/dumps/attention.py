@@ -18,14 +18,13 @@ from qgate.report.dumps._reading import (
     value_tensors,
     worst,
 )
-from qgate.report.plots.dumps._sheet import (
-    COLORS,
+from qgate.report.plots._figure import dress
+from qgate.report.plots._sheet import (
     Drawing,
     Sheet,
     color_bar,
     colors_for,
     columns_for,
-    dress,
     legend,
     line,
     log_axis,
@@ -37,6 +36,7 @@ from qgate.report.plots.dumps._sheet import (
     wrapped,
 )
 from qgate.report.plots.dumps.heatmaps import map_layers, maps_of
+from qgate.report.plots.palette import BLACK, COLORS, MAP
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ def _build_layers(analysis: DumpAnalysis) -> Sheet | None:
         whole_numbers(axes, "x", 8)
     entries = {
         **{kind: patch(colors[kind]) for kind in types},
-        "largest magnitude (band: all tensors)": line("black", "o"),
-        "root mean square": line("black", "s"),
+        "largest magnitude (band: all tensors)": line(BLACK, "o"),
+        "root mean square": line(BLACK, "s"),
     }
     legend(made, entries)
     return made
@@ -114,7 +114,7 @@ def _build_maps(analysis: DumpAnalysis) -> Sheet | None:
     drawn = panels(made, len(shown), columns)
     for axes, (told, cells) in zip(drawn, shown, strict=True):
         image = axes.imshow(
-            np.where(cells > 0, cells, np.nan), cmap="cividis", norm=norm, aspect="auto",
+            np.where(cells > 0, cells, np.nan), cmap=MAP, norm=norm, aspect="auto",
             interpolation="nearest", extent=(0, told["columns"], told["rows"], 0),
         )  # fmt: skip
         bits, first = figure_of(told, "entropy_bits"), figure_of(told, "first_key")

@@ -18,13 +18,11 @@ from qgate.report.dumps._reading import (
     share_in,
     tensor_title,
 )
-from qgate.report.plots.dumps._sheet import (
-    COLORS,
-    WARN,
+from qgate.report.plots._figure import SMALL, TICK, dress
+from qgate.report.plots._sheet import (
     Drawing,
     Sheet,
     bars,
-    dress,
     height_for,
     legend,
     line,
@@ -43,6 +41,7 @@ from qgate.report.plots.dumps.distributions import (
     span_of,
     stacked_binades,
 )
+from qgate.report.plots.palette import BLACK, COLORS, WARN
 from qgate.results.portraits import DumpAnalysis, GroupPortrait
 
 _DIRECTIONS = {"forward": COLORS[0], "backward": COLORS[1]}
@@ -161,7 +160,7 @@ def _build_flush(analysis: DumpAnalysis) -> Sheet | None:
             axes.plot([most], [row], "D", color=WARN, markersize=6, clip_on=False)
         axes.annotate(
             percent(share) if share > 0 else "none", (max(share, most, low), row), (9, 0),
-            textcoords="offset points", va="center", fontsize=8.5,
+            textcoords="offset points", va="center", fontsize=TICK,
         )  # fmt: skip
     axes.set_xlim(low, 6)
     share_axis(axes)
@@ -200,12 +199,12 @@ def _build_loss_scale(analysis: DumpAnalysis) -> Sheet | None:
             [row], [max(ends[1] - ends[0], 0.15)], left=[ends[0]], height=0.5, color=color,
             alpha=0.35 if empty else 0.6,
         )  # fmt: skip
-        axes.plot([found["advised"]], [row], "D", color="black", markersize=7)
+        axes.plot([found["advised"]], [row], "D", color=BLACK, markersize=7)
         axes.annotate(
             f"advised 2^{found['advised']}: zeros {percent(figure_of(found, 'flush'))} to "
             f"{percent(figure_of(found, 'at_best'))}",
             (max(ends[1], found["advised"]), row), (9, 0), textcoords="offset points", va="center",
-            fontsize=8,
+            fontsize=SMALL,
         )  # fmt: skip
     low = min(min(r["least"], r["largest"], r["advised"]) for r in told)
     high = max(max(r["least"], r["largest"], r["advised"]) for r in told)
@@ -217,7 +216,7 @@ def _build_loss_scale(analysis: DumpAnalysis) -> Sheet | None:
     entries = {
         "at most 0.1 % become zero, none saturates": patch(COLORS[2], alpha=0.6),
         "both at once is not possible": patch(WARN, alpha=0.35),
-        "advised": line("black", "D", linestyle="none"),
+        "advised": line(BLACK, "D", linestyle="none"),
     }
     if not narrow:
         entries.pop("both at once is not possible")

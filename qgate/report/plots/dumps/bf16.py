@@ -21,14 +21,13 @@ from qgate.report.dumps._reading import (
     value_tensors,
     worst,
 )
-from qgate.report.plots.dumps._sheet import (
-    COLORS,
+from qgate.report.plots._figure import SMALL, dress
+from qgate.report.plots._sheet import (
     MOST_ROWS,
     Drawing,
     Sheet,
     bars,
     boxes_of,
-    dress,
     height_for,
     legend,
     line,
@@ -39,6 +38,7 @@ from qgate.report.plots.dumps._sheet import (
     sheet,
     signed_log,
 )
+from qgate.report.plots.palette import BLACK, COLORS
 from qgate.results.portraits import DumpAnalysis, GroupPortrait, Portrait
 
 _MOST_GROUPS = 4
@@ -78,7 +78,6 @@ def _build_density(analysis: DumpAnalysis) -> Sheet | None:
         left.stairs(middle, core_edges, color=COLORS[0], alpha=0.45, fill=True)
         name = f"{plain(kind_title(kind, 34), 36)}, {plain(quant_type_of(group), 14)}"
         dress(left, title=name, x="value (0.1 % to 99.9 %)", y="density")
-        left.ticklabel_format(style="sci", scilimits=(-3, 4), useMathText=False)
         left.locator_params(axis="both", nbins=5)
         span = float(edges[-1] - edges[0])
         scaled = density * span
@@ -134,7 +133,7 @@ def _build_usage(analysis: DumpAnalysis) -> Sheet | None:
         for row, value in enumerate(values):
             extra = f", entropy {told[names[row]][2]:.1f} bits" if place == 0 else ""
             axes.annotate(
-                f"{value:,} ({percent(value / of)}){extra}", (value, row), (4, 0), fontsize=8,
+                f"{value:,} ({percent(value / of)}){extra}", (value, row), (4, 0), fontsize=SMALL,
                 textcoords="offset points", va="center",
             )  # fmt: skip
         axes.set_xlim(0, max(values) * (1.75 if place == 0 else 1.4))
@@ -187,7 +186,7 @@ def _build_moments(analysis: DumpAnalysis) -> Sheet | None:
             rows_named(axes, [kind_title(kind) for kind in kinds])
         else:
             axes.tick_params(labelleft=False)
-    legend(made, {"box: quartiles; whiskers: least and largest": line("black")})
+    legend(made, {"box: quartiles; whiskers: least and largest": line(BLACK)})
     return made
 
 

@@ -23,13 +23,12 @@ from qgate.report.dumps._reading import (
     value_tensors,
     worst,
 )
-from qgate.report.plots.dumps._sheet import (
-    COLORS,
+from qgate.report.plots._figure import TICK, dress
+from qgate.report.plots._sheet import (
     Drawing,
     Sheet,
     colors_for,
     dots,
-    dress,
     legend,
     line,
     log_axis,
@@ -46,6 +45,7 @@ from qgate.report.plots.dumps.distributions import (
     span_of,
     stacked_binades,
 )
+from qgate.report.plots.palette import BLACK, COLORS
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
 
 if TYPE_CHECKING:
@@ -105,12 +105,12 @@ def _build_sqnr(analysis: DumpAnalysis) -> Sheet | None:
         marked = sorted((layer, min(v for _, v in pairs)) for layer, pairs in by_layer.items())
         mx, my = np.array([m[0] for m in marked]) + shift, [m[1] for m in marked]
         size = 52 if len(marked) < 60 else 20
-        dots(axes, mx, my, colors[name], markers[name], s=size, edgecolors="black", linewidths=0.8)
+        dots(axes, mx, my, colors[name], markers[name], s=size, edgecolors=BLACK, linewidths=0.8)
     axes.set_ylim(low - air, high + (2.2 if exact else 1.0) * air)
     if exact:
         axes.text(
             1.005, high + 1.3 * air, f"> {FINE_DB:g} dB", transform=axes.get_yaxis_transform(),
-            fontsize=8.5, va="center",
+            fontsize=TICK, va="center",
         )  # fmt: skip
     dress(
         axes,

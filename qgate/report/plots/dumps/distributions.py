@@ -22,14 +22,12 @@ from qgate.report.dumps._reading import (
     quant_type_of,
     worst,
 )
-from qgate.report.plots._figure import GRAY
-from qgate.report.plots.dumps._sheet import (
-    COLORS,
+from qgate.report.plots._figure import dress
+from qgate.report.plots._sheet import (
     MOST_ROWS,
     Drawing,
     Sheet,
     colors_for,
-    dress,
     height_for,
     legend,
     line,
@@ -43,6 +41,7 @@ from qgate.report.plots.dumps._sheet import (
     signed_log,
     whole_numbers,
 )
+from qgate.report.plots.palette import BLACK, COLORS, GRAY
 from qgate.results.portraits import DumpAnalysis, Edges, GroupPortrait, Portrait
 
 if TYPE_CHECKING:
@@ -208,13 +207,13 @@ def _build_boxes(analysis: DumpAnalysis) -> Sheet | None:
     drawn = left.bxp(
         told, positions=range(len(groups)), orientation="horizontal", widths=0.6,
         showfliers=False, patch_artist=True, manage_ticks=False,
-        medianprops={"color": "black", "linewidth": 1.2},
+        medianprops={"color": BLACK, "linewidth": 1.2},
     )  # fmt: skip
     for box, group in zip(drawn["boxes"], groups, strict=True):
         box.set(facecolor=colors[quant_type_of(group)], alpha=0.75)
     rows = np.arange(len(groups))
     for end in ("low", "high"):
-        left.plot([box[end] for box in told], rows, "|", color="black", markersize=7)
+        left.plot([box[end] for box in told], rows, "|", color=BLACK, markersize=7)
     left.margins(x=0.03)
     signed_log(left, "x", 1.0)
     dress(

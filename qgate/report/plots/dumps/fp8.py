@@ -26,15 +26,13 @@ from qgate.report.dumps._reading import (
     value_tensors,
     worst,
 )
-from qgate.report.plots._figure import GRAY
-from qgate.report.plots.dumps._sheet import (
-    COLORS,
+from qgate.report.plots._figure import dress
+from qgate.report.plots._sheet import (
     Drawing,
     Sheet,
     boxes_of,
     color_bar,
     dots,
-    dress,
     legend,
     line,
     log_axis,
@@ -46,6 +44,7 @@ from qgate.report.plots.dumps._sheet import (
     signed_log,
     whole_numbers,
 )
+from qgate.report.plots.palette import BLACK, COLORS, GRAY, MAP
 from qgate.results.portraits import Comparison, DumpAnalysis, GroupPortrait
 
 _MOST_PANELS = 6
@@ -89,7 +88,6 @@ def _build_histograms(analysis: DumpAnalysis) -> Sheet | None:
             )  # fmt: skip
         dress(axes, title=plain(kind_title(kind, 44), 46), x="value (0.1 % to 99.9 %)", y="density")
         axes.locator_params(axis="x", nbins=5)
-        axes.ticklabel_format(style="sci", scilimits=(-3, 4), useMathText=False)
         heights = np.concatenate([density[density > 0] for _, (_, density) in both[kind]])
         if heights.max() > 20 * float(np.median(heights)):
             axes.set_yscale("log")
@@ -142,7 +140,7 @@ def _build_boxes(analysis: DumpAnalysis) -> Sheet | None:
             signed_log(
                 axes, "y", 10.0 ** math.floor(math.log10(max(float(np.median(values)), 1e-300)))
             )
-        dress(axes, title=f"{label} of the tensors", grid="y")
+        dress(axes, y=f"{label} of the tensors", grid="y")
     return made
 
 
@@ -168,7 +166,7 @@ def _build_scatter(analysis: DumpAnalysis) -> Sheet | None:
     axes = made.figure.subplots()
     image = axes.imshow(
         np.where(counts > 0, counts, np.nan).T, origin="lower", extent=(low, high, low, high),
-        cmap="cividis", norm=LogNorm(1, max(2.0, float(counts.max()))), aspect="equal",
+        cmap=MAP, norm=LogNorm(1, max(2.0, float(counts.max()))), aspect="equal",
         interpolation="nearest",
     )  # fmt: skip
     axes.plot([low, high], [low, high], color=COLORS[1], linewidth=1, linestyle="--")
@@ -240,7 +238,6 @@ def _build_fits(analysis: DumpAnalysis) -> Sheet | None:
             y="density",
         )
         axes.locator_params(axis="x", nbins=5)
-        axes.ticklabel_format(axis="x", style="sci", scilimits=(-3, 4), useMathText=False)
         note(axes, f"{_FITS.get(str(group.get('best')), '?')} fits best")
     entries = {f"{label} fit": line(colors[fit]) for fit, label in _FITS.items()}
     legend(
@@ -248,7 +245,7 @@ def _build_fits(analysis: DumpAnalysis) -> Sheet | None:
         {
             "values": patch(GRAY, alpha=0.45),
             **entries,
-            "thick: the best": line("black", linewidth=2.2),
+            "thick: the best": line(BLACK, linewidth=2.2),
         },
     )
     return made

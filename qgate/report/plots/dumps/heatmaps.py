@@ -26,19 +26,19 @@ from qgate.report.dumps._reading import (
     tensor_title,
     worst,
 )
-from qgate.report.plots.dumps._sheet import (
+from qgate.report.plots._figure import LABEL, SMALL, TICK, dress
+from qgate.report.plots._sheet import (
     MOST_ROWS,
-    WARN,
     Drawing,
     Sheet,
     color_bar,
     columns_for,
-    dress,
     panels,
     plain,
     sheet,
     wrapped,
 )
+from qgate.report.plots.palette import BLACK, GROUND, MAP, WARN, WHITE
 from qgate.results.portraits import DumpAnalysis, Map, TensorPortrait
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ def draw_map(
     axes: Axes, cells: Floats, rows: Sequence[str], layers: Sequence[Layer], *, log_low: float = 0.0
 ) -> AxesImage:
     """Cells by color, NaN left white; the columns are layers, few enough of them named."""
-    from matplotlib import colormaps
     from matplotlib.colors import LogNorm
 
     shown = np.ma.masked_invalid(np.where(cells > 0, cells, np.nan))
@@ -68,15 +67,13 @@ def draw_map(
     high = float(shown.max()) if shown.count() else 1.0
     low = max(low, log_low, high * 1e-12)
     norm = LogNorm(low if low < high else high / 10, high)
-    image = axes.imshow(
-        shown, aspect="auto", interpolation="nearest", cmap=colormaps["cividis"], norm=norm
-    )
+    image = axes.imshow(shown, aspect="auto", interpolation="nearest", cmap=MAP, norm=norm)
     step = -(-len(layers) // _MOST_TICKS)
     places = range(0, len(layers), step)
     names = ["?" if layers[i] is None else str(layers[i]) for i in places]
     small = len(names) > 20
-    axes.set_xticks(places, names, fontsize=7 if small else 8.5)
-    axes.set_yticks(range(len(rows)), [plain(name) for name in rows], fontsize=8.5)
+    axes.set_xticks(places, names, fontsize=SMALL if small else 8.5)
+    axes.set_yticks(range(len(rows)), [plain(name) for name in rows], fontsize=TICK)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     return image
@@ -93,8 +90,8 @@ def write_cells(axes: Axes, image: AxesImage, cells: Floats, name: Callable[[flo
             if math.isfinite(value):
                 dark = value <= 0 or float(np.ma.filled(image.norm(value), 1.0)) >= 0.55
                 axes.text(
-                    j, i, name(float(value)), ha="center", va="center", fontsize=7,
-                    color="black" if dark else "white",
+                    j, i, name(float(value)), ha="center", va="center", fontsize=SMALL,
+                    color=BLACK if dark else WHITE,
                 )  # fmt: skip
 
 
@@ -129,8 +126,11 @@ def _build_amax(analysis: DumpAnalysis) -> Sheet | None:
     write_cells(axes, image, cells, brief)
     if broken:
         y, x = zip(*sorted(broken), strict=True)
-        axes.plot(x, y, "x", color=WARN, markersize=13, markeredgewidth=2)
-    axes.set_xlabel("layer", fontsize=9)
+        # At the edge of the cell, beside its figure.
+        axes.plot(
+            np.asarray(x) - 0.42, y, "x", color=WARN, markersize=8, markeredgewidth=2, clip_on=False
+        )
+    axes.set_xlabel("layer", fontsize=LABEL)
     color_bar(made, image, axes, "largest magnitude")
     return made
 
@@ -163,9 +163,9 @@ def _lost(
     made = sheet(*_size(len(names), len(layers)), title)
     axes = made.figure.subplots()
     image = draw_map(axes, cells * 100, names, layers, log_low=1e-4)
-    axes.set_facecolor("#f1f1f1")
+    axes.set_facecolor(GROUND)
     write_cells(axes, image, cells * 100, lambda value: "0" if value == 0 else _two(value))
-    axes.set_xlabel("layer", fontsize=9)
+    axes.set_xlabel("layer", fontsize=LABEL)
     color_bar(made, image, axes, "share in the worst tensor (%)")
     return made
 
@@ -217,7 +217,7 @@ def _build_tokens(analysis: DumpAnalysis) -> Sheet | None:
         positive = cells[np.isfinite(cells) & (cells > 0)]
         low, high = float(np.quantile(positive, 0.02)), float(positive.max())
         image = axes.imshow(
-            cells, aspect="auto", interpolation="nearest", cmap="cividis",
+            cells, aspect="auto", interpolation="nearest", cmap=MAP,
             norm=LogNorm(low if low < high else high / 2, high),
             extent=(0, told["columns"], told["rows"], 0),
         )  # fmt: skip

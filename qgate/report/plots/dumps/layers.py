@@ -19,14 +19,12 @@ from qgate.report.dumps._reading import (
     value_tensors,
     worst,
 )
-from qgate.report.plots._figure import GRAY
-from qgate.report.plots.dumps._sheet import (
-    COLORS,
+from qgate.report.plots._figure import dress
+from qgate.report.plots._sheet import (
     Drawing,
     Sheet,
     boxes_of,
     colors_for,
-    dress,
     legend,
     line,
     log_axis,
@@ -39,6 +37,7 @@ from qgate.report.plots.dumps._sheet import (
 )
 from qgate.report.plots.dumps.attention import draw_band
 from qgate.report.plots.dumps.distributions import span_of, stacked_binades
+from qgate.report.plots.palette import COLORS, GRAY
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
 
 _MOST_LINES = 8
@@ -90,7 +89,7 @@ def _build_types(analysis: DumpAnalysis) -> Sheet | None:
         axes.set_xlim(-0.6, len(told) - 0.4)
         axes.margins(y=0.06)
         log_axis(axes, "y")
-        dress(axes, title=label, grid="y")
+        dress(axes, y=label, grid="y")
         if len(told) > 3:
             axes.tick_params(axis="x", rotation=30)
     legend(made, {name: line(colors[name], linewidth=4) for name in types})
@@ -128,7 +127,7 @@ def _build_depth(analysis: DumpAnalysis) -> Sheet | None:
             signed_log(axes, "y", 1.0)
         else:
             log_axis(axes, "y")
-        dress(axes, title=label, x="layer")
+        dress(axes, x="layer", y=label)
         whole_numbers(axes, "x", 10)
     legend(
         made,

@@ -22,16 +22,13 @@ from qgate.report.dumps._reading import (
     tensor_title,
     worst,
 )
-from qgate.report.plots._figure import GRAY
-from qgate.report.plots.dumps._sheet import (
-    COLORS,
-    WARN,
+from qgate.report.plots._figure import SMALL, dress
+from qgate.report.plots._sheet import (
     Drawing,
     Sheet,
     bars,
     colors_for,
     dots,
-    dress,
     height_for,
     legend,
     line,
@@ -43,6 +40,7 @@ from qgate.report.plots.dumps._sheet import (
     sheet,
     whole_numbers,
 )
+from qgate.report.plots.palette import COLORS, GRAY, WARN
 from qgate.results.portraits import DumpAnalysis, Fate, TensorPortrait
 
 _WORST = 15
@@ -91,7 +89,7 @@ def _build_shares(
                      colors[kind] if share > 0 else "none", 0.88 * height)  # fmt: skip
                 axes.annotate(
                     percent(share) if share else "none", (share or low, row + shift), (4, 0),
-                    textcoords="offset points", va="center", fontsize=8,
+                    textcoords="offset points", va="center", fontsize=SMALL,
                 )  # fmt: skip
     axes.set_xlim(low, max(told.values()) * 6)
     share_axis(axes)
@@ -212,7 +210,7 @@ def _build_worst(analysis: DumpAnalysis) -> Sheet | None:
             (4, 0),
             textcoords="offset points",
             va="center",
-            fontsize=8,
+            fontsize=SMALL,
         )
     axes.set_xlim(low, share * 4)
     share_axis(axes)
@@ -244,7 +242,7 @@ def _build_nonfinite(analysis: DumpAnalysis) -> Sheet | None:
                 bars(axes, [count], [at], color, 0.25)
                 axes.annotate(
                     f"{count:,} ({percent(count / max(tensor['elements'], 1))})", (count, at),
-                    (4, 0), textcoords="offset points", va="center", fontsize=8,
+                    (4, 0), textcoords="offset points", va="center", fontsize=SMALL,
                 )  # fmt: skip
     axes.set_xlim(0.5, max(nonfinite(tensor) for tensor in shown) * 8)
     log_axis(axes, "x")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qgate.report.plots._sheet import Drawing
 from qgate.report.plots.dumps import attention as dump_attention
 from qgate.report.plots.dumps import backward as dump_backward
 from qgate.report.plots.dumps import bf16 as dump_bf16
@@ -17,7 +18,7 @@ from qgate.report.plots.dumps import quantization as dump_quantization
 from qgate.report.plots.dumps import quick as dump_quick
 from qgate.report.plots.dumps import ranks as dump_ranks
 from qgate.report.plots.dumps import statistics as dump_statistics
-from qgate.report.plots.dumps._sheet import Drawing
+from qgate.results.portraits import DumpAnalysis
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,14 @@ class Picture:
     folder: str
     file: str
     about: str
-    draw: Drawing
+    draw: Drawing[DumpAnalysis]
 
     @property
     def path(self) -> str:
         return f"{self.folder}/{self.file}" if self.folder else self.file
 
 
-def _in(folder: str, *rows: tuple[str, str, Drawing]) -> tuple[Picture, ...]:
+def _in(folder: str, *rows: tuple[str, str, Drawing[DumpAnalysis]]) -> tuple[Picture, ...]:
     return tuple(Picture(folder, f"{name}.png", about, draw) for name, about, draw in rows)
 
 

@@ -16,13 +16,12 @@ from qgate.report.dumps._reading import (
     value_tensors,
     worst,
 )
-from qgate.report.plots.dumps._sheet import (
-    COLORS,
+from qgate.report.plots._figure import dress
+from qgate.report.plots._sheet import (
     Drawing,
     Sheet,
     boxes_of,
     colors_for,
-    dress,
     height_for,
     legend,
     log_axis,
@@ -32,6 +31,7 @@ from qgate.report.plots.dumps._sheet import (
     signed_log,
 )
 from qgate.report.plots.dumps.comparisons import losses_of, worst_loss
+from qgate.report.plots.palette import COLORS
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
 
 _MOST_TYPES = 12

@@ -15,15 +15,12 @@ from qgate.report.dumps._reading import (
     shortened,
     tensor_title,
 )
-from qgate.report.plots._figure import GRAY
-from qgate.report.plots.dumps._sheet import (
-    COLORS,
-    WARN,
+from qgate.report.plots._figure import LABEL, PANEL, SMALL, TICK, dress
+from qgate.report.plots._sheet import (
     Drawing,
     Sheet,
     bars,
     colors_for,
-    dress,
     line,
     patch,
     plain,
@@ -37,12 +34,13 @@ from qgate.report.plots.dumps.distributions import (
     span_of,
     stacked_binades,
 )
+from qgate.report.plots.palette import BLACK, BROWN, COLORS, GRAY, INK, WARN
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_INK = {"fail": WARN, "warn": "#a35a00", "info": "#222222"}
+_INK = {"fail": WARN, "warn": BROWN, "info": BLACK}
 _MARK = {"fail": "BROKEN", "warn": "LOSS", "info": "note"}
 _SENTENCES, _TENSORS, _PARTS = 7, 5, 8
 
@@ -86,7 +84,7 @@ def _write_findings(axes: Axes, analysis: DumpAnalysis) -> None:
     axes.set_xlim(0, 1)
     rows = 0.0
     step = 0.092
-    axes.text(0, 1, plain(summary_line(analysis), 120), fontsize=9, color=GRAY, va="top")
+    axes.text(0, 1, plain(summary_line(analysis), 120), fontsize=LABEL, color=GRAY, va="top")
     for finding in findings(analysis)[1 : 1 + _SENTENCES]:
         lines = textwrap.wrap(shortened(finding.text, 240), 84)[:3]
         if rows + len(lines) > 10:
@@ -96,26 +94,26 @@ def _write_findings(axes: Axes, analysis: DumpAnalysis) -> None:
             0,
             y,
             _MARK[finding.level],
-            fontsize=8.5,
+            fontsize=TICK,
             color=_INK[finding.level],
             va="top",
             weight="bold",
         )
         axes.text(
-            0.058, y, "\n".join(plain(part, 100) for part in lines), fontsize=9, va="top",
+            0.058, y, "\n".join(plain(part, 100) for part in lines), fontsize=LABEL, va="top",
             color=_INK[finding.level], linespacing=1.15,
         )  # fmt: skip
         rows += len(lines) + 0.2
     bad = worst_tensors(analysis, _TENSORS)
     if bad:
-        axes.text(0.63, 1, "Worst tensors", fontsize=10, weight="bold", va="top")
+        axes.text(0.63, 1, "Worst tensors", fontsize=PANEL, weight="bold", va="top")
     for row, found in enumerate(bad):
         y = 1 - 2 * step * (row + 0.65)
-        axes.text(0.63, y, plain(tensor_title(found.tensor, 54), 56), fontsize=9, va="top")
+        axes.text(0.63, y, plain(tensor_title(found.tensor, 54), 56), fontsize=LABEL, va="top")
         what = f"{shortened(quant_type_of(found.tensor), 20)}: {found.reason}"
         axes.text(
-            0.645, y - step * 0.92, plain(what, 58), fontsize=8.5, va="top",
-            color=WARN if found.rank[0] >= 2 else "#444444",
+            0.645, y - step * 0.92, plain(what, 58), fontsize=TICK, va="top",
+            color=WARN if found.rank[0] >= 2 else INK,
         )  # fmt: skip
     for text in axes.texts:
         text.set_in_layout(False)
@@ -135,7 +133,7 @@ def _draw_values(axes: Axes, analysis: DumpAnalysis, groups: dict) -> None:  # t
     entries = {name: line(colors[name], linewidth=2) for name in groups}
     entries |= {name: patch(COLORS[(row + 2) % len(COLORS)]) for row, name in enumerate(borders)}
     axes.legend(
-        list(entries.values()), [f" {plain(name, 20)}" for name in entries], fontsize=8,
+        list(entries.values()), [f" {plain(name, 20)}" for name in entries], fontsize=SMALL,
         frameon=False, loc="upper left", bbox_to_anchor=(0.0, -0.17), ncols=7, columnspacing=1.2,
         handlelength=1.4,
     )  # fmt: skip
@@ -145,7 +143,7 @@ def _draw_losses(axes: Axes, analysis: DumpAnalysis) -> None:
     rows = [row for row in format_rows(analysis) if row["worst_db"] <= FINE_DB][:10]
     if not rows:
         axes.axis("off")
-        axes.text(0, 0.9, f"no format loses more than {FINE_DB:g} dB", fontsize=9, va="top")
+        axes.text(0, 0.9, f"no format loses more than {FINE_DB:g} dB", fontsize=LABEL, va="top")
         return
     ends = [min(row["median_db"], FINE_DB) for row in rows]
     worst = [row["worst_db"] for row in rows]
@@ -156,13 +154,13 @@ def _draw_losses(axes: Axes, analysis: DumpAnalysis) -> None:
     for row, value in zip(y, worst, strict=True):
         axes.annotate(
             decibels(value), (value, row), (-8, 0), textcoords="offset points", va="center",
-            ha="right", fontsize=8,
+            ha="right", fontsize=SMALL,
         )  # fmt: skip
     low, high = min(worst), max(*ends, *worst)
     axes.set_xlim(low - 0.28 * max(high - low, 10), high + 0.06 * max(high - low, 10))
     rows_named(axes, [row["format"] for row in rows], 18)
     dress(axes, title="what formats lose", x="SQNR (dB)", grid="x")
-    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.17), ncols=2)
+    axes.legend(fontsize=SMALL, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.17), ncols=2)
 
 
 def _draw_parts(
@@ -186,7 +184,7 @@ def _draw_parts(
             (4, 0),
             textcoords="offset points",
             va="center",
-            fontsize=8,
+            fontsize=SMALL,
         )
     axes.set_xlim(0, max(shares) * 1.25 or 1)
     axes.set_xticks(

@@ -14,20 +14,18 @@ from qgate.report.dumps._reading import (
     tensor_title,
     worst,
 )
-from qgate.report.plots._figure import GRAY
-from qgate.report.plots.dumps._sheet import (
-    COLORS,
+from qgate.report.plots._figure import SMALL, TICK, dress
+from qgate.report.plots._sheet import (
     MOST_ROWS,
-    WARN,
     Drawing,
     Sheet,
     color_bar,
-    dress,
     panels,
     plain,
     sheet,
     whole_numbers,
 )
+from qgate.report.plots.palette import BLACK, COLORS, DIVERGING, GRAY, WARN, WHITE
 from qgate.results.portraits import DumpAnalysis
 
 _MOST_RANKS = 256
@@ -59,9 +57,9 @@ def _build_tensors(analysis: DumpAnalysis) -> Sheet | None:
     axes = made.figure.subplots()
     far = max(float(np.nanmax(np.abs(cells))), 0.05)
     image = axes.imshow(
-        cells, aspect="auto", interpolation="nearest", cmap="PuOr", vmin=-far, vmax=far
+        cells, aspect="auto", interpolation="nearest", cmap=DIVERGING, vmin=-far, vmax=far
     )
-    axes.set_yticks(range(len(shown)), [plain(t["title"], 46) for t in shown], fontsize=8)
+    axes.set_yticks(range(len(shown)), [plain(t["title"], 46) for t in shown], fontsize=SMALL)
     step = -(-len(ranks) // 32)
     axes.set_xticks(range(0, len(ranks), step), [str(rank) for rank in ranks[::step]])
     dress(axes, x="rank", grid="")
@@ -70,8 +68,8 @@ def _build_tensors(analysis: DumpAnalysis) -> Sheet | None:
         for (row, column), value in np.ndenumerate(cells):
             if math.isfinite(value):
                 axes.text(
-                    column, row, f"{value:+.2f}", ha="center", va="center", fontsize=7,
-                    color="white" if abs(value) > 0.6 * far else "black",
+                    column, row, f"{value:+.2f}", ha="center", va="center", fontsize=SMALL,
+                    color=WHITE if abs(value) > 0.6 * far else BLACK,
                 )  # fmt: skip
     color_bar(made, image, axes, "log2 of the rms over the median rank's")
     return made
@@ -114,13 +112,13 @@ def _build_scores(analysis: DumpAnalysis) -> Sheet | None:
             axes.plot(ranks, values, "o", color=COLORS[0], markersize=2.5)
         if out in ranks and values[ranks.index(out)] > 0:
             axes.annotate(
-                f"rank {out}", (out, values[ranks.index(out)]), (0, 3), ha="center", fontsize=8.5,
+                f"rank {out}", (out, values[ranks.index(out)]), (0, 3), ha="center", fontsize=TICK,
                 textcoords="offset points", color=WARN,
             )  # fmt: skip
         axes.set_ylim(0, 1.18 * max(values))
         if name == "nonfinite":
             whole_numbers(axes, "y", 6)
-        dress(axes, title=label, x="rank", grid="y")
+        dress(axes, x="rank", y=label, grid="y")
         whole_numbers(axes, "x", 10)
     return made
 

@@ -17,14 +17,11 @@ from qgate.report.dumps._reading import (
     value_tensors,
     worst,
 )
-from qgate.report.plots._figure import GRAY
-from qgate.report.plots.dumps._sheet import (
-    COLORS,
+from qgate.report.plots._figure import SMALL, dress
+from qgate.report.plots._sheet import (
     MOST_ROWS,
-    WARN,
     Drawing,
     Sheet,
-    dress,
     height_for,
     legend,
     line,
@@ -35,6 +32,7 @@ from qgate.report.plots.dumps._sheet import (
     signed_log,
     wrapped,
 )
+from qgate.report.plots.palette import BLACK, COLORS, GRAY, WARN
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
 
 _MOST_CURVES, _MOST_NAMED = 9, 3
@@ -133,7 +131,7 @@ def _build_channels(analysis: DumpAnalysis) -> Sheet | None:
         label = f"channel{'s' if len(large) > 1 else ''} {names}" if large else "no outliers"
         axes.text(
             0.97, 0.95, f"{label}\n{brief(factor)}× the median", transform=axes.transAxes,
-            ha="right", va="top", fontsize=8, color=WARN if large else "black",
+            ha="right", va="top", fontsize=SMALL, color=WARN if large else BLACK,
         )  # fmt: skip
         dress(
             axes,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from qgate.report._escaping import one_line
-from qgate.report.plots._figure import BLUE, GRAY, RED
+from qgate.report.plots.palette import BLUE, GRAY, RED
 
 Anchor = Literal["start", "middle", "end"]
 

@@ -1,4 +1,4 @@
-"""What all pictures of a dump share: the sheet, its title, colors, axes that stay readable."""
+"""What all pictures are made of: the sheet with its sentence, axes and names that stay readable."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
 from qgate.report._escaping import one_line
 from qgate.report.dumps._reading import brief, shortened
-from qgate.report.plots._figure import GRAY, save
-from qgate.results.portraits import DumpAnalysis
+from qgate.report.plots._figure import DPI, HEADLINE, SMALL, TICK, new_figure, save
+from qgate.report.plots.palette import BLACK, COLORS, INK, WHITE
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -23,12 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-DPI = 110
-WARN = "#c0392b"
-# Okabe and Ito's, which readers of all kinds of color vision tell apart; black comes last.
-COLORS = (
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7b5ea7", "#000000",
-)  # fmt: skip
+Told = TypeVar("Told")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 MOST_ROWS = 40
 
@@ -42,34 +37,32 @@ class Sheet:
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """Draws one picture of an analysis; does nothing where the analysis has nothing for it."""
+class Drawing(Generic[Told]):
+    """Draws one picture of a record; does nothing where the record has nothing for it."""
 
-    build: Callable[[DumpAnalysis], Sheet | None]
+    build: Callable[[Told], Sheet | None]
 
-    def __call__(self, path: Path, analysis: DumpAnalysis, *, dpi: float = DPI) -> str:
+    def __call__(self, path: Path, record: Told, *, dpi: float = DPI) -> str:
         """The title of what was drawn; empty where nothing was."""
         with np.errstate(all="ignore"):
-            sheet = self.build(analysis)
+            sheet = self.build(record)
             if sheet is None:
                 return ""
             save(sheet.figure, path, dpi=dpi)
         return sheet.title
 
 
-def sheet(width: float, height: float, title: str) -> Sheet:
+def sheet(width: float, height: float, title: str, *, color: str = BLACK) -> Sheet:
     """An empty figure with its sentence, in as many lines as it needs."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
-    figure.get_layout_engine().set(w_pad=0.07, h_pad=0.07, hspace=0.04, wspace=0.03)  # type: ignore[union-attr, call-arg]
+    figure = new_figure(width, height)
     lines = _balanced(one_line(title), int(width * 9.2))
     figure.suptitle(
         "\n".join(plain(line, 400) for line in lines),
         x=0.012,
         ha="left",
-        fontsize=12,
+        fontsize=HEADLINE,
         weight="bold",
+        color=color,
     )
     return Sheet(figure, title)
 
@@ -130,21 +123,9 @@ def markers_for(names: Iterable[str]) -> dict[str, str]:
     return {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(names)}
 
 
-def dress(axes: Axes, *, title: str = "", x: str = "", y: str = "", grid: str = "both") -> None:
-    """The look all panels have; `title` is ready to be drawn."""
-    axes.set_title(title, fontsize=9.5, loc="left")
-    axes.set_xlabel(x, fontsize=9)
-    axes.set_ylabel(y, fontsize=9)
-    axes.tick_params(labelsize=8.5)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_axisbelow(True)
-    if grid:
-        axes.grid(axis=grid, color=GRAY, alpha=0.22, linewidth=0.6)  # type: ignore[arg-type]
-
-
 def rows_named(axes: Axes, names: Sequence[str], most: int = 40) -> None:
     """One row each, the first on top."""
-    axes.set_yticks(range(len(names)), [plain(name, most) for name in names], fontsize=8.5)
+    axes.set_yticks(range(len(names)), [plain(name, most) for name in names], fontsize=TICK)
     axes.set_ylim(len(names) - 0.45, -0.55)
 
 
@@ -154,7 +135,7 @@ def height_for(rows: int, each: float = 0.3, least: float = 2.6) -> float:
 
 def log_axis(axes: Axes, which: str) -> None:
     """A logarithmic axis with few ticks, named as people write numbers."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     getattr(axes, f"set_{which}scale")("log")
     axis = getattr(axes, f"{which}axis")
@@ -166,7 +147,7 @@ def log_axis(axes: Axes, which: str) -> None:
     elif decades < 1.8:
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=7))
     axis.set_major_formatter(FuncFormatter(lambda value, _: brief(value)))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
 
 
 def _share_name(value: float, _place: object = None) -> str:
@@ -228,10 +209,10 @@ def legend(
         [f" {plain(name, 44)}" for name in entries],
         loc="outside lower left",
         ncols=-(-len(entries) // rows),
-        fontsize=8.5,
+        fontsize=TICK,
         frameon=False,
         title=title or None,
-        title_fontsize=8.5,
+        title_fontsize=TICK,
         handletextpad=0.4,
     )
     drawn.set_alignment("left")
@@ -241,7 +222,7 @@ def color_bar(
     made: Sheet, image: AxesImage, axes: Axes | list[Axes], label: str, **more: object
 ) -> None:
     """Beside the panels, with ticks that are named as people write numbers."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     bar = made.figure.colorbar(image, ax=axes, pad=0.01, aspect=30, **more)  # type: ignore[arg-type]
     low, high = image.get_clim()
@@ -251,9 +232,9 @@ def color_bar(
         bar.locator = LogLocator(numticks=7) if decades >= 1.8 else narrow
         bar.formatter = FuncFormatter(lambda value, _: brief(value))
         bar.update_ticks()
-        bar.ax.yaxis.set_minor_formatter(NullFormatter())
-    bar.set_label(label, fontsize=8.5)
-    bar.ax.tick_params(labelsize=8)
+        bar.ax.yaxis.set_minor_locator(NullLocator())
+    bar.set_label(label, fontsize=TICK)
+    bar.ax.tick_params(labelsize=SMALL)
     bar.outline.set_visible(False)
 
 
@@ -271,7 +252,7 @@ def line(color: str, marker: str = "", **more: object) -> Artist:
 
 def dots(axes: Axes, x: object, y: object, color: str, marker: str, **more: object) -> None:
     """Points with a thin light edge, so that those that touch are told apart."""
-    told: dict[str, object] = {"s": 22, "edgecolors": "white", "linewidths": 0.4, **more}
+    told: dict[str, object] = {"s": 22, "edgecolors": WHITE, "linewidths": 0.4, **more}
     axes.scatter(x, y, color=color, marker=marker, **told)  # type: ignore[arg-type]
 
 
@@ -293,7 +274,7 @@ def boxes_of(
     drawn = axes.bxp(
         told, positions=places, orientation="vertical" if vertical else "horizontal", widths=width,
         showfliers=False, patch_artist=True, manage_ticks=False,
-        medianprops={"color": "black", "linewidth": 1.3},
+        medianprops={"color": BLACK, "linewidth": 1.3},
     )  # fmt: skip
     for box, color in zip(drawn["boxes"], colors, strict=True):
         box.set(facecolor=color, alpha=0.75)
@@ -302,6 +283,6 @@ def boxes_of(
 def note(axes: Axes, text: str, *, x: float = 0.98, y: float = 0.96) -> None:
     """Words in a corner."""
     axes.text(
-        x, y, text, transform=axes.transAxes, fontsize=8, color="#444444",
+        x, y, text, transform=axes.transAxes, fontsize=SMALL, color=INK,
         ha="right" if x > 0.5 else "left", va="top" if y > 0.5 else "bottom",
     )  # fmt: skip

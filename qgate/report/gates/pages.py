@@ -11,22 +11,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qgate.report.dumps._reading import shortened
-from qgate.report.gates import _details, _heat, _list, _panels
+from qgate.report.gates import _details, _head, _heat, _list, _panels, _run_parts
 from qgate.report.gates._details import failing, passing, unknown
 from qgate.report.gates._head import counts_of, summary_head, tone_of
-from qgate.report.gates._heat import heat_maps
+from qgate.report.gates._heat import heat_maps, map_fragment
 from qgate.report.gates._list import gate_table
 from qgate.report.gates._panels import Panels
+from qgate.report.gates._run_parts import others, updates
 from qgate.report.gates._words import headline_parts
 from qgate.report.gates.runs import Run
 from qgate.report.pages.parts import contents, document, section, text
 from qgate.results.pictures import Plots
 
-__all__ = ["Section", "page", "summary_head"]
+__all__ = ["Section", "map_fragment", "page", "summary_head"]
 
-_STYLE = _heat.STYLE + _details.STYLE + _list.STYLE + _panels.STYLE + """
+_PARTS = (_head, _heat, _details, _list, _panels, _run_parts)
+_STYLE = (
+    "".join(part.STYLE for part in _PARTS)
+    + """
 @page { size: A4 landscape; margin: 11mm; }
-"""  # fmt: skip
+"""
+)
 _TONES = {"failed": "fail", "passed": "good", "open": "warn"}
 
 
@@ -48,19 +53,21 @@ def page(run: Run, *, plots: Plots = "worst", sections: Sequence[Section] = ()) 
     detailed = {int(number) for number in re.findall(r"id='details-(\d+)'", broken)}
     tone = tone_of(run)
     said, rest = headline_parts(run)
-    said, rest = said[:1].upper() + said[1:], shortened(rest, 400)
+    said, rest = said[:1].upper() + said[1:], shortened(rest, 280)
     parts = [
         f"<h1><span class='{_TONES[tone]}'>{text(said)}</span>{text(f': {rest}' if rest else '')}"
         "</h1>",
-        summary_head(run, line=False),
+        summary_head(run, alone=False),
         _contents(run, broken, grown, nearest, sections),
         unknown(run),
+        others(run),
         heat_maps(run),
         broken,
         section("growth", "Error over depth", grown) if grown else "",
         *(section(each.anchor, each.title, each.html) for each in sections),
         gate_table(run, detailed),
         nearest,
+        updates(run),
         section("notes", "Notes", f"<ul>{told}</ul>") if (told := panels.told()) else "",
     ]
     style = _STYLE + panels.style()
@@ -72,15 +79,19 @@ def _contents(run: Run, broken: str, grown: str, nearest: str, sections: Sequenc
     counts = counts_of(run)
     links = [
         ("unknown", "Errors", len(run.errors) + len(run.broken)),
+        ("others", "Other failed tests", run.other["failed"]),
         ("map", "Modes and layers", 0),
         ("failing", "Failing gates", len(run.failed)),
         ("growth", "Error over depth", 0),
         *((each.anchor, each.title, 0) for each in sections),
         ("gates", "All gates", counts.total()),
         ("passing", "Passing gates", 0),
+        ("update", "Update", (run.header.get("update") or {}).get("entries", 0)),
     ]
     there = {
         "unknown": bool(run.errors or run.broken),
+        "others": bool(run.other["failed"]),
+        "update": bool((run.header.get("update") or {}).get("changes")),
         "map": bool(run.spots),
         "failing": bool(broken),
         "growth": bool(grown),

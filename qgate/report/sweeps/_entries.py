@@ -1,0 +1,148 @@
+"""What the page of a run of sweeps keeps of each, and what they say together."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import TypedDict
+
+from qgate.report.sweeps._record import (
+    Record,
+    counted,
+    decibel_text,
+    exponent_text,
+    marked,
+    metric,
+    number,
+    offset_text,
+    recommended,
+    share_text,
+)
+
+KINDS = {"tensor": "one scale", "block": "block offset"}
+EQUAL_DB = 0.005
+_MOST_NAMED = 20
+
+
+class Entry(TypedDict):
+    """What the page keeps of one sweep: plain data, which an unfinished run writes down."""
+
+    tensor: str
+    folder: str
+    format: str
+    kind: str
+    failed: str
+    level: str
+    exponent: float
+    sqnr_db: float
+    production_db: float
+    gap_db: float
+    overflow: float
+    overflow_energy: float
+    flush: float
+    severe: bool
+    files: list[str]
+    pictures: list[tuple[str, int, int]]
+
+
+def entry_of(
+    record: Record, folder: str, files: Sequence[str], pictures: Mapping[str, bytes]
+) -> Entry:
+    best, used = recommended(record), marked(record, "production")
+    offset = record["kind"] == "block"
+    return {
+        "tensor": str(record["tensor"].get("source") or record["tensor"]["name"]),
+        "folder": folder,
+        "format": str(record["format"]["name"]),
+        "kind": str(record["kind"]),
+        "failed": str(record.get("failed") or ""),
+        "level": "" if best is None else _level(best["exponent"], offset),
+        "exponent": math.nan if best is None else number(best["exponent"]),
+        "sqnr_db": math.nan if best is None else metric(best, "sqnr_db"),
+        "production_db": math.nan if used is None else metric(used, "sqnr_db"),
+        "gap_db": number(record["advice"].get("production_gap_db")),
+        "overflow": math.nan if best is None else number(best["overflow_share"]),
+        "overflow_energy": math.nan if best is None else number(best["overflow_energy"]),
+        "flush": math.nan if best is None else number(best["flush_share"]),
+        "severe": best is not None and best["severity"]["overflow"] == "high",
+        "files": list(files),
+        "pictures": [(name, *_size(data)) for name, data in pictures.items()],
+    }
+
+
+def _level(exponent: object, offset: bool) -> str:
+    return offset_text(exponent) if offset else f"2^{exponent_text(exponent)}"
+
+
+def _size(data: bytes) -> tuple[int, int]:
+    """Of a PNG, from its head."""
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+def findings(
+    entries: Sequence[Entry], results: Sequence[tuple[str, str | None]]
+) -> list[tuple[str, str]]:
+    bad = [(name, reason) for name, reason in results if reason]
+    rows = [("fail", f"{name}: {reason}") for name, reason in bad[:_MOST_NAMED]]
+    if len(bad) > _MOST_NAMED:
+        rows.append(("fail", f"and {len(bad) - _MOST_NAMED} more tensors that failed"))
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for each in entries:
+        groups.setdefault((each["format"], each["kind"]), []).append(each)
+    for (name, kind), mine in groups.items():
+        rows += _about(f"{name}, {KINDS.get(kind, kind)}", mine)
+    if not rows:
+        rows.append(("info", "nothing was swept"))
+    return sorted(rows, key=lambda row: ("fail", "warn", "info").index(row[0]))
+
+
+def _about(what: str, mine: Sequence[Entry]) -> list[tuple[str, str]]:
+    rows = []
+    severe = [each for each in mine if each["severe"]]
+    if severe:
+        worst = max(severe, key=lambda each: each["overflow"])
+        rows.append(
+            (
+                "warn",
+                f"{what}: even the recommended level saturates more than 1% of "
+                f"{counted(len(severe), 'tensor')} of {len(mine)}, most of {worst['tensor']}: "
+                f"{share_text(worst['overflow'])}",
+            )
+        )
+    gaps = [each for each in mine if math.isfinite(each["gap_db"])]
+    lower = [each for each in gaps if each["gap_db"] <= -EQUAL_DB]
+    if lower:
+        worst = min(lower, key=lambda each: each["gap_db"])
+        rows.append(
+            (
+                "warn",
+                f"{what}: the recommended level costs SQNR against production in {len(lower)} of "
+                f"{len(mine)}, most in {worst['tensor']}: {worst['level']}, "
+                f"{worst['gap_db']:+.2f} dB",
+            )
+        )
+    higher = [each for each in gaps if each["gap_db"] >= EQUAL_DB]
+    if higher:
+        best = max(higher, key=lambda each: each["gap_db"])
+        rows.append(
+            (
+                "info",
+                f"{what}: the recommended level is better than production in {len(higher)} of "
+                f"{len(mine)}, most in {best['tensor']}: {best['level']}, {best['gap_db']:+.2f} dB",
+            )
+        )
+    ratios = [each for each in mine if not math.isnan(each["sqnr_db"])]
+    if ratios:
+        least = min(ratios, key=lambda each: each["sqnr_db"])
+        middle = median(each["sqnr_db"] for each in ratios)
+        rows.append(
+            (
+                "info",
+                f"{what}: SQNR at the recommended level is {decibel_text(middle)} in the median, "
+                f"least {decibel_text(least['sqnr_db'])} of {least['tensor']}",
+            )
+        )
+    return rows

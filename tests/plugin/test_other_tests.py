@@ -1,0 +1,169 @@
+"""Tests of a run that are no gates: pytest is red for them, and so is all that is made of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qgate.cli import main
+from tests.plugin.conftest import Run
+
+PLAIN = """
+import pytest
+def test_fine(): pass
+def test_plain(): assert 1 == 2, "two <b>\\nand more"
+def test_not_today(): pytest.skip("no")
+@pytest.fixture
+def bad(): raise ValueError("no kernel")
+def test_set_up(bad): pass
+@pytest.fixture
+def late():
+    yield
+    raise ValueError("left open")
+def test_tear_down(late): pass
+@pytest.mark.xfail
+def test_known(): assert False
+"""
+GATES = """
+import pytest
+def test_before(gate, mode, layer):
+    assert not "before"
+def test_after(gate, mode, layer):
+    gate.layer(mode, layer)
+    assert not "after"
+@pytest.mark.xfail(strict=True)
+def test_strict(gate, mode, layer): gate.layer(mode, layer)
+"""
+
+
+def header(project: Path) -> dict[str, Any]:
+    with (project / "qgate-out" / "results.jsonl").open(encoding="utf-8") as file:
+        return dict(json.loads(file.readline()))
+
+
+def shown(project: Path) -> str:
+    return (project / "qgate-out" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "workers"])
+def test_a_test_that_is_no_gate_makes_the_run_red(
+    project: Path,
+    suites: Run,
+    workers: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    summary = project / "step.md"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    (project / "suites" / "test_plain.py").write_text(PLAIN)
+    result = suites("--layers", "first", *workers, alone=bool(workers))
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    other = header(project)["other"]
+    assert {k: other[k] for k in ("passed", "failed", "skipped")} == {
+        "passed": 1,
+        "failed": 3,
+        "skipped": 2,
+    }
+    told = {node.rpartition("::")[2]: line for node, line in other["failures"].items()}
+    assert sorted(told) == ["test_plain", "test_set_up", "test_tear_down"]
+    assert told["test_plain"] == "AssertionError: two <b>"
+    assert told["test_set_up"] == "ValueError: no kernel"
+    page = shown(project)
+    assert "<h1><span class='fail'>3 other tests failed" in page
+    assert "id='others'" in page
+    assert "two &lt;b&gt;" in page
+    result.stdout.fnmatch_lines(
+        ["3 other tests failed, 1 passed, 2 skipped", "* passed, 0 failed |*"]
+    )
+    result.stdout.fnmatch_lines(["::error title=qgate::other test failed: *no kernel*"])
+    markdown = summary.read_text()
+    assert markdown.startswith("## qgate: 3 other tests failed, 2 gates passed")
+    assert "no kernel" in markdown
+    monkeypatch.chdir(project)
+    made = ["-o", "r.json", "-o", "r.md", "--history", "h.jsonl", "--exit-code"]
+    assert main(["report", "qgate-out", *made]) == 1
+    assert "3 other tests failed" in capsys.readouterr().out
+    report = json.loads((project / "r.json").read_text())
+    assert report["runs"][0]["passed"] is False
+    assert report["runs"][0]["other"]["failed"] == 3
+    assert report["history"][0]["other_failed"] == 3
+    assert (project / "r.md").read_text().startswith("## qgate: 3 other tests failed")
+
+
+def test_others_that_pass_are_counted_and_change_nothing(project: Path, suites: Run) -> None:
+    (project / "suites" / "test_plain.py").write_text("def test_fine(): pass\n")
+    result = suites("--layers", "first")
+    assert result.ret == pytest.ExitCode.OK
+    assert "other test" not in result.stdout.str()
+    assert "<b>1</b> other test passed" in shown(project)
+    assert "<h1><span class='good'>All 2 gates passed" in shown(project)
+
+
+def test_a_gate_test_that_fails_by_something_else_is_told(project: Path, suites: Run) -> None:
+    for file in (project / "suites").glob("test_*.py"):
+        file.unlink()
+    (project / "suites" / "test_layer_outputs.py").write_text(GATES)
+    result = suites("--layers", "first")
+    result.assert_outcomes(failed=3)
+    told = header(project)
+    names = {node.rpartition("::")[2].partition("[")[0] for node in told["other"]["failures"]}
+    assert names == {"test_before", "test_after", "test_strict"}
+    assert told["broken"] == {}
+    assert "no gate ran" not in result.stdout.str()
+    assert "<h1><span class='fail'>3 other tests failed" in shown(project)
+
+
+def test_a_gate_that_fails_as_a_gate_is_told_once(project: Path, suites: Run) -> None:
+    suites("--layers", "first", "--samples=3")
+    told = header(project)
+    assert told["broken"]
+    assert told["other"]["failed"] == 0
+
+
+def test_a_file_that_cannot_be_collected_is_told(project: Path, suites: Run) -> None:
+    (project / "suites" / "test_torn.py").write_text("import nothing_like_it\n")
+    result = suites("--layers", "first", "--continue-on-collection-errors")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    (line,) = header(project)["other"]["failures"].values()
+    assert "nothing_like_it" in line
+    assert "1 other test failed" in shown(project)
+
+
+def test_without_a_gate_nothing_is_written(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_it(): assert False")
+    result = pytester.runpytest_subprocess()
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert "other test" not in result.stdout.str()
+    assert not (pytester.path / "qgate-out").exists()
+
+
+@pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "workers"])
+def test_what_to_type_is_the_same_everywhere(
+    project: Path, suites: Run, workers: list[str]
+) -> None:
+    """The page says what the failure does, and the command that it gives runs one test."""
+    page_of = project / "h.html"
+    result = suites(
+        "--layers", "first", "--baselines", "none", f"--html={page_of}", "--self-contained-html",
+        *workers, alone=bool(workers),
+    )  # fmt: skip
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    said = [line.partition("to record it: ")[2] for line in result.stdout.lines]
+    accept = next(filter(None, said))
+    assert accept.startswith("pytest suites --layers first --baselines none --samples 2")
+    assert accept.endswith("--model tiny-llama --mode int8 --update-baselines")
+    records = (project / "qgate-out" / "results.jsonl").read_text().splitlines()[1:]
+    (commands,) = {json.dumps(json.loads(line)["commands"]) for line in records[:1]}
+    told = json.loads(commands)
+    assert told["accept"] == accept
+    node = json.loads(records[0])["node"]
+    assert told["again"].startswith(f"pytest '{node}' --layers first")
+    assert told["again"].endswith("--model tiny-llama --mode int8")
+    assert f"<code>{accept}</code>" in shown(project)
+    assert accept in page_of.read_text(encoding="utf-8")
+    again = told["again"].split()[1:]
+    assert suites(*[each.strip("'") for each in again]).ret == pytest.ExitCode.TESTS_FAILED
