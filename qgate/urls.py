@@ -49,6 +49,8 @@ def place_of(text: str | Path) -> Place:
             f"{str(text)!r}: {scheme}:// is not known; use s3://, gs://, az:// or another one of "
             "fsspec, or a path."
         ) from None
+    except OSError as error:
+        raise QgateError(f"{str(text)!r} cannot be reached: {error}.") from None
     return place
 
 

@@ -538,9 +538,9 @@ def test_the_folder_is_the_one_that_was_asked_for(here: Path) -> None:
 def test_layers_come_one_by_one_where_the_model_does_not_fit(
     recorded: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qgate.pipeline.activations import runs as activation_runs
+    from qgate.pipeline.activations import hosts
 
-    monkeypatch.setattr(activation_runs, "fits", lambda *_: False)
+    monkeypatch.setattr(hosts, "fits", lambda *_: False)
     told = {name: recorded(**{"memory.auto_offload": name, "data.seq_len": "20"})["notes"]
             for name in ("true", "false")}  # fmt: skip
     assert any("came one by one" in note for note in told["true"])

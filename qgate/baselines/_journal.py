@@ -23,7 +23,7 @@ from qgate.errors import QgateError
 NAME = ".journal.json"
 VERSION = 1
 _FILES = re.compile(r"manifest\.json|reference-[a-z0-9_]+\.safetensors|accepted/[a-z0-9._~-]+\.txt")
-_LEFTOVER = re.compile(r"\..*\.new")
+LEFTOVER = re.compile(r"\..*\.new")
 _TRIES, _PAUSE = 200, 0.01
 
 Contents = Mapping[str, bytes | None]
@@ -84,10 +84,15 @@ def _held(folder: Path, name: str, sha256: str) -> Path:
     """Where the content is that a journal promises."""
     for path in (staged(folder, name), folder / name):
         with contextlib.suppress(FileNotFoundError):
-            if hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
+            if sha256_of(path.read_bytes()) == sha256:
                 return path
-    raise QgateError(
-        f"{str(folder / NAME)!r} is the rest of an update that was cut off, and {name!r} has been "
+    raise broken(str(folder / NAME), name)
+
+
+def broken(journal: str, name: str) -> QgateError:
+    """A journal promises what is nowhere."""
+    return QgateError(
+        f"{journal!r} is the rest of an update that was cut off, and {name!r} has been "
         "changed since. Delete that file to keep the baseline that is there, and check it with "
         "`qgate baselines verify`."
     )
@@ -115,21 +120,45 @@ def read_journal(folder: Path) -> dict[str, str | None] | None:
     """File names and the hashes of their new contents, None for files that go; None without one."""
     path = folder / NAME
     try:
-        record = json.loads(path.read_bytes())
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    return parsed(data, str(path))
+
+
+def parsed(data: bytes, shown: str) -> dict[str, str | None] | None:
+    """A journal out of its file; None for one that was not written to its end."""
+    try:
+        record = json.loads(data)
         version, files = record["version"], dict(record["files"])
         if record["sha256"] != _seal(version, files):
             return None
-    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    check_version(str(path), version, VERSION)
+    check_version(shown, version, VERSION)
     if all(_FILES.fullmatch(name) for name in files):
         return files
-    raise QgateError(f"{str(path)!r} names files that are none of a baseline: delete it.")
+    raise QgateError(f"{shown!r} names files that are none of a baseline: delete it.")
+
+
+def written(hashes: Mapping[str, str | None]) -> bytes:
+    """The file of a journal."""
+    record = {"version": VERSION, "files": dict(hashes), "sha256": _seal(VERSION, dict(hashes))}
+    return json.dumps(record, indent=1).encode("utf-8")
+
+
+def hashes_of(contents: Contents) -> dict[str, str | None]:
+    """What a journal says of the contents to come."""
+    return {name: None if data is None else sha256_of(data) for name, data in contents.items()}
+
+
+def sha256_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _seal(version: object, files: object) -> str:
     text = json.dumps([version, files], sort_keys=True)
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+    return sha256_of(text.encode("utf-8"))
 
 
 # Writing, under the lock -----------------------------------------------------------------------
@@ -144,9 +173,8 @@ def replace_files(folder: Path, contents: Contents) -> None:
                 _write(staged(folder, name), content)
         for parent in {(folder / name).parent for name in contents}:
             _sync(parent)
-        hashes = {n: c if c is None else hashlib.sha256(c).hexdigest() for n, c in contents.items()}
-        record = {"version": VERSION, "files": hashes, "sha256": _seal(VERSION, hashes)}
-        _write(staged(folder, NAME), json.dumps(record, indent=1).encode("utf-8"))
+        hashes = hashes_of(contents)
+        _write(staged(folder, NAME), written(hashes))
         os.replace(staged(folder, NAME), folder / NAME)  # noqa: PTH105
     except BaseException:
         if not (folder / NAME).exists():
@@ -185,7 +213,7 @@ def _finish(folder: Path, hashes: Mapping[str, str | None]) -> None:
 
 def leftovers(folder: Path) -> list[str]:
     """Files of updates that were cut off, but for the journal of one that counts."""
-    found = [path for path in folder.rglob(".*.new") if _LEFTOVER.fullmatch(path.name)]
+    found = [path for path in folder.rglob(".*.new") if LEFTOVER.fullmatch(path.name)]
     if (folder / NAME).exists() and read_journal(folder) is None:
         found.append(folder / NAME)
     return sorted(path.relative_to(folder).as_posix() for path in found)

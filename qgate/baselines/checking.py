@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from qgate.baselines import _journal
 from qgate.baselines.accepted import FOLDER, accepted_file, inspect_accepted
 from qgate.baselines.manifest import NAME, Manifest, read_manifest, read_reference, reference_file
 from qgate.baselines.origin import Key
+from qgate.baselines.places import EVERYTHING
 from qgate.baselines.store import Store
 from qgate.baselines.update import Change, Update
 from qgate.errors import QgateError
@@ -17,11 +17,11 @@ def verify(store: Store) -> list[str]:
     """Everything that is wrong with a baseline, one sentence each."""
     folder = store.folder
     try:
-        files, names = _journal.read_files(folder, lambda _: True)
+        files, names = store.files.read(EVERYTHING)
         problems = [
             f"{folder / name}: it is the rest of an update that was cut off, which did not count; "
             "the next update removes it"
-            for name in _journal.leftovers(folder)
+            for name in store.files.leftovers()
         ]
     except QgateError as error:
         return [str(error)]
@@ -94,8 +94,9 @@ def unused(
     that a mode did not run is not looked at.
     """
     found: dict[str, list[Key]] = {}
+    held = store.accepted_of(list(measured))
     for mode, places in measured.items():
-        accepted = store.accepted(mode)
+        accepted = held.get(mode)
         suites = {suite for suite, _, _ in places}
         for key in () if accepted is None else accepted.values:
             if key.suite in suites and (key.suite, key.site, key.scope) not in places:
@@ -122,10 +123,9 @@ def prune(
             "used, or delete the folder."
         )
     update = Update(origin)
-    for mode in store.modes():
-        found = store.accepted(mode)
+    for mode, found in store.accepted_of(store.modes()).items():
         kept = (keep_keys or {}).get(mode) if mode in keep_modes else ()
-        if found is None or kept is None:
+        if kept is None:
             continue
         for key in found.values.keys() - set(kept):
             update.drop(mode, key)

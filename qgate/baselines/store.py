@@ -1,34 +1,42 @@
-"""The baseline of one model on disk: read by anyone, changed by `commit` only."""
+"""The baseline of one model: read by anyone, changed by `commit` only."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from qgate.baselines import _journal
-from qgate.baselines._locking import locked
 from qgate.baselines.accepted import FOLDER, Accepted, accepted_file, read_accepted
 from qgate.baselines.manifest import NAME, Manifest, read_manifest, read_reference, reference_file
 from qgate.baselines.names import safe_name
 from qgate.baselines.origin import Origin
+from qgate.baselines.places import files_of, folders
 from qgate.baselines.rows import ReferenceTensor
 from qgate.baselines.update import Change, Update, applied
 from qgate.errors import QgateError, unknown
+
+if TYPE_CHECKING:
+    from qgate.urls import Place
 
 LOCK_TIMEOUT_S = 60.0
 
 
 class Store:
-    """`ROOT/<model>/`; every call reads one whole state, of before or of after an update."""
+    """`ROOT/<model>/`; every call reads one whole state, of before or of after an update.
 
-    def __init__(self, root: Path, model: str) -> None:
+    The root is a path, or what `place_of` makes of a URL.
+    """
+
+    def __init__(self, root: Place, model: str) -> None:
         if not model:
             raise QgateError("a baseline needs the name of a model.")
         self.model = model
-        self.folder = root / safe_name(model)
+        self.folder: Place = root / safe_name(model)
+        self.files = files_of(self.folder, model)
 
     def exists(self) -> bool:
         """Whether there is a manifest, whatever is in it."""
-        return NAME in _journal.read_files(self.folder, lambda _: False)[1]
+        return NAME in self.files.read(())[1]
 
     def origin(self) -> Origin | None:
         """What the references were made with."""
@@ -43,7 +51,7 @@ class Store:
     def reference(self, basis: str) -> dict[str, ReferenceTensor]:
         """The reference tensors of a basis by site, each the one the manifest says it is."""
         file = reference_file(basis)
-        files, _ = _journal.read_files(self.folder, lambda name: name in (NAME, file))
+        files = self._read(NAME, file)
         manifest = self._manifest(files)
         if manifest is None:
             raise QgateError(
@@ -63,9 +71,15 @@ class Store:
         """The accepted errors of a mode, stale or not: `Accepted.stale` says which."""
         return self._accepted(mode, self._read(accepted_file(mode)))
 
+    def accepted_of(self, modes: Collection[str]) -> dict[str, Accepted]:
+        """The accepted errors of those of the modes that have some, from one moment."""
+        files = self._read(*map(accepted_file, modes)) if modes else {}
+        read = {mode: self._accepted(mode, files) for mode in modes}
+        return {mode: found for mode, found in read.items() if found is not None}
+
     def modes(self) -> list[str]:
         """The modes that have accepted errors."""
-        files, _ = _journal.read_files(self.folder, lambda name: name.startswith(f"{FOLDER}/"))
+        files = self._read(f"{FOLDER}/")
         read = [
             read_accepted(files[name], str(self.folder / name))
             for name in files
@@ -88,16 +102,25 @@ class Store:
             return []
         started = False
         try:
-            _journal.make_folder(self.folder)
-            with locked(self.folder, timeout_s):
-                _journal.recover(self.folder)
+            with self.files.changing(timeout_s):
                 started = True
                 files, changes = self._planned(update)
                 if files:
-                    _journal.replace_files(self.folder, files)
+                    self.files.replace(files)
                 return changes
         except OSError as error:
             raise self._failure(error, started) from None
+
+    def tidy(self, timeout_s: float = LOCK_TIMEOUT_S) -> list[str]:
+        """Remove what updates that were cut off have left, and say what that was."""
+        found = self.files.leftovers()
+        if found:
+            try:
+                with self.files.changing(timeout_s):
+                    pass
+            except OSError as error:
+                raise self._failure(error, False) from None
+        return found
 
     def preview(self, update: Update) -> list[Change]:
         """What `commit` would change; nothing is written."""
@@ -106,17 +129,24 @@ class Store:
     def _failure(self, error: OSError, started: bool) -> QgateError:
         file = f" ({Path(error.filename).name})" if error.filename else ""
         what = f"the baselines in {str(self.folder)!r} could not be written: {error.strerror}{file}"
-        if started and (self.folder / _journal.NAME).exists():
+        try:
+            promised = started and self.files.is_promised()
+        except Exception:
+            return QgateError(
+                f"{what}. Whether the update counts could not be asked: look with "
+                "`qgate baselines list`, or run it again."
+            )
+        if promised:
             return QgateError(
                 f"{what}. The update is recorded and counts; the next one will move its files into "
                 "place."
             )
-        return QgateError(f"{what}. They are as they were: make room or the folder writable.")
+        return QgateError(f"{what}. They are as they were: {self.files.remedy}.")
 
     def _planned(self, update: Update) -> tuple[dict[str, bytes | None], list[Change]]:
         modes = {mode: accepted_file(mode) for mode in update.modes()}
         needed = {NAME, *modes.values(), *(reference_file(basis) for basis in update.references)}
-        files, _ = _journal.read_files(self.folder, lambda name: name in needed)
+        files = self._read(*needed)
         manifest = self._manifest(files)
         read = {mode: self._accepted(mode, files) for mode in modes}
         accepted = {mode: found for mode, found in read.items() if found is not None}
@@ -137,8 +167,8 @@ class Store:
             return False
         return True
 
-    def _read(self, file: str) -> dict[str, bytes]:
-        return _journal.read_files(self.folder, lambda name: name == file)[0]
+    def _read(self, *wanted: str) -> dict[str, bytes]:
+        return self.files.read(wanted)[0]
 
     def _manifest(self, files: dict[str, bytes]) -> Manifest | None:
         if NAME not in files:
@@ -164,12 +194,11 @@ class Store:
             )
 
 
-def stored_models(root: Path) -> list[str]:
+def stored_models(root: Place) -> list[str]:
     """The models that have a baseline under a root."""
     found = []
-    for folder in sorted(root.iterdir()) if root.is_dir() else []:
-        if folder.is_dir():
-            files, _ = _journal.read_files(folder, lambda name: name == NAME)
-            if NAME in files:
-                found.append(read_manifest(files[NAME], str(folder / NAME)).origin.model)
+    for folder in folders(root):
+        files, _ = files_of(folder, folder.name).read([NAME])
+        if NAME in files:
+            found.append(read_manifest(files[NAME], str(folder / NAME)).origin.model)
     return found

@@ -13,6 +13,7 @@ from qgate.errors import QgateError, unknown
 
 _SAVE_DIR = "visualization.save_dir"
 _OPTIONS = ("model", "config", "list_layers", "write_config", "dry_run", "trust_remote_code")
+_WORKERS = ("jobs", "engine", "gpus_per_task")
 
 
 def is_place(word: str) -> bool:
@@ -31,8 +32,8 @@ def redraw(
     from qgate.report.activations.reports import check_folder, read_record, write_report
     from qgate.report.activations.texts import activation_text
 
-    for name in _OPTIONS:
-        if getattr(args, name):
+    for name in (*_OPTIONS, *_WORKERS):
+        if getattr(args, name) and (name, getattr(args, name)) != ("engine", "local"):
             option = f"--{name.replace('_', '-')}"
             raise QgateError(f"{option} is of a run; {word!r} is only drawn again.")
     path = _record_in(Path(word).expanduser())

@@ -4,6 +4,7 @@
   qgate activations --model hf:PATH --config my.yaml --data.num_samples 128
   qgate activations --model hf:PATH --outlier.threshold 100 --sensitivity.enabled true
   qgate activations --model hf:PATH --list-layers 'down_proj'
+  qgate activations --model hf:PATH --jobs 2
   qgate activations --write-config my.yaml
   qgate activations figures/activations.json --dpi 300
 
@@ -25,12 +26,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qgate.cli._activation_records import is_place, redraw
+from qgate.cli._workers import add_workers, workers_from
 from qgate.errors import QgateError
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from qgate.engine import Workers
     from qgate.pipeline.activations.settings import ActivationSettings
+    from qgate.pipeline.activations.subjects import Subject
 
 _NOTHING = "-"
 
@@ -49,12 +53,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--verbose", action="store_true", help="print every setting, and the times")
     add("--trust-remote-code", action="store_true", help="let Python files that come with an "
         "hf: folder run on this machine; only for folders whose code you have read")  # fmt: skip
+    add_workers(parser)
     parser.set_defaults(takes_more=True)
 
 
 def run(args: argparse.Namespace) -> int:
     from qgate.pipeline.activations.settings import read_settings
 
+    workers = workers_from(args)
     record, overrides = _words(args.more)
     if record is not None:
         return redraw(record, overrides, args, _bars())
@@ -66,22 +72,22 @@ def run(args: argparse.Namespace) -> int:
             raise QgateError("--model and --model.path are the same key: give one of them.")
         overrides.append(("model.path", args.model))
     settings = read_settings(args.config, overrides)
-    settings, notes = _on_this_machine(settings, overrides)
+    notes: list[str] = []
+    if workers.is_local:
+        settings, notes = _on_this_machine(settings, overrides)
     if args.verbose:
         _print_settings(settings)
     for note in notes:
         print(f"note    {note}", file=sys.stderr)
     name = _named(settings)
-    model, tokenizer = _trusted(name, settings) if args.trust_remote_code else (name, None)
-    if args.trust_remote_code:
-        settings = _told(settings, name)
-    if args.list_layers is not None:
-        from qgate.pipeline.activations.subjects import subject_of
+    from qgate.pipeline.activations.subjects import subject_of, trusted_subject
 
+    model = trusted_subject(name) if args.trust_remote_code else name
+    if args.list_layers is not None:
         return _list_layers(subject_of(model).module, args.list_layers)
     if args.dry_run:
-        return _dry_run(model, tokenizer, settings)
-    return _run(model, tokenizer, settings, notes, verbose=args.verbose)
+        return _dry_run(model, settings)
+    return _run(model, settings, workers, notes, verbose=args.verbose)
 
 
 # What a command line says ------------------------------------------------------------------------
@@ -205,32 +211,6 @@ def _named(settings: ActivationSettings) -> str:
     return f"hf:{path}" if looks or Path(path).is_dir() else path
 
 
-def _trusted(name: str, settings: ActivationSettings) -> tuple[nn.Module, Any]:
-    """The network and tokenizer of a folder whose own code may run."""
-    from qgate.models import huggingface
-    from qgate.models.loading import _folder
-
-    scheme, _, rest = name.partition(":")
-    if scheme.lower() != "hf":
-        raise QgateError(f"--trust-remote-code is for hf:PATH; the model is {name!r}.")
-    folder = _folder(rest, name)
-    network = huggingface.load_network(folder, trust_remote_code=True)
-    if settings.data.source.strip().lower().startswith("tokens:"):
-        return network, None
-    return network, huggingface.tokenizer(folder, trust_remote_code=True)
-
-
-def _told(settings: ActivationSettings, name: str) -> ActivationSettings:
-    """What a name tells of a model and a module does not: what it is called, where it computes."""
-    from qgate.devices import resolve
-
-    return replace(
-        settings,
-        model=replace(settings.model, name=settings.model.name or name),
-        memory=replace(settings.memory, device=str(resolve(settings.memory.device))),
-    )
-
-
 def _list_layers(module: nn.Module, pattern: str) -> int:
     from qgate.capture.flowing import matching
     from qgate.models.sites import kind_of
@@ -261,13 +241,13 @@ def _check_writing(settings: ActivationSettings) -> None:
     check_folder(settings.visualization.save_dir, look_of(changed(settings)))
 
 
-def _dry_run(model: str | nn.Module, tokenizer: Any, settings: ActivationSettings) -> int:
+def _dry_run(model: str | Subject, settings: ActivationSettings) -> int:
     from qgate.devices import resolve
     from qgate.pipeline.activations.plan import plan_of
     from qgate.pipeline.activations.subjects import passes_of, subject_of
 
     _check_writing(settings)
-    subject = subject_of(model, tokenizer)
+    subject = subject_of(model)
     resolve(settings.memory.device)
     resolve(settings.memory.offload_device)
     plan = plan_of(subject.module, settings, subject.part)
@@ -290,9 +270,9 @@ def _dry_run(model: str | nn.Module, tokenizer: Any, settings: ActivationSetting
 
 
 def _run(
-    model: str | nn.Module,
-    tokenizer: Any,
+    model: str | Subject,
     settings: ActivationSettings,
+    workers: Workers,
     notes: Sequence[str],
     *,
     verbose: bool,
@@ -303,7 +283,7 @@ def _run(
 
     _check_writing(settings)
     with _bars() as step:
-        result = activations(model, settings=settings, tokenizer=tokenizer, progress=step)
+        result = activations(model, settings=settings, workers=workers, progress=step)
         result.record["notes"][:0] = notes
         written = write_report(
             result.record,

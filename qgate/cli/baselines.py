@@ -6,9 +6,11 @@
   qgate baselines prune --results qgate-out/results.jsonl      what a complete run did not measure
   qgate baselines accept                       what failing gates left in qgate-out/candidates
   qgate baselines accept ci-artifact.zip --mode 2-1
+  qgate baselines unlock --baselines s3://bucket/baselines --model tiny-mamba
 
 References are recorded by `pytest suites --update-baselines` only. What prune and accept change is
-listed, old -> new, and --dry-run only lists it: look at it, then commit it.
+listed, old -> new, and --dry-run only lists it: look at it, then commit it. Baselines in a bucket
+are locked by an object while they are updated; unlock removes that of a process that was killed.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ import fnmatch
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.errors import QgateError, unknown
+from qgate.urls import place_of
 
 if TYPE_CHECKING:
     from qgate.baselines import Candidate, Store, Update
@@ -45,8 +47,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="candidates, the folder or results.jsonl beside them, or a zip file of that folder "
         "(default qgate-out)",
     )
-    for verb in (listing, verify, prune, accept):
-        verb.add_argument("--baselines", type=Path, default=Path("baselines"), metavar="DIR")
+    unlock = verbs.add_parser("unlock", help="remove the lock of an update that was killed")
+    for verb in (listing, verify, prune, accept, unlock):
+        verb.add_argument(
+            "--baselines", default="baselines", metavar="DIR", help="a folder or a URL"
+        )
         verb.add_argument("--model", action="append", metavar="NAME", help="only this; repeatable")
     prune.add_argument(
         "--results",
@@ -61,6 +66,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     verbs = {"list": _list, "verify": _verify, "prune": _prune, "accept": _accept}
+    verbs["unlock"] = _unlock
+    args.baselines = place_of(args.baselines)
     return verbs[args.verb](args)
 
 
@@ -103,16 +110,13 @@ def _described(store: Store) -> str:
         raise QgateError(f"there is no baseline in {str(store.folder)!r}: {_RECORD}")
     of = manifest.origin
     tensors = sum(len(found) for found in manifest.references.values())
-    size = sum(path.stat().st_size for path in store.folder.glob("reference-*.safetensors"))
-    written = datetime.fromtimestamp((store.folder / "manifest.json").stat().st_mtime)
+    stats = store.files.stats()
+    size = sum(of.size for name, of in stats.items() if name.startswith("reference-"))
+    written = stats["manifest.json"].modified
     rows = []
-    for mode in store.modes():
-        accepted = store.accepted(mode)
-        if accepted is None:
-            continue
-        file = store.folder / accepted_file(mode)
+    for mode, accepted in store.accepted_of(store.modes()).items():
         stale = "; ".join(accepted.stale(of))
-        bytes_ = _size(file.stat().st_size)
+        bytes_ = _size(stats[accepted_file(mode)].size)
         rows.append([mode, len(accepted.values), accepted.device, bytes_, stale and "stale"])
     lines = [
         f"{of.model}  ({store.folder})",
@@ -121,7 +125,7 @@ def _described(store: Store) -> str:
         else f"  weights {of.weights[:12]}, inputs {of.inputs[:12]}: {of.samples} samples of "
         f"{of.seqlen} tokens, seed {of.seed}",
         f"  recorded on {of.device} with torch {of.torch}, commit {(of.commit or 'unknown')[:12]}; "
-        f"file of {written:%Y-%m-%d %H:%M}",
+        f"file of {f'{written:%Y-%m-%d %H:%M}' if written else 'unknown age'}",
     ]
     if manifest.references:
         bases = ", ".join(sorted(manifest.references))
@@ -140,15 +144,16 @@ def _size(count: int) -> str:
 
 def _verify(args: argparse.Namespace) -> int:
     from qgate.baselines import Store, safe_name, stored_models, verify
+    from qgate.baselines.places import folders as folders_in
 
     root = args.baselines
-    folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
-    folders = [path for path in folders if not path.name.startswith(".")]
+    folders = [path for path in folders_in(root) if not path.name.startswith(".")]
     if args.model:
         named = {safe_name(name): name for name in args.model}
-        for folder, name in named.items():
-            if root / folder not in folders:
-                raise unknown(f"model in {str(root)!r}", name, [path.name for path in folders])
+        there = [path.name for path in folders]
+        for file_name, name in named.items():
+            if file_name not in there:
+                raise unknown(f"model in {str(root)!r}", name, there)
         folders = [path for path in folders if path.name in named]
     if not folders:
         raise QgateError(f"there is no baseline in {str(root)!r}: {_RECORD}")
@@ -173,6 +178,8 @@ def _verify(args: argparse.Namespace) -> int:
 def _prune(args: argparse.Namespace) -> int:
     from qgate.baselines import Update
 
+    if not args.dry_run:
+        _tidy(args)
     if args.results is not None:
         return _prune_unused(args)
     if not (args.mode or args.model):
@@ -187,11 +194,10 @@ def _prune(args: argparse.Namespace) -> int:
         if origin is None:
             raise QgateError(f"there is no baseline in {str(store.folder)!r}: {_RECORD}")
         update = Update(origin)
-        for mode in store.modes():
+        for mode, accepted in store.accepted_of(store.modes()).items():
             held.add(mode)
             named = _asked(mode, args.mode) if args.mode else True
-            accepted = store.accepted(mode) if named else None
-            for key in accepted.values if accepted else ():
+            for key in accepted.values if named else ():
                 update.drop(mode, key)
         if update.modes():
             found.append((store, update))
@@ -209,6 +215,13 @@ def _prune(args: argparse.Namespace) -> int:
         if not args.dry_run:
             store.commit(update)
     return 0
+
+
+def _tidy(args: argparse.Namespace) -> None:
+    """Remove what updates that were cut off have left."""
+    for store in _stores(args):
+        for name in store.tidy():
+            print(f"{store.model}: {name}: the rest of an update that was cut off removed")
 
 
 def _prune_unused(args: argparse.Namespace) -> int:
@@ -240,6 +253,20 @@ def _prune_unused(args: argparse.Namespace) -> int:
             removed += 1
     verb = "would go" if args.dry_run else "removed"
     print(f"{removed} accepted errors {verb}" if removed else "nothing is unused")
+    return 0
+
+
+# unlock ----------------------------------------------------------------------------------------
+
+
+def _unlock(args: argparse.Namespace) -> int:
+    from qgate.baselines import Store
+
+    if not args.model:
+        raise QgateError("say whose lock goes: --model NAME.")
+    for name in args.model:
+        holder = Store(args.baselines, name).files.unlock()
+        print(f"{name}: the lock of {holder} removed" if holder else f"{name}: nobody has a lock")
     return 0
 
 

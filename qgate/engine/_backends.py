@@ -49,7 +49,7 @@ def backend_of(workers: Workers, function: Callable[..., Any], shared: Sequence[
         from qgate.engine._ray import RayBackend
 
         return RayBackend(workers, function, shared)
-    if (workers.jobs or 1) == 1:
+    if workers.is_here:
         return _Here(function, shared)
     return _Processes(workers.jobs or 1, function, shared)
 

@@ -44,6 +44,11 @@ class Workers:
     def is_local(self) -> bool:
         return self.engine == LOCAL
 
+    @property
+    def is_here(self) -> bool:
+        """This process computes, and no other."""
+        return self.is_local and (self.jobs or 1) == 1
+
 
 @dataclass(frozen=True)
 class Failure:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from qgate.analysis.activations import _ranges, _reading
 from qgate.analysis.activations._counts import RowShare
+from qgate.analysis.activations._exact import ExactSum
 from qgate.analysis.activations._ranges import ERROR, PERCENTILES, ChannelCounts
 from qgate.analysis.activations._reading import Reading
 from qgate.analysis.activations.layer_stats import Ask, LayerStats, OutlierRule
@@ -238,22 +241,6 @@ def test_a_massive_element_at_each_start_is_not_systematic() -> None:
     assert len(found["massive"]) == 4
 
 
-def same(a: Any, b: Any) -> None:
-    """Equal; numbers up to the order in which they were added."""
-    if isinstance(a, dict):
-        assert a.keys() == b.keys()
-        for key in a:
-            same(a[key], b[key])
-    elif isinstance(a, list):
-        assert len(a) == len(b)
-        for x, y in zip(a, b, strict=True):
-            same(x, y)
-    elif isinstance(a, float):
-        assert a == pytest.approx(b, rel=1e-9, abs=1e-12)
-    else:
-        assert a == b
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_order_and_parts_of_the_samples_change_nothing(dtype: torch.dtype) -> None:
     xs = samples(8, dtype=dtype)
@@ -262,13 +249,59 @@ def test_order_and_parts_of_the_samples_change_nothing(dtype: torch.dtype) -> No
     shuffled = LayerStats("m", "input", ASK)
     for k in (5, 2, 7, 0, 1, 6, 4, 3):
         shuffled.update(xs[k], k)
-    same(shuffled.record(0, "linear", 8), whole)
+    assert shuffled.record(0, "linear", 8) == whole
     parts = [LayerStats("m", "input", ASK) for _ in range(3)]
     for k, x in enumerate(xs):
         parts[k % 3].update(x, k)
+    sent = [pickle.loads(pickle.dumps(part)) for part in parts]
+    assert (sent[0] + sent[1] + sent[2]).record(0, "linear", 8) == whole
+    assert (sent[2] + (sent[1] + sent[0])).record(0, "linear", 8) == whole
+    assert [part.record(0, "linear", 8) for part in sent] == [
+        part.record(0, "linear", 8) for part in parts
+    ]
     for part in parts[1:]:
         parts[0].merge(part)
-    same(parts[0].record(0, "linear", 8), whole)
+    assert parts[0].record(0, "linear", 8) == whole
+
+
+def test_parts_that_cannot_be_written_to_add_up() -> None:
+    """As those are that Ray hands over."""
+    xs = samples(4)
+    parts = [stats_of(xs), LayerStats("m", "input", ASK)]
+    parts[1].update(torch.randn(1, 30, 24), 4)
+    right = (parts[0] + parts[1]).record(0, "linear", 5)
+    found = []
+    for part in parts:
+        buffers: list[pickle.PickleBuffer] = []
+        data = pickle.dumps(part, 5, buffer_callback=buffers.append)
+        found.append(pickle.loads(data, buffers=[bytes(each) for each in buffers]))
+    assert not found[0].counts._pages.flags.writeable
+    assert (found[0] + found[1]).record(0, "linear", 5) == right
+
+
+def test_sums_are_exact_in_any_order() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal(300) * 10.0 ** rng.integers(-150, 150, 300)
+    for some in (values, np.array([5e-324, 1.7e308, -1.7e308]), np.array([])):
+        right = float(sum(map(Fraction, some.tolist()), Fraction()))
+        one, two, back = ExactSum(), ExactSum(), ExactSum()
+        for k, x in enumerate(some.tolist()):
+            (one if k % 3 else two).add(x)
+        for x in some.tolist()[::-1]:
+            back.add(x / 4 if abs(x) > 1e-300 else x, 2 if abs(x) > 1e-300 else 0)
+        one.merge(two)
+        assert one.value() == back.value() == right
+
+
+def test_a_large_value_counts_the_same_first_and_last() -> None:
+    xs = [torch.full((1, 40, 4), v) for v in (1e-9, 3e-5, 2.0, 900.0, 0.0)]
+    found = []
+    for order in ((0, 1, 2, 3, 4), (3, 2, 4, 1, 0), (4, 0, 3, 1, 2)):
+        stats = LayerStats("m", "input", Ask(percentiles=PERCENTILES))
+        for k in order:
+            stats.update(xs[k], k)
+        found.append(stats.channel_ranges())
+    assert found[0] == found[1] == found[2]
 
 
 def test_statistics_of_different_layers_do_not_merge() -> None:

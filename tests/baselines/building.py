@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qgate.baselines import Key, Origin, ReferenceTensor, Store, Update
+
+if TYPE_CHECKING:
+    from qgate.urls import Place
 
 ORIGIN = Origin(
     model="tiny",
@@ -59,7 +62,7 @@ def accepting(
     return update
 
 
-def recorded(root: Path) -> Store:
+def recorded(root: Place) -> Store:
     """A baseline with two bases and two modes."""
     store = Store(root, "tiny")
     update = recording(bases=("plain", "rotated"))

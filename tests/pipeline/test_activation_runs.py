@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import qgate
 from qgate.errors import QgateError
-from qgate.pipeline.activations import runs as activation_runs
+from qgate.pipeline.activations import hosts
 from qgate.pipeline.activations.runs import ActivationsResult, activations
-from qgate.pipeline.activations.sensitivity import Layers, Runs, Target, propose, rank
+from qgate.pipeline.activations.sensitivity import Layers, Runs, Target, alone, propose, rank
 from qgate.pipeline.activations.subjects import Sample
 from qgate.results.activations import LayerActivations
 
@@ -317,7 +317,7 @@ def test_tables_have_a_row_for_each_layer_and_statistic() -> None:
 def test_offloading_gives_the_same_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     model = llama()
     plain = activations(model, rows(), **FEW)
-    monkeypatch.setattr(activation_runs, "fits", lambda *_: False)
+    monkeypatch.setattr(hosts, "fits", lambda *_: False)
     offloaded = activations(model, rows(), **FEW)
     assert offloaded.record["layers"] == plain.record["layers"]
     assert any("one by one" in note for note in offloaded.notes)
@@ -344,7 +344,7 @@ def test_a_layer_alone_is_what_quantizing_it_by_hand_gives() -> None:
     model = llama()
     runs, layers = runs_of(model)
     name = "model.layers.0.mlp.down_proj"
-    found = next(each for each in rank(runs, layers) if each["module"] == name)
+    found = alone(runs, layers, name)
     twin = llama()
     target: Any = twin.get_submodule(name)
     target.weight.data = qgate.quantize(target.weight.data, "mxfp4_e2m1")
@@ -370,7 +370,7 @@ def test_a_layer_alone_is_what_quantizing_it_by_hand_gives() -> None:
 def test_a_proposal_is_measured_and_no_layer_of_it_is_spare() -> None:
     model = llama()
     runs, layers = runs_of(model)
-    order = [each["module"] for each in rank(runs, layers)]
+    order = [each["module"] for each in rank(alone(runs, layers, n) for n in layers.names)]
     none = runs.errors(layers, layers.names).sqnr_db
     target = Target(sqnr_db=none + 3)
     found = propose(runs, layers, order, target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from qgate.analysis.activations._reading import PAGE
 Ints = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 _FIRST = 64
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class PatternCounts:
@@ -56,7 +58,8 @@ class PatternCounts:
 class RowShare:
     """At most `room` rows of all that flowed: those with the smallest hash of where they are.
 
-    Which ones does not depend on the order in which samples come, nor on how they are split.
+    Which ones does not depend on the order in which samples come, nor on how they are split. Rows
+    of another width than the first are left out.
     """
 
     def __init__(self, room: int, seed: int = 0) -> None:
@@ -79,13 +82,33 @@ class RowShare:
         if rows is not None:
             self._keep(np.arange(len(rows)), other._hashes, rows)
 
+    @property
+    def width(self) -> int:
+        """0 while there are no rows."""
+        return 0 if self._rows is None else self._rows.shape[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """To another process go the rows alone, without the room for more, as plain bits."""
+        rows = self.rows()
+        bits = None if rows is None else rows.view(_BITS[rows.dtype.itemsize]).numpy()
+        kind = None if rows is None else rows.dtype
+        hashes = self._hashes[: self._held]
+        return {"room": self.room, "seed": self.seed, "hashes": hashes, "bits": bits, "kind": kind}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["room"], state["seed"])  # type: ignore[misc]
+        if state["bits"] is not None:
+            rows = torch.from_numpy(state["bits"].copy()).view(state["kind"])
+            self._keep(np.arange(len(rows)), state["hashes"], rows)
+            self.rows()
+
     def _keep(self, chosen: Ints, hashes: Hashes, table: Tensor) -> None:
         """In memory of its own that stays where it is: pieces that are kept among those that are
         not would pin the heap."""
         if self._rows is None:
             self._rows = table.new_empty(self._size, table.shape[1])
         if self._rows.shape[1] != table.shape[1]:
-            return  # of another width: the first one seen stays
+            return
         if len(chosen) > self.room:
             chosen = chosen[np.argpartition(hashes[chosen], self.room - 1)[: self.room]]
         self._ordered = False

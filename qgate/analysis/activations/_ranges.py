@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,8 @@ Table = npt.NDArray[np.uint32]
 PERCENTILES = (0.0, 0.01, 1.0, 25.0, 50.0, 75.0, 99.0, 99.99, 100.0)
 ERROR = 1 / 32 + 2.0**-8
 _STEPS = 16  # bins per power of two
-_BELOW = 20  # powers of two under the largest of the first tensor; what is smaller counts as zero
+_BELOW = 20  # powers of two under that of the largest value; what is smaller counts as zero
+_BINS = _STEPS * (_BELOW + 1)
 _ROWS = 2048, 512  # that are held: so many at most, and at least so many of wide tables
 _TOGETHER = 2**21
 _PIECE = 2**19, 128  # elements that stay in the cache, and rows at least
@@ -45,33 +47,27 @@ class ChannelCounts:
     """A histogram per channel: 16 bins per power of two and sign, as in a bfloat16 with four bits
     of fraction.
 
-    Bytes per channel: 4 × 2 × 16 × (20 + the powers of two from the largest value of the first
-    tensor to the largest of all, and one) — 2.7 KB where that does not move. Magnitudes below
-    2^-20 of the largest of the first tensor count as zero.
+    2.7 KB per channel. Magnitudes below 2^-20 of the power of two of the largest of all count as
+    zero, also if that one comes last: any order and any parts give the same counts.
 
     Going through a histogram costs as much as counting some hundred values, so a few samples are
     held as bfloat16 numbers until they are worth it: 1 to 4 KB per channel more.
     """
 
     def __init__(self) -> None:
-        self._base, self._bins = 1, 0  # until a value is not zero
+        self._base = 1  # the bin of the smallest magnitude that is no zero
         # Channels by magnitudes, zero first, by signs.
-        self._table: Table = np.zeros((0, 1, 2), dtype=np.uint32)
+        self._table: Table = np.zeros((0, _BINS + 1, 2), dtype=np.uint32)
         # Blocks of channels by tokens, one behind the other: twice the bin, and one if negative.
         self._room: Tensor | None = None
         self._width = 0
         self._blocks: list[Tensor] = []
-        self._held = self._top = 0
+        self._held = 0
         self._odd = False
 
     def add(self, reading: Reading) -> None:
         if reading.amax:
-            top = _bin(reading.amax)
-            if not self._bins:
-                base = max(top - _BELOW * _STEPS, 1)
-                self._table = self._moved(base, top + 1)
-                self._base, self._bins = base, top + 1 - base
-            self._top = max(self._top, top)
+            self._lift(max((_bin(reading.amax) // _STEPS - _BELOW) * _STEPS, 1))
         width = reading.table.shape[1]
         if width != self._width:
             self.settle()
@@ -107,12 +103,8 @@ class ChannelCounts:
         """Those that are held."""
         if not self._held:
             return
-        if self._top >= self._base + self._bins:
-            self._widen(self._top + 1 - self._base - self._bins)
-        if self._width > len(self._table):
-            more = self._width - len(self._table), *self._table.shape[1:]
-            self._table = np.concatenate([self._table, np.zeros(more, dtype=np.uint32)])
-        places = 2 * (self._bins + 1)
+        self._broaden(self._width)
+        places = 2 * (_BINS + 1)
         step = max(_PLACES // places, 1)
         offsets = torch.arange(step, dtype=torch.int16, device="cpu")[:, None] * places
         # Few channels at a time: their histograms stay in the cache.
@@ -142,32 +134,26 @@ class ChannelCounts:
     def merge(self, other: ChannelCounts) -> None:
         self.settle()
         other.settle()
-        base = max(each._base for each in (self, other))
-        top = max(self._base + self._bins, other._base + other._bins)
-        mine, theirs = self._moved(base, top), other._moved(base, top)
-        if len(mine) < len(theirs):
-            mine, theirs = theirs, mine
-        mine[: len(theirs)] += theirs
-        self._base, self._bins, self._table = base, top - base, mine
-        self._top = max(self._top, other._top)
+        self._lift(other._base)
+        self._broaden(len(other._table))
+        self._table[: len(other._table)] += _lifted(other._table, self._base - other._base)
 
-    def _moved(self, base: int, top: int) -> Table:
-        """The same counts in bins from `base` to `top`; those below it count as zero."""
-        found = np.zeros((len(self._table), top - base + 1, 2), dtype=np.uint32)
-        low = base - self._base
-        if low <= 0:
-            found[:, 0] = self._table[:, 0]
-            found[:, 1 - low : 1 - low + self._bins] = self._table[:, 1:]
-        else:
-            found[:, 0] = self._table[:, : low + 1].sum(axis=1)
-            kept = self._table[:, low + 1 :]
-            found[:, 1 : 1 + kept.shape[1]] = kept
-        return found
+    def _lift(self, base: int) -> None:
+        """The same counts in bins from `base` on, if that is higher; those below count as zero."""
+        if base > self._base:
+            self._count()
+            self._table = _lifted(self._table, base - self._base)
+            self._base = base
 
-    def _widen(self, more: int) -> None:
-        # Some room, so that a slowly growing maximum does not copy the table each time.
-        self._table = self._moved(self._base, self._base + self._bins + more + _STEPS)
-        self._bins += more + _STEPS
+    def _broaden(self, width: int) -> None:
+        if width > len(self._table):
+            more = width - len(self._table), *self._table.shape[1:]
+            self._table = np.concatenate([self._table, np.zeros(more, dtype=np.uint32)])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels to another process is counted before."""
+        self.settle()
+        return self.__dict__
 
     @property
     def nbytes(self) -> int:
@@ -184,7 +170,7 @@ class ChannelCounts:
         """Of each channel the value that numpy's method "lower" finds, to the middle of its bin;
         the ends are exact, except the least magnitude. Without finite values there are zeros."""
         self.settle()
-        sizes = [_value(self._base + k) for k in range(self._bins)]
+        sizes = [_value(self._base + k) for k in range(_BINS)]
         low, high = np.nan_to_num(lows), np.nan_to_num(highs)
         if absolute:
             counts, values = self._table.sum(axis=2, dtype=np.int64), np.array([0.0, *sizes])
@@ -205,6 +191,17 @@ class ChannelCounts:
             at = (ends <= place[:, None]).sum(axis=1).clip(0, len(values) - 1)
             found[_name(p)] = values[at].clip(low, high).tolist()
         return ChannelRanges(percentiles=found, error=ERROR)
+
+
+def _lifted(table: Table, bins: int) -> Table:
+    """With so many bins at the lower end in that of zero."""
+    bins = min(bins, _BINS)
+    if not bins:
+        return table
+    found = np.zeros_like(table)
+    found[:, 0] = table[:, : bins + 1].sum(axis=1)
+    found[:, 1 : _BINS + 1 - bins] = table[:, bins + 1 :]
+    return found
 
 
 def _bin(value: float) -> int:

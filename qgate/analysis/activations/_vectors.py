@@ -1,4 +1,4 @@
-"""Figures of one vector of magnitudes per sample, as sums over samples."""
+"""Figures of one vector of magnitudes per sample, as exact sums over samples."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from qgate.analysis.activations._exact import ExactSum
 from qgate.analysis.activations._reading import ENDS, Figures, Reading, figures_of
 from qgate.results.activations import Magnitude
 
@@ -18,25 +19,25 @@ class Vector:
     """Figures of one vector per sample, as sums."""
 
     def __init__(self) -> None:
-        self.top, self.low = [0.0] * ENDS, [0.0] * ENDS
+        self.top, self.low = ([ExactSum() for _ in range(ENDS)] for _ in range(2))
         self.top_n = [0] * ENDS
-        self.median, self.n, self.most = 0.0, 0, 0.0
+        self.median, self.n, self.most = ExactSum(), 0, 0.0
 
     def add(self, top: Sequence[float], median: float, low: Sequence[float]) -> None:
         for k, (high, small) in enumerate(zip(top, low, strict=True)):
-            self.top[k] += high
-            self.low[k] += small
+            self.top[k].add(high)
+            self.low[k].add(small)
             self.top_n[k] += 1
-        self.median += median
+        self.median.add(median)
         self.n += len(top) > 0
         self.most = max(self.most, *top, 0.0)
 
     def merge(self, other: Vector) -> None:
         for k in range(ENDS):
-            self.top[k] += other.top[k]
-            self.low[k] += other.low[k]
+            self.top[k].merge(other.top[k])
+            self.low[k].merge(other.low[k])
             self.top_n[k] += other.top_n[k]
-        self.median += other.median
+        self.median.merge(other.median)
         self.n += other.n
         self.most = max(self.most, other.most)
 
@@ -45,9 +46,9 @@ class Vector:
             return None
         there = [k for k in range(ENDS) if self.top_n[k]]
         return Magnitude(
-            top=[self.top[k] / self.top_n[k] for k in there],
-            median=self.median / self.n,
-            low=[self.low[k] / self.top_n[k] for k in there],
+            top=[self.top[k].value() / self.top_n[k] for k in there],
+            median=self.median.value() / self.n,
+            low=[self.low[k].value() / self.top_n[k] for k in there],
             most=self.most,
         )
 

@@ -1,10 +1,12 @@
 """Statistics of what flows through one module in one role: streaming, mergeable, bounded.
 
-Nothing grows with the number of samples but one number per sample.
+Nothing grows with the number of samples but one number per sample. Counts are integers and sums
+exact, so any order and any parts of the samples give the same statistics, bit for bit.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor
 
 from qgate.analysis.activations._counts import PatternCounts, RowShare
+from qgate.analysis.activations._exact import ExactSums
 from qgate.analysis.activations._maps import heat_map
 from qgate.analysis.activations._outliers import Decode, OutlierRule, OutlierStats
 from qgate.analysis.activations._ranges import PERCENTILES, ChannelCounts
@@ -37,6 +40,7 @@ from qgate.results.activations import (
     Outliers,
 )
 from qgate.results.portraits import Histogram, Portrait
+from qgate.stats import serial
 
 __all__ = ["Ask", "LayerStats", "OutlierRule", "Reading"]
 
@@ -91,7 +95,7 @@ class LayerStats:
         self.wide = False
         self.kinds = [0, 0, 0]
         self.vanished = 0
-        self.sums = Sums()
+        self._sums = ExactSums()
         self.least = math.nan
         self.counts = PatternCounts()
         self.lows, self.highs = np.full(0, math.inf), np.full(0, -math.inf)
@@ -123,15 +127,22 @@ class LayerStats:
         self.counted_as = reading.counted_as
         if self._sample != sample:
             self.finish()
-        n, width = reading.table.shape
+        n = len(reading.table)
         places = np.arange(n) if positions is None else np.asarray(positions, dtype=np.int64)
         idents = None if tokens is None else np.asarray(tokens, dtype=np.int64)
         if len(places) != n or (idents is not None and len(idents) != n):
             raise QgateError(f"{self.module}: {n} tokens flow, but positions or ids are not {n}.")
         self._sample = sample
         self.samples.add(sample)
+        with serial():
+            self._add(reading, sample, places, idents)
+        self._calls += 1
+
+    def _add(self, reading: Reading, sample: int, places: Ints, idents: Ints | None) -> None:
         self._add_values(reading)
-        if self.share is None and self.ask.room(width):
+        width = reading.table.shape[1]
+        # Of several widths the widest, whichever comes first.
+        if self.ask.room(width) and (self.share is None or width > self.share.width):
             self.share = RowShare(self.ask.room(width), self.ask.seed)
         if self.share is not None:
             self.share.add(reading.table, sample, self._calls)
@@ -141,7 +152,6 @@ class LayerStats:
             self.ranges.add(reading)
         if self.ask.heat_map == sample and self.map is None:
             self.map = heat_map(reading, sample)
-        self._calls += 1
 
     def _add_values(self, reading: Reading) -> None:
         n, width = reading.table.shape
@@ -154,7 +164,7 @@ class LayerStats:
         self.vanished += reading.vanished
         self.counts.add(*reading.pages)
         finite = n * width - reading.nan - reading.posinf - reading.neginf
-        self.sums = _plus(self.sums, _sums(finite, reading))
+        self._sums.add(_sums(finite, reading))
         # Of a wide tensor that is a pass over all values, made where the counts ask for it.
         if reading.vanished or not reading.least_size > self.least * (1 + 2.0**-7):
             self.least = float(np.fmin(self.least, reading.least))
@@ -217,7 +227,7 @@ class LayerStats:
         self.kinds = [a + b for a, b in zip(self.kinds, other.kinds, strict=True)]
         self.vanished += other.vanished
         self.counts.merge(other.counts)
-        self.sums += other.sums
+        self._sums.merge(other._sums)
         self.least = float(np.fmin(self.least, other.least))
         self.highs = largest_of(self.highs, other.highs, -math.inf)
         self.lows = largest_of(self.lows, other.lows, math.inf, np.fmin)
@@ -227,11 +237,22 @@ class LayerStats:
             self.outliers.merge(other.outliers)
         if self.ranges is not None and other.ranges is not None:
             self.ranges.merge(other.ranges)
-        if self.share is None:
-            self.share = other.share
-        elif other.share is not None:
-            self.share.merge(other.share)
+        mine, theirs = self.share, other.share
+        if mine is None or (theirs is not None and theirs.width > mine.width):
+            self.share = copy.deepcopy(theirs)
+        elif theirs is not None:
+            mine.merge(theirs)
         self.map = self.map or other.map
+
+    def __add__(self, other: LayerStats) -> LayerStats:
+        """Both stay as they are."""
+        total = copy.deepcopy(self)
+        total.merge(other)
+        return total
+
+    @property
+    def sums(self) -> Sums:
+        return self._sums.rounded()
 
     @property
     def amax(self) -> Floats:
@@ -366,13 +387,6 @@ class LayerStats:
         }
         found.update({name: part for name, part in parts.items() if part is not None})  # type: ignore[typeddict-item]
         return found
-
-
-def _plus(a: Sums, b: Sums) -> Sums:
-    """What adding does, sooner."""
-    if a.square and b.square and a.exponent == b.exponent == 0:
-        return Sums(a.n + b.n, 0, a.total + b.total, a.square + b.square)
-    return a + b
 
 
 def _sums(n: int, reading: Reading) -> Sums:

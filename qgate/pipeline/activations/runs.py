@@ -6,37 +6,33 @@ result.record, result.tables(), result.failed
 
 from __future__ import annotations
 
-import contextlib
 import platform
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from qgate._version import __version__
-from qgate.analysis.activations.layer_stats import LayerStats, Reading
+from qgate.analysis.activations.layer_stats import LayerStats
 from qgate.analysis.activations.smoothing import smoothing_advice
-from qgate.capture.flowing import INPUT, WEIGHT, Flowed, Once, flowing, listed
-from qgate.capture.offloading import fits, layer_by_layer
-from qgate.devices import exact_math, resolve
+from qgate.capture.flowing import INPUT, WEIGHT, Flowed, listed
+from qgate.devices import resolve
+from qgate.engine import Workers
+from qgate.engine.workers import workers_of
 from qgate.errors import QgateError
 from qgate.models import Model
-from qgate.models.sites import kind_of
 from qgate.pipeline.activations._setting_keys import made, value_of
 from qgate.pipeline.activations._setting_values import listed as known_key
+from qgate.pipeline.activations.candidates import Asked, sensitivity_of
+from qgate.pipeline.activations.hosts import Host, Where, evaluating, placed
 from qgate.pipeline.activations.plan import Plan, kind_in, layer_number, plan_of, weight_table
 from qgate.pipeline.activations.sensitivity import (
     NO_LOSS,
-    Layers,
     Progress,
-    Runs,
     Target,
     predicts_next,
-    propose,
-    rank,
 )
 from qgate.pipeline.activations.settings import (
     ActivationSettings,
@@ -44,11 +40,10 @@ from qgate.pipeline.activations.settings import (
     changed,
     keys,
 )
+from qgate.pipeline.activations.shards import Statistics, gathered
 from qgate.pipeline.activations.subjects import (
     Passes,
-    Sample,
     Subject,
-    evaluating,
     passes_of,
     subject_of,
 )
@@ -84,12 +79,13 @@ class ActivationsResult:
 
 
 def activations(
-    model: nn.Module | Model | str,
+    model: nn.Module | Model | Subject | str,
     data: Any = None,
     *,
     settings: ActivationSettings | None = None,
     tokenizer: Any = None,
     progress: Progress | None = None,
+    workers: Workers | int = 1,
     **overrides: Any,
 ) -> ActivationsResult:
     """Statistics of what flows through a model, in one forward pass per sample.
@@ -100,18 +96,19 @@ def activations(
     settings   of `read_settings`; `overrides` are keys over them, with __ in place of dots
     tokenizer  for text and for the texts of tokens, where the model is a module
     progress   called with what is done, how much of it, and of how much
+    workers    processes, or another engine: each has the model, and takes shards of the samples
     """
     settings = _with(settings or ActivationSettings(), overrides)
     if isinstance(data, str):
         settings, data = _with(settings, {"data.source": data}), None
-    device = None if settings.memory.device == "auto" else resolve(settings.memory.device)
-    home = resolve(settings.memory.offload_device)
+    workers = workers_of(workers)
+    if workers.is_local:
+        resolve(settings.memory.device)
+        resolve(settings.memory.offload_device)
     subject = subject_of(model, tokenizer)
-    if device is None and not subject.given:
-        device = resolve("auto")
     plan = plan_of(subject.module, settings, subject.part)
     passes = passes_of(subject, data, settings)
-    return _Run(subject, passes, plan, settings, progress).result(device, home)
+    return _Run(subject, passes, plan, settings, workers, progress).result()
 
 
 def _with(settings: ActivationSettings, overrides: dict[str, Any]) -> ActivationSettings:
@@ -134,38 +131,33 @@ class _Run:
         passes: Passes,
         plan: Plan,
         settings: ActivationSettings,
+        workers: Workers,
         progress: Progress | None,
     ) -> None:
         self.subject, self.passes, self.plan = subject, passes, plan
-        self.settings, self.progress = settings, progress
+        self.settings, self.workers, self.progress = settings, workers, progress
         self.root = subject.module
-        self.stats = {key: LayerStats(*key, ask) for key, ask in plan.asks.items()}
         self.notes = [*plan.notes, *passes.notes]
         self.seconds: dict[str, float] = {}
-        self._axes = {
-            name: 1 if kind_of(self.root.get_submodule(name)) == "conv" else -1
-            for name, _ in plan.asks
-        }
-        self._once: Once[dict[Any, Reading]] = Once(lambda _: {})
-        self._at = 0
-        self._device = torch.device("cpu")
 
-    def result(self, device: torch.device | None, home: torch.device) -> ActivationsResult:
-        with self._placed(device, home), evaluating(self.root):
-            if self.settings.sensitivity.enabled:
-                self._check_target()
-            flowed = self._timed("forward", self._forward)
-            idle = self._note_silence(flowed)
+    def result(self) -> ActivationsResult:
+        own = self.settings
+        with placed(self.subject, self.plan.blocks, own.memory, self.workers) as where:
+            predicts = own.sensitivity.enabled and self._predicts(where)
+            seen = self._timed("forward", lambda: self._forward(where))
+            idle = self._note_silence(seen.flowed)
             self._timed("weights", self._weights)
             self._timed("smoothing", self._smoothing)
-            sensitivity, proposals = self._timed("sensitivity", self._sensitivity)
+            sensitivity, proposals = self._timed(
+                "sensitivity", lambda: self._sensitivity(where, predicts)
+            )
         layers = self._timed("statistics", self._layers)
         failed = self._note_nonfinite() or idle
         record = ActivationsRecord(
             kind=ACTIVATIONS,
             model=self.settings.model.name or self.subject.name,
             architecture=type(self.root).__name__,
-            device=str(self._device),
+            device=", ".join(seen.devices) or own.memory.device,
             versions={
                 "qgate": __version__,
                 "torch": str(torch.__version__),
@@ -195,50 +187,27 @@ class _Run:
 
     # Passes ------------------------------------------------------------------------------------
 
-    def _forward(self) -> Flowed:
+    def _forward(self, where: Where) -> Statistics:
+        asks = self.plan.asks
+        seen = gathered(self.passes.samples, asks, where, self.workers, self.progress)
+        self.stats = {
+            key: seen.layers.get(key) or LayerStats(*key, ask) for key, ask in asks.items()
+        }
+        self.notes += seen.notes
+        return seen
+
+    def _predicts(self, where: Where) -> bool:
+        """Said before any pass, because a target may ask for it."""
         samples = self.passes.samples
-        with flowing(self.root, self.plan.roles(), self._see) as flowed:
-            if not (flowed.wanted or self.plan.sensitive):
-                return flowed
-            for self._at, sample in enumerate(samples if flowed.wanted else ()):
-                if self.progress is not None:
-                    self.progress("samples", self._at, len(samples))
-                with torch.no_grad(), exact_math():
-                    self._pass(sample)
-                self._once.forget()
-        flowed.check()
-        if self.progress is not None:
-            self.progress("samples", len(samples), len(samples))
-        return flowed
-
-    def _pass(self, sample: Sample) -> None:
-        try:
-            sample.run(self.root, self._device)
-        except QgateError:
-            raise
-        except Exception as error:
-            raise QgateError(
-                f"{self.subject.name} cannot run sample {self._at}: {type(error).__name__}: {error}"
-            ) from error
-
-    def _see(self, module: str, role: str, tensor: Tensor) -> None:
-        stats, axis = self.stats[module, role], self._axes[module]
-        ways = self._once(tensor)
-        way = (axis, stats.counted_as)
-        reading = ways.get(way) or ways.get((axis, None))
-        if reading is None or stats.counted_as not in (None, reading.counted_as):
-            reading = ways[way] = Reading.of(tensor, stats.counted_as, axis)
-            ways[axis, reading.counted_as] = reading
-        ids = self.passes.samples[self._at].ids
-        whole = ids is not None and len(ids) == len(reading.table)
-        stats.update(
-            reading, self._at, None, ids.cpu().numpy() if whole and ids is not None else None
-        )
-
-    def _check_target(self) -> None:
-        self.predicts = predicts_next(self.root, self.passes.samples, self._device)
-        if self.settings.sensitivity.target_loss is not None and not self.predicts:
+        if isinstance(where, Host):
+            found = predicts_next(self.root, samples, where.device)
+        else:
+            device = next((p.device for p in self.root.parameters()), torch.device("cpu"))
+            with evaluating(self.root):
+                found = predicts_next(self.root, samples, device)
+        if self.settings.sensitivity.target_loss is not None and not found:
             raise QgateError(NO_LOSS)
+        return found
 
     def _note_silence(self, flowed: Flowed) -> bool:
         """If a module never ran; one that has no numbers to look at is left out of the record."""
@@ -299,24 +268,15 @@ class _Run:
                 f"{width} is no power of two: a Hadamard rotation of so many channels is of {said}."
             )
 
-    def _sensitivity(self) -> tuple[list[Sensitive], list[Proposal]]:
+    def _sensitivity(self, where: Where, predicts: bool) -> tuple[list[Sensitive], list[Proposal]]:
         own = self.settings.sensitivity
         if not own.enabled:
             return [], []
         names = [n for n in self.plan.sensitive if self._quantizable(n)]
-        runs = Runs(self.root, self.passes.samples, self._device, self.subject.name, self.predicts)
-        found: list[Sensitive] = []
-        proposals: list[Proposal] = []
-        for name in own.formats:
-            layers = Layers(self.root, names, name)
-            ranked = rank(runs, layers, self.progress)
-            found += ranked
-            order = [each["module"] for each in ranked]
-            targets = [Target(sqnr_db=own.target_sqnr_db), Target(loss=own.target_loss)]
-            for target in targets:
-                if target.sqnr_db is not None or target.loss is not None:
-                    proposals.append(propose(runs, layers, order, target))
-        return found, proposals
+        targets = [Target(sqnr_db=own.target_sqnr_db), Target(loss=own.target_loss)]
+        targets = [each for each in targets if each != Target()]
+        asked = Asked(self.passes.samples, names, predicts)
+        return sensitivity_of(where, asked, own.formats, targets, self.workers, self.progress)
 
     def _quantizable(self, name: str) -> bool:
         """Weights that are computed from others are left alone."""
@@ -332,16 +292,18 @@ class _Run:
         found = []
         of = len(self.passes.samples)
         raw = self.settings.output.include_raw_data
-        portraits: dict[int, Portrait] = {}
+        portraits: dict[tuple[bool, int], Portrait] = {}
         for (name, role), stats in self.stats.items():
             if (name, role) in self.numberless:
                 continue
             kind = kind_in(self.root, name, self.plan.blocks)
             total = 1 if role == WEIGHT else of
-            known = portraits.get(stats.trace) if stats.calls else None
+            # Traces are of the processes that made them, and those of weights are of this one.
+            trace = (role == WEIGHT, stats.trace)
+            known = portraits.get(trace) if stats.calls else None
             number = layer_number(name)
             layer = stats.record(number, kind, total, self.passes.decode, raw, known)
-            portraits[stats.trace] = layer["portrait"]
+            portraits[trace] = layer["portrait"]
             if role == INPUT and name in self.advice:
                 layer["smoothing"] = self.advice[name]
             found.append(layer)
@@ -356,33 +318,3 @@ class _Run:
         if bad:
             self.notes.insert(0, f"values that are not finite: {listed(bad, 10)}.")
         return bool(bad)
-
-    # Where it runs -----------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _placed(self, device: torch.device | None, home: torch.device) -> Iterator[None]:
-        """On the device; the module of a caller is where it was afterwards."""
-        first = next((p.device for p in self.root.parameters()), torch.device("cpu"))
-        device = first if device is None else device
-        self._device = device
-        if self.settings.memory.auto_offload and not fits(self.root, device):
-            if not self.plan.blocks:
-                raise QgateError(
-                    f"{self.subject.name} does not fit {device}, and has no list of blocks that "
-                    "could come one by one."
-                )
-            self.notes.append(
-                f"the model does not fit {device}: its {len(self.plan.blocks)} blocks came one by "
-                f"one from {home}."
-            )
-            with layer_by_layer(self.root, self.plan.blocks, device, home=home):
-                yield
-            return
-        moved = first != device
-        try:
-            if moved:
-                self.root.to(device)
-            yield
-        finally:
-            if moved and self.subject.given:
-                self.root.to(first)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from qgate.formats.quantizer import Quantizer
 from qgate.models.sites import is_transposed_linear
 from qgate.pipeline.activations.subjects import Sample
 from qgate.results.activations import Proposal, Sensitive
+from qgate.stats import serial
 
 Progress = Callable[[str, int, int], None]
 _SAME = 1e-6
@@ -48,8 +49,10 @@ class Errors:
 
     def add(self, actual: Tensor, reference: Tensor) -> None:
         wide = reference.double()
-        self.signal += float(wide.square().sum())
-        self.noise += float((actual.double() - wide).square().sum())
+        # In the order of one thread: processes differ in how many they have.
+        with serial():
+            self.signal += float(wide.square().sum())
+            self.noise += float((actual.double() - wide).square().sum())
 
     @property
     def sqnr_db(self) -> float:
@@ -219,7 +222,8 @@ class Runs:
         ids = sample.ids
         if self.predicts and ids is not None and _are_logits(logits, ids):
             flat = logits.reshape(len(ids), -1)[:-1].float()
-            errors.loss += float(cross_entropy(flat, ids[1:].to(flat.device), reduction="sum"))
+            with serial():
+                errors.loss += float(cross_entropy(flat, ids[1:].to(flat.device), reduction="sum"))
             errors.tokens += len(ids) - 1
 
     def loss_change(self, found: Errors) -> float | None:
@@ -265,21 +269,21 @@ def predicts_next(root: nn.Module, samples: Sequence[Sample], device: torch.devi
     return bool((kept - moved).abs().max() <= _SAME * kept.abs().max())
 
 
-def rank(runs: Runs, layers: Layers, progress: Progress | None = None) -> list[Sensitive]:
-    """Each layer alone, the most harmful first."""
-    found: list[Sensitive] = []
-    for done, name in enumerate(layers.names):
-        if progress is not None:
-            progress(f"sensitivity {layers.format}", done, len(layers.names))
-        errors = runs.errors(layers, [name], local=True)
-        made = Sensitive(module=name, format=layers.format, sqnr_db=errors.sqnr_db)
-        own = layers.locals.get(name)
-        if own is not None:
-            made["local_sqnr_db"] = own.sqnr_db
-        change = runs.loss_change(errors)
-        if change is not None:
-            made["loss_change"] = change
-        found.append(made)
+def alone(runs: Runs, layers: Layers, name: str) -> Sensitive:
+    """One layer quantized, and no other."""
+    errors = runs.errors(layers, [name], local=True)
+    made = Sensitive(module=name, format=layers.format, sqnr_db=errors.sqnr_db)
+    own = layers.locals.pop(name, None)
+    if own is not None:
+        made["local_sqnr_db"] = own.sqnr_db
+    change = runs.loss_change(errors)
+    if change is not None:
+        made["loss_change"] = change
+    return made
+
+
+def rank(found: Iterable[Sensitive]) -> list[Sensitive]:
+    """The most harmful first."""
     return sorted(found, key=lambda each: (each["sqnr_db"], each["module"]))
 
 

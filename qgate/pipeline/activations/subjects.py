@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from qgate.models.loading import _folder
 from qgate.models.samples import ByteTokenizer, Samples, Tokenizer, check_ids, read_samples
 from qgate.models.samples.request import SOURCES
 from qgate.models.tiny import TINY
+from qgate.pipeline.activations._sending import received, to_send
 from qgate.pipeline.activations.settings import ActivationSettings
 
 
@@ -31,6 +32,13 @@ class Sample:
     def run(self, module: nn.Module, device: torch.device) -> Any:
         args = tuple(_moved(value, device) for value in self.args)
         return module(*args, **{k: _moved(v, device) for k, v in self.kwargs.items()})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tensors go to other processes as plain bits."""
+        return {name: to_send(value) for name, value in self.__dict__.items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({name: received(value) for name, value in state.items()})
 
     def with_ids(self, ids: Tensor) -> Sample:
         """The same call with other tokens."""
@@ -47,14 +55,19 @@ class Sample:
 
 @dataclass(eq=False)
 class Subject:
-    """A network; `tokenizer` makes its samples when they are text."""
+    """A network; `tokenizer` makes its samples when they are text, and `again` loads it in another
+    process, where it was not `given` as it is."""
 
     module: nn.Module
     name: str
     part: str = ""
     tokenizer: Callable[[], Tokenizer | None] = lambda: None
     own: Sequence[Any] | None = None
-    given: bool = True
+    again: Callable[[], nn.Module] | None = None
+
+    @property
+    def given(self) -> bool:
+        return self.again is None
 
 
 @dataclass(eq=False)
@@ -71,8 +84,10 @@ class Passes:
         return sum(s.ids.numel() for s in self.samples if s.ids is not None)
 
 
-def subject_of(model: nn.Module | Model | str, tokenizer: Any = None) -> Subject:
+def subject_of(model: nn.Module | Model | Subject | str, tokenizer: Any = None) -> Subject:
     """A module, a qgate.Model, or the name of one."""
+    if isinstance(model, Subject):
+        return model
     if isinstance(model, Model):
         made = _as_tokenizer(tokenizer)
         return Subject(model.module, model.name, model.part, lambda: made, model.inputs)
@@ -99,10 +114,13 @@ def _named(name: str, tokenizer: Any) -> Subject:
         if name.strip().lower().replace("-", "_") not in TINY.names():
             raise unknown("model", name, names())
         tiny = TINY.get(name)
-        return Subject(tiny.load(), tiny.title, "", lambda: given or ByteTokenizer(), given=False)
+        tokens = lambda: given or ByteTokenizer()  # noqa: E731
+        return Subject(tiny.load(), tiny.title, "", tokens, again=tiny.load)
     if scheme.lower() not in ("hf", "mamba"):
         made = load(name)
-        return Subject(made.module, made.name, made.part, lambda: given, made.inputs, given=False)
+        file, _, function = name.strip().rpartition(":")
+        again = partial(_loaded, f"{Path(file).expanduser().absolute()}:{function}")
+        return Subject(made.module, made.name, made.part, lambda: given, made.inputs, again)
     from qgate.models import huggingface
 
     folder = _folder(rest, name)
@@ -113,9 +131,29 @@ def _named(name: str, tokenizer: Any) -> Subject:
     if scheme.lower() == "mamba":
         from qgate.models.mamba.checkpoint import load_checkpoint
 
-        return Subject(load_checkpoint(folder), name, "", own, given=False)
-    network = huggingface.load_network(folder)
-    return Subject(network, name, huggingface.language_part(network), own, given=False)
+        read = partial(load_checkpoint, folder.absolute())
+        return Subject(read(), name, "", own, again=read)
+    again = partial(huggingface.load_network, folder.absolute())
+    network = again()
+    return Subject(network, name, huggingface.language_part(network), own, again=again)
+
+
+def _loaded(name: str) -> nn.Module:
+    return load(name).module
+
+
+def trusted_subject(name: str) -> Subject:
+    """A folder of Hugging Face whose own Python files may run."""
+    from qgate.models import huggingface
+
+    scheme, _, rest = name.partition(":")
+    if scheme.lower() != "hf":
+        raise QgateError(f"--trust-remote-code is for hf:PATH; the model is {name!r}.")
+    folder = _folder(rest, name).absolute()
+    again = partial(huggingface.load_network, folder, trust_remote_code=True)
+    network = again()
+    tokens = partial(huggingface.tokenizer, folder, trust_remote_code=True)
+    return Subject(network, name, huggingface.language_part(network), tokens, again=again)
 
 
 def _as_tokenizer(given: Any) -> Tokenizer | None:
@@ -306,24 +344,6 @@ def _check(subject: Subject, passes: Passes) -> None:
             f"samples of {longest} tokens are longer than the {most} positions that the model says "
             "it was made for (max_position_embeddings)."
         )
-
-
-@contextlib.contextmanager
-def evaluating(root: nn.Module) -> Iterator[None]:
-    """No dropout, no caches; afterwards as it was."""
-    training = [module for module in root.modules() if module.training]
-    configs: list[Any] = [getattr(module, "config", None) for module in root.modules()]
-    caching = {id(c): c for c in configs if getattr(c, "use_cache", False) is True}
-    try:
-        root.eval()
-        for config in caching.values():
-            config.use_cache = False
-        yield
-    finally:
-        for module in training:
-            module.training = True
-        for config in caching.values():
-            config.use_cache = True
 
 
 def _moved(value: Any, device: torch.device) -> Any:

@@ -10,8 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qgate.baselines import Origin, ReferenceTensor
 from qgate.baselines.origin import COLLECTED
@@ -24,6 +23,9 @@ from qgate.pipeline.gates.judging import ACTIVATION_METRICS, Judging, Outcome
 from qgate.pipeline.gates.subjects import ModelSubject
 from qgate.results.activations import LayerActivations
 from qgate.results.pictures import MagnitudePicture
+
+if TYPE_CHECKING:
+    from qgate.urls import Place
 
 TITLE = "activations"
 """What the accepted record is called."""
@@ -67,7 +69,7 @@ class ActivationGates(Judging):
 
     subject: ActivationSubject
 
-    def __init__(self, bench: Bench, baselines: Path, policy: Policy, **how: Any) -> None:
+    def __init__(self, bench: Bench, baselines: Place, policy: Policy, **how: Any) -> None:
         super().__init__(ActivationSubject(bench), baselines, policy, **how)
 
     def activations(self, suite: str, layer: str) -> Outcome:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ from qgate.pipeline.gates.dump_sites import (
 from qgate.pipeline.gates.judging import DRIFT_METRICS, Judging, Outcome
 from qgate.pipeline.gates.subjects import commit_here
 from qgate.results.pictures import MagnitudePicture
+
+if TYPE_CHECKING:
+    from qgate.urls import Place
 
 VALUES = "values"
 """What the accepted record of the distributions is called."""
@@ -158,7 +161,7 @@ class DumpGates(Judging):
 
     subject: DumpSubject
 
-    def __init__(self, subject: DumpSubject, baselines: Path, policy: Policy, **how: Any) -> None:
+    def __init__(self, subject: DumpSubject, baselines: Place, policy: Policy, **how: Any) -> None:
         super().__init__(subject, baselines, policy, **how)
         self._pools: OrderedDict[str, dict[str, Pool]] = OrderedDict()
         self._accepted: dict[str, set[tuple[str, str]]] | None = None
@@ -204,11 +207,9 @@ class DumpGates(Judging):
         """By title, the suites and layers that have accepted numbers."""
         if self._accepted is None:
             self._accepted = {}
-            for title in self.store.modes():
-                found = self.store.accepted(title)
+            for title, found in self.store.accepted_of(self.store.modes()).items():
                 self._accepted[title] = {
-                    (key.suite, self.subject.layer_of(key.site))
-                    for key in (found.values if found else ())
+                    (key.suite, self.subject.layer_of(key.site)) for key in found.values
                 }
         return self._accepted
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qgate import formats, modes
 from qgate.errors import QgateError, unknown
@@ -29,11 +28,14 @@ from qgate.pipeline.gates.self_checks import (
 from qgate.pipeline.gates.subjects import ModelSubject
 from qgate.pipeline.gates.tasks import task_values
 
+if TYPE_CHECKING:
+    from qgate.urls import Place
+
 
 class GateSession(Judging):
     """The gates of one model. A copy with another policy shares everything else."""
 
-    def __init__(self, bench: Bench, baselines: Path, policy: Policy, **how: Any) -> None:
+    def __init__(self, bench: Bench, baselines: Place, policy: Policy, **how: Any) -> None:
         super().__init__(ModelSubject(bench), baselines, policy, **how)
         self.bench = bench
         bench.pictures = self.plots != "none"

@@ -7,20 +7,23 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from qgate.baselines import Change, Origin, Store
 from qgate.errors import QgateError
 from qgate.gate import Measured, Policy, Verdict, failure_text, judge
-from qgate.gate.checks import Check
+from qgate.gate.checks import ACCEPTABLE, Check
 from qgate.gate.measured import Direction
-from qgate.gate.updating import Which
+from qgate.gate.updating import Which, hint
 from qgate.modes import Mode
 from qgate.pipeline.gates.format_rows import FORMAT_METRICS
 from qgate.pipeline.gates.ledger import Decision, Known, Ledger
 from qgate.pipeline.gates.rows import PLAN_METRICS, record_rows, with_accepted
 from qgate.pipeline.gates.subjects import Subject
 from qgate.results.pictures import Plots
+
+if TYPE_CHECKING:
+    from qgate.urls import Place
 
 # Where values lie, as the distributions of a dump have it: neither way is better.
 DRIFT_METRICS: dict[str, Direction] = {
@@ -76,7 +79,7 @@ class Judging:
     def __init__(
         self,
         subject: Subject,
-        baselines: Path,
+        baselines: Place,
         policy: Policy,
         updating: Which | None = None,
         dry_run: bool = False,
@@ -155,7 +158,16 @@ class Judging:
         if notes:
             records = [{**row, "notes": dict(notes)} for row in records]
         updated = decision.entries if writes else 0
-        record = {"passed": not failed, "updated": updated, "title": title, "rows": records}
+        again = self._again(label, mode.name)
+        accepted = any(each.kind in ACCEPTABLE for each in failed) and not hint(tuple(failed))
+        record = {
+            "passed": not failed,
+            "updated": updated,
+            "title": title,
+            "rows": records,
+            "options": self._options(*again),
+            "accept": self._update_command(*again) if accepted else "",
+        }
         outcome = Outcome(verdict, text, record, decision)
         if not self.deferred:
             self.keep(outcome)
@@ -183,12 +195,15 @@ class Judging:
         """What has to be typed beside the subject to run one gate again."""
         return [(label, name)]
 
-    def _update_command(self, *what: tuple[str, str]) -> str:
-        named = [
+    def _options(self, *what: tuple[str, str]) -> str:
+        return " ".join(
             f"{self.spelled(name)} {shlex.quote(value)}"
             for name, value in (*self.subject.options, *what)
-        ]
-        return " ".join([self.command, *named, self.spelled("update-baselines")])
+        )
+
+    def _update_command(self, *what: tuple[str, str]) -> str:
+        words = [self.command, self._options(*what), self.spelled("update-baselines")]
+        return " ".join(filter(None, words))
 
     # What a run leaves ----------------------------------------------------------------------------
 
@@ -224,7 +239,9 @@ def _gone(
     return gone - here
 
 
-def _shown(file: Path) -> str:
+def _shown(file: Place) -> str:
     """A path as seen from here, where it lies below."""
     here = Path.cwd()
-    return str(file.relative_to(here) if file.is_relative_to(here) else file)
+    if isinstance(file, Path) and file.is_relative_to(here):
+        return str(file.relative_to(here))
+    return str(file)

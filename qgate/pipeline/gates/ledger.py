@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qgate.baselines import (
     Accepted,
@@ -31,6 +33,9 @@ from qgate.gate.checks import ACCEPTABLE, Check
 from qgate.gate.updating import Which
 from qgate.modes import Mode
 from qgate.pipeline.gates.subjects import Subject
+
+if TYPE_CHECKING:
+    from qgate.urls import Place
 
 
 @dataclass(frozen=True)
@@ -63,17 +68,18 @@ class Decision:
 class Ledger:
     """Accepted errors are read once; what an update writes is collected until the end."""
 
-    def __init__(self, subject: Subject, root: Path, updating: Which | None = None) -> None:
+    def __init__(self, subject: Subject, root: Place, updating: Which | None = None) -> None:
         self.subject = subject
         self.root = root
         self.updating = updating
         self._update: Update | None = None
         self._sources: dict[tuple[str, Key], tuple[float, str]] = {}
         self._origin: Origin | None = None
+        self._looked: list[Origin | None] = []
         self._known: dict[str, Known] = {}
         self._records_anew = False
 
-    @property
+    @cached_property
     def store(self) -> Store:
         return Store(self.root, self.subject.name)
 
@@ -94,15 +100,23 @@ class Ledger:
 
     def misfits(self) -> list[str]:
         """Why the stored references are not those of this run."""
-        recorded = self.store.origin()
+        return self._misfits(self.store.origin())
+
+    def _misfits(self, recorded: Origin | None) -> list[str]:
         return [] if recorded is None else differences(recorded, self.origin(), REFERENCE_FIELDS)
+
+    def _recorded(self) -> Origin | None:
+        """What was recorded when this run began: every test asks for it."""
+        if not self._looked:
+            self._looked.append(self.store.origin())
+        return self._looked[0]
 
     def check(self) -> None:
         """Refuse to compare with a baseline of something else; an update replaces it instead.
 
         One of a dump never takes the place of one of a model, nor the other way round.
         """
-        recorded = self.store.origin()
+        recorded = self._recorded()
         if recorded is not None and recorded.is_collected != self.origin().is_collected:
             kinds = ("a model", "a dump")
             there, here = kinds[recorded.is_collected], kinds[not recorded.is_collected]
@@ -110,7 +124,7 @@ class Ledger:
                 f"the baseline {str(self.store.folder)!r} is of {there}, and what is measured is "
                 f"{here}: give the dump another name (--dump-name)."
             )
-        found = self.misfits() if self.updating in (None, "new") else []
+        found = self._misfits(recorded) if self.updating in (None, "new") else []
         if found and self.updating == "new":
             raise QgateError(
                 f"{'; '.join(found)}. --update-which new only adds: record the baseline again with "
@@ -127,7 +141,7 @@ class Ledger:
         """What the accepted errors of a mode are called: those against FP32 by its name alone."""
         return self.subject.title(mode.name)
 
-    def file(self, title: str) -> Path:
+    def file(self, title: str) -> Place:
         return self.store.folder / accepted_file(title)
 
     def known(self, title: str, calibrated: bool) -> Known:
@@ -214,6 +228,7 @@ class Ledger:
         update = self.finish()
         if update is None:
             return []
+        self._looked.clear()
         return self.store.preview(update) if dry_run else self.store.commit(update)
 
     def propose(

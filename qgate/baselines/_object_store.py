@@ -1,0 +1,152 @@
+"""What speaks to a store of objects: what it lists, and what it says against being asked."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from qgate.baselines._object_lock import ObjectLock
+from qgate.errors import QgateError
+from qgate.urls import check_writable
+
+if TYPE_CHECKING:
+    from upath import UPath
+
+# Stores that tell one object and nothing of its neighbors.
+UNLISTED = ("http", "https")
+REMEDY = "see that what you are logged in as may list, write and delete there"
+# What identifies the content of an object, and what only moves with it.
+_TAGS = ("ETag", "etag", "generation", "md5Hash", "created")
+_TIMES = ("LastModified", "last_modified", "updated", "mtime", "modify", "Last-Modified", "created")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a listing says of an object; another content or another writing is another entry."""
+
+    size: int
+    tag: tuple[str, ...]
+    times: tuple[str, ...]
+    modified: datetime | None
+
+    @staticmethod
+    def of(info: Mapping[str, Any]) -> Entry:
+        tag, times = ([info[name] for name in names if info.get(name)] for names in (_TAGS, _TIMES))
+        modified = next((_moment(each) for each in times if _moment(each)), None)
+        texts = tuple(map(str, tag)), tuple(map(str, times))
+        return Entry(int(info.get("size") or 0), *texts, modified)
+
+
+Listing = dict[str, Entry]
+
+
+def scheme(place: UPath) -> str:
+    return str(place.protocol)
+
+
+def store_of(place: UPath) -> tuple[Any, str]:
+    """What speaks to the store, without a memory of listings, and the path in it."""
+    with reaching(str(place)):
+        fs = type(place.fs)(**{**place.storage_options, "use_listings_cache": False})
+        return fs, str(fs._strip_protocol(place.path)).rstrip("/")
+
+
+def listed(fs: Any, root: str) -> Listing:
+    """All objects below a path by their names there; none where nothing is."""
+    fs.invalidate_cache()
+    found = fs.find(root, detail=True)
+    if not found:
+        # Some stores say nothing here of what keeps them from looking.
+        with contextlib.suppress(FileNotFoundError):
+            fs.ls(root)
+    start = f"{root}/"
+    return {
+        name.removeprefix(start): Entry.of(info)
+        for name, info in found.items()
+        if name.startswith(start) and not name.endswith("/") and info.get("type") == "file"
+    }
+
+
+def is_visible(name: str) -> bool:
+    """Whether it is no machinery."""
+    return not name.rpartition("/")[2].startswith(".")
+
+
+def folder_names(root: UPath) -> list[str]:
+    """The folders below a root that have anything in them."""
+    if scheme(root) in UNLISTED:
+        raise unlisted(root)
+    with reaching(str(root)):
+        names = listed(*store_of(root))
+    return sorted({name.partition("/")[0] for name in names if "/" in name})
+
+
+def check_store(root: UPath, to_write: bool) -> None:
+    """Look into a store; to write, put an object there that is new, and take it away."""
+    if to_write:
+        check_writable(root)
+    if scheme(root) in UNLISTED:
+        return
+    fs, path = store_of(root)
+    with reaching(str(root)):
+        listed(fs, path)
+    if not to_write:
+        return
+    lock = ObjectLock(fs, f"{path}/.probe-{time.time_ns()}", f"{str(root)!r} is", "delete it.")
+    try:
+        with writing(), lock.held(0.0):
+            pass
+    except OSError as error:
+        raise QgateError(
+            f"no baselines can be written in {str(root)!r}: {error.strerror}; {REMEDY}."
+        ) from None
+
+
+def unlisted(place: UPath) -> QgateError:
+    return QgateError(
+        f"{str(place)!r}: what is there cannot be listed by {scheme(place)}://; single baselines "
+        "can be read, by gates."
+    )
+
+
+@contextlib.contextmanager
+def reaching(shown: str) -> Iterator[None]:
+    """What a store says against being read, in one line."""
+    try:
+        yield
+    except QgateError:
+        raise
+    except Exception as error:
+        raise QgateError(f"{shown!r} cannot be reached: {_line(error)}.") from None
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """What a store says against being changed, as an OSError."""
+    try:
+        yield
+    except QgateError:
+        raise
+    except Exception as error:
+        number = error.errno if isinstance(error, OSError) else None
+        raise OSError(number or 5, _line(error)) from error
+
+
+def _line(error: Exception) -> str:
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    text = (said.strip() or type(error).__name__).splitlines()[0]
+    return text.rstrip(".") if " " in text else f"{type(error).__name__} {text}"
+
+
+def _moment(found: object) -> datetime | None:
+    if isinstance(found, datetime):
+        return found
+    if isinstance(found, int | float):
+        return datetime.fromtimestamp(found)
+    with contextlib.suppress(ValueError, TypeError):
+        return datetime.fromisoformat(str(found))
+    return None

@@ -1,0 +1,144 @@
+"""Where the files of a baseline lie: a folder of this machine, or objects of a store.
+
+Both keep one layout and one promise: readers see the files of one moment, and an update happens
+whole or not at all, by one writer at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from qgate.baselines import _journal
+from qgate.baselines._journal import Contents
+from qgate.baselines._locking import locked
+from qgate.errors import QgateError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from qgate.urls import Place
+
+EVERYTHING = ("/",)
+
+
+@dataclass(frozen=True)
+class Stat:
+    """What a listing says of a file."""
+
+    size: int
+    modified: datetime | None
+
+
+class Files(Protocol):
+    """The files of one baseline, by their names below its folder.
+
+    `remedy` is what lets an update be written that could not be. A failure to write is an OSError,
+    a failure to read a QgateError.
+    """
+
+    remedy: str
+
+    def read(self, wanted: Collection[str]) -> tuple[dict[str, bytes], list[str]]:
+        """The contents of the wanted files and the names of all, from one moment.
+
+        A name that ends in `/` means all that is below it.
+        """
+
+    def stats(self) -> Mapping[str, Stat]:
+        """Sizes and times of all files."""
+
+    def leftovers(self) -> list[str]:
+        """What updates that were cut off have left, and which counts for nothing."""
+
+    def changing(self, timeout_s: float) -> AbstractContextManager[None]:
+        """Be the only writer, with all updates before finished and their leftovers removed."""
+
+    def replace(self, contents: Contents) -> None:
+        """Write and remove files, all or none; inside `changing`."""
+
+    def is_promised(self) -> bool:
+        """Whether there is an update that counts and is not all in its place."""
+
+    def unlock(self) -> str:
+        """Remove the lock of a writer that is gone, and say whose it was."""
+
+
+def is_wanted(name: str, wanted: Collection[str]) -> bool:
+    """Whether a name is one of these, or below one of them."""
+    return "/" in wanted or any(
+        name == each or (each.endswith("/") and name.startswith(each)) for each in wanted
+    )
+
+
+def files_of(folder: Place, model: str) -> Files:
+    """What reads and changes the baseline in a folder; nothing is asked of a store yet."""
+    if isinstance(folder, Path):
+        return LocalFiles(folder)
+    from qgate.baselines._objects import Objects
+
+    return Objects(folder, model)
+
+
+class LocalFiles:
+    """Files of this machine."""
+
+    remedy = "make room or the folder writable"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self, wanted: Collection[str]) -> tuple[dict[str, bytes], list[str]]:
+        return _journal.read_files(self.folder, lambda name: is_wanted(name, wanted))
+
+    def stats(self) -> Mapping[str, Stat]:
+        names = self.read(())[1]
+        found = {name: (self.folder / name).stat() for name in names}
+        return {
+            name: Stat(stat.st_size, datetime.fromtimestamp(stat.st_mtime))
+            for name, stat in found.items()
+        }
+
+    def leftovers(self) -> list[str]:
+        return _journal.leftovers(self.folder)
+
+    @contextmanager
+    def changing(self, timeout_s: float) -> Iterator[None]:
+        _journal.make_folder(self.folder)
+        with locked(self.folder, timeout_s):
+            _journal.recover(self.folder)
+            yield
+
+    def replace(self, contents: Contents) -> None:
+        _journal.replace_files(self.folder, contents)
+
+    def is_promised(self) -> bool:
+        return (self.folder / _journal.NAME).exists()
+
+    def unlock(self) -> str:
+        raise QgateError(
+            f"{str(self.folder)!r} needs no unlocking: the system lets go of a lock when its "
+            "process ends."
+        )
+
+
+def folders(root: Place) -> list[Place]:
+    """The folders below a root, whatever is in them; none where there is no root."""
+    if isinstance(root, Path):
+        return [each for each in sorted(root.iterdir()) if each.is_dir()] if root.is_dir() else []
+    from qgate.baselines._object_store import folder_names
+
+    return [root / name for name in folder_names(root)]
+
+
+def check_root(root: Place, writing: bool) -> None:
+    """Reach a store before anything is computed; for an update, see that one could be written."""
+    if isinstance(root, Path):
+        return
+    from qgate.baselines._object_store import check_store
+
+    check_store(root, writing)
