@@ -23,9 +23,13 @@ _shared: list[Any] = []
 
 
 class Backend(Protocol):
-    """`ahead` is how many items may be started before the first is waited for."""
+    """`ahead` is how many items may be started before the first is waited for.
+
+    `eager` if results are in this process, so that merging them at once keeps fewer.
+    """
 
     ahead: int
+    eager: bool
 
     def start(self, item: Any) -> Any:
         """A handle of the function's work on an item."""
@@ -56,6 +60,8 @@ def backend_of(workers: Workers, function: Callable[..., Any], shared: Sequence[
 
 class _Folding:
     """Merges where the results already are: in this process."""
+
+    eager = True
 
     def fold(self, merge: Callable[[Any, Any], Any], handles: Sequence[Any]) -> Any:
         total = self.result(handles[0])

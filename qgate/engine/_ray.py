@@ -25,6 +25,8 @@ _PATIENCE = 10.0
 class RayBackend:
     """Tasks of a Ray cluster; one that was connected before is used and left connected."""
 
+    eager = False
+
     def __init__(
         self, workers: Workers, function: Callable[..., Any], shared: Sequence[Any]
     ) -> None:

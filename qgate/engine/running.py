@@ -68,17 +68,17 @@ def merged(
     found: Merged[Result] = Merged()
     backend = backend_of(workers_of(workers), function, _given(shared))
     with contextlib.closing(backend):
-        levels: list[list[Any]] = []
+        tree = _Tree(backend, merge)
         for place, (handle, failed) in enumerate(_waited(backend, items)):
             found.items += 1
             if failed is None:
-                _push(backend, merge, levels, handle)
+                tree.add(handle)
             else:
                 found.failed[place] = failed
             step(found.items)
-        left = [handle for level in reversed(levels) for handle in level]
-        if left:
-            found.result = backend.result(backend.fold(merge, left))
+        whole = tree.whole()
+        if whole is not None:
+            found.result = backend.result(whole)
     return found
 
 
@@ -99,14 +99,41 @@ def _waited(backend: Backend, items: Iterable[Any]) -> Iterator[tuple[Any, Failu
         yield handle, backend.wait(handle)
 
 
-def _push(
-    backend: Backend, merge: Callable[[Any, Any], Any], levels: list[list[Any]], handle: Any
-) -> None:
-    """Earlier items are higher up: from the top down, and in each level, they are in order."""
-    for level in levels:
-        level.append(handle)
-        if len(level) < _FAN:
-            return
-        handle = backend.fold(merge, level)
-        level.clear()
-    levels.append([handle])
+class _Tree:
+    """Merges of eight neighbors, of eight of these, and so on; in the end what is left, in order.
+
+    Where results are in this process each is merged as it comes, so that one per level is kept.
+    """
+
+    def __init__(self, backend: Backend, merge: Callable[[Any, Any], Any]) -> None:
+        self._backend, self._merge = backend, merge
+        self._levels: list[_Level] = []
+
+    def add(self, handle: Any) -> None:
+        for level in self._levels:
+            self._put(level, handle)
+            if level.count < _FAN:
+                return
+            handle = self._fold(level.handles)
+            level.handles, level.count = [], 0
+        self._levels.append(_Level([handle], 1))
+
+    def _put(self, level: _Level, handle: Any) -> None:
+        level.handles.append(handle)
+        level.count += 1
+        if self._backend.eager:
+            level.handles = [self._fold(level.handles)]
+
+    def _fold(self, handles: list[Any]) -> Any:
+        return handles[0] if len(handles) == 1 else self._backend.fold(self._merge, handles)
+
+    def whole(self) -> Any:
+        """Earlier items are higher up: from the top down, and in each level, they are in order."""
+        left = [self._fold(level.handles) for level in reversed(self._levels) if level.handles]
+        return self._fold(left) if left else None
+
+
+@dataclass
+class _Level:
+    handles: list[Any]
+    count: int

@@ -14,7 +14,7 @@ def tree(count):
         whole = len(level) // 8 * 8
         levels.append(level[whole:])
         level = [fold(level[i : i + 8]) for i in range(0, whole, 8)]
-    left = [each for level in reversed(levels) for each in level]
+    left = [fold(level) for level in reversed(levels) if level]
     return fold(left) if left else None
 
 
@@ -53,3 +53,23 @@ def test_an_item_that_kills_its_process_is_listed_and_the_others_count():
 def test_an_error_of_the_function_is_raised(jobs):
     with pytest.raises(ValueError, match="no 3"):
         merged(work.refuse, work.add, range(6), jobs)
+
+
+def test_one_partial_result_per_level_is_kept_in_this_process():
+    alive, most = 0, 0
+
+    class Held:
+        def __init__(self):
+            nonlocal alive, most
+            alive += 1
+            most = max(most, alive)
+
+        def __del__(self):
+            nonlocal alive
+            alive -= 1
+
+        def __add__(self, _):
+            return Held()
+
+    assert merged(lambda _: Held(), work.add, range(500)).items == 500
+    assert most <= 3 + 3, "a level each for 8, 64 and 512, and what is just being merged"
