@@ -83,15 +83,15 @@ def test_bad_input_is_one_line_and_exit_2(
 def test_a_picture_that_cannot_be_written_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from matplotlib.figure import Figure
+    from PIL.Image import Image
 
-    def full(_: Figure, name: str, **__: object) -> None:
+    def full(_: Image, name: str, **__: object) -> None:
         Path(name).write_bytes(b"half a pict")
         raise OSError(28, "No space left on device")
 
     old = tmp_path / "int8.png"
     old.write_bytes(b"yesterday's")
-    monkeypatch.setattr(Figure, "savefig", full)
+    monkeypatch.setattr(Image, "save", full)
     assert main(["formats", "int8", "--plot", str(old)]) == 2
     assert "No space left" in capsys.readouterr().err
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("int8.png", b"yesterday's")]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -219,11 +219,68 @@ def test_what_cannot_be_done_is_said(
     assert sorted(path.name for path in here.iterdir()) == there, "nothing is written"
 
 
-@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write everywhere")
-def test_no_permission_is_said(here: Path, capsys: Capsys) -> None:
-    (here / "locked").mkdir(mode=0o500)
+def test_no_permission_is_said(here: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    (here / "locked").mkdir()
+    monkeypatch.setattr("qgate.files.tempfile.mkstemp", refused)  # root may write everywhere
     assert run("before", "-o", "locked/x.html") == 2
-    assert "Permission denied" in capsys.readouterr().err
+    assert "Permission denied: 'locked/x.html'" in capsys.readouterr().err
+    assert list((here / "locked").iterdir()) == []
+
+
+@pytest.mark.parametrize("bad", ["r.html", "r.md", "h.jsonl"])
+@pytest.mark.parametrize("when", ["making", "full", "moving"])
+def test_what_cannot_be_written_leaves_all_as_it_was(
+    here: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch, bad: str, when: str
+) -> None:
+    """`moving` fails at the first file that is moved: the last output; later ones are stopped."""
+    assert run("before", "--history", "h.jsonl", "-o", "r.html") == 0
+    capsys.readouterr()
+    before = {path.name: path.read_bytes() for path in here.iterdir() if path.is_file()}
+    if when == "moving":
+        bad = "r.md"
+    make, write_, move = tempfile.mkstemp, Path.write_bytes, Path.replace
+
+    def making(**given: Any) -> Any:
+        if when == "making" and given["prefix"] == f".{bad}.":
+            raise PermissionError(13, "Permission denied")
+        return make(**given)
+
+    def full(path: Path, data: bytes) -> int:
+        if when == "full" and f".{bad}." in path.name:
+            raise OSError(28, "No space left on device")
+        return write_(path, data)
+
+    def moving(path: Path, to: Path) -> Path:
+        if when == "moving" and Path(to).name == bad:
+            raise PermissionError(1, "Operation not permitted", str(path), None, str(to))
+        return move(path, to)
+
+    monkeypatch.setattr("qgate.files.tempfile.mkstemp", making)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "replace", moving)
+    if when == "full" and bad == "h.jsonl":
+        monkeypatch.setattr(
+            "qgate.report.gates.history.line", lambda _: full(Path(".h.jsonl.x"), b"")
+        )
+    assert run("after", "--history", "h.jsonl", "-o", "r.html", "-o", "r.md") == 2
+    said = capsys.readouterr()
+    assert said.err.endswith(f": {bad!r}\n")
+    assert said.out == ""
+    assert {path.name: path.read_bytes() for path in here.iterdir() if path.is_file()} == before
+
+
+def test_a_reader_that_leaves_gets_the_files_and_the_status(here: Path) -> None:
+    given = [sys.executable, "-c", _BLOCKED, "report", "before", "-o", "p.html", "--exit-code"]
+    with subprocess.Popen(given, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        told = process.stderr.read()
+    assert (process.returncode, told) == (1, b"")
+    assert (here / "p.html").read_text().startswith("<!DOCTYPE html>")
 
 
 def test_hostile_names_are_harmless_in_every_form(here: Path, capsys: Capsys) -> None:

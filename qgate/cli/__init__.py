@@ -2,7 +2,8 @@
 
 A subcommand has a docstring (its help), `arguments(parser)` and `run(args) -> int`. It imports what
 it needs when it runs, so that `qgate --help` answers at once. One that reads options it has not
-declared sets `takes_more`, and finds them in `args.more`.
+declared sets `takes_more`, and finds them in `args.more`. One that has done its work before it
+prints sets `args.status`, which is its status also where nobody reads on.
 """
 
 from __future__ import annotations
@@ -56,22 +57,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     wait_calmly()
     top = parser()
     args, more = top.parse_known_args(argv)
-    args.more = more
+    args.more, args.status = more, 0
     if more and not getattr(args, "takes_more", False):
         top.error(f"unrecognized arguments: {' '.join(more)}")
     if args.command is None:
         top.print_help()
         return 0
     try:
-        status = int(args.run(args))
+        args.status = int(args.run(args))
         sys.stdout.flush()
     except KeyboardInterrupt:
         print(f"\nqgate {args.command}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return int(args.status)
     except (QgateError, OSError) as error:
         print(f"qgate {args.command}: {error}", file=sys.stderr)
         return 2
-    return status
+    return int(args.status)

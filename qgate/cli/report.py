@@ -8,16 +8,17 @@
 Several files are compared with the first; the page is that of the last. Works from results alone:
 no model is run, and neither pytest nor torch is needed.
 Exit status: 0 if the report was made, also that of a run that failed, which --exit-code makes a 1;
-2 if files are missing, damaged or cannot be written.
+2 if files are missing, damaged or cannot be written, and then nothing is.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from qgate.report.gates.comparisons import compare
-    from qgate.report.gates.reports import load, write_report
+    from qgate.report.gates.reports import load
 
     outputs = args.output or [Path("report.html")]
     files = _files(args.results, args.label)
@@ -61,15 +62,16 @@ def run(args: argparse.Namespace) -> int:
     loaded = [load(path, name, compared=len(files) > 1) for name, path in files]
     sides = [each.side for each in loaded if each.side is not None]
     comparison = compare(sides) if sides else None
-    history = _history(args.history, loaded)
+    history = _write(outputs, args, loaded, comparison)
+    # From here on all is done, also if nobody reads what is told of it.
+    args.status = int(args.exit_code and not loaded[-1].run.passed)
     _print(_told(loaded, comparison))
     for output in outputs:
-        write_report(output, loaded, plots=args.plots, comparison=comparison, history=history)
         print(f"wrote {_printable(output)} ({_size(output)})")
     if args.history is not None:
         count = f"{len(history)} run{'' if len(history) == 1 else 's'}"
         print(f"history of {count} in {_printable(args.history)}")
-    return int(args.exit_code and not loaded[-1].run.passed)
+    return int(args.status)
 
 
 # What was given ---------------------------------------------------------------------------------
@@ -177,16 +179,60 @@ def _check_outputs(outputs: Sequence[Path], history: Path | None, files: Sequenc
             raise QgateError(f"there is no folder {str(output.parent)!r} for {output.name!r}.")
 
 
+# What is written --------------------------------------------------------------------------------
+
+
+def _write(
+    outputs: Sequence[Path],
+    args: argparse.Namespace,
+    loaded: Sequence[Loaded],
+    comparison: Comparison | None,
+) -> Sequence[Point]:
+    """Every output, then the history, whose points are returned.
+
+    All are made beside their places before the first one is moved to its own, so whatever cannot
+    be written leaves the others as they were.
+    """
+    from qgate.report.gates.history import adding, point_of
+    from qgate.report.gates.reports import write_report
+
+    history: Sequence[Point] = ()
+    with contextlib.ExitStack() as stack:
+        # What is entered first is moved last.
+        if args.history is not None:
+            points = [point_of(each.run.name, each.run.header, each.tally) for each in loaded]
+            history = stack.enter_context(adding(args.history, points))
+        places = [(output, stack.enter_context(_placed(output))) for output in outputs]
+        for output, place in places:
+            # The ending says what is written.
+            made = place.with_name(place.name + output.suffix)
+            stack.callback(made.unlink, missing_ok=True)
+            with _naming(output):
+                write_report(made, loaded, plots=args.plots, comparison=comparison, history=history)
+                made.replace(place)
+    return history
+
+
+@contextlib.contextmanager
+def _placed(output: Path) -> Iterator[Path]:
+    from qgate.files import replacing
+
+    with _naming(output), replacing(output) as place:
+        yield place
+
+
+@contextlib.contextmanager
+def _naming(output: Path) -> Iterator[None]:
+    """Errors of the system name the file that was asked for, not a neighbor."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or f".{output.name}." in Path(error.filename).name:
+            raise OSError(error.errno, error.strerror, str(output)) from error
+        raise
+
+
 # What is told -----------------------------------------------------------------------------------
-
-
-def _history(path: Path | None, loaded: Sequence[Loaded]) -> Sequence[Point]:
-    if path is None:
-        return ()
-    from qgate.report.gates.history import add_points, point_of
-
-    points = [point_of(each.run.name, each.run.header, each.tally) for each in loaded]
-    return add_points(path, points)
 
 
 def _told(loaded: Sequence[Loaded], comparison: Comparison | None) -> list[Line]:

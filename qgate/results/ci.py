@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from qgate.results.others import NOT_FINISHED, is_finished, other_lines, others_of, others_text
+from qgate.results.others import (
+    NOT_FINISHED,
+    ended_badly,
+    is_finished,
+    other_lines,
+    others_of,
+    others_text,
+)
 from qgate.results.ranking import (
     binding,
     binding_checks,
@@ -67,6 +75,8 @@ def markdown_summary(
     page.add(f"## qgate: {_verdict(tally, broken, header)}{named}", "", counts.text())
     if not is_finished(header):
         page.add("", f"* **error**: {NOT_FINISHED}")
+    elif not (counts.failed or broken or other["failed"]) and ended_badly(header):
+        page.add("", f"* **error**: {ended_badly(header)}")
     if broken:
         page.add("")
         texts = [f"* **error**: {markdown_cell(text)}" for text in broken]
@@ -101,8 +111,9 @@ def _verdict(tally: Tally, broken: Sequence[str], header: Mapping[str, Any]) -> 
     rest += [] if is_finished(header) else ["not finished"]
     if counts.failed:
         return ", ".join([f"{tally.failed_gates} of {tally.gates} gates failed", *rest])
-    if broken:
+    if header.get("broken") or (broken and not (header or rest)):
         return ", ".join(["set-up failed", *rest])
+    rest = rest or (["the run failed"] if broken or ended_badly(header) else [])
     gates = f"{tally.gates} gate{'' if tally.gates == 1 else 's'}"
     said = f"{gates} passed" if counts.passed else "nothing was compared"
     return ", ".join([*rest, said])
@@ -183,12 +194,30 @@ def _table_row(cells: Iterable[object]) -> str:
 _MARKDOWN = {char: f"&#{ord(char)};" for char in "&<>|`*_[]\\~#"}
 
 
+# What GitHub makes links, mentions, mathematics or pictures of. It does so after it has read the
+# entities, and leaves alone only what is code; `10:48:06` is a time.
+_LIVELY = re.compile(r"[@$]|://|www\.|\bGH-\d|#\d|:(?!\d\d[:+-])[\w+-]+:", re.IGNORECASE)
+_NO_CODE = re.compile(r"([|`<>])")
+
+
 def markdown_cell(text: object) -> str:
     """Text that Markdown takes as it is, in one cell, cut where it is very long."""
     shown = one_line(text)
     if len(shown) > _LONGEST:
         shown = f"{shown[: _LONGEST // 2]}…{shown[-_LONGEST // 2 :]}"
-    return "".join(_MARKDOWN.get(char, char) for char in shown)
+    return " ".join(
+        _code(word) if _LIVELY.search(word) else _plain(word) for word in shown.split(" ")
+    )
+
+
+def _plain(text: str) -> str:
+    return "".join(_MARKDOWN.get(char, char) for char in text)
+
+
+def _code(word: str) -> str:
+    """A word in code spans, and between them what would end these or a cell."""
+    parts = [part for part in _NO_CODE.split(word) if part]
+    return "".join(_plain(part) if _NO_CODE.match(part) else f"`{part}`" for part in parts)
 
 
 def github_annotation(record: Mapping[str, Any]) -> str | None:

@@ -60,7 +60,7 @@ def merge(paths: Sequence[Path | str], path: Path | str) -> Merged:
             *(f"shard {each} is missing" for each in missing),
         ]
     with replacing(Path(path)) as fresh, fresh.open("w", encoding="utf-8") as file:
-        file.write(line(header))
+        file.write(line({**header, "records": len(found)}))
         file.writelines(line(found[key]) for key in sorted(found))
     return Merged(len(found), tuple(torn), tuple(missing))
 

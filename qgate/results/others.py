@@ -47,6 +47,12 @@ def is_finished(header: Mapping[str, Any]) -> bool:
     return header.get("exit", 0) is not None
 
 
+def ended_badly(header: Mapping[str, Any]) -> str:
+    """Where pytest was red at its end: `pytest ended with exit status 1`; else empty."""
+    status = header.get("exit", 0)
+    return f"pytest ended with exit status {status}" if status else ""
+
+
 def others_text(other: Mapping[str, Any]) -> str:
     """`2 other tests failed, 331 passed`; empty where none failed."""
     if not other["failed"]:

@@ -72,8 +72,12 @@ def times_text(check: Mapping[str, Any]) -> str:
 
 
 def times_figure(times: float) -> str:
-    """Three digits, or all before the point: `26.6`, `1346`."""
-    return f"{times:.0f}" if 1000 <= times < 1e7 else f"{times:.3g}"
+    """Three digits, or all before the point: `26.6`, `1346`; 1 only where it is 1, else `1.001`."""
+    shown = f"{times:.0f}" if 1000 <= times < 1e7 else f"{times:.3g}"
+    if shown != "1" or times == 1:
+        return shown
+    longer = (f"{times:.{digits}g}" for digits in range(4, 9))
+    return next((text for text in longer if text != "1"), ">1" if times > 1 else "<1")
 
 
 def check_text(check: Mapping[str, Any]) -> str:

@@ -16,8 +16,8 @@ class Records:
     whole, the empty text where all are.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, expected: int | None = None) -> None:
+        self.path, self._expected = path, expected
         self.torn = ""
 
     def __iter__(self) -> Iterator[Record]:
@@ -39,6 +39,10 @@ class Records:
                 _checked(record, f"{self.path}:{number}")
                 yield record
                 text = following
+        if self._expected is not None and number - 1 < self._expected:
+            self.torn = (
+                f"{self.path}: {number - 1} of {self._expected} records are there: it was cut off."
+            )
 
 
 def _checked(record: object, where: str) -> None:
@@ -62,4 +66,12 @@ def read(path: Path | str) -> tuple[Record, Records]:
         header = parse(first)
     except ValueError:
         raise QgateError(f"{path} is no results file of qgate: its header is not whole.") from None
-    return check_header(header, str(path)), Records(path)
+    known = check_header(header, str(path))
+    expected = known.get("records")
+    return known, Records(path, expected if isinstance(expected, int) else None)
+
+
+def told_of(header: Record, records: Records) -> Record:
+    """The header as it holds once the records were read: of a file that was cut off nobody knows
+    what the run came to."""
+    return {**header, "exit": None, "complete": False} if records.torn else header

@@ -110,8 +110,19 @@ def check_record(record: Mapping[str, Any]) -> None:
         lacks = [key for key in CHECK_KEYS if key not in each]
         if lacks:
             raise QgateError(f"a check of {record['site']!r} lacks {', '.join(lacks)}.")
+        odd = [key for key in ("value", "bound", "times") if not _is_number(each[key])]
+        if odd or not isinstance(each["passed"], bool):
+            key = next(iter(odd), "passed")
+            raise QgateError(f"a check of {record['site']!r} has {key} {each[key]!r}.")
+    if not isinstance(record["passed"], bool):
+        raise QgateError(f"the record of {record['site']!r} has passed {record['passed']!r}.")
     if record["passed"] and not record["checks"]:
         raise QgateError(f"the record of {record['site']!r} passed without a check.")
+
+
+def _is_number(value: object) -> bool:
+    """None stands for a number that is not there, or that JSON cannot hold."""
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def check_storable(record: Mapping[str, Any]) -> None:

@@ -19,9 +19,10 @@ def write_whole(
 ) -> None:
     """A results file of a run that is over: all of it, or what was there before."""
     check_header(dict(header), "the header given")
+    listed = list(records)
     with replacing(Path(path)) as fresh, fresh.open("w", encoding="utf-8", newline="") as file:
-        file.write(line(header))
-        for record in records:
+        file.write(line({**header, "records": len(listed)}))
+        for record in listed:
             check_record(record)
             file.write(line(record))
 

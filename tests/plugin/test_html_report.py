@@ -5,8 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -192,18 +191,6 @@ def test_hidden_keys_sort_as_the_numbers_do() -> None:
 
 
 # In a browser -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    found = shutil.which("chromium")
-    assert found, "no browser: apt-get install chromium"
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.mark.parametrize("whole", [True, False])

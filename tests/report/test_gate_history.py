@@ -7,13 +7,14 @@ import multiprocessing
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qgate.errors import QgateError
 from qgate.files import lock
 from qgate.report.gates._sections import trend_section
-from qgate.report.gates.history import Point, add_points, point_of, read_points
+from qgate.report.gates.history import Point, add_points, adding, point_of, read_points
 from qgate.results import Tally
 from tests.results.making import header, record
 
@@ -58,9 +59,71 @@ def test_points_are_added_once_and_come_by_time(tmp_path: Path) -> None:
 def test_a_run_that_is_told_again_takes_its_own_place(tmp_path: Path) -> None:
     """The first report was made of a run that was still going on."""
     path = tmp_path / "h.jsonl"
-    part = replace(point(1), gates=1)
+    part = replace(point(1), gates=1, modes=point(1).modes[:1], finished=False)
     add_points(path, [part, point(2)])
     assert add_points(path, [point(1)]) == [point(1), point(2)]
+    assert add_points(path, [part]) == [point(1), point(2)], "what came of it stays"
+    named = replace(point(1), name="other")
+    assert add_points(path, [named]) == [named, point(2)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"python": "3.99.0"},
+        {"qgate": "99.0"},
+        {"torch": None},
+        {"failed": 1},
+        {"gates": 3},
+        {"modes": point(1, mse=2e-5).modes},
+        {"modes": (replace(point(1).modes[0], mode="other"),), "finished": False},
+    ],
+)
+def test_two_runs_of_one_second_both_stay(tmp_path: Path, other: dict[str, Any]) -> None:
+    both = [point(1), replace(point(1), **other)]
+    path = tmp_path / "h.jsonl"
+    assert add_points(path, both) == both
+    assert add_points(path, both[:1]) == both
+    assert add_points(path, both[1:]) == both
+    assert read_points(path) == both
+
+
+def test_a_point_of_an_earlier_qgate_takes_its_own_place(tmp_path: Path) -> None:
+    path = tmp_path / "h.jsonl"
+    add_points(path, [point(1)])
+    old = json.loads(path.read_text())
+    for name in ("python", "finished", "other_failed"):
+        del old[name]
+    path.write_text(json.dumps(old) + "\n")
+    assert add_points(path, [point(1)]) == [point(1)]
+
+
+def test_a_history_is_what_it_was_if_what_is_made_of_it_fails(tmp_path: Path) -> None:
+    path = tmp_path / "h.jsonl"
+    add_points(path, [point(1)])
+    before = path.read_bytes()
+
+    def no_page() -> None:
+        with adding(path, [point(2)]) as together:
+            assert together == [point(1), point(2)]
+            raise ValueError("no page")
+
+    with pytest.raises(ValueError, match="no page"):
+        no_page()
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["h.jsonl"]
+
+
+def test_a_history_that_cannot_be_locked_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: object, *_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("qgate.files.os.open", refused)  # root may write everywhere
+    with pytest.raises(PermissionError) as told:
+        add_points(tmp_path / "h.jsonl", [point(1)])
+    assert told.value.filename == str(tmp_path / "h.jsonl")
 
 
 def test_no_file_and_an_empty_one_are_a_new_history(tmp_path: Path) -> None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 
+from qgate.gate.checks import Check
 from qgate.report.gates import _details, _panels
-from qgate.report.gates._words import headline
+from qgate.report.gates._words import factor, headline, plain_cells, times_cell
 from qgate.report.gates.pages import Section, page, summary_head
 from qgate.report.gates.runs import Run, run_of_records
 from qgate.report.pages._style import HEAT_DARK, HEAT_LIGHT
 from qgate.report.plots.gates import panels as gate_panels
+from qgate.results.ranking import times_text
 from qgate.results.schema import line
 
 from .gate_records import HOSTILE, KINDS, hostile_run, made_header, made_records, made_run
@@ -201,6 +205,56 @@ def test_models_have_a_column_only_where_there_are_several() -> None:
     assert html.count("<table class='heat") == 2
 
 
+def test_a_row_is_found_by_every_place_that_failed() -> None:
+    first, *rest = (r for r in made_records(3, failing=1) if not r["passed"])
+    assert not rest
+    (check,) = (c for c in first["checks"] if not c["passed"])
+    records = [first]
+    for place in ("x_proj:weight", "dt_proj:weight"):
+        other = {**check, "metric": "snr", "times": 1.1, "value": 1.1, "kind": "absolute"}
+        records.append({**first, "site": f"layers.0.mixer.{place}", "checks": [other]})
+    (row,) = (t for _, t in Reader(page(run_of_records(made_header(), records))).tags
+              if "data-search" in t)  # fmt: skip
+    assert row["data-search"] == "layers.0.mixer.|x_proj:weight|dt_proj:weight|snr"
+
+
+def made_check(**changes: Any) -> Check:
+    given: dict[str, Any] = {
+        "site": "fc1", "layer": "fc1", "scope": "local", "order": 0, "metric": "relative_mse",
+        "value": 1e-14, "bound": 1e-9, "side": "<=", "passed": True, "kind": "budget",
+        "against": 0.0, "allowed": 0.5, "times": 1e-5,
+    }  # fmt: skip
+    return Check(**(given | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown", "key"),
+    [
+        ({"value": 0.0, "kind": "regression"}, "same", 1.0),
+        ({}, "≈ same", 1.0),
+        ({"value": 1e-3, "passed": False, "times": 1e6}, "from 0", math.inf),
+        ({"value": 0.0, "against": 1e-3}, "to 0", 0.0),
+    ],
+)
+def test_a_change_from_zero_is_one_only_where_there_is_one(
+    changes: dict[str, Any], shown: str, key: float
+) -> None:
+    check = made_check(**changes)
+    assert plain_cells(check)[5] == shown
+    assert factor(check) == key
+
+
+@pytest.mark.parametrize(
+    ("times", "shown"),
+    [(1.00098, "1.001"), (1.0, "1"), (0.99999, "0.99999"), (1 + 1e-12, ">1"), (1 - 1e-12, "<1"),
+     (1.004, "1.004"), (1.5, "1.5"), (26.61, "26.6"), (1346.2, "1346")],
+)  # fmt: skip
+def test_what_is_just_over_its_limit_is_said_to_be(times: float, shown: str) -> None:
+    told = times_text({"kind": "budget", "value": 1.0, "times": times})
+    assert told == f"{shown}x its limit (budget)"
+    assert times_cell(made_check(times=times))[0] == f"{shown}×"
+
+
 # Names --------------------------------------------------------------------------------------------
 
 
@@ -243,6 +297,13 @@ def test_only_plots_that_are_wanted_are_drawn(plots: str, failing: bool, passing
     assert (good > 0) is passing
     few = drawn(page(made_run(40, failing=4)))[1]
     assert good > few if plots == "all" else good in (0, few)
+
+
+def test_the_error_over_depth_is_made_of_numbers_and_always_there() -> None:
+    html = page(made_run(40, failing=4), plots="none")
+    assert "<figure class='growth'" in html
+    assert "<div class='panels'>" not in html
+    assert ".plot{" in html
 
 
 def test_plots_beyond_the_budget_are_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,12 @@ from playwright.sync_api import Browser, Page, expect
 
 from qgate.report.dumps.drawing import draw_analysis
 from qgate.report.gates.pages import page as gate_page
+from qgate.report.gates.runs import run_of_records
 from tests import browser as browsers
 from tests.browser import Opened, opened, serious_findings
 
 from . import dump_records
-from .gate_records import hostile_run, made_header, made_run
+from .gate_records import hostile_run, made_header, made_records, made_run
 
 BROKEN = {"suites/test_task.py::test_task[tiny-mamba-2-4]": "QgateError: no calibration"}
 ROWS = "#all-gates tbody tr"
@@ -126,6 +127,20 @@ def test_filters_narrow_the_rows_and_say_how_many(shown: Opened) -> None:
     page.fill("input[name=text]", "nothing like it")
     expect(page.locator("output")).to_have_text("0 of 121 shown")
     assert page.get_attribute("output", "aria-live") == "polite"
+
+
+def test_text_finds_a_gate_by_all_that_failed_in_it(browser: Browser, tmp_path: Path) -> None:
+    records = list(made_records(12, failing=1))
+    failed = next(record for record in records if not record["passed"])
+    for place in ("x_proj:weight", "dt_proj:weight"):
+        checks = [{**each, "times": 1.01} for each in failed["checks"]]
+        records.append({**failed, "site": f"layers.0.mixer.{place}", "checks": checks})
+    html = gate_page(run_of_records(made_header(), records), plots="none")
+    with opened(browser, written(tmp_path / "x.html", html)) as it:
+        for words in ("x_proj:weight", "layers.0.mixer.dt_proj:weight"):
+            it.page.fill("input[name=text]", words)
+            expect(it.page.locator("output")).to_have_text("1 of 12 shown")
+            assert column(it.page, "verdict") == ["failed"]
 
 
 def test_what_has_no_verdict_can_be_found_and_is_not_green(shown: Opened) -> None:

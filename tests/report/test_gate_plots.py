@@ -547,21 +547,30 @@ def test_the_curve_has_the_levels_given_and_its_marks() -> None:
 @pytest.mark.parametrize(
     ("levels", "recommended", "accepted", "title"),
     [
-        (CURVE, -1.0, None, "e4m3: scale 2⁻¹ is recommended: relative MSE 2.5e-4"),
-        (CURVE, -1.0, -1.0, "e4m3: the accepted scale 2⁻¹ is the recommended one: relative MSE 2.5e-4"),
-        (CURVE, -1.0, 0.0, "e4m3: scale 2⁻¹ has 2 times less error than the accepted 2⁰"),
-        ([(0.0, 1.0), (1.0, 1.99)], 0.0, 1.0, "e4m3: scale 2⁰ has 50 % less error than the accepted 2¹"),
-        ([(0.0, 1.0), (1.0, 1.01)], 0.0, 1.0, "e4m3: scale 2⁰ is no better than the accepted 2¹"),
-        ([(0.0, 1.0), (1.0, 1.03)], 0.0, 1.0, "e4m3: scale 2⁰ has 3 % less error than the accepted 2¹"),
-        (CURVE, -1.0, 7.0, "e4m3: scale 2⁻¹ is recommended, 2⁷ is accepted: relative MSE 2.5e-4"),
-        ([(0.0, 0.0), (1.0, 1.0)], 0.0, 1.0, "e4m3: scale 2⁰ is exact, the accepted 2¹ is not"),
-        ([(0.0, 0.0), (1.0, 0.0)], 0.0, 1.0, "e4m3: the accepted scale 2¹ is exact, as well as the recommended one"),
+        (CURVE, -1.0, None, "e4m3: recommended scale 2⁻¹, MSE 2.5e-4"),
+        (CURVE, -1.0, -1.0, "e4m3: accepted scale 2⁻¹ is recommended, MSE 2.5e-4"),
+        (CURVE, -1.0, 0.0, "e4m3: scale 2⁻¹ has 2 times less error than accepted 2⁰"),
+        ([(0.0, 1.0), (1.0, 1.99)], 0.0, 1.0, "e4m3: scale 2⁰ has 50 % less error than accepted 2¹"),
+        ([(0.0, 1.0), (1.0, 1.01)], 0.0, 1.0, "e4m3: scale 2⁰ is no better than accepted 2¹"),
+        ([(0.0, 1.0), (1.0, 1.03)], 0.0, 1.0, "e4m3: scale 2⁰ has 3 % less error than accepted 2¹"),
+        (CURVE, -1.0, 7.0, "e4m3: scale 2⁻¹ is recommended, not 2⁷, MSE 2.5e-4"),
+        ([(0.0, 0.0), (1.0, 1.0)], 0.0, 1.0, "e4m3: scale 2⁰ is exact, accepted 2¹ is not"),
+        ([(0.0, 0.0), (1.0, 0.0)], 0.0, 1.0, "e4m3: accepted scale 2¹ is exact, as is 2⁰"),
     ],
 )  # fmt: skip
 def test_the_curve_says_what_it_shows(
     levels: list[tuple[float, float]], recommended: float, accepted: float | None, title: str
 ) -> None:
     assert sweep_finding(sweep(levels, recommended, accepted)) == title  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("accepted", [None, -10.5, 11.5, 12.0])
+@pytest.mark.parametrize("name", ["e4m3", "mxfp8_e4m3 per 32 channel"])
+def test_the_finding_of_a_curve_is_never_cut(name: str, accepted: float | None) -> None:
+    levels = [(-10.5, 1.234e-10), (11.5, 2.345e-8)]
+    picture = sweep(levels, -10.5, accepted) | {"format": name}
+    drawn = Drawn(sweep_curve(picture))  # type: ignore[arg-type]
+    assert drawn.title == sweep_finding(picture)  # type: ignore[arg-type]
 
 
 def test_magnitudes_have_the_counts_and_the_range_given() -> None:
@@ -695,6 +704,22 @@ def test_trends_have_the_values_given_and_cross_failed_runs() -> None:
     assert {"00bad5e", "2026-01-01", "40bad5e", "2026-01-05"} <= set(drawn.words)
 
 
+@pytest.mark.parametrize(
+    ("counts", "title", "ticks"),
+    [
+        ((5.0, 6.0), "6 failed gates in the latest run, 5 in the run before", "0246"),
+        ((6.0, 6.0), "6 failed gates in the latest run, as many as in the run before", "0246"),
+        ((0.0, 0.0), "0 failed gates in the latest run, as many as in the run before", "01"),
+        ((0.0, 1.0), "1 failed gate in the latest run, 0 in the run before", "01"),
+    ],
+)
+def test_counts_over_runs_are_whole(counts: tuple[float, ...], title: str, ticks: str) -> None:
+    trends = [trend("failed gates", *counts, failed=(1,))]
+    drawn = Drawn(trend_lines(trends, measure="failed gates", counts=True))
+    assert drawn.title == title
+    assert [word for word in drawn.words if re.fullmatch(r"[\d.]+", word)] == list(ticks)
+
+
 def test_trends_of_many_series_and_runs_are_bounded() -> None:
     lines = [trend(f"mode {at}", *(1e-3 * (1 + k % 3) for k in range(28))) for at in range(60)]
     assert "56 other series" in Drawn(trend_lines(lines)).words
@@ -710,6 +735,7 @@ def test_trends_of_many_series_and_runs_are_bounded() -> None:
         ([trend("a", 1.0, 1.19), trend("b", 5.0, 5.0)], "MSE: all within 20 % of the run before"),
         ([trend("a", 1.0, 1.21), trend("b", 5.0, 5.0)], "a rose 1.2 times, from 1 to 1.21"),
         ([trend("a", 1.0, 1.21), trend("b", 5.0, 0.5)], "b fell 10 times, from 5 to 0.5"),
+        ([trend("a", 1.0, 1.1, failed=(1,))], "The latest run failed, with its MSE within 20 % of the run before"),
         ([trend("a", 0.0, 3.0, failed=(1,))], "The latest run failed: a went from 0 to 3"),
         ([trend("a", 1.0)], "One run, which passed: a trend needs two"),
         ([trend("a", 1.0, failed=(0,))], "One run, which failed: a trend needs two"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -193,8 +194,36 @@ def test_markdown_cells_stay_cells(name: str) -> None:
     said = markdown_summary([record(name, 1.0, mode=name, model=name)], about=name)
     (row,) = failures(said)
     assert row.count("|") == 9
-    assert not set("<`*") & set(row)
+    assert not set("<*") & set(re.sub(r"`[^`]*`", "", row))
+    assert row.count("`") % 2 == 0
     assert len(said.splitlines()) == 13
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["@octocat", "https://evil", "(www.evil.com)", "a@b.com", "GH-12", "o/r#1", "$x^2$", ":smile:"],
+)
+def test_what_github_brings_to_life_is_code(name: str) -> None:
+    said = markdown_summary(
+        [record(name, 1.0, mode=name, model=name)], about=f"x_y {name}", broken=[name]
+    )
+    assert name not in re.sub(r"`[^`]*`", "", said)
+    (row,) = failures(said)
+    assert row.startswith(f"| `{name}` | carried | `{name}` `{name}` | ")
+    assert said.splitlines()[0].endswith(f", x&#95;y `{name}`")
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("@a|b`c<d>|", "`@a`&#124;`b`&#96;`c`&#60;`d`&#62;&#124;"),
+        ("fc1:output 2026-11-21T10:48:06+00:00", "fc1:output 2026-11-21T10:48:06+00:00"),
+        ("#1 a_b @c_d", "`#1` a&#95;b `@c_d`"),
+    ],
+)
+def test_code_in_a_cell_ends_where_it_should(name: str, shown: str) -> None:
+    (row,) = failures(markdown_summary([record(name, 1.0)]))
+    assert row.startswith(f"| {shown} | carried |")
 
 
 def test_markdown_stays_below_what_github_takes() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from qgate.report._escaping import one_line
-from qgate.results.others import is_finished
+from qgate.results.others import ended_badly, is_finished, others_of, others_text
 
 # Whatever is written about these, numbers may differ because of it.
 _PLAIN = ("commit", "device", "torch", "python", "qgate", "seed", "reference", "command")
@@ -34,7 +34,8 @@ class Difference(NamedTuple):
 
 def differences(names: Sequence[str], headers: Sequence[Mapping[str, Any]]) -> list[Difference]:
     """Warnings first: what makes a comparison one of different things."""
-    found = [*_models(headers), *_limits(headers), *_plans(headers), *_incomplete(names, headers)]
+    found = [*_models(headers), *_limits(headers), *_plans(headers)]
+    found += [*_incomplete(names, headers), *_unwell(names, headers)]
     for key in _PLAIN:
         values = [header.get(key) for header in headers]
         if any(value != values[0] for value in values):
@@ -98,6 +99,24 @@ def _plans(headers: Sequence[Mapping[str, Any]]) -> list[Difference]:
             values = tuple(_cut(str(plan.get(other[0], "not at all")), _LONGEST) for plan in plans)
             found.append(Difference(f"plan of {one_line(name)}", one_line(about), values))
     return sorted(found)
+
+
+def _unwell(names: Sequence[str], headers: Sequence[Mapping[str, Any]]) -> list[Difference]:
+    """Runs that were red apart from their gates, or are a part of one: equal gates say little."""
+    found = []
+    for name, header in zip(names, headers, strict=True):
+        broken, errors = len(header.get("broken") or {}), len(header.get("errors") or [])
+        shard = header.get("shard") or {}
+        what = [
+            f"{broken} tests had no verdict" if broken else "",
+            others_text(others_of(header)).partition(",")[0],
+            f"{errors} errors" if errors else "",
+            f"it is shard {shard.get('number')} of {shard.get('of')}" if shard else "",
+        ]
+        said = [each for each in what if each] or [ended_badly(header)]
+        if any(said):
+            found.append(Difference("verdict", one_line(f"{name}: {', '.join(said)}"), ()))
+    return found
 
 
 def _incomplete(names: Sequence[str], headers: Sequence[Mapping[str, Any]]) -> list[Difference]:

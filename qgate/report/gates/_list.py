@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from os.path import commonprefix
 
 from qgate.report._escaping import one_line
 from qgate.report.dumps._reading import shortened
@@ -138,12 +139,35 @@ def _row(gate: Gate, run: Run, several: bool, detailed: bool) -> str:
         _, _, _, _, now, moved, limit, _ = plain_cells(check)
         change = factor(check)
     return (
-        f"<tr id={gate.anchor} class={_CLASS[verdict]} title='{text(gate.node)}'><td>{word}"
+        f"<tr id={gate.anchor} class={_CLASS[verdict]} title='{text(gate.node)}'"
+        f"{_searched(gate)}><td>{word}"
         + "".join(f"<td>{wrapping(_short(name), '._')}" for name in names)
         + f"<th scope=row>{wrapping(_short(record['site']))}<td>{text(_short(record['scope']))}"
         f"<td>{metric}<td>{text(now)}<td>{text(limit)}"
         f"{_keyed(moved, change)}{_keyed(shown, times)}<td>{float(record['seconds'] or 0):.2g}\n"
     )
+
+
+def _searched(gate: Gate) -> str:
+    """What the filter finds a row by besides its cells: where else it failed, and in what.
+
+    A row names one comparison, and who looks for another that failed has to find its gate.
+    """
+    sites = {_short(record["site"]): None for record in gate.failed}
+    words: dict[str, None] = {}
+    for record in gate.failed:
+        words[_short(record["scope"])] = None
+        words.update((_short(c["metric"]), None) for c in record["checks"] if not c["passed"])
+    own = {_short(gate.record["site"]), _short(gate.record["scope"])}
+    own.add(_short((gate.check and gate.check["metric"]) or ""))
+    names = [each for each in sites if each not in own]
+    others = [each for each in words if each and each not in own]
+    if not (names or others):
+        return ""
+    # What all names begin with is there once: thousands of gates may fail in forty places each.
+    start = commonprefix(names)  # noqa: RUF071, names are no paths
+    told = "|".join([start, *(name.removeprefix(start) for name in names), *others])
+    return f" data-search='{text(told)}'"
 
 
 def _keyed(shown: str, key: float) -> str:

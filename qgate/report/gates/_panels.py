@@ -76,9 +76,8 @@ class Panels:
         return [drawing(panel.svg, panel.kind) for panel in panels]
 
     def growth(self, lines: Sequence[Growth]) -> str:
-        """The error over depth, a plot per model with all its modes."""
-        if self.plots == "none":
-            return ""
+        """The error over depth, a plot per model with all its modes; made of numbers that every
+        run has, it is drawn where no pictures are wanted too."""
         shown = []
         for model in dict.fromkeys(line.model for line in lines):
             try:
@@ -98,8 +97,6 @@ class Panels:
 
     def style(self) -> str:
         """The colors of plots, in light, in dark and on paper."""
-        if self.plots == "none":
-            return ""
         from qgate.report.plots.gates._svg import LIGHT
         from qgate.report.plots.gates._svg import STYLE as COLORS
 

@@ -92,7 +92,7 @@ def trend_section(points: Sequence[Point]) -> Section:
     drawn = [
         drawing(trend_lines(_trends(points, "margin"), measure="times the limit")),
         drawing(trend_lines(_trends(points, "error"), measure="relative MSE")),
-        drawing(trend_lines([_failures(points)], measure="failed gates")),
+        drawing(trend_lines([_failures(points)], measure="failed gates", counts=True)),
     ]
     about = f"{len(points):,} runs, {points[0].started} to {points[-1].started}"
     parts = [f"<p class='about'>{text(about)}</p>", figures(drawn), _runs(points)]

@@ -133,7 +133,9 @@ def headline_parts(run: Run) -> tuple[str, str]:
         return "No gate ran", "nothing was compared, so nothing passed"
     if status := run.header.get("exit", 0):
         return "The run failed", f"{every} passed, and pytest ended with exit status {status}"
-    said = f"All {every} passed" if len(run.gates) > 1 else "The one gate passed"
+    shard = run.header.get("shard") or {}
+    part = f" of shard {shard.get('number')}/{shard.get('of')}" if shard else ""
+    said = f"All {every}{part} passed" if len(run.gates) > 1 else f"The one gate{part} passed"
     gate = run.gates[0]
     if changed := updated_text(run.header.get("update")):
         return said, f"baselines: {changed}"
@@ -180,8 +182,13 @@ def _gates(count: int) -> str:
 
 def plain_cells(check: Check) -> tuple[str, ...]:
     """A check as a row under `qgate.gate.texts.COLUMNS`; a dash stands for what is not there."""
+    cells = list(cells_of(check))
+    if _is_from_nothing(check):
+        cells[5] = "same" if check.value == 0 else "≈ same" if check.passed else cells[5]
+    elif check.value == 0 and cells[5].startswith("?"):
+        cells[5] = "to 0"
     return tuple("–" if cell in ("-", "") else cell.replace("<=", "≤").replace(">=", "≥")
-                 for cell in cells_of(check))  # fmt: skip
+                 for cell in cells)  # fmt: skip
 
 
 # Figures ------------------------------------------------------------------------------------------
@@ -194,7 +201,15 @@ def factor(check: Check) -> float:
         return math.nan
     if is_log2(check.metric):
         return math.exp2(min(max(value - against, -999.0), 999.0))
-    return value / against if against else math.inf if value else 1.0
+    if against == 0:
+        # Below the floor of noise a value is as good as the zero it is compared with.
+        return 1.0 if value == 0 or check.passed else math.inf
+    return value / against
+
+
+def _is_from_nothing(check: Check) -> bool:
+    """Whether a value is compared with zero, so that no ratio says how it changed."""
+    return check.against == 0 and check.side != "==" and not is_log2(check.metric)
 
 
 def times_cell(check: Check | None) -> tuple[str, float]:

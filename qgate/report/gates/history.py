@@ -6,9 +6,10 @@ all. Whatever is wrong with it is refused with its line, since what it has canno
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ class ModePoint:
 
 @dataclass(frozen=True)
 class Point:
-    """One run. `started`, `commit`, `device`, `command` and `models` say which one it is."""
+    """One run. `identity` and `python` say which one it is; what it found does where they do not:
+    jobs of one matrix can start in the same second."""
 
     name: str
     started: str
@@ -61,6 +63,8 @@ class Point:
     # Tests that are no gates; and whether the run came to its end. Earlier files say neither.
     other_failed: int = 0
     finished: bool = True
+    # Earlier files do not say it.
+    python: str | None = None
 
     @property
     def red(self) -> bool:
@@ -70,7 +74,31 @@ class Point:
     @property
     def identity(self) -> tuple[Any, ...]:
         models = tuple(sorted(self.models.items()))
-        return self.started, self.commit, self.device, self.command, models
+        versions = self.qgate, self.torch
+        return self.started, self.commit, self.device, self.command, models, versions
+
+    def is_told_again(self, other: Point) -> bool:
+        """Whether `other` is this very run, told at the same time or another, by any name."""
+        if self.identity != other.identity:
+            return False
+        if self.python is None or other.python is None:
+            return True
+        if self.python != other.python:
+            return False
+        if self.finished and other.finished:
+            return replace(self, name="") == replace(other, name="")
+        return _is_part(self, other) or _is_part(other, self)
+
+
+def _is_part(part: Point, whole: Point) -> bool:
+    """Whether an unfinished run can have become the other."""
+    gates = {(each.model, each.mode): each.gates for each in whole.modes}
+    return (
+        not part.finished
+        and part.gates <= whole.gates
+        and part.comparisons <= whole.comparisons
+        and all(each.gates <= gates.get((each.model, each.mode), 0) for each in part.modes)
+    )
 
 
 def point_of(name: str, header: Record, tally: Tally) -> Point:
@@ -97,6 +125,7 @@ def point_of(name: str, header: Record, tally: Tally) -> Point:
         ),
         other_failed=others_of(header)["failed"],
         finished=is_finished(header),
+        python=None if header.get("python") is None else str(header["python"]),
     )  # fmt: skip
 
 
@@ -110,27 +139,61 @@ def _error(errors: Mapping[str, float]) -> tuple[str, float | None]:
 
 
 def add_points(path: Path, points: Iterable[Point], timeout_s: float = _TIMEOUT_S) -> list[Point]:
-    """All points of a history with these among them, each once; the file is written with them.
+    """All points of a history with these among them, by time; the file is written with them."""
+    with adding(path, points, timeout_s) as together:
+        return together
+
+
+@contextlib.contextmanager
+def adding(
+    path: Path, points: Iterable[Point], timeout_s: float = _TIMEOUT_S
+) -> Iterator[list[Point]]:
+    """All points of a history with these among them, each once; the file gets them at the end.
 
     Writers take turns. A run that is there already takes the place of what was told of it, which
-    may have been a part.
+    may have been a part. Whatever goes wrong inside, the file is what it was.
     """
     if not path.parent.is_dir():
         raise QgateError(f"there is no folder {str(path.parent)!r} for the history {path.name!r}.")
     if path.is_dir():
         raise QgateError(f"{str(path)!r} is a folder: name a file for the history.")
     what = f"the history {str(path)!r} is"
-    with lock(path.with_name(f".{path.name}.lock"), timeout_s, what):
-        known = {point.identity: point for point in read_points(path)}
-        fresh = {point.identity: point for point in points}
-        together = {**known, **fresh}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_naming(path))
+        stack.enter_context(lock(path.with_name(f".{path.name}.lock"), timeout_s, what))
+        known = read_points(path)
+        together = _together(known, points)
         if together != known or not path.exists():
-            _write(path, list(together.values()))
-    return sorted(together.values(), key=lambda point: point.started)
+            _write(stack.enter_context(replacing(path)), together)
+        yield sorted(together, key=lambda point: point.started)
+
+
+def _together(known: Sequence[Point], fresh: Iterable[Point]) -> list[Point]:
+    found = list(known)
+    for point in fresh:
+        if point in found:
+            continue
+        places = [n for n, each in enumerate(found) if point.is_told_again(each)]
+        if not places:
+            found.append(point)
+        elif point.finished or not found[places[0]].finished:
+            found[places[0]] = point
+    return found
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of the system name the history, not its lock or a neighbor."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or f".{path.name}." in Path(error.filename).name:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
 
 
 def _write(path: Path, points: Sequence[Point]) -> None:
-    with replacing(path) as new, new.open("w", encoding="utf-8", newline="") as file:
+    with path.open("w", encoding="utf-8", newline="") as file:
         for point in points:
             file.write(line({"schema": SCHEMA, "kind": KIND, **asdict(point)}))
 
@@ -200,6 +263,7 @@ def _checked(given: Mapping[str, Any]) -> Point:
         ),
         other_failed=_count(given.get("other_failed", 0), "other_failed"),
         finished=given.get("finished", True) is True,
+        python=None if given.get("python") is None else _text(given["python"], "python"),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from qgate.report.gates.history import Point
 from qgate.report.gates.runs import Run, run_of_records
 from qgate.results.ci import markdown_summary
 from qgate.results.pictures import Plots
-from qgate.results.reading import read
+from qgate.results.reading import read, told_of
 from qgate.results.summary import Tally, set_up_lines
 from qgate.results.table import to_csv
 
@@ -45,7 +45,10 @@ def load(path: Path, name: str, *, compared: bool = False) -> Loaded:
     side = Side(name, header) if compared else None
     watched = tally.watching(records)
     run = run_of_records(header, side.watching(watched) if side else watched, name)
-    return Loaded(path, dataclasses.replace(run, torn=records.torn), tally, side)
+    told = told_of(header, records)
+    if side is not None:
+        side.header = told
+    return Loaded(path, dataclasses.replace(run, torn=records.torn, header=told), tally, side)
 
 
 def write_report(

@@ -15,6 +15,7 @@ from typing import Any
 from qgate.results import binding, read
 from qgate.results.others import is_finished, others_of
 from qgate.results.ranking import severity
+from qgate.results.reading import told_of
 from qgate.results.schema import Record
 
 Check = Mapping[str, Any]
@@ -171,8 +172,7 @@ def read_run(path: Path | str, name: str = "") -> Run:
     """A results file, gathered; `name` is what it is called beside others."""
     header, records = read(path)
     gathered = _gather(records)
-    torn = records.torn
-    return run_of(header, gathered, name or Path(path).stem, torn)
+    return run_of(told_of(header, records), gathered, name or Path(path).stem, records.torn)
 
 
 def run_of_records(header: Record, records: Iterable[Record], name: str = "") -> Run:

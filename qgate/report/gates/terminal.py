@@ -21,7 +21,14 @@ from qgate.report.gates.tables import (
     value_text,
     widest,
 )
-from qgate.results.others import NOT_FINISHED, is_finished, other_lines, others_of, others_text
+from qgate.results.others import (
+    NOT_FINISHED,
+    ended_badly,
+    is_finished,
+    other_lines,
+    others_of,
+    others_text,
+)
 from qgate.results.ranking import check_text
 from qgate.results.summary import Finding, ModeSummary, Tally, change_text
 
@@ -133,9 +140,11 @@ def counts_lines(tally: Tally, width: int, header: Mapping[str, Any] = _NO_HEADE
     return [*lines, *also] if counts.failed else [*also, *lines]
 
 
-def wrong_lines(_tally: Tally, width: int, header: Mapping[str, Any]) -> list[Line]:
+def wrong_lines(tally: Tally, width: int, header: Mapping[str, Any]) -> list[Line]:
     """What went wrong beside the gates."""
     wrong = ["" if is_finished(header) else NOT_FINISHED, others_text(others_of(header))]
+    if not (tally.counts.failed or header.get("broken") or any(wrong)):
+        wrong.append(ended_badly(header))
     return plain(list(filter(None, wrong)), width, "red")
 
 

@@ -87,8 +87,9 @@ if (form && list && list.tHead) {
   const texts = new Map();
   const text = row => {
     if (!texts.has(row)) {
-      texts.set(row, [...row.cells].map(c => c.textContent).concat(row.title).join(' ')
-        .toLowerCase());
+      const [start, ...more] = (row.dataset.search || '').split('|');
+      texts.set(row, [...row.cells].map(c => c.textContent)
+        .concat(row.title, more.map(each => start + each)).join(' ').toLowerCase());
     }
     return texts.get(row);
   };

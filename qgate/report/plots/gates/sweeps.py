@@ -116,24 +116,24 @@ def sweep_finding(picture: SweepPicture) -> str:
     recommended, accepted = picture["recommended"], picture["accepted"]
     name = shortened(picture["format"], 120, 13)
     best = errors.get(recommended)
-    there = "" if best is None else f": relative MSE {brief(best)}" if best else ": exact"
+    there = "" if best is None else f", MSE {brief(best)}" if best else ", exact"
     if accepted is None:
-        return f"{name}: scale {power(2, recommended)} is recommended{there}"
+        return f"{name}: recommended scale {power(2, recommended)}{there}"
     if accepted == recommended:
-        return f"{name}: the accepted scale {power(2, accepted)} is the recommended one{there}"
+        return f"{name}: accepted scale {power(2, accepted)} is recommended{there}"
     before = errors.get(accepted)
     to = f"{name}: scale {power(2, recommended)}"
     if before == 0:
-        which = "as well as the recommended" if best == 0 else "unlike the recommended"
-        return f"{name}: the accepted scale {power(2, accepted)} is exact, {which} one"
+        other = f"as is {power(2, recommended)}" if best == 0 else f"{power(2, recommended)} is not"
+        return f"{name}: accepted scale {power(2, accepted)} is exact, {other}"
     if before is None or best is None:
-        return f"{to} is recommended, {power(2, accepted)} is accepted{there}"
+        return f"{to} is recommended, not {power(2, accepted)}{there}"
     if best == 0:
-        return f"{to} is exact, the accepted {power(2, accepted)} is not"
+        return f"{to} is exact, accepted {power(2, accepted)} is not"
     ratio = before / best
     if ratio < ALIKE:
-        return f"{to} is no better than the accepted {power(2, accepted)}"
+        return f"{to} is no better than accepted {power(2, accepted)}"
     if ratio < 2:
         saved = f"{100 * (1 - best / before):.0f} %"
-        return f"{to} has {saved} less error than the accepted {power(2, accepted)}"
-    return f"{to} has {times(ratio)} less error than the accepted {power(2, accepted)}"
+        return f"{to} has {saved} less error than accepted {power(2, accepted)}"
+    return f"{to} has {times(ratio)} less error than accepted {power(2, accepted)}"

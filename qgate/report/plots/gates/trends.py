@@ -42,9 +42,14 @@ class Trend:
 
 
 def trend_lines(
-    trends: Sequence[Trend], *, measure: str = "relative MSE", width: float = _axes.WIDTH
+    trends: Sequence[Trend],
+    *,
+    measure: str = "relative MSE",
+    width: float = _axes.WIDTH,
+    counts: bool = False,
 ) -> str:
-    """Values over the numbers of runs, oldest first; failed runs are crossed."""
+    """Values over the numbers of runs, oldest first; failed runs are crossed. `counts` are whole
+    numbers from zero on."""
     every = runs_of(trends)
     runs = every[-MOST_RUNS:]
     ranked = [
@@ -63,7 +68,7 @@ def trend_lines(
     order = [last, 0, *range(last, -1, -1)] if runs else []
     x = replace(x, ticks=_lines.thinned(texts, x, list(dict.fromkeys(order))))
     lost = _lost(trends, runs)
-    y = _value_axis(chosen.values, _axes.TOP + (14 if lost else 4), measure)
+    y = _value_axis(chosen.values, _axes.TOP + (14 if lost else 4), measure, counts)
     y = y if chosen.values else replace(y, ticks=())
     drawn = _lines.drawn(chosen, x, y) + _crosses(trends, runs, x, y, lost)
     failed = {point.run for trend in trends for point in trend.points if point.failed}
@@ -77,7 +82,7 @@ def trend_lines(
         body += label(width / 2, 130, "no runs", "middle", fill="muted")
     shown = "" if len(every) == len(runs) else f", the latest {len(runs)} drawn"
     said = f"{len(trends)} series over {len(every)} runs{shown}, {len(failed)} with failures."
-    return document(width, HEIGHT, trend_finding(trends, measure), said, body)
+    return document(width, HEIGHT, trend_finding(trends, measure, counts), said, body)
 
 
 def runs_of(trends: Sequence[Trend]) -> list[tuple[str, str, str]]:
@@ -102,7 +107,10 @@ def _change(line: Line) -> float:
     return max(now / before, before / now)
 
 
-def _value_axis(values: Sequence[float], top: float, measure: str) -> _axes.Axis:
+def _value_axis(values: Sequence[float], top: float, measure: str, counts: bool) -> _axes.Axis:
+    if counts:
+        most = max(values, default=0.0)
+        return _axes.counted(1.06 * most, BOTTOM, top, measure)
     positive = [value for value in values if value > 0]
     if positive and min(values) >= 0 and max(positive) >= FAR_APART * min(positive):
         return _axes.logarithmic(values, BOTTOM, top, measure)
@@ -143,7 +151,7 @@ def _crosses(
     return markers("cross", points, "red") if points else ""
 
 
-def trend_finding(trends: Sequence[Trend], measure: str = "value") -> str:
+def trend_finding(trends: Sequence[Trend], measure: str = "value", counts: bool = False) -> str:
     runs = runs_of(trends)
     if not runs:
         return "No runs yet"
@@ -154,10 +162,15 @@ def trend_finding(trends: Sequence[Trend], measure: str = "value") -> str:
     start = "The latest run failed: " if latest else ""
     worst = max(lines, key=_change)
     known = [value for value in worst.values if value is not None]
+    if counts and len(lines) == 1 and len(known) > 1:
+        return _counted(one_line(measure), round(known[-1]), round(known[-2]))
     change = _change(worst)
     if change < CHANGED or worst.values[-1] is None:
         much = f"{100 * (CHANGED - 1):.0f} %"
-        words = f"{start}{one_line(measure)}: all within {much} of the run before"
+        if latest:
+            kept = f"{one_line(measure)} within {much} of the run before"
+            return f"The latest run failed, with its {kept}"
+        words = f"{one_line(measure)}: all within {much} of the run before"
         return words[0].upper() + words[1:]
     name = shortened(worst.name, 120, 13)
     now, before = known[-1], known[-2]
@@ -165,3 +178,11 @@ def trend_finding(trends: Sequence[Trend], measure: str = "value") -> str:
         return f"{start}{name} went from {brief(before)} to {brief(now)}"
     rose = "rose" if now > before else "fell"
     return f"{start}{name} {rose} {times(change)}, from {brief(before)} to {brief(now)}"
+
+
+def _counted(measure: str, now: int, before: int) -> str:
+    """`6 failed gates in the latest run, 5 in the run before`."""
+    measure = measure.removesuffix("s") if now == 1 else measure
+    if now == before:
+        return f"{now:,} {measure} in the latest run, as many as in the run before"
+    return f"{now:,} {measure} in the latest run, {before:,} in the run before"
