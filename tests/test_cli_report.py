@@ -14,7 +14,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from qgate.cli import main
-from qgate.cli.report import _PLOTS, has_colors
+from qgate.cli.report import PLOT_CHOICES, has_colors
 from qgate.results import COLUMNS
 from qgate.results.pictures import PLOTS
 from tests.results.making import record, write
@@ -362,5 +362,5 @@ def test_the_help_has_examples(capsys: Capsys) -> None:
     assert ended.value.code == 0
     said = capsys.readouterr().out
     assert "--history" in said
-    assert _PLOTS == PLOTS
+    assert PLOT_CHOICES == PLOTS
     assert "qgate report before=a/results.jsonl" in said

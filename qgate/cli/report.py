@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _RESULTS = "results.jsonl"
 _NEARBY = 5
 # Those of `qgate.results.pictures`, which every `qgate --help` would have to load.
-_PLOTS = ("failed", "worst", "all", "none")
+PLOT_CHOICES = ("failed", "worst", "all", "none")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "ending: .html (default: report.html), .md, .csv, .json; repeatable")  # fmt: skip
     add("--history", type=Path, metavar="FILE", help="add the runs to this file of JSON lines, and "
         "show the trend over all in it")  # fmt: skip
-    add("--plots", choices=_PLOTS, default="worst", help="which gates are drawn on the page: those "
+    add("--plots", choices=PLOT_CHOICES, default="worst", help="which gates are drawn: those "
         "that failed, these and the worst (default), all or none")  # fmt: skip
     add("--label", action="append", default=[], metavar="NAME", help="what the files are called, "
         "in their order; repeatable")  # fmt: skip

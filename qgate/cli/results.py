@@ -15,6 +15,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from qgate.cli.report import PLOT_CHOICES, results_in
 from qgate.errors import QgateError
 
 
@@ -25,12 +26,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("results", nargs="+", type=Path, metavar="RESULTS", help="a results.jsonl, or its folder")
     add("--output", type=Path, default=Path("qgate-out"), metavar="DIR", help="(qgate-out)")
     add("--partial", action="store_true", help="put together what is there, if shards are missing")
-    add("--plots", choices=("failed", "worst", "all", "none"), default="worst")
+    add("--plots", choices=PLOT_CHOICES, default="worst")
     add("--exit-code", action="store_true", help="exit with 1 if the run failed")
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.cli.report import results_in
     from qgate.report._escaping import one_line
     from qgate.report.gates.reports import write_page
     from qgate.report.gates.runs import read_run

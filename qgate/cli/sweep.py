@@ -209,11 +209,11 @@ def _outcomes(specs: list[str], work: Work, target: Target, workers: Workers) ->
         ) from None
     with opened as journal:
         keys = {spec: _key(spec) for spec in specs}
-        left = [spec for spec in specs if not _is_done(journal, keys[spec])]
-        made = _made(left, work, workers)
+        done = {spec for spec in specs if _is_done(journal, keys[spec])}
+        made = _made([spec for spec in specs if spec not in done], work, workers)
         lost = False
         for spec in specs:
-            if spec not in left:
+            if spec in done:
                 yield _taken_over(spec, journal.result(keys[spec]), target)
                 continue
             found = next(made)
@@ -259,7 +259,7 @@ def _made(specs: list[str], work: Work, workers: Workers) -> Iterator[Iterable[M
     """What was made of each file, or why its process ended."""
     from qgate.engine import Failure, outcomes
 
-    if workers.is_local and (workers.jobs or 1) == 1:
+    if workers.is_here:
         for spec in specs:
             yield made_of(spec, work)
         return

@@ -2,6 +2,6 @@
 
 from qgate.engine.running import Merged, merged, outcomes
 from qgate.engine.sharing import Sent
-from qgate.engine.workers import Failure, Workers
+from qgate.engine.workers import Failure, Workers, workers_of
 
-__all__ = ["Failure", "Merged", "Sent", "Workers", "merged", "outcomes"]
+__all__ = ["Failure", "Merged", "Sent", "Workers", "merged", "outcomes", "workers_of"]

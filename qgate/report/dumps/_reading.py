@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qgate.report._escaping import one_line
+from qgate.report._numbers import brief as brief
 from qgate.results.portraits import DumpAnalysis, Fate, Portrait, TensorPortrait
 
 Floats = npt.NDArray[np.float64]
@@ -55,16 +56,6 @@ def percent(share: float) -> str:
     if value < 0.01:
         return f"{brief(float(f'{value:.1g}'))} %"
     return ">99.9 %" if value > 99.9 else f"{value:.2g} %" if value < 10 else f"{value:.1f} %"
-
-
-def brief(value: float) -> str:
-    """Three digits, with a power of ten only where the number would be long."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    if 1e-3 <= abs(value) < 1e5:
-        return f"{float(f'{value:.3g}'):g}"
-    digits, _, power = f"{value:.2e}".partition("e")
-    return f"{float(digits):g}e{int(power)}"
 
 
 FINE_DB = 80.0

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from qgate.engine import Failure, Workers, outcomes
+from qgate.engine import Failure, Workers, outcomes, workers_of
 from qgate.errors import QgateError
 from qgate.report._files import write_bytes, write_text
 from qgate.report.dumps._csv import TABLES
@@ -193,7 +193,7 @@ def _drawn(
     for name in {picture.folder for picture in PICTURES} - {""}:
         (folder / name).mkdir(exist_ok=True)
     left = [picture.path for picture in PICTURES]
-    if workers not in (1, Workers(), Workers(jobs=1)):
+    if not workers_of(workers).is_here:
         with contextlib.closing(
             outcomes(_draw_elsewhere, list(left), workers, shared=(analysis, dpi))
         ) as done:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
+from qgate.report._numbers import brief as brief
 from qgate.report.plots._figure import TICK, dress
 from qgate.report.plots.palette import BLACK, BLUE, DARK_GREEN, GRAY, ORANGE, RED, WHITE
 
@@ -130,16 +131,6 @@ def _shade(axes: Axes, grid: Grid, mask: Mask, alpha: float) -> None:
         if not inside and start is not None:
             axes.axvspan(start, float(edges[cell]), color=RED, alpha=alpha, linewidth=0)
             start = None
-
-
-def brief(value: float) -> str:
-    """Three digits, with a power of ten only where the number would be long."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    if 1e-3 <= abs(value) < 1e5:
-        return f"{float(f'{value:.3g}'):g}"
-    digits, _, power = f"{value:.2e}".partition("e")
-    return f"{float(digits):g}e{int(power)}"
 
 
 def marker_size(grid: Grid) -> float:

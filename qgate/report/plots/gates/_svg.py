@@ -7,12 +7,12 @@ fallback: a picture is right on a page that says nothing, and follows one that d
 from __future__ import annotations
 
 import html
-import math
 import unicodedata
 from collections.abc import Sequence
 from typing import Literal
 
 from qgate.report._escaping import one_line
+from qgate.report._numbers import brief as shared_brief
 from qgate.report.plots.palette import BLUE, GRAY, RED
 
 Anchor = Literal["start", "middle", "end"]
@@ -144,13 +144,8 @@ def label(
 
 
 def brief(value: float) -> str:
-    """Two or three digits, with a power of ten only where the number would be long."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    if 1e-3 <= abs(value) < 1e5:
-        return f"{float(f'{value:.3g}'):g}"
-    digits, _, power = f"{value:.1e}".partition("e")
-    return f"{float(digits):g}e{int(power)}"
+    """As everywhere, with two digits where there is a power of ten: labels are small."""
+    return shared_brief(value, 2)
 
 
 def percent(share: float) -> str:
