@@ -19,7 +19,13 @@ from qgate.errors import QgateError
 
 # Times that Ray starts an item again whose worker or node was lost.
 RETRIES = 2
+# Ray itself starts an item whose worker ran out of memory again and again, without end.
+OUT_OF_MEMORY_TRIES = 6
 _PATIENCE = 10.0
+
+
+class _OutOfMemoryError(Exception):
+    """An item was killed for want of memory each time it was tried."""
 
 
 class RayBackend:
@@ -53,7 +59,9 @@ class RayBackend:
         self._open: set[Any] = set()
 
     def start(self, item: Any) -> tuple[Any, Any]:
-        done, result = self._task.remote(self._home, self._function, item, *self._shared)
+        done, result = self._task.remote(
+            self._home, OUT_OF_MEMORY_TRIES, self._function, item, *self._shared
+        )
         self._open.add(done)
         return done, result
 
@@ -63,7 +71,10 @@ class RayBackend:
             self._ray.get(handle[0])
         except exceptions.RayTaskError as error:
             self._forget(handle[1])
-            raise _cause_of(error) from None
+            cause = _cause_of(error)
+            if isinstance(cause, _OutOfMemoryError):
+                return Failure(str(cause))
+            raise cause from None
         except exceptions.RayError as error:
             self._forget(handle[1])
             return Failure(_in_words(error))
@@ -133,14 +144,27 @@ def _knock(address: str) -> None:
         socket.create_connection((found[1], int(found[2])), timeout=_PATIENCE).close()
 
 
-def _leaf(home: str, function: Callable[..., Any], item: Any, *shared: Any) -> tuple[None, Any]:
+def _leaf(
+    home: str, tries: int, function: Callable[..., Any], item: Any, *shared: Any
+) -> tuple[None, Any]:
     """Two results: one to wait for, one that stays where it is until it is needed.
 
     Relative paths mean the same as in the driver, where its folder is there.
     """
+    if _attempts() >= tries:
+        raise _OutOfMemoryError(f"its worker ran out of memory, tried {tries} times")
     with contextlib.suppress(OSError):
         os.chdir(home)
     return None, function(item, *shared)
+
+
+def _attempts() -> int:
+    """How often this item was started before; lost workers and nodes end at RETRIES already."""
+    import ray
+
+    worker = getattr(ray._private.worker.global_worker, "core_worker", None)
+    asked = getattr(worker, "get_current_task_attempt_number", None)
+    return 0 if asked is None else int(asked())
 
 
 def _folded(merge: Callable[[Any, Any], Any], first: Any, *others: Any) -> Any:

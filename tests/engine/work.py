@@ -80,3 +80,12 @@ def poisonous_name(x):
 
 def length(x, shared):
     return x + len(shared)
+
+
+def greedy(x):
+    """Number three takes memory until it is stopped; the others are quick."""
+    kept = []
+    while x == 3 and len(kept) < 60:
+        kept.append(np.ones(100 << 17))
+        time.sleep(0.05)
+    return x

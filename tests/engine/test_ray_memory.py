@@ -1,0 +1,36 @@
+"""Ray's memory monitor, made to believe that the machine is nearly full."""
+
+from pathlib import Path
+
+import pytest
+import ray
+
+from qgate.engine import Failure, Workers, _ray, outcomes
+from tests.engine import work
+
+
+@pytest.fixture
+def small_machine():
+    """A cluster that kills workers once a gigabyte more than now is in use."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    memory = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+    full = 1 - (memory["MemAvailable"] - 2**20) / memory["MemTotal"]
+    config = {"memory_usage_threshold": full, "memory_monitor_refresh_ms": 100}
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=100_000_000,
+        log_to_driver=False,
+        logging_level="ERROR",
+        _system_config=config,
+    )
+    yield
+    ray.shutdown()
+
+
+def test_an_item_too_large_for_the_machine_fails_alone(small_machine, monkeypatch):
+    """Ray alone would start it again without end."""
+    monkeypatch.setattr(_ray, "OUT_OF_MEMORY_TRIES", 2)
+    found = list(outcomes(work.greedy, range(6), Workers("ray")))
+    assert found[3] == Failure("its worker ran out of memory, tried 2 times")
+    assert [x for x in found if not isinstance(x, Failure)] == [0, 1, 2, 4, 5]
