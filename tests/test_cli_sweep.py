@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -321,9 +322,10 @@ def test_a_file_that_kills_its_process_is_listed_and_tried_again(
     asked = []
 
     def poisoned(function, items, _workers, *, shared):
-        for spec in items:
-            asked.append(spec)
-            yield qgate.engine.Failure("it ended") if spec == "b.pt" else function(spec, shared)
+        for part in items:
+            asked.append(str(part))
+            poison = part.spec == "b.pt"
+            yield qgate.engine.Failure("it ended") if poison else function(part, shared)
 
     monkeypatch.setattr(qgate.engine, "outcomes", poisoned)
     status, out, _ = run(capsys, *names, "--no-plots", "--jobs", "2")
@@ -331,6 +333,57 @@ def test_a_file_that_kills_its_process_is_listed_and_tried_again(
     assert "❌ b.pt: it ended" in out
     assert run(capsys, *names, "--no-plots", "--jobs", "2")[0] == 1
     assert asked == [*names, "b.pt"]
+
+
+def test_workers_share_a_large_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole tensors, in the order of the file, and a part that is lost costs no other."""
+    import qgate.engine
+    from qgate.pipeline.sweep_files import parts_of
+
+    tensors = {f"w{i}": activation(4, seed=i) for i in range(37)}
+    save_file({**tensors, "steps": torch.arange(3), "on": torch.ones(2) > 0}, "big.safetensors")
+    assert run(capsys, "big.safetensors", "--no-plots", "--output-dir", "one")[0] == 0
+    parts = parts_of("big.safetensors")
+    assert [len(part.names) for part in parts] == [16, 16, 5]
+    assert sorted(name for part in parts for name in part.names) == sorted(tensors)
+    given = ("big.safetensors", "--no-plots", "--jobs", "2", "--output-dir", "two")
+
+    def poisoned(function, items, _workers, *, shared):
+        for i, part in enumerate(items):
+            yield qgate.engine.Failure("it ended") if i == 1 else function(part, shared)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(qgate.engine, "outcomes", poisoned)
+        status, out, _ = run(capsys, *given)
+    assert status == 1
+    assert f"❌ {parts[1]}: it ended" in out
+    assert "Total tensors: 22" in out, "21 and the part that is lost"
+    status, out, _ = run(capsys, *given)
+    assert (status, "Total tensors: 37" in out) == (0, True), "it was not done, so it is done again"
+    for one in Path("one").rglob("*.json"):
+        assert one.read_bytes() == Path("two", *one.parts[1:]).read_bytes()
+    assert len(list(Path("two").rglob("*.json"))) == len(list(Path("one").rglob("*.json"))) >= 37
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: torch.save({"a": activation(2)}, "x"), "a torch file is read whole"),
+        (lambda: Path("x").write_bytes(b"\xff" * 20), "damage is told when it is read"),
+        (lambda: None, "so is a missing file"),
+        (lambda: save_file({"i": torch.arange(9)}, "x"), "no float in it"),
+    ],
+)
+def test_other_files_are_one_part(make: Callable[[], None], what: str) -> None:
+    from qgate.pipeline.sweep_files import Part, parts_of
+
+    make()
+    name = "x.pt" if "torch" in what else "x.safetensors"
+    if Path("x").exists():
+        Path("x").rename(name)
+    assert parts_of(name) == [Part(name)]
 
 
 def test_ray_gives_the_same_files(capsys: pytest.CaptureFixture[str]) -> None:

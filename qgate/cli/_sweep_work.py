@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from qgate.pipeline.sweep_files import Request, Swept
+    from qgate.pipeline.sweep_files import Part, Request, Swept
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,28 @@ class Made:
     undrawn: str = ""
 
 
-def made_of(spec: str, work: Work) -> Iterator[Made]:
-    """Tensor by tensor, so that one process holds no more than one."""
-    from qgate.pipeline.sweep_files import sweep_file
+@dataclass(frozen=True)
+class Lost:
+    """A part of a file whose process ended."""
 
-    for swept in sweep_file(spec, work.request):
+    part: str
+    reason: str
+
+
+def made_of(part: str | Part, work: Work) -> Iterator[Made]:
+    """Tensor by tensor, so that one process holds no more than one."""
+    from qgate.pipeline.sweep_files import Part, sweep_part
+
+    for swept in sweep_part(Part(part) if isinstance(part, str) else part, work.request):
         for record in swept.records:
             record["tensor"]["source"] = swept.source
         pictures, undrawn = _drawn(swept) if work.plots else ({}, "")
         yield Made(swept, pictures, undrawn)
 
 
-def all_made_of(spec: str, work: Work) -> list[Made]:
-    """The same for a worker, which sends all of a file at once."""
-    return list(made_of(spec, work))
+def all_made_of(part: Part, work: Work) -> list[Made]:
+    """The same for a worker, which sends all of a part at once."""
+    return list(made_of(part, work))
 
 
 def _drawn(swept: Swept) -> tuple[dict[str, bytes], str]:

@@ -16,7 +16,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,14 +27,14 @@ from typing import TYPE_CHECKING, Any
 
 from qgate._version import __version__
 from qgate.cli._numbers import from_one
-from qgate.cli._sweep_work import Made, Work, all_made_of, made_of
+from qgate.cli._sweep_work import Lost, Made, Work, all_made_of, made_of
 from qgate.cli._workers import add_workers, workers_from
 from qgate.errors import QgateError
 from qgate.urls import check_writable, place_of
 
 if TYPE_CHECKING:
-    from qgate.engine import Workers
-    from qgate.pipeline.sweep_files import Request
+    from qgate.engine import Failure, Workers
+    from qgate.pipeline.sweep_files import Part, Request
     from qgate.report.sweeps._entries import Entry
     from qgate.urls import Place
 
@@ -84,6 +86,7 @@ class Outcome:
     results: list[tuple[str, str | None]] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
+    lost: bool = False
 
 
 @dataclass
@@ -216,13 +219,12 @@ def _outcomes(specs: list[str], work: Work, target: Target, workers: Workers) ->
             if spec in done:
                 yield _taken_over(spec, journal.result(keys[spec]), target)
                 continue
-            found = next(made)
-            if isinstance(found, str):
-                lost = True
-                yield Outcome(spec, [f"❌ Failed: {spec}: {found}"], [(spec, found)])
-                continue
             before = len(target.taken)
-            outcome = _written(spec, found, target)
+            outcome = _written(spec, next(made), target)
+            if outcome.lost:
+                lost = True
+                yield outcome
+                continue
             told = {name: getattr(outcome, name) for name in ("results", "answers", "entries")}
             folders = [str(folder) for folder in target.taken[before:]]
             journal.record(keys[spec], {**told, "folders": folders})
@@ -255,21 +257,44 @@ def _taken_over(spec: str, known: Any, target: Target) -> Outcome:
     return Outcome(spec, lines, results, list(known["answers"]), list(known["entries"]))
 
 
-def _made(specs: list[str], work: Work, workers: Workers) -> Iterator[Iterable[Made] | str]:
-    """What was made of each file, or why its process ended."""
-    from qgate.engine import Failure, outcomes
+def _made(specs: list[str], work: Work, workers: Workers) -> Iterator[Iterable[Made | Lost]]:
+    """What was made of each file, and what of it was lost with a process."""
+    from qgate.engine import outcomes
+    from qgate.pipeline.sweep_files import parts_of
 
     if workers.is_here:
         for spec in specs:
             yield made_of(spec, work)
         return
-    for found in outcomes(all_made_of, specs, workers, shared=work):
-        yield found.reason if isinstance(found, Failure) else found
+    asked: deque[list[Part]] = deque()
+
+    def parts() -> Iterator[Part]:
+        for spec in specs:
+            asked.append(parts_of(spec))
+            yield from asked[-1]
+
+    found = outcomes(all_made_of, parts(), workers, shared=work)
+    for _ in specs:
+        first = next(found)
+        yield _joined(asked.popleft(), itertools.chain([first], found))
 
 
-def _written(spec: str, made: Iterable[Made], target: Target) -> Outcome:
+def _joined(parts: list[Part], found: Iterator[list[Made] | Failure]) -> Iterator[Made | Lost]:
+    for part, made in zip(parts, found, strict=False):
+        if isinstance(made, list):
+            yield from made
+        else:
+            yield Lost(str(part), made.reason)
+
+
+def _written(spec: str, made: Iterable[Made | Lost], target: Target) -> Outcome:
     outcome = Outcome(spec)
     for each in made:
+        if isinstance(each, Lost):
+            outcome.lost = True
+            outcome.lines.append(f"❌ Failed: {each.part}: {each.reason}")
+            outcome.results.append((each.part, each.reason))
+            continue
         swept, reason = each.swept, each.swept.failed
         if swept.records:
             try:

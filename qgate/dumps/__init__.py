@@ -7,7 +7,7 @@ from qgate.dumps.reading import Dump, RankState
 from qgate.dumps.records import Place, Record
 from qgate.dumps.selecting import FIELDS, check_fields, check_matched, is_wanted
 from qgate.dumps.summing import nbytes, totals
-from qgate.dumps.tensor_files import StoredTensor, expand, read_tensors
+from qgate.dumps.tensor_files import StoredTensor, expand, floats_in, read_tensors
 from qgate.dumps.verifying import problems, unnamed
 from qgate.dumps.writing import DumpWriter
 
@@ -26,6 +26,7 @@ __all__ = [
     "check_matched",
     "expand",
     "export_dump",
+    "floats_in",
     "is_wanted",
     "merge_dumps",
     "nbytes",

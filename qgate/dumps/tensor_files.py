@@ -104,6 +104,26 @@ def read_tensors(spec: str) -> Iterator[StoredTensor]:
         ) from None
 
 
+def floats_in(spec: str) -> dict[str, int]:
+    """Names and bytes of a file's floating point tensors, where its head tells them; else none.
+
+    What is wrong with a file is told when it is read.
+    """
+    try:
+        path, key = split_spec(spec)
+        if key is not None or path.suffix.lower() != ".safetensors":
+            return {}
+        head, _ = url_files.safetensors_head(path)
+        found: dict[str, int] = {}
+        for name in _names(path) if isinstance(path, Path) else head:
+            start, end = head[name]["data_offsets"]
+            if head[name]["dtype"].startswith(("F", "BF")):
+                found[name] = end - start
+        return found
+    except Exception:
+        return {}
+
+
 def _is_there(place: Place) -> bool:
     """What a store says of itself, such as that nobody may read it, is told as it is."""
     try:
@@ -196,6 +216,14 @@ def _read_local_safetensors(path: Path, key: str | None) -> Iterator[StoredTenso
     with safe_open(path, framework="pt") as file:
         for name in _chosen(path, key, list(file.keys())):
             yield StoredTensor(path, name, file.get_tensor(name))
+
+
+def _names(path: Path) -> list[str]:
+    """In the order in which they are read."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        return list(file.keys())
 
 
 def _read_npy(path: Place, key: str | None) -> Iterator[StoredTensor]:

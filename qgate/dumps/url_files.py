@@ -19,6 +19,8 @@ from qgate.errors import QgateError
 if TYPE_CHECKING:
     from upath import UPath
 
+    from qgate.urls import Place
+
 _LONGEST_HEAD = 100 << 20
 Head = dict[str, dict[str, Any]]
 
@@ -28,7 +30,7 @@ def read_torch_at(place: UPath) -> Any:
     return torch.load(io.BytesIO(place.read_bytes()), map_location="cpu", weights_only=True)
 
 
-def safetensors_head(place: UPath) -> tuple[Head, int]:
+def safetensors_head(place: Place) -> tuple[Head, int]:
     """The entries of a safetensors file, and where its data begins."""
     with place.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

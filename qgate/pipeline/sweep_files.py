@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from qgate.analysis.sweeps.sweeping import mx_of, sweep
-from qgate.dumps import StoredTensor, read_tensors
+from qgate.dumps import StoredTensor, floats_in, read_tensors
 from qgate.errors import QgateError
 from qgate.formats import get
 from qgate.stats import BlockCounts, Counts, Values, all_bf16, block_counts, counts
+
+# What one worker sweeps at once of a file: its results wait to be written.
+_PART_BYTES, _PART_TENSORS = 2**28, 16
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,36 @@ class Swept:
     def failed(self) -> str | None:
         """The reason this tensor does not pass, if it does not."""
         return self.error or next((r["failed"] for r in self.records if r["failed"]), None)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some tensors of a file, by name; none named are all."""
+
+    spec: str
+    names: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        named = f": {self.names[0]} … {self.names[-1]}" if len(self.names) > 1 else ""
+        return f"{self.spec}:{self.names[0]}" if len(self.names) == 1 else f"{self.spec}{named}"
+
+
+def parts_of(spec: str) -> list[Part]:
+    """Neighboring tensors of a file that are worth a worker's while; their results stay small."""
+    parts: list[list[str]] = []
+    room = 0
+    for name, size in floats_in(spec).items():
+        if not parts or size > room or len(parts[-1]) == _PART_TENSORS:
+            parts.append([])
+            room = _PART_BYTES
+        parts[-1].append(name)
+        room -= size
+    return [Part(spec, tuple(names)) for names in parts] if len(parts) > 1 else [Part(spec)]
+
+
+def sweep_part(part: Part, request: Request) -> Iterator[Swept]:
+    for spec in [f"{part.spec}:{name}" for name in part.names] or [part.spec]:
+        yield from sweep_file(spec, request)
 
 
 def sweep_file(spec: str, request: Request) -> Iterator[Swept]:
