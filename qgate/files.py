@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,10 @@ from pathlib import Path
 from qgate.errors import QgateError
 
 _PAUSE = 0.02
+_HAS_LOCKS = importlib.util.find_spec("fcntl") is not None
+_CLOEXEC = getattr(os, "O_CLOEXEC", 0)
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_DIRECTORY = getattr(os, "O_DIRECTORY", 0)
 
 
 @contextlib.contextmanager
@@ -21,21 +26,109 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Whatever goes wrong inside, a full disk or a kill, `path` is what it was, or not there.
     """
+    with neighbor(path) as written:
+        yield written
+        written.replace(path)
+
+
+@contextlib.contextmanager
+def neighbor(path: Path, *, folder: bool = False) -> Iterator[Path]:
+    """An empty file beside `path`, or a folder: of this process alone, and gone at the end.
+
+    One that a killed process has left is removed by whoever next writes to the same path: it has
+    the same name, and no process holds its lock.
+    """
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        written, handle = _reserved(path, folder)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
-    os.close(handle)
-    written = Path(name)
+    mine = os.fstat(handle)
+    if not _HAS_LOCKS:  # a system that moves no open files either
+        os.close(handle)
     try:
         yield written
-        mask = os.umask(0)
-        os.umask(mask)
-        written.chmod(0o666 & ~mask)
-        written.replace(path)
-    except BaseException:
-        written.unlink(missing_ok=True)
-        raise
+    finally:
+        with contextlib.suppress(OSError):
+            if os.path.samestat(mine, written.stat()):
+                shutil.rmtree(written) if folder else written.unlink()
+            else:  # of whoever came after it was moved, unless something else was moved there
+                _remove_abandoned(written, folder)
+        if _HAS_LOCKS:
+            os.close(handle)
+
+
+def forget(path: Path) -> None:
+    """Remove a file, if it is there, with what a killed writer of it has left."""
+    path.unlink(missing_ok=True)
+    _remove_all_abandoned(path, 0, folder=False)
+
+
+def _part(path: Path, number: int) -> Path:
+    """The name of the first neighbor, and of those of processes that write at the same time."""
+    return path.with_name(f".{path.name}.{f'{number}.' if number else ''}part")
+
+
+def _reserved(path: Path, folder: bool) -> tuple[Path, int]:
+    """A neighbor that is this process's own, with a handle that holds its lock."""
+    number = 0
+    while True:
+        written = _part(path, number)
+        _remove_abandoned(written, folder)
+        try:
+            handle = _made_folder(written) if folder else _created(written)
+        except FileExistsError:
+            number += 1
+            continue
+        if _is_locked(handle) is not False and _is_still(written, handle):
+            _remove_all_abandoned(path, number + 1, folder)
+            return written, handle
+        os.close(handle)
+
+
+def _created(path: Path) -> int:
+    """A new file, with the permissions that new files have."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _CLOEXEC, 0o666)
+
+
+def _made_folder(path: Path) -> int:
+    path.mkdir()
+    return os.open(path, os.O_RDONLY | _CLOEXEC)
+
+
+def _remove_all_abandoned(path: Path, number: int, folder: bool) -> None:
+    while os.path.lexists(left := _part(path, number)):
+        _remove_abandoned(left, folder)
+        number += 1
+
+
+def _remove_abandoned(path: Path, folder: bool) -> None:
+    """Remove what nobody holds; what is of another kind, or cannot be locked, is left alone."""
+    kind = os.O_RDONLY | _DIRECTORY if folder else os.O_RDWR
+    try:
+        handle = os.open(path, kind | _CLOEXEC | _NOFOLLOW)
+    except OSError:
+        return
+    try:
+        if _is_locked(handle) and _is_still(path, handle):
+            with contextlib.suppress(OSError):
+                shutil.rmtree(path) if folder else path.unlink()
+    finally:
+        os.close(handle)
+
+
+def _is_locked(handle: int) -> bool | None:
+    """Whether the lock is ours now; None where there are no locks."""
+    if not _HAS_LOCKS:
+        return None
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 @contextlib.contextmanager
@@ -68,7 +161,14 @@ def _acquired(path: Path, timeout: float, what: str) -> int:
         ) from None
     end = time.monotonic() + timeout
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | _NOFOLLOW, 0o666)
+        except OSError:
+            if not path.is_symlink():
+                raise
+            raise QgateError(
+                f"the lock {str(path)!r} is a link, and is not followed: remove it."
+            ) from None
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_still(path, handle):

@@ -28,8 +28,10 @@ def is_url(text: object) -> bool:
     return _URL.match(str(text)) is not None
 
 
-def place_of(text: str | Path) -> Place:
+def place_of(text: str | Place) -> Place:
     """A path, or what a URL means; whether anything is there is not asked."""
+    if not isinstance(text, str | Path):
+        return text
     found = _URL.match(str(text))
     if not found:
         return Path(text)

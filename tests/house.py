@@ -27,7 +27,7 @@ FLOORS = {
         4: "pipeline",
         3: "capture modes analysis",
         2: "formats stats models gate results baselines dumps engine",
-        1: "registry files devices urls",
+        1: "registry files devices urls archives documents kernels",
         0: "errors _version",
     }.items()
     for room in rooms.split()

@@ -8,12 +8,12 @@ import fnmatch
 import os
 import shutil
 import subprocess
-import tempfile
 import tomllib
 from pathlib import Path
 
 import pytest
 
+import qgate.files
 from qgate.cli import main
 
 Capsys = pytest.CaptureFixture[str]
@@ -75,7 +75,7 @@ def test_every_file_to_copy_is_packaged() -> None:
     for path in STARTER.rglob("*"):
         name = path.relative_to(ROOT / "qgate").as_posix()
         if path.is_file():
-            assert path.suffix in (".txt", ".toml")
+            assert path.suffix in (".txt", ".toml", ".yml")
             # `*` of a pattern ends at a slash.
             found = [p for p in patterns if p.count("/") == name.count("/")]
             assert any(fnmatch.fnmatchcase(name, pattern) for pattern in found), name
@@ -234,14 +234,14 @@ def test_a_write_that_fails_is_undone(
     (repository / ".gitignore").write_text("*.pyc\n")
     (repository / "suites").mkdir()
     (repository / "suites" / "test_canary.py").write_text("# mine\n")
-    make = tempfile.mkstemp
+    make = qgate.files._created
 
-    def failing(*, dir: Path, prefix: str) -> tuple[int, str]:
-        if prefix == f".{Path(name).name}.":
-            raise OSError(code, os.strerror(code), prefix)
-        return make(dir=dir, prefix=prefix)
+    def failing(path: Path) -> int:
+        if path.name == f".{Path(name).name}.part":
+            raise OSError(code, os.strerror(code), str(path))
+        return make(path)
 
-    monkeypatch.setattr(tempfile, "mkstemp", failing)
+    monkeypatch.setattr(qgate.files, "_created", failing)
     said = complaint(capsys, "--force")
     assert f"{name!r} cannot be written: {os.strerror(code)}. What was written before it" in said
     assert sorted(path.name for path in repository.iterdir()) == [".gitignore", "suites"]
@@ -250,7 +250,7 @@ def test_a_write_that_fails_is_undone(
 def test_folders_that_were_made_go_too(
     repository: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "mkstemp", lambda **_: os.open("gone", os.O_RDONLY))
+    monkeypatch.setattr(qgate.files, "_created", lambda _: os.open("gone", os.O_RDONLY))
     assert "'new/suites/test_activations.py' cannot be written" in complaint(capsys, "new")
     assert list(repository.iterdir()) == []
 
@@ -319,8 +319,13 @@ def test_a_pyproject_that_cannot_be_read_is_named(
         ("conftest.py", "'--update-baselines'", "  pytest suites --qgate-update-baselines"),
         ("suites/conftest.py", "", "suites/conftest.py is yours: let it put its folder on sys.path"),
         ("pyproject.toml", "[project]\nname = 'x'", "packages = [...]  # without suites and baselines"),
+        ("pytest.ini", "[pytest]\npython_files = check_*.py", "add test_*.py there,\nor run them as `pytest suites -o"),
+        ("pyproject.toml", "[tool.pytest.ini_options]\npython_files = ['a.py', 'b.py']", "python_files = a.py b.py,"),
+        ("pyproject.toml", "[tool.pytest]\npython_functions = ['check']", "python_functions = check, which"),
+        ("tox.ini", "[pytest]\npython_files =\n  a.py\n  b.py", "python_files = a.py b.py,"),
+        ("setup.cfg", "[tool:pytest]\npython_functions = check_*", "add test_* there"),
     ],
-    ids=["option", "update", "conftest", "packages"],
+    ids=["option", "update", "conftest", "packages", "ini", "toml", "native", "tox", "cfg"],
 )  # fmt: skip
 def test_what_gets_in_the_way_is_said(
     repository: Path, capsys: Capsys, name: str, text: str, words: str
@@ -340,6 +345,10 @@ def test_what_gets_in_the_way_is_said(
         ("pyproject.toml", "tool = 1\nproject = []\nbuild-system = ''"),
         ("setup.cfg", ""),
         ("conftest.py", "def pytest_addoption(parser): parser.addoption('--modes')"),
+        ("pytest.ini", "[pytest]\npython_files = check_*.py test_*.py\npython_functions = test check"),
+        ("setup.cfg", "[tool:pytest]\npython_files = *.py"),
+        ("tox.ini", "[tox]\npython_files = check_*.py"),
+        ("tox.ini", "no ini"),
     ],
 )  # fmt: skip
 def test_nothing_is_said_where_nothing_is_in_the_way(

@@ -6,13 +6,13 @@ import csv
 import json
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 
+from qgate import files
 from qgate.cli import main
 from qgate.cli.report import PLOT_CHOICES, has_colors
 from qgate.results import COLUMNS
@@ -224,7 +224,7 @@ def test_no_permission_is_said(here: Path, capsys: Capsys, monkeypatch: pytest.M
         raise PermissionError(13, "Permission denied")
 
     (here / "locked").mkdir()
-    monkeypatch.setattr("qgate.files.tempfile.mkstemp", refused)  # root may write everywhere
+    monkeypatch.setattr("qgate.files._created", refused)  # root may write everywhere
     assert run("before", "-o", "locked/x.html") == 2
     assert "Permission denied: 'locked/x.html'" in capsys.readouterr().err
     assert list((here / "locked").iterdir()) == []
@@ -241,12 +241,12 @@ def test_what_cannot_be_written_leaves_all_as_it_was(
     before = {path.name: path.read_bytes() for path in here.iterdir() if path.is_file()}
     if when == "moving":
         bad = "r.md"
-    make, write_, move = tempfile.mkstemp, Path.write_bytes, Path.replace
+    make, write_, move = files._created, Path.write_bytes, Path.replace
 
-    def making(**given: Any) -> Any:
-        if when == "making" and given["prefix"] == f".{bad}.":
+    def making(path: Path) -> int:
+        if when == "making" and path.name == f".{bad}.part":
             raise PermissionError(13, "Permission denied")
-        return make(**given)
+        return make(path)
 
     def full(path: Path, data: bytes) -> int:
         if when == "full" and f".{bad}." in path.name:
@@ -258,7 +258,7 @@ def test_what_cannot_be_written_leaves_all_as_it_was(
             raise PermissionError(1, "Operation not permitted", str(path), None, str(to))
         return move(path, to)
 
-    monkeypatch.setattr("qgate.files.tempfile.mkstemp", making)
+    monkeypatch.setattr("qgate.files._created", making)
     monkeypatch.setattr(Path, "write_bytes", full)
     monkeypatch.setattr(Path, "replace", moving)
     if when == "full" and bad == "h.jsonl":

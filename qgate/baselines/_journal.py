@@ -168,6 +168,11 @@ def replace_files(folder: Path, contents: Contents) -> None:
     """Write and remove files: all of them, or none where an error comes out before the journal."""
     try:
         for name, content in contents.items():
+            if (folder / name).parent.is_symlink():
+                raise QgateError(
+                    f"{str((folder / name).parent)!r} is a link, and nothing is written through "
+                    "it: put a folder in its place."
+                )
             if content is not None:
                 make_folder((folder / name).parent)
                 _write(staged(folder, name), content)
@@ -235,7 +240,9 @@ def make_folder(folder: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    """What lies there, also a link to somewhere else, is no place to write to."""
+    path.unlink(missing_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         rest = memoryview(content)
         while rest:

@@ -232,6 +232,11 @@ class Objects:
     def is_promised(self) -> bool:
         return JOURNAL in self._listing()
 
+    def is_unfinished(self) -> bool:
+        with reaching(self.shown):
+            listing = self._listing()
+            return JOURNAL in listing or bool(self._leftovers(listing))
+
     def unlock(self) -> str:
         check_writable(self.place)
         with reaching(self.shown):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from qgate.baselines._reading import check_version
 from qgate.baselines.names import quoted, safe_name, unquoted
-from qgate.baselines.origin import DEVICES, Key, Origin
+from qgate.baselines.origin import Key, Origin, is_device
 from qgate.errors import QgateError
 
 VERSION = 1
@@ -148,7 +148,7 @@ def _read_header(lines: list[str], file: str, problems: list[str]) -> Accepted |
     for name, value in values.items():
         if not value and (name != "calibration" or value is not None):
             problems.append(f"{file}:{2 + _HEADER.index(name)}: {name} is empty")
-    if values["device"] not in (*DEVICES, MIXED):
+    if values["device"] != MIXED and not is_device(values["device"]):
         problems.append(f"{file}:{1 + len(_HEADER)}: there is no device {values['device']!r}")
     if problems:
         return None

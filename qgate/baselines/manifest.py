@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from qgate.baselines._reading import Fields, read_json
-from qgate.baselines.origin import DEVICES, Origin
+from qgate.baselines.origin import DEVICE_FORM, Origin, is_device
 from qgate.baselines.rows import ReferenceTensor, Rows, row_count
 from qgate.errors import QgateError
 
@@ -98,8 +98,8 @@ def read_manifest(data: bytes, file: str) -> Manifest:
 def read_origin(read: Fields) -> Origin:
     """An origin out of the fields of a file that has others too."""
     device = read.text("device")
-    if device not in DEVICES:
-        raise read.wrong(f"device is {device!r}, not {' or '.join(DEVICES)}")
+    if not is_device(device):
+        raise read.wrong(f"device is {device!r}, not {DEVICE_FORM}")
     return Origin(
         model=read.text("model"),
         weights=read.text("weights"),

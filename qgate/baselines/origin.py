@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from typing import NamedTuple
 from qgate.errors import QgateError
 
 DEVICES = ("cpu", "cuda")
+_DEVICE = re.compile(rf"({'|'.join(DEVICES)})(-[A-Za-z0-9_.+]+)*")
 COLLECTED = "collected"
 """In the place of hashes: numbers of a dump are of a run elsewhere, and no weights or samples of
 qgate's have to fit them."""
@@ -24,6 +26,18 @@ class Key(NamedTuple):
 
     def __str__(self) -> str:
         return " ".join(self)
+
+
+DEVICE_FORM = f"{' or '.join(DEVICES)}, and what is known of its arithmetic, as in cpu-avx2"
+
+
+def is_device(text: object) -> bool:
+    return isinstance(text, str) and _DEVICE.fullmatch(text) is not None
+
+
+def kind_of(device: str) -> str:
+    """cpu or cuda, without its arithmetic."""
+    return device.partition("-")[0]
 
 
 @dataclass(frozen=True)
@@ -50,7 +64,7 @@ class Origin:
         for name, least in (("samples", 1), ("seqlen", 1), ("seed", 0)):
             good = type(getattr(self, name)) is int and getattr(self, name) >= least
             self._check(name, good, f"a whole number from {least}")
-        self._check("device", self.device in DEVICES, " or ".join(DEVICES))
+        self._check("device", is_device(self.device), DEVICE_FORM)
 
     @classmethod
     def of_dump(cls, name: str, torch: str, commit: str | None) -> Origin:
@@ -98,7 +112,7 @@ def differences(
     return [
         _SENTENCES[name](_shown(recorded, name), _shown(now, name))
         for name in fields
-        if getattr(recorded, name) != getattr(now, name)
+        if _shown(recorded, name) != _shown(now, name)
     ]
 
 
@@ -113,7 +127,8 @@ def notes(recorded: Origin, now: Origin) -> list[str]:
 
 
 def _shown(origin: Origin, name: str) -> str:
-    value = getattr(origin, name)
+    """Another arithmetic of the same kind of device has its own tolerance, and is no other one."""
+    value = kind_of(origin.device) if name == "device" else getattr(origin, name)
     return "none" if value is None else str(value)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from qgate.baselines import _journal
 from qgate.baselines._journal import Contents
+from qgate.baselines._locking import NAME as LOCK
 from qgate.baselines._locking import locked
 from qgate.errors import QgateError
 
@@ -63,6 +64,9 @@ class Files(Protocol):
 
     def is_promised(self) -> bool:
         """Whether there is an update that counts and is not all in its place."""
+
+    def is_unfinished(self) -> bool:
+        """Whether an update that was cut off has left anything, or one is being made now."""
 
     def unlock(self) -> str:
         """Remove the lock of a writer that is gone, and say whose it was."""
@@ -118,6 +122,10 @@ class LocalFiles:
 
     def is_promised(self) -> bool:
         return (self.folder / _journal.NAME).exists()
+
+    def is_unfinished(self) -> bool:
+        held = any((self.folder / name).exists() for name in (_journal.NAME, LOCK))
+        return held or bool(self.leftovers())
 
     def unlock(self) -> str:
         raise QgateError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,11 +95,14 @@ class Store:
     def commit(self, update: Update, timeout_s: float = LOCK_TIMEOUT_S) -> list[Change]:
         """Write an update whole, or not at all, on top of what is there by then.
 
-        Without a change no file is touched, and the lock is not taken.
+        Without a change the lock is not waited for, and nothing is written but what an update that
+        was cut off has promised.
         """
         if update.origin.model != self.model:
             raise QgateError(f"an update of {update.origin.model!r} is not one of {self.model!r}.")
         if not self._planned(update)[0]:
+            with contextlib.suppress(QgateError, OSError):  # it counts where it is, until next time
+                self._settle(0)
             return []
         started = False
         try:
@@ -112,15 +116,18 @@ class Store:
             raise self._failure(error, started) from None
 
     def tidy(self, timeout_s: float = LOCK_TIMEOUT_S) -> list[str]:
-        """Remove what updates that were cut off have left, and say what that was."""
+        """Finish updates that were cut off, remove what they left, and say what that was."""
         found = self.files.leftovers()
-        if found:
-            try:
-                with self.files.changing(timeout_s):
-                    pass
-            except OSError as error:
-                raise self._failure(error, False) from None
+        try:
+            self._settle(timeout_s)
+        except OSError as error:
+            raise self._failure(error, False) from None
         return found
+
+    def _settle(self, timeout_s: float) -> None:
+        if self.files.is_unfinished():
+            with self.files.changing(timeout_s):
+                pass
 
     def preview(self, update: Update) -> list[Change]:
         """What `commit` would change; nothing is written."""

@@ -73,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(args.status)
     except (QgateError, OSError) as error:
-        print(f"qgate {args.command}: {error}", file=sys.stderr)
+        from qgate.results.cells import for_terminal
+
+        print(f"qgate {args.command}: {for_terminal(error)}", file=sys.stderr)
         return 2
     return int(args.status)

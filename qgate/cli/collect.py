@@ -4,7 +4,8 @@
   qgate collect --dir dump --level statistics --iterations 3 -- -m package.train
   torchrun --nproc-per-node 2 -m qgate collect --dir dump -- train.py
 
-The first model that runs is collected. The switches of other collectors are read where an option
+The first model that runs is collected. The dump may be a URL, as s3://bucket/run: shards are put
+there when they are full. The switches of other collectors are read where an option
 does not say otherwise: TENSOR_SAVE_DIR, CUSTOM_QUANT_TYPE, TENSOR_SAVER_ITERATION, CONTROL_ITER,
 CURRENT_SAMPLE_IDX; TENSOR_SAVE_ENABLED=false runs the program alone.
 """
@@ -48,6 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from qgate.capture.collecting import FirstModel
+    from qgate.dumps.begin import check_store
     from qgate.pipeline.dumps.collecting import collect, enabled, settings_of
 
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
@@ -64,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     def make(model: nn.Module) -> Collector:
         return collect(model, folder, **told)
 
+    check_store(folder)
     watch = FirstModel(make)
     try:
         status = _run(program)
@@ -123,6 +126,8 @@ def _run(program: list[str]) -> int:
             print(end.code, file=sys.stderr)
             return 1
         return int(end.code or 0)
+    except QgateError:  # a refused folder: a sentence, and no place in the program
+        raise
     except Exception:
         traceback.print_exc()
         return 1

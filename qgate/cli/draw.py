@@ -4,9 +4,10 @@
   qgate draw RUN_A RUN_B --compare hifp8,mxfp8 --jobs 2
   qgate draw DIR --format fp8_e4m3,mxfp4 --layer 3 --name 'grad_*'
 
-DIR is what `qgate.collect` wrote, or a folder of the known collector as it is; several are drawn as
-one. Open index.html in the output folder; tensor_stats.txt and statistics/*.csv have the numbers,
-analysis.json all of it: `qgate draw draw/analysis.json` draws it again, without the dump.
+DIR is what `qgate.collect` wrote, or a folder of the known collector as it is, by its path or URL;
+several are drawn as one. Open index.html in the output folder; tensor_stats.txt and
+statistics/*.csv have the numbers, analysis.json all of it: `qgate draw draw/analysis.json` draws it
+again, without the dump.
 Exit status: 0, also where tensors are bad; `pytest suites --dump DIR` is the gate.
 """
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("folders", type=Path, nargs="+", metavar="DIR")
+    add("folders", nargs="+", metavar="DIR")
     add("--output-dir", type=Path, default=Path("draw"), metavar="OUT", help="(default: draw)")
     add_analysis(parser)
     add("--no-plots", action="store_true", help="texts, tables and data only")
@@ -92,7 +93,7 @@ def analysis_of(
     args: argparse.Namespace, most: int | None = None, tensors: int | None = None
 ) -> DumpAnalysis:
     """Of the dumps that were named, or of a record that was kept."""
-    first = args.folders[0]
+    first = Path(args.folders[0])
     if len(args.folders) == 1 and first.suffix == ".json" and first.is_file():
         from qgate.report.dumps.drawing import read_analysis
 

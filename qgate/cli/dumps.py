@@ -8,7 +8,8 @@
   qgate dumps export DIR --output FOLDER     flat .pt files as the known collector writes them
   qgate dumps watch DIR --expect 100 --timeout 600
 
-DIR is what `qgate.collect` wrote, or a folder of the known collector as it is.
+DIR is what `qgate.collect` wrote, or a folder of the known collector as it is: a path, or a URL as
+in s3://bucket/run. OUT and FOLDER may be URLs too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qgate.cli._dump_selection import add_selection, wanted_of
 from qgate.cli._numbers import from_one
@@ -29,7 +30,7 @@ from qgate.errors import QgateError
 if TYPE_CHECKING:
     from qgate.dumps import Dump, Record
 
-_PAUSE = 0.2
+_PAUSE, _PAUSE_OF_STORES = 0.2, 1.0
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,24 +43,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     export = verbs.add_parser("export", help="write .pt files as the known collector does")
     watch = verbs.add_parser("watch", help="follow a collection until its records are there")
     for verb in (listing, info, verify, export, watch):
-        verb.add_argument("folder", type=Path, metavar="DIR")
+        verb.add_argument("folder", metavar="DIR")
     for verb in (listing, compare, export):
         add_selection(verb)
     for verb in (listing, info, compare):
         verb.add_argument("--json", action="store_true", help="as JSON")
     listing.add_argument("--limit", type=from_one, default=50, metavar="N", help="rows (50)")
-    compare.add_argument("actual", type=Path, metavar="A")
-    compare.add_argument("reference", type=Path, metavar="B")
+    compare.add_argument("actual", metavar="A")
+    compare.add_argument("reference", metavar="B")
     compare.add_argument("--limit", type=from_one, default=20, metavar="N", help="rows (20)")
     compare.add_argument("--relative-mse", type=_limit, metavar="LIMIT", help="fail above it")
     compare.add_argument(
         "--allow-unpaired", action="store_true", help="pass if tensors are in one dump only"
     )
-    merge.add_argument("folders", type=Path, nargs="+", metavar="DIR")
-    add_workers(verify)
-    add_workers(compare)
+    merge.add_argument("folders", nargs="+", metavar="DIR")
+    for verb in (verify, compare, merge):
+        add_workers(verb)
     for verb in (merge, export):
-        verb.add_argument("--output", type=Path, required=True, metavar="FOLDER")
+        verb.add_argument("--output", required=True, metavar="FOLDER")
     watch.add_argument("--expect", type=from_one, required=True, metavar="N", help="records")
     watch.add_argument("--timeout", type=_limit, default=600.0, metavar="S", help="(default 600)")
 
@@ -101,6 +102,13 @@ def _selected(dump: Dump, args: argparse.Namespace) -> list[Record]:
     return found
 
 
+def _say(text: str, **how: Any) -> None:
+    """Names are of other people's files."""
+    from qgate.results.cells import for_terminal
+
+    print(for_terminal(text), **how)
+
+
 def _print_json(told: object) -> None:
     """JSON has no NaN and no infinities: they are texts."""
     from qgate.dumps.records import plain
@@ -120,8 +128,8 @@ def _list(args: argparse.Namespace) -> int:
     if args.json:
         _print_json([record.to_dict() for record in found])
         return 0
-    print("\n".join(record_table(found[: args.limit], max(0, len(found) - args.limit))))
-    print("\n".join(note_lines(dump.notes())), end="\n" if dump.notes() else "")
+    _say("\n".join(record_table(found[: args.limit], max(0, len(found) - args.limit))))
+    _say("\n".join(note_lines(dump.notes())), end="\n" if dump.notes() else "")
     return 0
 
 
@@ -133,7 +141,7 @@ def _info(args: argparse.Namespace) -> int:
     if args.json:
         _print_json(told)
     else:
-        print("\n".join(total_lines(told)))
+        _say("\n".join(total_lines(told)))
     return 0
 
 
@@ -146,8 +154,8 @@ def _verify(args: argparse.Namespace) -> int:
     dump = Dump.open(args.folder)
     found = 0
     with progress("records") as step:
-        for problem in dump_problems(args.folder, workers_from(args), step):
-            print(one_line(problem), flush=True)
+        for problem in dump_problems(dump.folder, workers_from(args), step):
+            _say(one_line(problem), flush=True)
             found += 1
     records = sum(1 for _ in dump.records())
     hashed = {
@@ -164,10 +172,10 @@ def _verify(args: argparse.Namespace) -> int:
         values = f"{' and '.join(proved)} are what was written"
         if not proved:
             values = "their files can be read, and have no hashes to prove them by"
-        print(f"{records} records in {args.folder}: {values}")
+        _say(f"{records} records in {args.folder}: {values}")
     notes = [note for note in dump.notes() if not any(bad in note for bad in dump.damaged)]
     notes += [f"{name}: no record names it" for name in unnamed(dump)]
-    print("\n".join(note_lines(notes)), end="\n" if notes else "")
+    _say("\n".join(note_lines(notes)), end="\n" if notes else "")
     return 1 if found else 0
 
 
@@ -202,11 +210,11 @@ def _compare(args: argparse.Namespace) -> int:
         )
         return 1 if reasons else 0
     if reasons:
-        print(f"failed: {one_line('; '.join(reasons))}")
+        _say(f"failed: {one_line('; '.join(reasons))}")
     elif args.relative_mse is not None:
-        print(f"passed: every relative_mse is at most {args.relative_mse:g}")
+        _say(f"passed: every relative_mse is at most {args.relative_mse:g}")
     names = str(args.actual), str(args.reference)
-    print("\n".join(comparison_lines(found, names, args.limit)))
+    _say("\n".join(comparison_lines(found, names, args.limit)))
     return 1 if reasons else 0
 
 
@@ -215,13 +223,16 @@ def _compare(args: argparse.Namespace) -> int:
 
 def _merge(args: argparse.Namespace) -> int:
     from qgate.cli._dump_texts import note_lines
-    from qgate.dumps import merge_dumps
+    from qgate.pipeline.dumps.merges import merge_on
 
-    merged = merge_dumps(args.folders, args.output)
+    with progress("ranks") as step:
+        merged = merge_on(workers_from(args), args.folders, args.output, step)
     same = f", {merged.same} of them in several folders" if merged.same else ""
-    print(f"{args.output}: {merged.records} records of {merged.ranks} ranks{same}")
+    _say(f"{args.output}: {merged.records} records of {merged.ranks} ranks{same}")
     notes = [f"missing: {text}" for text in merged.missing]
-    print("\n".join(note_lines(notes)), end="\n" if notes else "")
+    if merged.missing_count > len(notes):
+        notes.append(f"missing: {merged.missing_count - len(notes)} more")
+    _say("\n".join(note_lines(notes)), end="\n" if notes else "")
     return 0
 
 
@@ -231,11 +242,11 @@ def _export(args: argparse.Namespace) -> int:
 
     dump = Dump.open(args.folder)
     done = export_dump(dump, args.output, _selected(dump, args))
-    print(f"{args.output}: {done.files} files")
+    _say(f"{args.output}: {done.files} files")
     notes = [f"no values were kept of {title}" for title in done.without_values]
-    print("\n".join(note_lines(notes)), end="\n" if notes else "")
+    _say("\n".join(note_lines(notes)), end="\n" if notes else "")
     if not done.files:
-        print("nothing was written: no record has values", file=sys.stderr)
+        _say("nothing was written: no record has values", file=sys.stderr)
     return 0 if done.files else 1
 
 
@@ -248,23 +259,24 @@ def _watch(args: argparse.Namespace) -> int:
     from qgate.report._escaping import one_line
 
     follower = Follower(args.folder)
+    pause = _PAUSE if isinstance(follower.folder, Path) else _PAUSE_OF_STORES
     end = time.monotonic() + args.timeout
     came: dict[str, int] = {}
     while True:
         for record in follower.poll():
-            print(f"{sum(came.values()) + 1}/{args.expect} {one_line(record.title)}", flush=True)
+            _say(f"{sum(came.values()) + 1}/{args.expect} {one_line(record.title)}", flush=True)
             kind = f"{record.layer_type} {record.operation}"
             came[kind] = came.get(kind, 0) + 1
         count = sum(came.values())
         if count >= args.expect or follower.ended or time.monotonic() >= end:
             break
-        time.sleep(min(_PAUSE, max(0.0, end - time.monotonic())))
+        time.sleep(min(pause, max(0.0, end - time.monotonic())))
     what = ", ".join(f"{number} {kind}" for kind, number in came.items()) or "nothing"
     if count >= args.expect:
-        print(f"{count} records are there: {what}")
+        _say(f"{count} records are there: {what}")
         return 0
     why = "the collection has ended" if follower.ended else f"{args.timeout:g} s are over"
-    print(f"{why}: {count} of {args.expect} records came: {what}")
+    _say(f"{why}: {count} of {args.expect} records came: {what}")
     notes = follower.unreadable
-    print("\n".join(note_lines(notes)), end="\n" if notes else "")
+    _say("\n".join(note_lines(notes)), end="\n" if notes else "")
     return 1

@@ -3,6 +3,7 @@
   qgate init                                   here: suites/, qgate.toml, a line in .gitignore
   qgate init ../product --into tests/accuracy  elsewhere, the suites in a folder you name
   qgate init --suites layer_outputs,task       fewer suites
+  qgate init --ci github                       and a workflow that runs them; gitlab likewise
   qgate init --dry-run
 
 The example is a model with a kernel of its own, and the gates run on it at once: red while nothing
@@ -17,28 +18,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import shlex
-import subprocess
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from importlib.resources import files as packaged
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
 
+from qgate.cli._ci_files import SERVICES, ci_files, ci_note
+from qgate.cli._repository import BASELINES, Place, inside, read_bytes
 from qgate.errors import QgateError, unknown
 from qgate.files import replacing
 
 SETTINGS = "qgate.toml"
 EXAMPLE = "qgate_model.py"
-BASELINES = "baselines"
 OUT = "qgate-out/"
-# Options that a repository is likely to have one of its own for.
-_OPTIONS = ("mode", "model", "format", "layers", "device", "samples", "update-baselines")
-# What git has to take: a file of each kind that a baseline consists of.
-_RECORDED = ("manifest.json", "accepted/my_int8.txt", "reference-plain.safetensors")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,100 +53,37 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help=f"only these, separated by commas: {', '.join(suite_names())}",
     )
+    parser.add_argument(
+        "--ci",
+        action="append",
+        default=[],
+        choices=SERVICES,
+        help="also what runs the gates there, with a job that refreshes baselines; repeatable",
+    )
     parser.add_argument("--force", action="store_true", help="replace suites that differ")
     parser.add_argument("--dry-run", action="store_true", help="say what would be written")
 
 
 def run(args: argparse.Namespace) -> int:
-    place = Place(args.folder, _inside(args.into))
+    place = Place(args.folder, inside(args.into))
+    services = list(dict.fromkeys(args.ci))
     folders = place.missing_folders()
-    steps = [Step.of(file, args.force) for file in _files(place, _chosen(args.suites))]
+    of_ci = [file for each in services for file in ci_files(each, place.root, place.into)]
+    files = _files(place, _chosen(args.suites))
+    files += [File(each.path, each.content, each.ours) for each in of_ci]
+    for each in of_ci:
+        missing = [above for above in each.path.parents if not above.exists()]
+        folders += [folder for folder in reversed(missing) if folder not in folders]
+    steps = [Step.of(file, args.force) for file in files]
+    notes = [*_notes(place, steps), *filter(None, (ci_note(each, place.root) for each in services))]
     if not args.dry_run:
         _write(steps, folders)
     print(_report(steps, place.root, args.dry_run))
-    for note in _notes(place, steps):
+    for note in notes:
         print(f"\n{note}")
     if not args.dry_run:
-        print(f"\n{_next(place)}")
+        print(f"\n{_next(place, [each.path for each in of_ci])}")
     return 0
-
-
-# Where -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Place:
-    """A repository, and the folder in it that takes the suites."""
-
-    root: Path
-    into: PurePosixPath
-
-    @property
-    def suites(self) -> Path:
-        return self.root / self.into
-
-    def missing_folders(self) -> list[Path]:
-        """The folders to make; of each path only the last, so that a slip makes no tree."""
-        missing: list[Path] = []
-        for folder in (self.root, self.suites):
-            if os.path.lexists(folder) and not folder.is_dir():
-                raise QgateError(f"{str(folder)!r} is no folder: give another, or move it away.")
-            if not folder.exists():
-                if not folder.parent.is_dir() and folder.parent not in missing:
-                    raise QgateError(
-                        f"there is no folder {str(folder.parent)!r} to make {folder.name!r} in: "
-                        "make it first, or give another."
-                    )
-                missing.append(folder)
-        return missing
-
-    @cached_property
-    def project(self) -> dict[str, Any]:
-        """The pyproject.toml of the repository, empty if it has none."""
-        file = self.root / "pyproject.toml"
-        try:
-            return tomllib.loads((_read(file) or b"").decode())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise QgateError(f"{str(file)!r} is no TOML: {error}. Mend it first.") from None
-
-    def table(self, *names: str) -> dict[str, Any] | None:
-        """A table of pyproject.toml, None if it has none of that name."""
-        found: Any = self.project
-        for name in names:
-            found = found.get(name) if isinstance(found, dict) else None
-        return found if isinstance(found, dict) else None
-
-    @property
-    def shares(self) -> bool:
-        """Whether the settings are in pyproject.toml, and no other file may have some."""
-        return self.table("tool", "qgate") is not None
-
-    @cached_property
-    def taken(self) -> list[str]:
-        """Names of options that the conftest.py of the repository has."""
-        text = (_read(self.root / "conftest.py") or b"").decode(errors="replace")
-        return [name for name in _OPTIONS if re.search(f"""["']--{name}["']""", text)]
-
-    @cached_property
-    def ignored(self) -> list[str]:
-        """What git would leave out of the baselines to come."""
-        recorded = [f"{BASELINES}/example/{name}" for name in _RECORDED]
-        command = ["git", "-C", str(self.root), "check-ignore", *recorded]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
-        except (OSError, subprocess.TimeoutExpired):
-            return []
-        return done.stdout.splitlines() if done.returncode == 0 else []
-
-
-def _inside(given: str) -> PurePosixPath:
-    path = Path(given)
-    if not path.parts or path.is_absolute() or ".." in path.parts:
-        raise QgateError(
-            f"--into {given!r} is not allowed; it is a folder in that of the repository, such as "
-            "suites or tests/accuracy."
-        )
-    return PurePosixPath(path.as_posix())
 
 
 # What is to be written -------------------------------------------------------------------------
@@ -176,7 +107,7 @@ class Step:
 
     @classmethod
     def of(cls, file: File, force: bool) -> Step:
-        there = _read(file.path)
+        there = read_bytes(file.path)
         if there is None:
             return cls(file, "written")
         if file.path.name == ".gitignore":
@@ -234,16 +165,6 @@ def _extended(file: File, there: bytes) -> Step:
     gap = b"" if not there or there.endswith(b"\n") else end
     path = file.path.resolve() if file.path.is_symlink() else file.path
     return Step(File(path, there + gap + OUT.encode() + end), "extended")
-
-
-def _read(path: Path) -> bytes | None:
-    """What is in a file, None if there is none; anything else of that name is in the way."""
-    if os.path.lexists(path) and not path.is_file():
-        raise QgateError(f"{str(path)!r} is to be a file and is none: move it away.")
-    try:
-        return path.read_bytes() if path.exists() else None
-    except OSError as error:
-        raise QgateError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
 
 
 # Writing ---------------------------------------------------------------------------------------
@@ -308,7 +229,12 @@ def _notes(place: Place, steps: Sequence[Step]) -> Iterator[str]:
             ", ".join(f"--{start}{name}" for name in place.taken) for start in ("", "qgate-")
         )
         yield f"conftest.py has {theirs} of its own; qgate's: {ours}."
-    if _finds_packages_itself(place):
+    for name, given, wanted in place.overlooked:
+        yield (
+            f"pytest is set up with {name} = {given}, which finds none of the suites: add {wanted} "
+            f"there,\nor run them as `pytest {shlex.quote(str(place.into))} -o {name}={wanted}`."
+        )
+    if place.finds_packages:
         yield (
             f"setuptools takes every folder here for a package unless pyproject.toml says which "
             f"are:\n  [tool.setuptools]\n  packages = [...]  # without {place.into.parts[0]} and "
@@ -327,26 +253,19 @@ def _missing_settings(place: Place) -> list[str]:
     return [] if table is None else [f"  {keys[key]}" for key in keys if key not in table]
 
 
-def _finds_packages_itself(place: Place) -> bool:
-    """Whether setuptools looks for packages beside pyproject.toml, and suites would be some."""
-    backend = (place.table("build-system") or {}).get("build-backend", "setuptools")
-    told = {"packages", "py-modules"} & set(place.table("tool", "setuptools") or {})
-    elsewhere = [name for name in ("src", "setup.py", "setup.cfg") if (place.root / name).exists()]
-    ours = place.table("project") is not None and str(backend).startswith("setuptools")
-    return ours and not told and not elsewhere
-
-
-def _next(place: Place) -> str:
+def _next(place: Place, of_ci: Sequence[Path]) -> str:
     """The three commands that lead to a green gate under version control."""
     into = shlex.quote(str(place.into))
     start = "--qgate-" if "update-baselines" in place.taken else "--"
     gates, record = f"pytest {into}", f"pytest {into} {start}update-baselines"
     settings = "pyproject.toml" if place.shares else SETTINGS
     force = " --force" if place.ignored else ""
+    inside = place.root.resolve()
+    more = [shlex.quote(os.path.relpath(path.resolve(), inside)) for path in of_ci]
     there = "" if place.root.resolve() == Path.cwd() else f"  cd {shlex.quote(str(place.root))}\n"
     return (
         f"next:\n{there}"
         f"  {gates:{len(record)}}  # red: nothing is recorded yet\n"
         f"  {record}  # records what is measured now, and it is green\n"
-        f"  git add {into} {settings} .gitignore && git add{force} {BASELINES}"
+        f"  git add {' '.join([into, settings, '.gitignore', *more])} && git add{force} {BASELINES}"
     )

@@ -20,7 +20,7 @@ _MOST, _TENSORS = 2**14, 500
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folders", type=Path, nargs="+", metavar="DIR")
+    parser.add_argument("folders", nargs="+", metavar="DIR")
     parser.add_argument(
         "--output", type=Path, default=Path("quick_analysis.png"), metavar="FILE",
         help="(default: quick_analysis.png)",

@@ -209,7 +209,7 @@ def _write(
             stack.callback(made.unlink, missing_ok=True)
             with _naming(output):
                 write_report(made, loaded, plots=args.plots, comparison=comparison, history=history)
-                made.replace(place)
+                place.write_bytes(made.read_bytes())
     return history
 
 

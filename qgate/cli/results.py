@@ -12,11 +12,14 @@ a shard is missing (unless --partial), damaged, or of another run.
 from __future__ import annotations
 
 import argparse
-import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qgate.cli.report import PLOT_CHOICES, results_in
 from qgate.errors import QgateError
+
+if TYPE_CHECKING:
+    from qgate.results import Merged
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,16 +44,16 @@ def run(args: argparse.Namespace) -> int:
     target = args.output / "results.jsonl"
     if any(target.exists() and path.samefile(target) for path in paths):
         raise QgateError(f"{str(target)!r} is one of the files given: name another --output.")
-    with tempfile.TemporaryDirectory(dir=args.output, prefix=".merged-") as made:
-        fresh = Path(made) / "results.jsonl"
-        merged = merge(paths, fresh)
+
+    def check(merged: Merged) -> None:
         if merged.missing and not args.partial:
             named = ", ".join(map(str, merged.missing))
             raise QgateError(
                 f"shard {named} is missing: the gates in it are nobody's verdict. Give its results "
                 "too, or put together what is there with --partial."
             )
-        fresh.replace(target)
+
+    merged = merge(paths, target, check)
     to_csv(read(target)[1], args.output / "results.csv")
     whole = read_run(target)
     write_page(args.output / "report.html", [whole], plots=args.plots)

@@ -373,13 +373,15 @@ class _Speaker:
 
     def __init__(self) -> None:
         from qgate.report.sweeps import texts as sweep_text
+        from qgate.results.cells import for_terminal
 
+        self._calm = for_terminal
         self._plain = None if sweep_text.can_encode(sys.stdout) else sweep_text.plain
 
     def __call__(self, *lines: str) -> None:
         shown = list(lines) if self._plain is None else self._plain(list(lines))
         for line in shown:
-            print(line)
+            print(self._calm(line))
 
 
 @contextlib.contextmanager

@@ -6,15 +6,19 @@ others find it and check that it fits. A folder of a rank is made by one process
 
 from __future__ import annotations
 
+import contextlib
+import uuid
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
+from qgate import urls
+from qgate.dumps.folders import Folder, writable_folder
 from qgate.dumps.layout import (
+    PROBE,
     About,
     about,
     foreign_in,
-    rank_folder,
+    rank_name,
     ranks_in,
     read_about,
     remove_rank,
@@ -26,17 +30,42 @@ Existing = Literal["refuse", "append", "overwrite"]
 EXISTING: tuple[Existing, ...] = ("refuse", "append", "overwrite")
 
 
+def check_store(place: urls.Place | str) -> None:
+    """Reach a store and see that it can be written, by an object that is put and taken away.
+
+    A folder of this machine is looked at when a dump is begun in it.
+    """
+    folder = writable_folder(place)
+    if folder.path is not None:
+        return
+    if folder.kind() == "file":
+        raise QgateError(f"{str(folder.place)!r} is a file; a dump is a folder.")
+    probe = f"{PROBE}{uuid.uuid4().hex}"
+    try:
+        folder.put(probe, b"\n")
+    except OSError as error:
+        raise QgateError(
+            f"no dump can be written to {str(folder.place)!r}: {error.strerror or error}. Choose "
+            "another folder."
+        ) from None
+    with contextlib.suppress(OSError):
+        folder.remove(probe)
+
+
 def begin(
-    folder: Path, rank: int, world_size: int, header: Mapping[str, Any] | None, existing: Existing
+    folder: Folder, rank: int, world_size: int, header: Mapping[str, Any] | None, existing: Existing
 ) -> About:
     """Make the folder of a rank ready for its writer."""
     if existing not in EXISTING:
         raise unknown("existing", existing, EXISTING)
     wanted = about(world_size, header)
-    if folder.exists() and not folder.is_dir():
-        raise QgateError(f"{str(folder)!r} is a file; a dump is a folder.")
-    folder.mkdir(parents=True, exist_ok=True)
-    found = read_about(folder)
+    shown = repr(str(folder.place))
+    kind = folder.kind()
+    if kind == "file":
+        raise QgateError(f"{shown} is a file; a dump is a folder.")
+    if folder.path is not None:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    found = None if kind == "nothing" and folder.path is None else read_about(folder)
     if found is None:
         _refuse_others_files(folder, existing)
     if existing == "overwrite":
@@ -50,35 +79,46 @@ def begin(
         found = write_about(folder, wanted)
     if existing != "overwrite":
         wanted.check_fits(found, folder, same_run=existing == "refuse")
-    home = rank_folder(folder, rank)
-    try:
-        home.mkdir()
-    except FileExistsError:
-        if existing == "refuse":
-            raise QgateError(
-                f"{str(folder)!r} holds tensors of rank {rank} already: choose another folder, or "
-                "append to the dump, or overwrite it. In one run every process needs its own rank."
-            ) from None
+    if not _begun(folder.inside(rank_name(rank)).fresh()) and existing == "refuse":
+        raise QgateError(
+            f"{shown} holds tensors of rank {rank} already: choose another folder, or append to "
+            "the dump, or overwrite it. In one run every process needs its own rank."
+        )
     return found
 
 
-def _refuse_others_files(folder: Path, existing: Existing) -> None:
+def _begun(home: Folder) -> bool:
+    """Whether this process made the folder of a rank; where there are none, whether it is empty."""
+    if home.path is None:
+        return home.kind() == "nothing"
+    try:
+        home.path.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def _refuse_others_files(folder: Folder, existing: Existing) -> None:
+    if folder.kind() == "nothing":
+        return
     foreign, ranks = foreign_in(folder), ranks_in(folder)
-    if not (foreign or ranks) or read_about(folder) is not None:  # written before any rank's folder
+    # `dump.json` is written before any rank's folder.
+    if not (foreign or ranks) or read_about(folder.fresh()) is not None:
         return
     if foreign or existing != "overwrite":
-        names = ", ".join([*foreign, *(path.name for path in ranks.values())][:5])
+        names = ", ".join([*foreign, *ranks.values()][:5])
         raise QgateError(
-            f"{str(folder)!r} is not empty and no dump (it has {names}): choose another folder."
+            f"{str(folder.place)!r} is not empty and no dump (it has {names}): choose another "
+            "folder."
         )
 
 
-def _remove_earlier(folder: Path, rank: int, world_size: int) -> None:
+def _remove_earlier(folder: Folder, rank: int, world_size: int) -> None:
     """What an earlier run left of this rank, and of those that this run does not have.
 
     The others may have begun by now: each removes its own, and readers leave out those that never
     do, by their `run`.
     """
-    for number, home in ranks_in(folder).items():
+    for number, name in ranks_in(folder).items():
         if number == rank or number >= world_size:
-            remove_rank(home)
+            remove_rank(folder.inside(name))

@@ -10,18 +10,17 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from qgate import urls
+from qgate.dumps.folders import empty_folder
 from qgate.dumps.known_files import BACKWARD_NAMES
 from qgate.dumps.known_names import KnownName
 from qgate.dumps.reading import Dump
 from qgate.dumps.records import Record
-from qgate.errors import QgateError
-from qgate.files import replacing
 
 _LONGEST = 80
 _OURS = ("known_name", "generation", "timestamp", "counter", "overflow_info")
@@ -38,19 +37,18 @@ class Exported:
     without_values: list[str] = field(default_factory=list)
 
 
-def export_dump(dump: Dump, folder: Path, records: Iterable[Record] | None = None) -> Exported:
+def export_dump(
+    dump: Dump, folder: urls.Place | str, records: Iterable[Record] | None = None
+) -> Exported:
     """Write the records, all unless told, into an empty folder."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise QgateError(f"{str(folder)!r} is not empty: choose another folder.")
-    folder.mkdir(parents=True, exist_ok=True)
+    output = empty_folder(folder, "is not empty")
     done = Exported()
     created = _created(dump)
     for record in dump.records() if records is None else records:
         if record.tensor is None:
             done.without_values.append(record.title)
             continue
-        path = folder / their_name(record, created)
-        with replacing(path) as neighbor:
+        with output.writing(their_name(record, created)) as neighbor:
             torch.save(_content(record, dump.tensor(record), created), neighbor)
         done.files += 1
     return done
@@ -88,7 +86,8 @@ def _created(dump: Dump) -> datetime:
     try:
         return datetime.fromisoformat(dump.about.created).astimezone()
     except ValueError:
-        return datetime.fromtimestamp(dump.folder.stat().st_mtime)
+        stamp = dump.files.stamp()
+        return datetime.fromtimestamp(stamp.moment / 1e9 if stamp else 0.0)
 
 
 def _content(record: Record, tensor: Tensor, created: datetime) -> dict[str, Any]:

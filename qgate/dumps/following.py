@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from qgate import urls
+from qgate.dumps.folders import Folder, Stamp, files_in, folder_of
 from qgate.dumps.index import EVENT, Index
 from qgate.dumps.known_files import KnownDump, Unreadable, read_known
 from qgate.dumps.layout import About, ranks_in, read_about
@@ -13,22 +13,24 @@ from qgate.dumps.records import Record
 class Follower:
     """Looks at a folder, which may not be there yet, and reads only what is new."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: urls.Place | str) -> None:
+        self._files = folder_of(folder)
+        self.folder: urls.Place = self._files.place
         self._about: About | None = None
-        self._read_to: dict[int, int] = {}
+        self._read_to: dict[int, dict[str, int]] = {}
         self._closed: dict[int, bool] = {}
-        self._tried: dict[Path, tuple[int, int]] = {}
-        self._unreadable: dict[Path, str] = {}
+        self._tried: dict[str, Stamp | None] = {}
+        self._unreadable: dict[str, str] = {}
 
     def poll(self) -> list[Record]:
         """The records since the last time, in the order of their ranks."""
-        if not self.folder.is_dir():
+        files = self._files.fresh()
+        if files.kind() != "folder":
             return []
-        self._about = self._about or read_about(self.folder)
+        self._about = self._about or read_about(files)
         if self._about is not None:
-            return self._poll_dump()
-        return self._poll_files() if KnownDump.is_one(self.folder) else []
+            return self._poll_dump(files)
+        return self._poll_files(files) if KnownDump.is_one(files) else []
 
     @property
     def ended(self) -> bool:
@@ -40,33 +42,32 @@ class Follower:
     @property
     def unreadable(self) -> list[str]:
         """Files that could not be read so far."""
-        return [f"{path.name}: {why}" for path, why in self._unreadable.items()]
+        return [f"{name}: {why}" for name, why in self._unreadable.items()]
 
-    def _poll_dump(self) -> list[Record]:
+    def _poll_dump(self, files: Folder) -> list[Record]:
         assert self._about is not None
         found: list[Record] = []
-        for rank, home in ranks_in(self.folder).items():
-            lines = Index(home).read(self._read_to.get(rank, 0))
+        for rank, name in ranks_in(files).items():
+            lines = Index(files.inside(name)).read(self._read_to.get(rank))
             if not lines.is_of(self._about.run):
                 continue
-            self._read_to[rank] = lines.end
+            self._read_to[rank] = lines.ends
             found += lines.records
             if lines.events:
                 self._closed[rank] = lines.events[-1].get(EVENT) == "close"
         return found
 
-    def _poll_files(self) -> list[Record]:
+    def _poll_files(self, files: Folder) -> list[Record]:
         """Files of the known collector are torn while they are written: they are tried again."""
         found = []
-        for path in sorted(self.folder.glob("*.pt")):
-            stat = path.stat()
-            now = (stat.st_size, stat.st_mtime_ns)
-            if self._tried.get(path) == now:
+        for name in files_in(files):
+            now = files.stamp(name)
+            if not name.endswith(".pt") or (name in self._tried and self._tried[name] == now):
                 continue
-            self._tried[path] = now
+            self._tried[name] = now
             try:
-                found.append(read_known(path))
-                self._unreadable.pop(path, None)
+                found.append(read_known(files, name))
+                self._unreadable.pop(name, None)
             except (Unreadable, OSError) as error:
-                self._unreadable[path] = str(error)
+                self._unreadable[name] = str(error)
         return [each.record for each in sorted(found, key=lambda file: file.place)]

@@ -6,10 +6,10 @@ is listed with a reason. Files are loaded weights-only, and plain pickles never.
 
 from __future__ import annotations
 
-import filecmp
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,17 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from qgate import urls
+from qgate.archives import load_torch, load_torch_bytes
+from qgate.dumps.folders import Folder, Stamp, files_in, parts_of
 from qgate.dumps.known_names import KnownName, parse
 from qgate.dumps.layout import about
 from qgate.dumps.reading import Dump, RankState
 from qgate.dumps.records import OPERATIONS, PHASES, Operation, Phase, Place, Record, plain
 from qgate.dumps.selecting import check_fields, is_wanted
-from qgate.dumps.tensor_files import load_torch
 from qgate.errors import QgateError
 
+_AT_ONCE = 8
 _STATS = ("min", "max", "mean", "std")
 _AFTER = ("output", "attention_weights", "context", "grad_input", "grad_weight")
 _KEYS = {
@@ -47,7 +50,8 @@ class Damaged(Unreadable):
 class KnownFile:
     """A file that was read: its record, without a place in the order, and what orders it."""
 
-    path: Path
+    name: str
+    stamp: Stamp
     named: KnownName | None
     record: Record
 
@@ -55,31 +59,42 @@ class KnownFile:
     def place(self) -> tuple[Any, ...]:
         """By time and counter as numbers; a name cannot be sorted, its counter outgrows it."""
         if self.named is None:
-            return "~", -1, self.path.stat().st_mtime_ns, self.path.name
+            return "~", -1, self.stamp.moment, self.name
         counter = -1 if self.named.counter is None else self.named.counter
-        return self.named.timestamp, counter, self.path.stat().st_mtime_ns, self.path.name
+        return self.named.timestamp, counter, self.stamp.moment, self.name
 
 
-def read_known(path: Path) -> KnownFile:
-    """One file, or `Unreadable` with the reason."""
-    named = parse(path.name)
-    tensor, content = _content(path)
+def read_known(files: Folder, name: str, data: bytes | None = None) -> KnownFile:
+    """One file, or `Unreadable` with the reason; `data` if somebody has read it."""
+    named = parse(name)
+    stamp = files.stamp(name)
+    if stamp is None:
+        raise Unreadable("it is not there")
+    tensor, content = _content(files, name, stamp, data)
     given = content.get("metadata")
     metadata = given if isinstance(given, Mapping) else {}
     if named is None and not metadata:
         raise Unreadable("it is none of the known collector: no such name, and no metadata")
-    return KnownFile(path, named, _record(path, named, metadata, tensor, content))
+    return KnownFile(name, stamp, named, _record(name, named, metadata, tensor, content))
 
 
-def _content(path: Path) -> tuple[Tensor, Mapping[str, Any]]:
-    if path.suffix == ".pkl":
+def _content(
+    files: Folder, name: str, stamp: Stamp, data: bytes | None = None
+) -> tuple[Tensor, Mapping[str, Any]]:
+    """Mapped where it can be, else read as a whole."""
+    if name.endswith(".pkl"):
         raise Unreadable("a plain pickle is never loaded")
-    if path.suffix != ".pt":
+    if not name.endswith(".pt"):
         raise Unreadable("it is no .pt file")
-    if path.stat().st_size == 0:
+    if stamp.size == 0:
         raise Damaged("it is empty")
+    if files.path is None and data is None:
+        data = files.read(name)
     try:
-        content = load_torch(path)
+        if data is not None:
+            content = load_torch_bytes(data, repr(name))
+        else:
+            content = load_torch(_path_of(files) / name)
     except Exception as error:
         if type(error).__name__ == "UnpicklingError" and "Unsupported operand" not in str(error):
             text = "it holds more than tensors, or is no .pt file: it would have to run code"
@@ -92,8 +107,13 @@ def _content(path: Path) -> tuple[Tensor, Mapping[str, Any]]:
     return content["tensor"], content
 
 
+def _path_of(files: Folder) -> Path:
+    assert files.path is not None
+    return files.path
+
+
 def _record(
-    path: Path,
+    file: str,
     named: KnownName | None,
     metadata: Mapping[str, Any],
     tensor: Tensor,
@@ -110,7 +130,7 @@ def _record(
             raise Unreadable("its metadata have no operation")
         operation = named.operation
     layer_type = told("layer_type", str, named.layer_type if named else "")
-    name = told("tensor_name", str, named.name if named else path.stem)
+    name = told("tensor_name", str, named.name if named else file.removesuffix(".pt"))
     phase: Phase | None = told("phase", str, None)
     if phase not in PHASES:
         phase = named.phase if named else None
@@ -148,7 +168,7 @@ def _record(
         shape=tuple(tensor.shape),
         dtype=str(tensor.dtype).removeprefix("torch."),
         stats={key: float(value) for key, value in numbers.items() if _is_finite(value)},
-        tensor=Place(path.name, "tensor", ""),
+        tensor=Place(file, "tensor", ""),
         extra=plain(extra),
     )
 
@@ -160,51 +180,88 @@ def _is_finite(value: Any) -> bool:
 class KnownDump(Dump):
     """A folder of the known collector. Its records have no hashes."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, about(1, {"collector": "known"}))
+    def __init__(self, files: Folder) -> None:
+        super().__init__(files, about(1, {"collector": "known"}))
         found: list[KnownFile] = []
-        for path in sorted(folder.iterdir()):
-            if path.is_dir():
-                if any(path.glob("*.pt")):
-                    self.skipped.append(f"{path.name}: a folder of its own; name it instead")
+        for name, is_folder in files.names().items():
+            if is_folder and any(each.endswith(".pt") for each in files.inside(name).names()):
+                self.skipped.append(f"{name}: a folder of its own; name it instead")
+        for name, read in self._read_all():
+            if isinstance(read, KnownFile):
+                found.append(read)
                 continue
-            try:
-                found.append(read_known(path))
-            except Unreadable as error:
-                self.skipped.append(f"{path.name}: {error}")
-                if isinstance(error, Damaged):
-                    self.damaged.append(self.skipped[-1])
+            self.skipped.append(f"{name}: {read}")
+            if isinstance(read, Damaged):
+                self.damaged.append(self.skipped[-1])
         self._records = ordered(self._without_copies(found))
         ranks = {record.rank for record in self._records}
         self.about = replace(self.about, world_size=max(ranks, default=0) + 1)
 
+    def _read_all(self) -> Iterator[tuple[str, KnownFile | Unreadable]]:
+        """In order; of a store, several at a time."""
+        names = files_in(self.files)
+        if self.files.path is not None:
+            yield from ((name, self._read_or_tell(name)) for name in names)
+            return
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for start in range(0, len(names), _AT_ONCE):
+                some = names[start : start + _AT_ONCE]
+                data = pool.map(self._fetched, some)
+                yield from ((n, self._read_or_tell(n, d)) for n, d in zip(some, data, strict=True))
+
+    def _fetched(self, name: str) -> bytes | None:
+        """Only what is loaded afterwards."""
+        return self.files.read(name) if name.endswith(".pt") else None
+
+    def _read_or_tell(self, name: str, data: bytes | None = None) -> KnownFile | Unreadable:
+        try:
+            return read_known(self.files, name, data)
+        except Unreadable as error:
+            return error
+
     @staticmethod
-    def is_one(folder: Path) -> bool:
-        return any(path.suffix in (".pt", ".pkl") for path in folder.iterdir())
+    def is_one(files: Folder) -> bool:
+        return any(name.endswith((".pt", ".pkl")) for name in files.names())
 
     def _without_copies(self, found: list[KnownFile]) -> list[KnownFile]:
         """One of those that are of the same moment, or byte by byte a copy under another name."""
         kept: dict[tuple[Any, ...], KnownFile] = {}
         sizes: dict[int, list[KnownFile]] = {}
-        for each in sorted(found, key=lambda file: (file.named is None, file.path.name)):
-            size = each.path.stat().st_size
+        for each in sorted(found, key=lambda file: (file.named is None, file.name)):
+            size = each.stamp.size
             identity = each.place[:2], replace(each.record, tensor=None, extra={}, stats={})
             key: tuple[Any, ...] = (str(identity), each.record.extra.get("group"))
             original = kept.get(key) if each.named else None
             if each.named is None:
-                key = (each.path.name,)
-                same = (o for o in sizes.get(size, ()) if filecmp.cmp(o.path, each.path, False))
+                key = (each.name,)
+                same = (o for o in sizes.get(size, ()) if self._are_equal(o.name, each.name))
                 original = next(same, None)
             if original is not None:
-                self.skipped.append(f"{each.path.name}: a duplicate of {original.path.name}")
+                self.skipped.append(f"{each.name}: a duplicate of {original.name}")
                 continue
             kept[key] = each
             sizes.setdefault(size, []).append(each)
         return list(kept.values())
 
+    def _are_equal(self, a: str, b: str) -> bool:
+        pairs = zip(parts_of(self.files, a), parts_of(self.files, b), strict=True)
+        return all(one == other for one, other in pairs)
+
     @property
     def ranks(self) -> list[int]:
         return sorted({record.rank for record in self._records})
+
+    def has(self, rank: int) -> bool:
+        return rank in self.ranks
+
+    def events(self, rank: int) -> list[dict[str, Any]]:  # noqa: ARG002
+        return []
+
+    @property
+    def began(self) -> float:
+        """When its first file was written, in seconds."""
+        stamps = [self.files.stamp(name) for name in files_in(self.files)]
+        return min((stamp.moment / 1e9 for stamp in stamps if stamp is not None), default=0.0)
 
     @property
     def absent_ranks(self) -> list[int]:
@@ -220,11 +277,14 @@ class KnownDump(Dump):
         yield from (record for record in self._records if is_wanted(record, asked))
 
     def tensor(self, record: Record, *, check: bool = True) -> Tensor:
-        path = self.shard(record)
-        if path is None:
+        path, place = self.shard(record), record.tensor
+        if path is None or place is None:
             raise QgateError(f"of {record.title} the values were not kept.")
         try:
-            tensor, _ = _content(path)
+            stamp = self.files.stamp(place.file)
+            if stamp is None:
+                raise Unreadable("it is not there any more")
+            tensor, _ = _content(self.files, place.file, stamp)
         except (Unreadable, OSError) as error:
             raise QgateError(f"{str(path)!r} cannot be read: {error}.") from None
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -232,14 +292,17 @@ class KnownDump(Dump):
             raise QgateError(f"{str(path)!r} has been changed: it holds {dtype} {[*tensor.shape]}.")
         return tensor
 
+    def beginning(self, record: Record, elements: int) -> Tensor:
+        return self.tensor(record, check=False).reshape(-1)[:elements]
+
     def counts(self, record: Record, *, check: bool = True) -> dict[str, np.ndarray[Any, Any]]:  # noqa: ARG002
         raise QgateError(f"of {record.title} no counts were kept: {str(self.folder)!r} has none.")
 
-    def shard(self, record: Record) -> Path | None:
+    def shard(self, record: Record) -> urls.Place | None:
         place = record.tensor
-        if place is None or Path(place.file).name != place.file:
+        if place is None or not place.file or "/" in place.file:
             return None
-        return self.folder / place.file
+        return self.files.at(place.file)
 
 
 def ordered(found: list[KnownFile]) -> list[Record]:

@@ -2,6 +2,7 @@
 
   dump.json                              version, settings, number of ranks
   rank00000/index.jsonl                  a record per line, and when writing began and ended
+  rank00000/index-000000.jsonl           the same in parts, as a store of objects has it
   rank00000/tensors-000000.safetensors   values and counts
 
 Names of tensors and modules are in the index only: no file is called after one.
@@ -11,36 +12,41 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from qgate._version import __version__
+from qgate.dumps.folders import Folder
 from qgate.dumps.records import plain
 from qgate.errors import QgateError
-from qgate.files import replacing
 
 KIND = "dump"
-VERSION = 1
+# 2: hashes are XXH3 instead of SHA-256, and the index of a rank may be in parts.
+VERSION = 2
+MOST_RANKS = 1_000_000
 ABOUT = "dump.json"
 INDEX = "index.jsonl"
 RUN = "run"
+"""The setting that tells runs apart: the same on all ranks of one, another on the next."""
 SESSION = "session"
 """Settings of the session that began the dump; one that appends to it may have others."""
-"""The setting that tells runs apart: the same on all ranks of one, another on the next."""
 
+PROBE = ".qgate-probe-"
+"""What a name begins with that is put into a store to see whether it can be written."""
 SHARD = re.compile(r"tensors-([0-9]{6,})\.safetensors")
 _UNFINISHED = re.compile(r"\.tensors-[0-9]{6,}\.safetensors\.part")
+_INDEX_PART = re.compile(r"index-([0-9]{6,})\.jsonl")
 _RANK = re.compile(r"rank([0-9]{5,})")
+_OURS = re.compile(
+    rf"{re.escape(ABOUT)}|\.{re.escape(ABOUT)}\..*|{re.escape(PROBE)}.*|{_RANK.pattern}"
+)
 
 
-def rank_folder(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank:05d}"
+def rank_name(rank: int) -> str:
+    return f"rank{rank:05d}"
 
 
 def shard_name(number: int) -> str:
@@ -52,39 +58,53 @@ def unfinished_name(shard: str) -> str:
     return f".{shard}.part"
 
 
-def ranks_in(folder: Path) -> dict[int, Path]:
-    """The folders of ranks, by rank."""
-    found = [(_RANK.fullmatch(path.name), path) for path in folder.iterdir()]
-    listed = {int(match[1]): path for match, path in found if match and path.is_dir()}
+def index_part_name(number: int) -> str:
+    return f"index-{number:06d}.jsonl"
+
+
+def ranks_in(folder: Folder) -> dict[int, str]:
+    """The names of the folders of ranks, by rank."""
+    found = [
+        (_RANK.fullmatch(name), name) for name, is_folder in folder.names().items() if is_folder
+    ]
+    listed = {int(match[1]): name for match, name in found if match}
     return {rank: listed[rank] for rank in sorted(listed)}
 
 
-def shards_in(folder: Path) -> dict[int, Path]:
-    """The finished shards of one rank, by number."""
-    found = [(SHARD.fullmatch(path.name), path) for path in folder.iterdir()]
-    listed = {int(match[1]): path for match, path in found if match}
+def shards_in(home: Folder) -> dict[int, str]:
+    """The names of the finished shards of one rank, by number."""
+    return _numbered(SHARD, home)
+
+
+def index_parts_in(home: Folder) -> dict[int, str]:
+    """The names of the parts of an index, by number."""
+    return _numbered(_INDEX_PART, home)
+
+
+def _numbered(pattern: re.Pattern[str], home: Folder) -> dict[int, str]:
+    found = [(pattern.fullmatch(name), name) for name in home.names()]
+    listed = {int(match[1]): name for match, name in found if match}
     return {number: listed[number] for number in sorted(listed)}
 
 
-def unfinished_in(folder: Path) -> list[Path]:
+def unfinished_in(home: Folder) -> list[str]:
     """Shards that are being written, or were when their writer ended."""
-    return sorted(path for path in folder.iterdir() if _UNFINISHED.fullmatch(path.name))
+    return [name for name in home.names() if _UNFINISHED.fullmatch(name)]
 
 
-def foreign_in(folder: Path) -> list[str]:
+def foreign_in(folder: Folder) -> list[str]:
     """What lies in a folder and is no part of a dump."""
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    known = re.compile(rf"{re.escape(ABOUT)}|\.{re.escape(ABOUT)}\..*|{_RANK.pattern}")
-    return [name for name in names if not known.fullmatch(name)]
+    return [name for name in folder.names() if not _OURS.fullmatch(name)]
 
 
-def remove_rank(folder: Path) -> None:
+def remove_rank(home: Folder) -> None:
     """Remove what a dump has put into the folder of a rank, and nothing else."""
     with contextlib.suppress(FileNotFoundError):  # another rank may be at it too
-        for path in (folder / INDEX, *shards_in(folder).values(), *unfinished_in(folder)):
-            path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        folder.rmdir()
+        parts, shards = index_parts_in(home).values(), shards_in(home).values()
+        home.remove(INDEX, *parts, *shards, *unfinished_in(home))
+    if home.path is not None:
+        with contextlib.suppress(OSError):
+            home.path.rmdir()
 
 
 # dump.json -------------------------------------------------------------------------------------
@@ -114,9 +134,9 @@ class About:
         }
         return json.dumps(record, indent=1, allow_nan=False) + "\n"
 
-    def check_fits(self, other: About, folder: Path, *, same_run: bool) -> None:
+    def check_fits(self, other: About, folder: Folder, *, same_run: bool) -> None:
         """That another rank, or a later session, writes into the dump of the same settings."""
-        where = f"{str(folder)!r} is a dump with other settings"
+        where = f"{str(folder.place)!r} is a dump with other settings"
         if self.world_size != other.world_size:
             raise QgateError(
                 f"{where}: of {other.world_size} ranks, not {self.world_size}. {_WAYS_OUT}"
@@ -134,24 +154,30 @@ def about(world_size: int, header: Mapping[str, Any] | None) -> About:
     return About(world_size, plain(dict(header or {})))
 
 
-def read_about(folder: Path) -> About | None:
+def read_about(folder: Folder) -> About | None:
     """What the folder is a dump of; None where there is no `dump.json`."""
-    path = folder / ABOUT
+    path = folder.at(ABOUT)
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(folder.read(ABOUT).decode())
         kind, version = record["qgate"], record["version"]
         if kind != KIND or type(version) is not int:
             raise ValueError("it is no description of a dump")
         if version > VERSION:
+            made = record.get("made_qgate") or "of its time"
             raise QgateError(
-                f"{str(path)!r} is of version {version}, and this qgate reads version {VERSION}: "
-                "update qgate."
+                f"{str(path)!r} is of version {version}, and this qgate reads versions up to "
+                f"{VERSION}: read it with qgate {made} or newer."
             )
         found = About(
             record["world_size"], record["header"], record["made_qgate"], record["created"]
         )
-        if type(found.world_size) is not int or not isinstance(found.header, dict):
-            raise ValueError("world_size is no number, or header no object")
+        size = found.world_size
+        if (
+            type(size) is not int
+            or not 0 <= size <= MOST_RANKS
+            or not isinstance(found.header, dict)
+        ):
+            raise ValueError(f"world_size is no number up to {MOST_RANKS}, or header no object")
         return found
     except FileNotFoundError:
         return None
@@ -163,36 +189,12 @@ def read_about(folder: Path) -> About | None:
         ) from None
 
 
-def write_about(folder: Path, made: About, *, replace: bool = False) -> About:
+def write_about(folder: Folder, made: About, *, replace: bool = False) -> About:
     """Write `dump.json` if nobody has yet, or in place of another; what is there afterwards."""
-    path = folder / ABOUT
-    if replace:
-        with replacing(path) as neighbor:
-            neighbor.write_text(made.to_text(), encoding="utf-8")
-    elif not path.exists():
-        with _neighbor(path, made.to_text()) as neighbor:
-            try:
-                os.link(neighbor, path)
-            except FileExistsError:
-                pass
-            except OSError:  # a file system without links: all ranks write the same
-                neighbor.replace(path)
-    found = read_about(folder)
+    with contextlib.suppress(FileExistsError):
+        if replace or ABOUT not in folder.names():
+            folder.put(ABOUT, made.to_text().encode(), new=not replace)
+    found = read_about(folder.fresh())
     if found is None:
-        raise QgateError(f"{str(path)!r} was removed while the dump was begun.")
+        raise QgateError(f"{str(folder.at(ABOUT))!r} was removed while the dump was begun.")
     return found
-
-
-@contextlib.contextmanager
-def _neighbor(path: Path, text: str) -> Iterator[Path]:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    written = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        written.chmod(0o666 & ~mask)
-        yield written
-    finally:
-        written.unlink(missing_ok=True)

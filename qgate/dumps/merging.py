@@ -1,17 +1,24 @@
-"""Ranks of several folders put into one: shards are linked where they can be, or copied."""
+"""Ranks of several folders put into one: shards are linked where they can be, or copied.
+
+Each rank is put together by itself, by whoever is at hand; what one has to know of all of them does
+not grow with their records. The dump appears when it is whole.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import os
+import functools
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from qgate import urls
+from qgate.dumps.folders import Folder, LocalFolder, folder_of, writable_folder
 from qgate.dumps.index import line
 from qgate.dumps.known_files import KnownDump
 from qgate.dumps.layout import (
@@ -19,78 +26,142 @@ from qgate.dumps.layout import (
     INDEX,
     RUN,
     About,
-    rank_folder,
+    rank_name,
+    ranks_in,
+    remove_rank,
     shard_name,
 )
 from qgate.dumps.reading import Dump
 from qgate.dumps.records import Place, Record
 from qgate.dumps.writing import DumpWriter
 from qgate.errors import QgateError
+from qgate.files import neighbor
+
+_MOST_MISSING = 1000
+_MARK = ".qgate-merge"
 
 
 @dataclass(frozen=True)
 class Merged:
-    """What came together; `same` records were in several folders and are there once."""
+    """What came together; `same` records were in several folders and are there once.
 
-    ranks: int
-    records: int
-    same: int
-    missing: tuple[str, ...]
+    `missing` are the first thousand of `missing_count`.
+    """
+
+    ranks: int = 0
+    records: int = 0
+    same: int = 0
+    missing: tuple[str, ...] = ()
+    missing_count: int = 0
+
+    def __add__(self, other: Merged) -> Merged:
+        return Merged(
+            self.ranks + other.ranks,
+            self.records + other.records,
+            self.same + other.same,
+            (self.missing + other.missing)[:_MOST_MISSING],
+            self.missing_count + other.missing_count,
+        )
 
 
-def merge_dumps(folders: Sequence[Path], output: Path) -> Merged:
-    """One dump of many. It appears when it is whole; two records of one rank and order clash."""
+@dataclass(frozen=True)
+class RankPart:
+    """A rank, the folders that may have it, which of them are of the known collector, and where it
+    is put."""
+
+    rank: int
+    folders: tuple[urls.Place, ...]
+    known: tuple[bool, ...]
+    output: urls.Place
+
+
+Each = Callable[[Callable[[RankPart], Merged], Sequence[RankPart]], Merged]
+
+
+def _one_by_one(function: Callable[[RankPart], Merged], parts: Sequence[RankPart]) -> Merged:
+    return sum(map(function, parts), Merged())
+
+
+def merge_dumps(
+    folders: Sequence[urls.Place | str], output: urls.Place | str, each: Each = _one_by_one
+) -> Merged:
+    """One dump of many; two records of one rank and order clash. `each` is who does the ranks."""
     if not folders:
         raise QgateError("there are no dumps to put together.")
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise QgateError(f"{str(output)!r} is there already: choose another folder.")
-    with _appearing(output) as part:
-        dumps = [_as_dump(Dump.open(folder), part) for folder in folders]
-        given = {id(dump): folder for dump, folder in zip(dumps, folders, strict=True)}
-        about = _about(dumps)
-        merged = Merged(0, 0, 0, ())
-        for rank in sorted({rank for dump in dumps for rank in dump.ranks}):
-            mine = [(dump, given[id(dump)]) for dump in dumps if rank in dump.ranks]
-            found = _merge_rank(mine, rank, part)
-            merged = Merged(
-                merged.ranks + 1,
-                merged.records + found.records,
-                merged.same + found.same,
-                merged.missing + found.missing,
+    with _appearing(writable_folder(output)) as part:
+        about, parts = _planned([Dump.open(folder) for folder in folders], part)
+        merged = each(merge_rank, parts)
+        there = len(ranks_in(part.fresh()))
+        if there != merged.ranks:
+            raise QgateError(
+                f"{merged.ranks} ranks were put together, and {there} of them are in "
+                f"{str(part.place)!r}: those who work on them have to see the same folders."
             )
-        (part / ABOUT).write_text(about.to_text(), encoding="utf-8")
-        for converted in part.glob(".converted-*"):
-            shutil.rmtree(converted)
+        part.put(ABOUT, about.to_text().encode())
     return merged
 
 
+def _planned(dumps: Sequence[Dump], output: Folder) -> tuple[About, list[RankPart]]:
+    ranks = [set(dump.ranks if _is_known(dump) else ranks_in(dump.files)) for dump in dumps]
+    parts = []
+    for rank in sorted({rank for each in ranks for rank in each}):
+        having = [dump for dump, there in zip(dumps, ranks, strict=True) if rank in there]
+        places, known = tuple(dump.folder for dump in having), tuple(map(_is_known, having))
+        parts.append(RankPart(rank, places, known, output.place))
+    return _about(dumps), parts
+
+
+def _is_known(dump: Dump) -> bool:
+    return isinstance(dump, KnownDump)
+
+
+# The output -------------------------------------------------------------------------------------
+
+
 @contextlib.contextmanager
-def _appearing(folder: Path) -> Iterator[Path]:
-    """A folder beside it, which becomes it at the end, and is gone if anything goes wrong."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    try:
+def _appearing(output: Folder) -> Iterator[Folder]:
+    """A folder that is no dump before the end, and is gone if anything goes wrong."""
+    names = output.names() if output.kind() == "folder" else {}
+    if _MARK in names:
+        raise QgateError(
+            f"{str(output.place)!r} is being merged into, or has what a merge left that was "
+            "killed: remove it, or choose another folder."
+        )
+    if names or output.kind() == "file":
+        raise QgateError(f"{str(output.place)!r} is there already: choose another folder.")
+    with _marked(output) if output.path is None else _beside(output.path) as part:
         yield part
-        mask = os.umask(0)
-        os.umask(mask)
-        part.chmod(0o777 & ~mask)
-        part.replace(folder)
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[Folder]:
+    """A folder beside it, which becomes it at the end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with neighbor(path, folder=True) as part:
+        yield LocalFolder(part)
+        for left in part.glob(".*"):  # of a worker that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        part.replace(path)
+
+
+@contextlib.contextmanager
+def _marked(output: Folder) -> Iterator[Folder]:
+    """The folder itself, in a store: no dump without the object that is put last."""
+    output.put(_MARK, b"\n", new=True)
+    try:
+        yield output
     except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
+        with contextlib.suppress(Exception):
+            now = output.fresh()
+            for name in ranks_in(now).values():
+                remove_rank(now.inside(name))
+            now.remove(ABOUT, _MARK)
         raise
+    with contextlib.suppress(OSError):
+        output.remove(_MARK)
 
 
-def _as_dump(dump: Dump, part: Path) -> Dump:
-    """A folder of the known collector is written as a dump first."""
-    if not isinstance(dump, KnownDump):
-        return dump
-    made = Path(tempfile.mkdtemp(dir=part, prefix=".converted-"))
-    for rank in dump.ranks:
-        with DumpWriter(made, rank=rank, world_size=dump.world_size, header=dump.header) as writer:
-            for record in dump.records(rank=rank):
-                writer.add(replace(record, tensor=None), dump.tensor(record))
-            writer.close([f"{dump.folder}: {text}" for text in dump.damaged])
-    return Dump.open(made)
+# What it is a dump of ---------------------------------------------------------------------------
 
 
 def _about(dumps: Sequence[Dump]) -> About:
@@ -117,7 +188,7 @@ def _about(dumps: Sequence[Dump]) -> About:
         header["merged_from"] = [
             {n: v for n, v in dump.header.items() if n not in shared} for dump in dumps
         ]
-    return About(max(dump.world_size for dump in dumps), header, created=first.about.created)
+    return About(max(dump.world_size for dump in dumps), header, created=_created(first))
 
 
 def _same(first: Dump, dump: Dump, name: str) -> bool:
@@ -125,33 +196,103 @@ def _same(first: Dump, dump: Dump, name: str) -> bool:
     return bool(first.header.get(name, missing) == dump.header.get(name, missing))
 
 
-def _merge_rank(dumps: Sequence[tuple[Dump, Path]], rank: int, part: Path) -> Merged:
-    """Of each dump with the folder it was given as, by which its user knows it."""
-    chosen: dict[int, tuple[Dump, Record]] = {}
-    named = {id(dump): str(folder) for dump, folder in dumps}
-    same = 0
-    for dump, _ in dumps:
+def _created(dump: Dump) -> str:
+    if not isinstance(dump, KnownDump):
+        return dump.about.created
+    return datetime.fromtimestamp(dump.began, UTC).isoformat(timespec="seconds")
+
+
+# One rank ---------------------------------------------------------------------------------------
+
+
+def merge_rank(part: RankPart) -> Merged:
+    """Put a rank together; whoever does it again does the same, and takes nothing away.
+
+    On this machine it is made under a name of its own, and gets the right one when it is whole.
+    """
+    output, name = folder_of(part.output), rank_name(part.rank)
+    if output.path is None:
+        return _merge_into(part, output.inside(name))
+    made = output.path / f".{name}.{uuid.uuid4().hex}"
+    made.mkdir()
+    merged = _merge_into(part, LocalFolder(made))
+    if not merged.ranks:
+        made.rmdir()
+        return merged
+    try:
+        made.rename(output.path / name)
+    except OSError:
+        if not (output.path / name).is_dir():
+            raise
+        shutil.rmtree(made)  # one that was taken for dead has done it
+    return merged
+
+
+def _merge_into(part: RankPart, home: Folder) -> Merged:
+    with contextlib.ExitStack() as stack:
+        sources = []
+        for folder, known in zip(part.folders, part.known, strict=True):
+            dump = _known(folder, str(part.output)) if known else Dump.open(folder)
+            if dump.has(part.rank):
+                shown = dump
+                if known:
+                    beside = home.path and home.path.parent
+                    temporary = tempfile.TemporaryDirectory(dir=beside, prefix=".converted-")
+                    shown = _converted(dump, part.rank, Path(stack.enter_context(temporary)))
+                sources.append((shown, str(folder), dump.events(part.rank)))
+        return _merge_rank(sources, part.rank, home) if sources else Merged()
+
+
+@functools.lru_cache(maxsize=4)
+def _known(folder: urls.Place, output: str) -> Dump:  # noqa: ARG001
+    """Read once by each process that works on one output: all files of the folder have to be."""
+    return Dump.open(folder)
+
+
+def _converted(dump: Dump, rank: int, made: Path) -> Dump:
+    """A rank of a folder of the known collector, written as a dump."""
+    with DumpWriter(made, rank=rank, world_size=dump.world_size, header=dump.header) as writer:
         for record in dump.records(rank=rank):
-            other = chosen.setdefault(record.order, (dump, record))
+            writer.add(replace(record, tensor=None), dump.tensor(record))
+        writer.close([f"{dump.folder}: {text}" for text in dump.damaged])
+    return Dump.open(made)
+
+
+def _merge_rank(
+    sources: Sequence[tuple[Dump, str, list[dict[str, Any]]]], rank: int, home: Folder
+) -> Merged:
+    """Of dumps with the folders that they were given as, by which their user knows them, and with
+    what was told of the writing."""
+    chosen: dict[int, tuple[int, Record]] = {}
+    same = 0
+    for number, (dump, named, _) in enumerate(sources):
+        for record in dump.records(rank=rank):
+            other = chosen.setdefault(record.order, (number, record))
             if other[1] is record:
                 continue
             if not _identical(other[1], record):
                 raise QgateError(
-                    f"{named[id(other[0])]!r} and {named[id(dump)]!r} both have order "
-                    f"{record.order} of rank {rank}, {other[1].title} and {record.title}: they are "
-                    "no parts of one run."
+                    f"{sources[other[0]][1]!r} and {named!r} both have order {record.order} of "
+                    f"rank {rank}, {other[1].title} and {record.title}: they are no parts of one "
+                    "run."
                 )
             same += 1
-    home = rank_folder(part, rank)
-    home.mkdir()
-    shards = _Shards(home)
-    missing = [text for dump, _ in dumps for text in _missing(dump, rank)]
-    with (home / INDEX).open("w", encoding="ascii") as file:
-        file.write(_event("open", run=dumps[0][0].about.run))
+    dumps = [dump for dump, _, _ in sources]
+    shards = _Shards(home, dumps, rank)
+    missing = [text for dump in dumps for text in _missing(dump, rank)]
+    states = [dump.state(rank) for dump in dumps]
+    count = len(missing) + sum(state.missing_count - len(state.missing) for state in states)
+    times = sorted(
+        str(event["time"]) for _, _, told in sources for event in told if "time" in event
+    )
+    began, ended = ({"time": times[i]} if times else {} for i in (0, -1))
+    with home.writing(INDEX) as path, path.open("w", encoding="ascii") as file:
+        file.write(line({"event": "open", **began, "run": dumps[0].about.run}))
         for order in sorted(chosen):
             file.write(line(shards.moved(*chosen[order]).to_dict()))
-        file.write(_event("close", missing=missing[:1000], missing_count=len(missing)))
-    return Merged(1, len(chosen), same, tuple(missing))
+        told = {"missing": missing[:_MOST_MISSING], "missing_count": count}
+        file.write(line({"event": "close", **ended, **told}))
+    return Merged(1, len(chosen), same, tuple(missing[:_MOST_MISSING]), count)
 
 
 def _identical(a: Record, b: Record) -> bool:
@@ -166,7 +307,7 @@ def _hashes(record: Record) -> list[str | None]:
     return [None if place is None else place.digest for place in places]
 
 
-def _missing(dump: Dump, rank: int) -> Iterable[str]:
+def _missing(dump: Dump, rank: int) -> Iterator[str]:
     state = dump.state(rank)
     yield from state.missing
     if state.state == "running or killed":
@@ -177,32 +318,24 @@ def _missing(dump: Dump, rank: int) -> Iterable[str]:
 class _Shards:
     """Files of several dumps in the folder of one rank, under new numbers."""
 
-    def __init__(self, home: Path) -> None:
-        self._home = home
-        self._names: dict[Path, str] = {}
+    def __init__(self, home: Folder, dumps: Sequence[Dump], rank: int) -> None:
+        self._home, self._dumps = home, dumps
+        self._sources = [dump.files.inside(rank_name(rank)) for dump in dumps]
+        self._names: dict[tuple[int, str], str] = {}
 
-    def moved(self, dump: Dump, record: Record) -> Record:
+    def moved(self, number: int, record: Record) -> Record:
         return replace(
             record,
-            tensor=self._place(dump, record, record.tensor),
-            counts=self._place(dump, record, record.counts),
+            tensor=self._place(number, record, record.tensor),
+            counts=self._place(number, record, record.counts),
         )
 
-    def _place(self, dump: Dump, record: Record, place: Place | None) -> Place | None:
+    def _place(self, number: int, record: Record, place: Place | None) -> Place | None:
         if place is None:
             return None
-        source = dump.shard(replace(record, tensor=place, counts=None))
-        assert source is not None
+        source = number, place.file
         if source not in self._names:
+            self._dumps[number].shard(replace(record, tensor=place, counts=None))  # refuses
             self._names[source] = shard_name(len(self._names))
-            target = self._home / self._names[source]
-            try:
-                os.link(source.resolve(), target)
-            except OSError:
-                shutil.copyfile(source, target)
+            self._home.copy(self._sources[number], place.file, self._names[source])
         return replace(place, file=self._names[source])
-
-
-def _event(event: str, **told: Any) -> str:
-    when = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return line({"event": event, "time": when, **told})

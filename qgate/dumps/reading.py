@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
 
+from qgate import urls
+from qgate.dumps.folders import Folder, Stamp, folder_of
 from qgate.dumps.index import EVENT, Index, Lines
-from qgate.dumps.layout import INDEX, About, rank_folder, ranks_in, read_about, unfinished_in
+from qgate.dumps.layout import INDEX, About, rank_name, ranks_in, read_about, unfinished_in
 from qgate.dumps.records import Record
 from qgate.dumps.selecting import check_fields, fits, is_wanted
 from qgate.dumps.shard_reading import ShardReader
 from qgate.errors import QgateError, unknown
 
+_AT_ONCE = 16
 State = Literal["complete", "incomplete", "running or killed", "not told"]
 
 
@@ -60,37 +63,43 @@ class RankState:
 class Dump:
     """The records of a dump and their tensors. `Dump.open` reads what there is now.
 
+    A dump of this machine is looked at again whenever it is asked; one in a store of objects is
+    what was there at first, and opened again to see more.
+
+    folder    its path or URL
     header    settings of whoever collected
     skipped   files that are no part of it, each with a reason
     damaged   those among them that were a part of it: torn, empty
     """
 
-    def __init__(self, folder: Path, about: About) -> None:
-        self.folder, self.about = folder, about
+    def __init__(self, files: Folder, about: About) -> None:
+        self.files, self.about = files, about
+        self.folder: urls.Place = files.place
         self.header: dict[str, Any] = about.header
         self.skipped: list[str] = []
         self.damaged: list[str] = []
-        self._lines: dict[int, tuple[tuple[int, int], Lines]] = {}
+        self._homes: dict[int, Folder] = {}
+        self._lines: dict[int, tuple[tuple[Stamp | None, ...], Lines]] = {}
         self._shards: dict[int, ShardReader] = {}
 
     @classmethod
-    def open(cls, folder: Path) -> Dump:
-        """A dump of qgate, or a folder of the known collector as it is."""
-        folder = Path(folder)
-        if not folder.is_dir():
-            what = "a file; name the folder" if folder.exists() else "not there"
-            raise QgateError(f"the dump {str(folder)!r} is {what}.")
-        about = read_about(folder)
+    def open(cls, folder: urls.Place | str) -> Dump:
+        """A dump of qgate, or a folder of the known collector as it is; by its path or URL."""
+        files = folder_of(folder)
+        kind, shown = files.kind(), repr(str(files.place))
+        if kind != "folder":
+            what = "a file; name the folder" if kind == "file" else "not there"
+            raise QgateError(f"the dump {shown} is {what}.")
+        about = read_about(files)
         if about is not None:
-            return Dump(folder, about)
+            return Dump(files, about)
         from qgate.dumps.known_files import KnownDump
 
-        if not KnownDump.is_one(folder):
+        if not KnownDump.is_one(files):
             raise QgateError(
-                f"{str(folder)!r} is no dump: it has no dump.json, and no .pt files of the known "
-                "collector."
+                f"{shown} is no dump: it has no dump.json, and no .pt files of the known collector."
             )
-        return KnownDump(folder)
+        return KnownDump(files)
 
     @property
     def world_size(self) -> int:
@@ -99,7 +108,17 @@ class Dump:
     @property
     def ranks(self) -> list[int]:
         """Those that have written; without what an earlier run has left of others."""
-        return [rank for rank in ranks_in(self.folder) if self._read(rank).is_of(self.about.run)]
+        found = list(ranks_in(self.files))
+        self._read_ahead(found)
+        return [rank for rank in found if self.has(rank)]
+
+    def has(self, rank: int) -> bool:
+        """Whether a rank has written in this run."""
+        return self._read(rank).is_of(self.about.run)
+
+    def events(self, rank: int) -> list[dict[str, Any]]:
+        """When a rank began to write and when it ended, as it was told."""
+        return self._read(rank).events
 
     @property
     def absent_ranks(self) -> list[int]:
@@ -109,14 +128,15 @@ class Dump:
         lines = self._read(rank)
         events = [each.get(EVENT) for each in lines.events]
         closing = lines.events[-1] if events and events[-1] == "close" else None
-        missing = tuple(map(str, (closing or {}).get("missing", ())))
+        told = (closing or {}).get("missing")
+        missing = tuple(map(str, told)) if isinstance(told, list) else ()
         count = (closing or {}).get("missing_count", 0)
         count = count if isinstance(count, int) else len(missing)
         cut = events.count("open") - events.count("close") - (0 if closing else 1)
-        index = rank_folder(self.folder, rank) / INDEX
+        home = self._home(rank)
         torn = [*lines.damaged]
         if lines.torn:
-            torn.append(f"{index}: its last line is torn ({lines.torn} bytes)")
+            torn.append(f"{home.at(INDEX)}: its last line is torn ({lines.torn} bytes)")
         found: State = "running or killed"
         if closing is not None:
             found = "incomplete" if count else "complete"
@@ -128,7 +148,7 @@ class Dump:
             count,
             tuple(torn),
             tuple(lines.damaged),
-            tuple(path.name for path in unfinished_in(rank_folder(self.folder, rank))),
+            tuple(unfinished_in(home)),
             max(0, cut),
         )
 
@@ -139,7 +159,7 @@ class Dump:
     def notes(self) -> list[str]:
         """What is missing, torn, unfinished or skipped."""
         said = [note for state in self.states for note in state.notes()]
-        left = sorted(ranks_in(self.folder).keys() - set(self.ranks)) if self.about.run else []
+        left = sorted(ranks_in(self.files).keys() - set(self.ranks)) if self.about.run else []
         said += [f"rank {rank} is left from another run: it is not read" for rank in left]
         if self.absent_ranks:
             listed = ", ".join(map(str, self.absent_ranks[:20]))
@@ -152,9 +172,9 @@ class Dump:
         A field is given a value, a pattern such as `grad_*`, or several: `rank=[0, 1]`.
         """
         asked = check_fields(wanted)
-        for rank in self.ranks:
-            if not fits(asked, "rank", rank):
-                continue
+        ranks = [rank for rank in ranks_in(self.files) if fits(asked, "rank", rank)]
+        self._read_ahead(ranks)
+        for rank in filter(self.has, ranks):
             for record in self._read(rank).records:
                 if is_wanted(record, asked):
                     yield record
@@ -166,28 +186,39 @@ class Dump:
     def counts(self, record: Record, *, check: bool = True) -> dict[str, np.ndarray[Any, Any]]:
         return self._shard(record.rank).counts(record, check=check)
 
-    def shard(self, record: Record) -> Path | None:
+    def beginning(self, record: Record, elements: int) -> Tensor:
+        """The first elements of the values, flat; not proved by their hash."""
+        return self._shard(record.rank).beginning(record, elements)
+
+    def shard(self, record: Record) -> urls.Place | None:
         """The file that the values of a record are in."""
         place = record.tensor or record.counts
         return None if place is None else self._shard(record.rank).path(place)
 
     def _shard(self, rank: int) -> ShardReader:
         if rank not in self._shards:
-            home = rank_folder(self.folder, rank)
-            if not home.is_dir():
+            home = self._home(rank)
+            if home.kind() != "folder":
                 raise unknown("rank of the dump", rank, map(str, self.ranks))
-            self._shards[rank] = ShardReader(self.folder, home)
+            self._shards[rank] = ShardReader(self.files, home)
         return self._shards[rank]
+
+    def _home(self, rank: int) -> Folder:
+        if rank not in self._homes:
+            self._homes[rank] = self.files.inside(rank_name(rank))
+        return self._homes[rank]
+
+    def _read_ahead(self, ranks: list[int]) -> None:
+        """Of a store, several indexes at a time: it takes its time to answer."""
+        new = [rank for rank in ranks if rank not in self._lines]
+        if self.files.path is None and len(new) > 1:
+            with ThreadPoolExecutor(min(_AT_ONCE, len(new))) as pool:
+                list(pool.map(self._read, new))
 
     def _read(self, rank: int) -> Lines:
         """The index as it is now; read again when it has grown."""
-        home = rank_folder(self.folder, rank)
-        index = Index(home)
-        try:
-            stat = index.path.stat()
-            now = (stat.st_size, stat.st_mtime_ns)
-        except FileNotFoundError:
-            now = (0, 0)
+        index = Index(self._home(rank))
+        now = index.stamp()
         if rank not in self._lines or self._lines[rank][0] != now:
             lines = index.read()
             lines.records.sort(key=lambda record: record.order)

@@ -18,11 +18,15 @@ Operation = Literal["forward", "backward"]
 Phase = Literal["pre", "post"]
 OPERATIONS: tuple[Operation, ...] = ("forward", "backward")
 PHASES: tuple[Phase, ...] = ("pre", "post")
+_MOST = 2**63
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where values are: a key in a file of the dump, and the hash of their bytes."""
+    """Where values are: a key in a file of the dump, and the hash of their bytes.
+
+    Dumps of version 1 have SHA-256, under that name, or the hash of version 2.
+    """
 
     file: str
     key: str
@@ -107,6 +111,9 @@ class Record:
     def from_dict(cls, given: Mapping[str, Any]) -> Record:
         """The record of a line, believed field by field; unknown ones are of a newer version."""
         made = dict(given)
+        for name in ("tensor", "counts"):
+            if isinstance(place := made.get(name), dict) and "sha256" in place:
+                made[name] = {"digest" if key == "sha256" else key: place[key] for key in place}
         for name, value in made.items():
             if name not in _GOOD:
                 raise unknown("field of a dump record", name, _GOOD)
@@ -150,11 +157,21 @@ def _says(record: Record, of: dataclasses.Field[Any]) -> bool:
 
 
 def _whole(value: object) -> bool:
-    return type(value) is int and value >= 0
+    return type(value) is int and 0 <= value < _MOST
 
 
 def _whole_or_none(value: object) -> bool:
-    return value is None or type(value) is int
+    return value is None or (type(value) is int and -_MOST < value < _MOST)
+
+
+def _shape(value: object) -> bool:
+    """What a tensor can have: as many elements as there are addresses."""
+    return (
+        isinstance(value, list)
+        and len(value) <= 64
+        and all(map(_whole, value))
+        and math.prod(value) < _MOST
+    )
 
 
 def _text(value: object) -> bool:
@@ -162,7 +179,9 @@ def _text(value: object) -> bool:
 
 
 def _number(value: object) -> bool:
-    return type(value) in (int, float) or value in ("nan", "inf", "-inf")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return -_MOST < value < _MOST
+    return isinstance(value, float) or value in ("nan", "inf", "-inf")
 
 
 def _place(value: object) -> bool:
@@ -182,7 +201,7 @@ _GOOD: dict[str, Callable[[Any], bool]] = {
         _text,
     ),
     **dict.fromkeys(("tensor", "counts"), _place),
-    "shape": lambda value: isinstance(value, list) and all(map(_whole, value)),
+    "shape": _shape,
     "stats": lambda value: isinstance(value, dict) and all(map(_number, value.values())),
     "nonfinite": lambda value: isinstance(value, dict) and all(map(_whole, value.values())),
     "sampled": _number,

@@ -7,9 +7,10 @@ own when it is whole: memory does not grow with it, and what is there under that
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,15 @@ from qgate.errors import QgateError
 
 Array = np.ndarray[Any, Any]
 
-_CODES = {
+CODES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16",
     "uint32": "U32", "int32": "I32", "uint64": "U64", "int64": "I64",
     "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
-_HEADER = 1 << 15
-_ALIGNED = 8
+HEADER = 1 << 15
+"""Bytes that the head of a file takes at least, with its length."""
+ALIGNED = 8
 RAW = "raw."
 """Before a key in a file's metadata: of what dtype and shape the bytes under it are."""
 
@@ -53,10 +55,16 @@ class Block:
         no more than an index beside the file could prove."""
         return xxhash.xxh3_128(self.data).hexdigest()
 
+    def hashed(self, like: str) -> str:
+        """The hash of the kind that `like` is."""
+        hashing = _hashing(like)
+        hashing.update(self.data)
+        return str(hashing.hexdigest())
+
     def entry(self, start: int) -> tuple[dict[str, Any], str | None]:
         """Its place in a header, and what the metadata say where safetensors lacks the dtype."""
         offsets = [start, start + len(self.data)]
-        code = _CODES.get(self.dtype)
+        code = CODES.get(self.dtype)
         if code is not None:
             return {"dtype": code, "shape": list(self.shape), "data_offsets": offsets}, None
         raw = {"dtype": "U8", "shape": [len(self.data)], "data_offsets": offsets}
@@ -80,31 +88,43 @@ def block_of(tensor: Tensor) -> Block:
 
 def block_of_array(array: Array) -> Block:
     """As `block_of`, of numbers in numpy."""
-    if array.dtype.kind not in "fiub" or array.dtype.name not in _CODES:
+    if array.dtype.kind not in "fiub" or array.dtype.name not in CODES:
         raise QgateError(f"a dump takes arrays of numbers, not of {array.dtype}.")
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     return Block(little.reshape(-1).view(np.uint8).data, array.dtype.name, array.shape)
 
 
-def digest_of(blocks: Mapping[str, Block]) -> str:
-    """One hash of several arrays with their names, dtypes and shapes."""
-    digest = xxhash.xxh3_128()
+def _hashing(like: str) -> Any:
+    """What makes hashes as long as this one; those of dumps of version 1 are SHA-256."""
+    return hashlib.sha256() if len(like) == 64 else xxhash.xxh3_128()
+
+
+def digest_of(blocks: Mapping[str, Block], like: str = "") -> str:
+    """One hash of several arrays with their names, dtypes and shapes, as `like` is one."""
+    digest = _hashing(like)
     for name in sorted(blocks):
         block = blocks[name]
         digest.update(json.dumps([name, block.dtype, list(block.shape)]).encode())
         block.update(digest)
-    return digest.hexdigest()
+    return str(digest.hexdigest())
 
 
 class ShardWriter:
-    """One file under a temporary name; `finish` gives it its own."""
+    """One file under a temporary name; `finish` gives it its own, and hands it on where it is not
+    to stay."""
 
-    def __init__(self, path: Path, first: Mapping[str, Block]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        first: Mapping[str, Block],
+        hand_on: Callable[[Path], None] | None = None,
+    ) -> None:
         self.path = path
+        self._hand_on = hand_on
         self._part = path.with_name(unfinished_name(path.name))
         self._entries: dict[str, Any] = {}
         self._raw: dict[str, str] = {}
-        self._header = max(_HEADER, -(-2 * self._length(first) // _HEADER) * _HEADER) - 8
+        self._header = max(HEADER, -(-2 * self._length(first) // HEADER) * HEADER) - 8
         self._told = 64
         self.size = 0
         self._handle = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -120,7 +140,7 @@ class ShardWriter:
 
     def add(self, blocks: Mapping[str, Block]) -> None:
         for key, block in blocks.items():
-            rest = -self.size % _ALIGNED
+            rest = -self.size % ALIGNED
             if rest:
                 self._put(f"pad.{key}", Block(memoryview(bytes(rest)), "uint8", (rest,)))
             self._put(key, block)
@@ -143,6 +163,8 @@ class ShardWriter:
         handle, self._handle = self._handle, -1
         os.close(handle)
         self._part.replace(self.path)
+        if self._hand_on is not None:
+            self._hand_on(self.path)
 
     def discard(self) -> None:
         """Nothing of it is left; the disk has its room back."""

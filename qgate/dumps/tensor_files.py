@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qgate.archives import check_archive, flat, is_dense, load_torch, not_dense
 from qgate.dumps import url_files
 from qgate.errors import QgateError
 from qgate.urls import is_url, place_of
@@ -42,10 +43,14 @@ class StoredTensor:
 
     def sha256(self) -> str:
         """Of the tensor's bytes, whatever file they came in."""
+        if not is_dense(self.tensor):
+            raise not_dense(self.tensor, f"{str(self.path)!r}: {self.name!r}")
         digest = hashlib.sha256()
-        flat = self.tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        for start in range(0, len(flat), _HASHED_AT_ONCE):
-            digest.update(flat[start : start + _HASHED_AT_ONCE].numpy().tobytes())
+        row = self.tensor.detach().contiguous().reshape(-1)
+        # Of a single element any stride is contiguous, also one that no bytes can be seen through.
+        data = row.as_strided((row.numel(),), (1,)).view(torch.uint8)
+        for start in range(0, len(data), _HASHED_AT_ONCE):
+            digest.update(data[start : start + _HASHED_AT_ONCE].numpy().tobytes())
         return digest.hexdigest()
 
 
@@ -66,9 +71,14 @@ def expand(specs: list[str]) -> list[str]:
 
 def _matching(pattern: str) -> list[str]:
     place = place_of(pattern)
-    if isinstance(place, Path):
-        return sorted(glob.glob(str(place), recursive=True))  # noqa: PTH207
-    return sorted(place.fs.unstrip_protocol(name) for name in place.fs.glob(place.path))
+    try:
+        if isinstance(place, Path):
+            return sorted(glob.glob(str(place), recursive=True))  # noqa: PTH207
+        return sorted(place.fs.unstrip_protocol(name) for name in place.fs.glob(place.path))
+    except PermissionError:
+        raise
+    except Exception as error:
+        raise QgateError(f"{pattern!r} cannot be searched: {_first_line(error)}.") from None
 
 
 def read_tensors(spec: str) -> Iterator[StoredTensor]:
@@ -157,18 +167,6 @@ def _split_url(spec: str) -> tuple[Place, str | None]:
     return place_of(spec[: min(cuts)]), spec[min(cuts) + 1 :]
 
 
-def load_torch(path: Path) -> Any:
-    """What a torch file holds, read weights-only, memory-mapped where its container allows it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        try:
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError as error:
-            if "mmap" not in str(error):
-                raise
-            return torch.load(path, map_location="cpu", weights_only=True)
-
-
 def _read_torch(path: Place, key: str | None) -> Iterator[StoredTensor]:
     loaded = load_torch(path) if isinstance(path, Path) else url_files.read_torch_at(path)
     if isinstance(loaded, Tensor):
@@ -176,21 +174,9 @@ def _read_torch(path: Place, key: str | None) -> Iterator[StoredTensor]:
     elif isinstance(loaded, Mapping) and isinstance(loaded.get("tensor"), Tensor) and key is None:
         yield StoredTensor(path, None, loaded["tensor"])
     elif isinstance(loaded, Mapping | list | tuple):
-        yield from _pick(path, str(path), _flat(loaded), key)
+        yield from _pick(path, str(path), dict(flat(loaded, repr(str(path)))), key)
     else:
         raise QgateError(f"{str(path)!r} holds a {type(loaded).__name__}, not a tensor.")
-
-
-def _flat(loaded: Any, prefix: str = "") -> dict[str, Any]:
-    """Entries of dictionaries and lists inside one another, their names joined by dots."""
-    items = loaded.items() if isinstance(loaded, Mapping) else enumerate(loaded)
-    found: dict[str, Any] = {}
-    for name, value in items:
-        if isinstance(value, Mapping | list | tuple) and not isinstance(value, Tensor):
-            found |= _flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
 
 
 def _read_safetensors(path: Place, key: str | None) -> Iterator[StoredTensor]:
@@ -235,6 +221,8 @@ def _read_npy(path: Place, key: str | None) -> Iterator[StoredTensor]:
 
 
 def _read_npz(path: Place, key: str | None) -> Iterator[StoredTensor]:
+    with path.open("rb") as file:
+        check_archive(file, repr(str(path)))
     with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         for name in _chosen(path, key, list(archive.keys())):
             yield StoredTensor(path, name, _from_numpy(path, archive[name]))

@@ -6,14 +6,14 @@ Nothing is unpickled.
 
 from __future__ import annotations
 
-import io
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from qgate.archives import load_torch_bytes
 from qgate.errors import QgateError
 
 if TYPE_CHECKING:
@@ -21,22 +21,26 @@ if TYPE_CHECKING:
 
     from qgate.urls import Place
 
-_LONGEST_HEAD = 100 << 20
+_FIRST, _LONGEST_HEAD = 1 << 16, 100 << 20
+# Servers that may answer with the whole file.
+_STREAMS = ("http", "https")
 Head = dict[str, dict[str, Any]]
 
 
 def read_torch_at(place: UPath) -> Any:
     """What a torch file holds, read weights-only."""
-    return torch.load(io.BytesIO(place.read_bytes()), map_location="cpu", weights_only=True)
+    return load_torch_bytes(place.read_bytes(), repr(str(place)))
 
 
 def safetensors_head(place: Place) -> tuple[Head, int]:
     """The entries of a safetensors file, and where its data begins."""
-    with place.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= _LONGEST_HEAD:
-            raise QgateError(f"{str(place)!r} is damaged or no .safetensors file.")
-        head = json.loads(file.read(length))
+    data = _range(place, 0, _FIRST)
+    length = int.from_bytes(data[:8], "little")
+    if not 2 <= length <= _LONGEST_HEAD:
+        raise QgateError(f"{str(place)!r} is damaged or no .safetensors file.")
+    if len(data) < 8 + length:
+        data += _range(place, len(data), 8 + length)
+    head = json.loads(data[8 : 8 + length])
     if not isinstance(head, dict):
         raise QgateError(f"{str(place)!r} is damaged or no .safetensors file.")
     head.pop("__metadata__", None)
@@ -51,14 +55,21 @@ def safetensors_entry(place: UPath, entry: dict[str, Any], start: int) -> Tensor
     from safetensors.torch import load
 
     first, last = entry["data_offsets"]
-    if not 0 <= first <= last <= place.stat().st_size - start:
+    data = _range(place, start + first, start + last) if 0 <= first < last else b""
+    if first < 0 or len(data) != last - first:
         raise QgateError(f"{str(place)!r} is cut off: a tensor in it ends beyond its end.")
-    with place.open("rb") as file:
-        file.seek(start + first)
-        data = file.read(last - first)
     told = {"x": {**entry, "data_offsets": [0, last - first]}}
     head = json.dumps(told).encode()
     return load(len(head).to_bytes(8, "little") + head + data)["x"]
+
+
+def _range(place: Place, start: int, stop: int) -> bytes:
+    """These bytes and no more, or less at the end: a file that is opened would read ahead."""
+    if isinstance(place, Path) or place.protocol in _STREAMS:
+        with place.open("rb") as file:
+            file.seek(start)
+            return bytes(file.read(stop - start))
+    return bytes(place.fs.cat_file(place.path, start=start, end=stop))
 
 
 def read_npy_at(place: UPath) -> np.ndarray[Any, Any]:

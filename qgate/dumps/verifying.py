@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from qgate.dumps.layout import rank_folder, shards_in
+from qgate.dumps.layout import rank_name, shards_in
 from qgate.dumps.reading import Dump
 from qgate.dumps.records import Place, Record
 from qgate.errors import QgateError
@@ -63,13 +63,13 @@ def unnamed(dump: Dump) -> list[str]:
     """Shards that no record names, as a writer leaves them that was killed in between."""
     left = []
     for rank in dump.ranks:
-        home = rank_folder(dump.folder, rank)
-        if home.is_dir():
+        home = dump.files.inside(rank_name(rank))
+        if home.kind() == "folder":
             named = {
                 place.file
                 for record in dump.records(rank=rank)
                 for place in (record.tensor, record.counts)
                 if place is not None
             }
-            left += [str(path) for path in shards_in(home).values() if path.name not in named]
+            left += [str(home.at(name)) for name in shards_in(home).values() if name not in named]
     return left

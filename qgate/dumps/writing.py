@@ -7,24 +7,25 @@ after a kill and on a full disk.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
 
+from qgate import urls
 from qgate.dumps.begin import Existing, begin
-from qgate.dumps.index import Index, line
-from qgate.dumps.layout import INDEX, RUN, rank_folder, shard_name, shards_in, unfinished_in
+from qgate.dumps.folders import writable_folder
+from qgate.dumps.index import Lines, line
+from qgate.dumps.layout import RUN, rank_name
+from qgate.dumps.rank_files import rank_files
 from qgate.dumps.records import Place, Record
-from qgate.dumps.shards import Block, ShardWriter, block_of, block_of_array, digest_of, write_all
+from qgate.dumps.shards import Block, ShardWriter, block_of, block_of_array, digest_of
 from qgate.errors import QgateError
 
 _MOST_MISSING = 1000
@@ -40,7 +41,7 @@ class DumpWriter:
 
     def __init__(
         self,
-        folder: Path,
+        folder: urls.Place | str,
         *,
         rank: int = 0,
         world_size: int = 1,
@@ -52,9 +53,9 @@ class DumpWriter:
             raise QgateError(f"rank {rank} is none of the {world_size} ranks from 0.")
         if shard_bytes < 1:
             raise QgateError(f"shard_bytes={shard_bytes}: a shard has room for a byte at least.")
-        self.folder, self.rank, self.world_size = Path(folder), rank, world_size
-        self.about = begin(self.folder, rank, world_size, header, existing)
-        self._home = rank_folder(self.folder, rank)
+        files = writable_folder(folder)
+        self.folder, self.rank, self.world_size = files.place, rank, world_size
+        self.about = begin(files, rank, world_size, header, existing)
         self._shard_bytes = shard_bytes
         self._shard: ShardWriter | None = None
         self._pending: list[Record] = []
@@ -66,46 +67,30 @@ class DumpWriter:
         self.records = 0
         self.bytes_written = 0
         self.failed: str | None = None
-        self._index = self._open()
-        self._number = max(shards_in(self._home), default=-1) + 1
+        self._files = rank_files(files.inside(rank_name(rank)), rank)
+        self._closed = False
+        for record in self._files.found.records:
+            self._know(record)
+        self._files.found = Lines()
         run = str((header or {}).get(RUN, ""))
-        self._event("open", run=run, existing=existing, pid=os.getpid(), host=socket.gethostname())
-
-    def _open(self) -> int:
-        """The index, locked for this writer; what another one left half done is removed."""
-        handle = os.open(self._home / INDEX, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
-            self._lock(handle)
-            found = Index(self._home).read()
-            for record in found.records:
-                self._orders.add(record.order)
-                if record.tensor is not None:
-                    key = (record.dtype, record.shape, record.tensor.digest)
-                    self._places.setdefault(key, record.tensor)
-                if record.counts is not None:
-                    self._counted.setdefault(record.counts.digest, record.counts)
-            os.ftruncate(handle, found.end)
-            for path in unfinished_in(self._home):
-                path.unlink()
-        except BaseException:
-            os.close(handle)
+            self._event(
+                "open", run=run, existing=existing, pid=os.getpid(), host=socket.gethostname()
+            )
+        except BaseException as error:
+            self._files.close()
+            if isinstance(error, FileExistsError):
+                raise QgateError(error.strerror or "") from None
             raise
-        self._end = found.end
-        return handle
 
-    def _lock(self, handle: int) -> None:
-        """Where the file system can: a second writer of one rank is found out at once."""
-        try:
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise QgateError(
-                f"rank {self.rank} is being written to {str(self.folder)!r} by another process: "
-                "every process needs a rank or a folder of its own."
-            ) from None
-        except (ImportError, OSError):
-            pass
+    def _know(self, record: Record) -> None:
+        """What an earlier session stored is not stored again."""
+        self._orders.add(record.order)
+        if record.tensor is not None:
+            key = (record.dtype, record.shape, record.tensor.digest)
+            self._places.setdefault(key, record.tensor)
+        if record.counts is not None:
+            self._counted.setdefault(record.counts.digest, record.counts)
 
     @property
     def next_order(self) -> int:
@@ -132,7 +117,7 @@ class DumpWriter:
         The values are read now and not kept: the caller may reuse their memory. A record that has
         places from an earlier `add` of this writer keeps them.
         """
-        if self._index < 0:
+        if self._closed:
             raise QgateError(f"the dump in {str(self.folder)!r} is closed.")
         if record.rank != self.rank:
             raise QgateError(f"a record of rank {record.rank} was given to rank {self.rank}.")
@@ -155,7 +140,11 @@ class DumpWriter:
                 record = replace(record, counts=self._stored_counts(arrays, record.order))
             self._orders.add(record.order)
             self._pending.append(record)
-            if self._shard is None or self._shard.size >= self._shard_bytes:
+            if self._shard is None:
+                is_due = len(self._pending) >= self._files.patience
+            else:
+                is_due = self._shard.size >= self._shard_bytes
+            if is_due:
                 self.flush()
         except OSError as error:
             raise self._failure(error, record) from error
@@ -182,15 +171,14 @@ class DumpWriter:
         if self._shard is not None and not self._shard.fits(blocks):
             self.flush()
         if self._shard is None:
-            self._shard = ShardWriter(self._home / shard_name(self._number), blocks)
-            self._number += 1
+            self._shard = self._files.shard(blocks)
         self._shard.add(blocks)
         self.bytes_written += sum(len(block.data) for block in blocks.values())
         return self._shard.path.name
 
     def flush(self) -> None:
         """What was added so far is on disk and in the index."""
-        if self.failed is not None or self._index < 0:
+        if self.failed is not None or self._closed:
             return
         try:
             if self._shard is not None:
@@ -206,7 +194,7 @@ class DumpWriter:
 
     def close(self, missing: Sequence[str] = ()) -> None:
         """Write the last shard, and that the dump is complete or what is missing from it."""
-        if self._index < 0:
+        if self._closed:
             return
         try:
             self.flush()
@@ -218,8 +206,8 @@ class DumpWriter:
                 if self.failed is None:
                     raise self._failure(error) from error
             finally:
-                handle, self._index = self._index, -1
-                os.close(handle)
+                self._closed = True
+                self._files.close()
 
     def __enter__(self) -> DumpWriter:
         return self
@@ -240,8 +228,7 @@ class DumpWriter:
     def _append(self, text: str) -> None:
         data = text.encode("ascii")
         if data:
-            write_all(self._index, memoryview(data))
-            self._end += len(data)
+            self._files.append(data)
 
     def _failure(self, error: OSError, record: Record | None = None) -> QgateError:
         """After it: the files are whole, and what was not finished is listed as missing."""
@@ -257,8 +244,7 @@ class DumpWriter:
         if self._shard is not None:
             self._shard.discard()
             self._shard = None
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._index, self._end)
+        self._files.undo()
         lost = [each for each in self._pending if record is None or each.order != record.order]
         self._miss([*lost, *([] if record is None else [record])])
         self._pending = []

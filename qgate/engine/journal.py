@@ -14,7 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-_KIND = "qgate journal 1"
+from qgate.errors import QgateError
+
+VERSION = 1
+_NAME = "qgate journal "
+_KIND = f"{_NAME}{VERSION}"
 
 
 class Journal:
@@ -27,6 +31,9 @@ class Journal:
         self._known: dict[str, Any] = {}
         whole = self._read()
         folder.mkdir(parents=True, exist_ok=True)
+        if self.path.is_symlink():
+            whole = 0
+            self.path.unlink()
         self._file = self.path.open("r+b" if whole else "wb")
         if whole:
             # What a kill left half written would spoil the next line.
@@ -45,14 +52,23 @@ class Journal:
         for number, line in enumerate(data.splitlines(keepends=True)):
             try:
                 told = json.loads(line) if line.endswith(b"\n") else None
-            except ValueError:
+            except (ValueError, RecursionError):
                 told = None
-            if not isinstance(told, dict) or (number == 0 and told.get("kind") != _KIND):
+            if not isinstance(told, dict) or (number == 0 and not self._is_ours(told.get("kind"))):
                 break
             if number:
                 self._known[str(told.get("key"))] = told.get("result")
             whole += len(line)
         return whole
+
+    def _is_ours(self, kind: object) -> bool:
+        """Whether it is a journal to go on with; what another qgate has finished is not lost."""
+        if isinstance(kind, str) and kind != _KIND and kind.startswith(_NAME):
+            raise QgateError(
+                f"{str(self.path)!r} is a {kind!r} and this qgate writes {_KIND!r}: let that qgate "
+                "finish the run, or delete the file to begin anew."
+            )
+        return kind == _KIND
 
     def __contains__(self, key: str) -> bool:
         return key in self._known

@@ -188,8 +188,8 @@ def _accepted(
     metrics: Mapping[str, Direction],
 ) -> Iterator[Check]:
     name = "regression" if device_matches else "regression_other_device"
-    tolerance = limits.tolerance(device_matches)
     for metric in measured.compared:
+        tolerance = limits.tolerance(device_matches, metric)
         direction = direction_of(metric, metrics)
         value = measured.value(metric)
         if value is None or not math.isfinite(value):

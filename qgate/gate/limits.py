@@ -10,6 +10,9 @@ from typing import Any, Literal
 from qgate.errors import QgateError
 from qgate.gate.bounds import Bound
 
+# Of the worst channel 0.11 was seen to come and go, of whole tensors 0.02.
+_CHANNEL_ROOM = 5
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -17,7 +20,8 @@ class Limits:
 
     budget_db                 dB that a local error may exceed that of an ideal quantizer
     regression                share by which an error may exceed the accepted one, same device
-    regression_other_device   the same on another device than the accepted errors were made on
+    regression_other_device   the same where the accepted errors were made with other arithmetic:
+                              another device, other instructions, another torch
     atol                      added to accepted errors beside the measured noise floor: what
                               float32 rounding alone can do to a relative MSE, (2^-24)^2 thrice
     absolute                  bounds by metric
@@ -42,8 +46,12 @@ class Limits:
                 "must not pass. Record one with --update-baselines."
             )
 
-    def tolerance(self, device_matches: bool) -> float:
-        return self.regression if device_matches else self.regression_other_device
+    def tolerance(self, device_matches: bool, metric: str = "") -> float:
+        """A single channel has few elements to average over what other arithmetic flips."""
+        if device_matches:
+            return self.regression
+        room = _CHANNEL_ROOM if metric.endswith("@worst_channel") else 1
+        return min(1.0, room * self.regression_other_device)
 
     def source(self, name: str) -> str:
         return self.sources.get(name, "default")

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from qgate.errors import QgateError
 from qgate.models.huggingface_errors import OWN_CALLABLE, cause, refused, wants_code
+from qgate.models.huggingface_sizes import check_shards, check_sizes
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json")
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
@@ -39,6 +40,8 @@ def load_network(folder: Path, *, trust_remote_code: bool = False) -> nn.Module:
         config = _config(transformers, folder, where)
         _check_folder(folder, config)
         kind = _network_class(transformers, config, folder, trust_remote_code)
+        check_shards(folder)
+        check_sizes(kind, config, folder)
         read = functools.partial(_read, kind, config, folder, where)
         try:
             network, report = read()
@@ -138,7 +141,7 @@ def _refuses_bos(folder: Path) -> bool:
     """Whether the files say so; transformers forgets it where there is a tokenizer.json."""
     try:
         read = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(read, dict) and read.get("add_bos_token") is False
 
@@ -232,7 +235,8 @@ def _network_class(
     transformers: Any, config: Any, folder: Path, trust_remote_code: bool = False
 ) -> Any:
     """The class that the config names, else the one of its model_type that fits best."""
-    named = getattr(config, "architectures", None) or ()
+    named = getattr(config, "architectures", None)
+    named = named if isinstance(named, list | tuple) else ()
     for name in named:
         kind: Any = getattr(transformers, str(name), None)
         if (

@@ -63,7 +63,7 @@ def _other_shapes(folder: Path, read: Reader) -> QgateError:
 
 
 def _model_type(folder: Path) -> str:
-    with contextlib.suppress(ValueError, AttributeError):
+    with contextlib.suppress(ValueError, AttributeError, RecursionError, OSError):
         kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
         if kind is not None:
             return f"it does not know model_type {kind!r}"

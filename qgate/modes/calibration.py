@@ -115,7 +115,7 @@ def load_calibration(path: Path) -> Calibration:
         scales = {site: _site_scale(entry) for site, entry in record["scales"].items()}
         names = ("model", "weights", "inputs", "samples", "basis", "versions")
         return Calibration(scales, settings, **{name: record[name] for name in names})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise QgateError(
             f"{str(path)!r} is no calibration of qgate ({type(error).__name__}: {error}): delete "
             "it to calibrate again, or name another file."

@@ -14,9 +14,11 @@ import pytest
 from qgate.errors import QgateError
 from qgate.plugin.options import spelled, value
 from qgate.plugin.selection import selection_of
+from qgate.urls import is_url, place_of
 
 if TYPE_CHECKING:
     from qgate.pipeline.gates.dump_gates import DumpGates
+    from qgate.urls import Place
 
 # The parameter of a test that is left out, as there is no dump.
 NO_LAYER = "no_dump"
@@ -36,12 +38,15 @@ def check_dump(config: pytest.Config) -> None:
             raise pytest.UsageError(f"qgate: {error}") from None
 
 
-def dump_folder(config: pytest.Config) -> Path | None:
+def dump_folder(config: pytest.Config) -> Place | None:
     """The folder of --dump; an error where it is none that can be read."""
     given = value(config, "dump")
     if given is None:
         return None
-    folder = Path(config.invocation_params.dir, given)
+    place = place_of(given)
+    if not isinstance(place, Path):
+        return _there(place, f"{spelled(config, 'dump')} {given!r}")
+    folder = config.invocation_params.dir / place
     option = f"{spelled(config, 'dump')} {given!r}"
     if not folder.is_dir():
         what = "is a file: name the folder" if folder.exists() else "is not there"
@@ -52,7 +57,19 @@ def dump_folder(config: pytest.Config) -> Path | None:
     return folder
 
 
-def dump_name(config: pytest.Config, folder: Path) -> str:
+def _there(place: Place, option: str) -> Place:
+    """A store is asked at the start what is there: it may not be reached, or nobody may read it."""
+    from qgate.dumps.folders import folder_of
+
+    kind = folder_of(place).kind()
+    if kind != "folder":
+        raise QgateError(
+            f"{option} {'is a file: name the folder' if kind == 'file' else 'is not there'}."
+        )
+    return place
+
+
+def dump_name(config: pytest.Config, folder: Place) -> str:
     """The name of the accepted record: apart from those of models, which may be called the same."""
     given = value(config, "dump-name")
     if given is not None:
@@ -60,7 +77,7 @@ def dump_name(config: pytest.Config, folder: Path) -> str:
     try:
         about = json.loads((folder / "dump.json").read_bytes())
         told = about["header"]["model"]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         told = None
     name = told if isinstance(told, str) else folder.resolve().name
     return f"dump-{re.sub(r'[^a-z0-9._]+', '-', name.lower()).strip('-.') or 'unnamed'}"
@@ -84,7 +101,9 @@ def dump_session_of(config: pytest.Config) -> DumpGates | None:
         name = dump_name(config, folder)
         asked = value(config, "dump")
         of_project = config.getoption("qgate_dump") is None
-        shown = os.path.relpath(asked, config.invocation_params.dir) if of_project else asked
+        shown = asked
+        if of_project and not is_url(asked):
+            shown = os.path.relpath(asked, config.invocation_params.dir)
         subject = DumpSubject(folder, name, shown, given or "")
         session = DumpGates(subject, policy=policy_of(config).for_model(name), **how(config))
         session.check_policy()

@@ -7,7 +7,6 @@ Options by their names, with underscores, hold where the command line says nothi
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from qgate.documents import toml
 from qgate.errors import QgateError, unknown
 from qgate.urls import is_url
 
@@ -81,8 +81,8 @@ def _tables(home: Path) -> list[tuple[str, dict[str, Any]]]:
 
 def _parsed(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        return toml(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
         raise pytest.UsageError(f"qgate: {file}: {error}") from None
 
 

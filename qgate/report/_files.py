@@ -51,6 +51,6 @@ def _belongs(folder: Place, source: str) -> bool:
         try:
             tensor = json.loads(record.read_text(encoding="utf-8"))["tensor"]
             return bool(tensor["source"] == source)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False
     return True

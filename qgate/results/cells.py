@@ -7,6 +7,7 @@ spreadsheet would run is made text.
 from __future__ import annotations
 
 import math
+import re
 
 # What a spreadsheet takes for the start of a formula, with the wide forms that some of them know.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
@@ -31,3 +32,13 @@ def cell(value: object) -> str | int | float:
         return value if math.isfinite(value) else ""
     text = str(value)
     return f"'{one_line(text)}" if text.startswith(_FORMULA) else one_line(text)
+
+
+def for_terminal(text: object) -> str:
+    """A message of any number of lines, without what a terminal or a service of CI would obey.
+
+    GitHub takes a line that begins with `::` for a command, and `##[` or `##vso[` anywhere.
+    """
+    lines = [one_line(line) for line in str(text).split("\n")]
+    lines = [f"| {line}" if line.lstrip().startswith("::") else line for line in lines]
+    return re.sub(r"##(?=\[|vso\[)", "# #", "\n".join(lines))

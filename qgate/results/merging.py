@@ -30,10 +30,13 @@ class Merged:
     missing: tuple[int, ...] = ()
 
 
-def merge(paths: Sequence[Path | str], path: Path | str) -> Merged:
+def merge(
+    paths: Sequence[Path | str], path: Path | str, check: Callable[[Merged], None] | None = None
+) -> Merged:
     """One file of many, ordered by test, attempt and place of the site.
 
-    Of a comparison that two files have, after a crashed worker, one that failed is kept.
+    Of a comparison that two files have, after a crashed worker, one that failed is kept. What
+    `check` raises comes before anything is written.
     """
     if not paths:
         raise QgateError("there are no results to put together: no worker left a file.")
@@ -59,10 +62,13 @@ def merge(paths: Sequence[Path | str], path: Path | str) -> Merged:
             *(header.get("notes") or []),
             *(f"shard {each} is missing" for each in missing),
         ]
+    merged = Merged(len(found), tuple(torn), tuple(missing))
+    if check is not None:
+        check(merged)
     with replacing(Path(path)) as fresh, fresh.open("w", encoding="utf-8") as file:
         file.write(line({**header, "records": len(found)}))
         file.writelines(line(found[key]) for key in sorted(found))
-    return Merged(len(found), tuple(torn), tuple(missing))
+    return merged
 
 
 def _missing(shards: Mapping[Path, Shard]) -> list[int]:

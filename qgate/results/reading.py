@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qgate.errors import QgateError
-from qgate.results.schema import Record, check_header, check_record, parse
+from qgate.results.believing import published
+from qgate.results.schema import REQUIRED, Record, check_header, check_record, parse
 
 
 class Records:
@@ -49,7 +50,11 @@ def _checked(record: object, where: str) -> None:
     if not isinstance(record, dict):
         raise QgateError(f"{where} is no record: {record!r}.")
     try:
+        if all(key in record for key in REQUIRED):
+            published("results", "record")(record, "")
         check_record(record)
+    except ValueError as error:
+        raise QgateError(f"{where} is damaged: {error}.") from None
     except QgateError as error:
         raise QgateError(f"{where}: {error}") from None
 
@@ -67,8 +72,11 @@ def read(path: Path | str) -> tuple[Record, Records]:
     except ValueError:
         raise QgateError(f"{path} is no results file of qgate: its header is not whole.") from None
     known = check_header(header, str(path))
-    expected = known.get("records")
-    return known, Records(path, expected if isinstance(expected, int) else None)
+    try:
+        published("results", "header")(known, "")
+    except ValueError as error:
+        raise QgateError(f"the header of {path} is damaged: {error}.") from None
+    return known, Records(path, known.get("records"))
 
 
 def told_of(header: Record, records: Records) -> Record:

@@ -155,7 +155,10 @@ def _finite(value: Any, place: str, reasons: dict[str, str]) -> Any:
 
 def parse(text: bytes) -> Any:
     """The object on a line; NaN and Infinity, which are not JSON, are a ValueError."""
-    return json.loads(text.decode("utf-8"), parse_constant=_refused)
+    try:
+        return json.loads(text.decode("utf-8"), parse_constant=_refused)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _refused(constant: str) -> Any:

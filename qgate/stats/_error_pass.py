@@ -13,7 +13,7 @@ from qgate.stats._axis_errors import AxisCollector
 from qgate.stats._difference_counts import DifferenceCounts, KeyTable
 from qgate.stats._portion import ELEMENTS, Portion
 from qgate.stats._reading import Reader
-from qgate.stats._sums import ErrorSums, Floats
+from qgate.stats._sums import ErrorSums, Floats, merged_sums, pushed
 
 
 @dataclass(frozen=True)
@@ -103,27 +103,15 @@ class ErrorPass:
         self._keys.add(portion.size, portion.spare, portion.holes)
         self.sign_flips += portion.sign_flips()
         self.elements += portion.count
-        self._push(portion.sums())
+        pushed(self._parts, portion.sums())
 
     @property
     def sums(self) -> ErrorSums:
-        total = ErrorSums()
-        for _, part in reversed(self._parts):
-            total = total + part
-        return total
+        return merged_sums(self._parts)
 
     @property
     def differences(self) -> DifferenceCounts:
         return self._keys.counts()
-
-    def _push(self, part: ErrorSums) -> None:
-        """Merge parts of one size, as a binary counter carries: rounding grows with the logarithm
-        of their number."""
-        level = 0
-        while self._parts and self._parts[-1][0] == level:
-            part = self._parts.pop()[1] + part
-            level += 1
-        self._parts.append((level, part))
 
     def _count_non_finite(self) -> None:
         portion = self._portion

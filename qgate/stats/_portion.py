@@ -20,7 +20,7 @@ from qgate.stats._sums import ErrorSums, Floats, scale_for
 ROW = 1024
 ROWS = 31
 ELEMENTS = ROW * ROWS
-_NOISE = 2.0**-46  # relative: what rounding may leave of a constant's deviations from its mean
+NOISE = 2.0**-46  # relative: what rounding may leave of a constant's deviations from its mean
 
 
 class Portion:
@@ -110,10 +110,10 @@ class Portion:
             (self.r, self.r),
             (self.a, self.r),
         )
-        if m2_a <= n * (_NOISE * mean_a) ** 2 and self._constant(self.a):
+        if m2_a <= n * (NOISE * mean_a) ** 2 and self._constant(self.a):
             mean_a += float(self.a[self._kept][0])
             rest_a = m2_a = co = 0.0
-        if m2_r <= n * (_NOISE * mean_r) ** 2 and self._constant(self.r):
+        if m2_r <= n * (NOISE * mean_r) ** 2 and self._constant(self.r):
             mean_r += float(self.r[self._kept][0])
             rest_r = m2_r = co = 0.0
         return ErrorSums(

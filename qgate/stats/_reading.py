@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
+from qgate.stats._bits import slabs
+
+_FROM_DEVICE = 2**22
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -44,6 +47,15 @@ def copy_flat(x: Tensor, start: int, out: Tensor) -> None:
             copy_flat(x[row + rows], 0, out[done:])
 
 
+def _on_host(chunks: Iterable[Tensor]) -> Iterator[Tensor]:
+    """What lies on a device comes in parts: a copy for each portion would wait for each."""
+    for chunk in chunks:
+        if isinstance(chunk, Tensor) and chunk.device.type not in ("cpu", "meta"):
+            yield from (slab.detach().cpu() for slab in slabs(chunk, _FROM_DEVICE))
+        else:
+            yield chunk
+
+
 class Reader:
     """Hands out a tensor, or chunks of any sizes one after the other, in portions that fit."""
 
@@ -51,7 +63,8 @@ class Reader:
         if not isinstance(source, Iterable) or hasattr(source, "__array__"):
             source = require_floats(source, side)
         self._side = side
-        self._chunks: Iterator[Tensor] = iter((source,) if isinstance(source, Tensor) else source)
+        chunks = (source,) if isinstance(source, Tensor) else source
+        self._chunks: Iterator[Tensor] = _on_host(chunks)
         self._chunk = torch.empty(0, device="cpu")
         self._used = 0
         self.taken = 0

@@ -158,6 +158,24 @@ class ErrorSums:
         )
 
 
+def merged_sums(parts: list[tuple[int, ErrorSums]]) -> ErrorSums:
+    """The total of what `pushed` has left, the smallest parts first."""
+    total = ErrorSums()
+    for _, part in reversed(parts):
+        total = total + part
+    return total
+
+
+def pushed(parts: list[tuple[int, ErrorSums]], part: ErrorSums) -> None:
+    """Merge parts of one size, as a binary counter carries: rounding grows with the logarithm of
+    their number."""
+    level = 0
+    while parts and parts[-1][0] == level:
+        part = parts.pop()[1] + part
+        level += 1
+    parts.append((level, part))
+
+
 def _mean(x: Floats, weights: Floats) -> float:
     """The mean, exactly the value where all values are equal: a constant has no variance."""
     first = float(x[0])

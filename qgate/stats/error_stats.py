@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from qgate.errors import QgateError
+from qgate.stats import _device_pass
 from qgate.stats._axis_errors import AxisCollector, AxisErrors
+from qgate.stats._device_pass import DevicePass
 from qgate.stats._difference_counts import RELATIVE_ERROR, DifferenceCounts
 from qgate.stats._error_pass import Element, ErrorPass, NonFinite
 from qgate.stats._reading import Reader, require_floats
@@ -172,8 +174,19 @@ def errors(
     views = {"channels": channel_axis, "tokens": token_axis}
     axes = {name: _collector(shape, axis) for name, axis in views.items() if axis is not None}
     read_actual, read_reference = Reader(actual, "actual"), Reader(reference, "reference")
-    work = ErrorPass(worst, list(axes.values()))
-    if not work.run(read_actual, read_reference):
+    work: ErrorPass | DevicePass
+    if (
+        isinstance(actual, Tensor)
+        and isinstance(reference, Tensor)
+        and not axes
+        and _device_pass.serves(actual, reference)
+    ):
+        work = DevicePass(worst)
+        complete = work.run(actual, reference)
+    else:
+        work = ErrorPass(worst, list(axes.values()))
+        complete = work.run(read_actual, read_reference)
+    if not complete:
         raise QgateError(
             f"actual has {read_actual.read_all()} elements in all its chunks and reference "
             f"{read_reference.read_all()}: they must be as many."

@@ -133,3 +133,20 @@ def test_no_folder_is_no_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(QgateError, match="could not be written"):
         write_candidate(tmp_path / "file", CANDIDATE)
+
+
+def test_candidates_of_two_arithmetics_are_of_neither() -> None:
+    """Machines of one CI differ; nothing is then known but the kind of device."""
+    origins = [replace(ORIGIN, device=f"cpu-{name}") for name in ("avx2-1", "avx512-2")]
+    keys = [key()._replace(metric=name) for name in ("mae", "mse")]
+    update, refused = update_of(
+        ORIGIN,
+        [
+            replace(CANDIDATE, origin=o, values={k: 1e-3})
+            for o, k in zip(origins, keys, strict=True)
+        ],
+    )
+    assert not refused
+    assert update.origin.device == "cpu"
+    update, _ = update_of(ORIGIN, [replace(CANDIDATE, origin=origins[0])])
+    assert update.origin.device == "cpu-avx2-1"

@@ -204,19 +204,19 @@ def test_an_index_that_cannot_grow_names_no_more_than_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of the lines are written when the disk is full."""
-    from qgate.dumps import writing
+    from qgate.dumps import rank_files
 
     writer = DumpWriter(tmp_path)
     writer.add(record(0), X)
     writer.flush()
     writer.add(record(1), X + 1)
-    whole = writing.write_all
+    whole = rank_files.write_all
 
     def half(handle: int, data: memoryview) -> None:
         whole(handle, data[: len(data) // 2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writing, "write_all", half)
+    monkeypatch.setattr(rank_files, "write_all", half)
     with pytest.raises(QgateError, match="No space left"):
         writer.flush()
     writer.close()
@@ -332,7 +332,10 @@ def test_a_link_out_of_the_dump_is_refused(what: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"qgate": "dump", "version": 2}', "is of version 2, and this qgate reads version 1"),
+        (
+            '{"qgate": "dump", "version": 3}',
+            "is of version 3, and this qgate reads versions up to 2",
+        ),
         ('{"qgate": "results", "version": 1}', "no description of a dump"),
         ('{"qgate": "dump", "version": 1}', "'world_size' is missing"),
         ("[]", "cannot be used"),

@@ -4,10 +4,15 @@ import threading
 
 import pytest
 import ray
+import torch
 from ray.cluster_utils import Cluster
 
 from qgate.engine import Failure, Workers, merged, outcomes
 from qgate.errors import QgateError
+from qgate.pipeline.dumps import merges
+from qgate.pipeline.dumps.merges import merge_on
+from tests.dumps import merging_work
+from tests.dumps.making import write
 from tests.engine import work
 
 RAY = Workers("ray")
@@ -41,6 +46,25 @@ class TestRay:
         assert here.tobytes() == there.tobytes()
         here, there = (merged(work.name, work.joined, range(67), w).result for w in (1, RAY))
         assert here == there
+
+    def test_a_dump_is_put_together_with_the_same_bytes(self, tmp_path, monkeypatch):
+        """By a worker that dies once, too."""
+
+        def dying(_, *args, **told):
+            return merged(merging_work.killed_once, *args, **told)
+
+        for rank in range(3):
+            write(tmp_path / "in", [torch.ones(4) * rank], rank=rank, world_size=3)
+        merge_on(1, [tmp_path / "in"], tmp_path / "here")
+        monkeypatch.setattr(merges, "merged", dying)
+        merge_on(RAY, [tmp_path / "in"], tmp_path / "there")
+        assert (tmp_path / "killed1").exists()
+        here, there = (
+            {p.relative_to(root): p.read_bytes() for p in root.rglob("*.*")}
+            for root in (tmp_path / "here", tmp_path / "there")
+        )
+        assert here == there
+        assert len(here) == 1 + 3 * 2
 
     def test_a_worker_that_dies_once_costs_nothing(self, tmp_path):
         marker = str(tmp_path / "died")

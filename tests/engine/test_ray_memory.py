@@ -28,7 +28,8 @@ def small_machine():
     ray.shutdown()
 
 
-def test_an_item_too_large_for_the_machine_fails_alone(small_machine, monkeypatch):
+@pytest.mark.usefixtures("small_machine")
+def test_an_item_too_large_for_the_machine_fails_alone(monkeypatch):
     """Ray alone would start it again without end."""
     monkeypatch.setattr(_ray, "OUT_OF_MEMORY_TRIES", 2)
     found = list(outcomes(work.greedy, range(6), Workers("ray")))

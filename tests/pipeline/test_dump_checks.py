@@ -5,7 +5,7 @@ import torch
 
 import qgate.pipeline.dumps.checks as checks
 from qgate.dumps import Dump, DumpWriter, problems
-from qgate.dumps.layout import rank_folder
+from qgate.dumps.layout import rank_name
 from qgate.engine import Failure
 from qgate.pipeline.dumps.checks import dump_problems
 from tests.dumps.making import record
@@ -22,7 +22,7 @@ def folder(tmp_path):
 
 
 def spoil(folder, rank):
-    (shard,) = rank_folder(folder, rank).glob("*.safetensors")
+    (shard,) = (folder / rank_name(rank)).glob("*.safetensors")
     data = bytearray(shard.read_bytes())
     data[-3] ^= 1
     shard.write_bytes(data)
@@ -59,4 +59,4 @@ def test_records_of_a_rank_are_read_from_its_index_alone(folder, monkeypatch):
     real = Dump._read
     monkeypatch.setattr(Dump, "_read", lambda self, rank: read.append(rank) or real(self, rank))
     assert len(list(dump.records(rank=1))) == 7
-    assert read.count(0) == read.count(2) == 1, "only to see which ranks there are"
+    assert set(read) == {1}

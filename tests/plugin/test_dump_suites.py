@@ -12,11 +12,14 @@ import pytest
 import torch
 
 from qgate.cli import main
+from qgate.urls import place_of
+from tests import bucket as stores
 from tests.dumps.gated import at, with_nan, write_dump
 from tests.dumps.making import known
 from tests.plugin.conftest import SUITES, Run
 from tests.plugin.test_outcomes import files, records
 
+memory = stores.memory
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestAssertRewriteWarning")
 NAMES = ("test_dump_overflow.py", "test_dump_distributions.py")
 # Two layers and what is in none: one test of the values, and one for each of four formats.
@@ -50,6 +53,25 @@ def gates(pytester: pytest.Pytester, house: Path) -> Gates:  # noqa: ARG001
 @pytest.fixture
 def accepted(gates: Gates) -> None:
     assert gates("--dump", "dump", "--update-baselines").ret == pytest.ExitCode.OK
+
+
+@pytest.mark.usefixtures("accepted", "memory")
+def test_a_dump_by_url_is_the_dump(house: Path, gates: Gates) -> None:
+    """The accepted record of the folder is that of the URL: its model names it."""
+    target = place_of("memory://bucket/run")
+    for path in (house / "dump").rglob("*.*"):
+        name = (target / path.relative_to(house / "dump").as_posix()).path
+        target.fs.pipe_file(name, path.read_bytes())
+    result = gates("--dump", "memory://bucket/run")
+    result.assert_outcomes(passed=ALL)
+    assert "memory://bucket/run" in result.stdout.str()
+    result = gates("--dump", "memory://bucket/run/dump.json")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--dump 'memory://bucket/run/dump.json' is a file" in result.stderr.str()
+    result = gates("--dump", "memory://bucket/rum")
+    assert "--dump 'memory://bucket/rum' is not there." in result.stderr.str()
+    (house / "qgate.toml").write_text('dump = "memory://bucket/run"')
+    gates().assert_outcomes(passed=ALL)
 
 
 def test_without_a_dump_they_are_left_out_with_one_note(gates: Gates) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import sys
+import threading
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -20,8 +22,13 @@ from qgate.capture.collecting.recorder import Recorder
 from qgate.capture.collecting.runs import agreed_run
 from qgate.capture.collecting.settings import Wanted
 from qgate.capture.collecting.targets import choose, model_name
+from qgate.dumps.begin import check_store
 from qgate.dumps.writing import DumpWriter
 from qgate.errors import QgateError
+from qgate.urls import place_of
+
+if TYPE_CHECKING:
+    from qgate.urls import Place
 
 Say = Callable[[str], None]
 
@@ -50,7 +57,7 @@ class Collector:
         say: Say | None = None,
     ) -> None:
         self.wanted = wanted or Wanted()
-        self.folder = Path(folder)
+        self.folder = place_of(folder)
         self._roots = [model] if isinstance(model, nn.Module) else list(model)
         if not self._roots or not all(isinstance(root, nn.Module) for root in self._roots):
             raise QgateError(f"collect from a torch module or a list of them, not {model!r:.80}.")
@@ -62,7 +69,7 @@ class Collector:
         self._progress: Progress | None = None
         self._hooks: Hooks | None = None
         self._eager: Any = None
-        self.folder_of_rank: Path | None = None
+        self.folder_of_rank: Place | None = None
 
     # The life of a collector -------------------------------------------------------------------
 
@@ -93,6 +100,8 @@ class Collector:
         try:
             if known is not None:
                 self._recorder.open()
+            else:
+                check_store(self.folder)
             self._hooks = Hooks(root, chosen, self._recorder)
             self._targets = chosen.targets
             self._eager = _run_eagerly(self._roots)
@@ -105,6 +114,8 @@ class Collector:
         self._started = self._running = True
         _ACTIVE.append(self)
         atexit.register(self._at_exit)
+        if not isinstance(self.folder, Path):
+            _early(self._at_exit)
         return self
 
     def step(self) -> None:
@@ -284,6 +295,20 @@ class Collector:
             self._progress.end()
         self.stop("the end of the program")
         self.wait()
+
+
+def _early(method: Callable[[], None]) -> None:
+    """At exit, before the threads are gone that look up the addresses of stores."""
+    register = getattr(threading, "_register_atexit", None)
+    found = weakref.WeakMethod(method)
+
+    def call() -> None:
+        there = found()
+        if there is not None:
+            there()
+
+    if register is not None:
+        register(call)
 
 
 def _run_eagerly(roots: Sequence[nn.Module]) -> Any:

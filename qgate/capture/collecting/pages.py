@@ -10,7 +10,8 @@ import contextlib
 import os
 from pathlib import Path
 
-from qgate.dumps.layout import rank_folder, shards_in
+from qgate.dumps.folders import LocalFolder
+from qgate.dumps.layout import rank_name, shards_in
 from qgate.dumps.writing import DumpWriter
 
 _EVERY = 64 << 20
@@ -28,9 +29,10 @@ class Pages:
         if writer.bytes_written - self._seen < _EVERY:
             return
         self._seen = writer.bytes_written
-        shards = list(shards_in(rank_folder(writer.folder, writer.rank)).values())
-        for path in shards[-_LATEST:]:
-            _hand_back(path)
+        if isinstance(writer.folder, Path):
+            home = writer.folder / rank_name(writer.rank)
+            for name in list(shards_in(LocalFolder(home)).values())[-_LATEST:]:
+                _hand_back(home / name)
 
 
 def _hand_back(path: Path) -> None:

@@ -6,6 +6,7 @@ This is the first pass over a tensor; the second goes through `Job.calls`, chunk
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from qgate.formats._element import ElementFormat
 from qgate.formats._literals import Format
 from qgate.formats.engine.layout import Chunk, layout_of
 from qgate.formats.engine.parts import Call, Parts
+from qgate.formats.engine.scratch import tracing
 from qgate.formats.engine.work import (
     DOUBLE,
     FP32_MAX,
@@ -27,6 +29,7 @@ from qgate.formats.engine.work import (
     widen,
 )
 from qgate.formats.quantizer import Quantizer
+from qgate.kernels import magnitudes
 
 
 class Job:
@@ -44,15 +47,20 @@ class Job:
         self.layout = layout_of(x, q)
         self.data = self.layout.arrange(self.x)
         self.scale: Tensor | None = None
-        self.state: Tensor | None = None
-        if isinstance(q.format, ElementFormat):
-            if q.granularity is not None:
-                self.scale = self._scale()
-        elif q.format.needs_amax and x.numel():
-            bits = self._amax_bits().amax()
-            if bits.item() >= INFINITY[x.dtype]:
-                bits = self._amax_bits(finite=True).amax()
-            self.state = q.format.prepare(widen(bits.reshape(()).view(x.dtype)))
+        if isinstance(q.format, ElementFormat) and q.granularity is not None:
+            self.scale = self._scale()
+
+    @cached_property
+    def state(self) -> Tensor | None:
+        """What a block format has to know of the whole tensor."""
+        fmt, x = self.q.format, self.x
+        if isinstance(fmt, ElementFormat) or not fmt.needs_amax or not x.numel():
+            return None
+        finite = x.device.type != "cpu"  # asking first would wait for the device
+        bits = self._amax_bits(finite=finite).amax()
+        if not finite and bits.item() >= INFINITY[x.dtype]:
+            bits = self._amax_bits(finite=True).amax()
+        return fmt.prepare(widen(bits.reshape(()).view(x.dtype)))
 
     @property
     def fixed(self) -> bool:
@@ -86,6 +94,10 @@ class Job:
     def _amax_bits(self, *, finite: bool = False) -> Tensor:
         """The largest (finite) magnitude of each group, as bits of x's dtype."""
         rows = self.rows(1, NATIVE_INTEGER[self.x.dtype])
+        if rows.numel() == 1 and not finite and not tracing():
+            largest = magnitudes.largest(self.data)
+            if largest is not None:
+                return largest.to(rows.dtype).view(rows.shape)
         for chunk in self.chunks(parts_of_groups=True):
             found = magnitude_bits(chunk.data(self.data))
             if finite:

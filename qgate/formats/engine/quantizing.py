@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from qgate.formats._element import ElementFormat
+from qgate.formats.engine import on_device
 from qgate.formats.engine.job import Job, check
 from qgate.formats.engine.parts import Call
 from qgate.formats.engine.scratch import Shelf, buffer
@@ -44,18 +45,24 @@ def quantize(x: Tensor, q: Quantizer) -> Tensor:
     return forward(Job(x, q))
 
 
-def forward(job: Job) -> Tensor:
+def forward(job: Job, *, kernels: bool = True) -> Tensor:
+    """By a kernel where there is one for the device, else by torch."""
     layout = job.layout
     out = torch.empty(
         layout.outer, layout.length, layout.inner, dtype=job.dtype, device=job.x.device
     )
-    if out.numel():
+    if out.numel() and not (kernels and on_device.quantize(job, out, by_definition)):
         if (table := _table_for(job)) is not None:
             _look_up(job, table, out)
         else:
             for chunk, call in job.calls():
                 _quantize_chunk(chunk.data(job.data), chunk.data(out), call)
     return layout.restore(out)
+
+
+def by_definition(job: Job) -> Tensor:
+    """What torch alone says, which kernels are held to."""
+    return forward(job, kernels=False)
 
 
 def _quantize_chunk(x: Tensor, out: Tensor, call: Call) -> None:

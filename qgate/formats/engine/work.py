@@ -101,10 +101,15 @@ def widen(x: Tensor) -> Tensor:
     y = single.to(torch.float64)
     bits = single.view(torch.int32).bitwise_and(0x7FFFFFFF)
     tiny = (bits < 0x00800000) & (bits > 0)
-    if tiny.any():
+    if _worth_it(tiny):
         exact = (bits.to(torch.float64) * _UNIT32).copysign(y)
         y = y.where(~tiny, exact)
     return y
+
+
+def _worth_it(mask: Tensor) -> bool:
+    """If any is set; a device is not asked, because the answer would be waited for."""
+    return mask.device.type != "cpu" or bool(mask.any())
 
 
 def narrow(y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -116,7 +121,7 @@ def narrow(y: Tensor, dtype: torch.dtype) -> Tensor:
     single = y.to(torch.float32)
     size = y.abs()
     tiny = (size < _TINY32) & (size > 0)
-    if tiny.any():
+    if _worth_it(tiny):
         bits = (size * (1 / _UNIT32)).round_().to(torch.int32)
         bits = bits.where(~y.signbit(), bits | -0x80000000)
         single = single.where(~tiny, bits.view(torch.float32))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from qgate.archives import load_torch
 from qgate.errors import QgateError
 from qgate.models.mamba.checkpoint_config import read_json
 
@@ -94,14 +94,7 @@ def _safetensors(path: Path) -> Shard:
 
 
 def _pickled(path: Path) -> Shard:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        try:
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError as error:
-            if "mmap" not in str(error):
-                raise
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
+    loaded = load_torch(path, dense=True)
     if not isinstance(loaded, Mapping) or not all(isinstance(v, Tensor) for v in loaded.values()):
         raise QgateError(
             f"{str(path)!r} does not hold tensors by name; save the model's state_dict() alone."

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from qgate.archives import most_unpacked
 from qgate.errors import QgateError
 
 # A row is a text, or None where the file has no value.
@@ -32,6 +33,7 @@ ENDINGS = {
     ".parquet": "parquet",
 }
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+_MOST_ROWS = 1_000_000
 _NEEDS_DATA = "pip install 'pytest-qgate[data]'"
 
 
@@ -98,22 +100,32 @@ def _ending(path: Path) -> str:
 
 def _bytes(path: Path) -> bytes:
     check_file(path)
-    unpack: dict[str, Callable[[bytes], bytes]] = {
-        ".gz": gzip.decompress,
-        ".bz2": bz2.decompress,
-        ".xz": lzma.decompress,
-        ".zst": _unpack_zst,
+    unpack: dict[str, Callable[[io.BytesIO], Any]] = {
+        ".gz": gzip.open,
+        ".bz2": bz2.open,
+        ".xz": lzma.open,
+        ".zst": _open_zst,
     }
     kind = path.suffix.lower()
     try:
         data = path.read_bytes()
-        return unpack[kind](data) if kind in unpack and data else data
+        if kind not in unpack or not data:
+            return data
+        most = most_unpacked(len(data))
+        with unpack[kind](io.BytesIO(data)) as stream:
+            unpacked = bytes(stream.read(most + 1))
     except (zlib.error, lzma.LZMAError, EOFError, ValueError) as error:
         raise QgateError(f"{str(path)!r} is damaged or no {kind} file: {error}.") from None
     except OSError as error:
         raise QgateError(
             f"{str(path)!r} cannot be read: {error.strerror or str(error).rstrip('.')}."
         ) from None
+    if len(unpacked) > most:
+        raise QgateError(
+            f"{str(path)!r} unpacks from {len(data)} to more than {most} bytes, which is refused. "
+            "If that is what it is, unpack it first."
+        )
+    return unpacked
 
 
 def check_file(path: Path) -> None:
@@ -131,11 +143,9 @@ def check_file(path: Path) -> None:
         )
 
 
-def _unpack_zst(data: bytes) -> bytes:
+def _open_zst(file: io.BytesIO) -> Any:
     arrow = _pyarrow("pyarrow", "a .zst file")
-    with arrow.CompressedInputStream(arrow.BufferReader(data), "zstd") as stream:
-        unpacked: bytes = stream.read()
-    return unpacked
+    return arrow.CompressedInputStream(arrow.PythonFile(file, mode="r"), "zstd")
 
 
 def _pyarrow(module: str, what: str) -> Any:
@@ -280,13 +290,16 @@ def _parquet(path: Path, column: str) -> Rows:
         if path.stat().st_size == 0:
             raise QgateError(f"{str(path)!r} is empty: there is no text in it.")
         with path.open("rb") as file:
-            table = parquet.ParquetFile(file)
+            table = parquet.ParquetFile(file, read_dictionary=[column])
             names = list(table.schema_arrow.names)
             if column not in names:
                 raise no_column(path, column, names)
             kind = str(table.schema_arrow.field(column).type)
             if "string" not in kind or "list" in kind or "struct" in kind:
                 raise QgateError(f"column {column!r} of {str(path)!r} is of {kind}, not text.")
+            rows = int(table.metadata.num_rows)
+            if rows > max(_MOST_ROWS, 64 * path.stat().st_size):
+                raise QgateError(f"{str(path)!r} claims {rows} rows, more than its size can hold.")
             cells = table.read(columns=[column]).column(0)
     except QgateError:
         raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qgate.archives import flat, load_torch
 from qgate.errors import QgateError
 from qgate.models.samples.text_files import check_file
 
@@ -22,8 +22,12 @@ def read_token_rows(path: Path) -> tuple[list[Tensor], int]:
     """
     check_file(path)
     rows: list[Tensor] = []
-    cut = 0
+    cut = held = 0
+    most = max(1 << 20, 16 * path.stat().st_size)
     for name, tensor in _tensors(path):
+        held += tensor.numel()
+        if held > most:
+            raise QgateError(f"{str(path)!r} repeats its ids to more than {most}; save each once.")
         if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
             raise QgateError(
                 f"{name} is of {str(tensor.dtype).removeprefix('torch.')}, but token ids are "
@@ -34,7 +38,7 @@ def read_token_rows(path: Path) -> tuple[list[Tensor], int]:
                 f"{name} has the shape {tuple(tensor.shape)}; token ids are one row (tokens) or "
                 "several (rows, tokens)."
             )
-        for row in tensor.to(torch.int64).reshape(-1, tensor.shape[-1]):
+        for row in tensor.to(torch.int64).reshape(tensor.shape[:-1].numel(), tensor.shape[-1]):
             real = (row >= 0).nonzero()
             kept = row[: int(real[-1]) + 1] if len(real) else row[:0]
             if bool((kept < 0).any()):
@@ -67,7 +71,8 @@ def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
     except QgateError:
         raise
     except Exception as error:
-        if type(error).__name__ == "UnpicklingError" or "allow_pickle" in str(error):
+        objects = any(word in str(error) for word in ("allow_pickle", "Python objects"))
+        if type(error).__name__ == "UnpicklingError" or objects:
             raise QgateError(
                 f"{str(path)!r} holds more than numbers, or is damaged, and would have to run code "
                 "to be read; that is refused. Save the ids alone."
@@ -95,16 +100,16 @@ def _flat(name: str, loaded: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _numpy(path: Path) -> Tensor:
-    array = np.load(path, allow_pickle=False)
+    array = np.load(path, mmap_mode="r", allow_pickle=False)
     if array.dtype.kind not in "iu":
         raise QgateError(f"{str(path)!r} is of {array.dtype}, but token ids are whole numbers.")
     return torch.from_numpy(array.astype(np.int64))
 
 
 def _torch(path: Path) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.load(path, map_location="cpu", weights_only=True)
+    loaded = load_torch(path, dense=True)
+    list(flat(loaded, repr(str(path))))
+    return loaded
 
 
 def _safetensors(path: Path) -> Any:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from qgate.documents import toml
 from qgate.errors import QgateError, unknown
 
+# What a configuration has after its aliases are put in; ours have a hundred.
+_MOST_VALUES = 20_000
 # A section whose name may be left out: outlier.threshold is visualization.outlier.threshold.
 UNSAID = "visualization."
 # Names that configuration files of others have for a key of here.
@@ -125,8 +127,8 @@ def split_list(text: str) -> list[Any]:
     text = text.strip()
     if text.startswith("[") and text.endswith("]"):
         try:
-            read = yaml.safe_load(text)
-        except yaml.YAMLError:
+            read = _plain_yaml(text)
+        except (yaml.YAMLError, ValueError, TypeError, RecursionError):
             read = None
         if isinstance(read, list):
             return read
@@ -143,8 +145,8 @@ def split_list(text: str) -> list[Any]:
 
 def _toml(path: Path, content: str) -> Any:
     try:
-        return tomllib.loads(content)
-    except tomllib.TOMLDecodeError as error:
+        return toml(content)
+    except ValueError as error:
         raise QgateError(f"the configuration {str(path)!r} is broken TOML: {error}.") from None
 
 
@@ -163,9 +165,42 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _plain_yaml(content: str) -> Any:
+    """Aliases are taken as often as they are written: a few lines of them could fill any memory."""
+    loader = _Loader(content)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_size(node)
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _check_size(node: Any) -> None:
+    sizes: dict[int, int] = {}
+    inside: set[int] = set()
+
+    def size(each: Any) -> int:
+        if isinstance(each, yaml.ScalarNode):
+            return 1
+        if id(each) in inside:
+            raise ValueError("an alias stands for what it is a part of")
+        if id(each) not in sizes:
+            inside.add(id(each))
+            parts = each.value if isinstance(each, yaml.SequenceNode) else sum(each.value, ())
+            sizes[id(each)] = 1 + sum(size(part) for part in parts)
+            inside.discard(id(each))
+        return sizes[id(each)]
+
+    if size(node) > _MOST_VALUES:
+        raise ValueError(f"its aliases repeat what is there to more than {_MOST_VALUES} values")
+
+
 def _yaml(path: Path, content: str) -> Any:
     try:
-        return yaml.load(content, _Loader)
+        return _plain_yaml(content)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""

@@ -35,7 +35,7 @@ def tables_of(record: ActivationsRecord) -> dict[str, list[Row]]:
             ]
         for name, fate in layer["portrait"].get("formats", {}).items():
             row = {**key, "format": name, **_db(fate["signal"], fate["noise"])}
-            if "fitted_signal" in fate:
+            if "fitted_signal" in fate and "fitted_noise" in fate:
                 fitted = _db(fate["fitted_signal"], fate["fitted_noise"])
                 row |= {f"fitted_{name}": value for name, value in fitted.items()}
             shares = {k: fate[k] for k in ("upper", "lower", "underflow", "flush", "of")}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from qgate import formats
 from qgate.analysis.portraits.fitting import group_portrait
@@ -35,6 +34,10 @@ from qgate.results.portraits import (
     Map,
     TensorPortrait,
 )
+from qgate.urls import place_of
+
+if TYPE_CHECKING:
+    from qgate.urls import Place
 
 FORMATS = ("fp8_e4m3", "fp8_e5m2", "hif8", "mxfp8_e4m3", "mxfp4_e2m1", "nvfp4", "fp16", "bf16")
 _MAPS, _ATTENTION_MAPS = 6, 6
@@ -77,7 +80,7 @@ class _Found:
 
 
 def analyze_dump(
-    *folders: str | Path, asked: Asked | None = None, step: Step | None = None
+    *folders: str | Place, asked: Asked | None = None, step: Step | None = None
 ) -> DumpAnalysis:
     """All that is drawn of dumps; `step` is told how many tensors are done, of how many.
 
@@ -87,7 +90,7 @@ def analyze_dump(
     if not folders:
         raise QgateError("no dump was given to analyze; name its folder.")
     opened.cache_clear()  # what was opened before may have been written anew
-    dumps = [opened(folder) for folder in dict.fromkeys(map(Path, folders))]
+    dumps = [opened(folder) for folder in dict.fromkeys(map(place_of, folders))]
     places, notes = usable(dumps, asked.wanted)
     some: dict[str, int] = {}
     if asked.tensors is not None and len(places) > asked.tensors:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
+from qgate import urls
 from qgate.dumps.verifying import damage, damage_in, each_once
 from qgate.engine import Failure, Workers, outcomes
 from qgate.pipeline.dumps.looks import opened
@@ -17,14 +17,14 @@ _RECORDS = 256
 class _Part:
     """Neighboring records of a rank."""
 
-    folder: Path
+    folder: urls.Place
     rank: int
     start: int
     stop: int
 
 
 def dump_problems(
-    folder: Path,
+    folder: urls.Place,
     workers: Workers | int = 1,
     step: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Iterator[str]:

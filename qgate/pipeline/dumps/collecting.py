@@ -52,6 +52,7 @@ def collect(
 ) -> Collector:
     """Collect the tensors of a model's layers into a dump: `with qgate.collect(model, "dump/"):`.
 
+    folder      a path, or a URL as in s3://bucket/run
     sites       types of layers (attention, linear, conv, norm, embedding, activation) and regular
                 expressions of module names, with `|` between them; or a list of module names
     phases      forward (inputs, weights, outputs), backward (their gradients), or both

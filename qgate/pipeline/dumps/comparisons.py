@@ -12,12 +12,12 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from qgate import urls
 from qgate.dumps import Dump, Record, nbytes
 from qgate.engine import Failure, Workers, outcomes
 from qgate.errors import QgateError
@@ -177,7 +177,7 @@ def _compared(actual: Dump, reference: Dump, pairs: list[Twin]) -> Iterator[Pair
 class _Part:
     """Neighboring pairs of two folders."""
 
-    folders: tuple[Path, Path]
+    folders: tuple[urls.Place, urls.Place]
     pairs: tuple[Twin, ...]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 from torch import Tensor
 
+from qgate import urls
 from qgate.analysis.portraits.pools import (
     Pool,
     channels_of,
@@ -32,7 +32,7 @@ T = TypeVar("T")
 class Located(NamedTuple):
     """A record and the dump that it is of."""
 
-    folder: Path
+    folder: urls.Place
     record: Record
 
 
@@ -112,7 +112,7 @@ def batches(places: Sequence[Located], glance: Glance) -> Iterator[Batch]:
 
 
 @functools.lru_cache(maxsize=4)
-def opened(folder: Path) -> Dump:
+def opened(folder: urls.Place) -> Dump:
     """A dump that this process has open; its index is read once."""
     return Dump.open(folder)
 
@@ -172,12 +172,12 @@ def pool_of_summary(dump: Dump, record: Record, names: Sequence[str] = ()) -> Po
 
 def values_of(place: Located, most: int | None = None) -> Tensor:
     """The values of a record; of a large one the first rows, where only some are looked at."""
-    values = opened(place.folder).tensor(place.record, check=most is None)
-    if most is None or values.numel() <= most:
-        return values
-    width = values.shape[-1] if values.dim() > 1 else 1
-    part = values.reshape(-1, width)[: max(1, most // width)]
-    return part if values.dim() > 1 else part.reshape(-1)
+    dump, record = opened(place.folder), place.record
+    if most is None or record.elements <= most:
+        return dump.tensor(record, check=most is None)
+    width = record.shape[-1] if len(record.shape) > 1 else 1
+    flat = dump.beginning(record, max(1, most // width) * width)
+    return flat.reshape(-1, width) if len(record.shape) > 1 else flat
 
 
 def _identity(record: Record) -> dict[str, Any]:

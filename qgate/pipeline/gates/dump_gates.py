@@ -6,7 +6,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,7 +47,7 @@ _KEPT = 1 << 23
 class DumpSubject:
     """A folder of dumps under a name; `spelled_name` if that name has to be given again."""
 
-    def __init__(self, folder: Path, name: str, asked: str = "", spelled_name: str = "") -> None:
+    def __init__(self, folder: Place, name: str, asked: str = "", spelled_name: str = "") -> None:
         self.folder, self._name = folder, name
         self._asked, self._spelled = asked or str(folder), spelled_name
 
@@ -130,7 +129,8 @@ class DumpSubject:
         def place(of: str) -> tuple[Any, ...]:
             named = parse(of)
             counter = named.counter if named and named.counter is not None else -1
-            moment = (self.folder / of).stat().st_mtime_ns
+            stamp = self.dump.files.stamp(of)
+            moment = stamp.moment if stamp else -1
             return (named.timestamp, counter, moment) if named else ("~", -1, moment)
 
         named = parse(name)

@@ -170,7 +170,7 @@ class Ledger:
         return Known(accepted.values, accepted.device, by_site, by_layer)
 
     def same_device(self, known: Known) -> bool:
-        """Whether the accepted errors were measured on a device like this one."""
+        """Whether the accepted errors were measured with the arithmetic of this device."""
         return known.device in (None, self.origin().device)
 
     def reference_tensors(self, basis: str) -> dict[str, ReferenceTensor]:

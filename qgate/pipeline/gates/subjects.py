@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from qgate.baselines import Origin, ReferenceTensor
+from qgate.devices import arithmetic_of
 from qgate.models.model import inputs_hash
 from qgate.pipeline.gates.bench import Bench
 from qgate.pipeline.gates.passes import short_layer
@@ -92,7 +93,7 @@ class ModelSubject:
             samples=len(model.inputs),
             seqlen=sampling.seqlen,
             seed=sampling.seed,
-            device=model.device.type,
+            device=arithmetic_of(model.device),
             torch=str(torch.__version__),
             commit=commit_here(),
         )

@@ -61,8 +61,8 @@ def summary(record: ActivationsRecord) -> str:
     modules = len({each["module"] for each in record["layers"]})
     source = str(data.get("source"))
     if "sample" not in source:
-        source += f"; {counted(int(data.get('samples', 0)), 'sample')}"
-        source += f", {int(data['tokens']):,} tokens" if data.get("tokens") else ""
+        source += f"; {counted(_whole(data.get('samples')), 'sample')}"
+        source += f", {_whole(data['tokens']):,} tokens" if data.get("tokens") else ""
     where = f"{record['architecture']} on {record['device']}"
     return f"{where}, {counted(modules, 'module')}; {source}"
 
@@ -242,3 +242,8 @@ def _tails(record: ActivationsRecord) -> Iterator[Finding]:
         yield Finding(
             "info", f"heaviest tails: {name_of(layer)} ({layer['role']}), kurtosis {brief(value)}"
         )
+
+
+def _whole(value: object) -> int:
+    """What the record says of its data may be of any kind."""
+    return value if type(value) is int else 0

@@ -20,6 +20,7 @@ from qgate.report.activations._page import Shown, page
 from qgate.report.activations._reading import Look, clean, digest, look_of, model_stem
 from qgate.report.activations._tables import as_json, csv_files
 from qgate.results.activations import ACTIVATIONS, ActivationsRecord
+from qgate.results.believing import of_type
 from qgate.results.portraits import ANALYSIS
 
 Progress = Callable[[int, int], None]
@@ -70,6 +71,11 @@ def read_record(path: Path | str) -> ActivationsRecord:
         raise QgateError(f"{str(path)!r} is no record of activations: {error}.") from None
     kind = told.get("kind") if isinstance(told, dict) else None
     if kind != ACTIVATIONS:
+        if isinstance(kind, str) and kind.startswith(ACTIVATIONS.rstrip("0123456789")):
+            raise QgateError(
+                f"{str(path)!r} was written by another version of qgate: it is a {kind!r}, and "
+                f"this one reads {ACTIVATIONS!r}. Use that version, or analyze the model again."
+            )
         own = " qgate draw draws it." if kind == ANALYSIS else ""
         raise QgateError(
             f"{str(path)!r} is no record of activations: its kind is {kind!r}, not "
@@ -79,6 +85,10 @@ def read_record(path: Path | str) -> ActivationsRecord:
     if missing:
         raise QgateError(f"{str(path)!r} is damaged: it has no {', '.join(missing)}.")
     told.pop("tables", None)
+    try:
+        of_type(ActivationsRecord)(told, "")
+    except ValueError as error:
+        raise QgateError(f"{str(path)!r} is damaged: {error}.") from None
     return cast(ActivationsRecord, told)
 
 
@@ -215,9 +225,10 @@ def _owners(folder: Path) -> dict[str, str]:
     for path in sorted(folder.glob(f"*{_LISTED}")):
         try:
             told = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
         if isinstance(told, dict) and told.get("kind") == _KIND:
-            names = [n for n in told.get("files", ()) if isinstance(n, str) and n == Path(n).name]
+            files = told["files"] if isinstance(told.get("files"), list) else []
+            names = [n for n in files if isinstance(n, str) and n == Path(n).name]
             found |= dict.fromkeys(names, str(told.get("model")))
     return found

@@ -21,6 +21,7 @@ from qgate.report._files import write_bytes, write_text
 from qgate.report.dumps._csv import TABLES
 from qgate.report.dumps.pages import Shown, page
 from qgate.report.dumps.texts import tensor_stats
+from qgate.results.believing import of_type
 from qgate.results.portraits import ANALYSIS, DumpAnalysis
 
 Progress = Callable[[int, int], None]
@@ -109,6 +110,10 @@ def read_analysis(path: Path | str) -> DumpAnalysis:
         missing = sorted(DumpAnalysis.__required_keys__ - told.keys())
         if missing:
             raise QgateError(f"{str(path)!r} is damaged: it has no {', '.join(missing)}.")
+        try:
+            of_type(DumpAnalysis)(told, "")
+        except ValueError as error:
+            raise QgateError(f"{str(path)!r} is damaged: {error}.") from None
         return cast(DumpAnalysis, told)
     if isinstance(kind, str) and kind.startswith(ANALYSIS.rstrip("0123456789")):
         raise QgateError(
@@ -138,11 +143,12 @@ def _listed(folder: Path) -> list[str]:
         told = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return []
-    except ValueError:
+    except (ValueError, RecursionError):
         told = None
     if not isinstance(told, dict) or told.get("kind") != _KIND:
         raise QgateError(f"{str(path)!r} is not of an earlier drawing; give another folder.")
-    names = [name for name in told.get("files", ()) if isinstance(name, str)]
+    files = told["files"] if isinstance(told.get("files"), list) else []
+    names = [name for name in files if isinstance(name, str)]
     return [name for name in names if _inside(name)]
 
 

@@ -51,10 +51,7 @@ def clipped(line: str, width: int) -> str:
     """The start of a line that is too long for the terminal."""
     if shown_width(line) <= width:
         return line
-    kept = line
-    while kept and shown_width(kept) > width - 1:
-        kept = kept[:-1]
-    return f"{kept}{CUT}"
+    return f"{_end(line[::-1], width - 1)[::-1]}{CUT}"
 
 
 def middle_cut(text: str, width: int) -> str:

@@ -75,7 +75,7 @@ def errors(texts: Sequence[str]) -> list[Line]:
 
 def _folded(text: str, width: int) -> list[str]:
     lines, rest = [], text
-    while shown_width(rest) > width:
+    while len(rest) > 4 * width or shown_width(rest) > width:
         cut = rest.rfind(" ", width // 3, width + 1)
         # A word that is longer than half a line is cut where the line ends.
         at = cut if cut > 0 else width

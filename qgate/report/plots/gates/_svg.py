@@ -38,6 +38,8 @@ BOLD = 1.13
 # Widths in em of the widest common screen font: what fits there fits anywhere.
 _NARROW, _WIDE = frozenset("iIjlftr.,:;'|!()[]{} "), frozenset("mwMW@%…→×")
 
+_LONGEST = 400  # characters that a drawing looks at: cutting goes through them one by one
+
 
 def _properties(dark: bool) -> str:
     return ";".join(f"--{name}:{pair[dark]}" for name, pair in COLORS.items())
@@ -92,7 +94,7 @@ def text_width(text: str, size: float = FONT) -> float:
 
 def shortened(text: object, width: float, size: float = FONT) -> str:
     """A name that fits, its middle left out: beginnings and ends tell names apart."""
-    whole = one_line(str(text)[:400])
+    whole = one_line(str(text)[:_LONGEST])
     if text_width(whole, size) <= width:
         return whole
     for kept in range(min(len(whole) - 1, int(width / size / 0.35)), 0, -1):
@@ -106,7 +108,7 @@ def shortened(text: object, width: float, size: float = FONT) -> str:
 def wrapped(text: str, width: float, size: float, most: int) -> list[str]:
     """Lines of words; what does not fit into the last one is cut there and marked."""
     lines = [""]
-    words = one_line(text).split(" ")
+    words = one_line(text[:_LONGEST]).split(" ")
     for at, word in enumerate(words):
         longer = f"{lines[-1]} {word}".strip()
         if text_width(longer, size) <= width or not lines[-1]:

@@ -1,0 +1,135 @@
+"""Reports and pictures, made here by the commands that make them for everybody.
+
+    python docs/site/gallery.py FOLDER
+
+All commands run in one process, which has imported torch and matplotlib once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import io
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+import qgate
+from qgate.cli import main
+
+KERNEL = ("clamp(min=1e-12) / 127", "clamp(min=1e-12) / 63")
+INTRO = """# Gallery
+
+Pages and pictures as qgate makes them, from the example of `qgate init` and from small tensors.
+Each page is one file that opens without network.
+"""
+
+
+def write(source: Path) -> None:
+    """`gallery.md` among the sources of the site, with what it shows beside it."""
+    shown = source / "_extra" / "gallery"
+    sections = []
+    for name, make in (
+        ("gates", _gates),
+        ("sweeps", _sweeps),
+        ("activations", _activations),
+        ("dumps", _dumps),
+    ):
+        (shown / name).mkdir(parents=True)
+        with tempfile.TemporaryDirectory() as work, contextlib.chdir(work):
+            sections.append(make(shown / name))
+    (source / "gallery.md").write_text("\n".join([INTRO, *sections]), encoding="utf-8")
+
+
+def _ran(*words: str) -> None:
+    """A command of qgate, whose words nobody needs unless it fails."""
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        status = main(list(words))
+    if status:
+        raise SystemExit(f"qgate {' '.join(words)} ended with {status}\n{said.getvalue()}")
+
+
+def _tested(*words: str, status: int = 0) -> None:
+    few = ("--samples", "2", "--seqlen", "32", "-p", "no:cacheprovider", "-q")
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        ended = pytest.main(["suites", *few, *words])
+    sys.modules.pop("qgate_model", None)
+    if ended != status:
+        raise SystemExit(f"pytest {' '.join(words)} ended with {ended}\n{said.getvalue()}")
+
+
+def _gates(shown: Path) -> str:
+    _ran("init", "--suites", "layer_outputs")
+    _tested("--update-baselines")
+    example = Path("suites", "qgate_model.py")
+    example.write_text(example.read_text().replace(*KERNEL))
+    _tested("--plots", "all", status=1)
+    shutil.copyfile("qgate-out/report.html", shown / "report.html")
+    about = "The report of a change that lets the kernel of the example use half of its grid: "
+    made = _section("A kernel that got worse", about + "`pytest suites`.", shown / "report.html")
+    link = "gallery/gates/report.html"
+    return f'{made}<iframe src="{link}" title="Report of the run" loading="lazy"></iframe>\n'
+
+
+def _sweeps(shown: Path) -> str:
+    x = torch.randn(256, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    x[:, 7] *= 30
+    torch.save(x, "act.pt")
+    _ran("sweep", "act.pt", "--output-dir", str(shown), "--elem-format", "fp8_e4m3")
+    about = "One channel of 256 is 30 times the others: `qgate sweep act.pt`."
+    return _section("Scales", about, shown / "index.html", sorted(shown.rglob("*.png")))
+
+
+def _activations(shown: Path) -> str:
+    _ran("activations", "--model", "tiny-llama", "--data.num_samples", "2", "--data.seq_len", "64",
+         "--save_dir", str(shown))  # fmt: skip
+    about = "Magnitudes, outliers and losses of formats: `qgate activations --model tiny-llama`."
+    pictures = sorted(shown.rglob("*.png"))
+    return _section("Activations of a model", about, shown / "analysis_report.html", pictures)
+
+
+def _dumps(shown: Path) -> str:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+    with qgate.collect(model, "dump", sites="linear", iterations=1, quant_type="mxfp8"):
+        model(torch.randn(64, 64)).square().mean().backward()
+    _ran("draw", "dump", "--output-dir", str(shown))
+    about = "Collected forward and backward: `qgate draw dump`."
+    pictures = [shown / name for name in _OF_DUMPS]
+    return _section("Tensors of a training step", about, shown / "index.html", pictures)
+
+
+_OF_DUMPS = (
+    "quick_analysis.png",
+    "distributions/magnitudes.png",
+    "fp8_analysis/fits.png",
+    "heatmaps/amax.png",
+    "backward_analysis/gradients.png",
+    "layer_analysis/depth.png",
+)
+
+
+def _section(title: str, about: str, page: Path, pictures: Sequence[Path] = ()) -> str:
+    top = page.parents[1].parent
+    lines = [f"## {title}", "", about, ""]
+    lines.append(f'<p><a href="{page.relative_to(top).as_posix()}">The page itself</a></p>')
+    grid = [line for path in pictures for line in _figure(path, path.relative_to(top).as_posix())]
+    return "\n".join([*lines, *(['<div class="gallery">', *grid, "</div>"] if grid else []), ""])
+
+
+def _figure(path: Path, link: str) -> Iterator[str]:
+    told = html.escape(path.stem.replace("_", " ").replace("-", " "))
+    yield f'<figure><a href="{link}"><img src="{link}" alt="{told}" loading="lazy"></a>'
+    yield f"<figcaption>{told}</figcaption></figure>"
+
+
+if __name__ == "__main__":
+    for name in ("CI", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+        os.environ.pop(name, None)  # its red run is no failure of the job that builds it
+    write(Path(sys.argv[1]).resolve())

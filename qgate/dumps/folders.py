@@ -1,0 +1,227 @@
+"""The folder of a dump or of a rank: of this machine, or objects of a store below a URL.
+
+Files in it have names and no paths. What is put there is there whole, or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal, Protocol
+
+from qgate import urls
+from qgate.errors import QgateError
+from qgate.files import neighbor, replacing
+
+Kind = Literal["folder", "file", "nothing"]
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What tells whether a file has changed; `moment` is in nanoseconds."""
+
+    size: int
+    moment: int
+    tag: str = ""
+
+
+class Folder(Protocol):
+    """What is in a folder, read and written by name.
+
+    A failure to write is an OSError. What cannot be read is one too, or a QgateError where a store
+    cannot be reached.
+    """
+
+    place: urls.Place
+
+    @property
+    def name(self) -> str:
+        """Its own name, the last part of where it is."""
+
+    @property
+    def path(self) -> Path | None:
+        """Where it is on this machine, for what maps or locks files."""
+
+    def at(self, name: str) -> urls.Place:
+        """Where a file is, for people."""
+
+    def inside(self, name: str) -> Folder:
+        """A folder in this one, whether it is there or not."""
+
+    def fresh(self) -> Folder:
+        """The same folder as it is now: a store is asked once what there is."""
+
+    def kind(self) -> Kind:
+        """What is there under its name."""
+
+    def names(self) -> dict[str, bool]:
+        """What is in it, in order, and whether each is a folder."""
+
+    def stamp(self, name: str = "") -> Stamp | None:
+        """Of a file, or of the list of its names; None where there is none."""
+
+    def open(self, name: str, start: int = 0) -> BinaryIO:
+        """To read a file once, from a byte on."""
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        """A range of a file, or less where the file is shorter."""
+
+    def put(self, name: str, data: bytes, *, new: bool = False) -> None:
+        """Write a file; a FileExistsError where it has to be new and is not."""
+
+    def writing(self, name: str) -> AbstractContextManager[Path]:
+        """A file of this machine to write to, which is put there at the end."""
+
+    def copy(self, source: Folder, name: str, as_name: str) -> None:
+        """Put a file of another folder here, without reading it where that is possible."""
+
+    def remove(self, *names: str) -> None:
+        """Remove files, if they are there."""
+
+
+def folder_of(place: urls.Place | str) -> Folder:
+    """The folder at a path or URL; a store is not asked before something is read."""
+    found = urls.place_of(place) if isinstance(place, str) else place
+    if isinstance(found, Path):
+        return LocalFolder(found)
+    from qgate.dumps.object_folders import ObjectFolder
+
+    return ObjectFolder(found)
+
+
+def empty_folder(place: urls.Place | str, otherwise: str) -> Folder:
+    """A folder to write to, made where there is none; an error where it has anything in it."""
+    folder = writable_folder(place)
+    kind = folder.kind()
+    if kind == "file" or (kind == "folder" and folder.names()):
+        raise QgateError(f"{str(folder.place)!r} {otherwise}: choose another folder.")
+    if folder.path is not None:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def writable_folder(place: urls.Place | str) -> Folder:
+    """A folder in a store that does not leave half a file behind."""
+    folder = folder_of(place)
+    urls.check_writable(folder.place)
+    return folder
+
+
+def files_in(folder: Folder) -> list[str]:
+    return [name for name, is_folder in folder.names().items() if not is_folder]
+
+
+class LocalFolder:
+    """A folder of this machine. A link is what it leads to."""
+
+    place: urls.Place
+
+    def __init__(self, path: Path) -> None:
+        self.place = self._path = path
+
+    @property
+    def name(self) -> str:
+        return self._path.name
+
+    @property
+    def path(self) -> Path | None:
+        return self._path
+
+    def at(self, name: str) -> Path:
+        return self._path / name
+
+    def inside(self, name: str) -> LocalFolder:
+        return LocalFolder(self._path / name)
+
+    def fresh(self) -> LocalFolder:
+        return self
+
+    def kind(self) -> Kind:
+        if self._path.is_dir():
+            return "folder"
+        return "file" if self._path.exists() else "nothing"
+
+    def names(self) -> dict[str, bool]:
+        with os.scandir(self._path) as entries:
+            found = {entry.name: entry.is_dir() for entry in entries}
+        return {name: found[name] for name in sorted(found)}
+
+    def stamp(self, name: str = "") -> Stamp | None:
+        try:
+            stat = (self._path / name).stat()
+        except FileNotFoundError:
+            return None
+        return Stamp(stat.st_size, stat.st_mtime_ns)
+
+    def open(self, name: str, start: int = 0) -> BinaryIO:
+        file = (self._path / name).open("rb")
+        file.seek(start)
+        return file
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        with self.open(name, start) as file:
+            return file.read() if stop is None else file.read(stop - start)
+
+    def put(self, name: str, data: bytes, *, new: bool = False) -> None:
+        path = self._path / name
+        if not new:
+            with replacing(path) as fresh:
+                fresh.write_bytes(data)
+            return
+        with _neighbor(path, data) as written:
+            try:
+                os.link(written, path)
+            except FileExistsError:
+                raise
+            except OSError:  # a file system without links
+                if path.exists():
+                    raise FileExistsError(17, os.strerror(17), str(path)) from None
+                written.replace(path)
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        with replacing(self._path / name) as fresh:
+            yield fresh
+
+    def copy(self, source: Folder, name: str, as_name: str) -> None:
+        target = self._path / as_name
+        if source.path is None:
+            with self.writing(as_name) as fresh, fresh.open("wb") as file:
+                for part in parts_of(source, name):
+                    file.write(part)
+            return
+        try:
+            os.link((source.path / name).resolve(), target)
+        except OSError:
+            shutil.copyfile(source.path / name, target)
+
+    def remove(self, *names: str) -> None:
+        for name in names:
+            (self._path / name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _neighbor(path: Path, data: bytes) -> Iterator[Path]:
+    with neighbor(path) as written:
+        written.write_bytes(data)
+        yield written
+
+
+_AT_ONCE = 16 << 20
+
+
+def parts_of(folder: Folder, name: str) -> Iterator[bytes]:
+    """A file, a part at a time."""
+    stamp = folder.stamp(name)
+    if stamp is None:
+        raise QgateError(f"{str(folder.at(name))!r} is not there.")
+    for start in range(0, stamp.size, _AT_ONCE):
+        part = folder.read(name, start, min(start + _AT_ONCE, stamp.size))
+        if len(part) < min(_AT_ONCE, stamp.size - start):
+            raise QgateError(f"{str(folder.at(name))!r} was changed while it was copied.")
+        yield part

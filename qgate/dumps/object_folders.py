@@ -1,0 +1,211 @@
+"""A folder of a dump as objects of a store: listed once, read in ranges, put whole."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from qgate import urls
+from qgate.dumps.folders import Folder, Kind, Stamp, parts_of
+from qgate.errors import QgateError
+
+if TYPE_CHECKING:
+    from upath import UPath
+
+_TAGS = ("ETag", "etag", "generation", "md5Hash")
+_TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
+# What stores say of a write on condition that they do not know.
+_UNKNOWN = (TypeError, ValueError, NotImplementedError)
+
+
+class ObjectFolder:
+    """What is there is asked once, and with `fresh` again."""
+
+    place: urls.Place
+
+    def __init__(self, place: UPath, store: Any = None) -> None:
+        self.place = self._url = place
+        self._store = store or _store_of(place)
+        self._root = str(self._store._strip_protocol(place.path)).rstrip("/")
+        self._listed: dict[str, tuple[bool, Stamp]] | None = None
+        self._is_file = False
+
+    @property
+    def name(self) -> str:
+        return self._root.rpartition("/")[2]
+
+    @property
+    def path(self) -> None:
+        return None
+
+    def at(self, name: str) -> UPath:
+        return self._url / name
+
+    def inside(self, name: str) -> ObjectFolder:
+        return ObjectFolder(self._url / name, self._store)
+
+    def fresh(self) -> ObjectFolder:
+        return ObjectFolder(self._url, self._store)
+
+    def kind(self) -> Kind:
+        if self._names():
+            return "folder"
+        return "file" if self._is_file else "nothing"
+
+    def names(self) -> dict[str, bool]:
+        return {name: is_folder for name, (is_folder, _) in self._names().items()}
+
+    def stamp(self, name: str = "") -> Stamp | None:
+        if not name:
+            return Stamp(len(self._names()), 0)
+        is_folder, stamp = self._names().get(name, (True, None))
+        return None if is_folder else stamp
+
+    def _names(self) -> dict[str, tuple[bool, Stamp]]:
+        if self._listed is None:
+            found: dict[str, tuple[bool, Stamp]] = {}
+            for info in self._infos():
+                whole = str(info["name"]).rstrip("/")
+                self._is_file |= whole == self._root and info.get("type") == "file"
+                name = whole.removeprefix(f"{self._root}/")
+                if whole != self._root and "/" not in name:
+                    found[name] = info.get("type") == "directory", _stamp(info)
+            self._listed = {name: found[name] for name in sorted(found)}
+        return self._listed
+
+    def _infos(self) -> list[dict[str, Any]]:
+        with _reading(self.place):
+            try:
+                self._store.invalidate_cache(self._root)
+                return list(self._store.ls(self._root, detail=True))
+            except FileNotFoundError as error:
+                if "bucket does not exist" in str(error):
+                    raise QgateError(f"{str(self.place)!r} is not there: {error}.") from None
+                return []
+
+    def open(self, name: str, start: int = 0) -> BinaryIO:
+        return io.BytesIO(self.read(name, start))
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        """With its end, as s3fs asks for the size of a file where no range is given."""
+        if stop is None:
+            stamp = self.stamp(name)
+            if stamp is None:
+                raise FileNotFoundError(2, "it is not there", str(self.at(name)))
+            stop = stamp.size
+        if stop <= start:
+            return b""
+        with _reading(self.at(name)):
+            return bytes(self._store.cat_file(f"{self._root}/{name}", start=start, end=stop))
+
+    # Writing --------------------------------------------------------------------------------------
+
+    def put(self, name: str, data: bytes, *, new: bool = False) -> None:
+        path = f"{self._root}/{name}"
+        with _writing():
+            if not new:
+                self._store.pipe_file(path, data)
+                return
+            try:
+                self._store.pipe_file(path, data, mode="create")
+            except FileExistsError:
+                if self._store.cat_file(path) != data:  # else the answer to an earlier try was lost
+                    raise
+            except Exception as error:
+                told = isinstance(error, OSError) and "(NotImplemented)" not in repr(
+                    error.__cause__
+                )
+                if told or not isinstance(error, (OSError, *_UNKNOWN)):
+                    raise
+                if self._store.exists(path):
+                    raise FileExistsError(17, "it is there already", path) from None
+                self._store.pipe_file(path, data)
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="qgate-") as home:
+            made = Path(home) / name
+            yield made
+            self.take(made, name)
+
+    def take(self, path: Path, name: str) -> None:
+        """Put a file of this machine there."""
+        with _writing():
+            self._store.put_file(str(path), f"{self._root}/{name}")
+
+    def copy(self, source: Folder, name: str, as_name: str) -> None:
+        """Within a store by the store itself; what it will not copy goes through this process."""
+        if source.path is not None:
+            self.take(source.path / name, as_name)
+            return
+        if isinstance(source, ObjectFolder) and source._store == self._store:
+            with contextlib.suppress(Exception):
+                self._store.cp_file(f"{source._root}/{name}", f"{self._root}/{as_name}")
+                return
+        with self.writing(as_name) as made, made.open("wb") as file:
+            for part in parts_of(source, name):
+                file.write(part)
+
+    def remove(self, *names: str) -> None:
+        with _writing():
+            for name in names:
+                with contextlib.suppress(FileNotFoundError, KeyError):
+                    self._store.rm_file(f"{self._root}/{name}")
+
+
+def _store_of(place: UPath) -> Any:
+    """What speaks to the store, without a memory of listings."""
+    with _reading(place):
+        return type(place.fs)(**{**place.storage_options, "use_listings_cache": False})
+
+
+def _stamp(info: dict[str, Any]) -> Stamp:
+    tag = next((str(info[name]) for name in _TAGS if info.get(name)), "")
+    moment = next((_moment(info[name]) for name in _TIMES if info.get(name)), 0)
+    return Stamp(int(info.get("size") or 0), moment, tag)
+
+
+def _moment(found: object) -> int:
+    if isinstance(found, datetime):
+        return int(found.timestamp() * 1e9)
+    with contextlib.suppress(ValueError, TypeError):
+        if isinstance(found, int | float):
+            return int(found * 1e9)
+        return int(datetime.fromisoformat(str(found)).timestamp() * 1e9)
+    return 0
+
+
+@contextlib.contextmanager
+def _reading(place: urls.Place) -> Iterator[None]:
+    """What a store says against being read, in one line."""
+    try:
+        yield
+    except (QgateError, FileNotFoundError):
+        raise
+    except Exception as error:
+        raise QgateError(f"{str(place)!r} cannot be reached: {_line(error)}.") from None
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """What a store says against being changed, as an OSError: like a full disk."""
+    try:
+        yield
+    except QgateError:
+        raise
+    except FileExistsError as error:
+        raise FileExistsError(17, _line(error)) from error
+    except Exception as error:
+        number = error.errno if isinstance(error, OSError) else None
+        raise OSError(number or 5, _line(error)) from error
+
+
+def _line(error: Exception) -> str:
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    text = (said.strip() or type(error).__name__).splitlines()[0]
+    return text.rstrip(".") if " " in text else f"{type(error).__name__} {text}"

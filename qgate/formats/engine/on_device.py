@@ -1,0 +1,177 @@
+"""Which kernel quantizes a tensor where it is, and its proof that it gives what torch gives."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from qgate.formats._element import ElementFormat
+from qgate.formats._literals import E2M1, E4M3
+from qgate.formats.engine.job import Job
+from qgate.formats.engine.scratch import tracing
+from qgate.formats.floats import FloatFormat
+from qgate.formats.hif4 import Hif4Format
+from qgate.formats.hif8 import HiF8Format
+from qgate.formats.integers import IntFormat
+from qgate.formats.mx import MxFormat
+from qgate.formats.nvfp4 import Nvfp4Format
+from qgate.formats.quantizer import Quantizer
+from qgate.kernels import cases, proving
+from qgate.kernels.block_casts import LONGEST, BlockCast, Hif4Cast, MxCast, Nvfp4Cast
+from qgate.kernels.element_casts import ElementCast
+from qgate.kernels.shapes import Grid, Lie, kind_of
+
+Definition = Callable[[Job], Tensor]
+
+
+def quantize(job: Job, out: Tensor, define: Definition) -> bool:
+    """Write the quantized tensor to `out`, as [outer, length, inner]; False where torch has to."""
+    if not proving.serves(job.x.device) or tracing():
+        return False
+    cast = cast_for(job)
+    if cast is None:
+        return False
+    lie = _lie(job)
+    given = (job.x.dtype, job.dtype, lie.kind, job.layout.groups == 1, job.q.granularity)
+    block = None if job.layout.groups == 1 else lie.block
+    if not proving.proven(
+        (cast, *given, block),
+        job.x.device,
+        f"{job.q.format.name} of {str(job.x.dtype).removeprefix('torch.')} tensors",
+        lambda: _wrong(cast, job, define),
+    ):
+        return False
+    _run(cast, job, out)
+    return True
+
+
+def cast_for(job: Job) -> BlockCast | ElementCast | None:
+    """The kernel for this tensor, if there is one."""
+    q, fmt = job.q, job.q.format
+    if kind_of(job.x.dtype) is None or kind_of(job.dtype) is None or q.rounding == "stochastic":
+        return None
+    saturates = q.inf == "saturate"
+    if isinstance(fmt, ElementFormat):
+        if (grid := _grid(fmt, q)) is None:
+            return None
+        cast = ElementCast(grid, job.scale is not None)
+        return cast if cast.takes(_lie(job)) else None
+    if q.block > LONGEST:
+        return None
+    if isinstance(fmt, MxFormat) and (grid := _grid(fmt.element, q)) is not None:
+        limit = 2 ** (q.scale_bits - 1) - 1
+        fits = grid.fits_single and not grid.tapered
+        return MxCast(grid, fmt.carry(q.scale_rule, 23), limit, saturates) if fits else None
+    if isinstance(fmt, Nvfp4Format) and (fmt.element, fmt.scale_element) == (E2M1, E4M3):
+        return Nvfp4Cast(q.rounding, saturates)
+    return Hif4Cast(q.rounding, saturates) if isinstance(fmt, Hif4Format) else None
+
+
+def _grid(fmt: ElementFormat, q: Quantizer) -> Grid | None:
+    """The element's values in plain numbers; None for families the kernels do not know."""
+    if q.rounding == "stochastic":
+        return None
+    if isinstance(fmt, FloatFormat):
+        if not fmt.signed or not fmt.subnormals:
+            return None
+        lowest = fmt.min_exponent
+    elif isinstance(fmt, IntFormat):
+        lowest = fmt.max_exponent
+    elif isinstance(fmt, HiF8Format):
+        lowest = -22
+    else:
+        return None
+    low, high = fmt.bounds(narrow=q.narrow)
+    return Grid(
+        mantissa=fmt.mantissa,
+        lowest=lowest,
+        highest=fmt.max_exponent,
+        largest=high,
+        largest_negative=-low,
+        signed_zero=fmt.negative_zero is not None,
+        rounding=q.rounding,
+        tapered=isinstance(fmt, HiF8Format),
+        saturates=q.saturate,
+        to_infinity=fmt.has_inf,
+    )
+
+
+def _lie(job: Job) -> Lie:
+    layout = job.layout
+    return Lie(layout.outer, layout.length, layout.inner, layout.block)
+
+
+def _run(cast: BlockCast | ElementCast, job: Job, out: Tensor) -> None:
+    x = job.data.contiguous()
+    if isinstance(cast, ElementCast):
+        cast.run(x, out, _lie(job), None if job.scale is None else job.scale.contiguous())
+    else:
+        cast.run(x, out, _lie(job))
+
+
+def _wrong(cast: BlockCast | ElementCast, job: Job, define: Definition) -> str:
+    """What differs from the definition on the CPU, where it is held to every oracle."""
+    for x, q in _trials(job):
+        expected = define(Job(x, q))
+        there = Job(x.to(job.x.device), q)
+        layout = there.layout
+        out = torch.empty(
+            layout.outer, layout.length, layout.inner, dtype=there.dtype, device=job.x.device
+        )
+        _run(cast, there, out)
+        if found := proving.difference(layout.restore(out), expected, x):
+            return found
+    return ""
+
+
+def _trials(job: Job) -> Iterator[tuple[Tensor, Quantizer]]:
+    """Hard tensors that lie as the job's does, with its options."""
+    lie, dtype = _lie(job), job.x.dtype
+    q = copy.copy(job.q)
+    q.dtype = job.dtype
+    if q.granularity != "block":
+        yield from _shared(job, q)
+        return
+    q.axis = 1
+    q.scale = None
+    yield cases.lying(cases.numbers(dtype), lie.block, lie.kind), q
+    for exponent in (0, -12, 12, -100, 100, -126):
+        yield cases.lying(cases.ordinary(dtype, exponent), lie.block, lie.kind), q
+
+
+def _shared(job: Job, q: Quantizer) -> Iterator[tuple[Tensor, Quantizer]]:
+    """Tensors whose every channel, or all of them, share a scale."""
+    every = cases.numbers(job.x.dtype)
+    if job.scale is None:
+        yield every, q
+        return
+    finite = every[every.isfinite()]
+    for exponent in (0, -12, 12, -100, 100):
+        x = cases.ordinary(job.x.dtype, exponent)
+        yield _by_channel(x, job, q), q
+    given = copy.copy(q)
+    for scale in (1.0, 1 / 3, 2.0**-130, 3e38):
+        given.scale = scale
+        if q.granularity == "tensor":
+            yield every, given
+            yield finite, q
+        else:
+            x = _by_channel(every, job, q)
+            given = copy.copy(q)
+            channels = x.shape[q.axis_of(2)]
+            steps = torch.arange(channels, dtype=torch.float32, device="cpu")
+            given.scale = (1 + steps / channels) * (scale / 2)
+            yield x, given
+
+
+def _by_channel(x: Tensor, job: Job, q: Quantizer) -> Tensor:
+    """As [channels, rest] or [rest, channels], like the job's; `q` gets the axis of that."""
+    if q.granularity == "tensor":
+        return x
+    first = job.layout.inner == 1
+    q.axis = 0 if first else 1
+    rows = len(x) // 24
+    return x[: rows * 24].view(24, rows) if first else x[: rows * 24].view(rows, 24)

@@ -1,0 +1,57 @@
+"""Tensors on which a wrong kernel shows: all patterns, ties, the ends of the range, NaN and Inf."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+def patterns(dtype: torch.dtype) -> Tensor:
+    """Of 16 bits all there are; of 32 what lies at and beside the numbers of 16."""
+    import torch
+
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32, device="cpu")
+    if dtype.itemsize == 2:
+        return every.to(torch.int16).view(dtype)
+    low = torch.tensor([0, 1, 0x7FFF, -0x8000, -0x7FFF, -1], dtype=torch.int32, device="cpu")
+    fine = (every[::7, None] << 16) + low[:, None].T
+    return fine.reshape(-1).view(torch.float32)
+
+
+def numbers(dtype: torch.dtype) -> Tensor:
+    """The patterns three times: by size, so that neighbors share an exponent, by bits, mixed."""
+    import torch
+
+    every = patterns(dtype)
+    finite = every[every.isfinite()]
+    by_size = finite[finite.abs().sort(stable=True).indices]
+    mixing = torch.Generator("cpu").manual_seed(0)
+    mixed = finite[torch.randperm(len(finite), generator=mixing, device="cpu")]
+    return torch.cat([by_size, every, mixed])
+
+
+def lying(x: Tensor, block: int, kind: tuple[bool, bool]) -> Tensor:
+    """Numbers as [outer, length, inner] with blocks of that size; (upright, with a short one)."""
+    upright, short = kind
+    length = block * 3 + (max(block // 3, 1) if short and block > 1 else 0)
+    inner = 600 if upright else 1
+    outer = max(-(-len(x) // (length * inner)), 1)
+    room = outer * length * inner
+    filled = x.repeat(-(-room // len(x)))[:room]
+    if not upright:
+        return filled.view(outer, length, 1)
+    # Neighbors along the middle stay neighbors.
+    return filled.view(outer, inner, length).transpose(1, 2).contiguous()
+
+
+def ordinary(dtype: torch.dtype, exponent: int = 0, count: int = 2**13) -> Tensor:
+    """A bell curve with outliers, in units of 2**exponent."""
+    import torch
+
+    seeded = torch.Generator("cpu").manual_seed(1)
+    x = torch.randn(count, generator=seeded, device="cpu")
+    x[::97] *= 50
+    return (x.double() * 2.0**exponent).to(dtype)

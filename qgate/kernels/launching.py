@@ -1,0 +1,45 @@
+"""Starting a program on the device of a tensor, on its bits."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def bits(x: Tensor) -> Tensor:
+    """The numbers as integers of their width, which is how programs load them."""
+    import torch
+
+    if x.dtype.itemsize == 1:
+        return x.view(torch.uint8)
+    return x.view(torch.int16 if x.dtype.itemsize == 2 else torch.int32)
+
+
+def launch(program: Any, programs: int, x: Tensor, *arguments: Any, **constants: Any) -> None:
+    """Fusing a product with a sum is off: it rounds once where the definition rounds twice."""
+    import torch
+
+    there = torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
+    with there:
+        program[(programs,)](x, *arguments, **constants, num_warps=4, enable_fp_fusion=False)
+
+
+def interpreted() -> bool:
+    """If triton was told to run programs in numpy, on tensors of the CPU."""
+    import importlib
+
+    try:
+        knobs = importlib.import_module("triton.knobs")
+    except ImportError:
+        return False
+    return bool(knobs.runtime.interpret)
+
+
+def tile() -> int:
+    """Elements per program: what registers hold; the interpreter is faster with more."""
+    from qgate.kernels.shapes import TILE
+
+    return 2**16 if interpreted() else TILE

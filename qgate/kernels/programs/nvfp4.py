@@ -1,0 +1,106 @@
+"""NVFP4: E2M1 elements, an E4M3 scale per block, one float32 scale for the tensor.
+
+The steps are the format's, each one float32 operation. Of the result there are two significands
+per block, those of 1 and of 1.5: their products with the scales are taken exactly.
+"""
+
+import triton
+import triton.language as tl
+
+from qgate.kernels.programs.grid import (
+    EVEN,
+    FP32,
+    INFINITY,
+    MAGNITUDE,
+    NAN,
+    SIGN,
+    bits_of,
+    narrowed,
+    number,
+    on_grid,
+    stored,
+    tile,
+    upright_tile,
+    widened,
+)
+
+LARGEST_FLOAT = tl.constexpr(3.4028234663852886e38)
+
+
+@triton.jit
+def largest_finite(x, found, n, TILE: tl.constexpr, KIND: tl.constexpr):
+    """The largest finite magnitude, as bits of float32."""
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    size = widened(tl.load(x + at, mask=at < n, other=0), KIND) & MAGNITUDE
+    tl.atomic_max(found, tl.max(tl.where(size < INFINITY, size, 0), 0), sem="relaxed")
+
+
+@triton.jit
+def _odd(exact):
+    """Positive float64 numbers as float32 ones that end in a one unless they are exact."""
+    near = exact.to(tl.float32)
+    back = near.to(tl.float64)
+    bits = bits_of(near)
+    return number(tl.where(back == exact, bits, (bits - (back > exact).to(tl.int32)) | 1))
+
+
+@triton.jit
+def _quantized(
+    bits, found, AXIS: tl.constexpr, OUT: tl.constexpr, ROUNDING: tl.constexpr,
+    INF_SATURATES: tl.constexpr,
+):  # fmt: skip
+    largest = tl.load(found)
+    encode_scale = tl.minimum(tl.div_rn(2688.0, number(largest)), LARGEST_FLOAT)
+    encode_scale = tl.where(largest == 0, 1.0, encode_scale)
+    decode = tl.div_rn(1.0, encode_scale)
+    size = bits & MAGNITUDE
+    amax = tl.max(size, AXIS, keep_dims=True)
+    bad = amax > INFINITY if INF_SATURATES else amax >= INFINITY
+    factor = encode_scale * 0.16666667163372040
+    wanted = tl.minimum(number(tl.where(bad, 0, amax)) * factor, 448.0)
+    block_scale = on_grid(wanted, 3, -6, EVEN)
+    encode = tl.minimum(tl.div_rn(1.0, block_scale * decode), LARGEST_FLOAT)
+    a = tl.minimum(number(size) * encode, 6.0)
+    e = on_grid(a, 1, 0, ROUNDING)
+    sign = bits & SIGN
+    exact = block_scale.to(tl.float64) * decode.to(tl.float64)
+    if decode > 2.0**-80:
+        code = bits_of(e)
+        power = number(tl.maximum(code & INFINITY, 126 << 23))
+        if OUT == FP32:
+            one = exact.to(tl.float32)
+            half_more = (exact * 1.5).to(tl.float32)
+        else:
+            one = _odd(exact)
+            half_more = _odd(exact * 1.5)
+        y = tl.where((code & 0x00400000) != 0, half_more, one) * power
+        y = narrowed(bits_of(tl.where(code == 0, 0.0, y)) | sign, OUT)
+    else:
+        y = stored(e.to(tl.float64) * exact, sign, OUT)
+    return tl.where(bad, narrowed(tl.full(bits.shape, NAN, tl.int32), OUT), y)
+
+
+@triton.jit
+def quantize_rows(
+    x, out, found, length, groups, count, BLOCK: tl.constexpr, PADDED: tl.constexpr,
+    ROWS: tl.constexpr, TAIL: tl.constexpr, KIND: tl.constexpr, OUT: tl.constexpr,
+    ROUNDING: tl.constexpr, INF_SATURATES: tl.constexpr,
+):  # fmt: skip
+    """Blocks along the last axis; `found` is the tensor's largest finite magnitude."""
+    at, there = tile(length, groups, count, BLOCK, PADDED, ROWS, TAIL)
+    bits = widened(tl.load(x + at, mask=there, other=0), KIND)
+    y = _quantized(bits, found, 1, OUT, ROUNDING, INF_SATURATES)
+    tl.store(out + at, y, mask=there)
+
+
+@triton.jit
+def quantize_columns(
+    x, out, found, length, groups, inner, BLOCK: tl.constexpr, PADDED: tl.constexpr,
+    COLUMNS: tl.constexpr, KIND: tl.constexpr, OUT: tl.constexpr, ROUNDING: tl.constexpr,
+    INF_SATURATES: tl.constexpr,
+):  # fmt: skip
+    """Blocks along another axis."""
+    at, there = upright_tile(length, groups, inner, BLOCK, PADDED, COLUMNS)
+    bits = widened(tl.load(x + at, mask=there, other=0), KIND)
+    y = _quantized(bits, found, 0, OUT, ROUNDING, INF_SATURATES)
+    tl.store(out + at, y, mask=there)

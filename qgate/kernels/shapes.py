@@ -1,0 +1,99 @@
+"""What the kernels are told: where blocks lie, which grid they are rounded to. Plain numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+Rounding = Literal["even", "away", "zero"]
+ROUNDINGS: dict[str, int] = {"even": 0, "away": 1, "zero": 2}
+TILE = 4096
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A format's values: `mantissa` bits after the leading one, fewer below 2**lowest."""
+
+    mantissa: int
+    lowest: int
+    highest: int
+    largest: float
+    largest_negative: float
+    signed_zero: bool
+    rounding: Rounding
+    tapered: bool = False
+    saturates: bool = True
+    to_infinity: bool = False
+
+    @property
+    def constants(self) -> dict[str, object]:
+        """What the casts of single numbers call them."""
+        return {
+            "MANTISSA": self.mantissa,
+            "LOWEST": self.lowest,
+            "LARGEST": self.largest,
+            "LARGEST_NEGATIVE": self.largest_negative,
+            "ROUNDING": ROUNDINGS[self.rounding],
+            "TAPERED": self.tapered,
+            "SATURATES": self.saturates,
+            "TO_INFINITY": self.to_infinity,
+            "SIGNED_ZERO": self.signed_zero,
+        }
+
+    @property
+    def fits_single(self) -> bool:
+        """Whether sums that round to it stay within float32's normal numbers."""
+        reach = math.frexp(self.largest)[1] + 2 + 23 - self.mantissa
+        return reach < 127 and self.lowest - self.mantissa > -120
+
+
+@dataclass(frozen=True)
+class Lie:
+    """How an [outer, length, inner] tensor is cut into runs of `block` along the middle."""
+
+    outer: int
+    length: int
+    inner: int
+    block: int
+
+    @property
+    def groups(self) -> int:
+        return -(-self.length // self.block)
+
+    @property
+    def padded(self) -> int:
+        return power_of_two(self.block)
+
+    @property
+    def upright(self) -> bool:
+        return self.inner > 1
+
+    @property
+    def kind(self) -> tuple[bool, bool]:
+        """What a kernel is specialized for."""
+        return self.upright, self.length % self.block != 0
+
+    def across(self, tile: int) -> int:
+        """How many blocks one program takes."""
+        room = max(tile // self.padded, 1)
+        return min(room, max(power_of_two(self.inner), 16)) if self.upright else room
+
+    def programs(self, tile: int) -> int:
+        across = self.across(tile)
+        if self.upright:
+            return self.outer * self.groups * -(-self.inner // across)
+        return -(-self.outer * self.groups // across)
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is not less."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def kind_of(dtype: torch.dtype) -> int | None:
+    """How the programs know a dtype, None for those they do not."""
+    return {"torch.bfloat16": 0, "torch.float16": 1, "torch.float32": 2}.get(str(dtype))

@@ -1,0 +1,36 @@
+"""Dumps put together by as many workers as there are, a rank at a time."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+
+from qgate import urls
+from qgate.dumps import Merged, merge_dumps
+from qgate.dumps.merging import RankPart
+from qgate.engine import Workers, merged
+from qgate.errors import QgateError
+
+
+def merge_on(
+    workers: Workers | int,
+    folders: Sequence[urls.Place | str],
+    output: urls.Place | str,
+    step: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Merged:
+    """`step` is told how many ranks are done, of how many. A rank that is lost is an error."""
+
+    def each(function: Callable[[RankPart], Merged], parts: Sequence[RankPart]) -> Merged:
+        found = merged(
+            function, operator.add, parts, workers, step=lambda done: step(done, len(parts))
+        )
+        if found.failed:
+            place, failure = next(iter(found.failed.items()))
+            more = f", nor were {len(found.failed) - 1} others" if len(found.failed) > 1 else ""
+            raise QgateError(
+                f"rank {parts[place].rank} was not put together: {failure.reason}{more}. Nothing "
+                f"was written to {str(output)!r}."
+            )
+        return found.result or Merged()
+
+    return merge_dumps(folders, output, each)

@@ -1,0 +1,216 @@
+"""The composite action and its workflow: valid, safe, and run step by step in fresh clones."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.adoption.checks import schema_complaints, shell_complaints
+from tests.adoption.github import BASH, Job, evaluated
+from tests.adoption.repository import Product
+
+ROOT = Path(__file__).resolve().parents[2]
+ACTION = ROOT / "action.yml"
+STARTER = ROOT / "qgate" / "starter" / "ci"
+WORKFLOW = STARTER / "github.yml"
+CONTEXT = {
+    "token": "secret",
+    "ref_name": "main",
+    "run_id": "7",
+    "run_attempt": "1",
+    "server_url": "https://github.com",
+    "repository": "them/product",
+}
+
+
+def runs(path: Path) -> list[str]:
+    """The scripts of an action or a workflow."""
+    known = yaml.safe_load(path.read_text(encoding="utf-8"))
+    lists = [known["runs"]["steps"]] if "runs" in known else [
+        job["steps"] for job in known["jobs"].values()
+    ]  # fmt: skip
+    return [step["run"] for steps in lists for step in steps if "run" in step]
+
+
+def examples() -> list[Path]:
+    return [WORKFLOW, *sorted((ROOT / "docs" / "ci").glob("*.yml"))]
+
+
+def test_the_action_that_is_written_is_that_of_the_repository() -> None:
+    copy = STARTER / "action.yml"
+    assert copy.read_bytes() == ACTION.read_bytes(), "cp action.yml qgate/starter/ci/action.yml"
+
+
+def test_files_are_what_their_schemas_say(tmp_path: Path) -> None:
+    assert schema_complaints("github-actions", ACTION) == ""
+    for path in (*examples(), WORKFLOW):
+        assert schema_complaints("github-workflows", path) == ""
+    broken = tmp_path / "action.yml"
+    broken.write_text(ACTION.read_text().replace("using: composite", "using: bash"))
+    assert "bash" in schema_complaints("github-actions", broken)
+
+
+@pytest.mark.parametrize("path", [ACTION, WORKFLOW], ids=["action", "workflow"])
+def test_scripts_take_nothing_but_the_environment(path: Path) -> None:
+    """An expression in a script is text that somebody else may have written."""
+    for script in runs(path):
+        assert "${{" not in script
+        assert "eval" not in script.split()
+        assert shell_complaints(script, "bash") == ""
+
+
+def test_every_input_is_used_and_told() -> None:
+    action = yaml.safe_load(ACTION.read_text())
+    page = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+    body = json.dumps(action["runs"])
+    for name in action["inputs"]:
+        assert re.search(rf"inputs\.{name}\b", body), name
+        assert f"`{name}`" in page, name
+    assert set(re.findall(r"inputs\.([\w-]+)", body)) <= set(action["inputs"])
+
+
+def test_red_then_refreshed_then_green(tmp_path: Path) -> None:
+    """As a repository sees it that has just got its gates; each job has a clone of its own."""
+    product = Product.begin(tmp_path, "--ci", "github")
+
+    def job(name: str, **inputs: str) -> Job:
+        number = len(list(tmp_path.glob("clone*")))
+        made = Job(
+            product.clone(f"clone{number}"), tmp_path / f"beside{number}", product.environment,
+            CONTEXT, inputs,
+        )  # fmt: skip
+        return made.run(made.folder / ".github" / "workflows" / "qgate.yml", name)
+
+    red = job("gates")
+    assert red.failed
+    assert re.search(r"^::error file=suites/.* missing at layers\.0", red.log, re.MULTILINE)
+    assert red.summary.startswith("## qgate: 1 of 1 gates failed")
+    left = {path.name for path in (red.artifacts / "qgate-out").iterdir()}
+    assert {"results.jsonl", "results.csv", "report.html", "candidates"} <= left
+    assert list((red.artifacts / "qgate-out" / "candidates").iterdir())
+    assert product.installed == ["pytest-qgate"]
+    assert [what for what, _ in red.used if "upload" in what] == ["actions/upload-artifact@v7"]
+
+    refresh = job("refresh-baselines", which="failed")
+    assert not refresh.failed, refresh.log
+    branch = "qgate/baselines-7-1"
+    changed = product.git(product.origin, "diff", "--stat", f"main..{branch}")
+    assert "baselines/example/accepted/my_int8.txt" in changed
+    told = (tmp_path / "gh.log").read_text().splitlines()
+    assert told[:6] == ["pr", "create", "--base", "main", "--head", branch]
+
+    product.git(product.work, "pull", "--quiet", "origin", branch)
+    product.git(product.work, "push", "--quiet", "origin", "HEAD:main")
+    green = job("gates")
+    assert not green.failed, green.log
+    assert green.summary.startswith("## qgate: 1 gate passed")
+
+
+# Scripts alone, with a pytest that writes down what it is asked for -----------------------------
+
+
+PYTEST = """import json, os, sys
+from pathlib import Path
+Path("asked.json").write_text(json.dumps(
+    {"argv": sys.argv[1:], "allow": os.environ.get("QGATE_ALLOW_CI_UPDATE")}))
+"""
+
+
+def called(folder: Path, rest: str = "", **inputs: str) -> Job:
+    """The action alone, with these inputs."""
+    folder.mkdir(exist_ok=True)
+    programs = folder / "programs"
+    programs.mkdir()
+    (programs / "pytest.py").write_text(PYTEST + rest)
+    product = Product(folder)
+    environment = product.environment
+    for name, script in {
+        "pytest": f'exec python "{programs}/pytest.py" "$@"\n',
+        "qgate": 'echo "$@" > "$2/report.html"; echo killed > "$2/summary.md"\n',
+    }.items():
+        path = folder / "shims" / name
+        path.write_text(f"#!/bin/sh\n{script}")
+        path.chmod(0o755)
+    work = folder / "work"
+    work.mkdir()
+    (work / "action.yml").write_bytes(ACTION.read_bytes())
+    given = "".join(f"\n          {key}: {json.dumps(value)}" for key, value in inputs.items())
+    flow = work / "flow.yml"
+    flow.write_text(
+        f"jobs:\n  a:\n    steps:\n      - uses: ./\n        with:\n          python-version: ''{given}\n"
+    )
+    return Job(work, folder / "beside", environment).run(flow, "a")
+
+
+def asked(job: Job) -> dict[str, object]:
+    return json.loads((job.folder / "asked.json").read_text())
+
+
+def test_inputs_become_options_and_nothing_else(tmp_path: Path) -> None:
+    """Quotes, substitutions and commands are text to the script that passes them on."""
+    evil = """x"; touch pwned; echo "$(touch pwned)`touch pwned`' && {a,b} * ~"""
+    job = called(
+        tmp_path,
+        mode=evil,
+        layers=r"layers\.[0-2]$",
+        suites="suites 'my gates'",
+        options="-n 2 -k 'a or b' --samples=4",
+        shard="2/8",
+        install="pytest-qgate[hf] 'other <2'",
+    )
+    assert not job.failed
+    assert asked(job) == {
+        "argv": [
+            "suites", "my gates", "-n", "2", "-k", "a or b", "--samples=4",
+            f"--qgate-mode={evil}", r"--qgate-layers=layers\.[0-2]$", "--qgate-shard=2/8",
+        ],
+        "allow": None,
+    }  # fmt: skip
+    assert not list(tmp_path.rglob("pwned"))
+    assert Product(tmp_path).installed == ["pytest-qgate[hf] other <2"]
+
+
+@pytest.mark.parametrize("status", [0, 1, 5])
+def test_the_exit_status_is_kept(tmp_path: Path, status: int) -> None:
+    job = called(tmp_path, f"os.mkdir('qgate-out'); sys.exit({status})", shard="1/2")
+    assert job.failed == bool(status)
+    output = (job.beside / "action-3.out").read_text()
+    assert output == f"artifact=qgate-out-1-of-2\nexit-code={status}\n"
+    assert [path.name for path in job.artifacts.iterdir()] == ["qgate-out-1-of-2"]
+
+
+def test_a_run_that_was_killed_has_a_report(tmp_path: Path) -> None:
+    write = (
+        "os.mkdir('qgate-out'); Path('qgate-out/results.jsonl').touch(); os.kill(os.getpid(), 9)"
+    )
+    job = called(tmp_path, write)
+    assert job.failed
+    assert "exit-code=137" in (job.beside / "action-3.out").read_text()
+    assert (job.artifacts / "qgate-out" / "report.html").exists()
+    assert job.summary == "killed\n"
+
+
+def test_updates_are_asked_for(tmp_path: Path) -> None:
+    job = called(tmp_path / "on", update="true", **{"update-which": "new"}, install="", artifact="")
+    assert asked(job) == {
+        "argv": ["suites", "--qgate-update-baselines", "--qgate-update-which=new"],
+        "allow": "1",
+    }
+    assert not job.artifacts.exists()
+    odd = called(tmp_path / "odd", update="yes")
+    assert odd.failed
+    assert "update is true or false" in odd.log
+    assert not (odd.folder / "asked.json").exists()
+
+
+def test_the_runner_of_these_tests_reads_expressions() -> None:
+    known = {"inputs.a-b": "x", "steps.s.outputs.o": ""}
+    assert evaluated("inputs.a-b == 'x' && 'pip' || ''", known) == "pip"
+    assert evaluated("steps.s.outputs.o || inputs.a-b", known) == "x"
+    assert evaluated("always() && inputs.c != ''", known) is False
+    assert evaluated("'inputs.a-b'", known) == "inputs.a-b"
+    assert BASH[-1] == "pipefail"

@@ -1,0 +1,145 @@
+"""What is published: the wheel has what is needed and nothing else, and works where it is alone."""
+
+from __future__ import annotations
+
+import email
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.adoption.repository import clean
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = {
+    "qgate/py.typed",
+    "qgate/models/data/LICENSE-python.txt",
+    "qgate/models/data/NOTICE.txt",
+    "qgate/models/data/calibration.txt",
+    "qgate/models/data/evaluation.txt",
+    "qgate/models/data/tiny-llama.safetensors",
+    "qgate/models/data/tiny-mamba.safetensors",
+    "qgate/results/report.schema.json",
+    "qgate/results/results.schema.json",
+}
+BUILD = """from setuptools import build_meta
+build_meta.build_wheel("../wheel")
+build_meta.build_sdist("../sdist")
+"""
+
+
+def called(words: list[object], folder: Path) -> str:
+    done = subprocess.run(
+        list(map(str, words)),
+        cwd=folder,
+        env={k: v for k, v in clean().items() if k != "PYTHONPATH"} | {"COLUMNS": "120"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with wheel/ and sdist/, made of what a commit of this tree would have."""
+    folder = tmp_path_factory.mktemp("built")
+    listed = called(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], ROOT)
+    names = [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+    assert "tests/adoption/test_wheel.py" in names
+    for name in names:
+        target = folder / "source" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, target)
+    called([sys.executable, "-c", BUILD], folder / "source")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    (path,) = (built / "wheel").glob("*.whl")
+    return path
+
+
+def test_the_wheel_has_the_package_and_nothing_else(built: Path, wheel: Path) -> None:
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    package = {name for name in inside if name.startswith("qgate/")}
+    source = built / "source"
+    files = {p.relative_to(source).as_posix() for p in (source / "qgate").rglob("*") if p.is_file()}
+    assert package == files
+    starter = {name for name in package if name.startswith("qgate/starter/")}
+    assert {name for name in package if not name.endswith(".py")} == DATA | starter
+    assert not any(name.endswith(".py") for name in starter)
+    (about,) = {name.split("/")[0] for name in inside - package}
+    assert about == "pytest_qgate-0.1.0.dist-info"
+    assert f"{about}/licenses/LICENSE" in inside
+    assert wheel.stat().st_size < 8e6
+
+
+def test_the_wheel_says_what_it_is(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+
+    def told(name: str) -> str:
+        return archive.read(f"pytest_qgate-0.1.0.dist-info/{name}").decode()
+
+    said = email.message_from_string(told("METADATA"))
+    assert (said["Name"], said["Requires-Python"]) == ("pytest-qgate", ">=3.11")
+    assert said["License-Expression"] == "MIT"
+    assert {"hf", "data", "ray", "s3", "test", "lint", "docs"} == set(
+        said.get_all("Provides-Extra")
+    )
+    plain = [each for each in said.get_all("Requires-Dist") if "extra ==" not in each]
+    assert any(each.startswith("torch") for each in plain)
+    assert not any(each.startswith(("transformers", "ray", "datasets", "s3fs")) for each in plain)
+    entries = told("entry_points.txt").split()
+    assert entries[:4] == ["[console_scripts]", "qgate", "=", "qgate.cli:main"]
+    assert entries[4:] == ["[pytest11]", "qgate.plugin", "=", "qgate.plugin"]
+
+
+def test_the_source_distribution_builds_the_same_wheel(built: Path, wheel: Path) -> None:
+    (path,) = (built / "sdist").glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+        tops = {name.partition("/")[0] for name in names if name}
+    assert tops == {
+        "LICENSE", "MANIFEST.in", "PKG-INFO", "README.md", "pyproject.toml", "pytest_qgate.egg-info",
+        "qgate", "setup.cfg",
+    }  # fmt: skip
+    package = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("qgate/")}
+    assert package <= names
+
+
+def test_installed_alone_it_works(wheel: Path, tmp_path: Path) -> None:
+    """In an environment of its own, where only what qgate needs is borrowed from this one."""
+    home = tmp_path / "venv"
+    called([sys.executable, "-m", "venv", "--without-pip", home], tmp_path)
+    programs = home / ("Scripts" if os.name == "nt" else "bin")
+    python = programs / "python"
+    called([sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-compile", "--no-deps",
+            "--no-index", wheel], tmp_path)  # fmt: skip
+    where = sysconfig.get_path("purelib", vars={"base": str(home)})
+    (Path(where) / "borrowed.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    work = tmp_path / "work"
+    work.mkdir()
+    found = called([python, "-c", "import qgate; print(qgate.__file__)"], work)
+    assert Path(found.strip()).is_relative_to(home)
+
+    assert "init" in called([programs / "qgate", "--help"], work)
+    assert "mxfp8_e4m3" in called([programs / "qgate", "formats"], work)
+    assert "suites/test_canary.py" in called(
+        [programs / "qgate", "init", "--suites", "canary", "--ci", "github"], work
+    )
+    small = ["--samples", "1", "--seqlen", "16", "--model", "tiny-llama", "--layers", "first"]
+    said = called([python, "-m", "pytest", "suites", *small], work)
+    assert "1 passed" in said
+    assert str(ROOT) not in said.replace(str(wheel), "")

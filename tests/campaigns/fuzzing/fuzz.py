@@ -1,0 +1,103 @@
+"""The long runs, by hand: python -m tests.campaigns.fuzzing.fuzz [--cases N] [--seed N] [TARGET ...].
+
+With `--coverage` choices are steered by atheris (pip install atheris), which sees which lines of the
+house they reach. What is found is printed as the target and the choices in hexadecimal, shortened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.campaigns.fuzzing.table import TARGETS
+from tests.campaigns.fuzzing.target import Target, run_case, warmed
+
+
+def shortened(target: Target, data: bytes, wrong: str, folder: Path) -> bytes:
+    """Fewer and smaller choices that come to the same."""
+    kind = wrong.split(" ")[0]
+
+    def same(candidate: bytes) -> bool:
+        return run_case(target, candidate, folder).wrong.split(" ")[0] == kind
+
+    for step in (16, 8, 4, 2, 1):
+        while len(data) > step and same(data[:-step]):
+            data = data[:-step]
+    for at in range(len(data)):
+        smaller = data[:at] + b"\0" + data[at + 1 :]
+        if data[at] and same(smaller):
+            data = smaller
+    return data
+
+
+def run(target: Target, cases: int, seed: int, folder: Path) -> dict[str, bytes]:
+    """What was found, by what is wrong."""
+    random_ = random.Random(f"{seed} {target.name}")
+    warmed(target)
+    found: dict[str, bytes] = {}
+    refused = collections.Counter[str]()
+    begin = time.monotonic()
+    for _ in range(cases):
+        data = random_.randbytes(random_.choice((4, 8, 12, 24, 64)))
+        outcome = run_case(target, data, folder)
+        refused[outcome.said.partition(":")[0] or "read"] += 1
+        kind = outcome.wrong
+        if kind and not any(_alike(kind, known) for known in found):
+            found[kind] = shortened(target, data, kind, folder) if "took" not in kind else data
+            print(f"FOUND {target.name!r} {found[kind].hex()}\n      {kind}", flush=True)
+    spent = time.monotonic() - begin
+    told = ", ".join(f"{word} {count}" for word, count in refused.most_common())
+    print(f"{target.name}: {cases} cases in {spent:.1f} s ({told}), {len(found)} found", flush=True)
+    return found
+
+
+def _alike(one: str, other: str) -> bool:
+    return one.split(":")[0] == other.split(":")[0] and one.split(": ")[-1] == other.split(": ")[-1]
+
+
+def steer(target: Target, cases: int, folder: Path) -> None:
+    """The same with atheris, which ends the process."""
+    import atheris
+
+    with atheris.instrument_imports(include=["qgate"]):
+        pass
+    count = 0
+
+    def one(data: bytes) -> None:
+        nonlocal count
+        count += 1
+        outcome = run_case(target, data, folder)
+        if outcome.wrong:
+            print(f"FOUND {target.name!r} {data.hex()}\n      {outcome.wrong}", flush=True)
+
+    atheris.Setup(
+        [sys.argv[0], f"-runs={cases}", "-max_len=64", "-verbosity=0", "-rss_limit_mb=0"], one
+    )
+    atheris.Fuzz()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("targets", nargs="*", metavar="TARGET")
+    parser.add_argument("--cases", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--coverage", action="store_true")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made:
+        os.chdir(made)
+        for name in args.targets or TARGETS:
+            if args.coverage:
+                steer(TARGETS[name], args.cases, Path(made))
+            else:
+                run(TARGETS[name], args.cases, args.seed, Path(made))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

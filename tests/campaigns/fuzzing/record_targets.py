@@ -1,0 +1,153 @@
+"""Records of runs: results, histories, analyses, journals, lists of what was written."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+
+from qgate.cli import main
+from qgate.engine.journal import Journal
+from qgate.report._files import folder_for
+from qgate.report.activations._page import page
+from qgate.report.activations._tables import csv_files
+from qgate.report.activations.reports import _owners, read_record
+from qgate.report.activations.texts import activation_text
+from qgate.report.dumps.drawing import _listed, draw_analysis, read_analysis
+from qgate.report.gates._sections import trend_section
+from qgate.report.gates.history import add_points, point_of, read_points
+from qgate.report.sweeps.pages import write_page
+from qgate.results.merging import merge
+from qgate.results.summary import Tally
+from tests.campaigns.fuzzing.target import Target
+from tests.report import activation_records, dump_records
+from tests.report.gate_records import made_header, made_records, write_results
+from tests.results.making import record, write
+
+
+class RefusedError(Exception):
+    """A command said what is wrong, and ended with 2."""
+
+
+def command(*args: object) -> str:
+    """What a command printed; its refusals as an error, as the shell would see them."""
+    said, wrong = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(wrong):
+        try:
+            status = main([str(each) for each in args])
+        except SystemExit as error:
+            status = int(str(error.code))
+    if status == 2:
+        raise RefusedError(wrong.getvalue())
+    return said.getvalue()
+
+
+def _results(folder: Path) -> None:
+    write_results(folder / "results.jsonl", 14, failing=6)
+
+
+def _two(folder: Path) -> None:
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        write(folder / name / "results.jsonl", record("x"), record("y", 1.0), shard=None, complete=True, exit=1,
+              broken={"n": "w"}, errors=["e"], notes=["n"], other={"passed": 1, "failed": 1, "skipped": 0,
+              "failures": {"t": "no"}}, baselines="b", update={"which": "failed", "dry_run": False, "done": True,
+              "entries": 1, "changes": ["c"], "stale": []})  # fmt: skip
+
+
+def _report(folder: Path) -> None:
+    outputs = [f"--output={folder}/r{end}" for end in (".html", ".md", ".csv", ".json")]
+    command("report", folder / "results.jsonl", *outputs)
+
+
+def _compared(folder: Path) -> None:
+    command("report", folder / "a", folder / "b", f"--output={folder}/r.html", f"--output={folder}/r.md",
+            f"--history={folder}/h.jsonl")  # fmt: skip
+
+
+def _merged(folder: Path) -> None:
+    merge([folder / name / "results.jsonl" for name in ("a", "b")], folder / "m.jsonl")
+
+
+def _history(folder: Path) -> None:
+    tally = Tally(made_records(8))
+    add_points(folder / "h.jsonl", [point_of(name, made_header(), tally) for name in ("a", "b")])
+
+
+def _trend(folder: Path) -> None:
+    trend_section(read_points(folder / "h.jsonl"))
+
+
+def _analysis(folder: Path) -> None:
+    (folder / "analysis.json").write_text(
+        json.dumps(dump_records.normal_record(layers=1, ranks=1, width=32))
+    )
+    (folder / "drawn").mkdir()
+
+
+def _redraw(folder: Path) -> None:
+    draw_analysis(read_analysis(folder / "analysis.json"), folder / "drawn", plots=False)
+
+
+def _activations(folder: Path) -> None:
+    (folder / "activations.json").write_text(json.dumps(activation_records.single()))
+
+
+def _reread(folder: Path) -> None:
+    told = read_record(folder / "activations.json")
+    csv_files(told)
+    activation_text(told)
+    page(told, [], [], {})
+
+
+def _journal(folder: Path) -> None:
+    with Journal(folder, {"a": 1}) as journal:
+        for key in "ab":
+            journal.record(key, {"result": [1, 2.5, "x"]})
+
+
+def _go_on(folder: Path) -> None:
+    with Journal(folder, {"a": 1}) as journal:
+        for key in "ab":
+            if key in journal:
+                journal.result(key)
+
+
+def _lists(folder: Path) -> None:
+    draw_analysis(dump_records.one_tensor(), folder / "drawn", plots=False)
+    told = {"kind": "qgate activation report 1", "model": "m", "files": ["a.png"]}
+    (folder / "a-written.json").write_text(json.dumps(told))
+    (folder / "swept" / "t").mkdir(parents=True)
+    (folder / "swept" / "t" / "mxfp_scaling_x.json").write_text(
+        json.dumps({"tensor": {"source": "t.pt"}})
+    )
+    write_page(folder / "swept", [], [("t", None)], "asked")
+
+
+def _read_lists(folder: Path) -> None:
+    _listed(folder / "drawn")
+    _owners(folder)
+    folder_for(folder / "swept", "t", "t.pt", ())
+    write_page(folder / "swept", [], [("t", None)], "asked")
+
+
+_RESULTS = (
+    "qgate.results.reading:read",
+    "qgate.results.reading:__iter__",
+    "qgate.results.schema:parse",
+)
+_SAID = (RefusedError,)
+TARGETS = (
+    Target("results", _results, _report, (*_RESULTS, "qgate.report.gates.data:report_json"), allowed=_SAID, share=12),
+    Target("results compared", _two, _compared, _RESULTS, allowed=_SAID, share=8),
+    Target("results merged", _two, _merged, _RESULTS),
+    Target("history", _history, _trend, ("qgate.report.gates.history:read_points", "qgate.results.schema:parse")),
+    Target("analysis of a dump", _analysis, _redraw, ("qgate.report.dumps.drawing:read_analysis",), share=8),
+    Target("record of activations", _activations, _reread, ("qgate.report.activations.reports:read_record",), share=8),
+    Target("journal of a sweep", _journal, _go_on,
+           ("qgate.engine.journal:_read", "qgate.engine.journal:__init__")),
+    Target("what was drawn before", _lists, _read_lists,
+           ("qgate.report.dumps.drawing:_listed", "qgate.report.activations.reports:_owners",
+            "qgate.report._files:_belongs", "qgate.report.sweeps.pages:_read")),
+)  # fmt: skip

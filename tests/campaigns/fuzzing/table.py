@@ -1,0 +1,102 @@
+"""All targets by name; and what opens or parses in the house without being one, with the reason."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.campaigns.fuzzing import record_targets, tensor_targets, text_targets
+from tests.campaigns.fuzzing.target import Target
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for part in (tensor_targets, record_targets, text_targets)
+    for target in part.TARGETS
+}
+
+# What reads, by the name it is called by.
+READS = (
+    "loads", "load", "safe_load", "read_text", "read_bytes", "open", "safe_open", "ZipFile", "read_array",
+    "reader", "DictReader", "load_file", "from_pretrained", "load_from_disk", "load_dataset", "ParquetFile",
+    "CompressedInputStream", "fromfile", "memmap", "exec_module", "decompress", "read_parquet", "read_csv",
+    "get_single_node", "cat_file", "read_string",
+)  # fmt: skip
+_OURS = "what this very run, or this package, wrote"
+_CODE = "code that the user named"
+NOT_READERS: dict[str, str] = {
+    "qgate.engine._backends:_take": _OURS,
+    "qgate.engine.sharing:value": _OURS,
+    "qgate.cli._sweep_work:_drawn": _OURS,
+    "qgate.report.dumps.drawing:_draw_elsewhere": _OURS,
+    "qgate.report.dumps.drawing:_size": _OURS,
+    "qgate.files:_holder": "a text that is only shown, cut and printable",
+    "qgate.models.text:held_out": _OURS,
+    "qgate.models.text:standard_library": "Python's own sources, for training",
+    "qgate.models.tiny:load": _OURS,
+    "qgate.models.tiny:record": _OURS,
+    "qgate.results.believing:published": _OURS,
+    "qgate.cli.report:_write": "opens what it writes",
+    "qgate.models.loading:_from_file": _CODE,
+    "qgate.cli._ci_files:_starter": _OURS,
+    "qgate.cli.init:starter": _OURS,
+    "qgate.cli.init:_write": "bytes to put back where writing fails; not parsed",
+    "qgate.cli._ci_files:ci_note": "looked for a name in, and not parsed",
+    "qgate.dumps.folders:open": "bytes of a folder; the index and shards parse them",
+    "qgate.dumps.object_folders:put": _OURS,
+    "qgate.baselines._object_lock:read": "a lock: a text that is only shown, cut",
+    "qgate.dumps.tensor_files:_names": "names alone, of a file that is a target",
+    "qgate.models.huggingface_errors:_model_type": "one name for a message, of a file that is a target",
+    "qgate.models.samples.hub:from_hub": "the datasets library, by the name of a data set",
+}
+# Rooms that read nothing of others: kernels are compiled from this package.
+_ROOMS = ("kernels",)
+
+
+def scopes(package: Path) -> Iterator[tuple[str, ast.Call]]:
+    """`module:function` of every call in a package, functions inside of others by the outer one."""
+    for path in sorted(package.rglob("*.py")):
+        module = ".".join(path.relative_to(package.parent).with_suffix("").parts)
+        if module.split(".")[1] in _ROOMS:
+            continue
+        yield from _calls(
+            ast.parse(path.read_text(encoding="utf-8")), module.removesuffix(".__init__"), ""
+        )
+
+
+def _calls(node: ast.AST, module: str, function: str) -> Iterator[tuple[str, ast.Call]]:
+    for child in ast.iter_child_nodes(node):
+        here = child.name if isinstance(child, ast.FunctionDef) and not function else function
+        if isinstance(child, ast.Call):
+            yield f"{module}:{here or '<module>'}", child
+        yield from _calls(child, module, here)
+
+
+def reads(call: ast.Call) -> bool:
+    """Whether a call opens a file to read it, or parses what is in one."""
+    function = call.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    if name not in READS:
+        return False
+    if isinstance(function, ast.Name) and name in ("reader", "read_text", "read_bytes", "load"):
+        return False  # a function of the house, which is seen where it reads
+    texts = [each.value for each in call.args if isinstance(each, ast.Constant)]
+    if name == "open":
+        of = (
+            function.value.id
+            if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)
+            else ""
+        )
+        writes = any(isinstance(each, str) and each[:1] in "wxa" for each in texts)
+        return (
+            not writes
+            and of not in ("os", "Dump", "self", "cls")
+            and "_recorder" not in ast.dump(call)
+        )
+    # `self.setup.load()` and the like load what a user named, through readers that are targets.
+    return name != "load" or bool(call.args)
+
+
+def readers(package: Path) -> set[str]:
+    """Every function that opens a file to read it, or parses what is in one."""
+    return {where for where, call in scopes(package) if reads(call)}

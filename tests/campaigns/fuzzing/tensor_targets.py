@@ -1,0 +1,252 @@
+"""Files of tensors, dumps of runs, and what is kept beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from qgate.baselines import Store, read_candidates, stored_models, verify, write_candidate
+from qgate.baselines._journal import NAME as JOURNAL
+from qgate.baselines._journal import hashes_of, staged, written
+from qgate.baselines.candidates import Candidate
+from qgate.dumps import Dump
+from qgate.dumps.following import Follower
+from qgate.dumps.summing import totals
+from qgate.dumps.tensor_files import read_tensors
+from qgate.dumps.verifying import problems, unnamed
+from qgate.modes import Calibration, CalibrationSettings, load_calibration
+from qgate.modes.calibration import SiteScale
+from qgate.pipeline.layers import storing
+from qgate.stats.value_counts import Counts, counts
+from qgate.urls import place_of
+from tests.baselines.building import ORIGIN, key, recorded
+from tests.campaigns.fuzzing.target import Target
+from tests.dumps.making import GENERATIONS, known, record, write
+
+FILES = "qgate.dumps.tensor_files:"
+URLS = "qgate.dumps.url_files:"
+
+
+def small() -> dict[str, torch.Tensor]:
+    x = torch.arange(32.0).reshape(4, 8)
+    return {"w": x.bfloat16(), "b": x[0].clone(), "n": torch.arange(4)}
+
+
+def _one_file(folder: Path) -> Path:
+    return next(path for path in sorted(folder.iterdir()) if path.is_file())
+
+
+def read_stored(spec: str) -> None:
+    for stored in read_tensors(spec):
+        stored.sha256()
+        assert stored.name is not None
+
+
+def _read_file(folder: Path) -> None:
+    read_stored(str(_one_file(folder)))
+
+
+def _read_url(folder: Path) -> None:
+    path = _one_file(folder)
+    place = place_of(f"memory://fuzz/{path.name}")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(path.read_bytes())
+    read_stored(str(place))
+
+
+def _npz(folder: Path, name: str = "t.npz") -> None:
+    np.savez_compressed(folder / name, w=np.ones((4, 8), np.float32), n=np.arange(4))
+
+
+def _nested(folder: Path) -> None:
+    torch.save(
+        {"layer": {"w": small()["w"], "more": [small()["b"], (small()["n"],)]}, "step": 3},
+        folder / "t.pt",
+    )
+
+
+def _counts(folder: Path) -> None:
+    counts(small()["w"]).save(folder / "c.npz")
+
+
+def _dump(folder: Path) -> None:
+    for rank in range(2):
+        write(folder, [small()["w"], small()["b"], torch.zeros(2, dtype=torch.complex64)], rank=rank,
+              world_size=2, told={"stats": {"amax": 1.0}, "nonfinite": {"nan": 1}})  # fmt: skip
+
+
+def read_dump(folder: Path) -> None:
+    dump = Dump.open(folder)
+    dump.notes()
+    list(problems(dump))
+    unnamed(dump)
+    json.dumps(totals(dump))
+    for each in dump.records():
+        assert each.title
+        dump.shard(each)
+    follower = Follower(folder)
+    follower.poll()
+    assert follower.ended in (True, False)
+
+
+def _in_memory(folder: Path) -> str:
+    """The same files in a store, by its URL."""
+    root = f"memory://fuzz-{folder.parent.name}"
+    place = place_of(root)
+    if place.exists():
+        place.fs.rm(place.path, recursive=True)
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            there = place_of(f"{root}/{path.relative_to(folder).as_posix()}")
+            there.parent.mkdir(parents=True, exist_ok=True)
+            there.write_bytes(path.read_bytes())
+    return root
+
+
+def read_stored_dump(folder: Path) -> None:
+    dump = Dump.open(_in_memory(folder))
+    dump.notes()
+    list(problems(dump))
+    json.dumps(totals(dump))
+
+
+def _known(folder: Path) -> None:
+    for generation in GENERATIONS.values():
+        known(folder, small()["b"], **generation)
+    known(folder, small()["b"], zipped=False, layer=7, **GENERATIONS[4])
+    torch.save({"tensor": small()["w"], "metadata": {"operation": "forward"}}, folder / "other.pt")
+
+
+def _baseline(folder: Path) -> None:
+    recorded(folder)
+
+
+def read_baseline(folder: Path) -> None:
+    from tests.baselines.building import state
+
+    store = Store(folder, "tiny")
+    verify(store)
+    stored_models(folder)
+    state(store)
+
+
+def read_stored_baseline(folder: Path) -> None:
+    from tests.baselines.building import state
+
+    store = Store(place_of(_in_memory(folder)), "tiny")
+    verify(store)
+    state(store)
+
+
+def _broken_off(folder: Path) -> None:
+    """A baseline whose update has written its journal and moved nothing yet."""
+    store = recorded(folder)
+    name = "accepted/2-4.txt"
+    content = (store.folder / name).read_bytes().replace(b"0.5", b"0.25")
+    staged(store.folder, name).write_bytes(content)
+    (store.folder / JOURNAL).write_bytes(written(hashes_of({name: content})))
+
+
+def _candidates(folder: Path) -> None:
+    made = Candidate(
+        ORIGIN,
+        "2-1",
+        "suites/x.py::test",
+        {key(): 1e-3, key("b"): float("inf")},
+        {key(): "too large"},
+    )
+    write_candidate(folder / "candidates", made)
+
+
+def _zipped(folder: Path) -> None:
+    import zipfile
+
+    _candidates(folder)
+    (made,) = (folder / "candidates").iterdir()
+    with zipfile.ZipFile(folder / "c.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(made, f"qgate-out/candidates/{made.name}")
+    made.unlink()
+
+
+def _calibration(folder: Path) -> None:
+    scales = {"layers.0.in_proj:input": SiteScale(0.1, "minmax", 12.7),
+              "layers.0.x_proj:input": SiteScale(0.1, "percentile", 12.7, 0.2)}  # fmt: skip
+    Calibration(scales, CalibrationSettings(), "m", "w", "i", 4, versions={"torch": "2"}).save(
+        folder / "c.json"
+    )
+
+
+def _captured(folder: Path) -> None:
+    of = storing.DumpOf("fp32", "tiny", "plain", "w", "i", None, 2, 3, 0, "cpu", "2", "0", "now")
+    with storing.writing(folder, of, {"layer_0": "a:output"}) as writer:
+        for _ in range(2):
+            writer.layers["layer_0"].add(np.ones((3, 4), np.float32), "float32")
+
+
+def read_captured(folder: Path) -> None:
+    for dump in storing.find(folder, "fp32"):
+        for name in dump.layers:
+            for (part,) in storing.portions(storing.open_layer(folder, dump, name)):
+                part.sum()
+
+
+def _tokens(folder: Path) -> None:
+    np.save(folder / "ids.npy", np.arange(64))
+
+
+def _read_tokens(folder: Path) -> None:
+    from qgate.pipeline.setups import read_token_ids
+
+    read_token_ids(_one_file(folder))
+
+
+def _shards_of_records(folder: Path) -> Any:
+    return write(folder, [small()["w"]], told={"extra": {"a": 1}}) and record(0)
+
+
+TARGETS = (
+    Target("tensors .pt", lambda f: torch.save(small(), f / "t.pt"), _read_file, ("qgate.archives:load_torch",), share=20),
+    Target("tensors .pt, nested", _nested, _read_file, ("qgate.archives:load_torch",), share=20),
+    Target("tensors .pt, old form",
+           lambda f: torch.save(small(), f / "t.pt", _use_new_zipfile_serialization=False), _read_file,
+           ("qgate.archives:load_torch",), share=20),
+    Target("tensors .safetensors", lambda f: save_file(small(), f / "t.safetensors"), _read_file,
+           (f"{FILES}_read_local_safetensors",)),
+    Target("tensors .npy", lambda f: np.save(f / "t.npy", np.ones((4, 8), np.float32)), _read_file,
+           (f"{FILES}_read_npy",)),
+    Target("tensors .npz", _npz, _read_file, (f"{FILES}_read_npz", "qgate.archives:check_archive")),
+    Target("url .pt", lambda f: torch.save(small(), f / "t.pt"), _read_url, (f"{URLS}read_torch_at", "qgate.archives:load_torch_bytes", "qgate.archives:_check_pickle")),
+    Target("url .safetensors", lambda f: save_file(small(), f / "t.safetensors"), _read_url,
+           (f"{URLS}safetensors_head", f"{URLS}_range")),
+    Target("url .npy", lambda f: np.save(f / "t.npy", np.ones((4, 8), np.float32)), _read_url,
+           (f"{URLS}read_npy_at",)),
+    Target("url .npz", _npz, _read_url, (f"{FILES}_read_npz", "qgate.archives:check_archive")),
+    Target("counts", _counts, lambda f: Counts.load(f / "c.npz"), ("qgate.stats.value_counts:load",)),
+    Target("token ids", _tokens, _read_tokens, (f"{FILES}_read_npy",)),
+    Target("dump", _dump, read_dump,
+           ("qgate.dumps.index:_read", "qgate.dumps.index:_take", "qgate.dumps.layout:read_about",
+            "qgate.dumps.shard_reading:_opened", "qgate.dumps.shard_reading:_shaped"), share=30),
+    Target("dump by a url", _dump, read_stored_dump,
+           ("qgate.dumps.ranged_shards:__init__", "qgate.dumps.object_folders:read")),
+    Target("dump of the known collector", _known, read_dump, ("qgate.archives:load_torch",)),
+    Target("baseline by a url", _baseline, read_stored_baseline, ("qgate.baselines._objects:_get",)),
+    Target("baseline", _baseline, read_baseline,
+           ("qgate.baselines._journal:_read_once", "qgate.baselines._reading:read_json"), share=30),
+    Target("baseline, update cut off", _broken_off, read_baseline,
+           ("qgate.baselines._journal:read_journal", "qgate.baselines._journal:parsed",
+            "qgate.baselines._journal:_held")),
+    Target("candidates", _candidates, lambda f: read_candidates(f / "candidates"),
+           ("qgate.baselines.candidates:read_candidates", "qgate.baselines._reading:read_json")),
+    Target("candidates, zipped", _zipped, lambda f: read_candidates(f / "c.zip"),
+           ("qgate.baselines.candidates:_zipped",)),
+    Target("calibration", _calibration, lambda f: load_calibration(f / "c.json"),
+           ("qgate.modes.calibration:load_calibration",)),
+    Target("captured layers", _captured, read_captured,
+           ("qgate.pipeline.layers.storing:read_dump", "qgate.pipeline.layers.storing:open_layer",
+            "qgate.pipeline.layers.storing:_sha256")),
+)  # fmt: skip

@@ -1,0 +1,203 @@
+"""What a device is asked: each check compares one kernel with torch on the CPU, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import qgate
+from qgate.formats.engine import on_device, quantizing
+from qgate.formats.engine.job import Job
+from qgate.kernels import cases, counting, magnitudes, proving
+from qgate.kernels.block_casts import MxCast
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+Check = Callable[[torch.device], str]
+
+
+def quantized(x: Tensor, device: torch.device, fmt: str, **options: Any) -> str:
+    """What the kernel for these options makes of x, on its own: no proof, no way round it."""
+    q = qgate.Quantizer(fmt, **options)
+    there = Job(x.to(device), q)
+    cast = on_device.cast_for(there)
+    assert cast is not None, f"no kernel for {fmt} with {options}"
+    layout = there.layout
+    out = torch.empty(
+        layout.outer, layout.length, layout.inner, dtype=there.dtype, device=device
+    ).fill_(77)
+    on_device._run(cast, there, out)
+    return proving.difference(layout.restore(out), quantizing.by_definition(Job(x, q)), x)
+
+
+def numbers(dtype: torch.dtype) -> Tensor:
+    """Every pattern in the order of size, and some of them in other company."""
+    x, every = cases.numbers(dtype), cases.patterns(dtype)
+    finite = int(every.isfinite().sum())
+    return torch.cat([x[:finite], every[~every.isfinite()], x[finite::16], x[-(2**13) :]])
+
+
+def rows(dtype: torch.dtype, length: int) -> Tensor:
+    x = numbers(dtype)
+    return x[: len(x) // length * length].view(-1, length)
+
+
+def blocks(fmt: str, of: torch.dtype, length: int, **options: Any) -> Check:
+    return lambda device: quantized(rows(of, length), device, fmt, **options)
+
+
+def plain(fmt: str, of: torch.dtype, **options: Any) -> Check:
+    return lambda device: quantized(numbers(of), device, fmt, **options)
+
+
+def finite(fmt: str, of: torch.dtype, length: int, **options: Any) -> Check:
+    def check(device: torch.device) -> str:
+        x = numbers(of)
+        x = x[x.isfinite() & (x.abs() < 2.0**12) & (x.abs() > 2.0**-20)]
+        return quantized(x[: len(x) // length * length].view(-1, length), device, fmt, **options)
+
+    return check
+
+
+def slanted(device: torch.device) -> str:
+    """A view with strides, not contiguous, of an odd offset."""
+    x = rows(BF16, 97).t()[3:, ::2]
+    assert not x.is_contiguous()
+    return quantized(x, device, "mxfp8_e4m3")
+
+
+def nvfp4_scales(dtype: torch.dtype, exponents: tuple[int, ...]) -> Check:
+    """Tensors of many sizes: each has another scale, down to where results are subnormal."""
+
+    def check(device: torch.device) -> str:
+        found = (
+            quantized(cases.ordinary(dtype, e, 2048).view(-1, 64), device, "nvfp4")
+            for e in exponents
+        )
+        return next(filter(None, found), "")
+
+    return check
+
+
+def counted(dtype: torch.dtype) -> Check:
+    def check(device: torch.device) -> str:
+        patterns = 256**dtype.itemsize
+        rng = np.random.default_rng(0)
+        skewed = np.minimum(rng.geometric(0.001, 150_001) - 1, patterns - 1)
+        for values in (
+            skewed,
+            np.arange(patterns),
+            np.zeros(70_001, int),
+            np.array([patterns - 1]),
+        ):
+            expected = np.bincount(values, minlength=patterns)
+            narrow = values.astype(np.uint8 if patterns == 256 else np.uint16)
+            x = torch.from_numpy(narrow.view(np.int16) if patterns > 256 else narrow)
+            got = counting._count(x.view(dtype).to(device)).cpu().numpy()
+            if not np.array_equal(got, expected):
+                return f"{int((got != expected).sum())} patterns are counted wrong"
+        return ""
+
+    return check
+
+
+def largest(of: torch.dtype) -> Check:
+    def check(device: torch.device) -> str:
+        every = cases.numbers(of)
+        numbers = every[every.isfinite()]
+        for x in (numbers, numbers[:70_001], numbers[-3:], every):
+            expected = x.double().abs().max()
+            bits = magnitudes.found(x.to(device)).cpu()
+            got = bits.to(torch.int16).view(of) if of.itemsize == 2 else bits.view(of)
+            if got.double() != expected and not (got.isnan() and expected.isnan()):
+                return f"{got.item()} instead of {expected.item()}"
+        return ""
+
+    return check
+
+
+MX = ("mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4_e2m1", "mxint8")
+
+CHECKS: dict[str, Check] = {
+    "mx": blocks("mxfp8_e4m3", BF16, 64),
+    "mx fp16": blocks("mxfp8_e4m3", FP16, 64),
+    "mx fp32": blocks("mxfp8_e4m3", FP32, 64),
+    **{f"mx {fmt}": blocks(fmt, BF16, 64, scale_rule="even") for fmt in MX},
+    **{f"mx {fmt} fp32": blocks(fmt, FP32, 64, scale_rule="rceil") for fmt in MX[-2:]},
+    "mx to zero, ceil": blocks("mxfp8_e5m2", FP32, 64, scale_rule="ceil", rounding="zero"),
+    "mx away, rceil": blocks("mxint8", FP16, 64, scale_rule="rceil", rounding="away"),
+    "mx Inf saturates": blocks("mxfp4", BF16, 64, inf="saturate", rounding="away"),
+    "mx narrow scale": blocks("mxfp6_e3m2", FP32, 64, scale_bits=5),
+    "mx narrow scale, Inf": blocks(
+        "mxfp4", BF16, 64, scale_bits=3, inf="saturate", scale_rule="ceil"
+    ),
+    "mx to float32": blocks("mxfp8_e4m3", BF16, 64, dtype=FP32, scale_rule="ceil"),
+    "mx to float16": blocks("mxfp8_e5m2", FP32, 64, dtype=FP16),
+    "mx short last block": blocks("mxfp8_e4m3", BF16, 97),
+    "mx odd block": blocks("mxfp8_e4m3", BF16, 60, block=20),
+    "mx one block": blocks("mxfp8_e4m3", BF16, 7),
+    "mx other axis": blocks("mxfp4", BF16, 600, axis=0),
+    "mx other axis, odd": blocks("mxint8", FP32, 333, axis=0, block=24),
+    "mx strides": slanted,
+    "nvfp4": blocks("nvfp4", BF16, 64),
+    "nvfp4 fp16": blocks("nvfp4", FP16, 40, inf="saturate"),
+    "nvfp4 fp32": blocks("nvfp4", FP32, 64, rounding="away"),
+    "nvfp4 usual": finite("nvfp4", FP32, 48, dtype=BF16),
+    "nvfp4 usual fp16": finite("nvfp4", FP16, 48),
+    "nvfp4 scales": nvfp4_scales(FP32, (-146, -120, -92, -90, -60, 60, 110)),
+    "nvfp4 scales bf16": nvfp4_scales(BF16, (-128, -110, -90, -5, 3, 110)),
+    "nvfp4 scales fp16": nvfp4_scales(FP16, (-20, -8, 0)),
+    "nvfp4 other axis": finite("nvfp4", BF16, 500, axis=0),
+    "hif4": blocks("hif4", BF16, 128),
+    "hif4 fp32": blocks("hif4", FP32, 100),
+    "hif4 usual fp16": finite("hif4", FP16, 64, rounding="even"),
+    "hif4 Inf saturates": blocks("hif4", FP32, 64, inf="saturate", rounding="zero"),
+    "hif4 other axis": finite("hif4", BF16, 500, axis=0),
+    **{f"{fmt}": plain(fmt, BF16) for fmt in ("fp8_e4m3", "fp8_e5m2", "fp6_e3m2", "fp6_e2m3")},
+    **{f"{fmt} fp32": plain(fmt, FP32) for fmt in ("fp8_e4m3", "fp4_e2m1", "hif8", "fp16", "bf16")},
+    "hif8": plain("hif8", BF16),
+    "hif8 even": plain("hif8", FP32, rounding="even", saturate=False),
+    "hif8 to zero": plain("hif8", FP32, rounding="zero", saturate=False),
+    "e5m2 to Inf": plain("fp8_e5m2", FP32, saturate=False, rounding="zero"),
+    "e4m3 to NaN": plain("fp8_e4m3", FP16, saturate=False, rounding="away"),
+    "bf16 to Inf": plain("bf16", FP32, saturate=False, rounding="away"),
+    "bf16 as fp16": plain("bf16", FP32, dtype=FP16),
+    "int8": finite("int8", BF16, 64),
+    "int8 fp32": finite("int8", FP32, 64),
+    "int8 by a third": plain("int8", FP32, scale=1 / 3, narrow=False),
+    "int8 by little": plain("int8", FP32, scale=2.0**-130, dtype=FP16),
+    "int8 channels first": finite("int8", BF16, 9000, granularity="channel", axis=0),
+    "int8 channels last": finite("int8", FP16, 120, granularity="channel", axis=1),
+    "int8 blocks": blocks("int8", BF16, 300, granularity="block"),
+    "int4 blocks fp32": finite("int4", FP32, 300, granularity="block", axis=0, block=16),
+    "hif8 scaled": finite("hif8", FP32, 64, granularity="tensor"),
+    "e5m2 scaled, to Inf": plain("fp8_e5m2", FP16, scale=1e-3, saturate=False),
+    **{f"largest {str(of)[6:]}": largest(of) for of in (BF16, FP16, FP32)},
+    "count bf16": counted(BF16),
+    "count fp16": counted(FP16),
+    "count fp8": counted(torch.float8_e4m3fn),
+}
+
+
+def run(device: torch.device) -> Iterator[tuple[str, str]]:
+    """Each check's name, and what was wrong or nothing."""
+    for name, check in CHECKS.items():
+        try:
+            yield name, check(device)
+        except Exception as error:
+            yield name, f"{type(error).__name__}: {error}"
+
+
+def a_wrong_kernel(device: torch.device) -> str:
+    """What these checks say of an MX kernel whose scales follow another rule."""
+    q, x = qgate.Quantizer("mxfp8_e4m3"), rows(BF16, 64)
+    job = Job(x.to(device), q)
+    cast = on_device.cast_for(job)
+    assert isinstance(cast, MxCast)
+    out = torch.empty(job.layout.outer, job.layout.length, 1, dtype=x.dtype, device=device)
+    on_device._run(replace(cast, carry=2**23 - 1), job, out)
+    return proving.difference(job.layout.restore(out), quantizing.by_definition(Job(x, q)), x)

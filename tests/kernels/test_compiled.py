@@ -1,0 +1,129 @@
+"""What is sent to a GPU: compiled for real targets, nothing flushed, approximated or fused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import qgate
+from qgate.formats.engine import on_device
+from qgate.formats.engine.job import Job
+from qgate.kernels import block_casts, counting, element_casts
+from qgate.kernels.shapes import Lie
+
+triton = pytest.importorskip("triton", reason="there is no triton for this platform")
+
+# What loses subnormals, rounds a quotient loosely, or rounds once where twice is meant.
+INEXACT = re.compile(r"\.ftz|\.approx|div\.full|\b(?:fma|mad)\.\w*\.?f(?:32|64)|ex2\.|lg2\.|\.sat")
+TARGETS = (80, 90, 100)
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+CASES: dict[str, tuple[str, torch.dtype, tuple[int, int], dict[str, Any]]] = {
+    "mx": ("mxfp8_e4m3", BF16, (64, 64), {}),
+    "mx columns": ("mxint8", FP32, (64, 64), {"axis": 0, "rounding": "away"}),
+    "nvfp4 columns": ("nvfp4", FP32, (64, 64), {"axis": 0}),
+    "hif4": ("hif4", FP32, (64, 64), {}),
+    "flat": ("hif8", BF16, (64, 64), {}),
+    "block scales": ("int8", BF16, (64, 64), {"granularity": "block", "block": 32}),
+}
+SMALL = ("mx",)  # for the targets before and after
+
+
+class Launches(list[tuple[Any, tuple[Any, ...], dict[str, Any]]]):
+    def __call__(self, program: Any, programs: int, *args: Any, **constants: Any) -> None:
+        assert programs > 0
+        self.append((program, args, constants))
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Launches]:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    noted = Launches()
+    for family in (block_casts, element_casts, counting):
+        monkeypatch.setattr(family, "launch", noted)
+    return noted
+
+
+def ptx(launch: tuple[Any, tuple[Any, ...], dict[str, Any]], target: int) -> str:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    program, args, constants = launch
+    types = {torch.int16: "*i16", torch.int32: "*i32", torch.uint8: "*u8", torch.float64: "*fp64"}
+    names = program.arg_names
+    signature = {
+        name: types[arg.dtype] if isinstance(arg, torch.Tensor) else "i32"
+        for name, arg in zip(names, args, strict=False)
+    }
+    assert list(signature) + list(constants) == names or set(names) == {*signature, *constants}
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, arg in enumerate(args)
+        if isinstance(arg, torch.Tensor)
+    }
+    source = ASTSource(
+        fn=program,
+        signature={**signature, **dict.fromkeys(constants, "constexpr")},
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs=aligned,
+    )
+    compiled = triton.compile(
+        source,
+        target=GPUTarget("cuda", target, 32),
+        options={"num_warps": 4, "enable_fp_fusion": False},
+    )
+    assert compiled.asm["cubin"]
+    return str(compiled.asm["ptx"])
+
+
+def launched(launches: Launches, name: str) -> Launches:
+    fmt, dtype, shape, options = CASES[name]
+    job = Job(torch.ones(shape, dtype=dtype), qgate.Quantizer(fmt, **options))
+    cast = on_device.cast_for(job)
+    assert cast is not None
+    on_device._run(cast, job, torch.empty(job.data.shape, dtype=dtype))
+    assert launches
+    return launches
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [(name, 90) for name in CASES] + [(name, target) for name in SMALL for target in (80, 100)],
+)
+def test_no_instruction_is_inexact(launches: Launches, name: str, target: int) -> None:
+    for launch in launched(launches, name):
+        text = ptx(launch, target)
+        assert re.search(r"\s(?:st|atom|red)\.\S*global", text)
+        assert not INEXACT.findall(text)
+
+
+def test_rows_are_read_and_written_in_whole_vectors(launches: Launches) -> None:
+    text = ptx(launched(launches, "mx")[0], 90)
+    assert "ld.global.v4.b32" in text
+    assert "st.global.v4.b32" in text
+    assert not re.search(r"(?:ld|st)\.global\.b16", text)
+
+
+def test_counting_waits_for_no_result(launches: Launches) -> None:
+    counting._count(torch.ones(5000, dtype=BF16))
+    text = ptx(launches[0], 90)
+    assert re.search(r"(?:red|atom)\.(?:global|relaxed)?.*add.*32", text)
+    assert not INEXACT.findall(text)
+
+
+@pytest.mark.parametrize("inner", [1, 5, 24, 1000])
+@pytest.mark.parametrize("block", [1, 16, 20, 32, 4096])
+def test_every_place_has_a_program(block: int, inner: int) -> None:
+    lie = Lie(3, 130, inner, block)
+    across = lie.across(4096)
+    blocks = lie.outer * lie.groups
+    if inner == 1:
+        assert lie.programs(4096) * across >= blocks > (lie.programs(4096) - 1) * across
+    else:
+        assert lie.programs(4096) == blocks * -(-inner // across)
+    assert across & (across - 1) == 0
