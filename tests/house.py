@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import collections.abc
+import functools
 import os
 import re
 import subprocess
@@ -161,12 +162,18 @@ def modules(package_dir: Path) -> list[Module]:
         inside = path.relative_to(package_dir.parent)
         parts = inside.with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        text = path.read_text(encoding="utf-8")
-        shown = inside.as_posix()
-        found.append(Module(name, path, shown, text, ast.parse(text, filename=shown)))
+        stat = path.stat()
+        found.append(_parsed(name, path, inside.as_posix(), stat.st_mtime_ns, stat.st_size))
     if not found:
         raise FileNotFoundError(f"no Python files under {package_dir}: there is nothing to check.")
     return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(name: str, path: Path, shown: str, _written: int, _size: int) -> Module:
+    """Once for all rules, and again when it was written anew."""
+    text = path.read_text(encoding="utf-8")
+    return Module(name, path, shown, text, ast.parse(text, filename=shown))
 
 
 def _room(name: str) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -17,6 +19,7 @@ from typing import Any, Protocol
 from qgate.engine.workers import Failure, Workers
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_SHARED = "shared"
 _ENDED = "its process ended twice: killed, or out of memory"
 # What every process was given once: the same for all items.
 _shared: list[Any] = []
@@ -113,7 +116,7 @@ class _Processes(_Folding):
         self.ahead = 3 * jobs
         self._jobs, self._function = jobs, function
         self._home = tempfile.TemporaryDirectory(prefix="qgate-")
-        self._given = _kept(shared, Path(self._home.name) / "shared")
+        _keep(shared, Path(self._home.name))
         self._pool = self._new(jobs)
 
     def _new(self, jobs: int) -> ProcessPoolExecutor:
@@ -122,7 +125,7 @@ class _Processes(_Folding):
             jobs,
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_take,
-            initargs=(self._given,),
+            initargs=(self._home.name,),
         )
 
     def start(self, item: Any) -> _Running:
@@ -153,20 +156,30 @@ class _Processes(_Folding):
         self._home.cleanup()
 
 
-def _kept(shared: Sequence[Any], path: Path) -> str:
+def _keep(shared: Sequence[Any], home: Path) -> None:
     """In a file of this process alone: what is large must not go through the pipe of a new process.
 
     One that ends before it has read its arguments, as under a script without a main guard, would
     leave this one writing forever.
     """
-    if not shared:
-        return ""
-    path.write_bytes(ForkingPickler.dumps(list(shared)))
-    return str(path)
+    if shared:
+        (home / _SHARED).write_bytes(ForkingPickler.dumps(list(shared)))
 
 
-def _take(path: str) -> None:
-    _shared[:] = ForkingPickler.loads(Path(path).read_bytes()) if path else []
+def _take(home: str) -> None:
+    """What a new process does first."""
+    threading.Thread(target=_end_with_parent, args=(home,), daemon=True).start()
+    path = Path(home) / _SHARED
+    _shared[:] = ForkingPickler.loads(path.read_bytes()) if path.exists() else []
+
+
+def _end_with_parent(home: str) -> None:
+    """A parent that was killed ends no process that waits for its work, and removes no `home`."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        shutil.rmtree(home, ignore_errors=True)
+        os._exit(1)
 
 
 def _work(function: Callable[..., Any], item: Any) -> Any:

@@ -170,3 +170,24 @@ def test_a_program_that_ends_early_closes_its_dump(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "3 of 5 iterations: stopped by the end of the program" in done.stderr
     assert {r.iteration for r in records(tmp_path / "dump")} == {0, 1}
+
+
+def test_a_folder_that_is_refused_is_a_sentence_and_no_traceback(
+    script: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The program did nothing wrong, and where in it the collecting began is nobody's question."""
+    from qgate.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    command = ["collect", "--dir", "dump", "--", str(script), "--steps", "2"]
+    assert main(command) == 0
+    capsys.readouterr()
+    before = {path: path.read_bytes() for path in (tmp_path / "dump").rglob("*") if path.is_file()}
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert "qgate collect: 'dump' holds tensors of rank 0 already: choose another folder" in said
+    assert "Traceback" not in said
+    assert before == {path: path.read_bytes() for path in before}

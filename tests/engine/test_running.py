@@ -101,3 +101,35 @@ def test_a_script_without_a_main_guard_gets_failures_and_no_endless_wait(tmp_pat
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )  # fmt: skip
     assert done.stdout.splitlines()[-1:] == ["2"], done.stderr
+
+
+_KILLED = """
+import sys, time
+from qgate.engine import outcomes
+from tests.engine.work import where
+
+if __name__ == "__main__":
+    for pid in outcomes(where, range(4), 2, shared="x"):
+        print(pid, flush=True)
+    done = outcomes(where, range(100), 2, shared="x")
+    print(next(done), flush=True)
+    time.sleep(60)
+"""
+
+
+def test_processes_end_when_the_one_that_started_them_is_killed(tmp_path):
+    """They would wait for work without end, and keep open whatever reads what they print."""
+    script = tmp_path / "script.py"
+    script.write_text(_KILLED.replace("where", "where_with"))
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    root = str(Path(__file__).resolve().parents[2])
+    environment = {**os.environ, "PYTHONPATH": root, "TMPDIR": str(temporary)}
+    running = subprocess.Popen(
+        [sys.executable, str(script)], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert all(running.stdout.readline().strip().isdecimal() for _ in range(5))
+    assert len(list(temporary.glob("qgate-*"))) == 1
+    running.kill()
+    running.communicate(timeout=30)  # to the end of what any of them could print
+    assert list(temporary.glob("qgate-*")) == []

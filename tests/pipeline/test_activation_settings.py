@@ -366,7 +366,7 @@ def test_an_option_is_refused(override: tuple[str, str], words: list[str], tmp_p
         ("data: {custom: text}\n", ["data.custom 'text'", "data.custom.format"]),
         ("dta: {seed: 1}\n", ["unknown key 'dta'", "mean data"]),
         ("outlier: {treshold: 1}\n", ["'outlier.treshold'", "outlier.threshold"]),
-        ("data: &a\n  custom: *a\n", ["data.custom.custom"]),
+        ("data: &a\n  custom: *a\n", ["broken YAML", "an alias stands for what it is a part of"]),
         ("data: {num_samples: '64'}\n", ["data.num_samples '64'", "a whole number from 1"]),
         ("data: {num_samples: 64.0}\n", ["64.0"]),
         ("data: {num_samples: true}\n", ["True", "a whole number"]),

@@ -338,7 +338,7 @@ EXPRESSIONS = (
     text_target("engine", ("local", "ray", "ray://host:1000"), lambda t: Workers(t, 2, 0.5)),
     text_target("tensor spec", ("w.safetensors:layer.0", "a.pt", "memory://b/a.npz:x", "*.pt"),
                 lambda t: (split_spec(t), expand([t]))),
-    text_target("place", ("file:///tmp/x", "memory://a/b", "a/b", "zip://x"), place_of),
+    text_target("place", ("file://x", "memory://a/b", "a/b", "zip://x"), place_of),
     text_target("data source", ("custom:a.txt", "tokens:x.npy", "builtin"),
                 lambda t: read_samples(DataRequest(t, num_samples=1, seq_len=4), ByteTokenizer())),
     text_target("list", ("[a, b]", "a,b", r"layers\.[0-9]{1,2},x", "[[1], {a: b}]"), split_list,

@@ -1,0 +1,43 @@
+"""SIGKILL before every step, in the middle of a write, and at any moment."""
+
+from __future__ import annotations
+
+from tests.campaigns.cases import Bench, Benches, Progress, Tally, shares, spread
+from tests.campaigns.forked import Child
+from tests.campaigns.moments import dying_at, dying_at_byte
+from tests.campaigns.scenarios import SCENARIOS
+
+# Of ten kills: before a step, in the middle of a write, at a moment drawn from the whole run.
+_STEPS, _BYTES = 5, 2
+
+
+def campaign(benches: Benches, names: list[str], count: int, say: Progress) -> list[Tally]:
+    tallies = []
+    for name, share in shares(names, count).items():
+        bench = benches.of(SCENARIOS[name])
+        _kill(bench, share, say)
+        tallies.append(bench.tally)
+    return tallies
+
+
+def _kill(bench: Bench, count: int, say: Progress) -> None:
+    new, folder = bench.new, bench.case
+    assert new, "an undisturbed run leaves files"
+    steps = spread(bench.random, len(bench.steps), max(1, count * _STEPS // 10))
+    for step in steps:
+        ended = Child(bench.scenario.verb, bench.fresh(), dying_at(folder, step)).ended()
+        bench.judge(f"killed before step {step}, {bench.steps[step - 1]}", ended)
+        bench.tally.seen["killed"] += ended.status < 0
+    say(f"{bench.tally.name}: {len(steps)} of {len(bench.steps)} steps")
+    for _ in range(count * _BYTES // 10):
+        size = bench.drawn_size()
+        ended = Child(bench.scenario.verb, bench.fresh(), dying_at_byte(size)).ended()
+        bench.judge(f"killed at byte {size} of a file", ended)
+        bench.tally.seen["killed"] += ended.status < 0
+    say(f"{bench.tally.name}: in the middle of writes")
+    while bench.tally.cases < count:
+        moment = bench.random.uniform(0, 1.05 * bench.seconds)
+        ended = Child(bench.scenario.verb, bench.fresh()).ended(moment)
+        bench.judge(f"killed after {moment:.4f} s", ended)
+        bench.tally.seen["killed"] += ended.status < 0
+    say(f"{bench.tally.name}: done")

@@ -1,0 +1,102 @@
+"""Two of the same verb at once in one folder, and two that change the same files otherwise.
+
+The second begins at a moment of the first drawn from its whole run. Both end; what one of them is
+refused is said in a sentence; and what is there afterwards is whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from tests.campaigns.cases import Bench, Benches, Progress, Tally, shares
+from tests.campaigns.forked import OURS, Child, Ended, Verb, ran
+from tests.campaigns.moments import slow
+from tests.campaigns.scenarios import OTHERS, SCENARIOS
+from tests.campaigns.wholeness import Tree, shown, torn, tree
+
+
+def campaign(benches: Benches, names: list[str], count: int, say: Progress) -> list[Tally]:
+    tallies = []
+    verbs = [(name, SCENARIOS[name].verb) for name in names]
+    verbs += [(name, verb) for name in names for verb in OTHERS.get(name, ())]
+    each = shares([str(place) for place in range(len(verbs))], count)
+    for place, (name, other) in enumerate(verbs):
+        same = other is SCENARIOS[name].verb
+        named = name if same else f"{name}, other"
+        bench = benches.of(SCENARIOS[name], named)
+        pair = Pair(bench, other)
+        for number in range(each[str(place)]):
+            pair.run(slowly=number % 3 == 2)
+        tallies.append(bench.tally)
+        say(f"{named}: done")
+    return tallies
+
+
+class Pair:
+    """A scenario and another verb; `outcomes` is what both leave, one after the other."""
+
+    def __init__(self, bench: Bench, other: Verb) -> None:
+        self.bench, self.other = bench, other
+        self.same = other is bench.scenario.verb
+        assert bench.new
+        self.outcomes = [bench.old, bench.new]
+        self.both = [bench.new]
+        if not self.same:
+            self.outcomes += [self._after(other)]
+            self.both = [self._after(bench.scenario.verb, other),
+                         self._after(other, bench.scenario.verb)]  # fmt: skip
+            self.outcomes += self.both
+
+    def _after(self, *verbs: Verb) -> Tree:
+        self.bench.fresh()
+        for verb in verbs:
+            ran(verb, self.bench.case)
+        return tree(self.bench.case)
+
+    def run(self, *, slowly: bool) -> None:
+        bench = self.bench
+        moment = bench.random.uniform(0, bench.seconds)
+        case = bench.fresh()
+        fault = slow(case, 0.002) if slowly else None
+        first = Child(bench.scenario.verb, case, fault)
+        time.sleep(moment)
+        second = Child(self.other, case, fault)
+        ends = [first.ended(), second.ended()]
+        bad = self._told(ends) + self._state(ends)
+        if not bad and self.same:
+            bad += bench.end(ran(bench.scenario.verb, case))
+        said = "".join(f"\n--- {each.status}: {each.said[-600:]}" for each in ends)
+        pace = " slowly" if slowly else ""
+        bench.note(f"a second one after {moment:.4f} s{pace}", Ended(ends[1].status, said, 0), bad)
+
+    def _told(self, ends: Sequence[Ended]) -> list[str]:
+        bad = []
+        scenario = self.bench.scenario
+        for each in ends:
+            if "Traceback" in each.said or each.status == OURS or each.status < 0:
+                bad.append(f"a crash: {each.said[-500:]!r}")
+        fine = [each.status in (0, scenario.status) for each in ends]
+        self.bench.tally.seen["both went well" if all(fine) else "one was refused"] += 1
+        if not any(fine):
+            bad.append(f"neither did its work: {[each.said[-200:] for each in ends]}")
+        return bad
+
+    def _state(self, ends: Sequence[Ended]) -> list[str]:
+        """Each file as some order of the verbs leaves it; together, if both did their work."""
+        now = shown(tree(self.bench.case))
+        bad = []
+        growing = self.bench.scenario.growing
+        for name in sorted(now.keys() | set().union(*self.outcomes)):
+            known = [each.get(name) for each in self.outcomes]
+            if now.get(name) not in known:
+                bad += torn({name: now[name]} if name in now else {}, {name: known[0] or b""},
+                            {name: known[1] or b""}, growing)  # fmt: skip
+        well = all(each.status in (0, self.bench.scenario.status) for each in ends)
+        if well and not self.bench.scenario.growing:
+            wanted = [shown(each) for each in self.both]
+            if now not in wanted:
+                names = [n for n in now if all(now[n] != each.get(n) for each in wanted)]
+                missing = [n for n in wanted[0] if n not in now]
+                bad.append(f"both did their work, and it is not there: {names} {missing}")
+        return bad

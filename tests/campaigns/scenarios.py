@@ -1,0 +1,309 @@
+"""What is disturbed: a folder before, a verb that changes it, and what is known of after.
+
+What a folder holds afterwards is judged by its bytes: those of before, and those that the same verb
+left where nothing disturbed it. No reader of qgate has a say.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.campaigns.forked import Verb
+from tests.campaigns.wholeness import (
+    Judge,
+    any_json,
+    any_page,
+    captured,
+    dump_index,
+    dumped,
+    journaled,
+    lines_of_results,
+    may_be_missing,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+SUITE = ROOT / "suites" / "test_layer_outputs.py"
+
+MODEL = """
+from pathlib import Path
+import torch
+from torch import nn
+import qgate
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(32, 32)
+
+    def forward(self, x):
+        return torch.tanh(self.up(x))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+def build(samples=2):
+    torch.manual_seed(int(Path(__file__).with_name("seed").read_text()))
+    random = torch.Generator().manual_seed(5)
+    inputs = [torch.randn(4, 32, generator=random) for _ in range(samples)]
+    return qgate.Model(Net(), inputs, name="own")
+"""
+_CONFTEST = """
+import pytest
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_makereport():
+    report = yield
+    report.duration = 0.5  # what a run leaves does not depend on its speed
+    return report
+"""
+_TRAIN = """
+from pathlib import Path
+import torch
+torch.manual_seed(int(Path("seed").read_text()))
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(4):
+    model(torch.randn(8, 16)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`prepare` and `verb` work in the folder; the verb ends with `status` where all is well.
+
+    `growing` are files that are neither old nor new while they are written: what is in them is
+    judged by a function of their own. `whole` judges files that belong together. `free` are starts of
+    names that a second run may leave otherwise, and `again` statuses that it may end with.
+    """
+
+    name: str
+    prepare: Verb
+    verb: Verb
+    status: int = 0
+    growing: Mapping[str, Callable[[bytes, bytes], str]] = field(default_factory=dict)
+    whole: Judge | None = None
+    free: tuple[str, ...] = ()
+    again: tuple[int, ...] = ()
+
+
+def qgate(*given: str) -> Verb:
+    """The command line, as `python -m qgate` runs it."""
+
+    def verb() -> int:
+        from qgate.cli import main
+
+        return main(given)
+
+    return verb
+
+
+def gates(*given: str, mode: str = "int8,mxfp8") -> Verb:
+    """`pytest suites` of the small model, as a command of its own would run it."""
+
+    def verb() -> int:
+        import pytest
+
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+        plain = ("-p", "qgate.plugin", "-p", "no:cacheprovider", "-p", "no:warnings", "-q")
+        about = ("suites", "--model", "own:build", "--mode", mode)
+        return int(pytest.main([*about, *plain, *given]))
+
+    return verb
+
+
+def _seeded(seed: int) -> None:
+    Path("seed").write_text(str(seed))
+
+
+def _own() -> None:
+    """A project with a model and a suite."""
+    Path("suites").mkdir()
+    shutil.copy(SUITE, "suites")
+    Path("own.py").write_text(MODEL)
+    Path("conftest.py").write_text(_CONFTEST)
+    Path("pyproject.toml").write_text("[tool.qgate]\n")
+    _seeded(0)
+
+
+def _project() -> int:
+    """A project whose model has baselines, and other weights than they are of."""
+    _own()
+    status = gates("--update-baselines")()
+    _seeded(1)
+    shutil.rmtree("qgate-out")
+    return status
+
+
+def _tightened() -> None:
+    """One accepted number that nothing can reach any more."""
+    file = Path("baselines/own/accepted/int8.txt")
+    lines = file.read_text().splitlines()
+    at = next(n for n, text in enumerate(lines) if "relative_mse" in text)
+    lines[at] = lines[at].replace(lines[at].split()[-1], "1e-09")
+    file.write_text("\n".join(lines) + "\n")
+
+
+def _failing() -> int:
+    """A project with a run that passed, and what makes the next one fail."""
+    _own()
+    status = gates("--update-baselines")() or gates()()
+    _tightened()
+    return status
+
+
+def _candidates() -> int:
+    """A project whose last run failed."""
+    _own()
+    status = gates("--update-baselines")()
+    _tightened()
+    return status or gates()() - 1
+
+
+def _tensors(seed: int) -> None:
+    import torch
+
+    random = torch.Generator().manual_seed(seed)
+    for number in range(4):
+        torch.save(torch.randn(8, 64, generator=random), f"t{number}.pt")
+
+
+def _swept() -> int:
+    """Results of other tensors under the same names."""
+    _tensors(0)
+    status = _SWEEP()
+    _tensors(1)
+    return status
+
+
+SWEEP_WORDS = ("sweep", "t0.pt", "t1.pt", "t2.pt", "t3.pt", "--no-plots", "--quiet",
+               "--num-levels", "5", "--output-dir", "out")  # fmt: skip
+_SWEEP = qgate(*SWEEP_WORDS)
+
+
+def _runs() -> int:
+    """Results of two runs, and the report and history of the first."""
+    from tests.report.gate_records import write_results
+
+    write_results(Path("before.jsonl"), 24, failing=3, layers=6, seed=0)
+    write_results(Path("after.jsonl"), 24, failing=5, layers=6, seed=1)
+    Path("history.jsonl").write_text("")
+    return qgate("report", "before.jsonl", *_REPORTED)()
+
+
+_REPORTED = ("-o", "page.html", "-o", "pr.md", "-o", "gates.csv", "-o", "gates.json",
+             "--history", "history.jsonl")  # fmt: skip
+
+
+def _shards() -> int:
+    from tests.report.gate_records import write_results
+
+    for number in range(2):
+        write_results(Path(f"{number}.jsonl"), 24, failing=3, layers=6, seed=number)
+    return qgate("results", "merge", "0.jsonl", "--output", "all")()
+
+
+def _training() -> int:
+    """A dump of an earlier training, to be overwritten."""
+    Path("train.py").write_text(_TRAIN)
+    _seeded(0)
+    status = _COLLECT()
+    _seeded(1)
+    return status
+
+
+_COLLECT = qgate("collect", "--dir", "dump", "--iterations", "3", "--existing", "overwrite",
+                 "--", "train.py")  # fmt: skip
+
+
+def _appending() -> int:
+    Path("train.py").write_text(_TRAIN)
+    _seeded(0)
+    return _COLLECT()
+
+
+def _dumps() -> int:
+    import torch
+
+    from tests.dumps.making import write
+
+    for rank in range(2):
+        tensors = [torch.full((500,), float(10 * rank + n)) for n in range(4)]
+        write(Path(f"d{rank}"), tensors, rank=rank, world_size=2, header={"run": "r"})
+    return 0
+
+
+def _drawn() -> int:
+    Path("train.py").write_text(_TRAIN)
+    _seeded(0)
+    status = _COLLECT() or _DRAW()
+    _seeded(1)
+    return status or _COLLECT()
+
+
+_DRAW = qgate("draw", "dump", "--no-plots")
+
+
+def _captured() -> int:
+    Path("own.py").write_text(MODEL)
+    _seeded(0)
+    status = _CAPTURE()
+    _seeded(1)
+    return status
+
+
+_CAPTURE = qgate("capture", "--mode", "int8", "--model", "own:build", "--overwrite")
+
+
+_RUN = {"qgate-out/results.jsonl": lines_of_results, "qgate-out/report.html": any_page}
+SCENARIOS = {
+    each.name: each
+    for each in (
+        Scenario("update", _project, gates("--update-baselines"), whole=journaled("baselines/own"),
+                 growing=_RUN, free=("qgate-out/",)),
+        Scenario("accept", _candidates, qgate("baselines", "accept"),
+                 whole=journaled("baselines/own")),
+        Scenario("prune", _failing, qgate("baselines", "prune", "--mode", "mxfp8"), again=(2,),
+                 whole=journaled("baselines/own")),
+        Scenario("sweep", _swept, _SWEEP, growing={"out/index.html": any_page}),
+        Scenario("gates", _failing, gates(), status=1,
+                 growing=_RUN),
+        Scenario("report", _runs, qgate("report", "after.jsonl", *_REPORTED)),
+        Scenario("merge results", _shards, qgate("results", "merge", "0.jsonl", "1.jsonl",
+                                                 "--output", "all")),
+        Scenario("collect", _training, _COLLECT, whole=dumped,
+                 growing={"*/index.jsonl": dump_index, "*/tensors-*": may_be_missing}),
+        Scenario("merge dumps", _dumps, qgate("dumps", "merge", "d0", "d1", "--output", "d"),
+                 again=(2,), whole=dumped),
+        Scenario("draw", _drawn, _DRAW, growing={"draw/written.json": any_json}),
+        Scenario("capture", _captured, _CAPTURE, whole=captured,
+                 growing={"layer_outputs/*": may_be_missing}),
+        Scenario("init", lambda: 0, qgate("init")),
+    )
+}  # fmt: skip
+
+# Verbs that change files of a scenario otherwise than its own.
+OTHERS: dict[str, tuple[Verb, ...]] = {
+    "update": (gates("--update-baselines", "--layers", "layers.0"),),
+    "accept": (qgate("baselines", "prune", "--mode", "mxfp8"),),
+    "report": (qgate("report", "before.jsonl", "after.jsonl", "-o", "page.html", "-o", "pr.md",
+                     "--history", "history.jsonl"),),
+    "merge results": (qgate("results", "merge", "1.jsonl", "--output", "all"),),
+    "sweep": (qgate("sweep", "t3.pt", "t2.pt", "t1.pt", "t0.pt", "--no-plots", "--quiet",
+                    "--num-levels", "5", "--output-dir", "out"),),
+    "collect": (qgate("collect", "--dir", "dump", "--iterations", "3", "--existing", "append",
+                      "--", "train.py"),),
+}  # fmt: skip

@@ -1,0 +1,126 @@
+"""A small share of the campaigns, and that they can fail."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.campaigns.scenarios import ROOT
+from tests.campaigns.wholeness import (
+    Tree,
+    differing,
+    dumped,
+    journaled,
+    lines_of_results,
+    scrubbed,
+    strays,
+    torn,
+)
+
+OLD: Tree = {"a.txt": b"old", "b/c.txt": b"old too", "gone.txt": b"x"}
+NEW: Tree = {"a.txt": b"new", "b/c.txt": b"new too", "come.txt": b"y"}
+
+
+@pytest.fixture(scope="module")
+def share(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    home = tmp_path_factory.mktemp("share")
+    table = home / "table.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.campaigns", "share", "--count", "30", "--seed", "1",
+         "--home", str(home / "cases"), "--json", str(table)],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert table.exists(), done.stderr
+    return {each["name"]: each for each in json.loads(table.read_text())}
+
+
+def test_nothing_is_torn_and_nothing_stays(share: dict[str, Any]) -> None:
+    assert [text for each in share.values() for text in each["failures"]] == []
+
+
+def test_it_hits(share: dict[str, Any]) -> None:
+    """Kills come before the change, in the middle of it and after it; disks are seen to be full."""
+    kills = [each for name, each in share.items() if name.startswith("kills: ")]
+    assert len(kills) == 3
+    seen = Counter[str]()
+    for each in kills:
+        seen.update(each["seen"])
+    assert seen["killed"] >= 9
+    assert min(seen["old"], seen["between"], seen["left over"]) > 0
+    for campaign in ("disk", "closed"):
+        told = [each["seen"] for name, each in share.items() if name.startswith(f"{campaign}: ")]
+        assert len(told) == 2
+        assert sum(seen.get("told", 0) for seen in told) >= 2
+
+
+# The judges ------------------------------------------------------------------------------------
+
+
+def test_old_new_and_a_step_between_them_are_whole() -> None:
+    for now in (OLD, NEW, {"a.txt": b"new", "b/c.txt": b"old too", ".a.txt.part": b"ne"}):
+        assert torn(now, OLD, NEW, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        ({**OLD, "a.txt": b"ne"}, "a.txt is neither old nor new"),
+        ({**OLD, "a.txt": b""}, "a.txt is neither old nor new"),
+        ({"a.txt": b"old", "gone.txt": b"x"}, "b/c.txt is gone"),
+        ({**NEW, "more.txt": b"?"}, "more.txt belongs to nothing"),
+    ],
+)
+def test_what_is_torn_is_told(now: Tree, words: str) -> None:
+    (found,) = torn(now, OLD, NEW, {})
+    assert words in found
+
+
+def test_what_stays_is_told() -> None:
+    assert strays({**NEW, "b/.c.txt.part": b""}, NEW) == ["b/.c.txt.part"]
+    assert differing({**NEW, "a.txt": b"old"}, NEW) == ["a.txt is another"]
+
+
+def below(files: Tree) -> Tree:
+    return {f"b/{name}": data for name, data in files.items()}
+
+
+def test_a_mixture_is_whole_only_with_a_journal() -> None:
+    judge = journaled("b")
+    old, new = {"x": b"1", "y/z": b"1"}, {"x": b"2", "y/z": b"2"}
+    half = {"x": b"2", "y/z": b"1", "y/.z.new": b"2"}
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in new.items()}
+    journal = json.dumps({"files": digests}).encode()
+    for now in (old, new, {**half, ".journal.json": journal}):
+        assert judge(below(now), below(old), below(new)) == ""
+    for now in (half, {**half, ".journal.json": journal[:-9]}):
+        assert "mixture" in judge(below(now), below(old), below(new))
+
+
+def test_files_that_grow_grow_by_lines() -> None:
+    head, one, two = b'{"h": 1}\n', b'{"site": "a"}\n', b'{"site": "b"}\n'
+    whole = head + one + two
+    for now in (head, head + one, head + one + two[:5], whole):
+        assert lines_of_results(now, whole) == ""
+    assert "no header" in lines_of_results(head[:4], whole)
+    assert "none of the run" in lines_of_results(head + b'{"site": "c"}\n', whole)
+
+
+def test_an_index_names_what_is_there() -> None:
+    line = b'{"order":0,"tensor":{"file":"s.safetensors","key":"0"}}\n'
+    assert dumped({"r/index.jsonl": line, "r/s.safetensors": b""}, {}, {}) == ""
+    assert "not there" in dumped({"r/index.jsonl": line}, {}, {})
+
+
+def test_times_do_not_count_and_all_else_does() -> None:
+    said = b'{"started": "2026-01-02T03:04:05+00:00", "seconds": 0.25, "value": 1.5}'
+    later = said.replace(b"2026-01", b"2027-11").replace(b"0.25", b"1e-3")
+    assert scrubbed(said) == scrubbed(later)
+    assert scrubbed(said) != scrubbed(said.replace(b"1.5", b"1.6"))
