@@ -83,10 +83,11 @@ def interrupted_after(step: int) -> Iterator[list[str]]:
 
     def react(name: str, _: tuple[Any, ...], call: Callable[[], Any]) -> Any:
         made.append(name)
-        result = call()
-        if len(made) == step:
-            raise KeyboardInterrupt
-        return result
+        try:
+            return call()
+        finally:
+            if len(made) == step:
+                raise KeyboardInterrupt
 
     with watching(react):
         yield made
