@@ -137,5 +137,5 @@ def test_values_of_other_kinds_are_refused(tmp_path: Path, wrong: dict[str, obje
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(made) + "\n")
         file.write(json.dumps(record("c")) + "\n")
-    with pytest.raises(QgateError, match=r"r.jsonl:3: .*'a' has (passed|value)"):
+    with pytest.raises(QgateError, match=r"r.jsonl:3 is damaged: .*(passed|value)"):
         read_run(path)
