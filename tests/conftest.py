@@ -1,4 +1,4 @@
-"""One browser for all pages of a test run."""
+"""What all tests share: a world without CI, and one browser."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.browser import chromium
+
+_OF_CI = ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def outside_ci() -> Iterator[None]:
+    """Tests say themselves when they play a CI job, wherever they run."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in _OF_CI:
+            patch.delenv(name, raising=False)
+        yield
 
 
 @pytest.fixture(scope="session")

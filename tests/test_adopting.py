@@ -27,8 +27,6 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     folder = tmp_path / "repository"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    for name in ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
-        monkeypatch.delenv(name, raising=False)
     yield folder
     sys.modules.pop("qgate_model", None)
 

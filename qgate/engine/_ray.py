@@ -128,7 +128,7 @@ def _connect(ray: Any, workers: Workers) -> None:
         try:
             ray.init("auto", **quiet)
         except ConnectionError:
-            ray.init(num_cpus=workers.jobs, include_dashboard=False, **quiet)
+            ray.init("local", num_cpus=workers.jobs, include_dashboard=False, **quiet)
     except Exception as error:
         why = str(error).strip().partition("\n")[0]
         raise QgateError(

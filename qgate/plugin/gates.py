@@ -157,12 +157,18 @@ class Deciding:
         """Let hooks see the records; what one of them breaks, in words."""
         from qgate.results import check_storable
 
+        verdict = outcome.text.partition("\n")[0] or "the gate passed"
         for row in outcome.record["rows"]:
+            try:
+                check_storable(row)
+            except (QgateError, ValueError, TypeError) as error:
+                return _on_one_line(
+                    f"what was measured at {row['site']} cannot be recorded: {error} ({verdict})"
+                )
             try:
                 self._item.ihook.pytest_qgate_record(item=self._item, record=row)
                 check_storable(row)
             except Exception as error:
-                verdict = outcome.text.partition("\n")[0] or "the gate passed"
                 return (
                     f"a hook pytest_qgate_record broke the record of {row.get('site', 'a site')}: "
                     f"{type(error).__name__}: {error} ({verdict})"

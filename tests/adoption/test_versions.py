@@ -37,7 +37,6 @@ Capsys = pytest.CaptureFixture[str]
 @pytest.fixture
 def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the files, where commands are run."""
-    monkeypatch.delenv("CI", raising=False)
     shutil.copytree(OLD, tmp_path / "old")
     monkeypatch.chdir(tmp_path / "old")
     return tmp_path / "old"

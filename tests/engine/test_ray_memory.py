@@ -17,6 +17,7 @@ def small_machine():
     full = 1 - (memory["MemAvailable"] - 2**20) / memory["MemTotal"]
     config = {"memory_usage_threshold": full, "memory_monitor_refresh_ms": 100}
     ray.init(
+        "local",
         num_cpus=2,
         include_dashboard=False,
         object_store_memory=100_000_000,

@@ -140,7 +140,7 @@ def test_a_known_data_set_has_its_usual_part(tmp_path: Path) -> None:
 def test_columns_of_tables(tmp_path: Path) -> None:
     for make in (parquet, saved):
         source = make(tmp_path)
-        refused(source, "body", text_column="body")
+        refused(source, "no column 'body'", "n, text", text_column="body")
         refused(source, "'n'", "text", text_column="n")
     table(FULL, "body").to_parquet(tmp_path / "b.parquet")
     assert texts(read(f"custom:{tmp_path / 'b.parquet'}", text_column="body")) == FULL

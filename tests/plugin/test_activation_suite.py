@@ -26,8 +26,6 @@ PLANTED = {
 @pytest.fixture
 def gates(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Gates:
     """The suite on a model of the project's own, whose weights are changed by a line of code."""
-    for name in ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "250")
     (pytester.path / "suites").mkdir()
     shutil.copy(SUITES / "test_activations.py", pytester.path / "suites")

@@ -30,8 +30,6 @@ Gates = Callable[..., pytest.RunResult]
 @pytest.fixture
 def house(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with the suites on dumps, and a healthy dump beside it."""
-    for name in ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "250")
     (pytester.path / "suites").mkdir()
     for name in NAMES:

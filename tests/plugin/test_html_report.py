@@ -34,7 +34,7 @@ def drawn(scale):
 def test_good(gate, mode): gate(m("mine.good", 0.5, drawn(0.01)), mode)
 def test_bad(gate, mode): gate(m("{EVIL}", BAD, drawn(0.3)), mode)
 @pytest.mark.parametrize("x", ["<img src=x onerror=alert(2)>"])
-def test_named(gate, mode, x): gate(m("mine.named", 0.25, {{"kind": "errors"}}), mode)
+def test_named(gate, mode, x): gate(m("mine.named", 0.25), mode)
 def test_plain(): pass
 def test_plain_fails(): assert "<b>" == ""
 @pytest.fixture

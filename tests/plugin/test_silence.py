@@ -221,7 +221,8 @@ def test_an_expected_failure_proposes_nothing(project: Path, suites: Run) -> Non
     ("body", "words"),
     [
         ("import datetime; record['when'] = datetime.datetime.now()", "not JSON serializable"),
-        ("record.pop('checks')", "it took away checks"),
+        ("record.pop('checks')", "checks is missing"),
+        ("record['pictures'] = [{'kind': 'errors'}]", "pictures[[]0[]].elements is missing"),
         ("raise RuntimeError('no network')", "no network"),
     ],
 )
@@ -233,6 +234,25 @@ def test_a_hook_that_breaks_a_record_is_named(
     result.assert_outcomes(errors=2)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines([f"*a hook pytest_qgate_record broke the record of*{words}*"])
+
+
+def test_what_no_report_could_read_is_refused_at_its_gate(project: Path, suites: Run) -> None:
+    own(
+        project,
+        """
+from qgate.gate import Measured
+def test_it(gate, mode):
+    pictures = ({"kind": "errors"},)
+    gate([Measured(site="mine", layer="", scope="task", order=0, nonfinite=0, values={"kl_divergence": 0.5},
+                   gated=("kl_divergence",), pictures=pictures)], mode)
+""",
+    )
+    result = suites("--layers", "first", alone=True)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(
+        ["*measured at mine cannot be recorded: pictures[[]0[]].elements is missing*"]
+    )
+    assert (project / "qgate-out" / "report.html").exists()
 
 
 def test_broken_gates_are_told_to_github(

@@ -290,10 +290,11 @@ def _parquet(path: Path, column: str) -> Rows:
         if path.stat().st_size == 0:
             raise QgateError(f"{str(path)!r} is empty: there is no text in it.")
         with path.open("rb") as file:
-            table = parquet.ParquetFile(file, read_dictionary=[column])
-            names = list(table.schema_arrow.names)
+            names = list(parquet.read_schema(file).names)
             if column not in names:
                 raise no_column(path, column, names)
+            file.seek(0)
+            table = parquet.ParquetFile(file, read_dictionary=[column])
             kind = str(table.schema_arrow.field(column).type)
             if "string" not in kind or "list" in kind or "struct" in kind:
                 raise QgateError(f"column {column!r} of {str(path)!r} is of {kind}, not text.")
