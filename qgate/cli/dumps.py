@@ -15,9 +15,12 @@ in s3://bucket/run. OUT and FOLDER may be URLs too.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,18 +91,25 @@ def run(args: argparse.Namespace) -> int:
     return verbs[args.verb](args)
 
 
-def _selected(dump: Dump, args: argparse.Namespace) -> list[Record]:
-    """The records asked for; none at all is an error that says what there is."""
-    from qgate.dumps import check_fields, check_matched, is_wanted
+def _selected(dump: Dump, args: argparse.Namespace) -> Iterator[Record]:
+    """The records asked for, one by one; none at all is an error that says what there is."""
+    from qgate.dumps import Seen, check_fields, is_wanted
 
     wanted = check_fields(wanted_of(args))
-    records = list(dump.records())
-    check_matched(records, wanted)
-    found = [record for record in records if is_wanted(record, wanted)]
-    if wanted and not found:
+    seen, none = Seen(wanted), True
+    for record in dump.records():
+        seen.add(record)
+        if is_wanted(record, wanted):
+            none = False
+            yield record
+    seen.check()
+    if wanted and none:
         asked = ", ".join(f"{name} {value}" for name, value in wanted_of(args).items())
         raise QgateError(f"no record of {str(dump.folder)!r} has all of {asked}.")
-    return found
+
+
+def _check_selection(dump: Dump, args: argparse.Namespace) -> None:
+    deque(_selected(dump, args), maxlen=0)
 
 
 def _say(text: str, **how: Any) -> None:
@@ -128,7 +138,8 @@ def _list(args: argparse.Namespace) -> int:
     if args.json:
         _print_json([record.to_dict() for record in found])
         return 0
-    _say("\n".join(record_table(found[: args.limit], max(0, len(found) - args.limit))))
+    shown = list(itertools.islice(found, args.limit))
+    _say("\n".join(record_table(shown, sum(1 for _ in found))))
     _say("\n".join(note_lines(dump.notes())), end="\n" if dump.notes() else "")
     return 0
 
@@ -147,34 +158,25 @@ def _info(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     from qgate.cli._dump_texts import note_lines
-    from qgate.dumps import Dump, unnamed
-    from qgate.pipeline.dumps.checks import dump_problems
+    from qgate.dumps import Dump
+    from qgate.pipeline.dumps.checks import Proof
     from qgate.report._escaping import one_line
 
-    dump = Dump.open(args.folder)
+    proof = Proof(Dump.open(args.folder).folder, workers_from(args))
     found = 0
     with progress("records") as step:
-        for problem in dump_problems(dump.folder, workers_from(args), step):
+        for problem in proof.problems(step):
             _say(one_line(problem), flush=True)
             found += 1
-    records = sum(1 for _ in dump.records())
-    hashed = {
-        what: sum(1 for place in places if place and place.digest)
-        for what, places in (
-            ("tensors", [record.tensor for record in dump.records()]),
-            ("counts", [record.counts for record in dump.records()]),
-        )
-    }
-    if not records:
+    if not proof.records:
         raise QgateError(f"{str(args.folder)!r} has no records: nothing was verified.")
     if not found:
-        proved = [f"{number} {what}" for what, number in hashed.items() if number]
+        proved = [f"{number} {what}" for what, number in proof.hashed.items() if number]
         values = f"{' and '.join(proved)} are what was written"
         if not proved:
             values = "their files can be read, and have no hashes to prove them by"
-        _say(f"{records} records in {args.folder}: {values}")
-    notes = [note for note in dump.notes() if not any(bad in note for bad in dump.damaged)]
-    notes += [f"{name}: no record names it" for name in unnamed(dump)]
+        _say(f"{proof.records} records in {args.folder}: {values}")
+    notes = proof.notes()
     _say("\n".join(note_lines(notes)), end="\n" if notes else "")
     return 1 if found else 0
 
@@ -191,7 +193,7 @@ def _compare(args: argparse.Namespace) -> int:
 
     dumps = Dump.open(args.actual), Dump.open(args.reference)
     for dump in dumps:
-        _selected(dump, args)
+        _check_selection(dump, args)
     workers = workers_from(args)
     elsewhere = None if workers == Workers() else workers
     found = compare_dumps(*dumps, workers=elsewhere, **wanted_of(args))
@@ -241,6 +243,7 @@ def _export(args: argparse.Namespace) -> int:
     from qgate.dumps import Dump, export_dump
 
     dump = Dump.open(args.folder)
+    _check_selection(dump, args)
     done = export_dump(dump, args.output, _selected(dump, args))
     _say(f"{args.output}: {done.files} files")
     notes = [f"no values were kept of {title}" for title in done.without_values]

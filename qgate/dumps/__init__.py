@@ -5,7 +5,7 @@ from qgate.dumps.following import Follower
 from qgate.dumps.merging import Merged, merge_dumps
 from qgate.dumps.reading import Dump, RankState
 from qgate.dumps.records import Place, Record
-from qgate.dumps.selecting import FIELDS, check_fields, check_matched, is_wanted
+from qgate.dumps.selecting import FIELDS, Seen, check_fields, check_matched, is_wanted
 from qgate.dumps.summing import nbytes, totals
 from qgate.dumps.tensor_files import StoredTensor, expand, floats_in, read_tensors
 from qgate.dumps.verifying import problems, unnamed
@@ -21,6 +21,7 @@ __all__ = [
     "Place",
     "RankState",
     "Record",
+    "Seen",
     "StoredTensor",
     "check_fields",
     "check_matched",

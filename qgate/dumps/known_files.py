@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -263,9 +263,12 @@ class KnownDump(Dump):
         stamps = [self.files.stamp(name) for name in files_in(self.files)]
         return min((stamp.moment / 1e9 for stamp in stamps if stamp is not None), default=0.0)
 
+    def _expected(self) -> Sequence[int]:
+        return ()
+
     @property
-    def absent_ranks(self) -> list[int]:
-        return []
+    def folders(self) -> list[int]:
+        return self.ranks
 
     def state(self, rank: int) -> RankState:
         """The known collector does not say when it is done, nor what is missing."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +21,19 @@ from qgate.dumps.shard_reading import ShardReader
 from qgate.errors import QgateError, unknown
 
 _AT_ONCE = 16
+_MOST_HELD = 20_000
+"""Records that a dump keeps of ranks it has read: what many ranks wrote is read again instead."""
 State = Literal["complete", "incomplete", "running or killed", "not told"]
+
+
+@dataclass
+class _Index:
+    """The index of a rank as it was read; `records` may be forgotten, and is read again then."""
+
+    stamp: tuple[Stamp | None, ...]
+    lines: Lines
+    count: int
+    records: list[Record] | None
 
 
 @dataclass(frozen=True)
@@ -79,7 +92,8 @@ class Dump:
         self.skipped: list[str] = []
         self.damaged: list[str] = []
         self._homes: dict[int, Folder] = {}
-        self._lines: dict[int, tuple[tuple[Stamp | None, ...], Lines]] = {}
+        self._indexes: dict[int, _Index] = {}
+        self._lock = Lock()
         self._shards: dict[int, ShardReader] = {}
 
     @classmethod
@@ -108,24 +122,35 @@ class Dump:
     @property
     def ranks(self) -> list[int]:
         """Those that have written; without what an earlier run has left of others."""
-        found = list(ranks_in(self.files))
+        found = self.folders
         self._read_ahead(found)
         return [rank for rank in found if self.has(rank)]
 
+    @property
+    def folders(self) -> list[int]:
+        """Ranks that have a folder, of whichever run; nothing is read to know them."""
+        return list(ranks_in(self.files))
+
     def has(self, rank: int) -> bool:
         """Whether a rank has written in this run."""
-        return self._read(rank).is_of(self.about.run)
+        return self._read(rank).lines.is_of(self.about.run)
 
     def events(self, rank: int) -> list[dict[str, Any]]:
         """When a rank began to write and when it ended, as it was told."""
-        return self._read(rank).events
+        return self._read(rank).lines.events
 
     @property
     def absent_ranks(self) -> list[int]:
-        return sorted(set(range(self.world_size)) - set(self.ranks))
+        there = set(self.ranks)
+        return [rank for rank in self._expected() if rank not in there]
+
+    def _expected(self) -> Sequence[int]:
+        """Ranks that ought to have written something."""
+        return range(self.world_size)
 
     def state(self, rank: int) -> RankState:
-        lines = self._read(rank)
+        index = self._read(rank)
+        lines = index.lines
         events = [each.get(EVENT) for each in lines.events]
         closing = lines.events[-1] if events and events[-1] == "close" else None
         told = (closing or {}).get("missing")
@@ -143,7 +168,7 @@ class Dump:
         return RankState(
             rank,
             found,
-            len(lines.records),
+            index.count,
             missing,
             count,
             tuple(torn),
@@ -156,13 +181,16 @@ class Dump:
     def states(self) -> list[RankState]:
         return [self.state(rank) for rank in self.ranks]
 
-    def notes(self) -> list[str]:
-        """What is missing, torn, unfinished or skipped."""
-        said = [note for state in self.states for note in state.notes()]
-        left = sorted(ranks_in(self.files).keys() - set(self.ranks)) if self.about.run else []
+    def notes(self, states: Sequence[RankState] | None = None) -> list[str]:
+        """What is missing, torn, unfinished or skipped; `states` of whoever has read them."""
+        states = self.states if states is None else states
+        said = [note for state in states for note in state.notes()]
+        read = {state.rank for state in states}
+        left = sorted(set(self.folders) - read) if self.about.run else []
         said += [f"rank {rank} is left from another run: it is not read" for rank in left]
-        if self.absent_ranks:
-            listed = ", ".join(map(str, self.absent_ranks[:20]))
+        absent = [rank for rank in self._expected() if rank not in read]
+        if absent:
+            listed = ", ".join(map(str, absent[:20]))
             said.append(f"of {self.world_size} ranks these have written nothing: {listed}")
         return [*said, *(f"skipped {each}" for each in self.skipped)]
 
@@ -175,7 +203,7 @@ class Dump:
         ranks = [rank for rank in ranks_in(self.files) if fits(asked, "rank", rank)]
         self._read_ahead(ranks)
         for rank in filter(self.has, ranks):
-            for record in self._read(rank).records:
+            for record in self._records_of(rank):
                 if is_wanted(record, asked):
                     yield record
 
@@ -210,17 +238,35 @@ class Dump:
 
     def _read_ahead(self, ranks: list[int]) -> None:
         """Of a store, several indexes at a time: it takes its time to answer."""
-        new = [rank for rank in ranks if rank not in self._lines]
+        new = [rank for rank in ranks if rank not in self._indexes]
         if self.files.path is None and len(new) > 1:
             with ThreadPoolExecutor(min(_AT_ONCE, len(new))) as pool:
                 list(pool.map(self._read, new))
 
-    def _read(self, rank: int) -> Lines:
+    def _records_of(self, rank: int) -> list[Record]:
+        records = self._read(rank).records
+        return self._read(rank, anew=True).records or [] if records is None else records
+
+    def _read(self, rank: int, *, anew: bool = False) -> _Index:
         """The index as it is now; read again when it has grown."""
         index = Index(self._home(rank))
         now = index.stamp()
-        if rank not in self._lines or self._lines[rank][0] != now:
+        known = self._indexes.get(rank)
+        if known is None or known.stamp != now or anew:
             lines = index.read()
-            lines.records.sort(key=lambda record: record.order)
-            self._lines[rank] = (now, lines)
-        return self._lines[rank][1]
+            records = sorted(lines.records, key=lambda record: record.order)
+            known = _Index(now, replace(lines, records=[]), len(records), records)
+            with self._lock:
+                self._indexes.pop(rank, None)
+                self._indexes[rank] = known
+                self._forget(rank)
+        return known
+
+    def _forget(self, but: int) -> None:
+        """Records of ranks that were read long ago, as far as there are too many."""
+        held = {rank: len(each.records) for rank, each in self._indexes.items() if each.records}
+        too_many = sum(held.values()) - _MOST_HELD
+        for rank, count in held.items():
+            if too_many > 0 and rank != but:
+                self._indexes[rank].records = None
+                too_many -= count

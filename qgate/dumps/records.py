@@ -7,7 +7,9 @@ line of an index, so all of it is plain data.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,7 +23,7 @@ PHASES: tuple[Phase, ...] = ("pre", "post")
 _MOST = 2**63
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Place:
     """Where values are: a key in a file of the dump, and the hash of their bytes.
 
@@ -33,7 +35,7 @@ class Place:
     digest: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
     """One tensor of a run.
 
@@ -121,15 +123,33 @@ class Record:
                 raise QgateError(f"{name} of a record is {str(value)[:60]!r}.")
         for name in ("tensor", "counts"):
             if made.get(name) is not None:
-                made[name] = Place(**made[name])
-        made["shape"] = tuple(made.get("shape", ()))
+                made[name] = Place(**{**made[name], "file": sys.intern(made[name]["file"])})
+        made["shape"] = _shape_of(tuple(made.get("shape", ())))
+        if "nonfinite" in made:
+            made["nonfinite"] = _counts_of(tuple(made["nonfinite"].items()))
+        for name in _TEXTS & made.keys():
+            made[name] = sys.intern(made[name])
         if "stats" in made:
-            made["stats"] = {name: float(value) for name, value in made["stats"].items()}
+            stats = made["stats"].items()
+            made["stats"] = {sys.intern(name): float(value) for name, value in stats}
         try:
             return cls(**made)
         except TypeError:
             lacking = ", ".join(n for n in _REQUIRED if n not in made)
             raise QgateError(f"a record has no {lacking}.") from None
+
+
+# Many records say the same: they share their texts, their shapes and what was not finite.
+
+
+@functools.lru_cache(maxsize=4096)
+def _shape_of(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return sizes
+
+
+@functools.lru_cache(maxsize=4096)
+def _counts_of(items: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
+    return dict(items)
 
 
 def plain(value: Any) -> Any:
@@ -193,13 +213,13 @@ def _place(value: object) -> bool:
 
 _FIELDS = dataclasses.fields(Record)
 _REQUIRED = ("order", "layer_type", "operation", "phase", "component", "name")
+_TEXTS = frozenset(
+    ("layer_type", "operation", "phase", "component", "name", "module", "quant_type", "dtype")
+)
 _GOOD: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("order", "rank", "world_size", "call"), _whole),
     **dict.fromkeys(("layer", "iteration", "sample", "micro_batch"), _whole_or_none),
-    **dict.fromkeys(
-        ("layer_type", "operation", "phase", "component", "name", "module", "quant_type", "dtype"),
-        _text,
-    ),
+    **dict.fromkeys(_TEXTS, _text),
     **dict.fromkeys(("tensor", "counts"), _place),
     "shape": _shape,
     "stats": lambda value: isinstance(value, dict) and all(map(_number, value.values())),

@@ -56,14 +56,30 @@ def _fits(found: object, value: object) -> bool:
     return found == value
 
 
+class Seen:
+    """The values that records have of the fields asked about."""
+
+    def __init__(self, wanted: Mapping[str, tuple[object, ...]]) -> None:
+        self._wanted = wanted
+        self._there: dict[str, set[object]] = {name: set() for name in wanted}
+
+    def add(self, record: Record) -> None:
+        for name, seen in self._there.items():
+            seen.add(getattr(record, name))
+
+    def check(self) -> None:
+        """An error for a value that no record had; it names those there were."""
+        for name, values in self._wanted.items():
+            for value in values:
+                if not any(_fits(found, value) for found in self._there[name]):
+                    listed = [str(found) for found in self._there[name]]
+                    what = f"{name.replace('_', ' ')} in this dump"
+                    raise unknown(what, str(value), listed)
+
+
 def check_matched(records: Iterable[Record], wanted: Mapping[str, tuple[object, ...]]) -> None:
     """An error for a value that no record has; it names those there are."""
-    there: dict[str, set[object]] = {name: set() for name in wanted}
+    seen = Seen(wanted)
     for record in records:
-        for name, seen in there.items():
-            seen.add(getattr(record, name))
-    for name, values in wanted.items():
-        for value in values:
-            if not any(_fits(found, value) for found in there[name]):
-                listed = [str(found) for found in there[name]]
-                raise unknown(f"{name.replace('_', ' ')} in this dump", str(value), listed)
+        seen.add(record)
+    seen.check()

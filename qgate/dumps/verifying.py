@@ -5,11 +5,27 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from qgate.dumps.layout import rank_name, shards_in
-from qgate.dumps.reading import Dump
+from qgate.dumps.reading import Dump, RankState
 from qgate.dumps.records import Place, Record
 from qgate.errors import QgateError
+
+
+@dataclass(frozen=True)
+class RankLook:
+    """What is to be proved of a rank, and what its index alone tells.
+
+    hashed    records whose tensors and whose counts have a hash
+    damaged   what is wrong with the index
+    unnamed   shards that no record names, as a writer leaves them that was killed in between
+    """
+
+    state: RankState
+    hashed: dict[str, int]
+    damaged: tuple[str, ...]
+    unnamed: tuple[str, ...]
 
 
 def problems(dump: Dump) -> Iterator[str]:
@@ -30,11 +46,30 @@ def damage(dump: Dump) -> Iterator[str]:
     """What is wrong with the dump as a whole, and with its indexes."""
     yield from (f"{dump.folder}: {text}" for text in dump.damaged)
     for rank in dump.ranks:
-        yield from dump.state(rank).damaged
-        orders = Counter(record.order for record in dump.records(rank=rank))
-        for order, times in orders.items():
-            if times > 1:
-                yield f"{dump.folder}: rank {rank} has order {order} {times} times"
+        yield from look_at(dump, rank).damaged
+
+
+def look_at(dump: Dump, rank: int) -> RankLook:
+    """One rank, without its values."""
+    orders: Counter[int] = Counter()
+    hashed: Counter[str] = Counter()
+    named: set[str] = set()
+    for record in dump.records(rank=rank):
+        orders[record.order] += 1
+        for what, place in (("tensors", record.tensor), ("counts", record.counts)):
+            if place is not None:
+                named.add(place.file)
+                hashed[what] += bool(place.digest)
+    state = dump.state(rank)
+    twice = [
+        f"{dump.folder}: rank {rank} has order {order} {times} times"
+        for order, times in orders.items()
+        if times > 1
+    ]
+    home = dump.files.inside(rank_name(rank))
+    shards = shards_in(home).values() if home.kind() == "folder" else ()
+    left = tuple(str(home.at(name)) for name in shards if name not in named)
+    return RankLook(state, dict(hashed), (*state.damaged, *twice), left)
 
 
 def damage_in(dump: Dump, rank: int, start: int = 0, stop: int | None = None) -> Iterator[str]:
@@ -60,16 +95,5 @@ def _of_record(
 
 
 def unnamed(dump: Dump) -> list[str]:
-    """Shards that no record names, as a writer leaves them that was killed in between."""
-    left = []
-    for rank in dump.ranks:
-        home = dump.files.inside(rank_name(rank))
-        if home.kind() == "folder":
-            named = {
-                place.file
-                for record in dump.records(rank=rank)
-                for place in (record.tensor, record.counts)
-                if place is not None
-            }
-            left += [str(home.at(name)) for name in shards_in(home).values() if name not in named]
-    return left
+    """Shards that no record names."""
+    return [name for rank in dump.ranks for name in look_at(dump, rank).unnamed]

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+import qgate.dumps.reading as reading
 import qgate.pipeline.dumps.checks as checks
 from qgate.dumps import Dump, DumpWriter, problems
 from qgate.dumps.layout import rank_name
 from qgate.engine import Failure
-from qgate.pipeline.dumps.checks import dump_problems
+from qgate.pipeline.dumps.checks import Proof
 from tests.dumps.making import record
 
 
@@ -31,25 +32,35 @@ def spoil(folder, rank):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_find_what_one_reader_finds(folder, monkeypatch, workers):
     monkeypatch.setattr(checks, "_RECORDS", 2)
-    assert list(dump_problems(folder, workers)) == []
+    proof = Proof(folder, workers)
+    assert list(proof.problems()) == []
+    assert (proof.records, proof.hashed) == (21, {"tensors": 21, "counts": 0})
     spoil(folder, 0)
     spoil(folder, 2)
     told = []
-    found = list(dump_problems(folder, workers, lambda *at: told.append(at)))
+    found = list(Proof(folder, workers).problems(lambda *at: told.append(at)))
     assert found == list(problems(Dump.open(folder)))
     assert len(found) == 2
     assert told[-1] == (21, 21)
     assert len(told) == 12
 
 
-def test_what_was_not_proved_is_a_problem(folder, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("_Part", "records 0 to 6 of rank 1 were not proved: it ended"),
+        ("_Rank", "rank 1 was not proved: it ended"),
+    ],
+)
+def test_what_was_not_proved_is_a_problem(folder, monkeypatch, kind, words):
     def lost(function, items, _workers):
         for item in items:
-            yield Failure("it ended") if item.rank == 1 else function(item)
+            own = item.rank == 1 and type(item).__name__ == kind
+            yield Failure("it ended") if own else function(item)
 
     monkeypatch.setattr(checks, "outcomes", lost)
-    (problem,) = dump_problems(folder, 2)
-    assert problem == f"{folder}: records 0 to 6 of rank 1 were not proved: it ended"
+    (problem,) = Proof(folder, 2).problems()
+    assert problem == f"{folder}: {words}"
 
 
 def test_records_of_a_rank_are_read_from_its_index_alone(folder, monkeypatch):
@@ -57,6 +68,21 @@ def test_records_of_a_rank_are_read_from_its_index_alone(folder, monkeypatch):
     assert len(dump.ranks) == 3
     read = []
     real = Dump._read
-    monkeypatch.setattr(Dump, "_read", lambda self, rank: read.append(rank) or real(self, rank))
+    monkeypatch.setattr(
+        Dump, "_read", lambda self, rank, **how: read.append(rank) or real(self, rank, **how)
+    )
     assert len(list(dump.records(rank=1))) == 7
     assert set(read) == {1}
+
+
+def test_a_dump_holds_the_records_of_few_ranks(folder, monkeypatch):
+    """What many ranks wrote is forgotten, and read again when it is asked for."""
+    whole = list(Dump.open(folder).records())
+    monkeypatch.setattr(reading, "_MOST_HELD", 10)
+    dump = Dump.open(folder)
+    for _ in range(2):
+        assert list(dump.records()) == whole
+        assert list(dump.records(rank=0)) == whole[:7]
+        assert [state.records for state in dump.states] == [7, 7, 7]
+        held = [len(each.records) for each in dump._indexes.values() if each.records is not None]
+        assert held == [7]

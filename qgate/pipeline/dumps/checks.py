@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from qgate import urls
-from qgate.dumps.verifying import damage, damage_in, each_once
+from qgate.dumps.verifying import RankLook, damage_in, each_once, look_at
 from qgate.engine import Failure, Workers, outcomes
 from qgate.pipeline.dumps.looks import opened
 
 _RECORDS = 256
+Step = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class _Rank:
+    folder: urls.Place
+    rank: int
 
 
 @dataclass(frozen=True)
@@ -23,38 +31,76 @@ class _Part:
     stop: int
 
 
-def dump_problems(
-    folder: urls.Place,
-    workers: Workers | int = 1,
-    step: Callable[[int, int], None] = lambda _done, _total: None,
-) -> Iterator[str]:
-    """What is damaged, each once, in the order of ranks and records; `step` counts records.
+@dataclass
+class Proof:
+    """What was proved of a dump. Records stay with the workers; this holds a few lines per rank.
 
-    A part whose process ended is a problem too: nothing was proved of it.
+    hashed   tensors and counts that have a hash
     """
-    opened.cache_clear()  # what was opened before may have been written anew
-    dump = opened(folder)
-    counts = {rank: sum(1 for _ in dump.records(rank=rank)) for rank in dump.ranks}
-    parts = [
-        _Part(folder, rank, start, min(start + _RECORDS, count))
-        for rank, count in counts.items()
-        for start in range(0, count, _RECORDS)
-    ]
 
-    def found() -> Iterator[str]:
-        yield from damage(dump)
-        done = 0
-        for part, told in zip(parts, outcomes(_problems, parts, workers), strict=True):
+    folder: urls.Place
+    workers: Workers | int = 1
+    looks: list[RankLook] = field(default_factory=list)
+
+    @property
+    def records(self) -> int:
+        return sum(look.state.records for look in self.looks)
+
+    @property
+    def hashed(self) -> dict[str, int]:
+        found: Counter[str] = Counter()
+        for look in self.looks:
+            found.update(look.hashed)
+        return {what: found[what] for what in ("tensors", "counts")}
+
+    def problems(self, step: Step = lambda _done, _total: None) -> Iterator[str]:
+        """What is damaged, each once, in the order of ranks and records; `step` counts records.
+
+        A part whose process ended is a problem too: nothing was proved of it.
+        """
+        return each_once(self._problems(step))
+
+    def notes(self) -> list[str]:
+        """What a reader should know of a dump that was proved, beside its problems."""
+        dump = opened(self.folder)
+        said = dump.notes([look.state for look in self.looks])
+        bad = [*dump.damaged, *(text for look in self.looks for text in look.state.damaged)]
+        left = [name for look in self.looks for name in look.unnamed]
+        known = [note for note in said if not any(text in note for text in bad)]
+        return [*known, *(f"{name}: no record names it" for name in left)]
+
+    def _problems(self, step: Step) -> Iterator[str]:
+        opened.cache_clear()  # what was opened before may have been written anew
+        dump = opened(self.folder)
+        yield from (f"{self.folder}: {text}" for text in dump.damaged)
+        ranks = [_Rank(self.folder, rank) for rank in dump.folders]
+        for each, look in zip(ranks, outcomes(_look, ranks, self.workers), strict=True):
+            if isinstance(look, Failure):
+                yield f"{self.folder}: rank {each.rank} was not proved: {look.reason}"
+            elif look is not None:
+                self.looks.append(look)
+                yield from look.damaged
+        parts = [
+            _Part(self.folder, look.state.rank, start, min(start + _RECORDS, look.state.records))
+            for look in self.looks
+            for start in range(0, look.state.records, _RECORDS)
+        ]
+        done, total = 0, self.records
+        for part, told in zip(parts, outcomes(_prove, parts, self.workers), strict=True):
             if isinstance(told, Failure):
                 which = f"records {part.start} to {part.stop - 1} of rank {part.rank}"
-                yield f"{folder}: {which} were not proved: {told.reason}"
+                yield f"{self.folder}: {which} were not proved: {told.reason}"
             else:
                 yield from told
             done += part.stop - part.start
-            step(done, sum(counts.values()))
-
-    return each_once(found())
+            step(done, total)
 
 
-def _problems(part: _Part) -> list[str]:
+def _look(part: _Rank) -> RankLook | None:
+    """None of a rank that an earlier run has left."""
+    dump = opened(part.folder)
+    return look_at(dump, part.rank) if dump.has(part.rank) else None
+
+
+def _prove(part: _Part) -> list[str]:
     return list(damage_in(opened(part.folder), part.rank, part.start, part.stop))

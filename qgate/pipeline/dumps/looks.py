@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 from torch import Tensor
@@ -181,7 +181,7 @@ def values_of(place: Located, most: int | None = None) -> Tensor:
 
 
 def _identity(record: Record) -> dict[str, Any]:
-    names = TensorPortrait.__annotations__.keys() & set(vars(record))
+    names = TensorPortrait.__annotations__.keys() & {each.name for each in fields(record)}
     told = {name: getattr(record, name) for name in names}
     return {"title": record.title, **told, "shape": list(record.shape)}
 
