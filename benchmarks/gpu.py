@@ -31,7 +31,8 @@ CASTS: dict[str, int] = {
     "nvfp4": 6, "hif4": 4, "hif8": 4, "fp8_e4m3": 4, "fp8_e5m2": 4, "fp6_e3m2": 4, "fp6_e2m3": 4,
     "fp4_e2m1": 4, "int8": 6, "int4": 6,
 }  # fmt: skip
-OTHERS = {"count": 2, "errors": 4, "sweep, 21 levels": 2}
+# "errors, none" are those of equal tensors: no key is added to a table.
+OTHERS = {"count": 2, "errors": 4, "errors, none": 4, "errors, fp32": 8, "sweep, 21 levels": 2}
 GOALS = {**dict.fromkeys(CASTS, 0.8), "count": 0.5}
 
 
@@ -56,7 +57,10 @@ def works(x: Tensor) -> dict[str, Callable[[], object]]:
         name: lambda q=q: q(x) for name, q in quantizers.items()
     }
     found["count"] = lambda: counts(x)
+    wide_x, wide_y = x.float(), y.float()
     found["errors"] = lambda: errors(y, x)
+    found["errors, none"] = lambda: errors(x, x)
+    found["errors, fp32"] = lambda: errors(wide_y, wide_x)
     found["sweep, 21 levels"] = lambda: qgate.sweep(x, "fp8_e4m3")
     return found
 

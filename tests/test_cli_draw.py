@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -15,9 +16,11 @@ from qgate.dumps import DumpWriter
 from qgate.pipeline.dumps.analyses import Asked, analyze_dump
 from qgate.report.dumps._findings import summary_line
 from qgate.results.portraits import FOLDERS
+from tests import bucket as stores
 from tests.dumps.making import known, record
 
 Capsys = pytest.CaptureFixture[str]
+memory = stores.memory
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -169,3 +172,36 @@ def test_drawing_again_replaces_what_was_drawn(dump: Path, drawn: Path) -> None:
 def test_a_folder_that_cannot_be_made(dump: Path, capsys: Capsys) -> None:
     assert run("draw", dump, "--no-plots", "--output-dir", "/proc/drawn") == 2
     assert "/proc/drawn" in capsys.readouterr().err
+
+
+# To a store --------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("here")
+def test_what_is_drawn_into_a_store_is_drawn_from_it_again(dump: Path, memory: Any) -> None:
+    assert run("draw", dump, "--output-dir", "memory://a/draw", "--no-plots") == 0
+    first = {name: memory.cat(name) for name in memory.find("/a")}
+    again = "memory://a/draw/analysis.json"
+    assert run("draw", again, "--output-dir", "memory://a/draw", "--no-plots") == 0
+    assert {name: memory.cat(name) for name in memory.find("/a")} == first
+    assert {"/a/draw/index.html", "/a/draw/written.json"} < first.keys()
+
+
+@pytest.mark.usefixtures("here")
+def test_what_is_not_of_a_drawing_stays_in_a_store(dump: Path, memory: Any, capsys: Capsys) -> None:
+    memory.pipe("/a/index.html", b"mine")
+    assert run("draw", dump, "--output-dir", "memory://a") == 2
+    assert "was not drawn by qgate" in capsys.readouterr().err
+    assert memory.cat("/a/index.html") == b"mine"
+
+
+@pytest.mark.usefixtures("here")
+def test_the_overview_in_a_store(dump: Path, memory: Any, capsys: Capsys) -> None:
+    assert run("quick", dump, "--output", "memory://a/b.png") == 0
+    assert memory.cat("/a/b.png").startswith(b"\x89PNG")
+    for verb, option in (("quick", "--output"), ("draw", "--output-dir")):
+        assert run(verb, dump, option, "foo://a/b.png") == 2
+        assert "foo:// is not known" in capsys.readouterr().err
+    assert run("quick", dump, "--output", "memory://a/b.odd") == 2
+    assert "'memory://a/b.odd'" in capsys.readouterr().err
+    assert memory.find("/") == ["/a/b.png"]

@@ -7,14 +7,13 @@
 DIR is what `qgate.collect` wrote, or a folder of the known collector as it is, by its path or URL;
 several are drawn as one. Open index.html in the output folder; tensor_stats.txt and
 statistics/*.csv have the numbers, analysis.json all of it: `qgate draw draw/analysis.json` draws it
-again, without the dump.
+again, without the dump. OUT may be a URL, too.
 Exit status: 0, also where tensors are bad; `pytest suites --dump DIR` is the gate.
 """
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qgate.cli._dump_selection import add_selection, wanted_of
@@ -22,6 +21,7 @@ from qgate.cli._numbers import from_one
 from qgate.cli._progress import progress
 from qgate.cli._workers import add_workers, workers_from
 from qgate.errors import QgateError
+from qgate.urls import place_of
 
 if TYPE_CHECKING:
     from qgate.pipeline.dumps.analyses import Asked
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("folders", nargs="+", metavar="DIR")
-    add("--output-dir", type=Path, default=Path("draw"), metavar="OUT", help="(default: draw)")
+    add("--output-dir", default="draw", metavar="OUT", help="a folder or URL (default: draw)")
     add_analysis(parser)
     add("--no-plots", action="store_true", help="texts, tables and data only")
     add_selection(parser)
@@ -75,17 +75,18 @@ def run(args: argparse.Namespace) -> int:
     from qgate.report.dumps.drawing import check_folder, draw_analysis
     from qgate.report.dumps.texts import findings
 
-    check_folder(args.output_dir)
+    folder = place_of(args.output_dir)
+    check_folder(folder)
     analysis = analysis_of(args)
     with progress("pictures") as step:
         written = draw_analysis(
-            analysis, args.output_dir, workers_from(args), plots=not args.no_plots, progress=step
+            analysis, folder, workers_from(args), plots=not args.no_plots, progress=step
         )
     for line in findings(analysis):
         print(line)
     pictures = sum(path.suffix == ".png" for path in written)
     print(f"{len(analysis['tensors'])} tensors, {pictures} pictures: "
-          f"{args.output_dir / 'index.html'}")  # fmt: skip
+          f"{folder / 'index.html'}")  # fmt: skip
     return 0
 
 
@@ -93,7 +94,7 @@ def analysis_of(
     args: argparse.Namespace, most: int | None = None, tensors: int | None = None
 ) -> DumpAnalysis:
     """Of the dumps that were named, or of a record that was kept."""
-    first = Path(args.folders[0])
+    first = place_of(args.folders[0])
     if len(args.folders) == 1 and first.suffix == ".json" and first.is_file():
         from qgate.report.dumps.drawing import read_analysis
 

@@ -10,11 +10,18 @@ Of large tensors only the first rows are read, and of many tensors only 500.
 from __future__ import annotations
 
 import argparse
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qgate.cli._dump_selection import add_selection
 from qgate.cli.draw import add_analysis, analysis_of
 from qgate.errors import QgateError
+from qgate.urls import check_writable, place_of
+
+if TYPE_CHECKING:
+    from qgate.results.portraits import DumpAnalysis
+    from qgate.urls import Place
 
 _MOST, _TENSORS = 2**14, 500
 
@@ -22,8 +29,8 @@ _MOST, _TENSORS = 2**14, 500
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folders", nargs="+", metavar="DIR")
     parser.add_argument(
-        "--output", type=Path, default=Path("quick_analysis.png"), metavar="FILE",
-        help="(default: quick_analysis.png)",
+        "--output", default="quick_analysis.png", metavar="FILE",
+        help="a file or URL (default: quick_analysis.png)",
     )  # fmt: skip
     add_analysis(parser)
     add_selection(parser)
@@ -34,13 +41,31 @@ def run(args: argparse.Namespace) -> int:
     from qgate.report.dumps.texts import findings
     from qgate.report.plots.dumps.quick import draw_quick
 
-    if args.output.is_dir():
-        raise QgateError(f"--output {str(args.output)!r} is a folder; name a file.")
+    output = place_of(args.output)
+    check_writable(output)
+    if output.is_dir():
+        raise QgateError(f"--output {args.output!r} is a folder; name a file.")
     analysis = analysis_of(args, _MOST, _TENSORS)
-    draw_quick(args.output, analysis)
+    if isinstance(output, Path):
+        draw_quick(output, analysis)
+    else:
+        _draw_there(output, analysis)
     for line in findings(analysis):
         print(line)
     for note in analysis["notes"]:
         print(f"note    {one_line(note)}")
-    print(f"{len(analysis['tensors'])} tensors: {args.output}")
+    print(f"{len(analysis['tensors'])} tensors: {output}")
     return 0
+
+
+def _draw_there(output: Place, analysis: DumpAnalysis) -> None:
+    """A store is given the picture when it is whole."""
+    from qgate.report.plots.dumps.quick import draw_quick
+
+    with tempfile.TemporaryDirectory() as made:
+        picture = Path(made) / output.name
+        try:
+            draw_quick(picture, analysis)
+        except QgateError as error:
+            raise QgateError(str(error).replace(str(picture), str(output))) from None
+        output.write_bytes(picture.read_bytes())

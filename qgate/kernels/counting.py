@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from qgate.kernels import cases, proving
-from qgate.kernels.launching import bits, launch, tile
+from qgate.kernels.launching import bits, flat_bits, launch, tile
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ def _count(x: Tensor) -> Tensor:
     import torch
 
     programs = importlib.import_module("qgate.kernels.programs.counting")
-    patterns, room, flat = 256**x.dtype.itemsize, tile(), bits(x.reshape(-1))
+    patterns, room, flat = 256**x.dtype.itemsize, tile(), flat_bits(x)
     total = torch.zeros(patterns, dtype=torch.int64, device=x.device)
     for start in range(0, len(flat), AT_ONCE):
         part = flat[start : start + AT_ONCE]

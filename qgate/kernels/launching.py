@@ -18,13 +18,24 @@ def bits(x: Tensor) -> Tensor:
     return x.view(torch.int16 if x.dtype.itemsize == 2 else torch.int32)
 
 
-def launch(program: Any, programs: int, x: Tensor, *arguments: Any, **constants: Any) -> None:
+def flat_bits(x: Tensor) -> Tensor:
+    """Of all numbers in a row; `reshape` alone leaves the gaps of a view like `x[::2]`, and a
+    negative view has the signs of another."""
+    return bits(x.reshape(-1).contiguous().resolve_neg())
+
+
+def launch(
+    program: Any, programs: int, x: Tensor, *arguments: Any, warps: int = 4, **constants: Any
+) -> None:
     """Fusing a product with a sum is off: it rounds once where the definition rounds twice."""
     import torch
 
+    for each in (x, *arguments):
+        if isinstance(each, torch.Tensor) and not each.is_contiguous():
+            raise ValueError("a program got a tensor with gaps: it would read what is in them.")
     there = torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
     with there:
-        program[(programs,)](x, *arguments, **constants, num_warps=4, enable_fp_fusion=False)
+        program[(programs,)](x, *arguments, **constants, num_warps=warps, enable_fp_fusion=False)
 
 
 def interpreted() -> bool:

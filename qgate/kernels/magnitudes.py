@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from qgate.kernels import cases, proving
-from qgate.kernels.launching import bits, launch, tile
+from qgate.kernels.launching import bits, flat_bits, launch, tile
 from qgate.kernels.shapes import kind_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def found(x: Tensor) -> Tensor:
     import torch
 
     programs = importlib.import_module("qgate.kernels.programs.magnitudes")
-    flat, room = bits(x.reshape(-1)), tile()
+    flat, room = flat_bits(x), tile()
     most = torch.zeros(1, dtype=torch.int32, device=x.device)
     mask = 0x7FFF if x.dtype.itemsize == 2 else 0x7FFFFFFF
     launch(programs.largest, -(-len(flat) // room), flat, most, len(flat), TILE=room, MASK=mask)

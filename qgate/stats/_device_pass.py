@@ -1,27 +1,27 @@
 """The one pass over two tensors of a device, there: what `ErrorPass` collects, in large parts.
 
-Sums are trees of pairs over rows, written out as additions of halves, so that they have the same
-bits on every device. They are not the bits of `ErrorPass`, whose rows a BLAS adds up: both are
-within a few 1e-16 of the sum of magnitudes. Counts, extremes and places are the same.
+`qgate.kernels.comparing` leaves sums, extremes and counts of tiles of a few thousand pairs, and the
+tiles are added here. Every sum has a fixed order, so it has the same bits on every device. They are
+not the bits of `ErrorPass`, whose rows a BLAS adds up: both are within a few 1e-16 of the sum of
+magnitudes. Counts, extremes and places are the same.
 """
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from qgate.kernels import comparing
+from qgate.kernels.comparing import AT_ONCE, COUNTS, EXTREMES, SUMS, TILE, Partials
 from qgate.stats._difference_counts import KEYS, SHIFT, DifferenceCounts
 from qgate.stats._error_pass import Element, NonFinite
-from qgate.stats._portion import NOISE
 from qgate.stats._sums import ErrorSums, merged_sums, pushed
 
-_ROW = 1024
-_PART = 2**22
+_PART = AT_ONCE
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
-_KINDS = {"nan": 1, "posinf": 2, "neginf": 3}
+_KINDS = ("nan", "posinf", "neginf")
+_TILES_AT_ONCE = 2**22 // TILE
 
 
 def serves(actual: Tensor, reference: Tensor) -> bool:
@@ -50,7 +50,7 @@ class DevicePass:
 
     def run(self, actual: Tensor, reference: Tensor) -> bool:
         """Always to the end: both have one shape."""
-        a, r = actual.reshape(-1), reference.reshape(-1)
+        a, r = (each.reshape(-1).contiguous() for each in (actual, reference))
         for start in range(0, len(a), _PART):
             self._add(a[start : start + _PART], r[start : start + _PART])
         return True
@@ -66,141 +66,115 @@ class DevicePass:
         return DifferenceCounts(keys, table[keys])
 
     def _add(self, actual: Tensor, reference: Tensor) -> None:
-        n = len(actual)
-        a, r = _padded(actual), _padded(reference)
-        kinds_a, kinds_r = _kinds(a), _kinds(r)
-        bad = (kinds_a != 0) | (kinds_r != 0)
-        left_out = bad.clone()
-        left_out[n:] = True
-        a, r = a.masked_fill(bad, 0.0), r.masked_fill(bad, 0.0)
-        error = a - r
-        size = error.abs()
-        self._count_keys(size, left_out)
-        found = self._figures(a, r, error, size, kinds_a, kinds_r, bad, left_out)
-        bad_pairs = int(found["bad"])
-        if bad_pairs:
+        partials = comparing.compared(actual, reference, SHIFT)
+        if partials is None:
+            partials = comparing.by_torch(actual, reference, SHIFT)
+        self._keys = partials.keys if self._keys is None else self._keys + partials.keys
+        found = _figures(partials, len(actual))
+        if found["kept"] < len(actual):
             self._note(found, actual, reference)
         self.sign_flips += int(found["flips"])
         if self._room and found["max_error"] > self._least_of_the_worst:
-            self._keep_worst(size, actual, reference)
-        self.elements += n
-        pushed(self._parts, _sums_of(n - bad_pairs, found))
-
-    def _count_keys(self, size: Tensor, left_out: Tensor) -> None:
-        keys = (size.view(torch.int64) >> SHIFT).to(torch.int32)
-        counted = torch.bincount(keys, minlength=KEYS)
-        counted[0] -= left_out.sum()
-        self._keys = counted if self._keys is None else self._keys + counted
-
-    def _figures(
-        self,
-        a: Tensor,
-        r: Tensor,
-        error: Tensor,
-        size: Tensor,
-        kinds_a: Tensor,
-        kinds_r: Tensor,
-        bad: Tensor,
-        left_out: Tensor,
-    ) -> dict[str, float]:
-        """All that the host has to know of a part, asked for at once."""
-        n = (~left_out).sum().to(torch.float64).clamp(min=1)
-        sum_a, sum_r = _total(a), _total(r)
-        mean_a, mean_r = sum_a / n, sum_r / n
-        off_a = (a - mean_a).masked_fill(left_out, 0.0)
-        off_r = (r - mean_r).masked_fill(left_out, 0.0)
-        there = {
-            "bad": bad.sum(),
-            **{f"{k}_a": (kinds_a == i).sum() for k, i in _KINDS.items()},
-            **{f"{k}_r": (kinds_r == i).sum() for k, i in _KINDS.items()},
-            "mismatched": (kinds_a != kinds_r).sum(),
-            "flips": (a * r < 0).sum(),
-            "first_bad": bad.to(torch.int8).argmax(),
-            "sum_a": sum_a,
-            "sum_r": sum_r,
-            "mean_a": mean_a,
-            "mean_r": mean_r,
-            "m2_a": _total(off_a * off_a),
-            "m2_r": _total(off_r * off_r),
-            "co": _total(off_a * off_r),
-            "rest_a": _total(off_a),
-            "rest_r": _total(off_r),
-            "squares": _total(error * error),
-            "abs_error": _total(size),
-            "error": _total(error),
-            "abs_reference": _total(r.abs()),
-            "max_error": size.max(),
-            "max_reference": r.abs().max(),
-            "least_a": a.masked_fill(left_out, math.inf).min(),
-            "most_a": a.masked_fill(left_out, -math.inf).max(),
-            "least_r": r.masked_fill(left_out, math.inf).min(),
-            "most_r": r.masked_fill(left_out, -math.inf).max(),
-        }
-        values = torch.stack([each.to(torch.float64) for each in there.values()]).tolist()
-        return dict(zip(there, values, strict=True))
+            self._search(partials.extremes[0], actual, reference)
+        self.elements += len(actual)
+        pushed(self._parts, _sums_of(found))
 
     def _note(self, found: dict[str, float], actual: Tensor, reference: Tensor) -> None:
         self.actual = self.actual + NonFinite(*(int(found[f"{kind}_a"]) for kind in _KINDS))
         self.reference = self.reference + NonFinite(*(int(found[f"{kind}_r"]) for kind in _KINDS))
         self.mismatched += int(found["mismatched"])
         if self.first_non_finite is None:
-            self.first_non_finite = self._element(int(found["first_bad"]), actual, reference)
+            begin = int(found["first_bad_tile"]) * TILE
+            a, r = (each[begin : begin + TILE] for each in (actual, reference))
+            bad = ~(a.isfinite() & r.isfinite())
+            place = begin + int(bad.to(torch.int8).argmax())
+            self.first_non_finite = self._elements([place], actual, reference)[0]
 
     @property
     def _least_of_the_worst(self) -> float:
         return -self.worst[-1].badness[0] if len(self.worst) == self._room else 0.0
 
-    def _keep_worst(self, size: Tensor, actual: Tensor, reference: Tensor) -> None:
-        """The largest differences, of equals the first."""
-        room = min(self._room, len(size))
-        least = size.topk(room).values[-1]
-        above = size > least
-        equal = (size == least) & (size > 0)
-        places = (above | (equal & (equal.cumsum(0) <= room))).nonzero().view(-1).tolist()
-        found = [self._element(place, actual, reference) for place in places]
-        self.worst = sorted([*self.worst, *found], key=lambda each: each.badness)[: self._room]
+    def _search(self, largest: Tensor, actual: Tensor, reference: Tensor) -> None:
+        """Only where a tile's largest difference is among as many largest ones, of equals the
+        first, can one of the worst be."""
+        tiles = _largest(largest, self._room)
+        tiles = tiles[largest[tiles] > self._least_of_the_worst]
+        for some in tiles.split(_TILES_AT_ONCE):
+            places = some[:, None] * TILE + torch.arange(TILE, device=largest.device)
+            places = places.view(-1)
+            places = places[places < len(actual)]
+            a, r = (each[places].to(torch.float64) for each in (actual, reference))
+            size = (a - r).abs().masked_fill_(~(a.isfinite() & r.isfinite()), 0.0)
+            chosen = places[_largest(size, self._room)].tolist()
+            found = self._elements(chosen, actual, reference)
+            both = sorted([*self.worst, *found], key=lambda each: each.badness)
+            self.worst = both[: self._room]
 
-    def _element(self, i: int, actual: Tensor, reference: Tensor) -> Element:
-        return Element(self.elements + i, float(actual[i]), float(reference[i]))
-
-
-def _padded(x: Tensor) -> Tensor:
-    """As float64, with zeros up to whole rows; the number of rows is a power of two."""
-    rows = 1 << (-(-len(x) // _ROW) - 1).bit_length()
-    wide = torch.zeros(rows * _ROW, dtype=torch.float64, device=x.device)
-    wide[: len(x)] = x
-    return wide
-
-
-def _kinds(x: Tensor) -> Tensor:
-    """0 finite, 1 NaN, 2 and 3 the infinities."""
-    kinds = x.isnan().to(torch.int8)
-    return kinds.masked_fill_(x == math.inf, 2).masked_fill_(x == -math.inf, 3)
+    def _elements(self, places: list[int], actual: Tensor, reference: Tensor) -> list[Element]:
+        at = torch.tensor(places, dtype=torch.int64, device=actual.device)
+        a, r = (each[at].tolist() for each in (actual, reference))
+        return [Element(self.elements + i, x, y) for i, x, y in zip(places, a, r, strict=True)]
 
 
-def _total(x: Tensor) -> Tensor:
-    """Halves onto halves: the places of a row first, then the rows."""
-    x = x.view(-1, _ROW)
+def _largest(size: Tensor, room: int) -> Tensor:
+    """The places of the largest, which are not 0, in order; of equals the first."""
+    room = min(room, len(size))
+    least = size.topk(room).values[-1]
+    equal = (size == least) & (size > 0)
+    return ((size > least) | (equal & (equal.cumsum(0) <= room))).nonzero().view(-1)
+
+
+def _figures(partials: Partials, n: int) -> dict[str, float]:
+    """All that the host has to know of a part, asked for at once."""
+    counts = partials.counts.to(torch.int64)
+    kept = counts[0].to(torch.float64)
+    total = kept.sum()
+    sums = _totals(partials.sums)
+    means = sums[:2] / total.clamp(min=1)
+    held = kept.clamp(min=1)
+    own_means, rests = partials.sums[:2] / held, partials.sums[2:4] / held
+    apart = ((own_means - means[:, None]) + rests).masked_fill_(kept == 0, 0.0)
+    shift_a, shift_r = kept * apart
+    between = [shift_a, shift_r, shift_a * apart[0], shift_r * apart[1], shift_a * apart[1]]
+    within = partials.sums[2:7].clone()
+    within[:2] = 0.0
+    centered = _totals(torch.stack(between) + within)
+    tiles = torch.arange(len(kept), device=kept.device)
+    bad = counts[0] < (n - tiles * TILE).clamp(max=TILE)
+    low, high = partials.extremes.amin(1), partials.extremes.amax(1)
+    there = [
+        *zip(("sum_a", "sum_r", *SUMS[7:]), (*sums[:2], *sums[7:]), strict=True),
+        *zip(("mean_a", "mean_r"), means, strict=True),
+        *zip(SUMS[2:7], centered, strict=True),
+        *zip(COUNTS, counts.sum(1), strict=True),
+        *zip(EXTREMES, (high[0], low[1], high[2], low[3], high[4]), strict=True),
+        ("first_bad_tile", bad.to(torch.int8).argmax()),
+    ]
+    values = torch.stack([each.to(torch.float64) for _, each in there]).tolist()
+    return {name: value for (name, _), value in zip(there, values, strict=True)}
+
+
+def _totals(x: Tensor) -> Tensor:
+    """Of each row, halves onto halves."""
+    room = 1 << (x.shape[1] - 1).bit_length()
+    x = torch.nn.functional.pad(x, (0, room - x.shape[1]))
     while x.shape[1] > 1:
         half = x.shape[1] // 2
         x = x[:, :half] + x[:, half:]
-    x = x.view(-1)
-    while len(x) > 1:
-        half = len(x) // 2
-        x = x[:half] + x[half:]
-    return x[0]
+    return x[:, 0]
 
 
-def _sums_of(n: int, f: dict[str, float]) -> ErrorSums:
+def _sums_of(f: dict[str, float]) -> ErrorSums:
     """As `Portion.sums` puts them together."""
+    n = int(f["kept"])
     if not n:
         return ErrorSums()
     mean_a, mean_r = f["mean_a"], f["mean_r"]
     m2_a, m2_r, co = f["m2_a"], f["m2_r"], f["co"]
     rest_a, rest_r = f["rest_a"], f["rest_r"]
-    if m2_a <= n * (NOISE * mean_a) ** 2 and f["least_a"] == f["most_a"]:
+    if f["least_a"] == f["most_a"]:
         mean_a, rest_a, m2_a, co = f["least_a"], 0.0, 0.0, 0.0
-    if m2_r <= n * (NOISE * mean_r) ** 2 and f["least_r"] == f["most_r"]:
+    if f["least_r"] == f["most_r"]:
         mean_r, rest_r, m2_r, co = f["least_r"], 0.0, 0.0, 0.0
     return ErrorSums(
         count=n,
@@ -217,7 +191,7 @@ def _sums_of(n: int, f: dict[str, float]) -> ErrorSums:
         sum_error=f["error"],
         max_abs_error=f["max_error"],
         sum_abs_reference=f["abs_reference"],
-        max_abs_reference=f["max_reference"],
+        max_abs_reference=max(0.0, -f["least_r"], f["most_r"]),
         low_actual=rest_a / n,
         low_reference=rest_r / n,
     )

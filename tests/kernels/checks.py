@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -13,8 +16,11 @@ from torch import Tensor
 import qgate
 from qgate.formats.engine import on_device, quantizing
 from qgate.formats.engine.job import Job
-from qgate.kernels import cases, counting, magnitudes, proving
+from qgate.kernels import cases, comparing, counting, magnitudes, proving
 from qgate.kernels.block_casts import MxCast
+from qgate.kernels.launching import interpreted
+from qgate.stats._difference_counts import SHIFT
+from qgate.stats.error_stats import ErrorStats
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 Check = Callable[[torch.device], str]
@@ -97,9 +103,11 @@ def counted(dtype: torch.dtype) -> Check:
             expected = np.bincount(values, minlength=patterns)
             narrow = values.astype(np.uint8 if patterns == 256 else np.uint16)
             x = torch.from_numpy(narrow.view(np.int16) if patterns > 256 else narrow)
-            got = counting._count(x.view(dtype).to(device)).cpu().numpy()
-            if not np.array_equal(got, expected):
-                return f"{int((got != expected).sum())} patterns are counted wrong"
+            with_gaps = torch.stack([x, x.flip(0)], 1)[:, 0]
+            for each in (x, with_gaps):
+                got = counting._count(each.view(dtype).to(device)).cpu().numpy()
+                if not np.array_equal(got, expected):
+                    return f"{int((got != expected).sum())} patterns are counted wrong"
         return ""
 
     return check
@@ -109,7 +117,7 @@ def largest(of: torch.dtype) -> Check:
     def check(device: torch.device) -> str:
         every = cases.numbers(of)
         numbers = every[every.isfinite()]
-        for x in (numbers, numbers[:70_001], numbers[-3:], every):
+        for x in (numbers, numbers[:70_001], numbers[-3:], every, numbers[:-2:3]):
             expected = x.double().abs().max()
             bits = magnitudes.found(x.to(device)).cpu()
             got = bits.to(torch.int16).view(of) if of.itemsize == 2 else bits.view(of)
@@ -118,6 +126,59 @@ def largest(of: torch.dtype) -> Check:
         return ""
 
     return check
+
+
+def wide() -> AbstractContextManager[object]:
+    """In the interpreter more pairs at once: it takes as long for one as for thousands."""
+    if not interpreted():
+        return nullcontext()
+    return mock.patch.multiple(comparing, TILE=2**15, _WIDTH=2**13)
+
+
+def errors(actual: torch.dtype, reference: torch.dtype) -> Check:
+    def check(device: torch.device) -> str:
+        with wide():
+            tensor, other = (torch.empty(0, dtype=of, device=device) for of in (actual, reference))
+            return comparing._wrong(tensor, other, SHIFT)
+
+    return check
+
+
+def errors_apart(there: ErrorStats, here: ErrorStats) -> str:
+    """What of two findings is not the same; sums may be 1e-15 of the sum of magnitudes apart."""
+    for name in (
+        "elements", "actual_non_finite", "reference_non_finite", "mismatched", "sign_flips",
+        "worst", "first_non_finite",
+    ):  # fmt: skip
+        found, wanted = getattr(there, name), getattr(here, name)
+        if repr(found) != repr(wanted):
+            return f"{name}: {found} instead of {wanted}"
+    for name in ("keys", "counts"):
+        if not np.array_equal(getattr(there.differences, name), getattr(here.differences, name)):
+            return f"{name} of differences are others"
+    found, wanted = there.sums, here.sums
+    for name in ("count", "max_abs_error", "max_abs_reference"):
+        if getattr(found, name) != getattr(wanted, name):
+            return f"{name}: {getattr(found, name)} instead of {getattr(wanted, name)}"
+    a, r = math.sqrt(wanted.sum_square_actual), math.sqrt(wanted.sum_square_reference)
+    n = math.sqrt(max(wanted.count, 1))
+    for name, size in {
+        "mean_actual": a / n, "mean_reference": r / n, "m2_actual": a * a, "m2_reference": r * r,
+        "co": a * r, "sum_square_actual": a * a, "sum_square_reference": r * r, "dot": a * r,
+        "sum_square_error": wanted.sum_square_error, "sum_abs_error": wanted.sum_abs_error,
+        "sum_error": wanted.sum_abs_error, "sum_abs_reference": wanted.sum_abs_reference,
+    }.items():  # fmt: skip
+        if not abs(getattr(found, name) - getattr(wanted, name)) <= 1e-15 * size:
+            return f"{name}: {getattr(found, name)} instead of {getattr(wanted, name)}"
+    return ""
+
+
+def errors_of_real_tiles(device: torch.device) -> str:
+    """As they are on a device, few enough for the interpreter: one is full, one has one pair."""
+    n = comparing.TILE + 1
+    a, r = (numbers(BF16)[i : i + 7 * n : 7] for i in (0, 9))
+    found = comparing._compared(a.to(device), r.to(device), SHIFT)
+    return comparing.difference(found, comparing.by_torch(a, r, SHIFT))
 
 
 MX = ("mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4_e2m1", "mxint8")
@@ -180,6 +241,10 @@ CHECKS: dict[str, Check] = {
     "count bf16": counted(BF16),
     "count fp16": counted(FP16),
     "count fp8": counted(torch.float8_e4m3fn),
+    "errors bf16": errors(BF16, BF16),
+    "errors fp16, fp32": errors(FP16, FP32),
+    "errors fp32": errors(FP32, FP32),
+    "errors, real tiles": errors_of_real_tiles,
 }
 
 
@@ -201,3 +266,13 @@ def a_wrong_kernel(device: torch.device) -> str:
     out = torch.empty(job.layout.outer, job.layout.length, 1, dtype=x.dtype, device=device)
     on_device._run(replace(cast, carry=2**23 - 1), job, out)
     return proving.difference(job.layout.restore(out), quantizing.by_definition(Job(x, q)), x)
+
+
+def wrong_errors(device: torch.device) -> str:
+    """What the proof says of sums for which the numbers from 2**127 on are not finite."""
+    import triton.language as tl
+
+    from qgate.kernels.programs import comparing as programs
+
+    with mock.patch.object(programs, "INFINITY", tl.constexpr(0x7F000000)):
+        return errors(BF16, BF16)(device)

@@ -13,7 +13,7 @@ import torch
 import qgate
 from qgate.formats.engine import on_device
 from qgate.formats.engine.job import Job
-from qgate.kernels import block_casts, counting, element_casts
+from qgate.kernels import block_casts, comparing, counting, element_casts
 from qgate.kernels.shapes import Lie
 
 triton = pytest.importorskip("triton", reason="there is no triton for this platform")
@@ -44,7 +44,7 @@ class Launches(list[tuple[Any, tuple[Any, ...], dict[str, Any]]]):
 def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Launches]:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     noted = Launches()
-    for family in (block_casts, element_casts, counting):
+    for family in (block_casts, element_casts, counting, comparing):
         monkeypatch.setattr(family, "launch", noted)
     return noted
 
@@ -53,7 +53,8 @@ def ptx(launch: tuple[Any, tuple[Any, ...], dict[str, Any]], target: int) -> str
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    program, args, constants = launch
+    program, args, given = launch
+    constants = {name: value for name, value in given.items() if name != "warps"}
     types = {torch.int16: "*i16", torch.int32: "*i32", torch.uint8: "*u8", torch.float64: "*fp64"}
     names = program.arg_names
     signature = {
@@ -75,7 +76,7 @@ def ptx(launch: tuple[Any, tuple[Any, ...], dict[str, Any]], target: int) -> str
     compiled = triton.compile(
         source,
         target=GPUTarget("cuda", target, 32),
-        options={"num_warps": 4, "enable_fp_fusion": False},
+        options={"num_warps": given.get("warps", 4), "enable_fp_fusion": False},
     )
     assert compiled.asm["cubin"]
     return str(compiled.asm["ptx"])
@@ -114,6 +115,23 @@ def test_counting_waits_for_no_result(launches: Launches) -> None:
     text = ptx(launches[0], 90)
     assert re.search(r"(?:red|atom)\.(?:global|relaxed)?.*add.*32", text)
     assert not INEXACT.findall(text)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "target"),
+    [((BF16, BF16), target) for target in TARGETS] + [((FP16, FP32), 90)],
+    ids=str,
+)
+def test_comparing_is_exact_and_needs_no_barrier(
+    launches: Launches, dtypes: tuple[torch.dtype, torch.dtype], target: int
+) -> None:
+    """One warp, whose sums go through its registers; all memory is the device's."""
+    comparing._compared(*(torch.ones(5000, dtype=dtype) for dtype in dtypes), 45)
+    text = ptx(launches[0], target)
+    assert not INEXACT.findall(text)
+    assert text.count("bar.sync") < 5
+    assert re.search(r"add\.f64|add\.rn\.f64", text)
+    assert re.search(r"(?:red|atom)\.(?:global|relaxed)?.*add.*32", text)
 
 
 @pytest.mark.parametrize("inner", [1, 5, 24, 1000])

@@ -35,5 +35,8 @@ def test_the_kernel_gives_the_definitions_bits(said: Any, name: str) -> None:
     assert said["found"][name] == ""
 
 
-def test_a_wrong_kernel_is_noticed(said: Any) -> None:
-    assert "values differ, the first is" in said["wrong"]
+def test_wrong_kernels_are_noticed(said: Any) -> None:
+    cast, errors = said["wrong"]
+    assert "values differ, the first is" in cast
+    assert errors.startswith("sums: ")
+    assert "values differ, the first is" in errors

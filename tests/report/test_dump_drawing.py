@@ -26,9 +26,11 @@ from qgate.report.plots._sheet import Drawing
 from qgate.report.plots.dumps import pictures as dump_pictures
 from qgate.report.plots.dumps.pictures import PICTURES
 from qgate.results.portraits import FOLDERS, DumpAnalysis
+from tests import bucket as stores
 
 from . import dump_records
 
+memory = stores.memory
 FEW = tuple(picture for picture in PICTURES if picture.folder in ("", "rank_analysis"))
 
 
@@ -136,6 +138,18 @@ def test_processes_draw_the_same(normal: DumpAnalysis, tmp_path: Path) -> None:
     ]
     for a, b in zip(one, two, strict=True):
         assert a.read_bytes() == b.read_bytes()
+
+
+@pytest.mark.usefixtures("few")
+def test_a_store_gets_what_a_folder_gets(normal: DumpAnalysis, tmp_path: Path, memory: Any) -> None:
+    here = draw_analysis(normal, tmp_path, dpi=16)
+    there = draw_analysis(normal, "memory://a", dpi=16)
+    assert [place.name for place in there] == [path.name for path in here]
+    kept = {name.removeprefix("/a/"): memory.cat(name) for name in memory.find("/a")}
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert kept == {str(path.relative_to(tmp_path)): path.read_bytes() for path in files}
+    draw_analysis(normal, "memory://a", plots=False)
+    assert not [name for name in memory.find("/a") if name.endswith(".png")]
 
 
 def test_a_picture_that_fails_is_told_and_costs_no_other(

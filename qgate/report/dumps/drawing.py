@@ -1,4 +1,4 @@
-"""Writes all there is to see of an analysis below one folder, and reads the record back.
+"""Writes all there is to see of an analysis below one folder or URL, and reads the record back.
 
 `written.json` lists what a run writes before it writes it: the next one overwrites and removes
 these files and no others, also after a kill.
@@ -13,7 +13,7 @@ import struct
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from qgate.engine import Failure, Workers, outcomes, workers_of
 from qgate.errors import QgateError
@@ -23,6 +23,10 @@ from qgate.report.dumps.pages import Shown, page
 from qgate.report.dumps.texts import tensor_stats
 from qgate.results.believing import of_type
 from qgate.results.portraits import ANALYSIS, DumpAnalysis
+from qgate.urls import check_writable, place_of
+
+if TYPE_CHECKING:
+    from qgate.urls import Place
 
 Progress = Callable[[int, int], None]
 RECORD, LISTED, PAGE, STATISTICS = "analysis.json", "written.json", "index.html", "tensor_stats.txt"
@@ -32,28 +36,28 @@ _TEXTS = (PAGE, STATISTICS, RECORD, *(f"statistics/{name}" for name in TABLES))
 
 def draw_analysis(
     analysis: DumpAnalysis,
-    folder: Path | str,
+    folder: Place | str,
     workers: Workers | int = 1,
     plots: bool = True,
     progress: Progress | None = None,
     *,
     dpi: float | None = None,
-) -> list[Path]:
+) -> list[Place]:
     """Record, texts, tables, pictures and the page; the paths written, the page first.
 
     `progress` is told how many pictures are done, of how many.
     """
     from qgate.report.plots.dumps.pictures import PICTURES
 
-    folder = Path(folder)
+    folder = place_of(folder)
     check_folder(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     before = _listed(folder)
     possible = [*_TEXTS, *(picture.path for picture in PICTURES)]
     _list(folder, sorted({*before, *possible}))
     write_text(folder / RECORD, _json(analysis))
     write_text(folder / STATISTICS, tensor_stats(analysis))
-    (folder / "statistics").mkdir(exist_ok=True)
+    _make(folder / "statistics")
     for name, table in TABLES.items():
         write_text(folder / "statistics" / name, table(analysis))
     titles: dict[str, str] = {}
@@ -85,20 +89,21 @@ def draw_analysis(
     return [folder / name for name in written]
 
 
-def check_folder(folder: Path | str) -> None:
+def check_folder(folder: Place | str) -> None:
     """Refuses a folder that holds a file of another making under a name that is needed."""
     from qgate.report.plots.dumps.pictures import PICTURES
 
-    folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
+    folder = place_of(folder)
+    check_writable(folder)
+    if folder.is_file():
         raise QgateError(f"{str(folder)!r} is a file; give a folder to draw to.")
     names = [*_TEXTS, *(picture.path for picture in PICTURES)]
     _refuse_foreign(folder, names, _listed(folder))
 
 
-def read_analysis(path: Path | str) -> DumpAnalysis:
+def read_analysis(path: Place | str) -> DumpAnalysis:
     """The record as it was written; one of another kind or of a newer version is refused."""
-    path = Path(path)
+    path = place_of(path)
     try:
         told = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
     except FileNotFoundError:
@@ -136,7 +141,13 @@ def _json(record: Any) -> str:
 # What a run may touch ----------------------------------------------------------------------------
 
 
-def _listed(folder: Path) -> list[str]:
+def _make(folder: Place) -> None:
+    """A store knows no folders: what is put there has a name, and that is all."""
+    if isinstance(folder, Path):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def _listed(folder: Place) -> list[str]:
     """What an earlier run wrote; only paths that stay inside the folder are believed."""
     path = folder / LISTED
     try:
@@ -159,21 +170,29 @@ def _inside(name: str) -> bool:
     )
 
 
-def _refuse_foreign(folder: Path, possible: Sequence[str], before: Sequence[str]) -> None:
+def _refuse_foreign(folder: Place, possible: Sequence[str], before: Sequence[str]) -> None:
     for name in possible:
-        if name not in before and os.path.lexists(folder / name):
+        if name not in before and _is_there(folder / name):
             raise QgateError(
                 f"{str(folder / name)!r} is there and was not drawn by qgate; give another folder."
             )
 
 
-def _list(folder: Path, names: Sequence[str]) -> None:
+def _is_there(path: Place) -> bool:
+    return os.path.lexists(path) if isinstance(path, Path) else path.exists()
+
+
+def _list(folder: Place, names: Sequence[str]) -> None:
     write_text(folder / LISTED, json.dumps({"kind": _KIND, "files": list(names)}, indent=0) + "\n")
 
 
-def _remove(folder: Path, names: set[str]) -> None:
+def _remove(folder: Place, names: set[str]) -> None:
     for name in sorted(names):
         path = folder / name
+        if not isinstance(path, Path):
+            if path.is_file():
+                path.unlink()
+            continue
         if path.is_file() and not path.parent.is_symlink():
             path.unlink()
         if path.parent != folder:
@@ -187,7 +206,7 @@ Drawn = tuple[str, str, str]
 
 
 def _drawn(
-    analysis: DumpAnalysis, folder: Path, workers: Workers | int, dpi: float | None
+    analysis: DumpAnalysis, folder: Place, workers: Workers | int, dpi: float | None
 ) -> Iterator[Drawn]:
     """Path, title and reason of failure of each picture, as they get done.
 
@@ -196,8 +215,9 @@ def _drawn(
     """
     from qgate.report.plots.dumps.pictures import PICTURES
 
-    for name in {picture.folder for picture in PICTURES} - {""}:
-        (folder / name).mkdir(exist_ok=True)
+    folders = {picture.folder for picture in PICTURES} - {""}
+    for name in folders:
+        _make(folder / name)
     left = [picture.path for picture in PICTURES]
     if not workers_of(workers).is_here:
         with contextlib.closing(
@@ -212,8 +232,14 @@ def _drawn(
                     write_bytes(folder / told[0], data)
                 yield told
     for path in left:
-        yield _draw(analysis, folder, path, dpi)
-    for name in {picture.folder for picture in PICTURES} - {""}:
+        if isinstance(folder, Path):
+            yield _draw(analysis, folder, path, dpi)
+            continue
+        told, data = _draw_elsewhere(path, (analysis, dpi))
+        if data:
+            write_bytes(folder / path, data)
+        yield told
+    for name in folders if isinstance(folder, Path) else ():
         with contextlib.suppress(OSError):
             (folder / name).rmdir()
 
@@ -242,7 +268,7 @@ def _draw_elsewhere(path: str, shared: tuple[DumpAnalysis, float | None]) -> tup
         return told, target.read_bytes() if told[1] else b""
 
 
-def _size(path: Path) -> tuple[int, int]:
+def _size(path: Place) -> tuple[int, int]:
     """Of a PNG, from its head."""
     with path.open("rb") as file:
         width, height = struct.unpack(">II", file.read(24)[16:])

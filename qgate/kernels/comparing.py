@@ -1,0 +1,207 @@
+"""Pairs of numbers: partial sums, extremes and counts of each tile, and how often keys occur.
+
+A key is the leading bits of a difference. All sums are float64 in a fixed order, which `by_torch`
+writes down: within a tile places `_WIDTH` apart, one after the other, then neighbors. So the proof
+asks sums for every bit, too, and a device without kernels gives the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from qgate.kernels import cases, proving
+from qgate.kernels.launching import flat_bits, launch
+from qgate.kernels.shapes import kind_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+TILE = 4096
+AT_ONCE = 2**28
+_WIDTH = 128
+_SLICE = 2**22
+_PER_TABLE = 2**16
+_TABLES = 8
+
+SUMS = (
+    "sum_a", "sum_r", "rest_a", "rest_r", "m2_a", "m2_r", "co", "squares", "abs_error", "error",
+    "abs_reference",
+)  # fmt: skip
+EXTREMES = ("max_error", "least_a", "most_a", "least_r", "most_r")
+COUNTS = (
+    "kept", "flips", "nan_a", "posinf_a", "neginf_a", "nan_r", "posinf_r", "neginf_r", "mismatched",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Partials:
+    """A row for each of `SUMS`, `EXTREMES` and `COUNTS`, a column for each tile.
+
+    Only pairs that are finite on both sides are `kept` and have sums, extremes, flips and keys.
+    `m2_*`, `co` and `rest_*` are about the means of their tile.
+    """
+
+    sums: Tensor
+    extremes: Tensor
+    counts: Tensor
+    keys: Tensor
+
+
+def compared(actual: Tensor, reference: Tensor, shift: int) -> Partials | None:
+    """Of flat tensors of one length, at most `AT_ONCE`; None without a kernel."""
+    a, r = actual.dtype, reference.dtype
+    if not proving.serves(actual.device) or kind_of(a) is None or kind_of(r) is None:
+        return None
+    names = (str(each).removeprefix("torch.") for each in (a, r))
+    what = "errors of {} tensors against {} ones".format(*names)
+    way = ("compare", a, r, shift)
+    proven = proving.proven(way, actual.device, what, lambda: _wrong(actual, reference, shift))
+    return _compared(actual, reference, shift) if proven else None
+
+
+def _compared(actual: Tensor, reference: Tensor, shift: int) -> Partials:
+    import torch
+
+    programs = importlib.import_module("qgate.kernels.programs.comparing")
+    n, device, keys = len(actual), actual.device, _keys(shift)
+    tiles, spread = -(-n // TILE), min(max(n // _PER_TABLE, 1), _TABLES)
+    sums = torch.empty(len(SUMS), tiles, dtype=torch.float64, device=device)
+    extremes = torch.empty(len(EXTREMES), tiles, dtype=torch.float64, device=device)
+    counts = torch.zeros(len(COUNTS), tiles, dtype=torch.int32, device=device)
+    tables = torch.zeros(spread, keys, dtype=torch.int32, device=device)
+    launch(
+        programs.compare_pairs, tiles, flat_bits(actual), flat_bits(reference), sums, extremes,
+        counts, tables, n, tiles, keys, spread, TILE=TILE, WIDTH=_WIDTH,
+        LEVELS=_WIDTH.bit_length() - 1, SHIFT=shift, KIND_A=kind_of(actual.dtype),
+        KIND_R=kind_of(reference.dtype), warps=1,
+    )  # fmt: skip
+    total = tables.sum(0, dtype=torch.int64)
+    total[0] = counts[0].sum() - total[1:].sum()
+    return Partials(sums, extremes + 0.0, counts, total)
+
+
+def _keys(shift: int) -> int:
+    return 1 << (63 - shift)
+
+
+def by_torch(actual: Tensor, reference: Tensor, shift: int) -> Partials:
+    """The definition."""
+    import torch
+
+    parts = [
+        _slice_by_torch(actual[i : i + _SLICE], reference[i : i + _SLICE], shift)
+        for i in range(0, len(actual), _SLICE)
+    ]
+    return Partials(
+        torch.cat([part.sums for part in parts], 1),
+        torch.cat([part.extremes for part in parts], 1),
+        torch.cat([part.counts for part in parts], 1),
+        torch.stack([part.keys for part in parts]).sum(0),
+    )
+
+
+def _slice_by_torch(actual: Tensor, reference: Tensor, shift: int) -> Partials:
+    import torch
+
+    there = _tiled(torch.ones_like(actual, dtype=torch.bool))
+    a, r = _tiled(actual), _tiled(reference)
+    kinds_a, kinds_r = _kinds(a), _kinds(r)
+    good = there & (kinds_a == 0) & (kinds_r == 0)
+    a, r = (each.masked_fill(~good, 0.0).to(torch.float64) for each in (a, r))
+    error = a - r
+    size = error.abs()
+    kept = good.sum(1)
+    held = kept.clamp(min=1).to(torch.float64)
+    plain = _totals(a, r, error * error, size, error, r.abs())
+    off_a = (a - (plain[0] / held)[:, None]).masked_fill(~good, 0.0)
+    off_r = (r - (plain[1] / held)[:, None]).masked_fill(~good, 0.0)
+    centered = _totals(off_a, off_r, off_a * off_a, off_r * off_r, off_a * off_r)
+    inf = float("inf")
+    extremes = [
+        size.amax(1),
+        a.masked_fill(~good, inf).amin(1),
+        a.masked_fill(~good, -inf).amax(1),
+        r.masked_fill(~good, inf).amin(1),
+        r.masked_fill(~good, -inf).amax(1),
+    ]
+    counts = [
+        kept,
+        ((a * r) < 0).sum(1),
+        *((kinds_a == kind).sum(1) for kind in (1, 2, 3)),
+        *((kinds_r == kind).sum(1) for kind in (1, 2, 3)),
+        (kinds_a != kinds_r).sum(1),
+    ]
+    keys = torch.bincount((size.view(torch.int64) >> shift).view(-1), minlength=_keys(shift))
+    keys[0] -= (~good).sum()
+    return Partials(
+        torch.cat([plain[:2], centered, plain[2:]]),
+        torch.stack(extremes) + 0.0,
+        torch.stack(counts).to(torch.int32),
+        keys,
+    )
+
+
+def _tiled(x: Tensor) -> Tensor:
+    """With zeros up to whole tiles."""
+    import torch
+
+    return torch.nn.functional.pad(x, (0, -len(x) % TILE)).view(-1, TILE)
+
+
+def _kinds(x: Tensor) -> Tensor:
+    """0 finite, 1 NaN, 2 and 3 the infinities."""
+    import torch
+
+    kinds = x.isnan().to(torch.int8)
+    return kinds.masked_fill_(x == float("inf"), 2).masked_fill_(x == -float("inf"), 3)
+
+
+def _totals(*values: Tensor) -> Tensor:
+    """A row for each, of the totals of its tiles."""
+    import torch
+
+    x = torch.stack(values).view(len(values), -1, TILE // _WIDTH, _WIDTH)
+    total = x[:, :, 0] + 0.0
+    for i in range(1, x.shape[2]):
+        total += x[:, :, i]
+    while total.shape[2] > 1:
+        total = total[..., 0::2] + total[..., 1::2]
+    return total[..., 0]
+
+
+def _wrong(actual: Tensor, reference: Tensor, shift: int) -> str:
+    for a, r in trials(actual.dtype, reference.dtype):
+        there = _compared(a.to(actual.device), r.to(actual.device), shift)
+        if found := difference(there, by_torch(a, r, shift)):
+            return found
+    return ""
+
+
+def difference(found: Partials, wanted: Partials) -> str:
+    """Where two differ in a bit, and in what."""
+    for each in fields(Partials):
+        pair = getattr(found, each.name), getattr(wanted, each.name)
+        if wrong := proving.difference(*pair):
+            return f"{each.name}: {wrong}"
+    return ""
+
+
+def trials(actual: torch.dtype, reference: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    """Neighbors of every size and kind, equals, what was rounded, constants, short last tiles."""
+    import torch
+
+    a, r = cases.numbers(actual), cases.numbers(reference)
+    n = min(len(a), len(r)) - 5
+    yield a[5 : 5 + n], r[:n]
+    usual = cases.ordinary(torch.float32, count=3 * TILE + 77)
+    yield usual.to(actual), (usual * 1.001).to(reference)
+    yield usual.to(actual).to(reference).to(actual), usual.to(actual).to(reference)
+    level = torch.full((TILE + 1,), 0.1)
+    yield level.to(actual), (level * 3).to(reference)
+    yield a[-TILE + 1 :], -r[-TILE + 1 :]
+    for value in (1.5, -0.0, float("nan"), float("inf"), -float("inf")):
+        yield torch.full((1,), value).to(actual), torch.full((1,), -value).to(reference)
