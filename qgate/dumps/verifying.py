@@ -10,19 +10,24 @@ from dataclasses import dataclass
 from qgate.dumps.layout import rank_name, shards_in
 from qgate.dumps.reading import Dump, RankState
 from qgate.dumps.records import Place, Record
+from qgate.dumps.summing import nbytes
 from qgate.errors import QgateError
+
+_MOST_TOGETHER, _MOST_BYTES = 256, 256 << 20
 
 
 @dataclass(frozen=True)
 class RankLook:
     """What is to be proved of a rank, and what its index alone tells.
 
+    parts     numbers of neighboring records that are one piece of work: few, or of few bytes
     hashed    records whose tensors and whose counts have a hash
     damaged   what is wrong with the index
     unnamed   shards that no record names, as a writer leaves them that was killed in between
     """
 
     state: RankState
+    parts: tuple[int, ...]
     hashed: dict[str, int]
     damaged: tuple[str, ...]
     unnamed: tuple[str, ...]
@@ -54,7 +59,13 @@ def look_at(dump: Dump, rank: int) -> RankLook:
     orders: Counter[int] = Counter()
     hashed: Counter[str] = Counter()
     named: set[str] = set()
+    parts, size = [0], 0
     for record in dump.records(rank=rank):
+        if parts[-1] and (parts[-1] >= _MOST_TOGETHER or size + nbytes(record) > _MOST_BYTES):
+            parts.append(0)
+            size = 0
+        parts[-1] += 1
+        size += nbytes(record)
         orders[record.order] += 1
         for what, place in (("tensors", record.tensor), ("counts", record.counts)):
             if place is not None:
@@ -69,7 +80,7 @@ def look_at(dump: Dump, rank: int) -> RankLook:
     home = dump.files.inside(rank_name(rank))
     shards = shards_in(home).values() if home.kind() == "folder" else ()
     left = tuple(str(home.at(name)) for name in shards if name not in named)
-    return RankLook(state, dict(hashed), (*state.damaged, *twice), left)
+    return RankLook(state, tuple(parts), dict(hashed), (*state.damaged, *twice), left)
 
 
 def damage_in(dump: Dump, rank: int, start: int = 0, stop: int | None = None) -> Iterator[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from qgate import urls
 from qgate.dumps.verifying import RankLook, damage_in, each_once, look_at
 from qgate.engine import Failure, Workers, outcomes
 from qgate.pipeline.dumps.looks import opened
 
-_RECORDS = 256
 Step = Callable[[int, int], None]
 
 
@@ -81,9 +81,9 @@ class Proof:
                 self.looks.append(look)
                 yield from look.damaged
         parts = [
-            _Part(self.folder, look.state.rank, start, min(start + _RECORDS, look.state.records))
+            _Part(self.folder, look.state.rank, stop - count, stop)
             for look in self.looks
-            for start in range(0, look.state.records, _RECORDS)
+            for count, stop in zip(look.parts, accumulate(look.parts), strict=True)
         ]
         done, total = 0, self.records
         for part, told in zip(parts, outcomes(_prove, parts, self.workers), strict=True):
