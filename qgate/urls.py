@@ -6,7 +6,9 @@ object in one step replace it as a whole; others are refused where something is 
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -78,3 +80,36 @@ def identity(place: Place) -> str:
         return f"{place} {place.fs.ukey(place.path)}"
     except Exception:
         return f"{place} missing"
+
+
+# What stores say against it ---------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def reaching(place: Place | str, *passed: type[Exception]) -> Iterator[None]:
+    """What a store says against being read, in one line; what is `passed` is the caller's."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (QgateError, *passed)):
+            raise
+        raise QgateError(f"{str(place)!r} cannot be reached: {_line(error)}.") from None
+
+
+@contextlib.contextmanager
+def changing() -> Iterator[None]:
+    """What a store says against being changed, as an OSError: like a full disk."""
+    try:
+        yield
+    except QgateError:
+        raise
+    except Exception as error:
+        usual = 17 if isinstance(error, FileExistsError) else 5
+        number = error.errno if isinstance(error, OSError) else None
+        raise OSError(number or usual, _line(error)) from error
+
+
+def _line(error: Exception) -> str:
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    text = (said.strip() or type(error).__name__).splitlines()[0]
+    return text.rstrip(".") if " " in text else f"{type(error).__name__} {text}"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from qgate.baselines._object_lock import ObjectLock
 from qgate.errors import QgateError
-from qgate.urls import check_writable
+from qgate.urls import changing, check_writable, reaching
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -50,7 +50,7 @@ def scheme(place: UPath) -> str:
 
 def store_of(place: UPath) -> tuple[Any, str]:
     """What speaks to the store, without a memory of listings, and the path in it."""
-    with reaching(str(place)):
+    with reaching(place):
         fs = type(place.fs)(**{**place.storage_options, "use_listings_cache": False})
         return fs, str(fs._strip_protocol(place.path)).rstrip("/")
 
@@ -80,7 +80,7 @@ def folder_names(root: UPath) -> list[str]:
     """The folders below a root that have anything in them."""
     if scheme(root) in UNLISTED:
         raise unlisted(root)
-    with reaching(str(root)):
+    with reaching(root):
         names = listed(*store_of(root))
     return sorted({name.partition("/")[0] for name in names if "/" in name})
 
@@ -92,13 +92,13 @@ def check_store(root: UPath, to_write: bool) -> None:
     if scheme(root) in UNLISTED:
         return
     fs, path = store_of(root)
-    with reaching(str(root)):
+    with reaching(root):
         listed(fs, path)
     if not to_write:
         return
     lock = ObjectLock(fs, f"{path}/.probe-{time.time_ns()}", f"{str(root)!r} is", "delete it.")
     try:
-        with writing(), lock.held(0.0):
+        with changing(), lock.held(0.0):
             pass
     except OSError as error:
         raise QgateError(
@@ -111,35 +111,6 @@ def unlisted(place: UPath) -> QgateError:
         f"{str(place)!r}: what is there cannot be listed by {scheme(place)}://; single baselines "
         "can be read, by gates."
     )
-
-
-@contextlib.contextmanager
-def reaching(shown: str) -> Iterator[None]:
-    """What a store says against being read, in one line."""
-    try:
-        yield
-    except QgateError:
-        raise
-    except Exception as error:
-        raise QgateError(f"{shown!r} cannot be reached: {_line(error)}.") from None
-
-
-@contextlib.contextmanager
-def writing() -> Iterator[None]:
-    """What a store says against being changed, as an OSError."""
-    try:
-        yield
-    except QgateError:
-        raise
-    except Exception as error:
-        number = error.errno if isinstance(error, OSError) else None
-        raise OSError(number or 5, _line(error)) from error
-
-
-def _line(error: Exception) -> str:
-    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    text = (said.strip() or type(error).__name__).splitlines()[0]
-    return text.rstrip(".") if " " in text else f"{type(error).__name__} {text}"
 
 
 def _moment(found: object) -> datetime | None:

@@ -27,16 +27,14 @@ from qgate.baselines._object_store import (
     Listing,
     is_visible,
     listed,
-    reaching,
     scheme,
     store_of,
     unlisted,
-    writing,
 )
 from qgate.baselines.manifest import NAME as MANIFEST
 from qgate.baselines.places import Stat, is_wanted
 from qgate.errors import QgateError
-from qgate.urls import check_writable
+from qgate.urls import changing, check_writable, reaching
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -204,13 +202,13 @@ class Objects:
     def changing(self, timeout_s: float) -> Iterator[None]:
         check_writable(self.place)
         with contextlib.ExitStack() as stack:
-            with writing():
+            with changing():
                 stack.enter_context(self._lock.held(timeout_s))
                 self._recover()
             yield
 
     def replace(self, contents: Contents) -> None:
-        with writing():
+        with changing():
             self._replace(contents)
 
     def _replace(self, contents: Contents) -> None:

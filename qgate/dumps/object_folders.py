@@ -79,7 +79,7 @@ class ObjectFolder:
         return self._listed
 
     def _infos(self) -> list[dict[str, Any]]:
-        with _reading(self.place):
+        with urls.reaching(self.place, FileNotFoundError):
             try:
                 self._store.invalidate_cache(self._root)
                 return list(self._store.ls(self._root, detail=True))
@@ -100,14 +100,14 @@ class ObjectFolder:
             stop = stamp.size
         if stop <= start:
             return b""
-        with _reading(self.at(name)):
+        with urls.reaching(self.at(name), FileNotFoundError):
             return bytes(self._store.cat_file(f"{self._root}/{name}", start=start, end=stop))
 
     # Writing --------------------------------------------------------------------------------------
 
     def put(self, name: str, data: bytes, *, new: bool = False) -> None:
         path = f"{self._root}/{name}"
-        with _writing():
+        with urls.changing():
             if not new:
                 self._store.pipe_file(path, data)
                 return
@@ -135,7 +135,7 @@ class ObjectFolder:
 
     def take(self, path: Path, name: str) -> None:
         """Put a file of this machine there."""
-        with _writing():
+        with urls.changing():
             self._store.put_file(str(path), f"{self._root}/{name}")
 
     def copy(self, source: Folder, name: str, as_name: str) -> None:
@@ -152,7 +152,7 @@ class ObjectFolder:
                 file.write(part)
 
     def remove(self, *names: str) -> None:
-        with _writing():
+        with urls.changing():
             for name in names:
                 with contextlib.suppress(FileNotFoundError, KeyError):
                     self._store.rm_file(f"{self._root}/{name}")
@@ -160,7 +160,7 @@ class ObjectFolder:
 
 def _store_of(place: UPath) -> Any:
     """What speaks to the store, without a memory of listings."""
-    with _reading(place):
+    with urls.reaching(place, FileNotFoundError):
         return type(place.fs)(**{**place.storage_options, "use_listings_cache": False})
 
 
@@ -178,34 +178,3 @@ def _moment(found: object) -> int:
             return int(found * 1e9)
         return int(datetime.fromisoformat(str(found)).timestamp() * 1e9)
     return 0
-
-
-@contextlib.contextmanager
-def _reading(place: urls.Place) -> Iterator[None]:
-    """What a store says against being read, in one line."""
-    try:
-        yield
-    except (QgateError, FileNotFoundError):
-        raise
-    except Exception as error:
-        raise QgateError(f"{str(place)!r} cannot be reached: {_line(error)}.") from None
-
-
-@contextlib.contextmanager
-def _writing() -> Iterator[None]:
-    """What a store says against being changed, as an OSError: like a full disk."""
-    try:
-        yield
-    except QgateError:
-        raise
-    except FileExistsError as error:
-        raise FileExistsError(17, _line(error)) from error
-    except Exception as error:
-        number = error.errno if isinstance(error, OSError) else None
-        raise OSError(number or 5, _line(error)) from error
-
-
-def _line(error: Exception) -> str:
-    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    text = (said.strip() or type(error).__name__).splitlines()[0]
-    return text.rstrip(".") if " " in text else f"{type(error).__name__} {text}"

@@ -15,7 +15,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.campaigns.fuzzing.table import TARGETS
 from tests.campaigns.fuzzing.target import Target, run_case, warmed
 
 
@@ -61,25 +60,33 @@ def _alike(one: str, other: str) -> bool:
     return one.split(":")[0] == other.split(":")[0] and one.split(": ")[-1] == other.split(": ")[-1]
 
 
-def steer(target: Target, cases: int, folder: Path) -> None:
-    """The same with atheris, which ends the process."""
+def steer(target: Target, cases: int, seed: int, folder: Path) -> int:
+    """The same with atheris, in a process of its own, which it ends; the exit status of that."""
     import atheris
 
-    with atheris.instrument_imports(include=["qgate"]):
-        pass
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    warmed(target)
+    found: list[str] = []
+    begin = time.monotonic()
     count = 0
 
     def one(data: bytes) -> None:
         nonlocal count
         count += 1
         outcome = run_case(target, data, folder)
-        if outcome.wrong:
+        if outcome.wrong and not any(_alike(outcome.wrong, known) for known in found):
+            found.append(outcome.wrong)
             print(f"FOUND {target.name!r} {data.hex()}\n      {outcome.wrong}", flush=True)
+        if count == cases:
+            spent = time.monotonic() - begin
+            print(f"{target.name}: {cases} cases in {spent:.1f} s, {len(found)} found", flush=True)
 
-    atheris.Setup(
-        [sys.argv[0], f"-runs={cases}", "-max_len=64", "-verbosity=0", "-rss_limit_mb=0"], one
-    )
+    options = (f"-runs={cases}", f"-seed={seed + 1}", "-max_len=64", "-verbosity=0")
+    atheris.Setup([sys.argv[0], *options, "-rss_limit_mb=0", "-timeout=60"], one)
     atheris.Fuzz()
+    raise AssertionError("atheris ends the process")
 
 
 def main() -> int:
@@ -89,11 +96,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--coverage", action="store_true")
     args = parser.parse_args()
+    if args.coverage:
+        import atheris
+
+        # For good: much of qgate is imported where it is first used.
+        atheris.instrument_imports(include=["qgate"]).__enter__()
+    from tests.campaigns.fuzzing.table import TARGETS
+
+    if odd := [name for name in args.targets if name not in TARGETS]:
+        parser.error(f"no target {odd[0]!r}; there are {', '.join(TARGETS)}")
     with tempfile.TemporaryDirectory() as made:
         os.chdir(made)
         for name in args.targets or TARGETS:
             if args.coverage:
-                steer(TARGETS[name], args.cases, Path(made))
+                steer(TARGETS[name], args.cases, args.seed, Path(made))
             else:
                 run(TARGETS[name], args.cases, args.seed, Path(made))
     return 0
