@@ -56,6 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 if it did its work, 2 if what it was given cannot be used."""
     wait_calmly()
     top = parser()
+    for word in sys.argv[1:] if argv is None else argv:
+        if "\0" in word:
+            top.error(f"{ascii(word)[:80]} has a NUL character, which no name and no file can have")
     args, more = top.parse_known_args(argv)
     args.more, args.status = more, 0
     if more and not getattr(args, "takes_more", False):

@@ -59,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    from qgate.results.cells import for_terminal
+
+    print(for_terminal(text), file=sys.stderr, flush=True)
 
 
 def _step(done: int, total: int) -> None:

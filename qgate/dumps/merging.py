@@ -129,6 +129,8 @@ def _appearing(output: Folder) -> Iterator[Folder]:
         )
     if names or output.kind() == "file":
         raise QgateError(f"{str(output.place)!r} is there already: choose another folder.")
+    if output.path is not None and not output.path.name:
+        raise QgateError(f"{str(output.place)!r} is where this runs: choose another folder.")
     with _marked(output) if output.path is None else _beside(output.path) as part:
         yield part
 

@@ -109,8 +109,10 @@ def _progress(config: pytest.Config):  # type: ignore[no-untyped-def]
 
     def say(text: str) -> None:
         if not quiet:
+            from qgate.results.cells import for_terminal
+
             with capture.global_and_fixture_disabled():
-                sys.stderr.write(f"\r\x1b[K  {text} ")
+                sys.stderr.write(f"\r\x1b[K  {for_terminal(text)} ")
                 sys.stderr.flush()
 
     return say
