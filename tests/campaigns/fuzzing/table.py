@@ -30,6 +30,7 @@ NOT_READERS: dict[str, str] = {
     "qgate.cli._sweep_work:_drawn": _OURS,
     "qgate.report.dumps.drawing:_draw_elsewhere": _OURS,
     "qgate.report.dumps.drawing:_size": _OURS,
+    "qgate.cli.quick:_draw_there": _OURS,
     "qgate.files:_holder": "a text that is only shown, cut and printable",
     "qgate.models.text:held_out": _OURS,
     "qgate.models.text:standard_library": "Python's own sources, for training",
