@@ -21,6 +21,8 @@ Kind = Literal["nonfinite", "budget", "regression", "absolute", "missing", "abse
 ACCEPTABLE: tuple[Kind, ...] = ("regression", "missing", "absent")
 # An error a million times smaller than accepted is no better quantizer; below 1e-12 all is noise.
 _TRACE, _LEAST = 1e-6, 1e-12
+# How many elements may fall to the other side of a threshold by other arithmetic.
+_ELEMENTS = 2
 _WITHOUT_NUMBER = ("missing", "absent", "nothing")
 
 
@@ -213,6 +215,8 @@ def _accepted(
         slack = share + limits.atol
         if metric.partition("@")[0] in ("relative_mse", "one_minus_correlation"):
             slack += measured.floor
+        if not device_matches and metric.endswith("_share"):
+            slack += _ELEMENTS * measured.grain
         side: Side = ">=" if direction == "higher" else "<="
         bound, better = (
             (goal - slack, goal + slack) if side == ">=" else (goal + slack, goal - slack)

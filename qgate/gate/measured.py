@@ -49,6 +49,7 @@ class Measured:
                          None where nothing is quantized here
     quantizer            name of that format
     floor                measured noise floor, a relative MSE
+    grain                what one element is of a share that counts elements
     accepted             the accepted errors, by metric; None where there are none yet
     worst_channel        values of the worst channel, named `metric@worst_channel` in `accepted`
     without_massive      values without massive activations, named `metric@without_massive`; those
@@ -68,6 +69,7 @@ class Measured:
     ideal: Mapping[str, float] | None = None
     quantizer: str = ""
     floor: float = 0.0
+    grain: float = 0.0
     accepted: Mapping[str, float] | None = None
     worst_channel: Mapping[str, float | None] | None = None
     without_massive: Mapping[str, float | None] | None = None
@@ -82,6 +84,8 @@ class Measured:
             raise QgateError(
                 f"noise floor {self.floor} at {self.site} is not allowed: it is finite, from 0."
             )
+        if not 0 <= self.grain <= 1:
+            raise QgateError(f"grain {self.grain} at {self.site} is no share: it is from 0 to 1.")
         for name in ("nonfinite", "nonfinite_reference"):
             if getattr(self, name) < 0:
                 raise QgateError(f"{name} {getattr(self, name)} at {self.site} is no count.")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from qgate.errors import QgateError
-from qgate.gate import Limits, grade_correlation, grade_mse, parse_bound
+from qgate.gate import Limits, Measured, grade_correlation, grade_mse, judge, parse_bound
 from qgate.gate.bounds import within
 from qgate.stats import METRICS
 
@@ -119,3 +120,22 @@ def test_limits_that_would_let_all_pass_are_refused(given: dict[str, object], wo
 )  # fmt: skip
 def test_grades(grade, values) -> None:  # type: ignore[no-untyped-def]
     assert [(value, grade(value)) for value, _ in values] == values
+
+
+@pytest.mark.parametrize("element", [1 / 1024, 1 / 4])
+@pytest.mark.parametrize(
+    ("same", "elements", "passes"),
+    [(False, 0, True), (False, 4, True), (False, 5, False), (True, 2, True), (True, 1, False),
+     (True, 3, False)],
+)  # fmt: skip
+def test_other_arithmetic_may_move_two_elements(
+    element: float, same: bool, elements: int, passes: bool
+) -> None:
+    """Of a small tensor one element is more than any share of the accepted value."""
+    site = Measured(
+        site="up:input", layer="layers.0", scope="sweep", order=0, nonfinite=0, grain=element,
+        values={"flushed_share": elements * element}, gated=("flushed_share",),
+        accepted={"flushed_share": 2 * element},
+    )  # fmt: skip
+    table: Any = {"flushed_share": "steady"}
+    assert judge([site], lambda _: Limits(), same, metrics=table).passed is passes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
@@ -117,7 +118,8 @@ def overflow_rows(bench: Bench, fmt: str, layer: str, phase: str) -> list[Measur
         if bench.pictures:
             losses = {"saturated": lost.saturated, "flushed": lost.flushed}
             drawn = (magnitude_picture(tensor, fmt=fmt, **losses),)
-        found.append(_row(site, layer, scope, order, values, tensor, drawn=drawn))
+        row = _row(site, layer, scope, order, values, tensor, drawn=drawn)
+        found.append(replace(row, grain=1 / total))
     return found
 
 
