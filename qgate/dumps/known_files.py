@@ -275,6 +275,9 @@ class KnownDump(Dump):
         count = sum(record.rank == rank for record in self._records)
         return RankState(rank, "not told", count)
 
+    def records_of(self, rank: int) -> list[Record]:
+        return [record for record in self._records if record.rank == rank]
+
     def records(self, **wanted: object) -> Iterator[Record]:
         asked = check_fields(wanted)
         yield from (record for record in self._records if is_wanted(record, asked))

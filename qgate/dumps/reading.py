@@ -203,7 +203,7 @@ class Dump:
         ranks = [rank for rank in ranks_in(self.files) if fits(asked, "rank", rank)]
         self._read_ahead(ranks)
         for rank in filter(self.has, ranks):
-            for record in self._records_of(rank):
+            for record in self.records_of(rank):
                 if is_wanted(record, asked):
                     yield record
 
@@ -243,7 +243,8 @@ class Dump:
             with ThreadPoolExecutor(min(_AT_ONCE, len(new))) as pool:
                 list(pool.map(self._read, new))
 
-    def _records_of(self, rank: int) -> list[Record]:
+    def records_of(self, rank: int) -> list[Record]:
+        """All of one rank, in the order of execution."""
         records = self._read(rank).records
         return self._read(rank, anew=True).records or [] if records is None else records
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -86,7 +85,7 @@ def look_at(dump: Dump, rank: int) -> RankLook:
 def damage_in(dump: Dump, rank: int, start: int = 0, stop: int | None = None) -> Iterator[str]:
     """What is wrong with the values of some records of a rank, counted as they stand there."""
     proved: set[tuple[Place, tuple[int, ...], str]] = set()
-    for record in itertools.islice(dump.records(rank=rank), start, stop):
+    for record in dump.records_of(rank)[start:stop]:
         yield from _of_record(dump, record, proved)
 
 

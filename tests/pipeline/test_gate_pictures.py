@@ -142,6 +142,7 @@ def test_magnitudes_are_counted_with_what_a_format_loses(fmt: str, phase: str) -
         (picture,) = row.pictures
         total = sum(picture["counts"]) + picture["zeros"] + picture["nonfinite"]
         assert picture["format"] == fmt
+        assert row.grain == 1 / total
         for name in ("saturated", "flushed"):
             assert row.values[f"{name}_share"] == picture[name] / total
         assert (picture["largest"] is None) == (fmt != "fp8_e4m3")
