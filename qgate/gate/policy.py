@@ -36,11 +36,9 @@ from qgate.gate.measured import OWN_METRICS, SCOPES, TASK_METRICS, Direction, Me
 MARKER = "limits marker"
 _VALUES = (*NUMBERS, "absolute", "missing")
 # Single codes that flip with other arithmetic are amplified on the way back: 0.65 of a gradient's
-# error was seen to come and go. One value that comes to lie beyond a format's largest moves the
-# error of a scale by 1 dB. The smallest divergence of a task is mostly noise.
+# error was seen to come and go. The smallest divergence of a task is mostly noise.
 _BY_SCOPE: Mapping[str, Mapping[str, float]] = {
     "backward": {"regression_other_device": 1.0},
-    "sweep": {"regression_other_device": 0.25},
     "task": {"regression_other_device": 0.15},
 }
 _WHERE = ("sites", "modes", "models", "scopes", "reason")

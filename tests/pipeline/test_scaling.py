@@ -105,6 +105,56 @@ def test_an_exponent_beyond_the_ends_of_the_sweep_is_tried_all_the_same(of: Benc
     assert row_at(of, "hif8", beyond, apart - 1e-6).values["exponent"] != beyond
 
 
+def numbers() -> torch.Tensor:
+    """Normal ones in bf16, none below 2^-11 but zeros."""
+    x = torch.randn(128, 512, generator=torch.Generator().manual_seed(0)).bfloat16()
+    return x.masked_fill(x.abs() < 2**-11, 0.0)
+
+
+def row_of(
+    tensor: torch.Tensor, accepted: float, same: bool, of: Bench, patch: pytest.MonkeyPatch
+) -> Any:
+    patch.setattr(format_rows, "_tensors", lambda _of, _layer: {SITE: tensor})
+    (made,), _ = scaling_rows(of, FMT, LAYER, {SITE: accepted}, lambda _: 1e-4, same)
+    return made
+
+
+def test_by_other_arithmetic_the_end_of_a_sweep_may_move_by_a_step(
+    of: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The smallest number of a tensor says where its sweep ends, and is lost by the next bit."""
+    tensors = [numbers() for _ in range(3)]
+    for steps, each in enumerate(tensors):
+        each[0, 0] = 2.0 ** -(18 + steps)
+    ends = [float(sweep(each, FMT).exponent) for each in tensors]
+    assert ends[0] - ends[1] in (-1, 1), "the smallest number decides"
+    assert abs(ends[0] - ends[2]) == 2
+
+    def row(tensor: torch.Tensor, accepted: float, same: bool) -> Any:
+        return row_of(tensor, accepted, same, of, monkeypatch)
+
+    for now, accepted in ((0, 1), (1, 0)):
+        assert row(tensors[now], ends[accepted], True).values["exponent"] == ends[now]
+        kept = row(tensors[now], ends[accepted], False)
+        assert kept.values["exponent"] == ends[accepted]
+        assert kept.why is None
+    assert row(tensors[0], ends[2], False).values["exponent"] == ends[0], "two steps are none"
+
+
+def test_by_other_arithmetic_what_is_best_inside_a_sweep_stays_so(
+    of: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = numbers()
+    swept = sweep(x, FMT)
+    levels = [level["exponent"] for level in swept.levels]
+    assert min(levels) < swept.exponent - 3
+    assert swept.exponent + 3 < max(levels)
+    for step in (-3, -2, -1, 1, 2, 3):
+        for same in (True, False):
+            row = row_of(x, swept.exponent + step, same, of, monkeypatch)
+            assert row.values["exponent"] == swept.exponent, (step, same)
+
+
 def test_offsets_of_blocks_are_held_likewise(of: Bench) -> None:
     x = of.model.module.get_parameter(SITE.replace(":", ".")).detach().bfloat16()
     swept = sweep(x, "mxfp4_e2m1", granularity="block")

@@ -42,12 +42,15 @@ def scaling_rows(
     layer: str,
     accepted: Mapping[str, float] = _NONE,
     tolerance: Callable[[str], float] = _default_tolerance,
+    same: bool = True,
 ) -> tuple[list[Measured], dict[str, object]]:
     """The exponent that a sweep recommends for every tensor of a layer, and the error at it.
 
     `accepted` are the accepted exponents by site. Where two scales are as good, noise decides which
     of them is recommended; so the accepted one stays the recommendation until it costs more than
-    the site's tolerance over what the sweep would choose.
+    the site's tolerance over what the sweep would choose. A sweep ends where a tensor's smallest
+    number is lost, and that one is noise: by other arithmetic than that of the accepted exponents
+    (`same` is False) a recommendation at the end may be one step further or nearer.
     """
     found, scales = [], {}
     for order, (site, tensor) in enumerate(_tensors(bench, layer).items()):
@@ -59,7 +62,9 @@ def scaling_rows(
             there = _sweep(tensor, fmt, max_exp=known, min_exp=known)
             cost, levels = _error_at(there, known), {**_levels(there), **levels}
             more = 10 * math.log10(cost / error) if cost > 0 < error else math.inf
-            if cost > error * (1 + tolerance(site)):
+            if not same and abs(known - exponent) <= 1 and _at_the_end(swept, known):
+                exponent, error = known, cost
+            elif cost > error * (1 + tolerance(site)):
                 why = f"the accepted one now costs {more:.2g} dB more"
             elif error > cost * (1 + tolerance(site)):
                 why = f"it costs {-more:.2g} dB more than the accepted one"
@@ -70,6 +75,13 @@ def scaling_rows(
         drawn = _drawn(fmt, levels, swept.exponent, known) if bench.pictures else ()
         found.append(_row(site, layer, "sweep", order, values, tensor, why, drawn))
     return found, {"exponents": scales}
+
+
+def _at_the_end(swept: Sweep, known: float) -> bool:
+    """Whether the ends of a sweep have a say in what it recommends."""
+    levels = _levels(swept)
+    ends = min(levels), max(levels)
+    return swept.exponent in ends or not ends[0] <= known <= ends[1]
 
 
 def _sweep(tensor: Tensor, fmt: str, **ends: float) -> Sweep:

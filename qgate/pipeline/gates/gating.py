@@ -101,7 +101,7 @@ class GateSession(Judging):
         def tolerance(site: str) -> float:
             return self.policy.limits_for(site, fmt, "sweep").tolerance(same)
 
-        rows, notes = scaling_rows(self.bench, fmt, layer, exponents, tolerance)
+        rows, notes = scaling_rows(self.bench, fmt, layer, exponents, tolerance, same)
         return self._of_format(suite, fmt, rows, layer, notes)
 
     def overflow(self, suite: str, fmt: str, layer: str, phase: str) -> Outcome:
