@@ -205,3 +205,17 @@ def test_the_overview_in_a_store(dump: Path, memory: Any, capsys: Capsys) -> Non
     assert run("quick", dump, "--output", "memory://a/b.odd") == 2
     assert "'memory://a/b.odd'" in capsys.readouterr().err
     assert memory.find("/") == ["/a/b.png"]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_store_that_takes_nothing_is_named(
+    dump: Path, memory: Any, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(type(memory), "_open", refuse)
+    assert run("quick", dump, "--output", "memory://a/b.png") == 2
+    told = capsys.readouterr().err
+    assert "Access Denied" in told
+    assert "memory://a/b.png" in told

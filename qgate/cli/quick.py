@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _draw_there(output: Place, analysis: DumpAnalysis) -> None:
     """A store is given the picture when it is whole."""
+    from qgate.report._files import write_bytes
     from qgate.report.plots.dumps.quick import draw_quick
 
     with tempfile.TemporaryDirectory() as made:
@@ -68,4 +69,4 @@ def _draw_there(output: Place, analysis: DumpAnalysis) -> None:
             draw_quick(picture, analysis)
         except QgateError as error:
             raise QgateError(str(error).replace(str(picture), str(output))) from None
-        output.write_bytes(picture.read_bytes())
+        write_bytes(output, picture.read_bytes())

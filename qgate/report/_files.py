@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.files import replacing
+from qgate.urls import changing
 
 if TYPE_CHECKING:
     from qgate.urls import Place
@@ -21,7 +22,11 @@ def write_text(path: Place, text: str) -> None:
 def write_bytes(path: Place, data: bytes) -> None:
     """A store takes an object as a whole; `urls.check_writable` refuses those that do not."""
     if not isinstance(path, Path):
-        path.write_bytes(data)
+        try:
+            with changing():
+                path.write_bytes(data)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from None
         return
     with replacing(path) as neighbor:
         neighbor.write_bytes(data)
