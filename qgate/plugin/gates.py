@@ -157,6 +157,7 @@ class Deciding:
         """Let hooks see the records; what one of them breaks, in words."""
         from qgate.results import check_storable
 
+        hook = self._item.ihook.pytest_qgate_record
         verdict = outcome.text.partition("\n")[0] or "the gate passed"
         for row in outcome.record["rows"]:
             try:
@@ -165,8 +166,10 @@ class Deciding:
                 return _on_one_line(
                     f"what was measured at {row['site']} cannot be recorded: {error} ({verdict})"
                 )
+            if not hook.get_hookimpls():
+                continue
             try:
-                self._item.ihook.pytest_qgate_record(item=self._item, record=row)
+                hook(item=self._item, record=row)
                 check_storable(row)
             except Exception as error:
                 return (

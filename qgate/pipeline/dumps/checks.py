@@ -71,6 +71,7 @@ class Proof:
 
     def _problems(self, step: Step) -> Iterator[str]:
         opened.cache_clear()  # what was opened before may have been written anew
+        self.looks.clear()
         dump = opened(self.folder)
         yield from (f"{self.folder}: {text}" for text in dump.damaged)
         ranks = [_Rank(self.folder, rank) for rank in dump.folders]

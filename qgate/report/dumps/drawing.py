@@ -95,7 +95,7 @@ def check_folder(folder: Place | str) -> None:
 
     folder = place_of(folder)
     check_writable(folder)
-    if folder.is_file():
+    if folder.exists() and not folder.is_dir():
         raise QgateError(f"{str(folder)!r} is a file; give a folder to draw to.")
     names = [*_TEXTS, *(picture.path for picture in PICTURES)]
     _refuse_foreign(folder, names, _listed(folder))
