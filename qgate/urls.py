@@ -43,7 +43,7 @@ def place_of(text: str | Place) -> Place:
     from upath import UPath
 
     try:
-        place = UPath(str(text))
+        place = UPath(f"{scheme}://{str(text)[found.end() :]}")
         place.fs  # noqa: B018  # the first use imports what speaks to the store
     except ImportError:
         package = _NEEDS.get(scheme, "the package that fsspec names for it")

@@ -36,6 +36,7 @@ def test_a_place_in_memory_reads_and_writes():
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(b"1234")
     assert place_of("memory://bucket/a/b.pt").read_bytes() == b"1234"
+    assert place_of("MEMORY://bucket/a/b.pt").read_bytes() == b"1234"
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,24 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qgate.errors import QgateError, unknown
+from qgate.urls import is_url, place_of
 
-_SAVE_DIR = "visualization.save_dir"
+if TYPE_CHECKING:
+    from qgate.urls import Place
+
+_RECORD, _SAVE_DIR = "activations.json", "visualization.save_dir"
 _OPTIONS = ("model", "config", "list_layers", "write_config", "dry_run", "trust_remote_code")
 _WORKERS = ("jobs", "engine", "gpus_per_task")
 
 
 def is_place(word: str) -> bool:
     """If a word of the command line names a record, or a folder that has one."""
-    return not word.startswith("-") and (word.endswith(".json") or Path(word).is_dir())
+    if word.startswith("-"):
+        return False
+    return word.endswith(".json") or is_url(word) or Path(word).is_dir()
 
 
 def redraw(
@@ -36,9 +42,10 @@ def redraw(
         if getattr(args, name) and (name, getattr(args, name)) != ("engine", "local"):
             option = f"--{name.replace('_', '-')}"
             raise QgateError(f"{option} is of a run; {word!r} is only drawn again.")
-    path = _record_in(Path(word).expanduser())
+    place = place_of(word)
+    path = _record_in(place.expanduser() if isinstance(place, Path) else place)
     said = _said(overrides)
-    folder = Path(said.pop(_SAVE_DIR, path.parent))
+    folder = place_of(said.pop(_SAVE_DIR, path.parent))
     record = read_record(path)
     try:
         look = _look(record["settings"], said, path)
@@ -58,11 +65,22 @@ def redraw(
         ) from error
 
 
-def _record_in(place: Path) -> Path:
+def _record_in(place: Place) -> Place:
     """The one record of a folder, or the file itself."""
-    if not place.is_dir():
-        return place
-    found = sorted(place.glob("*activations.json"))
+    found: list[Place]
+    if isinstance(place, Path):
+        if not place.is_dir():
+            return place
+        found = [*sorted(place.glob(f"*{_RECORD}"))]
+    else:
+        from qgate.report.activations._places import Store
+
+        if place.name.endswith(".json"):
+            return place
+        store = Store(place)
+        if store.is_file:
+            return place
+        found = [place / name for name in sorted(store.names) if name.endswith(_RECORD)]
     if not found:
         raise QgateError(
             f"{str(place)!r} has no activations.json, which a run writes where output.formats has "
@@ -98,7 +116,7 @@ def _said(overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
     return found
 
 
-def _look(settings: Mapping[str, Any], said: Mapping[str, Any], path: Path) -> Any:
+def _look(settings: Mapping[str, Any], said: Mapping[str, Any], path: Place) -> Any:
     """As the run asked for it, and over that what is said now; the record itself always stays."""
     from qgate.pipeline.activations._setting_keys import value_of
     from qgate.pipeline.activations.settings import keys

@@ -143,10 +143,10 @@ def _first_lines(found: DumpComparison) -> list[str]:
 def _difference(each: PairErrors) -> str:
     what = each.why or f"relative MSE {each.relative_mse:.3g}, max abs {each.max_abs:.3g}"
     origin = _ORIGINS.get(each.origin, "")
-    return one_line(f"{_titled(each.actual)}: {what}" + (f"; {origin}" if origin else ""))
+    return one_line(f"{_titled(each)}: {what}" + (f"; {origin}" if origin else ""))
 
 
-def _titled(record: Record) -> str:
+def _titled(record: Record | PairErrors) -> str:
     where = f" ({record.module})" if record.module else ""
     return f"{record.title}, order {record.order}{where}"
 
@@ -155,7 +155,7 @@ def _pair_row(each: PairErrors) -> list[str]:
     numbers = (f"{each.relative_mse:.3g}", _correlation(each.correlation), f"{each.max_abs:.3g}")
     bad = f"{each.nonfinite} not finite" if each.nonfinite else ""
     said = each.why or bad
-    return [one_line(each.actual.title), one_line(each.actual.module), *numbers, each.origin, said]
+    return [one_line(each.title), one_line(each.module), *numbers, each.origin, said]
 
 
 def _correlation(value: float) -> str:

@@ -10,16 +10,18 @@
 
 Every key of the configuration (`--write-config` prints all, with what they mean) is an option, with
 or without `visualization.` before it; a list has commas. Pictures, tables and analysis_report.html
-are written to visualization.save_dir. The record that a run leaves there, activations.json or the
-folder with it, is drawn again without the model. Exit status: 1 if values are not finite or if a
-module that was matched never ran, 2 if nothing could be run.
+are written to visualization.save_dir, a folder or a URL (s3://bucket/folder). The record that a run
+leaves there, activations.json or the folder with it, is drawn again without the model. Exit status:
+1 if values are not finite or if a module that was matched never ran, 2 if nothing could be run.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import shlex
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from qgate.cli._activation_records import is_place, redraw
 from qgate.cli._workers import add_workers, workers_from
 from qgate.errors import QgateError
+from qgate.urls import is_url, place_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from qgate.engine import Workers
     from qgate.pipeline.activations.settings import ActivationSettings
     from qgate.pipeline.activations.subjects import Subject
+    from qgate.results.activations import ActivationsRecord
+    from qgate.urls import Place
 
 _NOTHING = "-"
 
@@ -43,7 +48,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", metavar="NAME", help="tiny-llama, hf:PATH, mamba:PATH, FILE.py:build; over "
         "model.path of the configuration")  # fmt: skip
-    add("--config", type=Path, metavar="FILE", help="a configuration (.yaml or .toml)")
+    add("--config", type=_file, metavar="FILE", help="a configuration (.yaml or .toml), or its URL")
     add("--list-layers", nargs="?", const=".", metavar="REGEX", help="print the names of the "
         "model's modules (those that match), and stop")  # fmt: skip
     add("--write-config", nargs="?", const=_NOTHING, metavar="FILE", help="print the commented "
@@ -55,6 +60,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "hf: folder run on this machine; only for folders whose code you have read")  # fmt: skip
     add_workers(parser)
     parser.set_defaults(takes_more=True)
+
+
+def _file(text: str) -> str | Path:
+    """A path would take a slash away from a URL."""
+    return text if is_url(text) else Path(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -175,18 +185,28 @@ def _print_settings(settings: ActivationSettings) -> None:
 
 def _write_config(name: str) -> int:
     from qgate.pipeline.activations.texts import default_config_text
+    from qgate.report._files import write_text
+    from qgate.urls import check_writable, reaching
 
     if name == _NOTHING:
         print(default_config_text(), end="")
         return 0
-    path = Path(name).expanduser()
+    path = place_of(name)
+    check_writable(path)
+    path = path.expanduser() if isinstance(path, Path) else path
     kind = path.suffix.lower()
     if kind not in (".yaml", ".yml", ".toml"):
         raise QgateError(f"{name!r} is no .yaml, .yml or .toml file.")
     text = default_config_text("toml" if kind == ".toml" else "yaml")
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+        if isinstance(path, Path):
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+        else:
+            with reaching(path, FileExistsError):
+                if path.exists():
+                    raise FileExistsError
+            write_text(path, text)
     except FileExistsError:
         raise QgateError(f"{name!r} is there already; give a new name.") from None
     print(f"{path}: every key with its default. qgate activations --model NAME --config {path}")
@@ -278,18 +298,13 @@ def _run(
     verbose: bool,
 ) -> int:
     from qgate.pipeline.activations.runs import activations
-    from qgate.report.activations.reports import write_report
     from qgate.report.activations.texts import activation_text
 
     _check_writing(settings)
     with _bars() as step:
         result = activations(model, settings=settings, workers=workers, progress=step)
         result.record["notes"][:0] = notes
-        written = write_report(
-            result.record,
-            settings.visualization.save_dir,
-            progress=lambda done, of: step("pictures", done, of),
-        )
+        written = _write(result.record, settings.visualization.save_dir, step)
     print(activation_text(result.record))
     if verbose:
         times = ", ".join(
@@ -302,6 +317,24 @@ def _run(
         else "\nno files were asked for"
     )
     return 1 if result.failed else 0
+
+
+def _write(record: ActivationsRecord, folder: str, step: Any) -> list[Place]:
+    """What a store refuses after hours of work, as a login ends, is kept on this machine."""
+    from qgate.report.activations._reading import Look
+    from qgate.report.activations.reports import UndrawnError, write_report
+
+    try:
+        return write_report(record, folder, progress=lambda done, of: step("pictures", done, of))
+    except (OSError, QgateError) as error:
+        if isinstance(place_of(folder), Path) or isinstance(error, UndrawnError):
+            raise
+        kept = tempfile.mkdtemp(prefix="qgate-activations-")
+        write_report(record, kept, Look(formats=("json",)))
+        raise QgateError(
+            f"{str(error).rstrip('.')}. What was found is kept in {kept!r}: `qgate activations "
+            f"{shlex.quote(kept)} --save_dir {shlex.quote(folder)}` writes all of it there."
+        ) from None
 
 
 @contextlib.contextmanager

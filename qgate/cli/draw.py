@@ -73,16 +73,17 @@ def asked_of(args: argparse.Namespace, most: int | None, tensors: int | None) ->
 
 def run(args: argparse.Namespace) -> int:
     from qgate.report.dumps.drawing import check_folder, draw_analysis
-    from qgate.report.dumps.texts import findings
+    from qgate.report.dumps.texts import findings, said_of
 
     folder = place_of(args.output_dir)
     check_folder(folder)
     analysis = analysis_of(args)
+    said = said_of(analysis)
     with progress("pictures") as step:
         written = draw_analysis(
-            analysis, folder, workers_from(args), plots=not args.no_plots, progress=step
+            analysis, folder, workers_from(args), not args.no_plots, step, said=said
         )
-    for line in findings(analysis):
+    for line in findings(said):
         print(line)
     pictures = sum(path.suffix == ".png" for path in written)
     print(f"{len(analysis['tensors'])} tensors, {pictures} pictures: "
@@ -96,7 +97,7 @@ def analysis_of(
     """Of the dumps that were named, or of a record that was kept."""
     first = place_of(args.folders[0])
     if len(args.folders) == 1 and first.suffix == ".json" and first.is_file():
-        from qgate.report.dumps.drawing import read_analysis
+        from qgate.report.dumps.records import read_analysis
 
         return read_analysis(first)
     from qgate.pipeline.dumps.analyses import analyze_dump

@@ -38,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from qgate.report._escaping import one_line
-    from qgate.report.dumps.texts import findings
+    from qgate.report.dumps.texts import findings, said_of
     from qgate.report.plots.dumps.quick import draw_quick
 
     output = place_of(args.output)
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         draw_quick(output, analysis)
     else:
         _draw_there(output, analysis)
-    for line in findings(analysis):
+    for line in findings(said_of(analysis)):
         print(line)
     for note in analysis["notes"]:
         print(f"note    {one_line(note)}")

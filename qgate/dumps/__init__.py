@@ -5,7 +5,7 @@ from qgate.dumps.following import Follower
 from qgate.dumps.merging import Merged, merge_dumps
 from qgate.dumps.reading import Dump, RankState
 from qgate.dumps.records import Place, Record
-from qgate.dumps.selecting import FIELDS, Seen, check_fields, check_matched, is_wanted
+from qgate.dumps.selecting import FIELDS, Seen, check_fields, is_wanted
 from qgate.dumps.summing import nbytes, totals
 from qgate.dumps.tensor_files import StoredTensor, expand, floats_in, read_tensors
 from qgate.dumps.verifying import problems, unnamed
@@ -24,7 +24,6 @@ __all__ = [
     "Seen",
     "StoredTensor",
     "check_fields",
-    "check_matched",
     "expand",
     "export_dump",
     "floats_in",

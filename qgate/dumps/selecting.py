@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from qgate.dumps.records import Record
 from qgate.errors import unknown
@@ -75,11 +75,3 @@ class Seen:
                     listed = [str(found) for found in self._there[name]]
                     what = f"{name.replace('_', ' ')} in this dump"
                     raise unknown(what, str(value), listed)
-
-
-def check_matched(records: Iterable[Record], wanted: Mapping[str, tuple[object, ...]]) -> None:
-    """An error for a value that no record has; it names those there are."""
-    seen = Seen(wanted)
-    for record in records:
-        seen.add(record)
-    seen.check()

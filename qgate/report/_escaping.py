@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from qgate.results.cells import cell, one_line
@@ -14,9 +14,17 @@ __all__ = ["as_csv", "cell", "one_line"]
 
 def as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     """One line per row, with a head; what a row lacks is an empty cell."""
+    return "".join(csv_lines(columns, rows))
+
+
+def csv_lines(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """The same, a line at a time."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([cell(name) for name in columns])
     for row in rows:
+        yield text.getvalue()
+        text.seek(0)
+        text.truncate()
         writer.writerow([cell(row.get(name)) for name in columns])
-    return text.getvalue()
+    yield text.getvalue()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,27 @@ def write_bytes(path: Place, data: bytes) -> None:
         return
     with replacing(path) as neighbor:
         neighbor.write_bytes(data)
+
+
+def write_parts(path: Place, parts: Iterable[str]) -> None:
+    """A text that may be larger than the memory; a store gets it when there is all of it."""
+    if isinstance(path, Path):
+        with replacing(path) as neighbor:
+            _write_all(neighbor, parts)
+        return
+    with tempfile.TemporaryDirectory(prefix="qgate-") as made:
+        whole = Path(made) / "whole"
+        _write_all(whole, parts)
+        try:
+            with changing():
+                path.fs.put_file(str(whole), path.path)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _write_all(path: Path, parts: Iterable[str]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.writelines(parts)
 
 
 def safe_name(name: str) -> str:

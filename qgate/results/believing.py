@@ -205,7 +205,7 @@ def of_type(hint: Any) -> Believe:
         return of_type(inside[0])
     if origin is typing.Literal:
         return _within(lambda v: v in inside, f"one of {list(inside)}", (object,))
-    if origin is list:
+    if origin in (list, Sequence):
         return _all_of([_of_kinds(["array"]), _listed(of_type(inside[0]))])
     if origin is tuple:
         size = _within(lambda v: len(v) == len(inside), f"of {len(inside)}", (list,))

@@ -3,11 +3,13 @@
 Numbers that do not exist (the mean of nothing) are left out, so every number is finite and the
 record is JSON. A share is a part of all elements, 0 to 1. `signal` and `noise` are sums of squares
 of the values and of the differences from them, so that those of many tensors add up; the SQNR is
-10 log10(signal / noise), and noise 0 is exact.
+10 log10(signal / noise), and noise 0 is exact. Sequences of many records may be on disk
+(`qgate.results.rows`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NotRequired, TypedDict
 
 ANALYSIS = "qgate dump analysis 1"
@@ -209,7 +211,7 @@ class Comparison(TypedDict):
     kind: str
     first: str
     second: str
-    pairs: list[Pair]
+    pairs: Sequence[Pair]
     unpaired: int
     scatter: NotRequired[dict[str, Any]]
 
@@ -253,7 +255,7 @@ class RankTensor(TypedDict):
 
 class Ranks(TypedDict):
     rows: list[RankRow]
-    tensors: list[RankTensor]
+    tensors: Sequence[RankTensor]
     stands_out: int | None
     equal_weights: int
     unequal_weights: list[str]
@@ -289,7 +291,7 @@ class DumpAnalysis(TypedDict):
     settings: dict[str, Any]
     formats: dict[str, Edges]
     notes: list[str]
-    tensors: list[TensorPortrait]
+    tensors: Sequence[TensorPortrait]
     groups: list[GroupPortrait]
     comparison: Comparison | None
     loss_scales: list[LossScale]

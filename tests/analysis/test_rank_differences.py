@@ -62,7 +62,7 @@ def run(
 
 
 def found(data: list[list[torch.Tensor]]) -> dict[str, Any]:
-    made = ranks_of(portrait(x, r, i) for r, row in enumerate(data) for i, x in enumerate(row))
+    made = ranks_of([portrait(x, r, i) for r, row in enumerate(data) for i, x in enumerate(row)])
     json.dumps(made, allow_nan=False)
     return made
 

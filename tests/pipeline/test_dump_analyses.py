@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from qgate.analysis.portraits.pools import pool_of
 from qgate.dumps import Dump, DumpWriter
 from qgate.pipeline.dumps.analyses import Asked, analyze_dump
 from qgate.pipeline.dumps.twins import compared_names
+from qgate.results import rows
 from tests.dumps.making import GENERATIONS, known, record, write
 
 FEW = ("fp8_e4m3", "mxfp4_e2m1")
@@ -210,10 +212,6 @@ def test_tensors_without_a_counterpart_are_counted(tmp_path):
     assert analyzed(*folders)["comparison"]["unpaired"] == 1
 
 
-def labeled(*labels):
-    return [record(i, quant_type=label) for i, label in enumerate(labels)]
-
-
 @pytest.mark.parametrize(
     ("labels", "asked", "names", "kind"),
     [
@@ -226,7 +224,7 @@ def labeled(*labels):
     ],
 )
 def test_what_is_compared(labels, asked, names, kind):
-    assert compared_names(labeled(*labels), asked) == (names, kind)
+    assert compared_names(Counter(labels), asked) == (names, kind)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +237,7 @@ def test_what_is_compared(labels, asked, names, kind):
 )
 def test_what_cannot_be_compared(asked, says):
     with pytest.raises(QgateError, match=says):
-        compared_names(labeled("bf16"), asked)
+        compared_names({"bf16": 1}, asked)
 
 
 def test_formats_that_are_compared_are_measured(tmp_path):
@@ -301,3 +299,32 @@ def test_a_dump_that_was_cut_off_is_analyzed_with_a_note(tmp_path):
     assert any("was killed" in note for note in analysis["notes"])
     writer.close()
     assert Dump.open(Path(tmp_path / "d")).notes() == []
+
+
+# More tensors than fit in memory --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_is_on_disk_says_the_same(tmp_path, apart, monkeypatch):
+    """Two runs of three ranks; the third rank stands out, and one tensor cannot be read."""
+    x = [noise(32, 64, seed=i) for i in range(4)]
+    for quant, error in (("hifp8", 0.0), ("mxfp8", 0.1)):
+        told = {"quant_type": quant, "iteration": 5 if apart and error else 0}
+        for rank in range(3):
+            made = [(each + error * noise(32, 64, seed=9)) * (1 + rank // 2) for each in x]
+            write(tmp_path / quant, made, rank=rank, world_size=3, told=told)
+    (shard,) = (tmp_path / "mxfp8" / "rank00001").glob("*.safetensors")
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    folders = (tmp_path / "hifp8", tmp_path / "mxfp8")
+    here = analyzed(*folders)
+    monkeypatch.setattr(rows, "_HELD", 0)
+    there = analyzed(*folders)
+    assert not rows.is_on_disk(here)
+    for part in (there["tensors"], there["ranks"]["tensors"], there["comparison"]["pairs"]):
+        assert rows.is_on_disk(part)
+    assert json.loads("".join(rows.as_json(there))) == json.loads("".join(rows.as_json(here)))
+    assert len(here["tensors"]) == 23
+    assert here["ranks"]["tensors"][0]["farthest"] == 2
+    assert (len(here["comparison"]["pairs"]), here["comparison"]["unpaired"]) == (11, 2)

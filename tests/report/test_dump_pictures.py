@@ -22,6 +22,7 @@ from qgate.report.plots.dumps import heatmaps as dump_heatmaps
 from qgate.report.plots.dumps import overflow as dump_overflow
 from qgate.report.plots.dumps.pictures import PICTURES, Picture, by_folder
 from qgate.results.portraits import FOLDERS, DumpAnalysis
+from qgate.results.rows import Rows
 
 from . import dump_records
 
@@ -264,3 +265,32 @@ def test_a_ratio_without_noise_is_exact_and_one_of_nothing_is_none() -> None:
     assert ratio_db(100.0, 1.0) == pytest.approx(20)
     assert math.isnan(ratio_db(0.0, 0.0))
     assert math.isnan(ratio_db(math.nan, 1.0))
+
+
+def test_records_on_disk_are_drawn_as_those_in_memory(normal: DumpAnalysis) -> None:
+    few: Any = {**normal, "tensors": normal["tensors"][::3]}
+    told, ranks = few["comparison"], few["ranks"]
+    kept: Any = {
+        **few,
+        "tensors": Rows(few["tensors"], held=0),
+        "comparison": {**told, "pairs": Rows(told["pairs"], held=0)},
+        "ranks": {**ranks, "tensors": Rows(ranks["tensors"], held=0)},
+    }
+    drawn = 0
+    for picture in PICTURES:
+        here, there = (built(picture, record) for record in (few, kept))
+        assert (here is None) == (there is None), picture.path
+        if here is not None and there is not None:
+            drawn += 1
+            assert here.title == there.title
+            assert _pixels(here.figure) == _pixels(there.figure), picture.path
+    assert drawn > 40
+
+
+def _pixels(figure: Any) -> bytes:
+    """As they are placed before anything is laid out, which takes most of the time."""
+    figure.set_layout_engine("none")
+    figure.set_dpi(30)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return bytes(canvas.buffer_rgba())

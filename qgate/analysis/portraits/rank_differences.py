@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import struct
+from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from qgate.results.portraits import RankRow, Ranks, RankTensor, TensorPortrait
+from qgate.results.rows import Rows
 
 Floats = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.int64]
 _KEY = (
     "module",
     "layer_type",
@@ -54,7 +60,7 @@ def jensen_shannon(p: Floats, q: Floats) -> float:
     return math.sqrt(min(max(total, 0.0), 1.0))
 
 
-def ranks_of(portraits: Iterable[TensorPortrait]) -> Ranks | None:
+def ranks_of(portraits: Sequence[TensorPortrait]) -> Ranks | None:
     """Tensors matched over ranks by place and time. None where there is one rank, or none.
 
     A rank's `distance` is the median over its tensors but the weights of the distance between its
@@ -62,39 +68,83 @@ def ranks_of(portraits: Iterable[TensorPortrait]) -> Ranks | None:
     all. Its `score` is how far that is beyond the median of ranks, in their spread or what chance
     alone makes.
     """
-    given = sorted(portraits, key=lambda each: (each["rank"], each["order"]))
-    ranks = sorted({each["rank"] for each in given})
-    if len(ranks) < 2:
+    own = _own(portraits)
+    if len(own) < 2:
         return None
-    groups = [group for group in _matched(given) if len(group) > 1]
-    weights = [group for group in groups if _is_weight(_any(group)["name"])]
-    # Weights are to be equal, and so many distances of 0 would hide the others.
-    flowing = [group for group in groups if not _is_weight(_any(group)["name"])]
-    far = {rank: [d for g in flowing if (d := _distance(g, rank)) is not None] for rank in ranks}
-    distances = {rank: median(found) for rank, found in far.items() if found}
-    scores = _scores(distances, _chance(flowing)) if len(distances) >= FEWEST else {}
-    rows = [_row(rank, given, distances, scores) for rank in ranks]
+    tensors: Rows[RankTensor] = Rows()
+    factors, chances = array("d"), array("d")
+    far: dict[int, array[float]] = defaultdict(lambda: array("d"))
+    equal_weights, unequal = 0, []
+    for group in _matched(portraits):
+        if len(group) < 2:
+            continue
+        if not _is_weight(_any(group)["name"]):
+            # Weights are to be equal, and so many distances of 0 would hide the others.
+            for rank, distance in _distances(group).items():
+                far[rank].append(distance)
+            chances.append(_chance(group))
+        elif _equal(group):
+            equal_weights += 1
+        else:
+            unequal.append(_title(group))
+        if tensor := _tensor(group):
+            tensors.append(tensor)
+            factors.append(tensor["factor"])
+    distances = {rank: median(far[rank]) for rank in sorted(far)}
+    chance = median(chances) / math.sqrt(len(chances)) if chances else 0.0
+    scores = _scores(distances, chance) if len(distances) >= FEWEST else {}
     first = max(scores, key=lambda rank: scores[rank], default=None)
     return Ranks(
-        rows=rows,
-        tensors=sorted(filter(None, map(_tensor, groups)), key=lambda t: -t["factor"]),
+        rows=[_row(rank, own[rank], distances, scores) for rank in sorted(own)],
+        tensors=tensors.ordered(np.argsort(-np.array(factors), kind="stable").tolist()),
         stands_out=first if first is not None and scores[first] > LIMIT else None,
-        equal_weights=sum(map(_equal, weights)),
-        unequal_weights=[_title(group) for group in weights if not _equal(group)],
+        equal_weights=equal_weights,
+        unequal_weights=unequal,
     )
 
 
-def _matched(given: Sequence[TensorPortrait]) -> list[Group]:
-    """By rank; tensors that nothing tells apart are matched in the order of their execution."""
-    seen: dict[Any, int] = defaultdict(int)
-    groups: dict[Any, Group] = defaultdict(dict)
-    for each in given:
-        told: Mapping[str, Any] = each
-        key = tuple(told.get(name) for name in _KEY)
-        again = seen[each["rank"], key]
-        seen[each["rank"], key] += 1
-        groups[key, again][each["rank"]] = each
-    return list(groups.values())
+def _matched(portraits: Sequence[TensorPortrait]) -> Iterator[Group]:
+    """By rank; tensors that nothing tells apart are matched in the order of their execution.
+
+    Numbers stand for the tensors, which may be more than fit in memory.
+    """
+    told = np.fromiter(map(_told, portraits), dtype=_TOLD, count=len(portraits))
+    flow = np.lexsort((told["order"], told["rank"]))
+    told = told[flow]
+    kinds = np.unique(told["key"], return_inverse=True)[1].astype(np.int64)
+    again = _times(kinds, told["rank"])
+    groups = kinds * (int(again.max()) + 1) + again
+    members = groups.argsort(kind="stable")
+    starts = np.flatnonzero(np.diff(groups[members], prepend=-1))
+    ends = np.append(starts[1:], len(members))
+    for number in members[starts].argsort(kind="stable"):
+        found = [portraits[flow[i]] for i in members[starts[number] : ends[number]]]
+        yield {each["rank"]: _without_formats(each) for each in found}
+
+
+_TOLD = np.dtype([("key", [("first", "u8"), ("second", "u8")]), ("rank", "i8"), ("order", "i8")])
+
+
+def _told(portrait: TensorPortrait) -> tuple[tuple[int, ...], int, int]:
+    fields: Mapping[str, Any] = portrait
+    key = repr([fields.get(name) for name in _KEY]).encode("utf-8", "surrogatepass")
+    digest = hashlib.blake2b(key, digest_size=16).digest()
+    return struct.unpack("QQ", digest), portrait["rank"], portrait["order"]
+
+
+def _times(kinds: Numbers, ranks: Numbers) -> Numbers:
+    """How often the same kind was on the same rank before."""
+    alike = np.lexsort((ranks, kinds))
+    new = (np.diff(kinds[alike], prepend=-1) != 0) | (np.diff(ranks[alike], prepend=-1) != 0)
+    places = np.arange(len(alike))
+    found = np.empty_like(kinds)
+    found[alike] = places - np.maximum.accumulate(np.where(new, places, 0))
+    return found
+
+
+def _without_formats(portrait: TensorPortrait) -> TensorPortrait:
+    kept = {name: portrait[name] for name in portrait if name not in ("channels", "formats")}  # type: ignore[literal-required]
+    return cast(TensorPortrait, kept)
 
 
 def _any(group: Group) -> TensorPortrait:
@@ -132,18 +182,20 @@ def _log2_ratio(a: float, b: float) -> float:
     return max(-_FARTHEST, min(found, _FARTHEST))
 
 
-def _distance(group: Group, rank: int) -> float | None:
-    if rank not in group:
-        return None
-    shapes = _histograms(group)
-    parts = []
-    if rank in shapes and len(shapes) > 1:
-        others = np.sum([shape for other, shape in shapes.items() if other != rank], axis=0)
-        parts.append(jensen_shannon(shapes[rank], others))
-    logs = _logs(group)
-    if rank in logs and len(logs) > 1:
-        parts.append(abs(logs[rank]))
-    return sum(parts) if parts else None
+def _distances(group: Group) -> dict[int, float]:
+    """Of each rank that has something to tell it from the others by."""
+    shapes, logs = _histograms(group), _logs(group)
+    found = {}
+    for rank in group:
+        parts = []
+        if rank in shapes and len(shapes) > 1:
+            others = np.sum([shape for other, shape in shapes.items() if other != rank], axis=0)
+            parts.append(jensen_shannon(shapes[rank], others))
+        if rank in logs and len(logs) > 1:
+            parts.append(abs(logs[rank]))
+        if parts:
+            found[rank] = sum(parts)
+    return found
 
 
 def _histograms(group: Group) -> dict[int, Floats]:
@@ -165,14 +217,11 @@ def _histograms(group: Group) -> dict[int, Floats]:
     return found
 
 
-def _chance(groups: Sequence[Group]) -> float:
+def _chance(group: Group) -> float:
     """What sampling alone makes of the powers of two between rms of independent values."""
-    found = []
-    for group in groups:
-        n = max(min(each["counted"] or each["elements"] for each in group.values()), 1)
-        heavy = max(0.0, *(each.get("kurtosis", 0.0) for each in group.values()))
-        found.append(math.sqrt((heavy + 2) / (4 * n)) / math.log(2))
-    return median(found) / math.sqrt(len(found)) if found else 0.0
+    n = max(min(each["counted"] or each["elements"] for each in group.values()), 1)
+    heavy = max(0.0, *(each.get("kurtosis", 0.0) for each in group.values()))
+    return math.sqrt((heavy + 2) / (4 * n)) / math.log(2)
 
 
 def _scores(distances: Mapping[int, float], chance: float) -> dict[int, float]:
@@ -182,21 +231,41 @@ def _scores(distances: Mapping[int, float], chance: float) -> dict[int, float]:
     return {rank: (d - middle) / unit for rank, d in distances.items()}
 
 
+@dataclass
+class _Own:
+    """What one rank has by itself."""
+
+    tensors: int = 0
+    nonfinite: int = 0
+    amax: float | None = None
+    rms: array[float] = field(default_factory=lambda: array("d"))
+    elements: array[float] = field(default_factory=lambda: array("d"))
+
+
+def _own(portraits: Iterable[TensorPortrait]) -> dict[int, _Own]:
+    found: dict[int, _Own] = defaultdict(_Own)
+    for each in portraits:
+        own = found[each["rank"]]
+        own.tensors += 1
+        own.nonfinite += each["nan"] + each["posinf"] + each["neginf"]
+        if "amax" in each:
+            own.amax = max(own.amax or 0.0, each["amax"])
+        if "rms" in each:
+            own.rms.append(each["rms"])
+            own.elements.append(each["elements"])
+    return found
+
+
 def _row(
-    rank: int,
-    given: Sequence[TensorPortrait],
-    distances: Mapping[int, float],
-    scores: Mapping[int, float],
+    rank: int, own: _Own, distances: Mapping[int, float], scores: Mapping[int, float]
 ) -> RankRow:
-    own = [each for each in given if each["rank"] == rank]
-    odd = sum(each["nan"] + each["posinf"] + each["neginf"] for each in own)
-    row = RankRow(rank=rank, tensors=len(own), nonfinite=odd)
-    if sizes := [each["amax"] for each in own if "amax" in each]:
-        row["amax"] = max(sizes)
-    pairs = [(each["rms"], each["elements"]) for each in own if "rms" in each]
-    if pairs:
-        largest = max(rms for rms, _ in pairs) or 1.0
-        squares = sum((rms / largest) ** 2 * n for rms, n in pairs) / sum(n for _, n in pairs)
+    row = RankRow(rank=rank, tensors=own.tensors, nonfinite=own.nonfinite)
+    if own.amax is not None:
+        row["amax"] = own.amax
+    if own.rms:
+        largest = max(own.rms) or 1.0
+        pairs = zip(own.rms, own.elements, strict=True)
+        squares = sum((rms / largest) ** 2 * n for rms, n in pairs) / sum(own.elements)
         row["rms"] = math.sqrt(squares) * largest
     if rank in distances:
         row["distance"] = distances[rank]

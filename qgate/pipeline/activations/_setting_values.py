@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from qgate.documents import toml
 from qgate.errors import QgateError, unknown
+from qgate.urls import reaching
+
+if TYPE_CHECKING:
+    from qgate.urls import Place
 
 # What a configuration has after its aliases are put in; ours have a hundred.
 _MOST_VALUES = 20_000
@@ -23,13 +28,15 @@ OTHER_NAMES = {
 }
 
 
-def parsed_file(path: Path) -> dict[Any, Any]:
+def parsed_file(path: Place) -> dict[Any, Any]:
     """What a file says, nested as it is there; an empty file says nothing."""
     kind = path.suffix.lower()
     if kind not in (".yaml", ".yml", ".toml"):
         raise QgateError(f"the configuration {str(path)!r} is no .yaml, .yml or .toml file.")
+    local = isinstance(path, Path)
     try:
-        data = path.read_bytes()
+        with contextlib.nullcontext() if local else reaching(path, FileNotFoundError):
+            data = path.read_bytes()
         content = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise QgateError(
@@ -143,7 +150,7 @@ def split_list(text: str) -> list[Any]:
     return [item.strip() for item in items] if text else []
 
 
-def _toml(path: Path, content: str) -> Any:
+def _toml(path: Place, content: str) -> Any:
     try:
         return toml(content)
     except ValueError as error:
@@ -198,7 +205,7 @@ def _check_size(node: Any) -> None:
         raise ValueError(f"its aliases repeat what is there to more than {_MOST_VALUES} values")
 
 
-def _yaml(path: Path, content: str) -> Any:
+def _yaml(path: Place, content: str) -> Any:
     try:
         return _plain_yaml(content)
     except yaml.MarkedYAMLError as error:

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 from qgate.errors import QgateError
 from qgate.pipeline.activations._setting_keys import Key, key, keys_of, made, value_of
 from qgate.pipeline.activations._setting_values import listed, parsed_file, resolved
+from qgate.urls import place_of
 
 if TYPE_CHECKING:
     from qgate.models.samples import DataRequest
+    from qgate.urls import Place
 
 _REGEX = "a regular expression over module names"
 
@@ -209,7 +211,7 @@ class SelectionSettings:
 class VisualizationSettings:
     """The analyses; `visualization.` may be left out of their names."""
 
-    save_dir: str = key("./figures", "the folder that everything is written to")
+    save_dir: str = key("./figures", "the folder or URL that everything is written to")
     dpi: int = key(200, "dots per inch of the pictures", low=1, high=2400)
     show_legend: bool = key(True, "legends in the pictures")
     enabled: EnabledSettings = field(default_factory=EnabledSettings)
@@ -277,7 +279,7 @@ class ActivationSettings:
     )
     smoothing: SmoothingSettings = field(default_factory=SmoothingSettings)
     sensitivity: SensitivitySettings = field(default_factory=SensitivitySettings)
-    source: Path | None = field(default=None, compare=False)
+    source: Any = field(default=None, compare=False)
 
 
 def keys() -> list[Key]:
@@ -286,7 +288,7 @@ def keys() -> list[Key]:
 
 
 def read_settings(
-    path: str | Path | None = None, overrides: Sequence[tuple[str, str]] = ()
+    path: str | Place | None = None, overrides: Sequence[tuple[str, str]] = ()
 ) -> ActivationSettings:
     """The settings of a file in YAML or TOML, and over them those of a command line.
 
@@ -294,7 +296,8 @@ def read_settings(
     """
     known = {each.name: each for each in keys()}
     values: dict[str, Any] = {}
-    place = Path(path).expanduser() if path is not None else None
+    place = place_of(path) if path is not None else None
+    place = place.expanduser() if isinstance(place, Path) else place
     if place is not None:
         for name, value in resolved(parsed_file(place), known, str(place)).items():
             values[name] = value_of(known[name], value, where=f"{place}: ")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from qgate import formats
 from qgate.analysis.portraits.fitting import group_portrait
@@ -16,15 +17,16 @@ from qgate.dumps.summing import all_totals
 from qgate.engine import Failure, Workers, outcomes
 from qgate.errors import QgateError
 from qgate.pipeline.dumps.looks import (
+    Chosen,
     Glance,
     Group,
-    Located,
     batches,
+    choose,
     look,
     opened,
-    usable,
     values_of,
 )
+from qgate.pipeline.dumps.shown import Shown
 from qgate.pipeline.dumps.twins import compare_formats, compare_quant_types, compared_names
 from qgate.results.portraits import (
     ANALYSIS,
@@ -34,13 +36,13 @@ from qgate.results.portraits import (
     Map,
     TensorPortrait,
 )
+from qgate.results.rows import Rows
 from qgate.urls import place_of
 
 if TYPE_CHECKING:
     from qgate.urls import Place
 
 FORMATS = ("fp8_e4m3", "fp8_e5m2", "hif8", "mxfp8_e4m3", "mxfp4_e2m1", "nvfp4", "fp16", "bf16")
-_MAPS, _ATTENTION_MAPS = 6, 6
 _AS_WIDE = ("bf16", "float32", "float64")
 Step = Callable[[int, int], None]
 
@@ -73,8 +75,8 @@ class Asked:
 class _Found:
     """What all batches said, in the order of the records."""
 
-    places: list[Located] = field(default_factory=list)
-    tensors: list[TensorPortrait] = field(default_factory=list)
+    shown: Shown = field(default_factory=Shown)
+    tensors: Rows[TensorPortrait] = field(default_factory=Rows)
     pools: dict[Group, Pool] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -91,38 +93,33 @@ def analyze_dump(
         raise QgateError("no dump was given to analyze; name its folder.")
     opened.cache_clear()  # what was opened before may have been written anew
     dumps = [opened(folder) for folder in dict.fromkeys(map(place_of, folders))]
-    places, notes = usable(dumps, asked.wanted)
-    some: dict[str, int] = {}
-    if asked.tensors is not None and len(places) > asked.tensors:
-        some["of_tensors"] = len(places)
-        notes.append(f"{asked.tensors} of {len(places)} tensors were looked at, evenly spaced")
-        places = [places[i * len(places) // asked.tensors] for i in range(asked.tensors)]
-    names, kind = compared_names([place.record for place in places], asked.compare)
+    chosen = choose(dumps, asked.wanted, asked.tensors)
+    some = {"of_tensors": chosen.of} if chosen.count < chosen.of else {}
+    names, kind = compared_names(chosen.labels, asked.compare)
     measured = _known([*asked.formats, *(names if kind == "formats" else ())])
     glance = Glance(measured, asked.rows, asked.most, asked.seed)
-    found = _look(places, glance, asked.workers, step)
-    if not found.tensors:
-        why = [*found.notes, *notes, "no tensor is left"][0].rstrip(".")
+    found = _look(chosen, glance, asked.workers, step)
+    tensors = found.tensors.settled()
+    if not tensors:
+        why = [*found.notes, *chosen.notes, "no tensor is left"][0].rstrip(".")
         raise QgateError(f"nothing to analyze in {str(dumps[0].folder)!r}: {why}.")
     if kind == "quant_types":
-        comparison = compare_quant_types(
-            found.places, names, workers=asked.workers, most=asked.most
-        )
+        comparison = compare_quant_types(chosen, names, workers=asked.workers, most=asked.most)
     else:
-        comparison = compare_formats(found.tensors, names)
+        comparison = compare_formats(tensors, names)
     told = [note for dump in dumps for note in dump.notes()]
     return {
         "kind": ANALYSIS,
         "dump": all_totals(dumps),
         "settings": {**_settings(asked, measured), **some},
         "formats": edges_of(measured),
-        "notes": [*told, *notes, *dict.fromkeys(found.notes), *_rounded(found.tensors)],
-        "tensors": found.tensors,
+        "notes": [*told, *chosen.notes, *dict.fromkeys(found.notes), *_rounded(tensors)],
+        "tensors": tensors,
         "groups": [_group(key, pool) for key, pool in sorted(found.pools.items())],
         "comparison": comparison,
         "loss_scales": _loss_scales(found.pools, measured),
-        "ranks": ranks_of(found.tensors),
-        "maps": _maps(found, asked.most),
+        "ranks": ranks_of(tensors),
+        "maps": _maps(found.shown, asked.most),
     }
 
 
@@ -131,24 +128,23 @@ def _known(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(formats.get(name).name for name in names))
 
 
-def _look(
-    places: Sequence[Located], glance: Glance, workers: Workers | int, step: Step | None
-) -> _Found:
+def _look(chosen: Chosen, glance: Glance, workers: Workers | int, step: Step | None) -> _Found:
     found, done = _Found(), 0
-    parts = list(batches(places, glance))
-    for part, looked in zip(parts, outcomes(look, parts, workers), strict=True):
+    given, sent = itertools.tee(batches(chosen, glance))
+    for looked, part in zip(outcomes(look, sent, workers), given, strict=True):
         if isinstance(looked, Failure):
             first = part.places[0]
             more = f" and {len(part.places) - 1} after it" if len(part.places) > 1 else ""
             raise QgateError(f"{first.folder}: {first.record.title}{more}: {looked.reason}.")
-        found.places += looked.places
-        found.tensors += looked.tensors
+        for place, tensor in zip(looked.places, looked.tensors, strict=True):
+            found.shown.add(place, tensor)
+            found.tensors.append(tensor)
         found.notes += looked.notes
         for group, pool in looked.pools.items():
             found.pools[group] = found.pools[group] + pool if group in found.pools else pool
         done += len(part.places)
         if step is not None:
-            step(done, len(places))
+            step(done, chosen.count)
     return found
 
 
@@ -172,56 +168,31 @@ def _loss_scales(pools: Mapping[Group, Pool], names: Sequence[str]) -> list[Loss
     return [scale for scale in found if scale is not None]
 
 
-def _maps(found: _Found, most: int | None) -> list[Map]:
-    """Pictures of the tensors whose channels differ most, and of attention weights."""
-    chosen: list[tuple[Literal["tokens", "attention"], int]] = []
-    tensors = found.tensors
-    wide = [i for i, tensor in enumerate(tensors) if tensor.get("channels") and _wide(tensor)]
-    seen: set[tuple[str, str]] = set()
-    for i in sorted(wide, key=lambda i: (-_standing_out(tensors[i]), i)):
-        tensor = tensors[i]
-        place = (tensor["module"] or f"{tensor['layer_type']} {tensor['layer']}", tensor["name"])
-        if place not in seen and len(seen) < _MAPS:
-            seen.add(place)
-            chosen.append(("tokens", i))
-    attention = [i for i, t in enumerate(tensors) if t["name"] == "attention_weights"]
-    attention = [i for i in attention if tensors[i]["source"] == "values"]
-    chosen += [("attention", i) for i in attention[:_ATTENTION_MAPS]]
+def _maps(shown: Shown, most: int | None) -> list[Map]:
     return [
         tensor_map(
-            values_of(found.places[i], most),
+            values_of(place, most),
             kind,
-            title=tensors[i]["title"],
-            order=tensors[i]["order"],
-            rank=tensors[i]["rank"],
+            title=tensor["title"],
+            order=tensor["order"],
+            rank=tensor["rank"],
         )
-        for kind, i in chosen
+        for kind, place, tensor in shown.chosen()
     ]
-
-
-def _wide(tensor: TensorPortrait) -> bool:
-    return len(tensor["shape"]) >= 2 and tensor["shape"][-1] >= 8 and tensor["source"] == "values"
-
-
-def _standing_out(tensor: TensorPortrait) -> float:
-    """The largest channel over the median one."""
-    channels = tensor["channels"]
-    largest = max((size for _, size in channels["largest"]), default=0.0)
-    return largest / channels["median"] if channels["median"] > 0 else 0.0
 
 
 def _rounded(tensors: Sequence[TensorPortrait]) -> list[str]:
     said = []
-    wide = [t for t in tensors if t["counted_as"] and t["counted_as"] not in _names(t["dtype"])]
+    wide = sum(t["counted_as"] not in ("", *_names(t["dtype"])) for t in tensors)
     if wide:
         said.append(
-            f"{len(wide)} tensors have more values than can be counted: their shares and quantiles "
+            f"{wide} tensors have more values than can be counted: their shares and quantiles "
             "are of values rounded to bf16; extremes, means, standard deviations and non-finite "
             "values are exact"
         )
-    part = [t for t in tensors if t["counted"] < t["elements"]]
+    part = sum(t["counted"] < t["elements"] for t in tensors)
     if part:
-        said.append(f"of {len(part)} tensors a share of the elements was counted")
+        said.append(f"of {part} tensors a share of the elements was counted")
     return said
 
 

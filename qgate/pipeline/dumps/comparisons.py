@@ -140,7 +140,7 @@ def compare_dumps(
 
     Without `workers` this process compares in several threads, which need no copies.
     """
-    pairing = paired(actual.records(**wanted), reference.records(**wanted))
+    pairing = paired(list(actual.records(**wanted)), list(reference.records(**wanted)))
     found: list[PairErrors] = []
     compared = (
         _compared(actual, reference, pairing.pairs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeVar, cast
@@ -17,7 +18,7 @@ from qgate.analysis.portraits.pools import (
     pool_of_counts,
     pool_of_statistics,
 )
-from qgate.dumps import Dump, Record, check_fields, check_matched, is_wanted
+from qgate.dumps import Dump, Record, Seen, check_fields, is_wanted
 from qgate.dumps.summing import nbytes
 from qgate.errors import QgateError
 from qgate.results.portraits import TensorPortrait
@@ -64,30 +65,96 @@ class Looked:
     notes: list[str] = field(default_factory=list)
 
 
-def usable(dumps: Sequence[Dump], wanted: Mapping[str, object]) -> tuple[list[Located], list[str]]:
-    """The records asked for that say something of floating point values, and a note on others."""
-    asked = check_fields(wanted)
-    places = [Located(dump.folder, record) for dump in dumps for record in dump.records()]
+@dataclass
+class Chosen:
+    """The records that are asked for and say something of floating point values.
+
+    They are read anew whenever they are passed over, so what is held of them does not grow.
+
+    of       how many there are, before `most` evenly spaced ones are taken
+    labels   how many have which quant type
+    """
+
+    dumps: Sequence[Dump]
+    wanted: dict[str, tuple[object, ...]]
+    most: int | None = None
+    of: int = 0
+    labels: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return self.of if self.most is None else min(self.of, self.most)
+
+    def __iter__(self) -> Iterator[Located]:
+        found = (Located(dump.folder, record) for dump in self.dumps for record in dump.records())
+        return self._thinned(place for place in found if self._is_one(place.record))
+
+    def by_rank(self) -> Iterator[list[Located]]:
+        """Rank after rank, of all dumps; all at once where there are only few."""
+        if self.count < self.of:
+            yield list(self)
+            return
+        for rank in sorted({rank for dump in self.dumps for rank in dump.ranks}):
+            yield [
+                Located(dump.folder, record)
+                for dump in self.dumps
+                if dump.has(rank)
+                for record in dump.records_of(rank)
+                if self._is_one(record)
+            ]
+
+    def _is_one(self, record: Record) -> bool:
+        return is_wanted(record, self.wanted) and says_something(record)
+
+    def _thinned(self, found: Iterator[Located]) -> Iterator[Located]:
+        if self.count == self.of:
+            yield from found
+            return
+        taken = 0
+        for number, place in enumerate(found):
+            if taken < self.count and number == taken * self.of // self.count:
+                taken += 1
+                yield place
+
+
+def choose(dumps: Sequence[Dump], wanted: Mapping[str, object], most: int | None) -> Chosen:
+    """What there is to look at, and notes on what is not looked at."""
+    chosen = Chosen(dumps, check_fields(wanted), most)
+    seen = Seen(chosen.wanted)
+    records = found = 0
+    left: list[Record] = []
+    for record in (record for dump in dumps for record in dump.records()):
+        records += 1
+        seen.add(record)
+        if not is_wanted(record, chosen.wanted):
+            continue
+        found += 1
+        if says_something(record):
+            chosen.of += 1
+            chosen.labels[record.quant_type] += 1
+        else:
+            left = [*left, record][:1]
     where = " and ".join(repr(str(dump.folder)) for dump in dumps)
-    if not places:
+    if not records:
         notes = [note for dump in dumps for note in dump.notes()] or ["none was written"]
         raise QgateError(f"{where} holds no records: {notes[0]}.")
-    check_matched((place.record for place in places), asked)
-    found = [place for place in places if is_wanted(place.record, asked)]
+    seen.check()
     if not found:
         told = ", ".join(f"{name} {value}" for name, value in wanted.items())
         raise QgateError(f"no record of {where} has all of {told}.")
-    left = [place.record for place in found if not _says_something(place.record)]
-    if not left:
-        return found, []
-    note = (
-        f"{len(left)} tensors are left out, empty or without floating point numbers: "
-        f"{left[0].title} is {left[0].dtype} {list(left[0].shape)}"
-    )
-    return [place for place in found if _says_something(place.record)], [note]
+    if left:
+        chosen.notes.append(
+            f"{found - chosen.of} tensors are left out, empty or without floating point numbers: "
+            f"{left[0].title} is {left[0].dtype} {list(left[0].shape)}"
+        )
+    if chosen.count < chosen.of:
+        said = f"{chosen.count} of {chosen.of} tensors were looked at, evenly spaced"
+        chosen.notes.append(said)
+    return chosen
 
 
-def _says_something(record: Record) -> bool:
+def says_something(record: Record) -> bool:
     return record.elements > 0 and record.dtype.startswith(("float", "bfloat"))
 
 
@@ -105,7 +172,7 @@ def together(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
         yield part
 
 
-def batches(places: Sequence[Located], glance: Glance) -> Iterator[Batch]:
+def batches(places: Iterable[Located], glance: Glance) -> Iterator[Batch]:
     """What one process looks at, part by part."""
     for part in together(places, lambda place: nbytes(place.record)):
         yield Batch(tuple(part), glance)

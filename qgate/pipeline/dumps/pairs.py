@@ -18,24 +18,57 @@ from qgate.dumps import Record
 Origin = Literal["", "local", "carried", "enters", "unknown"]
 Twin = tuple[Record, Record]
 PARAMETERS = ("weight", "bias")
+_RUN = ("iteration", "sample", "micro_batch")
 
 
 @dataclass
 class Pairing:
-    """Pairs in the order of execution, and what has no counterpart."""
+    """Pairs in the order of execution, and what has no counterpart.
+
+    apart   of the last so many of the reference alone, the other knows nothing of their group
+    """
 
     pairs: list[Twin] = field(default_factory=list)
     only_actual: list[Record] = field(default_factory=list)
     only_reference: list[Record] = field(default_factory=list)
+    apart: int = 0
     notes: list[str] = field(default_factory=list)
     by_module: bool = True
 
 
-def paired(actual: Iterable[Record], reference: Iterable[Record]) -> Pairing:
-    a, r = list(actual), list(reference)
-    by_module = all(record.module for record in (*a, *r))
-    found = _by_module(a, r) if by_module else _by_order(a, r)
-    found.by_module = by_module
+@dataclass(frozen=True)
+class Rule:
+    """How the records of two dumps find each other: what all of them say decides for each.
+
+    by_module   all have the names of their modules
+    known       what both sides know of the run that a record is of
+    """
+
+    by_module: bool
+    known: tuple[str, ...]
+
+
+def rule_of(actual: Iterable[Record], reference: Iterable[Record]) -> Rule:
+    """What one side does not know of its run, as an older file its sample, keeps nothing apart."""
+    by_module = True
+    known = set(_RUN)
+    for side in (actual, reference):
+        told: set[str] = set()
+        for record in side:
+            by_module = by_module and bool(record.module)
+            told.update(name for name in _RUN if getattr(record, name) is not None)
+        known &= told
+    return Rule(by_module, tuple(name for name in _RUN if name in known))
+
+
+def paired(
+    actual: Sequence[Record], reference: Sequence[Record], rule: Rule | None = None
+) -> Pairing:
+    """Records of one rank may be paired by themselves, with the `rule` of all of them."""
+    rule = rule or rule_of(actual, reference)
+    a, r = actual, reference
+    found = _by_module(a, r) if rule.by_module else _by_order(a, r, rule.known)
+    found.by_module = rule.by_module
     found.pairs.sort(key=lambda pair: (pair[0].order, pair[0].rank))
     return found
 
@@ -78,21 +111,16 @@ def _keyed(records: Sequence[Record]) -> dict[tuple[object, ...], Record]:
     return keyed
 
 
-def _by_order(actual: Sequence[Record], reference: Sequence[Record]) -> Pairing:
-    """What one side does not know of its run, as an older file its sample, keeps nothing apart."""
+def _by_order(
+    actual: Sequence[Record], reference: Sequence[Record], known: Sequence[str]
+) -> Pairing:
     found = Pairing()
-    known = tuple(
-        name
-        for name in ("iteration", "sample", "micro_batch")
-        if all(
-            any(getattr(each, name) is not None for each in side) for side in (actual, reference)
-        )
-    )
     sides = (_grouped(actual, known), _grouped(reference, known))
     for key in dict.fromkeys([*sides[0], *sides[1]]):
         a, r = (side.get(key, []) for side in sides)
         before = len(found.pairs)
         _side_by_side(a, r, found)
+        found.apart += 0 if a else len(r)
         if a and r and (len(a), len(r)) != (len(found.pairs) - before,) * 2:
             when = f", iteration {a[0].iteration}" if "iteration" in known else ""
             found.notes.append(
@@ -134,7 +162,7 @@ def _side_by_side(a: Sequence[Record], r: Sequence[Record], found: Pairing) -> N
 
 
 def origins(pairing: Pairing, differs: Mapping[int, bool]) -> dict[int, Origin]:
-    """Of each pair that differs, by its place among the pairs.
+    """Of each pair that differs, by its place among the pairs; of one rank or of all of them.
 
     An output is local if its inputs are equal, and carried if one is not. A parameter differs by
     itself. An input that differs is carried if anything differed before, and else enters here.

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
 from torch import Tensor
 
-from qgate import formats
+from qgate import formats, urls
 from qgate.analysis.portraits.pairs import merged_scatter, pair_figures, scatter_of
 from qgate.dumps import Record
 from qgate.dumps.summing import nbytes
 from qgate.engine import Failure, Workers, outcomes
 from qgate.errors import QgateError, unknown
-from qgate.pipeline.dumps.looks import Located, together, values_of
-from qgate.pipeline.dumps.pairs import paired
+from qgate.pipeline.dumps.looks import Chosen, Located, together, values_of
+from qgate.pipeline.dumps.pairs import paired, rule_of
 from qgate.results.portraits import Comparison, Pair, TensorPortrait
+from qgate.results.rows import Rows
 from qgate.stats import serial
 
 Kind = Literal["quant_types", "formats"]
@@ -29,10 +33,13 @@ _SHOWN = 2**16
 
 
 def compared_names(
-    records: Sequence[Record], asked: tuple[str, str] | None
+    carried: Mapping[str, int], asked: tuple[str, str] | None
 ) -> tuple[tuple[str, str], Kind]:
-    """Which two, and whether they are labels that tensors carry or formats to put them in."""
-    labels = Counter(record.quant_type for record in records if record.quant_type)
+    """Which two, and whether they are labels that tensors carry or formats to put them in.
+
+    `carried` says how many tensors have which label.
+    """
+    labels = {name: count for name, count in carried.items() if name}
     if asked is None:
         common = [name for name, _ in sorted(labels.items(), key=lambda each: (-each[1], each[0]))]
         if len(common) < 2:
@@ -68,54 +75,76 @@ def compare_formats(tensors: Sequence[TensorPortrait], names: tuple[str, str]) -
 
 
 def compare_quant_types(
-    places: Sequence[Located],
+    chosen: Chosen,
     names: tuple[str, str],
     *,
     workers: Workers | int = 1,
     most: int | None = None,
 ) -> Comparison:
     """Tensors labeled with the second name, against the same tensors labeled with the first."""
-    homes = {id(place.record): place.folder for place in places}
-    sides = [[p.record for p in places if p.record.quant_type == name] for name in names]
-    first, second = sides
-    pairing = paired(second, first)
-    if not pairing.pairs:  # two runs that are told apart by their labels alone
-        for side in sides:
-            for i, record in enumerate(side):
-                side[i] = replace(record, iteration=None, sample=None)
-                homes[id(side[i])] = homes[id(record)]
-        pairing = paired(second, first)
-    twins = [
-        (Located(homes[id(a)], a), Located(homes[id(r)], r))
-        for a, r in pairing.pairs
-        if a.tensor is not None and r.tensor is not None and a.shape == r.shape
-    ]
-    pairs: list[Pair] = []
+    pairs: Rows[Pair] = Rows()
+    places, of = array("q"), Counter[str]()
     scatter: dict[str, Any] | None = None
-    parts = [_Part(tuple(part), most) for part in together(twins, _size)]
+    parts = (_Part(tuple(part), most) for part in together(_twins(chosen, names, of), _size))
     for done in outcomes(_compare, parts, workers):
         if isinstance(done, Failure):
             raise QgateError(f"comparing {' and '.join(names)}: {done.reason}.")
-        pairs += done.pairs
+        for order, pair in done.pairs:
+            places.append(order)
+            pairs.append(pair)
         scatter = _both(scatter, done.scatter)
     found: Comparison = {
         "kind": "quant_types",
         "first": names[0],
         "second": names[1],
-        "pairs": pairs,
-        "unpaired": len(first) + len(second) - 2 * len(pairs),
+        "pairs": pairs.ordered(np.argsort(np.array(places), kind="stable").tolist()),
+        "unpaired": of.total() - 2 * len(pairs),
     }
     if scatter is not None:
         found["scatter"] = {**scatter, "unit": "rms"}
     return found
 
 
+def _twins(chosen: Chosen, names: tuple[str, str], of: Counter[str]) -> Iterator[Twin]:
+    """Rank after rank; `of` counts the tensors of either name."""
+    rule = rule_of(
+        *((place.record for place in chosen if place.record.quant_type == name) for name in names)
+    )
+    sides = functools.partial(_sides, names=names)
+    plain = any(paired(*sides(rank).records, rule).pairs for rank in chosen.by_rank())
+    if not plain:  # two runs that are told apart by their labels alone
+        rule = replace(rule, known=tuple(name for name in rule.known if name == "micro_batch"))
+        sides = functools.partial(_sides, names=names, of_any_run=True)
+    for places in chosen.by_rank():
+        rank = sides(places)
+        of.update(record.quant_type for side in rank.records for record in side)
+        for a, r in paired(*rank.records, rule).pairs:
+            if a.tensor is not None and r.tensor is not None and a.shape == r.shape:
+                yield Located(rank.homes[id(a)], a), Located(rank.homes[id(r)], r)
+
+
+@dataclass
+class _Sides:
+    """Records of a rank with either name, the actual ones first, and the dumps that they are of."""
+
+    records: tuple[list[Record], list[Record]]
+    homes: dict[int, urls.Place]
+
+
+def _sides(
+    places: Sequence[Located], names: tuple[str, str], *, of_any_run: bool = False
+) -> _Sides:
+    found = _Sides(([], []), {})
+    for folder, record in places:
+        if record.quant_type in names:
+            told = replace(record, iteration=None, sample=None) if of_any_run else record
+            found.records[record.quant_type == names[0]].append(told)
+            found.homes[id(told)] = folder
+    return found
+
+
 def _both(a: dict[str, Any] | None, b: dict[str, Any] | None) -> dict[str, Any] | None:
     return merged_scatter(a, b) if a is not None and b is not None else a or b
-
-
-def _of_any_run(records: Sequence[Record]) -> list[Record]:
-    return [replace(record, iteration=None, sample=None) for record in records]
 
 
 @dataclass(frozen=True)
@@ -126,7 +155,9 @@ class _Part:
 
 @dataclass
 class _Compared:
-    pairs: list[Pair] = field(default_factory=list)
+    """Pairs with the places of the actual ones in the order of execution."""
+
+    pairs: list[tuple[int, Pair]] = field(default_factory=list)
     scatter: dict[str, Any] | None = None
 
 
@@ -142,7 +173,10 @@ def _compare(part: _Part) -> _Compared:
 def _compared(part: _Part) -> _Compared:
     found = _Compared()
     for twin in part.twins:
-        a, r = (values_of(place).reshape(-1)[: part.most] for place in twin)
+        try:
+            a, r = (values_of(place).reshape(-1)[: part.most] for place in twin)
+        except QgateError:  # the look at it has said so
+            continue
         reference = twin[1].record
         pair: Pair = {
             "title": reference.title,
@@ -154,7 +188,7 @@ def _compared(part: _Part) -> _Compared:
             "elements": reference.elements,
             **pair_figures(a, r),  # type: ignore[typeddict-item]
         }
-        found.pairs.append(pair)
+        found.pairs.append((twin[0].record.order, pair))
         found.scatter = _both(found.scatter, _scatter(a, r))
     return found
 

@@ -1,4 +1,4 @@
-"""Writes all there is to see of a record of activations into one folder: pictures, page, tables.
+"""Writes all there is to see of a record of activations below one folder or URL.
 
 Each model has its own list of what it wrote, `MODEL-written.json`, made before the files are: the
 next run of that model replaces and removes these and no others, also after a kill. Another model
@@ -7,64 +7,73 @@ in the same folder gets names of its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from qgate.errors import QgateError
 from qgate.report._files import write_text
 from qgate.report.activations._page import Shown, page
+from qgate.report.activations._places import Folder, Store, home_of
 from qgate.report.activations._reading import Look, clean, digest, look_of, model_stem
 from qgate.report.activations._tables import as_json, csv_files
 from qgate.results.activations import ACTIVATIONS, ActivationsRecord
 from qgate.results.believing import of_type
 from qgate.results.portraits import ANALYSIS
+from qgate.urls import check_writable, place_of, reaching
+
+if TYPE_CHECKING:
+    from qgate.urls import Place
 
 Progress = Callable[[int, int], None]
 RECORD, _LISTED, _KIND = "activations.json", "-written.json", "qgate activation report 1"
 
 
+class UndrawnError(QgateError):
+    """A picture failed, and all else is written."""
+
+
 def write_report(
     record: ActivationsRecord,
-    folder: Path | str,
+    folder: Place | str,
     look: Look | None = None,
     progress: Progress | None = None,
-) -> list[Path]:
+) -> list[Place]:
     """The paths written, the page first.
 
     How it looks is what the run was asked for (`record["settings"]`), if not said otherwise.
     `progress` is told how many pictures are done, of how many.
     """
     look = look_of(record["settings"]) if look is None else look
-    folder = Path(folder)
-    check_folder(folder, look)
-    folder.mkdir(parents=True, exist_ok=True)
-    return _Writer(record, folder, look, progress).write()
+    home = check_folder(folder, look)
+    home.make()
+    return _Writer(record, home, look, progress).write()
 
 
-def check_folder(folder: Path | str, look: Look) -> None:
+def check_folder(folder: Place | str, look: Look) -> Folder | Store:
     """Refuses what no report can be written to, before anything is computed."""
-    folder = Path(folder)
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not there.is_dir():
-        raise QgateError(f"{str(there)!r} is a file; give a folder to write to (save_dir).")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise QgateError(
-            f"nothing can be written to {str(there)!r}: permission denied. Give another folder "
-            "(--visualization.save_dir)."
-        )
+    place = place_of(folder)
+    check_writable(place)
+    home = home_of(place)
+    home.check()
     name = look.report_name
     if name != Path(name).name or name.startswith(".") or not name.isprintable():
         raise QgateError(f"output.report_name {name!r} is no plain name of a file.")
+    return home
 
 
-def read_record(path: Path | str) -> ActivationsRecord:
+def read_record(path: Place | str) -> ActivationsRecord:
     """A record as `activations.json` keeps it; one of another kind or version is refused."""
+    path = place_of(path)
+    passed = FileNotFoundError, UnicodeDecodeError
     try:
-        told = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_no_number)
+        with contextlib.nullcontext() if isinstance(path, Path) else reaching(path, *passed):
+            text = path.read_text(encoding="utf-8")
+        told = json.loads(text, parse_constant=_no_number)
     except FileNotFoundError:
         raise QgateError(f"there is no record of activations at {str(path)!r}.") from None
     except (ValueError, RecursionError) as error:
@@ -116,11 +125,16 @@ class _Names:
 
 class _Writer:
     def __init__(
-        self, record: ActivationsRecord, folder: Path, look: Look, progress: Progress | None
+        self,
+        record: ActivationsRecord,
+        home: Folder | Store,
+        look: Look,
+        progress: Progress | None,
     ) -> None:
         from qgate.report.plots.activations.pictures import pictures
 
-        self.record, self.folder, self.look, self.progress = record, folder, look, progress
+        self.record, self.home, self.look, self.progress = record, home, look, progress
+        self.folder = home.place
         wanted = bool(look.pictures) or "html" in look.formats
         self.pictures = pictures(record, look) if wanted else []
         self.texts: dict[str, str] = {}
@@ -131,10 +145,10 @@ class _Writer:
         self.page = (
             f"{look.report_name.removesuffix('.html')}.html" if "html" in look.formats else ""
         )
-        self.owners = _owners(folder)
+        self.owners = _owners(home)
         self.names = self._named()
 
-    def write(self) -> list[Path]:
+    def write(self) -> list[Place]:
         before = {n for n, model in self.owners.items() if model == self.record["model"]}
         possible = self._possible(self.names)
         self._list({*before, *possible, self.names.listed})
@@ -148,14 +162,11 @@ class _Writer:
             name = self.names.file(self.page)
             write_text(self.folder / name, page(self.record, shown, written, failed))
             written.insert(0, name)
-        for name in sorted({*before, *possible} - {*written, self.names.listed}):
-            path = self.folder / name
-            if path.is_file():
-                path.unlink()
+        self.home.remove(sorted({*before, *possible} - {*written, self.names.listed}))
         self._list({*written, self.names.listed})
         if failed:
             first, why = next(iter(failed.items()))
-            raise QgateError(
+            raise UndrawnError(
                 f"{len(failed)} of {len(self.pictures)} pictures could not be drawn, the first is "
                 f"{first}: {why}. All else is in {str(self.folder)!r}."
             )
@@ -173,8 +184,8 @@ class _Writer:
             try:
                 sheet = each.sheet()
                 if sheet is not None:
-                    paths = [self.folder / name for name in files]
-                    told = write(sheet, paths, dpi=self.look.dpi, page=bool(self.page))
+                    draw = partial(write, sheet, dpi=self.look.dpi, page=bool(self.page))
+                    told = self.home.drawn(files, draw)
                     written += files
                     file = files[0] if files else each.name
                     shown.append(Shown(each.section, file, sheet.title, each.about, *told))
@@ -212,20 +223,20 @@ class _Writer:
         owner = self.owners.get(name)
         if owner is not None:
             return owner != self.record["model"]
-        return (self.folder / name).exists() or (self.folder / name).is_symlink()
+        return self.home.has(name)
 
     def _list(self, names: Iterable[str]) -> None:
         told = {"kind": _KIND, "model": self.record["model"], "files": sorted(names)}
         write_text(self.folder / self.names.listed, json.dumps(told) + "\n")
 
 
-def _owners(folder: Path) -> dict[str, str]:
+def _owners(home: Folder | Store) -> dict[str, str]:
     """Files of earlier reports with their models; only names inside the folder are believed."""
     found: dict[str, str] = {}
-    for path in sorted(folder.glob(f"*{_LISTED}")):
+    for text in home.texts(_LISTED):
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            told = json.loads(text)
+        except (ValueError, RecursionError):
             continue
         if isinstance(told, dict) and told.get("kind") == _KIND:
             files = told["files"] if isinstance(told.get("files"), list) else []

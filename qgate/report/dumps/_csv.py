@@ -1,12 +1,12 @@
-"""The tables of an analysis as CSV: no cell is a formula to whoever opens it."""
+"""The tables of an analysis as CSV, line by line: no cell is a formula to whoever opens it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from qgate.report._escaping import as_csv
+from qgate.report._escaping import csv_lines
 from qgate.report.dumps._reading import ratio_db
 from qgate.results.portraits import DumpAnalysis, GroupPortrait, TensorPortrait
 
@@ -18,10 +18,11 @@ _FIGURES = (
     "elements", "counted", "source", "counted_as", "nan", "posinf", "neginf", "zeros", "min", "max",
     "amax", "amin", "mean", "std", "rms", "skew", "kurtosis",
 )  # fmt: skip
+_WHOSE = ("title", "order", "layer_type", "layer", "operation", "name", "quant_type", "rank")
 _SHARES = ("upper", "lower", "underflow", "flush")
 
 
-def tensors_csv(analysis: DumpAnalysis) -> str:
+def tensors_csv(analysis: DumpAnalysis) -> Iterator[str]:
     """One row per tensor."""
     columns = [
         *_IDENTITY,
@@ -33,14 +34,15 @@ def tensors_csv(analysis: DumpAnalysis) -> str:
         "channel",
         "channel_amax",
     ]
-    return as_csv(columns, map(_tensor_row, analysis["tensors"]))
+    return csv_lines(columns, map(_tensor_row, analysis["tensors"]))
 
 
 def _tensor_row(tensor: TensorPortrait) -> dict[str, Any]:
     channels: Mapping[str, Any] = tensor.get("channels") or {}
     largest = channels.get("largest") or [(None, None)]
+    told: Mapping[str, Any] = tensor
     return {
-        **tensor,
+        **{name: told.get(name) for name in ("dtype", *_IDENTITY, *_FIGURES)},
         **(tensor.get("usage") or {}),
         "shape": "x".join(str(size) for size in tensor.get("shape") or ()),
         "channel": largest[0][0],
@@ -48,13 +50,10 @@ def _tensor_row(tensor: TensorPortrait) -> dict[str, Any]:
     }
 
 
-def formats_csv(analysis: DumpAnalysis) -> str:
+def formats_csv(analysis: DumpAnalysis) -> Iterator[str]:
     """One row per tensor and format; an SQNR without noise is empty, and `exact` says so."""
-    columns = [
-        "title", "order", "layer_type", "layer", "operation", "name", "quant_type", "rank",
-        "format", *_SHARES, "of", "sqnr_db", "fitted_sqnr_db", "exact",
-    ]  # fmt: skip
-    return as_csv(columns, _format_rows(analysis))
+    columns = [*_WHOSE, "format", *_SHARES, "of", "sqnr_db", "fitted_sqnr_db", "exact"]
+    return csv_lines(columns, _format_rows(analysis))
 
 
 def _format_rows(analysis: DumpAnalysis) -> Iterable[dict[str, Any]]:
@@ -65,7 +64,7 @@ def _format_rows(analysis: DumpAnalysis) -> Iterable[dict[str, Any]]:
             if "fitted_signal" in fate and "fitted_noise" in fate:
                 fitted = ratio_db(fate["fitted_signal"], fate["fitted_noise"])
             yield {
-                **tensor,
+                **{name: tensor.get(name) for name in _WHOSE},
                 **fate,
                 "format": name,
                 "sqnr_db": plain,
@@ -74,13 +73,13 @@ def _format_rows(analysis: DumpAnalysis) -> Iterable[dict[str, Any]]:
             }
 
 
-def groups_csv(analysis: DumpAnalysis) -> str:
+def groups_csv(analysis: DumpAnalysis) -> Iterator[str]:
     """One row per group of tensors that are pooled."""
     columns = [
         "layer_type", "operation", "name", "quant_type", "dtype", "tensors", *_FIGURES, "best_fit",
         "exponents", "patterns",
     ]  # fmt: skip
-    return as_csv(columns, map(_group_row, analysis["groups"]))
+    return csv_lines(columns, map(_group_row, analysis["groups"]))
 
 
 def _group_row(group: GroupPortrait) -> dict[str, Any]:

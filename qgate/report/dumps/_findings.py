@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from qgate.results.portraits import DumpAnalysis, TensorPortrait
 Level = Literal["fail", "warn", "info"]
 _FEW_DB, _OUTLIER, _CORRELATION = 20.0, 20.0, 0.99
 _MUCH_FLUSHED, _MUCH_SATURATED = 0.01, 1e-4
+_BARE = {"scaled": False}
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,31 @@ class Bad:
     rank: tuple[int, float]
 
 
+@dataclass(frozen=True)
+class Said:
+    """What page, text and terminal say of an analysis, found once; `formats` are `format_rows`."""
+
+    findings: list[Finding]
+    formats: list[dict[str, Any]]
+
+
+def said_of(analysis: DumpAnalysis) -> Said:
+    rows = format_rows(analysis)
+    return Said(_sorted_findings(analysis, rows), rows)
+
+
 def findings(analysis: DumpAnalysis) -> list[Finding]:
     """All of them, the broken ones first."""
+    return said_of(analysis).findings
+
+
+def _sorted_findings(analysis: DumpAnalysis, rows: list[dict[str, Any]]) -> list[Finding]:
     found = [
         *_nonfinite(analysis),
         *_weights(analysis),
         *_overflow(analysis),
         *_flush(analysis),
-        *_losses(analysis),
+        *_losses(rows),
         *_loss_scales(analysis),
         *_ranks(analysis),
         *_channels(analysis),
@@ -109,13 +128,13 @@ def _most(
     analysis: DumpAnalysis, what: Callable[[Mapping[str, Any]], float]
 ) -> tuple[str, TensorPortrait, float] | None:
     """The format without scales of its own and the tensor where a share is largest."""
-    found: list[tuple[str, TensorPortrait, float]] = []
-    for name in format_names(analysis):
-        edges = analysis["formats"].get(name)
-        if edges is None or not edges["scaled"]:
-            told = fates(analysis["tensors"], name)
-            found += [(name, tensor, what(fate)) for tensor, fate in told if what(fate) > 0]
-    return max(found, key=lambda item: item[2], default=None)
+    bare = [n for n in format_names(analysis) if not analysis["formats"].get(n, _BARE)["scaled"]]
+    found = (
+        (name, tensor, what(fate))
+        for name in bare
+        for tensor, fate in fates(analysis["tensors"], name)
+    )
+    return max((each for each in found if each[2] > 0), key=lambda each: each[2], default=None)
 
 
 def _overflow(analysis: DumpAnalysis) -> list[Finding]:
@@ -163,17 +182,16 @@ def format_rows(analysis: DumpAnalysis) -> list[dict[str, Any]]:
     rows = []
     for name in format_names(analysis):
         told = [(sqnr_db(fate), tensor) for tensor, fate in fates(analysis["tensors"], name)]
-        told = sorted(
-            ((ratio, tensor) for ratio, tensor in told if not math.isnan(ratio)), key=lambda p: p[0]
-        )
+        told = [pair for pair in told if not math.isnan(pair[0])]
         if told:
+            worst_db, lossy = min(told, key=lambda pair: pair[0])
             rows.append(
                 {
                     "format": name,
                     "tensors": len(told),
-                    "worst_db": told[0][0],
-                    "median_db": told[len(told) // 2][0],
-                    "worst": told[0][1],
+                    "worst_db": worst_db,
+                    "median_db": sorted(ratio for ratio, _ in told)[len(told) // 2],
+                    "worst": lossy,
                     "saturated": share_in(analysis["tensors"], name, saturated),
                     "flushed": share_in(analysis["tensors"], name, flushed),
                 }
@@ -181,8 +199,7 @@ def format_rows(analysis: DumpAnalysis) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["worst_db"])
 
 
-def _losses(analysis: DumpAnalysis) -> list[Finding]:
-    rows = format_rows(analysis)
+def _losses(rows: list[dict[str, Any]]) -> list[Finding]:
     if not rows:
         return []
     first = rows[0]
@@ -262,10 +279,10 @@ def worst_tensors(analysis: DumpAnalysis, count: int) -> list[Bad]:
     """Tensors by what is worst about them: not finite, saturated or zeroed in a format that brings
     no scales, lossy in one that does, of far outliers."""
     bare = [n for n, edges in analysis["formats"].items() if not edges["scaled"]]
-    found = [_bad(tensor, bare) for tensor in analysis["tensors"]]
-    kept = [bad for bad in found if bad is not None]
-    kept.sort(key=lambda bad: (*(-part for part in bad.rank), bad.tensor["order"]))
-    return kept[:count]
+    found = (bad for tensor in analysis["tensors"] if (bad := _bad(tensor, bare)) is not None)
+    return heapq.nsmallest(
+        count, found, key=lambda bad: (*(-part for part in bad.rank), bad.tensor["order"])
+    )
 
 
 def _bad(tensor: TensorPortrait, bare: list[str]) -> Bad | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -143,10 +144,12 @@ def fate_of(tensor: Mapping[str, Any], name: str) -> Fate | None:
     return found if isinstance(found, dict) else None  # type: ignore[return-value]
 
 
-def fates(items: Iterable[Item], name: str) -> list[tuple[Item, Fate]]:
+def fates(items: Iterable[Item], name: str) -> Iterator[tuple[Item, Fate]]:
     """Each item that has figures of a format, with them."""
-    found = ((item, fate_of(item, name)) for item in items)  # type: ignore[arg-type]
-    return [(item, fate) for item, fate in found if fate is not None]
+    for item in items:
+        fate = fate_of(item, name)  # type: ignore[arg-type]
+        if fate is not None:
+            yield item, fate
 
 
 def format_names(analysis: DumpAnalysis) -> list[str]:
@@ -192,19 +195,22 @@ def sqnr_db(fate: Mapping[str, Any]) -> float:
 
 def share_in(items: Iterable[Any], name: str, what: Callable[[Mapping[str, Any]], float]) -> float:
     """A share of the elements of all items together; NaN where none has figures of the format."""
-    shares = [(what(fate), figure_of(fate, "of")) for _, fate in fates(items, name)]
-    told = [(share, of) for share, of in shares if math.isfinite(share) and of > 0]
-    total = sum(of for _, of in told)
-    return sum(share * of for share, of in told) / total if total else math.nan
+    found = total = 0.0
+    for _, fate in fates(items, name):
+        share, of = what(fate), figure_of(fate, "of")
+        if math.isfinite(share) and of > 0:
+            found, total = found + share * of, total + of
+    return found / total if total else math.nan
 
 
 def worst(
     items: Iterable[Item], measure: Callable[[Item], float], count: int = 1
 ) -> list[tuple[Item, float]]:
     """The items of the largest finite measures, with them."""
-    told = [(item, measure(item)) for item in items]
-    told = [(item, value) for item, value in told if math.isfinite(value)]
-    return sorted(told, key=lambda pair: -pair[1])[:count]
+    told = ((item, measure(item)) for item in items)
+    return heapq.nlargest(
+        count, (pair for pair in told if math.isfinite(pair[1])), key=lambda pair: pair[1]
+    )
 
 
 # Distributions -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Writes all there is to see of an analysis below one folder or URL, and reads the record back.
+"""Writes all there is to see of an analysis below one folder or URL.
 
 `written.json` lists what a run writes before it writes it: the next one overwrites and removes
 these files and no others, also after a kill.
@@ -12,17 +12,18 @@ import os
 import struct
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from qgate.engine import Failure, Workers, outcomes, workers_of
 from qgate.errors import QgateError
-from qgate.report._files import write_bytes, write_text
+from qgate.report._files import write_bytes, write_parts, write_text
 from qgate.report.dumps._csv import TABLES
 from qgate.report.dumps.pages import Shown, page
-from qgate.report.dumps.texts import tensor_stats
-from qgate.results.believing import of_type
-from qgate.results.portraits import ANALYSIS, DumpAnalysis
+from qgate.report.dumps.texts import Said, said_of, tensor_stats
+from qgate.results.portraits import DumpAnalysis
+from qgate.results.rows import as_json, is_on_disk
 from qgate.urls import check_writable, place_of
 
 if TYPE_CHECKING:
@@ -42,10 +43,12 @@ def draw_analysis(
     progress: Progress | None = None,
     *,
     dpi: float | None = None,
+    said: Said | None = None,
 ) -> list[Place]:
     """Record, texts, tables, pictures and the page; the paths written, the page first.
 
-    `progress` is told how many pictures are done, of how many.
+    `progress` is told how many pictures are done, of how many; `said` is what was found, where that
+    is known already.
     """
     from qgate.report.plots.dumps.pictures import PICTURES
 
@@ -55,11 +58,12 @@ def draw_analysis(
     before = _listed(folder)
     possible = [*_TEXTS, *(picture.path for picture in PICTURES)]
     _list(folder, sorted({*before, *possible}))
-    write_text(folder / RECORD, _json(analysis))
-    write_text(folder / STATISTICS, tensor_stats(analysis))
+    write_parts(folder / RECORD, chain(as_json(analysis), ["\n"]))
+    said = said or said_of(analysis)
+    write_text(folder / STATISTICS, tensor_stats(analysis, said))
     _make(folder / "statistics")
     for name, table in TABLES.items():
-        write_text(folder / "statistics" / name, table(analysis))
+        write_parts(folder / "statistics" / name, table(analysis))
     titles: dict[str, str] = {}
     failed: dict[str, str] = {}
     if plots:
@@ -75,7 +79,7 @@ def draw_analysis(
         for picture in PICTURES
         if picture.path in titles
     ]
-    text = page(analysis, shown, _TEXTS[1:], failed=failed, drawn=plots)
+    text = page(analysis, shown, _TEXTS[1:], failed=failed, drawn=plots, said=said)
     write_text(folder / PAGE, text)
     written = [*_TEXTS, *(picture.path for picture in shown)]
     _remove(folder, {*before, *possible} - set(written))
@@ -99,43 +103,6 @@ def check_folder(folder: Place | str) -> None:
         raise QgateError(f"{str(folder)!r} is a file; give a folder to draw to.")
     names = [*_TEXTS, *(picture.path for picture in PICTURES)]
     _refuse_foreign(folder, names, _listed(folder))
-
-
-def read_analysis(path: Place | str) -> DumpAnalysis:
-    """The record as it was written; one of another kind or of a newer version is refused."""
-    path = place_of(path)
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
-    except FileNotFoundError:
-        raise QgateError(f"there is no analysis at {str(path)!r}.") from None
-    except (ValueError, RecursionError) as error:
-        raise QgateError(f"{str(path)!r} is no analysis of a dump: {error}.") from None
-    kind = told.get("kind") if isinstance(told, dict) else None
-    if kind == ANALYSIS:
-        missing = sorted(DumpAnalysis.__required_keys__ - told.keys())
-        if missing:
-            raise QgateError(f"{str(path)!r} is damaged: it has no {', '.join(missing)}.")
-        try:
-            of_type(DumpAnalysis)(told, "")
-        except ValueError as error:
-            raise QgateError(f"{str(path)!r} is damaged: {error}.") from None
-        return cast(DumpAnalysis, told)
-    if isinstance(kind, str) and kind.startswith(ANALYSIS.rstrip("0123456789")):
-        raise QgateError(
-            f"{str(path)!r} was written by another version of qgate: it is a {kind!r}, and "
-            f"this one reads {ANALYSIS!r}. Use that version, or analyze the dump again."
-        )
-    raise QgateError(
-        f"{str(path)!r} is no analysis of a dump: its kind is {kind!r}, not {ANALYSIS!r}."
-    )
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def _json(record: Any) -> str:
-    return json.dumps(record, allow_nan=False) + "\n"
 
 
 # What a run may touch ----------------------------------------------------------------------------
@@ -219,7 +186,9 @@ def _drawn(
     for name in folders:
         _make(folder / name)
     left = [picture.path for picture in PICTURES]
-    if not workers_of(workers).is_here:
+    asked = workers_of(workers)
+    seen_there = asked.is_local or not is_on_disk(analysis)
+    if seen_there and not asked.is_here:
         with contextlib.closing(
             outcomes(_draw_elsewhere, list(left), workers, shared=(analysis, dpi))
         ) as done:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from qgate.report.dumps._findings import findings, format_rows, summary_line, worst_tensors
+from qgate.report.dumps._findings import Said, said_of, summary_line, worst_tensors
 from qgate.report.dumps._reading import (
     brief,
     decibels,
@@ -87,8 +87,10 @@ def page(
     *,
     failed: Mapping[str, str] | None = None,
     drawn: bool = True,
+    said: Said | None = None,
 ) -> str:
     """The whole page; `files` are linked to, `failed` says why pictures are missing."""
+    said = said or said_of(analysis)
     by_folder: dict[str, list[Shown]] = {folder: [] for folder in ("", *FOLDERS)}
     for picture in pictures:
         by_folder[picture.path.rpartition("/")[0]].append(picture)
@@ -96,11 +98,11 @@ def page(
     parts = [
         f"<h1>Analysis of <span class='name'>{text(shortened(name, 90))}</span></h1>",
         f"<p class='about'>{text(summary_line(analysis))}</p>",
-        _findings(analysis, failed or {}),
+        _findings(said, failed or {}),
         _contents(by_folder),
         *(_figure(picture) for picture in by_folder[""]),
         _worst(analysis),
-        _formats(analysis),
+        _formats(said),
         *(_folder(folder, by_folder[folder], drawn) for folder in FOLDERS),
         _files(files),
         _notes(analysis),
@@ -108,8 +110,8 @@ def page(
     return document(f"Analysis of {shortened(name, 60)}", parts)
 
 
-def _findings(analysis: DumpAnalysis, failed: Mapping[str, str]) -> str:
-    rows = [(finding.level, finding.text) for finding in findings(analysis)]
+def _findings(said: Said, failed: Mapping[str, str]) -> str:
+    rows = [(finding.level, finding.text) for finding in said.findings]
     rows += [("fail", f"{path} could not be drawn: {reason}") for path, reason in failed.items()]
     rows.sort(key=lambda row: ("fail", "warn", "info").index(row[0]))
     return f"<h2 id='findings'>Findings</h2>\n{finding_list(rows)}"
@@ -185,7 +187,7 @@ def _worst(analysis: DumpAnalysis) -> str:
     return section("worst", "Worst tensors", f"{sortable(head, rows, 4, 'worst tensors')}\n{rest}")
 
 
-def _formats(analysis: DumpAnalysis) -> str:
+def _formats(said: Said) -> str:
     rows: list[list[Cell]] = [
         [
             (shortened(row["format"], 40), None),
@@ -195,7 +197,7 @@ def _formats(analysis: DumpAnalysis) -> str:
             _number(row["saturated"], percent(row["saturated"])),
             _number(row["flushed"], percent(row["flushed"])),
         ]
-        for row in format_rows(analysis)
+        for row in said.formats
     ]
     head = ["format", "worst tensor", "worst SQNR", "median SQNR", "saturated", "zeroed"]
     body = (

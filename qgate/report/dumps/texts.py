@@ -11,8 +11,7 @@ import numpy as np
 
 from qgate.report._escaping import one_line
 from qgate.report.dumps._csv import formats_csv, groups_csv, tensors_csv
-from qgate.report.dumps._findings import findings as found_in
-from qgate.report.dumps._findings import format_rows, summary_line, worst_tensors
+from qgate.report.dumps._findings import Finding, Said, said_of, summary_line, worst_tensors
 from qgate.report.dumps._reading import (
     brief,
     counted,
@@ -30,22 +29,31 @@ from qgate.report.dumps._reading import (
 )
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
 
-__all__ = ["findings", "formats_csv", "groups_csv", "tensor_stats", "tensors_csv"]
+__all__ = [
+    "Said",
+    "findings",
+    "formats_csv",
+    "groups_csv",
+    "said_of",
+    "tensor_stats",
+    "tensors_csv",
+]
 
 _WIDTH, _MOST_ROWS, _WORST = 100, 40, 20
 _MARKS = {"fail": "BROKEN", "warn": "LOSS  ", "info": "note  "}
 
 
-def tensor_stats(analysis: DumpAnalysis) -> str:
+def tensor_stats(analysis: DumpAnalysis, said: Said | None = None) -> str:
     """All of it on lines of at most 100 characters, what is wrong first."""
+    said = said or said_of(analysis)
     parts = [
         _head(analysis),
-        _found(analysis),
+        _found(said.findings),
         _totals(analysis),
         _worst(analysis),
         *(_distribution(analysis, title, field) for title, field in _FIELDS),
         _nonfinite(analysis),
-        _formats(analysis),
+        _formats(said.formats),
         _loss_scales(analysis),
         _ranks(analysis),
         _notes(analysis),
@@ -53,9 +61,9 @@ def tensor_stats(analysis: DumpAnalysis) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def findings(analysis: DumpAnalysis) -> list[str]:
+def findings(said: Said) -> list[str]:
     """What was found, one line each, the broken ones first."""
-    return [f"{_MARKS[each.level]}  {one_line(each.text)}" for each in found_in(analysis)]
+    return [f"{_MARKS[each.level]}  {one_line(each.text)}" for each in said.findings]
 
 
 _FIELDS: tuple[tuple[str, Callable[[TensorPortrait], str]], ...] = (
@@ -86,10 +94,10 @@ def _wrapped(text: str, first: str = "- ") -> list[str]:
     ]
 
 
-def _found(analysis: DumpAnalysis) -> str:
+def _found(findings: Sequence[Finding]) -> str:
     lines = [
         line
-        for finding in found_in(analysis)
+        for finding in findings
         for line in _wrapped(finding.text, f"{_MARKS[finding.level]}  ")
     ]
     return _section("Findings", lines)
@@ -191,8 +199,7 @@ def _nonfinite(analysis: DumpAnalysis) -> str:
     return _section("Values that are not finite", lines)
 
 
-def _formats(analysis: DumpAnalysis) -> str:
-    told = format_rows(analysis)
+def _formats(told: Sequence[dict[str, Any]]) -> str:
     rows = [
         [
             shortened(row["format"], 16),

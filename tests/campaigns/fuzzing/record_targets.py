@@ -11,10 +11,12 @@ from qgate.cli import main
 from qgate.engine.journal import Journal
 from qgate.report._files import folder_for
 from qgate.report.activations._page import page
+from qgate.report.activations._places import home_of
 from qgate.report.activations._tables import csv_files
 from qgate.report.activations.reports import _owners, read_record
 from qgate.report.activations.texts import activation_text
-from qgate.report.dumps.drawing import _listed, draw_analysis, read_analysis
+from qgate.report.dumps.drawing import _listed, draw_analysis
+from qgate.report.dumps.records import read_analysis
 from qgate.report.gates._sections import trend_section
 from qgate.report.gates.history import add_points, point_of, read_points
 from qgate.report.sweeps.pages import write_page
@@ -127,7 +129,7 @@ def _lists(folder: Path) -> None:
 
 def _read_lists(folder: Path) -> None:
     _listed(folder / "drawn")
-    _owners(folder)
+    _owners(home_of(folder))
     folder_for(folder / "swept", "t", "t.pt", ())
     write_page(folder / "swept", [], [("t", None)], "asked")
 
@@ -143,11 +145,11 @@ TARGETS = (
     Target("results compared", _two, _compared, _RESULTS, allowed=_SAID, share=8),
     Target("results merged", _two, _merged, _RESULTS),
     Target("history", _history, _trend, ("qgate.report.gates.history:read_points", "qgate.results.schema:parse")),
-    Target("analysis of a dump", _analysis, _redraw, ("qgate.report.dumps.drawing:read_analysis",), share=8),
+    Target("analysis of a dump", _analysis, _redraw, ("qgate.report.dumps.records:read_analysis", "qgate.results.streaming:_value"), share=8),
     Target("record of activations", _activations, _reread, ("qgate.report.activations.reports:read_record",), share=8),
     Target("journal of a sweep", _journal, _go_on,
            ("qgate.engine.journal:_read", "qgate.engine.journal:__init__")),
     Target("what was drawn before", _lists, _read_lists,
            ("qgate.report.dumps.drawing:_listed", "qgate.report.activations.reports:_owners",
-            "qgate.report._files:_belongs", "qgate.report.sweeps.pages:_read")),
+            "qgate.report.activations._places:texts", "qgate.report._files:_belongs", "qgate.report.sweeps.pages:_read")),
 )  # fmt: skip

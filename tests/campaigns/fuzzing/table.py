@@ -20,7 +20,7 @@ READS = (
     "loads", "load", "safe_load", "read_text", "read_bytes", "open", "safe_open", "ZipFile", "read_array",
     "reader", "DictReader", "load_file", "from_pretrained", "load_from_disk", "load_dataset", "ParquetFile",
     "CompressedInputStream", "fromfile", "memmap", "exec_module", "decompress", "read_parquet", "read_csv",
-    "get_single_node", "cat_file", "read_string",
+    "get_single_node", "cat_file", "read_string", "raw_decode",
 )  # fmt: skip
 _OURS = "what this very run, or this package, wrote"
 _CODE = "code that the user named"
@@ -30,6 +30,7 @@ NOT_READERS: dict[str, str] = {
     "qgate.cli._sweep_work:_drawn": _OURS,
     "qgate.report.dumps.drawing:_draw_elsewhere": _OURS,
     "qgate.report.dumps.drawing:_size": _OURS,
+    "qgate.report.activations._places:drawn": _OURS,
     "qgate.cli.quick:_draw_there": _OURS,
     "qgate.files:_holder": "a text that is only shown, cut and printable",
     "qgate.models.text:held_out": _OURS,
@@ -37,6 +38,9 @@ NOT_READERS: dict[str, str] = {
     "qgate.models.tiny:load": _OURS,
     "qgate.models.tiny:record": _OURS,
     "qgate.results.believing:published": _OURS,
+    "qgate.results.rows:_unpacked": _OURS,
+    "qgate.results.rows:_made": _OURS,
+    "qgate.results.rows:__setstate__": _OURS,
     "qgate.cli.report:_write": "opens what it writes",
     "qgate.models.loading:_from_file": _CODE,
     "qgate.cli._ci_files:_starter": _OURS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,17 +42,32 @@ from qgate.report.plots._sheet import (
     whole_numbers,
 )
 from qgate.report.plots.palette import COLORS, GRAY, WARN
-from qgate.results.portraits import DumpAnalysis, Fate, TensorPortrait
+from qgate.results.portraits import DumpAnalysis, TensorPortrait
 
 _WORST = 15
 _BINS = np.logspace(-8, 0, 33)
-Over = tuple[TensorPortrait, Fate]
+
+
+class Over(NamedTuple):
+    """The shares of a tensor that are beyond either end of a format."""
+
+    tensor: TensorPortrait
+    upper: float
+    lower: float
+
+    @property
+    def share(self) -> float:
+        return self.upper + self.lower
 
 
 def overflows(analysis: DumpAnalysis) -> dict[str, list[Over]]:
     """Tensors with anything beyond the largest value of a format, by format."""
     found = {
-        name: [(t, fate) for t, fate in fates(analysis["tensors"], name) if saturated(fate) > 0]
+        name: [
+            Over(tensor, figure_of(fate, "upper"), figure_of(fate, "lower"))
+            for tensor, fate in fates(analysis["tensors"], name)
+            if saturated(fate) > 0
+        ]
         for name in format_names(analysis)
     }
     return {name: told for name, told in found.items() if told}
@@ -114,9 +130,7 @@ def _build_upper_lower(analysis: DumpAnalysis) -> Sheet | None:
     told = dict(list(overflows(analysis).items())[: len(COLORS)])
     if not told:
         return None
-    ends = [
-        (figure_of(f, "upper"), figure_of(f, "lower")) for pairs in told.values() for _, f in pairs
-    ]
+    ends = [(each.upper, each.lower) for overs in told.values() for each in overs]
     shares = [share for pair in ends for share in pair if share > 0]
     low, high = min(shares), max(shares)
     floor = low / 4
@@ -129,9 +143,9 @@ def _build_upper_lower(analysis: DumpAnalysis) -> Sheet | None:
     axes = made.figure.subplots()
     axes.plot([floor, high * 2], [floor, high * 2], color=GRAY, linewidth=1)
     colors, markers = colors_for(told), markers_for(told)
-    for name, pairs in told.items():
-        x = [max(figure_of(fate, "upper"), floor) for _, fate in pairs]
-        y = [max(figure_of(fate, "lower"), floor) for _, fate in pairs]
+    for name, overs in told.items():
+        x = [max(each.upper, floor) for each in overs]
+        y = [max(each.lower, floor) for each in overs]
         dots(axes, x, y, colors[name], markers[name], s=34, alpha=0.8)
     axes.set(xlim=(floor / 1.5, high * 2), ylim=(floor / 1.5, high * 2))
     share_axis(axes, "x")
@@ -146,17 +160,21 @@ def _build_upper_lower(analysis: DumpAnalysis) -> Sheet | None:
     return made
 
 
+def _with(analysis: DumpAnalysis, name: str) -> int:
+    return sum(1 for _ in fates(analysis["tensors"], name))
+
+
 def _build_histogram(analysis: DumpAnalysis) -> Sheet | None:
     told = dict(list(overflows(analysis).items())[: len(COLORS)])
     if not told:
         return None
     name = max(told, key=lambda n: len(told[n]))
-    total = len(fates(analysis["tensors"], name))
+    total = _with(analysis, name)
     of_all = f"{len(told[name])} of {counted(total, 'tensor')}"
     title = f"{of_all} saturate in {name}, the most of any format"
     made = sheet(8.5, 3.8, title)
     axes = made.figure.subplots()
-    shares = {n: [min(max(saturated(f), 1e-8), 1.0) for _, f in pairs] for n, pairs in told.items()}
+    shares = {n: [min(max(each.share, 1e-8), 1.0) for each in told[n]] for n in told}
     colors = colors_for(told)
     most = 1.0
     for kind, values in shares.items():
@@ -170,7 +188,7 @@ def _build_histogram(analysis: DumpAnalysis) -> Sheet | None:
     share_axis(axes)
     whole_numbers(axes, "y", 6)
     dress(axes, x="share of a tensor's values that saturate", y="tensors")
-    rest = {n: len(fates(analysis["tensors"], n)) - len(pairs) for n, pairs in told.items()}
+    rest = {n: _with(analysis, n) - len(told[n]) for n in told}
     legend(
         made,
         {f"{n} ({rest[n]} without any)": line(colors[n], linewidth=2) for n in told},
@@ -189,7 +207,7 @@ def _labels(tensors: list[TensorPortrait]) -> list[str]:
 
 def _build_worst(analysis: DumpAnalysis) -> Sheet | None:
     told = overflows(analysis)
-    every = [(t, name, saturated(fate)) for name, pairs in told.items() for t, fate in pairs]
+    every = [(each.tensor, name, each.share) for name in told for each in told[name]]
     shown = [item for item, _ in worst(every, lambda item: item[2], _WORST)]
     if not shown:
         return None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from qgate.report.dumps._findings import findings, format_rows, summary_line, worst_tensors
+from qgate.report.dumps._findings import Said, said_of, summary_line, worst_tensors
 from qgate.report.dumps._reading import (
     FINE_DB,
     decibels,
@@ -46,12 +46,12 @@ _SENTENCES, _TENSORS, _PARTS = 7, 5, 8
 
 
 def _build_quick(analysis: DumpAnalysis) -> Sheet | None:
-    told = findings(analysis)
+    said = said_of(analysis)
     if not analysis["tensors"]:
         return None
-    made = sheet(13, 9.6, told[0].text.rstrip("."))
+    made = sheet(13, 9.6, said.findings[0].text.rstrip("."))
     grid = made.figure.add_gridspec(3, 3, height_ratios=(1.05, 1.25, 1.0))
-    _write_findings(made.figure.add_subplot(grid[0, :]), analysis)
+    _write_findings(made.figure.add_subplot(grid[0, :]), analysis, said)
     groups = {
         name: mine
         for name, mine in sorted(
@@ -59,12 +59,12 @@ def _build_quick(analysis: DumpAnalysis) -> Sheet | None:
         )
         if any(group.get("binades") for group in mine)
     }
-    losses = bool(format_rows(analysis))
     ranks = len({tensor["rank"] for tensor in analysis["tensors"]}) > 1
     if groups:
-        _draw_values(made.figure.add_subplot(grid[1, : 2 if losses else 3]), analysis, groups)
-    if losses:
-        _draw_losses(made.figure.add_subplot(grid[1, 2 if groups else slice(None)]), analysis)
+        width = 2 if said.formats else 3
+        _draw_values(made.figure.add_subplot(grid[1, :width]), analysis, groups)
+    if said.formats:
+        _draw_losses(made.figure.add_subplot(grid[1, 2 if groups else slice(None)]), said.formats)
     fields: list[tuple[str, Callable[[TensorPortrait], str]]] = [
         ("quant type", quant_type_of),
         ("type of layer and direction", lambda t: f"{t['layer_type']} {t['operation']}"),
@@ -78,14 +78,14 @@ def _build_quick(analysis: DumpAnalysis) -> Sheet | None:
     return made
 
 
-def _write_findings(axes: Axes, analysis: DumpAnalysis) -> None:
+def _write_findings(axes: Axes, analysis: DumpAnalysis, said: Said) -> None:
     """Sentences left, the worst tensors right."""
     axes.axis("off")
     axes.set_xlim(0, 1)
     rows = 0.0
     step = 0.092
     axes.text(0, 1, plain(summary_line(analysis), 120), fontsize=LABEL, color=GRAY, va="top")
-    for finding in findings(analysis)[1 : 1 + _SENTENCES]:
+    for finding in said.findings[1 : 1 + _SENTENCES]:
         lines = textwrap.wrap(shortened(finding.text, 240), 84)[:3]
         if rows + len(lines) > 10:
             break
@@ -139,8 +139,8 @@ def _draw_values(axes: Axes, analysis: DumpAnalysis, groups: dict) -> None:  # t
     )  # fmt: skip
 
 
-def _draw_losses(axes: Axes, analysis: DumpAnalysis) -> None:
-    rows = [row for row in format_rows(analysis) if row["worst_db"] <= FINE_DB][:10]
+def _draw_losses(axes: Axes, told: list[dict[str, Any]]) -> None:
+    rows = [row for row in told if row["worst_db"] <= FINE_DB][:10]
     if not rows:
         axes.axis("off")
         axes.text(0, 0.9, f"no format loses more than {FINE_DB:g} dB", fontsize=LABEL, va="top")

@@ -1,0 +1,279 @@
+"""Records of a result by the million: the first few are kept as they are, the rest on disk.
+
+What is on disk is read when it is asked for, a field at a time where a field is large, so passing
+over all of them needs the memory of one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import weakref
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast, overload
+
+from qgate.errors import QgateError
+
+T = TypeVar("T")
+_HELD = 1 << 19
+_RECENT = 64
+
+
+class Rows(Sequence[T], Generic[T]):
+    """Like a list of dictionaries that is added to; those on disk are mappings that look them up.
+
+    held   how many numbers and texts are kept in memory, of all records; 100 bytes each
+    """
+
+    def __init__(self, records: Iterable[T] = (), *, held: int | None = None) -> None:
+        self._room = _HELD if held is None else held
+        self._held: list[T] = []
+        self._ends = array("Q", [0])
+        self._disk: _Disk | None = None
+        self._recent: dict[int, _Lazy] = {}
+        for record in records:
+            self.append(record)
+
+    def append(self, record: T) -> None:
+        if self._disk is None:
+            self._room -= _size(record)
+            if self._room >= 0:
+                self._held.append(record)
+                return
+            self._disk = _Disk()
+        self._ends.append(self._ends[-1] + self._disk.append(_packed(cast(Any, record))))
+
+    def settled(self) -> Sequence[T]:
+        """A plain list, where all of it is in memory."""
+        return self if self._disk else self._held
+
+    def ordered(self, places: Iterable[int]) -> Sequence[T]:
+        """The same records in another order, or some of them."""
+        kept = array("Q", places)
+        return _Ordered(self, kept) if self._disk else [self._held[place] for place in kept]
+
+    def __len__(self) -> int:
+        return len(self._held) + len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, place: int) -> T: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[T]: ...
+    def __getitem__(self, place: int | slice) -> T | Sequence[T]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        place = range(len(self))[place]
+        return self._held[place] if place < len(self._held) else cast(T, _Row(self, place))
+
+    def __iter__(self) -> Iterator[T]:
+        yield from self._held
+        for place in range(len(self._held), len(self)):
+            yield cast(T, _Row(self, place))
+
+    def unpacked(self, place: int) -> _Lazy:
+        """What is on disk of one record."""
+        found = self._recent.get(place)
+        if found is None:
+            if len(self._recent) >= _RECENT:
+                self._recent.clear()
+            number = place - len(self._held)
+            start, end = self._ends[number], self._ends[number + 1]
+            found = self._recent[place] = _unpacked(cast(_Disk, self._disk).read(start, end))
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_recent": {}}
+
+
+class _Ordered(Sequence[T]):
+    def __init__(self, rows: Rows[T], places: array[int]) -> None:
+        self._rows, self._places = rows, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, place: int) -> T: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[T]: ...
+    def __getitem__(self, place: int | slice) -> T | Sequence[T]:
+        if isinstance(place, slice):
+            return [self._rows[each] for each in self._places[place]]
+        return self._rows[self._places[place]]
+
+
+def is_on_disk(value: object) -> bool:
+    """Whether rows in it are: only processes of this machine can read them then."""
+    if isinstance(value, dict):
+        return any(map(is_on_disk, value.values()))
+    return isinstance(value, Rows | _Ordered)
+
+
+def as_json(value: object) -> Iterator[str]:
+    """The text of plain data with rows in it, part by part; no number is NaN or infinite."""
+    if isinstance(value, dict) and is_on_disk(value):
+        yield "{"
+        for number, (name, inner) in enumerate(value.items()):
+            yield f"{', ' if number else ''}{json.dumps(name)}: "
+            yield from as_json(inner)
+        yield "}"
+    elif is_on_disk(value):
+        yield "["
+        for number, row in enumerate(cast(Sequence[Any], value)):
+            yield f"{', ' if number else ''}{_row_text(row)}"
+        yield "]"
+    else:
+        yield _text(value)
+
+
+def _row_text(row: Any) -> str:
+    return row.text() if isinstance(row, _Row) else _text(row)
+
+
+def _size(value: object) -> int:
+    if isinstance(value, dict):
+        return 1 + sum(map(_size, value.values()))
+    return 1 + sum(map(_size, value)) if isinstance(value, list | tuple) else 1
+
+
+# One record --------------------------------------------------------------------------------------
+
+
+class _Row(Mapping[str, Any]):
+    """A record on disk."""
+
+    __slots__ = ("_place", "_rows")
+
+    def __init__(self, rows: Rows[Any], place: int) -> None:
+        self._rows, self._place = rows, place
+
+    def __getitem__(self, name: str) -> Any:
+        return self._rows.unpacked(self._place)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows.unpacked(self._place))
+
+    def __len__(self) -> int:
+        return len(self._rows.unpacked(self._place))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._rows.unpacked(self._place).get(name, default)
+
+    def text(self) -> str:
+        return self._rows.unpacked(self._place).text()
+
+
+def _packed(record: Mapping[str, Any]) -> bytes:
+    """A line of what is short, and one for each field that is not: few readers want all of them.
+
+    Of a field of fields, each has its line.
+    """
+    short: dict[str, Any] = {}
+    names: list[Any] = []
+    lines: list[str] = []
+    for name, value in record.items():
+        if not isinstance(value, dict | list):
+            short[name] = value
+        elif value and isinstance(value, dict) and all(isinstance(v, dict) for v in value.values()):
+            names.append([name, *value])
+            lines += map(_text, value.values())
+        else:
+            names.append(name)
+            lines.append(_text(value))
+    return "\n".join([_text([short, names]), *lines]).encode()
+
+
+_text = json.JSONEncoder(allow_nan=False).encode
+
+
+class _Lazy(Mapping[str, Any]):
+    """Fields that are made of their texts when they are asked for."""
+
+    __slots__ = ("found", "texts")
+
+    def __init__(self, found: dict[str, Any], texts: dict[str, str]) -> None:
+        self.found, self.texts = found, texts
+
+    def __getitem__(self, name: str) -> Any:
+        return self.found[name] if name in self.found else self._made(name)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.found
+        yield from (name for name in self.texts if name not in self.found)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        if name in self.found:
+            return self.found[name]
+        return self._made(name) if name in self.texts else default
+
+    def text(self) -> str:
+        """As JSON."""
+        told = {name: _text(value) for name, value in self.found.items() if not _is_lazy(value)}
+        inner = {name: value.text() for name, value in self.found.items() if _is_lazy(value)}
+        every = {**told, **inner, **self.texts}
+        return f"{{{', '.join(f'{_text(name)}: {text}' for name, text in every.items())}}}"
+
+    def _made(self, name: str) -> Any:
+        value = self.found[name] = json.loads(self.texts[name])
+        return value
+
+
+def _is_lazy(value: object) -> bool:
+    return isinstance(value, _Lazy)
+
+
+def _unpacked(data: bytes) -> _Lazy:
+    first, *texts = data.decode().split("\n")
+    (found, names), left = json.loads(first), iter(texts)
+    later: dict[str, str] = {}
+    for name in names:
+        if isinstance(name, str):
+            later[name] = next(left)
+        else:
+            found[name[0]] = _Lazy({}, dict(zip(name[1:], left, strict=False)))
+    return _Lazy(found, later)
+
+
+# On disk -----------------------------------------------------------------------------------------
+
+
+class _Disk:
+    """A temporary file that goes with whoever made it; other processes of the machine read it."""
+
+    def __init__(self) -> None:
+        handle, name = tempfile.mkstemp(prefix="qgate-rows-")
+        self._path = Path(name)
+        self._file = os.fdopen(handle, "w+b")
+        weakref.finalize(self, _remove_of, os.getpid(), self._path)
+
+    def append(self, data: bytes) -> int:
+        return self._file.write(data)
+
+    def read(self, start: int, end: int) -> bytes:
+        self._file.seek(start)
+        return self._file.read(end - start)
+
+    def __getstate__(self) -> Path:
+        self._file.flush()
+        return self._path
+
+    def __setstate__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = cast(Any, path.open("rb"))
+        except FileNotFoundError:
+            raise QgateError(
+                f"the records in {str(path)!r} are not there; they can be read while the process "
+                "that made them lives, on its machine."
+            ) from None
+
+
+def _remove_of(process: int, path: Path) -> None:
+    if os.getpid() == process:
+        path.unlink(missing_ok=True)
