@@ -113,7 +113,6 @@ def moved(megabytes: int = 64, items: int = 8) -> float:
 def fixed(home: Path, rounds: int) -> list[list[object]]:
     """What is not computing: reading an index, merging counts, putting ranks together."""
     one = stats.counts(torch.randn(2**20).bfloat16())
-    portraits = analyze_dump(home / "small0")["tensors"]
     number = iter(range(10**6))
     work = {
         "adding 1,000 counts": lambda: sum((one for _ in range(999)), start=one),
@@ -127,7 +126,6 @@ def fixed(home: Path, rounds: int) -> list[list[object]]:
         ["counts sent", len(pickle.dumps(one)) / 1e3, "kB"],
         ["a record of the index read", times["reading the index"] / _SMALL * 1e6, "us"],
         ["a rank merged, per record", times["merging a rank"] / _SMALL * 1e6, "us"],
-        ["a tensor in the driver", len(pickle.dumps(portraits)) / len(portraits) / 1e3, "kB"],
     ]
 
 

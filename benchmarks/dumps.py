@@ -2,11 +2,13 @@
 
     python benchmarks/dumps.py compare [--gigabytes 4.5] [--dtype bfloat16] [--folder DIR]
     python benchmarks/dumps.py draw [--tensors 1000] [--elements 1048576] [--jobs 2]
+    python benchmarks/dumps.py memory [--tensors 20000] [--ranks 20] [--jobs 2]
 
 `compare` writes two dumps of that size and compares them with the page cache warm, once with equal
 content and once with every tensor different, each in turn with reading both dumps. `draw` runs the
 command in a process of its own and says how long it took and how much memory its largest process
-used.
+used. `memory` draws (without pictures) and compares dumps of small tensors, of a fifth of the ranks
+and of all of them, and says what the process that drives the others used at most.
 """
 
 from __future__ import annotations
@@ -30,12 +32,22 @@ from qgate.pipeline.dumps.comparisons import compare_dumps
 _NAMES = ("input", "weight", "output", "grad_output", "grad_input")
 
 
-def write(folder: Path, tensors: int, elements: int, dtype: torch.dtype, noise: float = 0) -> Path:
-    """A dump of a model's shape: layers of activations, weights and gradients."""
+def write(
+    folder: Path,
+    tensors: int,
+    elements: int,
+    dtype: torch.dtype,
+    noise: float = 0,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+) -> Path:
+    """A rank of a model's shape: layers of activations, weights and gradients."""
     generator = torch.Generator().manual_seed(0)
     base = torch.randn(elements // 1024, 1024, generator=generator)
     apart = noise * torch.randn(base.shape, generator=generator)
-    with DumpWriter(folder, header={"model": "benchmark"}) as writer:
+    header = {"model": "benchmark"}
+    with DumpWriter(folder, header=header, rank=rank, world_size=world_size) as writer:
         for order in range(tensors):
             name = _NAMES[order % 5]
             values = base * (1 + order / tensors) * (1e-4 if name.startswith("grad") else 1)
@@ -49,6 +61,7 @@ def write(folder: Path, tensors: int, elements: int, dtype: torch.dtype, noise: 
                 module=f"layers.{order // 10}.fc{order % 10 // 5}",
                 layer=order // 10,
                 quant_type="bf16",
+                rank=rank,
             )
             writer.add(record, (values + apart * values.abs().mean()).to(dtype))
     return folder
@@ -94,19 +107,54 @@ def draw(args: argparse.Namespace, home: Path) -> None:
     print(f"{took:.1f} s, at most {most:.0f} MB in one process")
 
 
+def memory(args: argparse.Namespace, home: Path) -> None:
+    each = args.tensors // args.ranks
+    rows = []
+    for ranks in (args.ranks // 5, args.ranks):
+        folders = [home / f"{ranks}-{side}" for side in "ab"]
+        for noise, folder in zip((0, 0.01), folders, strict=True):
+            for rank in range(ranks):
+                write(folder, each, 1024, torch.bfloat16, noise, rank=rank, world_size=ranks)
+        out, jobs = str(home / f"draw{ranks}"), str(args.jobs)
+        commands = {
+            "draw, no pictures": ["draw", str(folders[0]), "--no-plots", "--output-dir", out],
+            "compare": ["dumps", "compare", *map(str, folders)],
+        }
+        for name, command in commands.items():
+            whole = [sys.executable, "-c", _DRIVER, *command, "--jobs", jobs]
+            start = time.perf_counter()
+            found = subprocess.run(whole, check=True, stdout=subprocess.PIPE, text=True).stdout
+            rows.append(
+                [name, ranks, ranks * each, float(found.split()[-1]), time.perf_counter() - start]
+            )
+    heads = ["", "ranks", "tensors", "driver's peak (MB)", "seconds"]
+    print(tabulate(sorted(rows), headers=heads, floatfmt=".0f"))
+
+
+_DRIVER = """
+import resource, sys
+if __name__ == "__main__":
+    from qgate.cli import main
+    main(sys.argv[1:])
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("compare", "draw"))
+    parser.add_argument("what", choices=("compare", "draw", "memory"))
     parser.add_argument("--gigabytes", type=float, default=4.5)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--tensors", type=int, default=1000)
+    parser.add_argument("--tensors", type=int, default=None, help="1000; 20000 for memory")
+    parser.add_argument("--ranks", type=int, default=20, help="of all tensors, for memory")
     parser.add_argument("--elements", type=int, default=2**20)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where there is room (default: temporary)")
     args = parser.parse_args()
+    args.tensors = args.tensors or (20_000 if args.what == "memory" else 1000)
     with tempfile.TemporaryDirectory(dir=args.folder) as home:
-        {"compare": compare, "draw": draw}[args.what](args, Path(home))
+        {"compare": compare, "draw": draw, "memory": memory}[args.what](args, Path(home))
 
 
 if __name__ == "__main__":

@@ -38,13 +38,29 @@ class Rows(Sequence[T], Generic[T]):
             self.append(record)
 
     def append(self, record: T) -> None:
+        if self._has_room(record):
+            self._held.append(record)
+        else:
+            self._add(packed(cast(Any, record)))
+
+    def append_packed(self, data: bytes) -> None:
+        """What another process has `packed`; lists are there where tuples were."""
         if self._disk is None:
-            self._room -= _size(record)
-            if self._room >= 0:
+            record = cast(T, unpacked(data))
+            if self._has_room(record):
                 self._held.append(record)
                 return
+        self._add(data)
+
+    def _has_room(self, record: T) -> bool:
+        if self._disk is None:
+            self._room -= _size(record)
+        return self._disk is None and self._room >= 0
+
+    def _add(self, data: bytes) -> None:
+        if self._disk is None:
             self._disk = _Disk()
-        self._ends.append(self._ends[-1] + self._disk.append(_packed(cast(Any, record))))
+        self._ends.append(self._ends[-1] + self._disk.append(data))
 
     def settled(self) -> Sequence[T]:
         """A plain list, where all of it is in memory."""
@@ -166,7 +182,7 @@ class _Row(Mapping[str, Any]):
         return self._rows.unpacked(self._place).text()
 
 
-def _packed(record: Mapping[str, Any]) -> bytes:
+def packed(record: Mapping[str, Any]) -> bytes:
     """A line of what is short, and one for each field that is not: few readers want all of them.
 
     Of a field of fields, each has its line.
@@ -226,6 +242,12 @@ class _Lazy(Mapping[str, Any]):
 
 def _is_lazy(value: object) -> bool:
     return isinstance(value, _Lazy)
+
+
+def unpacked(data: bytes) -> dict[str, Any]:
+    """A record as it was packed."""
+    found: dict[str, Any] = json.loads(_unpacked(data).text())
+    return found
 
 
 def _unpacked(data: bytes) -> _Lazy:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import operator
 import warnings
 
 import numpy as np
@@ -14,8 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qgate import formats
+from qgate.analysis.portraits import _pool
 from qgate.analysis.portraits.pools import (
     Pool,
+    Pooling,
     channels_of,
     edges_of,
     pool_of,
@@ -389,3 +393,30 @@ def test_a_pool_is_small():
     assert isinstance(pool, Pool)
     assert pool.patterns.nbytes + pool.counts.nbytes < 100_000
     assert pool.value_counts().n == 100_000
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_many_pools_together_have_the_bits_of_adding_one_by_one(data):
+    """Also where some were rounded to be counted, and some hold nothing finite."""
+    kinds = st.tuples(st.sampled_from([torch.bfloat16, torch.float32]), st.integers(0, 9))
+    drawn = data.draw(st.lists(kinds, min_size=1, max_size=6))
+    pools = [
+        pool_of(
+            torch.full((3,), math.nan, dtype=dtype) if seed == 0 else sample(dtype, 70, seed=seed),
+            formats=("fp8_e4m3", "mxfp4_e2m1"),
+        )
+        for dtype, seed in drawn
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_pool, "_AT_ONCE", data.draw(st.integers(0, 200)))
+        pooling = Pooling()
+        for pool in pools:
+            pooling.add(pool)
+    for whole in (Pool.together(pools), pooling.pool):
+        one_by_one = functools.reduce(operator.add, pools)
+        assert repr(whole) == repr(one_by_one)
+        assert np.array_equal(whole.patterns, one_by_one.patterns)
+        assert np.array_equal(whole.counts, one_by_one.counts)
+        assert whole.fates == one_by_one.fates
+        assert (whole.patterns.dtype, whole.counts.dtype) == (np.uint16, np.int64)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -94,7 +93,18 @@ class FateSums:
             return NotImplemented
         if not (self.seen and other.seen):
             return self if self.seen else other
-        return FateSums(**{f: _both(getattr(self, f), getattr(other, f)) for f in _NAMES})
+        return FateSums(
+            self.upper + other.upper,
+            self.lower + other.lower,
+            self.underflow + other.underflow,
+            self.flush + other.flush,
+            self.seen + other.seen,
+            self.of + other.of,
+            self.signal + other.signal,
+            self.noise + other.noise,
+            _both(self.fitted_signal, other.fitted_signal),
+            _both(self.fitted_noise, other.fitted_noise),
+        )
 
     def fate(self) -> Fate:
         """As shares. Sums of squares that float64 cannot hold are of 0 elements."""
@@ -116,10 +126,7 @@ class FateSums:
         return found
 
 
-_NAMES = [f.name for f in fields(FateSums)]
-
-
-def _both(a: Any, b: Any) -> Any:
+def _both(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else a + b
 
 

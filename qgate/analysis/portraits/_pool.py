@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -19,6 +19,7 @@ from qgate.results.portraits import Portrait
 from qgate.stats import Counts
 from qgate.stats._bits import BY_NAME
 
+_AT_ONCE = 1 << 18
 _SOURCES = ("values", "counts", "statistics")
 _NAN = {"bfloat16": 0x7FC0, "float16": 0x7E00}
 Patterns = npt.NDArray[np.uint16]
@@ -53,37 +54,41 @@ class Pool:
     fates: Mapping[str, FateSums] = field(default_factory=dict, repr=False)
 
     def __add__(self, other: Pool) -> Pool:
-        if not isinstance(other, Pool):
-            return NotImplemented
-        if self.counted_as != other.counted_as:
-            names = [p.counted_as or "nothing" for p in (self, other)]
-            raise QgateError(
-                f"tensors counted as {names[0]} and as {names[1]} make no common pool: "
-                "pool those of one counted dtype."
-            )
+        return Pool.together((self, other)) if isinstance(other, Pool) else NotImplemented
+
+    @staticmethod
+    def together(pools: Sequence[Pool]) -> Pool:
+        """The pool of all, with the bits of adding them one by one."""
+        first = pools[0]
+        for other in pools:
+            if first.counted_as != other.counted_as:
+                names = [p.counted_as or "nothing" for p in (first, other)]
+                raise QgateError(
+                    f"tensors counted as {names[0]} and as {names[1]} make no common pool: "
+                    "pool those of one counted dtype."
+                )
         dense = np.zeros(2**16, dtype=np.int64)
-        for pool in (self, other):
+        fates: dict[str, FateSums] = {}
+        for pool in pools:
             dense[pool.patterns] += pool.counts
+            for name, sums in pool.fates.items():
+                fates[name] = fates[name] + sums if name in fates else sums
         there = np.flatnonzero(dense)
-        rounded = self.sums is not None or other.sums is not None
-        fates = dict(self.fates)
-        for name, sums in other.fates.items():
-            fates[name] = fates[name] + sums if name in fates else sums
         return Pool(
-            self.tensors + other.tensors,
-            self.elements + other.elements,
-            self.counted_as,
-            max(self.source, other.source, key=_SOURCES.index),
+            sum(pool.tensors for pool in pools),
+            sum(pool.elements for pool in pools),
+            first.counted_as,
+            max((pool.source for pool in pools), key=_SOURCES.index),
             there.astype(np.uint16),
             dense[there],
-            self.nan + other.nan,
-            self.posinf + other.posinf,
-            self.neginf + other.neginf,
-            float(np.fmin(self.low, other.low)),
-            float(np.fmax(self.high, other.high)),
-            float(np.fmin(self.least, other.least)),
-            self.vanished + other.vanished,
-            self._own_sums() + other._own_sums() if rounded else None,
+            sum(pool.nan for pool in pools),
+            sum(pool.posinf for pool in pools),
+            sum(pool.neginf for pool in pools),
+            float(np.fmin.reduce([pool.low for pool in pools])),
+            float(np.fmax.reduce([pool.high for pool in pools])),
+            float(np.fmin.reduce([pool.least for pool in pools])),
+            sum(pool.vanished for pool in pools),
+            _sums_of(pools),
             fates,
         )
 
@@ -131,6 +136,33 @@ class Pool:
 
     def portrait(self) -> Portrait:
         return portrait_of(self)
+
+
+def _sums_of(pools: Sequence[Pool]) -> Sums | None:
+    """None where the counts have them; what comes before the first that has its own is counted."""
+    at = next((place for place, pool in enumerate(pools) if pool.sums is not None), None)
+    if at is None:
+        return None
+    found = Pool.together(pools[:at])._own_sums() if at else None
+    for pool in pools[at:]:
+        found = pool._own_sums() if found is None else found + pool._own_sums()
+    return found
+
+
+class Pooling:
+    """Pools that are put together some at a time, which costs little more than one of them."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Pool] = []
+
+    def add(self, pool: Pool) -> None:
+        self._waiting.append(pool)
+        if len(self._waiting) > 1 and sum(len(p.patterns) for p in self._waiting) > _AT_ONCE:
+            self._waiting = [self.pool]
+
+    @property
+    def pool(self) -> Pool:
+        return Pool.together(self._waiting)
 
 
 def of_counts(counted_as: str, dense: Ints) -> Pool:

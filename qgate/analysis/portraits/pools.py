@@ -25,7 +25,7 @@ from qgate.analysis.portraits._fates import (
     scaled,
     target_of,
 )
-from qgate.analysis.portraits._pool import Pool, of_counts
+from qgate.analysis.portraits._pool import Pool, Pooling, of_counts
 from qgate.analysis.portraits._reading import Ends, Sums, chunks_of, ends_and_sums, share_of_rows
 from qgate.analysis.portraits._row_fates import fate_of_rows
 from qgate.errors import QgateError, unknown
@@ -35,6 +35,7 @@ from qgate.stats._bits import BY_NAME, CHUNK, COUNTABLE, slabs
 
 __all__ = [
     "Pool",
+    "Pooling",
     "channels_of",
     "edges_of",
     "pool_of",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from qgate import formats
 from qgate.analysis.portraits.fitting import group_portrait
 from qgate.analysis.portraits.loss_scaling import loss_scale
-from qgate.analysis.portraits.pools import Pool, edges_of
+from qgate.analysis.portraits.pools import Pool, Pooling, edges_of
 from qgate.analysis.portraits.rank_differences import ranks_of
 from qgate.analysis.portraits.tensor_maps import tensor_map
 from qgate.dumps.summing import all_totals
@@ -77,8 +78,12 @@ class _Found:
 
     shown: Shown = field(default_factory=Shown)
     tensors: Rows[TensorPortrait] = field(default_factory=Rows)
-    pools: dict[Group, Pool] = field(default_factory=dict)
+    pooling: defaultdict[Group, Pooling] = field(default_factory=lambda: defaultdict(Pooling))
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def pools(self) -> dict[Group, Pool]:
+        return {group: each.pool for group, each in self.pooling.items()}
 
 
 def analyze_dump(
@@ -99,7 +104,7 @@ def analyze_dump(
     measured = _known([*asked.formats, *(names if kind == "formats" else ())])
     glance = Glance(measured, asked.rows, asked.most, asked.seed)
     found = _look(chosen, glance, asked.workers, step)
-    tensors = found.tensors.settled()
+    tensors, pools = found.tensors.settled(), found.pools
     if not tensors:
         why = [*found.notes, *chosen.notes, "no tensor is left"][0].rstrip(".")
         raise QgateError(f"nothing to analyze in {str(dumps[0].folder)!r}: {why}.")
@@ -115,9 +120,9 @@ def analyze_dump(
         "formats": edges_of(measured),
         "notes": [*told, *chosen.notes, *dict.fromkeys(found.notes), *_rounded(tensors)],
         "tensors": tensors,
-        "groups": [_group(key, pool) for key, pool in sorted(found.pools.items())],
+        "groups": [_group(key, pool) for key, pool in sorted(pools.items())],
         "comparison": comparison,
-        "loss_scales": _loss_scales(found.pools, measured),
+        "loss_scales": _loss_scales(pools, measured),
         "ranks": ranks_of(tensors),
         "maps": _maps(found.shown, asked.most),
     }
@@ -136,12 +141,12 @@ def _look(chosen: Chosen, glance: Glance, workers: Workers | int, step: Step | N
             first = part.places[0]
             more = f" and {len(part.places) - 1} after it" if len(part.places) > 1 else ""
             raise QgateError(f"{first.folder}: {first.record.title}{more}: {looked.reason}.")
-        for place, tensor in zip(looked.places, looked.tensors, strict=True):
-            found.shown.add(place, tensor)
-            found.tensors.append(tensor)
+        for tensor in looked.tensors:
+            found.tensors.append_packed(tensor)
+        found.shown.follow(looked.shown)
         found.notes += looked.notes
         for group, pool in looked.pools.items():
-            found.pools[group] = found.pools[group] + pool if group in found.pools else pool
+            found.pooling[group].add(pool)
         done += len(part.places)
         if step is not None:
             step(done, chosen.count)
@@ -182,15 +187,17 @@ def _maps(shown: Shown, most: int | None) -> list[Map]:
 
 
 def _rounded(tensors: Sequence[TensorPortrait]) -> list[str]:
+    wide = part = 0
+    for tensor in tensors:
+        wide += tensor["counted_as"] not in ("", *_names(tensor["dtype"]))
+        part += tensor["counted"] < tensor["elements"]
     said = []
-    wide = sum(t["counted_as"] not in ("", *_names(t["dtype"])) for t in tensors)
     if wide:
         said.append(
             f"{wide} tensors have more values than can be counted: their shares and quantiles "
             "are of values rounded to bf16; extremes, means, standard deviations and non-finite "
             "values are exact"
         )
-    part = sum(t["counted"] < t["elements"] for t in tensors)
     if part:
         said.append(f"of {part} tensors a share of the elements was counted")
     return said

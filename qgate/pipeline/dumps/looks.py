@@ -6,7 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
@@ -21,20 +21,15 @@ from qgate.analysis.portraits.pools import (
 from qgate.dumps import Dump, Record, Seen, check_fields, is_wanted
 from qgate.dumps.summing import nbytes
 from qgate.errors import QgateError
+from qgate.pipeline.dumps.shown import Located, Shown
 from qgate.results.portraits import TensorPortrait
+from qgate.results.rows import packed
 from qgate.stats import serial
 
 _TOGETHER = 32 << 20
 _MOST_TOGETHER = 16
 Group = tuple[str, str, str, str, str]
 T = TypeVar("T")
-
-
-class Located(NamedTuple):
-    """A record and the dump that it is of."""
-
-    folder: urls.Place
-    record: Record
 
 
 @dataclass(frozen=True)
@@ -57,10 +52,10 @@ class Batch:
 
 @dataclass
 class Looked:
-    """What was found in a batch; a tensor that cannot be read is a note."""
+    """What was found in a batch, tensors packed as rows; one that cannot be read is a note."""
 
-    places: list[Located] = field(default_factory=list)
-    tensors: list[TensorPortrait] = field(default_factory=list)
+    tensors: list[bytes] = field(default_factory=list)
+    shown: Shown = field(default_factory=Shown)
     pools: dict[Group, Pool] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -201,8 +196,9 @@ def _looked(batch: Batch) -> Looked:
         portrait = {**_identity(place.record), **pool.portrait()}
         if channels is not None:
             portrait["channels"] = channels
-        found.places.append(place)
-        found.tensors.append(cast(TensorPortrait, portrait))
+        tensor = cast(TensorPortrait, portrait)
+        found.tensors.append(packed(tensor))
+        found.shown.add(place, tensor)
         group = _group_of(place.record, pool)
         found.pools[group] = found.pools[group] + pool if group in found.pools else pool
     return found

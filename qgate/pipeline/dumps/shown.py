@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
-from qgate.pipeline.dumps.looks import Located
+from qgate import urls
+from qgate.dumps import Record
 from qgate.results.portraits import TensorPortrait
+from qgate.results.rows import packed, unpacked
 
 _MAPS, _ATTENTION_MAPS = 6, 6
 Kind = Literal["tokens", "attention"]
 Site = tuple[str, str]
 
 
+class Located(NamedTuple):
+    """A record and the dump that it is of."""
+
+    folder: urls.Place
+    record: Record
+
+
 class _Candidate(NamedTuple):
     size: float
     number: int
+    site: Site
     place: Located
-    tensor: TensorPortrait
+    tensor: bytes
 
     @property
     def rank(self) -> tuple[float, int]:
@@ -36,18 +46,29 @@ class Shown:
         self._number += 1
         if tensor["source"] != "values":
             return
+        site = tensor["module"] or f"{tensor['layer_type']} {tensor['layer']}", tensor["name"]
         if tensor.get("channels") and _is_wide(tensor):
-            self._add_wide(_Candidate(_standing_out(tensor), self._number, place, tensor))
-        if tensor["name"] == "attention_weights" and len(self._attention) < _ATTENTION_MAPS:
-            self._attention.append(_Candidate(0.0, self._number, place, tensor))
+            size = _standing_out(tensor)
+            self._add_wide(_Candidate(size, self._number, site, place, packed(tensor)))
+        if tensor["name"] == "attention_weights":
+            self._add_attention(_Candidate(0.0, self._number, site, place, packed(tensor)))
+
+    def follow(self, other: Shown) -> None:
+        """What came after it, looked at by another process."""
+        for found in other._widest.values():
+            self._add_wide(found._replace(number=found.number + self._number))
+        for found in other._attention:
+            self._add_attention(found._replace(number=found.number + self._number))
+        self._number += other._number
+
+    def _add_attention(self, found: _Candidate) -> None:
+        if len(self._attention) < _ATTENTION_MAPS:
+            self._attention.append(found)
 
     def _add_wide(self, found: _Candidate) -> None:
-        tensor = found.tensor
-        module = tensor["module"] or f"{tensor['layer_type']} {tensor['layer']}"
-        site = (module, tensor["name"])
-        known = self._widest.get(site)
+        known = self._widest.get(found.site)
         if known is None or found.rank < known.rank:
-            self._widest[site] = found
+            self._widest[found.site] = found
         if len(self._widest) > _MAPS:
             del self._widest[max(self._widest, key=lambda each: self._widest[each].rank)]
 
@@ -57,7 +78,11 @@ class Shown:
             ("tokens", widest),
             ("attention", self._attention),
         ]
-        return [(kind, each.place, each.tensor) for kind, found in kinds for each in found]
+        return [
+            (kind, each.place, cast(TensorPortrait, unpacked(each.tensor)))
+            for kind, found in kinds
+            for each in found
+        ]
 
 
 def _is_wide(tensor: TensorPortrait) -> bool:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from qgate.report.dumps._losses import Losses, Share, losses_in
 from qgate.report.dumps._reading import (
     brief,
     by_kind,
     counted,
     decibels,
-    fates,
     figure_of,
     figures_of,
     flushed,
-    format_names,
     is_gradient,
     layer_of,
     none_stands_out,
@@ -26,7 +25,6 @@ from qgate.report.dumps._reading import (
     percent,
     quant_type_of,
     saturated,
-    share_in,
     sqnr_db,
     tensor_title,
     worst,
@@ -67,8 +65,9 @@ class Said:
 
 
 def said_of(analysis: DumpAnalysis) -> Said:
-    rows = format_rows(analysis)
-    return Said(_sorted_findings(analysis, rows), rows)
+    losses = losses_in(analysis)
+    rows = format_rows(losses)
+    return Said(_sorted_findings(analysis, losses, rows), rows)
 
 
 def findings(analysis: DumpAnalysis) -> list[Finding]:
@@ -76,12 +75,17 @@ def findings(analysis: DumpAnalysis) -> list[Finding]:
     return said_of(analysis).findings
 
 
-def _sorted_findings(analysis: DumpAnalysis, rows: list[dict[str, Any]]) -> list[Finding]:
+def _sorted_findings(
+    analysis: DumpAnalysis, losses: Mapping[str, Losses], rows: list[dict[str, Any]]
+) -> list[Finding]:
+    bare = {
+        n: lost for n, lost in losses.items() if not analysis["formats"].get(n, _BARE)["scaled"]
+    }
     found = [
         *_nonfinite(analysis),
         *_weights(analysis),
-        *_overflow(analysis),
-        *_flush(analysis),
+        *_overflow(analysis, bare),
+        *_flush(bare),
         *_losses(rows),
         *_loss_scales(analysis),
         *_ranks(analysis),
@@ -124,27 +128,22 @@ def _weights(analysis: DumpAnalysis) -> list[Finding]:
     return [Finding("warn", f"{text}{tensor_title({'title': names[0]})}.")]
 
 
-def _most(
-    analysis: DumpAnalysis, what: Callable[[Mapping[str, Any]], float]
-) -> tuple[str, TensorPortrait, float] | None:
-    """The format without scales of its own and the tensor where a share is largest."""
-    bare = [n for n in format_names(analysis) if not analysis["formats"].get(n, _BARE)["scaled"]]
-    found = (
-        (name, tensor, what(fate))
-        for name in bare
-        for tensor, fate in fates(analysis["tensors"], name)
-    )
-    return max((each for each in found if each[2] > 0), key=lambda each: each[2], default=None)
+def _most(shares: Mapping[str, Share]) -> tuple[str, TensorPortrait, float] | None:
+    """The format and the tensor where a share is largest."""
+    found = [
+        (n, share.tensor, share.most) for n, share in shares.items() if share.tensor is not None
+    ]
+    return max(found, key=lambda each: each[2], default=None)
 
 
-def _overflow(analysis: DumpAnalysis) -> list[Finding]:
-    most = _most(analysis, saturated)
+def _overflow(analysis: DumpAnalysis, bare: Mapping[str, Losses]) -> list[Finding]:
+    most = _most({name: lost.saturated for name, lost in bare.items()})
     if most is None:
-        bare = [n for n, edges in analysis["formats"].items() if not edges["scaled"]]
-        told = f"Cast as they are, no values saturate in {', '.join(bare)}."
-        return [Finding("info", told)] if bare else []
+        names = [n for n, edges in analysis["formats"].items() if not edges["scaled"]]
+        told = f"Cast as they are, no values saturate in {', '.join(names)}."
+        return [Finding("info", told)] if names else []
     name, tensor, share = most
-    of_all = share_in(analysis["tensors"], name, saturated)
+    of_all = bare[name].saturated.of_all
     level: Level = "warn" if share > _MUCH_SATURATED else "info"
     return [
         Finding(
@@ -156,16 +155,17 @@ def _overflow(analysis: DumpAnalysis) -> list[Finding]:
     ]
 
 
-def _flush(analysis: DumpAnalysis) -> list[Finding]:
-    most = _most(analysis, flushed)
+def _flush(bare: Mapping[str, Losses]) -> list[Finding]:
+    most = _most({name: lost.flushed for name, lost in bare.items()})
     if most is None:
         return []
     name, tensor, share = most
-    gradients = [t for t in analysis["tensors"] if is_gradient(t)]
-    whose, items = (
-        ("gradients", gradients) if is_gradient(tensor) else ("values", analysis["tensors"])
+    whose, lost = (
+        ("gradients", bare[name].gradients)
+        if is_gradient(tensor)
+        else ("values", bare[name].flushed)
     )
-    of_all = share_in(items, name, flushed)
+    of_all = lost.of_all
     level: Level = "warn" if share > _MUCH_FLUSHED else "info"
     return [
         Finding(
@@ -177,25 +177,21 @@ def _flush(analysis: DumpAnalysis) -> list[Finding]:
     ]
 
 
-def format_rows(analysis: DumpAnalysis) -> list[dict[str, Any]]:
+def format_rows(losses: Mapping[str, Losses]) -> list[dict[str, Any]]:
     """One row per format: its worst and median SQNR and its shares, the worst format first."""
-    rows = []
-    for name in format_names(analysis):
-        told = [(sqnr_db(fate), tensor) for tensor, fate in fates(analysis["tensors"], name)]
-        told = [pair for pair in told if not math.isnan(pair[0])]
-        if told:
-            worst_db, lossy = min(told, key=lambda pair: pair[0])
-            rows.append(
-                {
-                    "format": name,
-                    "tensors": len(told),
-                    "worst_db": worst_db,
-                    "median_db": sorted(ratio for ratio, _ in told)[len(told) // 2],
-                    "worst": lossy,
-                    "saturated": share_in(analysis["tensors"], name, saturated),
-                    "flushed": share_in(analysis["tensors"], name, flushed),
-                }
-            )
+    rows = [
+        {
+            "format": name,
+            "tensors": len(lost.ratios),
+            "worst_db": lost.worst_db,
+            "median_db": lost.median_db,
+            "worst": lost.worst,
+            "saturated": lost.saturated.of_all,
+            "flushed": lost.flushed.of_all,
+        }
+        for name, lost in losses.items()
+        if lost.worst is not None
+    ]
     return sorted(rows, key=lambda row: row["worst_db"])
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,6 @@ from qgate.report.dumps._reading import (
     decibels,
     figure_of,
     figures_of,
-    grouped,
     none_stands_out,
     nonfinite,
     percent,
@@ -51,7 +52,7 @@ def tensor_stats(analysis: DumpAnalysis, said: Said | None = None) -> str:
         _found(said.findings),
         _totals(analysis),
         _worst(analysis),
-        *(_distribution(analysis, title, field) for title, field in _FIELDS),
+        *_distributions(analysis),
         _nonfinite(analysis),
         _formats(said.formats),
         _loss_scales(analysis),
@@ -107,15 +108,17 @@ def _totals(analysis: DumpAnalysis) -> str:
     tensors = analysis["tensors"]
     if not tensors:
         return ""
-    elements = sum(int(tensor.get("elements") or 0) for tensor in tensors)
-    lines = [f"tensors             {len(tensors):,}", f"values              {elements:,}"]
+    whole = _Sizes()
+    for tensor in tensors:
+        whole.add(*_sizes_of(tensor))
+    lines = [f"tensors             {whole.tensors:,}", f"values              {whole.elements:,}"]
     size = figure_of(analysis["dump"], "bytes")
     if math.isfinite(size):
         lines.append(f"bytes               {size:,.0f}")
     low, high = figures_of(tensors, "min"), figures_of(tensors, "max")
     if low.size and high.size:
         lines.append(f"range               {brief(float(low.min()))} to {brief(float(high.max()))}")
-    mean, std = _pooled(tensors)
+    mean, std = _pooled(whole.moments)
     if math.isfinite(mean):
         lines.append(f"mean                {brief(mean)}")
     if math.isfinite(std):
@@ -127,16 +130,35 @@ def _totals(analysis: DumpAnalysis) -> str:
     return _section("Totals", lines)
 
 
-def _pooled(tensors: Sequence[TensorPortrait]) -> tuple[float, float]:
+@dataclass
+class _Sizes:
+    """Numbers of tensors that belong together; moments are kept by tensor, to be pooled."""
+
+    tensors: int = 0
+    elements: int = 0
+    amax: float = -math.inf
+    moments: array[float] = field(default_factory=lambda: array("d"))
+
+    def add(self, elements: int, amax: float, moments: tuple[float, float, float]) -> None:
+        self.tensors += 1
+        self.elements += elements
+        self.amax = max(self.amax, amax) if math.isfinite(amax) else self.amax
+        if all(map(math.isfinite, moments)) and moments[2] > 0:
+            self.moments.extend(moments)
+
+
+def _sizes_of(tensor: TensorPortrait) -> tuple[int, float, tuple[float, float, float]]:
+    weight = figure_of(tensor, "counted") - nonfinite(tensor)
+    moments = figure_of(tensor, "mean"), figure_of(tensor, "std"), weight
+    return int(tensor.get("elements") or 0), figure_of(tensor, "amax"), moments
+
+
+def _pooled(moments: array[float]) -> tuple[float, float]:
     """Mean and standard deviation of the finite values of all tensors together."""
-    told = [
-        (figure_of(t, "mean"), figure_of(t, "std"), figure_of(t, "counted") - nonfinite(t))
-        for t in tensors
-    ]
-    known = np.array([row for row in told if all(map(math.isfinite, row)) and row[2] > 0])
-    if not known.size:
+    if not moments:
         return math.nan, math.nan
-    means, stds, weights = known.T / np.array([[1.0], [1.0], [known[:, 2].sum()]])
+    means, stds, weights = np.array(moments).reshape(-1, 3).T
+    weights = weights / weights.sum()
     unit = max(float(np.abs(means).max()), float(stds.max())) or 1.0
     mean = float((means * weights).sum())
     spread = ((stds / unit) ** 2 + ((means - mean) / unit) ** 2) @ weights
@@ -154,29 +176,31 @@ def _worst(analysis: DumpAnalysis) -> str:
     return _section("Worst tensors", lines)
 
 
-def _distribution(
-    analysis: DumpAnalysis, title: str, field: Callable[[TensorPortrait], str]
-) -> str:
-    parts = grouped(analysis["tensors"], field)
-    total = sum(int(t.get("elements") or 0) for t in analysis["tensors"]) or 1
-    told = []
-    for name, mine in parts.items():
-        size = sum(int(tensor.get("elements") or 0) for tensor in mine)
-        amax, std = figures_of(mine, "amax"), _pooled(mine)[1]
-        told.append(
-            (
-                size,
-                [
-                    shortened(name, 34),
-                    f"{len(mine):,}",
-                    f"{size:,}",
-                    percent(size / total),
-                    brief(float(amax.max())) if amax.size else "-",
-                    brief(std) if math.isfinite(std) else "-",
-                ],
-            )
+def _distributions(analysis: DumpAnalysis) -> list[str]:
+    """By each field, in one pass over the tensors."""
+    parts: list[dict[str, _Sizes]] = [{} for _ in _FIELDS]
+    for tensor in analysis["tensors"]:
+        told = _sizes_of(tensor)
+        for found, (_, value) in zip(parts, _FIELDS, strict=True):
+            found.setdefault(value(tensor), _Sizes()).add(*told)
+    return [_distribution(title, found) for (title, _), found in zip(_FIELDS, parts, strict=True)]
+
+
+def _distribution(title: str, parts: Mapping[str, _Sizes]) -> str:
+    total = sum(mine.elements for mine in parts.values()) or 1
+    rows = []
+    for name, mine in sorted(parts.items(), key=lambda item: -item[1].elements):
+        std = _pooled(mine.moments)[1]
+        rows.append(
+            [
+                shortened(name, 34),
+                f"{mine.tensors:,}",
+                f"{mine.elements:,}",
+                percent(mine.elements / total),
+                brief(mine.amax) if math.isfinite(mine.amax) else "-",
+                brief(std) if math.isfinite(std) else "-",
+            ]
         )
-    rows = [row for _, row in sorted(told, key=lambda item: -item[0])]
     head = [title, "tensors", "values", "share", "amax", "std"]
     lines = _columns(head, rows[:_MOST_ROWS], "<>>>>>")
     if len(rows) > _MOST_ROWS:

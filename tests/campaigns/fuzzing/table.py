@@ -39,6 +39,7 @@ NOT_READERS: dict[str, str] = {
     "qgate.models.tiny:record": _OURS,
     "qgate.results.believing:published": _OURS,
     "qgate.results.rows:_unpacked": _OURS,
+    "qgate.results.rows:unpacked": _OURS,
     "qgate.results.rows:_made": _OURS,
     "qgate.results.rows:__setstate__": _OURS,
     "qgate.cli.report:_write": "opens what it writes",
