@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from qgate.baselines import _journal
+from qgate.baselines._files import Stat, is_wanted
 from qgate.baselines._journal import NAME as JOURNAL
 from qgate.baselines._journal import Contents
 from qgate.baselines._object_lock import NAME as LOCK
@@ -32,7 +33,6 @@ from qgate.baselines._object_store import (
     unlisted,
 )
 from qgate.baselines.manifest import NAME as MANIFEST
-from qgate.baselines.places import Stat, is_wanted
 from qgate.errors import QgateError
 from qgate.urls import changing, check_writable, reaching
 

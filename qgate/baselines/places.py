@@ -1,22 +1,19 @@
-"""Where the files of a baseline lie: a folder of this machine, or objects of a store.
-
-Both keep one layout and one promise: readers see the files of one moment, and an update happens
-whole or not at all, by one writer at a time.
-"""
+"""Where the files of a baseline lie: a folder of this machine, or objects of a store."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from qgate.baselines import _journal
+from qgate.baselines._files import Files, Stat, is_wanted
 from qgate.baselines._journal import Contents
 from qgate.baselines._locking import NAME as LOCK
 from qgate.baselines._locking import locked
+from qgate.baselines._objects import Objects
 from qgate.errors import QgateError
 
 if TYPE_CHECKING:
@@ -24,67 +21,11 @@ if TYPE_CHECKING:
 
     from qgate.urls import Place
 
-EVERYTHING = ("/",)
-
-
-@dataclass(frozen=True)
-class Stat:
-    """What a listing says of a file."""
-
-    size: int
-    modified: datetime | None
-
-
-class Files(Protocol):
-    """The files of one baseline, by their names below its folder.
-
-    `remedy` is what lets an update be written that could not be. A failure to write is an OSError,
-    a failure to read a QgateError.
-    """
-
-    remedy: str
-
-    def read(self, wanted: Collection[str]) -> tuple[dict[str, bytes], list[str]]:
-        """The contents of the wanted files and the names of all, from one moment.
-
-        A name that ends in `/` means all that is below it.
-        """
-
-    def stats(self) -> Mapping[str, Stat]:
-        """Sizes and times of all files."""
-
-    def leftovers(self) -> list[str]:
-        """What updates that were cut off have left, and which counts for nothing."""
-
-    def changing(self, timeout_s: float) -> AbstractContextManager[None]:
-        """Be the only writer, with all updates before finished and their leftovers removed."""
-
-    def replace(self, contents: Contents) -> None:
-        """Write and remove files, all or none; inside `changing`."""
-
-    def is_promised(self) -> bool:
-        """Whether there is an update that counts and is not all in its place."""
-
-    def is_unfinished(self) -> bool:
-        """Whether an update that was cut off has left anything, or one is being made now."""
-
-    def unlock(self) -> str:
-        """Remove the lock of a writer that is gone, and say whose it was."""
-
-
-def is_wanted(name: str, wanted: Collection[str]) -> bool:
-    """Whether a name is one of these, or below one of them."""
-    return "/" in wanted or any(
-        name == each or (each.endswith("/") and name.startswith(each)) for each in wanted
-    )
-
 
 def files_of(folder: Place, model: str) -> Files:
     """What reads and changes the baseline in a folder; nothing is asked of a store yet."""
     if isinstance(folder, Path):
         return LocalFiles(folder)
-    from qgate.baselines._objects import Objects
-
     return Objects(folder, model)
 
 

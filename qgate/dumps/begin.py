@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from qgate import urls
-from qgate.dumps.folders import Folder, writable_folder
+from qgate.dumps.folders import Folder
 from qgate.dumps.layout import (
     PROBE,
     About,
@@ -24,6 +24,7 @@ from qgate.dumps.layout import (
     remove_rank,
     write_about,
 )
+from qgate.dumps.opening import writable_folder
 from qgate.errors import QgateError, unknown
 
 Existing = Literal["refuse", "append", "overwrite"]

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from qgate import urls
-from qgate.dumps.folders import empty_folder
 from qgate.dumps.known_files import BACKWARD_NAMES
 from qgate.dumps.known_names import KnownName
+from qgate.dumps.opening import empty_folder
 from qgate.dumps.reading import Dump
 from qgate.dumps.records import Record
 

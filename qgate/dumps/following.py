@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from qgate import urls
-from qgate.dumps.folders import Folder, Stamp, files_in, folder_of
+from qgate.dumps.folders import Folder, Stamp, files_in
 from qgate.dumps.index import EVENT, Index
 from qgate.dumps.known_files import KnownDump, Unreadable, read_known
 from qgate.dumps.layout import About, ranks_in, read_about
+from qgate.dumps.opening import folder_of
 from qgate.dumps.records import Record
 
 

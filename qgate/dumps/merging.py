@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from qgate import urls
-from qgate.dumps.folders import Folder, LocalFolder, folder_of, writable_folder
+from qgate.dumps.folders import Folder, LocalFolder
 from qgate.dumps.index import line
 from qgate.dumps.known_files import KnownDump
 from qgate.dumps.layout import (
@@ -31,6 +31,7 @@ from qgate.dumps.layout import (
     remove_rank,
     shard_name,
 )
+from qgate.dumps.opening import folder_of, writable_folder
 from qgate.dumps.reading import Dump
 from qgate.dumps.records import Place, Record
 from qgate.dumps.writing import DumpWriter

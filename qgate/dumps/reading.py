@@ -12,15 +12,17 @@ import numpy as np
 from torch import Tensor
 
 from qgate import urls
-from qgate.dumps.folders import Folder, Stamp, folder_of
+from qgate.dumps.folders import Folder, Stamp
 from qgate.dumps.index import EVENT, Index, Lines
 from qgate.dumps.layout import INDEX, About, rank_name, ranks_in, read_about, unfinished_in
+from qgate.dumps.opening import folder_of
 from qgate.dumps.records import Record
 from qgate.dumps.selecting import check_fields, fits, is_wanted
 from qgate.dumps.shard_reading import ShardReader
 from qgate.errors import QgateError, unknown
 
 _AT_ONCE = 16
+_RANKS_OPEN = 16
 _MOST_HELD = 20_000
 """Records that a dump keeps of ranks it has read: what many ranks wrote is read again instead."""
 State = Literal["complete", "incomplete", "running or killed", "not told"]
@@ -224,12 +226,20 @@ class Dump:
         return None if place is None else self._shard(record.rank).path(place)
 
     def _shard(self, rank: int) -> ShardReader:
-        if rank not in self._shards:
-            home = self._home(rank)
-            if home.kind() != "folder":
-                raise unknown("rank of the dump", rank, map(str, self.ranks))
-            self._shards[rank] = ShardReader(self.files, home)
-        return self._shards[rank]
+        """Those of ranks that were read last stay open."""
+        with self._lock:
+            found = self._shards.pop(rank, None)
+            if found is not None:
+                self._shards[rank] = found
+                return found
+        home = self._home(rank)
+        if home.kind() != "folder":
+            raise unknown("rank of the dump", rank, map(str, self.ranks))
+        with self._lock:
+            found = self._shards.setdefault(rank, ShardReader(self.files, home))
+            while len(self._shards) > _RANKS_OPEN:
+                del self._shards[next(iter(self._shards))]
+        return found
 
     def _home(self, rank: int) -> Folder:
         if rank not in self._homes:

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from qgate import urls
 from qgate.dumps.begin import Existing, begin
-from qgate.dumps.folders import writable_folder
 from qgate.dumps.index import Lines, line
 from qgate.dumps.layout import RUN, rank_name
+from qgate.dumps.opening import writable_folder
 from qgate.dumps.rank_files import rank_files
 from qgate.dumps.records import Place, Record
 from qgate.dumps.shards import Block, ShardWriter, block_of, block_of_array, digest_of

@@ -59,7 +59,7 @@ def dump_folder(config: pytest.Config) -> Place | None:
 
 def _there(place: Place, option: str) -> Place:
     """A store is asked at the start what is there: it may not be reached, or nobody may read it."""
-    from qgate.dumps.folders import folder_of
+    from qgate.dumps.opening import folder_of
 
     kind = folder_of(place).kind()
     if kind != "folder":

@@ -17,16 +17,8 @@ from qgate.analysis.portraits.tensor_maps import tensor_map
 from qgate.dumps.summing import all_totals
 from qgate.engine import Failure, Workers, outcomes
 from qgate.errors import QgateError
-from qgate.pipeline.dumps.looks import (
-    Chosen,
-    Glance,
-    Group,
-    batches,
-    choose,
-    look,
-    opened,
-    values_of,
-)
+from qgate.pipeline.dumps.choosing import Chosen, choose
+from qgate.pipeline.dumps.looks import Glance, Group, batches, look, opened, values_of
 from qgate.pipeline.dumps.shown import Shown
 from qgate.pipeline.dumps.twins import compare_formats, compare_quant_types, compared_names
 from qgate.results.portraits import (

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar, cast
 
@@ -18,10 +17,11 @@ from qgate.analysis.portraits.pools import (
     pool_of_counts,
     pool_of_statistics,
 )
-from qgate.dumps import Dump, Record, Seen, check_fields, is_wanted
+from qgate.dumps import Dump, Record
 from qgate.dumps.summing import nbytes
 from qgate.errors import QgateError
-from qgate.pipeline.dumps.shown import Located, Shown
+from qgate.pipeline.dumps.choosing import Located
+from qgate.pipeline.dumps.shown import Shown
 from qgate.results.portraits import TensorPortrait
 from qgate.results.rows import packed
 from qgate.stats import serial
@@ -58,99 +58,6 @@ class Looked:
     shown: Shown = field(default_factory=Shown)
     pools: dict[Group, Pool] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-
-
-@dataclass
-class Chosen:
-    """The records that are asked for and say something of floating point values.
-
-    They are read anew whenever they are passed over, so what is held of them does not grow.
-
-    of       how many there are, before `most` evenly spaced ones are taken
-    labels   how many have which quant type
-    """
-
-    dumps: Sequence[Dump]
-    wanted: dict[str, tuple[object, ...]]
-    most: int | None = None
-    of: int = 0
-    labels: Counter[str] = field(default_factory=Counter)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def count(self) -> int:
-        return self.of if self.most is None else min(self.of, self.most)
-
-    def __iter__(self) -> Iterator[Located]:
-        found = (Located(dump.folder, record) for dump in self.dumps for record in dump.records())
-        return self._thinned(place for place in found if self._is_one(place.record))
-
-    def by_rank(self) -> Iterator[list[Located]]:
-        """Rank after rank, of all dumps; all at once where there are only few."""
-        if self.count < self.of:
-            yield list(self)
-            return
-        for rank in sorted({rank for dump in self.dumps for rank in dump.ranks}):
-            yield [
-                Located(dump.folder, record)
-                for dump in self.dumps
-                if dump.has(rank)
-                for record in dump.records_of(rank)
-                if self._is_one(record)
-            ]
-
-    def _is_one(self, record: Record) -> bool:
-        return is_wanted(record, self.wanted) and says_something(record)
-
-    def _thinned(self, found: Iterator[Located]) -> Iterator[Located]:
-        if self.count == self.of:
-            yield from found
-            return
-        taken = 0
-        for number, place in enumerate(found):
-            if taken < self.count and number == taken * self.of // self.count:
-                taken += 1
-                yield place
-
-
-def choose(dumps: Sequence[Dump], wanted: Mapping[str, object], most: int | None) -> Chosen:
-    """What there is to look at, and notes on what is not looked at."""
-    chosen = Chosen(dumps, check_fields(wanted), most)
-    seen = Seen(chosen.wanted)
-    records = found = 0
-    left: list[Record] = []
-    for record in (record for dump in dumps for record in dump.records()):
-        records += 1
-        seen.add(record)
-        if not is_wanted(record, chosen.wanted):
-            continue
-        found += 1
-        if says_something(record):
-            chosen.of += 1
-            chosen.labels[record.quant_type] += 1
-        else:
-            left = [*left, record][:1]
-    where = " and ".join(repr(str(dump.folder)) for dump in dumps)
-    if not records:
-        notes = [note for dump in dumps for note in dump.notes()] or ["none was written"]
-        raise QgateError(f"{where} holds no records: {notes[0]}.")
-    seen.check()
-    if not found:
-        told = ", ".join(f"{name} {value}" for name, value in wanted.items())
-        raise QgateError(f"no record of {where} has all of {told}.")
-    if left:
-        chosen.notes.append(
-            f"{found - chosen.of} tensors are left out, empty or without floating point numbers: "
-            f"{left[0].title} is {left[0].dtype} {list(left[0].shape)}"
-        )
-    if chosen.count < chosen.of:
-        said = f"{chosen.count} of {chosen.of} tensors were looked at, evenly spaced"
-        chosen.notes.append(said)
-    return chosen
-
-
-def says_something(record: Record) -> bool:
-    return record.elements > 0 and record.dtype.startswith(("float", "bfloat"))
 
 
 def together(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:

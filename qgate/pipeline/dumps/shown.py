@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, cast
 
-from qgate import urls
-from qgate.dumps import Record
+from qgate.pipeline.dumps.choosing import Located
 from qgate.results.portraits import TensorPortrait
 from qgate.results.rows import packed, unpacked
 
 _MAPS, _ATTENTION_MAPS = 6, 6
 Kind = Literal["tokens", "attention"]
 Site = tuple[str, str]
-
-
-class Located(NamedTuple):
-    """A record and the dump that it is of."""
-
-    folder: urls.Place
-    record: Record
 
 
 class _Candidate(NamedTuple):

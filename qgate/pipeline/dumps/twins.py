@@ -19,9 +19,9 @@ from qgate.dumps import Record
 from qgate.dumps.summing import nbytes
 from qgate.engine import Failure, Workers, outcomes
 from qgate.errors import QgateError, unknown
-from qgate.pipeline.dumps.looks import Chosen, together, values_of
+from qgate.pipeline.dumps.choosing import Chosen, Located
+from qgate.pipeline.dumps.looks import together, values_of
 from qgate.pipeline.dumps.pairs import paired, rule_of
-from qgate.pipeline.dumps.shown import Located
 from qgate.results.portraits import Comparison, Pair, TensorPortrait
 from qgate.results.rows import Rows
 from qgate.stats import serial

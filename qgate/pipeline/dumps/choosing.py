@@ -1,0 +1,112 @@
+"""Which records of dumps are looked at, without holding them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from qgate import urls
+from qgate.dumps import Dump, Record, Seen, check_fields, is_wanted
+from qgate.errors import QgateError
+
+
+class Located(NamedTuple):
+    """A record and the dump that it is of."""
+
+    folder: urls.Place
+    record: Record
+
+
+@dataclass
+class Chosen:
+    """The records that are asked for and say something of floating point values.
+
+    They are read anew whenever they are passed over, so what is held of them does not grow.
+
+    of       how many there are, before `most` evenly spaced ones are taken
+    labels   how many have which quant type
+    """
+
+    dumps: Sequence[Dump]
+    wanted: dict[str, tuple[object, ...]]
+    most: int | None = None
+    of: int = 0
+    labels: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return self.of if self.most is None else min(self.of, self.most)
+
+    def __iter__(self) -> Iterator[Located]:
+        found = (Located(dump.folder, record) for dump in self.dumps for record in dump.records())
+        return self._thinned(place for place in found if self._is_one(place.record))
+
+    def by_rank(self) -> Iterator[list[Located]]:
+        """Rank after rank, of all dumps; all at once where there are only few."""
+        if self.count < self.of:
+            yield list(self)
+            return
+        for rank in sorted({rank for dump in self.dumps for rank in dump.ranks}):
+            yield [
+                Located(dump.folder, record)
+                for dump in self.dumps
+                if dump.has(rank)
+                for record in dump.records_of(rank)
+                if self._is_one(record)
+            ]
+
+    def _is_one(self, record: Record) -> bool:
+        return is_wanted(record, self.wanted) and says_something(record)
+
+    def _thinned(self, found: Iterator[Located]) -> Iterator[Located]:
+        if self.count == self.of:
+            yield from found
+            return
+        taken = 0
+        for number, place in enumerate(found):
+            if taken < self.count and number == taken * self.of // self.count:
+                taken += 1
+                yield place
+
+
+def choose(dumps: Sequence[Dump], wanted: Mapping[str, object], most: int | None) -> Chosen:
+    """What there is to look at, and notes on what is not looked at."""
+    chosen = Chosen(dumps, check_fields(wanted), most)
+    seen = Seen(chosen.wanted)
+    records = found = 0
+    left: list[Record] = []
+    for record in (record for dump in dumps for record in dump.records()):
+        records += 1
+        seen.add(record)
+        if not is_wanted(record, chosen.wanted):
+            continue
+        found += 1
+        if says_something(record):
+            chosen.of += 1
+            chosen.labels[record.quant_type] += 1
+        else:
+            left = [*left, record][:1]
+    where = " and ".join(repr(str(dump.folder)) for dump in dumps)
+    if not records:
+        notes = [note for dump in dumps for note in dump.notes()] or ["none was written"]
+        raise QgateError(f"{where} holds no records: {notes[0]}.")
+    seen.check()
+    if not found:
+        told = ", ".join(f"{name} {value}" for name, value in wanted.items())
+        raise QgateError(f"no record of {where} has all of {told}.")
+    if left:
+        chosen.notes.append(
+            f"{found - chosen.of} tensors are left out, empty or without floating point numbers: "
+            f"{left[0].title} is {left[0].dtype} {list(left[0].shape)}"
+        )
+    if chosen.count < chosen.of:
+        said = f"{chosen.count} of {chosen.of} tensors were looked at, evenly spaced"
+        chosen.notes.append(said)
+    return chosen
+
+
+def says_something(record: Record) -> bool:
+    return record.elements > 0 and record.dtype.startswith(("float", "bfloat"))
