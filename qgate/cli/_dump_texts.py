@@ -9,7 +9,7 @@ from qgate.report._escaping import one_line
 
 if TYPE_CHECKING:
     from qgate.dumps import Record
-    from qgate.pipeline.dumps.comparisons import DumpComparison, PairErrors
+    from qgate.pipeline.dumps.differences import DumpComparison, PairErrors
 
 _HEADS = (
     "rank", "order", "iter", "layer type", "L", "operation", "name", "call", "quant", "shape",
@@ -135,7 +135,7 @@ def _first_lines(found: DumpComparison) -> list[str]:
         return []
     lines = [f"first difference: {_difference(first)}"]
     earliest = found.different[0]
-    if earliest is not first:
+    if first.origin == "local" != earliest.origin:
         lines.append(f"  (before it in the order of execution: {_difference(earliest)})")
     return lines
 

@@ -20,7 +20,7 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +126,30 @@ def _print_json(told: object) -> None:
     print(json.dumps(plain(told), indent=1, allow_nan=False))
 
 
+def _print_long_json(told: Mapping[str, object]) -> None:
+    """The same text part by part: of each iterator, one value after the other."""
+    from qgate.dumps.records import plain
+
+    encode = json.JSONEncoder(indent=1, allow_nan=False).encode
+
+    def indented(value: object, depth: int) -> str:
+        return encode(plain(value)).replace("\n", "\n" + depth * " ")
+
+    end = "{"
+    for name, value in told.items():
+        print(f"{end}\n {encode(name)}: ", end="")
+        end = ","
+        if isinstance(value, Iterator):
+            begin = "["
+            for each in value:
+                print(f"{begin}\n  {indented(each, 2)}", end="")
+                begin = ","
+            print("[]" if begin == "[" else "\n ]", end="")
+        else:
+            print(indented(value, 1), end="")
+    print("\n}")
+
+
 # ls, info, verify ------------------------------------------------------------------------------
 
 
@@ -189,25 +213,25 @@ def _compare(args: argparse.Namespace) -> int:
     from qgate.dumps import Dump
     from qgate.engine import Workers
     from qgate.pipeline.dumps.comparisons import compare_dumps
+    from qgate.pipeline.dumps.pairs import rule_of
     from qgate.report._escaping import one_line
 
     dumps = Dump.open(args.actual), Dump.open(args.reference)
-    for dump in dumps:
-        _check_selection(dump, args)
+    rule = rule_of(*(_selected(dump, args) for dump in dumps))
     workers = workers_from(args)
     elsewhere = None if workers == Workers() else workers
-    found = compare_dumps(*dumps, workers=elsewhere, **wanted_of(args))
+    found = compare_dumps(*dumps, rule=rule, workers=elsewhere, **wanted_of(args))
     reasons = found.reasons(args.relative_mse, unpaired=args.allow_unpaired)
     if args.json:
-        _print_json(
+        _print_long_json(
             {
                 "passed": not reasons,
                 "reasons": reasons,
                 "first": found.first and found.first.to_dict(),
-                "pairs": [each.to_dict() for each in found.pairs],
-                "only_actual": [record.to_dict() for record in found.only_actual],
-                "only_reference": [record.to_dict() for record in found.only_reference],
-                "notes": found.notes,
+                "pairs": (each.to_dict() for each in found.pairs),
+                "only_actual": (record.to_dict() for record in found.only_actual),
+                "only_reference": (record.to_dict() for record in found.only_reference),
+                "notes": iter(found.notes),
             }
         )
         return 1 if reasons else 0

@@ -7,12 +7,13 @@ proved by their hashes: `qgate dumps verify` does that.
 
 from __future__ import annotations
 
-import math
+import heapq
+import itertools
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,12 +22,12 @@ from qgate import urls
 from qgate.dumps import Dump, Record, nbytes
 from qgate.engine import Failure, Workers, outcomes
 from qgate.errors import QgateError
+from qgate.pipeline.dumps.differences import DumpComparison, Findings, Kind, PairErrors
 from qgate.pipeline.dumps.looks import opened, together
-from qgate.pipeline.dumps.pairs import Origin, Twin, origins, paired
+from qgate.pipeline.dumps.pairs import Pairing, Rule, Twin, origins, paired, rule_of
 from qgate.stats import errors, serial
 from qgate.stats.plain_errors import plain_errors
 
-Kind = Literal["equal", "differs", "unfit", "summary"]
 _EXPONENTS = {
     torch.float16: (torch.int16, 0x7C00),
     torch.bfloat16: (torch.int16, 0x7F80),
@@ -34,98 +35,9 @@ _EXPONENTS = {
     torch.float64: (torch.int64, 0x7FF << 52),
 }
 """The bits of a dtype's infinity, and the integers to read them as."""
+_AHEAD = 128
 _AT_ONCE = 1 << 22
 _IN_CACHE = 1 << 16
-
-
-@dataclass(frozen=True)
-class PairErrors:
-    """One tensor of two dumps. A number that cannot be had is NaN, which passes no limit.
-
-    kind     unfit: the two cannot be compared; summary: no values were kept to compare
-    """
-
-    actual: Record
-    reference: Record
-    kind: Kind
-    relative_mse: float = math.nan
-    correlation: float = math.nan
-    max_abs: float = math.nan
-    nonfinite: int = 0
-    why: str = ""
-    origin: Origin = ""
-
-    @property
-    def badness(self) -> tuple[float, ...]:
-        """Sorts the worst last: what has no number is worse than any number."""
-        if self.kind in ("equal", "summary") and not self.nonfinite:
-            return -1.0, 0.0, 0.0
-        size = self.relative_mse
-        return (1.0, 0.0, 0.0) if math.isnan(size) else (0.0, size, self.max_abs)
-
-    def is_within(self, relative_mse: float | None) -> bool:
-        """Whether it can be compared, and its error is at most that."""
-        if self.kind == "unfit":
-            return False
-        return relative_mse is None or self.relative_mse <= relative_mse
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "title": self.actual.title,
-            "module": self.actual.module,
-            "rank": self.actual.rank,
-            "order": self.actual.order,
-            "shape": list(self.actual.shape),
-            **{name: getattr(self, name) for name in ("kind", "origin", "why", "nonfinite")},
-            **{name: getattr(self, name) for name in ("relative_mse", "correlation", "max_abs")},
-        }
-
-
-@dataclass
-class DumpComparison:
-    """All pairs in the order of execution, what had no counterpart, and what was said of both."""
-
-    pairs: list[PairErrors]
-    only_actual: list[Record]
-    only_reference: list[Record]
-    notes: list[str] = field(default_factory=list)
-
-    def of_kind(self, kind: Kind) -> list[PairErrors]:
-        return [each for each in self.pairs if each.kind == kind]
-
-    @property
-    def different(self) -> list[PairErrors]:
-        """What is not equal, in the order of execution; what cannot be compared is among them."""
-        return [each for each in self.pairs if each.kind in ("differs", "unfit")]
-
-    @property
-    def first(self) -> PairErrors | None:
-        """The first difference, a local one before those that are carried."""
-        local = (each for each in self.different if each.origin == "local")
-        return next(local, None) or next(iter(self.different), None)
-
-    def worst_first(self) -> list[PairErrors]:
-        return sorted(self.different, key=lambda each: each.badness, reverse=True)
-
-    def reasons(self, relative_mse: float | None, *, unpaired: bool = False) -> list[str]:
-        """Why it fails; nothing where it passes. NaN is within no limit."""
-        compared = [each for each in self.pairs if each.kind != "summary"]
-        if not compared:
-            return ["nothing was compared: no tensor with values is in both dumps"]
-        said = []
-        over = [each for each in self.worst_first() if not each.is_within(relative_mse)]
-        if over:
-            what = over[0].why or f"relative_mse {over[0].relative_mse:.3g} > {relative_mse:g}"
-            more = f", and {len(over) - 1} more" if len(over) > 1 else ""
-            said.append(f"{what} at {over[0].actual.title}{more}")
-        bad = [each for each in self.pairs if each.nonfinite]
-        if bad:
-            count = sum(each.nonfinite for each in bad)
-            said.append(f"{count} values are not finite, first at {bad[0].actual.title}")
-        alone = len(self.only_actual) + len(self.only_reference)
-        if relative_mse is not None and alone and not unpaired:
-            said.append(f"{alone} tensors are in one of the dumps only")
-        return said
 
 
 def compare_dumps(
@@ -133,44 +45,75 @@ def compare_dumps(
     reference: Dump,
     step: Callable[[int], None] | None = None,
     *,
+    rule: Rule | None = None,
     workers: Workers | None = None,
     **wanted: object,
 ) -> DumpComparison:
     """`step` is told the bytes of each pair that is done; `wanted` selects records of both.
 
+    One rank after the other is read and compared. Whoever has read all records knows the `rule`.
     Without `workers` this process compares in several threads, which need no copies.
     """
-    pairing = paired(list(actual.records(**wanted)), list(reference.records(**wanted)))
-    found: list[PairErrors] = []
+    if rule is None:
+        rule = rule_of(*(dump.records(**wanted) for dump in (actual, reference)))
+    found = Findings()
+    begun: deque[Pairing] = deque()
+
+    def pairs() -> Iterator[Twin]:
+        for a, r in _by_rank(actual.records(**wanted), reference.records(**wanted)):
+            pairing = paired(a, r, rule)
+            found.add_rest(pairing)
+            if pairing.pairs:
+                begun.append(pairing)
+                yield from pairing.pairs
+
     compared = (
-        _compared(actual, reference, pairing.pairs)
+        _compared(actual, reference, pairs())
         if workers is None
-        else _compared_elsewhere(actual, reference, pairing.pairs, workers)
+        else _compared_elsewhere(actual, reference, pairs(), workers)
     )
+    differs: dict[int, bool] = {}
+    place = 0
     for each in compared:
-        found.append(each)
+        pairing = begun[0]
+        found.add(each)
         if step is not None:
-            step(nbytes(each.actual) + nbytes(each.reference))
-    differs = {
-        place: each.kind != "equal" for place, each in enumerate(found) if each.kind != "summary"
-    }
-    told = origins(pairing, differs)
-    located = [replace(each, origin=told.get(place, "")) for place, each in enumerate(found)]
-    notes = list(pairing.notes)
+            step(_size(pairing.pairs[place]))
+        if each.kind != "summary":
+            differs[place] = each.kind != "equal"
+        place += 1
+        if place == len(pairing.pairs):
+            found.add_origins(place, origins(pairing, differs))
+            begun.popleft()
+            differs, place = {}, 0
     for dump in (actual, reference):
-        notes += [f"{dump.folder}: {note}" for note in dump.notes()]
-    return DumpComparison(located, pairing.only_actual, pairing.only_reference, notes)
+        found.add_notes(f"{dump.folder}: {note}" for note in dump.notes())
+    return found.whole()
 
 
-def _compared(actual: Dump, reference: Dump, pairs: list[Twin]) -> Iterator[PairErrors]:
+def _by_rank(
+    actual: Iterable[Record], reference: Iterable[Record]
+) -> Iterator[tuple[list[Record], list[Record]]]:
+    """The records of each rank that either dump has; both give them rank after rank."""
+    both = heapq.merge(((r.rank, 0, r) for r in actual), ((r.rank, 1, r) for r in reference))
+    for _, some in itertools.groupby(both, lambda each: each[0]):
+        found: tuple[list[Record], list[Record]] = [], []
+        for _, side, record in some:
+            found[side].append(record)
+        yield found
+
+
+def _compared(actual: Dump, reference: Dump, pairs: Iterable[Twin]) -> Iterator[PairErrors]:
     """In order; several at a time, as most of the work is done without Python's lock."""
-
-    def one(pair: Twin) -> PairErrors:
-        return _compare(actual, reference, *pair)
-
-    workers = max(1, min(8, os.cpu_count() or 1, len(pairs)))
+    workers = max(1, min(8, os.cpu_count() or 1))
+    waiting: deque[Future[PairErrors]] = deque()
     with serial(), ThreadPoolExecutor(workers, thread_name_prefix="qgate-compare") as pool:
-        yield from pool.map(one, pairs)
+        for pair in pairs:
+            waiting.append(pool.submit(_compare, actual, reference, *pair))
+            if len(waiting) == _AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 @dataclass(frozen=True)
@@ -182,15 +125,22 @@ class _Part:
 
 
 def _compared_elsewhere(
-    actual: Dump, reference: Dump, pairs: list[Twin], workers: Workers
+    actual: Dump, reference: Dump, pairs: Iterable[Twin], workers: Workers
 ) -> Iterator[PairErrors]:
     """The same by processes or a cluster, whose nodes see both folders."""
     folders = actual.folder.absolute(), reference.folder.absolute()
-    parts = [_Part(folders, tuple(part)) for part in together(pairs, _size)]
-    for part, found in zip(parts, outcomes(_compare_part, parts, workers), strict=True):
+    sent: deque[_Part] = deque()
+
+    def parts() -> Iterator[_Part]:
+        for part in together(pairs, _size):
+            sent.append(_Part(folders, tuple(part)))
+            yield sent[-1]
+
+    for found in outcomes(_compare_part, parts(), workers):
+        part = sent.popleft()
         if isinstance(found, Failure):
             why = f"it was not compared: {found.reason}"
-            yield from (PairErrors(a, r, "unfit", why=why) for a, r in part.pairs)
+            yield from (PairErrors.of(a, r, "unfit", why=why) for a, r in part.pairs)
         else:
             yield from found
 
@@ -209,7 +159,7 @@ def _compare(actual: Dump, reference: Dump, a: Record, r: Record) -> PairErrors:
     bad = sum(a.nonfinite.values()) + sum(r.nonfinite.values())
     if a.shape != r.shape:
         why = f"shapes {list(a.shape)} and {list(r.shape)}"
-        return PairErrors(a, r, "unfit", nonfinite=bad, why=why)
+        return PairErrors.of(a, r, "unfit", nonfinite=bad, why=why)
     if a.tensor is None or r.tensor is None:
         return _summaries(a, r, bad)
     if a.dtype == r.dtype and a.tensor.digest and a.tensor.digest == r.tensor.digest:
@@ -218,20 +168,20 @@ def _compare(actual: Dump, reference: Dump, a: Record, r: Record) -> PairErrors:
         tensors = actual.tensor(a, check=False), reference.tensor(r, check=False)
         return _values(a, r, *tensors)
     except QgateError as error:
-        return PairErrors(a, r, "unfit", nonfinite=bad, why=str(error))
+        return PairErrors.of(a, r, "unfit", nonfinite=bad, why=str(error))
 
 
 def _equal(a: Record, r: Record, bad: int) -> PairErrors:
-    return PairErrors(a, r, "equal", 0.0, 1.0, 0.0, bad)
+    return PairErrors.of(a, r, "equal", 0.0, 1.0, 0.0, nonfinite=bad)
 
 
 def _summaries(a: Record, r: Record, bad: int) -> PairErrors:
     if a.counts is not None and r.counts is not None:
         if a.counts.digest != r.counts.digest:
             why = "the counts of its values differ, and the values were not kept"
-            return PairErrors(a, r, "unfit", nonfinite=bad, why=why)
-        return PairErrors(a, r, "summary", nonfinite=bad, why="equal counts, no values")
-    return PairErrors(a, r, "summary", nonfinite=bad, why="values were not kept")
+            return PairErrors.of(a, r, "unfit", nonfinite=bad, why=why)
+        return PairErrors.of(a, r, "summary", nonfinite=bad, why="equal counts, no values")
+    return PairErrors.of(a, r, "summary", nonfinite=bad, why="values were not kept")
 
 
 def _values(a: Record, r: Record, actual: Tensor, reference: Tensor) -> PairErrors:
@@ -242,13 +192,13 @@ def _values(a: Record, r: Record, actual: Tensor, reference: Tensor) -> PairErro
     plain = plain_errors(actual, reference)
     if plain is not None:
         told = plain.relative_mse, plain.correlation, plain.max_abs
-        return PairErrors(a, r, "differs" if plain.max_abs else "equal", *told)
+        return PairErrors.of(a, r, "differs" if plain.max_abs else "equal", *told)
     found = errors(_float(actual), _float(reference), worst=0)
     bad = found.actual_non_finite.total + found.reference_non_finite.total
     names = ("relative_mse", "correlation", "max_abs")
     relative, correlation, largest = (found.metric(name) for name in names)
     kind: Kind = "equal" if largest == 0 else "differs"
-    return PairErrors(a, r, kind, relative, correlation, largest, bad)
+    return PairErrors.of(a, r, kind, relative, correlation, largest, nonfinite=bad)
 
 
 def _same_bytes(a: Tensor, r: Tensor) -> bool:
