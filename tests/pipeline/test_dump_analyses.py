@@ -13,10 +13,12 @@ import torch
 from qgate import QgateError, formats
 from qgate.analysis.portraits.pools import pool_of
 from qgate.dumps import Dump, DumpWriter
+from qgate.pipeline.dumps import analyses
 from qgate.pipeline.dumps.analyses import Asked, analyze_dump
 from qgate.pipeline.dumps.twins import compared_names
 from qgate.results import rows
 from tests.dumps.making import GENERATIONS, known, record, write
+from tests.pipeline.dump_work import DEADLY, look_or_die
 
 FEW = ("fp8_e4m3", "mxfp4_e2m1")
 
@@ -328,3 +330,21 @@ def test_what_is_on_disk_says_the_same(tmp_path, apart, monkeypatch):
     assert len(here["tensors"]) == 23
     assert here["ranks"]["tensors"][0]["farthest"] == 2
     assert (len(here["comparison"]["pairs"]), here["comparison"]["unpaired"]) == (11, 2)
+
+
+def test_a_tensor_that_kills_its_worker_is_left_out_alone(tmp_path, monkeypatch):
+    folders, _ = two_runs(tmp_path, apart=False)
+    without = analyzed(*folders)
+    monkeypatch.setattr(analyses, "look", look_or_die)
+    steps = []
+    asked = Asked(formats=FEW, workers=2)
+    found = analyze_dump(*folders, asked=asked, step=lambda *told: steps.append(told))
+    kept = [t for t in without["tensors"] if t["order"] != DEADLY]
+    assert json.loads(json.dumps(found["tensors"])) == json.loads(json.dumps(kept))
+    told = [note for note in found["notes"] if note.startswith("left out")]
+    assert len(told) == 2
+    assert all("its process ended twice: killed, or out of memory" in note for note in told)
+    assert "hifp8" in told[0]
+    assert "mxfp8" in told[1]
+    assert (len(found["comparison"]["pairs"]), found["comparison"]["unpaired"]) == (3, 0)
+    assert steps[-1] == (8, 8)

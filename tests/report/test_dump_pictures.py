@@ -268,7 +268,7 @@ def test_a_ratio_without_noise_is_exact_and_one_of_nothing_is_none() -> None:
 
 
 def test_records_on_disk_are_drawn_as_those_in_memory(normal: DumpAnalysis) -> None:
-    few: Any = {**normal, "tensors": normal["tensors"][::3]}
+    few: Any = {**normal, "tensors": normal["tensors"][::7]}
     told, ranks = few["comparison"], few["ranks"]
     kept: Any = {
         **few,
@@ -282,15 +282,22 @@ def test_records_on_disk_are_drawn_as_those_in_memory(normal: DumpAnalysis) -> N
         assert (here is None) == (there is None), picture.path
         if here is not None and there is not None:
             drawn += 1
-            assert here.title == there.title
-            assert _pixels(here.figure) == _pixels(there.figure), picture.path
-    assert drawn > 40
+            assert _drawn(here) == _drawn(there), picture.path
+    assert drawn > 35
 
 
-def _pixels(figure: Any) -> bytes:
-    """As they are placed before anything is laid out, which takes most of the time."""
-    figure.set_layout_engine("none")
-    figure.set_dpi(30)
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    return bytes(canvas.buffer_rgba())
+def _drawn(sheet: Sheet) -> list[Any]:
+    """What is on it, not laid out."""
+    found: list[Any] = [sheet.title]
+    for axes in sheet.figure.axes:
+        found += [(line.get_xydata().tolist(), line.get_color()) for line in axes.lines]
+        found += [
+            (each.get_path().vertices.tolist(), each.get_facecolor()) for each in axes.patches
+        ]
+        found += [np.ma.filled(each.get_array(), -1).tolist() for each in axes.images]
+        for each in axes.collections:
+            values = each.get_array()
+            found.append((each.get_offsets().tolist(), each.get_facecolor().tolist()))
+            found.append(None if values is None else np.ma.filled(values, -1).tolist())
+        found += [(text.get_text(), text.get_position()) for text in axes.texts]
+    return [repr(each) for each in found]

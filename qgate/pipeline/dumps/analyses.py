@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from qgate import formats
@@ -18,7 +18,16 @@ from qgate.dumps.summing import all_totals
 from qgate.engine import Failure, Workers, outcomes
 from qgate.errors import QgateError
 from qgate.pipeline.dumps.choosing import Chosen, choose
-from qgate.pipeline.dumps.looks import Glance, Group, batches, look, opened, values_of
+from qgate.pipeline.dumps.looks import (
+    Batch,
+    Glance,
+    Group,
+    Looked,
+    batches,
+    look,
+    opened,
+    values_of,
+)
 from qgate.pipeline.dumps.shown import Shown
 from qgate.pipeline.dumps.twins import compare_formats, compare_quant_types, compared_names
 from qgate.results.portraits import (
@@ -127,22 +136,34 @@ def _known(names: Sequence[str]) -> tuple[str, ...]:
 
 def _look(chosen: Chosen, glance: Glance, workers: Workers | int, step: Step | None) -> _Found:
     found, done = _Found(), 0
-    given, sent = itertools.tee(batches(chosen, glance))
-    for looked, part in zip(outcomes(look, sent, workers), given, strict=True):
+    for part, looked in _looked_at(batches(chosen, glance), workers):
+        done += len(part.places)
+        if step is not None:
+            step(done, chosen.count)
         if isinstance(looked, Failure):
-            first = part.places[0]
-            more = f" and {len(part.places) - 1} after it" if len(part.places) > 1 else ""
-            raise QgateError(f"{first.folder}: {first.record.title}{more}: {looked.reason}.")
+            (place,) = part.places
+            chosen.lost.add(place.key)
+            found.notes.append(f"left out: {place.record.title} in {place.folder}: {looked.reason}")
+            continue
         for tensor in looked.tensors:
             found.tensors.append_packed(tensor)
         found.shown.follow(looked.shown)
         found.notes += looked.notes
         for group, pool in looked.pools.items():
             found.pooling[group].add(pool)
-        done += len(part.places)
-        if step is not None:
-            step(done, chosen.count)
     return found
+
+
+def _looked_at(
+    parts: Iterable[Batch], workers: Workers | int
+) -> Iterator[tuple[Batch, Looked | Failure]]:
+    """In order; of neighbors that took their process down, each is tried by itself."""
+    given, sent = itertools.tee(parts)
+    for looked, part in zip(outcomes(look, sent, workers), given, strict=True):
+        if isinstance(looked, Failure) and len(part.places) > 1:
+            yield from _looked_at((replace(part, places=(p,)) for p in part.places), workers)
+        else:
+            yield part, looked
 
 
 def _group(key: Group, pool: Pool) -> GroupPortrait:

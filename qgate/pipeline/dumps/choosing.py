@@ -18,6 +18,10 @@ class Located(NamedTuple):
     folder: urls.Place
     record: Record
 
+    @property
+    def key(self) -> tuple[urls.Place, int, int]:
+        return self.folder, self.record.rank, self.record.order
+
 
 @dataclass
 class Chosen:
@@ -27,6 +31,7 @@ class Chosen:
 
     of       how many there are, before `most` evenly spaced ones are taken
     labels   how many have which quant type
+    lost     keys of those that took the processes down that looked at them
     """
 
     dumps: Sequence[Dump]
@@ -35,6 +40,7 @@ class Chosen:
     of: int = 0
     labels: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
+    lost: set[tuple[urls.Place, int, int]] = field(default_factory=set)
 
     @property
     def count(self) -> int:
@@ -42,7 +48,8 @@ class Chosen:
 
     def __iter__(self) -> Iterator[Located]:
         found = (Located(dump.folder, record) for dump in self.dumps for record in dump.records())
-        return self._thinned(place for place in found if self._is_one(place.record))
+        thinned = self._thinned(place for place in found if self._is_one(place.record))
+        return (place for place in thinned if place.key not in self.lost)
 
     def by_rank(self) -> Iterator[list[Located]]:
         """Rank after rank, of all dumps; all at once where there are only few."""
@@ -50,13 +57,14 @@ class Chosen:
             yield list(self)
             return
         for rank in sorted({rank for dump in self.dumps for rank in dump.ranks}):
-            yield [
+            found = (
                 Located(dump.folder, record)
                 for dump in self.dumps
                 if dump.has(rank)
                 for record in dump.records_of(rank)
                 if self._is_one(record)
-            ]
+            )
+            yield [place for place in found if place.key not in self.lost]
 
     def _is_one(self, record: Record) -> bool:
         return is_wanted(record, self.wanted) and says_something(record)
