@@ -6,6 +6,7 @@ over all of them needs the memory of one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -269,20 +270,24 @@ class _Disk:
     """A temporary file that goes with whoever made it; other processes of the machine read it."""
 
     def __init__(self) -> None:
-        handle, name = tempfile.mkstemp(prefix="qgate-rows-")
+        with _writing():
+            handle, name = tempfile.mkstemp(prefix="qgate-rows-")
         self._path = Path(name)
         self._file = os.fdopen(handle, "w+b")
         weakref.finalize(self, _remove_of, os.getpid(), self._path)
 
     def append(self, data: bytes) -> int:
-        return self._file.write(data)
+        with _writing():
+            return self._file.write(data)
 
     def read(self, start: int, end: int) -> bytes:
-        self._file.seek(start)
+        with _writing():  # what was added last
+            self._file.seek(start)
         return self._file.read(end - start)
 
     def __getstate__(self) -> Path:
-        self._file.flush()
+        with _writing():
+            self._file.flush()
         return self._path
 
     def __setstate__(self, path: Path) -> None:
@@ -294,6 +299,18 @@ class _Disk:
                 f"the records in {str(path)!r} are not there; they can be read while the process "
                 "that made them lives, on its machine."
             ) from None
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        told = os.environ.get("TMPDIR") or "the system's folder for temporary files"
+        raise QgateError(
+            f"results that do not fit in memory cannot be written to {told}: "
+            f"{error.strerror or error}; make room there, or set TMPDIR to a folder with more."
+        ) from None
 
 
 def _remove_of(process: int, path: Path) -> None:

@@ -4,6 +4,7 @@ import gc
 import json
 import multiprocessing
 import pickle
+import sys
 import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
@@ -129,3 +130,32 @@ def test_passing_over_a_hundred_times_as_many_takes_no_more_memory() -> None:
 
     few, many = highest(100), highest(10_000)
     assert many < 1.2 * few + 10_000
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits on the size of files")
+def test_a_full_disk_is_said_and_nothing_stays(tmp_path: Path) -> None:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tempfile.tempdir", str(tmp_path))
+        patch.setenv("TMPDIR", str(tmp_path))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+        try:
+            with pytest.raises(
+                QgateError, match="do not fit in memory cannot be written to"
+            ) as said:
+                list(Rows(({"a": [i] * 100} for i in range(1000)), held=0))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert f"{tmp_path}: File too large; make room there, or set TMPDIR" in str(said.value)
+    del said
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tempfile.tempdir", str(tmp_path / "no"))
+        with pytest.raises(QgateError, match="No such file or directory; make room there, or set"):
+            Rows([{"a": 1}], held=0)
