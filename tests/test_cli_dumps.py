@@ -255,3 +255,13 @@ def test_a_command_line_that_cannot_be(argv: list[str], capsys: Capsys) -> None:
         main(["dumps", *argv])
     assert error.value.code == 2
     assert capsys.readouterr().err
+
+
+def test_verify_says_what_is_wrong_with_a_dump_that_has_no_record_left(capsys: Capsys) -> None:
+    for index in Path("a").glob("rank*/index.jsonl"):
+        index.write_text("".join(f"{line[:-9]}\n" for line in index.read_text().splitlines()))
+    text = dumps(capsys, "verify", "a", status=1)
+    assert text.count("index.jsonl at byte") == 10
+    Path("empty").mkdir()
+    write(Path("empty/d"), [])
+    assert "has no records: nothing was verified" in dumps(capsys, "verify", "empty/d", status=2)
