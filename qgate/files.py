@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,20 @@ def neighbor(path: Path, *, folder: bool = False) -> Iterator[Path]:
                 _remove_abandoned(written, folder)
         if _HAS_LOCKS:
             os.close(handle)
+
+
+def temporary(prefix: str) -> tuple[Path, int]:
+    """A new temporary file of this process alone, open; it goes when its process removes it.
+
+    Those of the same name that killed processes have left are removed now.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        _remove_abandoned(left, folder=False)
+    while True:
+        handle, name = tempfile.mkstemp(prefix=prefix)
+        if _is_locked(handle) is not False and _is_still(Path(name), handle):
+            return Path(name), handle
+        os.close(handle)
 
 
 def forget(path: Path) -> None:

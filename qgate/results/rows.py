@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, overload
 
 from qgate.errors import QgateError
+from qgate.files import temporary
 
 T = TypeVar("T")
 _HELD = 1 << 19
@@ -267,38 +267,41 @@ def _unpacked(data: bytes) -> _Lazy:
 
 
 class _Disk:
-    """A temporary file that goes with whoever made it; other processes of the machine read it."""
+    """A temporary file that goes with whoever made it; other processes of the machine read it.
+
+    It is read and written at places that are named, so that threads and forked processes may.
+    """
 
     def __init__(self) -> None:
         with _writing():
-            handle, name = tempfile.mkstemp(prefix="qgate-rows-")
-        self._path = Path(name)
-        self._file = os.fdopen(handle, "w+b")
-        weakref.finalize(self, _remove_of, os.getpid(), self._path)
+            self._path, self._handle = temporary("qgate-rows-")
+        self._size = 0
+        weakref.finalize(self, _close, self._handle, os.getpid(), self._path)
 
     def append(self, data: bytes) -> int:
+        left = memoryview(data)
         with _writing():
-            return self._file.write(data)
+            while left:
+                written = os.pwrite(self._handle, left, self._size)
+                left, self._size = left[written:], self._size + written
+        return len(data)
 
     def read(self, start: int, end: int) -> bytes:
-        with _writing():  # what was added last
-            self._file.seek(start)
-        return self._file.read(end - start)
+        return os.pread(self._handle, end - start, start)
 
     def __getstate__(self) -> Path:
-        with _writing():
-            self._file.flush()
         return self._path
 
     def __setstate__(self, path: Path) -> None:
         self._path = path
         try:
-            self._file = cast(Any, path.open("rb"))
+            self._handle = os.open(path, os.O_RDONLY)
         except FileNotFoundError:
             raise QgateError(
                 f"the records in {str(path)!r} are not there; they can be read while the process "
                 "that made them lives, on its machine."
             ) from None
+        weakref.finalize(self, _close, self._handle)
 
 
 @contextlib.contextmanager
@@ -313,6 +316,7 @@ def _writing() -> Iterator[None]:
         ) from None
 
 
-def _remove_of(process: int, path: Path) -> None:
-    if os.getpid() == process:
+def _close(handle: int, process: int = 0, path: Path | None = None) -> None:
+    os.close(handle)
+    if path is not None and os.getpid() == process:
         path.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from qgate.results.rows import Rows
 
 _AT_ONCE = 1 << 20
 _SPACE = " \t\n\r"
-_OF_NUMBERS = "0123456789.eE+-"
+_OF_NUMBERS, _LOOKED_AT = "0123456789.eE+-", 64
 
 
 class Unfit(ValueError):
@@ -90,7 +90,8 @@ class _Reader:
                 if self._ended:
                     raise self._error(error.msg) from None
             else:
-                if self._ended or self._text[end:].strip(_OF_NUMBERS):  # a number may go on
+                after = self._text[end : end + _LOOKED_AT]
+                if self._ended or after.strip(_OF_NUMBERS):  # a number may go on
                     self._at = end
                     return found
             self._more(max(_AT_ONCE, len(self._text) - self._at))

@@ -420,3 +420,12 @@ def test_many_pools_together_have_the_bits_of_adding_one_by_one(data):
         assert np.array_equal(whole.counts, one_by_one.counts)
         assert whole.fates == one_by_one.fates
         assert (whole.patterns.dtype, whole.counts.dtype) == (np.uint16, np.int64)
+
+
+def test_pools_of_few_patterns_do_not_pile_up():
+    pooling = Pooling()
+    one = pool_of_statistics({"min": -1.0, "max": 1.0, "mean": 0.0, "std": 0.5}, {}, 8)
+    for _ in range(1000):
+        pooling.add(one)
+        assert len(pooling._waiting) <= 65
+    assert pooling.pool.tensors == 1000

@@ -210,3 +210,14 @@ def test_odd_tensors(x):
     assert got["stands_out"] is None
     mixed = ranks_of([*rows, portrait(torch.randn(50), 3)])
     json.dumps(mixed, allow_nan=False)
+
+
+def test_the_order_in_which_tensors_come_changes_no_bit():
+    data = [
+        [torch.randn(50, generator=torch.Generator().manual_seed(i)) * 1.7**i for i in range(6)]
+    ] * 3
+    given = [portrait(x, r, i) for r, row in enumerate(data) for i, x in enumerate(row)]
+    wanted = ranks_of(given)
+    assert wanted is not None
+    assert repr(ranks_of(given[::-1])) == repr(wanted)
+    assert repr(ranks_of(given[1::2] + given[::2])) == repr(wanted)

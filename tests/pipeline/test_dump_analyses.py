@@ -329,7 +329,7 @@ def test_what_is_on_disk_says_the_same(tmp_path, apart, monkeypatch):
     assert json.loads("".join(rows.as_json(there))) == json.loads("".join(rows.as_json(here)))
     assert len(here["tensors"]) == 23
     assert here["ranks"]["tensors"][0]["farthest"] == 2
-    assert (len(here["comparison"]["pairs"]), here["comparison"]["unpaired"]) == (11, 2)
+    assert (len(here["comparison"]["pairs"]), here["comparison"]["unpaired"]) == (11, 1)
 
 
 def test_a_tensor_that_kills_its_worker_is_left_out_alone(tmp_path, monkeypatch):
@@ -348,3 +348,45 @@ def test_a_tensor_that_kills_its_worker_is_left_out_alone(tmp_path, monkeypatch)
     assert "mxfp8" in told[1]
     assert (len(found["comparison"]["pairs"]), found["comparison"]["unpaired"]) == (3, 0)
     assert steps[-1] == (8, 8)
+
+
+def test_of_few_tensors_what_they_carry_is_compared(tmp_path):
+    """Every second one is looked at, and these have one quant type."""
+    with DumpWriter(tmp_path / "d") as writer:
+        for i in range(12):
+            writer.add(record(i, quant_type=("bf16", "mxfp8")[i % 2]), noise(4, 64, seed=i))
+    found = analyzed(tmp_path / "d", tensors=6)
+    assert {tensor["quant_type"] for tensor in found["tensors"]} == {"bf16"}
+    assert found["comparison"]["kind"] == "formats"
+    assert analyzed(tmp_path / "d")["comparison"]["kind"] == "quant_types"
+
+
+def test_damage_beyond_what_is_looked_at_is_no_silence(tmp_path):
+    folders, _ = two_runs(tmp_path, apart=False)
+    (shard,) = (folders[1] / "rank00000").glob("*.safetensors")
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(QgateError, match="not those that were written"):
+        analyzed(*folders, most=64)
+
+
+def test_what_is_written_meanwhile_is_not_compared(tmp_path):
+    folders, _ = two_runs(tmp_path, apart=False)
+
+    def grow(done, _of):
+        for folder, quant in zip(folders, ("hifp8", "mxfp8"), strict=True):
+            with DumpWriter(folder, existing="append") as writer:
+                writer.add(record(100 + done, module="late", quant_type=quant), noise(4, 32))
+
+    found = analyze_dump(*folders, asked=Asked(formats=FEW), step=grow)
+    assert len(found["tensors"]) == 8
+    assert (len(found["comparison"]["pairs"]), found["comparison"]["unpaired"]) == (4, 0)
+
+
+def test_workers_that_die_of_anything_end_the_analysis(tmp_path, monkeypatch):
+    write(tmp_path / "d", [noise(4, 32, seed=i) for i in range(4)])
+    monkeypatch.setattr(analyses, "look", look_or_die)
+    monkeypatch.setattr(analyses, "_MOST_DEATHS", 0)
+    with pytest.raises(QgateError, match=r"order 2, and 0 others before it: its process ended"):
+        analyzed(tmp_path / "d", workers=2)

@@ -3,10 +3,14 @@
 import gc
 import json
 import multiprocessing
+import os
 import pickle
+import signal
+import subprocess
 import sys
 import tracemalloc
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +163,45 @@ def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
         patch.setattr("tempfile.tempdir", str(tmp_path / "no"))
         with pytest.raises(QgateError, match="No such file or directory; make room there, or set"):
             Rows([{"a": 1}], held=0)
+
+
+def test_what_is_added_after_reading_takes_no_place_of_others() -> None:
+    rows = Rows([{"a": [i]} for i in range(9)], held=0)
+    assert rows[1]["a"] == [1]
+    rows.append({"a": [9]})
+    assert [row["a"] for row in rows] == [[i] for i in range(10)]
+
+
+def test_threads_read_at_once() -> None:
+    rows = Rows([{"a": i, "b": [i] * 50} for i in range(2000)], held=0)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(_sum, [rows] * 8)) == [sum(range(2000)) * 51] * 8
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks on this system")
+def test_a_forked_process_reads_beside_its_parent(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, 2000)
+    child = os.fork()
+    if not child:
+        os._exit(_sum(rows) != sum(range(2000)) * 4)
+    assert all(_sum(rows) == sum(range(2000)) * 4 for _ in range(3))
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_a_killed_process_has_left_goes_with_the_next(tmp_path: Path) -> None:
+    code = (
+        "import os, signal; from qgate.results.rows import Rows; r = Rows([{'a': 1}], held=0);"
+        "os.kill(os.getpid(), signal.SIGTERM)"
+    )
+    mine = rows_of(tmp_path)
+    (kept,) = tmp_path.iterdir()
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False
+    )
+    assert done.returncode == -signal.SIGTERM
+    assert len(list(tmp_path.iterdir())) == 2
+    more = rows_of(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert kept.exists()
+    assert _sum(mine) == _sum(more) == 4900

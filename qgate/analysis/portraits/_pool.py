@@ -19,7 +19,8 @@ from qgate.results.portraits import Portrait
 from qgate.stats import Counts
 from qgate.stats._bits import BY_NAME
 
-_AT_ONCE = 1 << 18
+# Patterns that wait to be put together with others of their group, and pools that do.
+_AT_ONCE, _MOST_WAITING = 1 << 17, 64
 _SOURCES = ("values", "counts", "statistics")
 _NAN = {"bfloat16": 0x7FC0, "float16": 0x7E00}
 Patterns = npt.NDArray[np.uint16]
@@ -154,11 +155,13 @@ class Pooling:
 
     def __init__(self) -> None:
         self._waiting: list[Pool] = []
+        self._patterns = 0
 
     def add(self, pool: Pool) -> None:
         self._waiting.append(pool)
-        if len(self._waiting) > 1 and sum(len(p.patterns) for p in self._waiting) > _AT_ONCE:
-            self._waiting = [self.pool]
+        self._patterns += len(pool.patterns)
+        if self._patterns > _AT_ONCE or len(self._waiting) > _MOST_WAITING:
+            self._waiting, self._patterns = [self.pool], 0
 
     @property
     def pool(self) -> Pool:

@@ -240,6 +240,7 @@ class _Own:
     amax: float | None = None
     rms: array[float] = field(default_factory=lambda: array("d"))
     elements: array[float] = field(default_factory=lambda: array("d"))
+    orders: array[int] = field(default_factory=lambda: array("q"))
 
 
 def _own(portraits: Iterable[TensorPortrait]) -> dict[int, _Own]:
@@ -253,6 +254,7 @@ def _own(portraits: Iterable[TensorPortrait]) -> dict[int, _Own]:
         if "rms" in each:
             own.rms.append(each["rms"])
             own.elements.append(each["elements"])
+            own.orders.append(each["order"])
     return found
 
 
@@ -264,8 +266,9 @@ def _row(
         row["amax"] = own.amax
     if own.rms:
         largest = max(own.rms) or 1.0
-        pairs = zip(own.rms, own.elements, strict=True)
-        squares = sum((rms / largest) ** 2 * n for rms, n in pairs) / sum(own.elements)
+        flow = np.argsort(np.array(own.orders), kind="stable")
+        parts = ((own.rms[i] / largest) ** 2 * own.elements[i] for i in flow)
+        squares = sum(parts) / sum(own.elements)
         row["rms"] = math.sqrt(squares) * largest
     if rank in distances:
         row["distance"] = distances[rank]

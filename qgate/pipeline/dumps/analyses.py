@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("fp8_e4m3", "fp8_e5m2", "hif8", "mxfp8_e4m3", "mxfp4_e2m1", "nvfp4", "fp16", "bf16")
 _AS_WIDE = ("bf16", "float32", "float64")
+# More tensors than these that take their workers down are no matter of the tensors.
+_MOST_DEATHS = 16
 Step = Callable[[int, int], None]
 
 
@@ -135,16 +137,21 @@ def _known(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _look(chosen: Chosen, glance: Glance, workers: Workers | int, step: Step | None) -> _Found:
-    found, done = _Found(), 0
+    found, done, deaths = _Found(), 0, 0
     for part, looked in _looked_at(batches(chosen, glance), workers):
         done += len(part.places)
         if step is not None:
             step(done, chosen.count)
         if isinstance(looked, Failure):
             (place,) = part.places
+            name = f"{place.folder}: {place.record.title}, order {place.record.order}"
             chosen.lost.add(place.key)
-            found.notes.append(f"left out: {place.record.title} in {place.folder}: {looked.reason}")
+            deaths += 1
+            if deaths > _MOST_DEATHS:
+                raise QgateError(f"{name}, and {deaths - 1} others before it: {looked.reason}.")
+            found.notes.append(f"left out: {name}: {looked.reason}")
             continue
+        chosen.lost.update(looked.lost)
         for tensor in looked.tensors:
             found.tensors.append_packed(tensor)
         found.shown.follow(looked.shown)

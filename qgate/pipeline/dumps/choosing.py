@@ -31,7 +31,8 @@ class Chosen:
 
     of       how many there are, before `most` evenly spaced ones are taken
     labels   how many have which quant type
-    lost     keys of those that took the processes down that looked at them
+    lost     keys of those that could not be looked at; they are passed over from then on
+    ends     the last of each rank when it was chosen: what is written later is not looked at
     """
 
     dumps: Sequence[Dump]
@@ -41,6 +42,7 @@ class Chosen:
     labels: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     lost: set[tuple[urls.Place, int, int]] = field(default_factory=set)
+    ends: dict[tuple[urls.Place, int], int] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -48,7 +50,7 @@ class Chosen:
 
     def __iter__(self) -> Iterator[Located]:
         found = (Located(dump.folder, record) for dump in self.dumps for record in dump.records())
-        thinned = self._thinned(place for place in found if self._is_one(place.record))
+        thinned = self._thinned(filter(self._is_one, found))
         return (place for place in thinned if place.key not in self.lost)
 
     def by_rank(self) -> Iterator[list[Located]]:
@@ -62,12 +64,13 @@ class Chosen:
                 for dump in self.dumps
                 if dump.has(rank)
                 for record in dump.records_of(rank)
-                if self._is_one(record)
             )
-            yield [place for place in found if place.key not in self.lost]
+            yield [p for p in found if self._is_one(p) and p.key not in self.lost]
 
-    def _is_one(self, record: Record) -> bool:
-        return is_wanted(record, self.wanted) and says_something(record)
+    def _is_one(self, place: Located) -> bool:
+        record = place.record
+        last = self.ends.get((place.folder, record.rank), -1)
+        return record.order <= last and is_wanted(record, self.wanted) and says_something(record)
 
     def _thinned(self, found: Iterator[Located]) -> Iterator[Located]:
         if self.count == self.of:
@@ -86,7 +89,9 @@ def choose(dumps: Sequence[Dump], wanted: Mapping[str, object], most: int | None
     seen = Seen(chosen.wanted)
     records = found = 0
     left: list[Record] = []
-    for record in (record for dump in dumps for record in dump.records()):
+    for folder, record in ((dump.folder, record) for dump in dumps for record in dump.records()):
+        end = folder, record.rank
+        chosen.ends[end] = max(record.order, chosen.ends.get(end, record.order))
         records += 1
         seen.add(record)
         if not is_wanted(record, chosen.wanted):
@@ -111,6 +116,7 @@ def choose(dumps: Sequence[Dump], wanted: Mapping[str, object], most: int | None
             f"{left[0].title} is {left[0].dtype} {list(left[0].shape)}"
         )
     if chosen.count < chosen.of:
+        chosen.labels = Counter(place.record.quant_type for place in chosen)
         said = f"{chosen.count} of {chosen.of} tensors were looked at, evenly spaced"
         chosen.notes.append(said)
     return chosen

@@ -58,6 +58,7 @@ class Looked:
     shown: Shown = field(default_factory=Shown)
     pools: dict[Group, Pool] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    lost: list[tuple[urls.Place, int, int]] = field(default_factory=list)
 
 
 def together(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
@@ -99,6 +100,7 @@ def _looked(batch: Batch) -> Looked:
             pool, channels = _pool(place, batch.glance)
         except QgateError as error:
             found.notes.append(f"left out: {error}")
+            found.lost.append(place.key)
             continue
         portrait = {**_identity(place.record), **pool.portrait()}
         if channels is not None:

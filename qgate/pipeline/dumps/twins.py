@@ -174,10 +174,7 @@ def _compare(part: _Part) -> _Compared:
 def _compared(part: _Part) -> _Compared:
     found = _Compared()
     for twin in part.twins:
-        try:
-            a, r = (values_of(place).reshape(-1)[: part.most] for place in twin)
-        except QgateError:  # the look at it has said so
-            continue
+        a, r = (values_of(place).reshape(-1)[: part.most] for place in twin)
         reference = twin[1].record
         pair: Pair = {
             "title": reference.title,
