@@ -20,7 +20,7 @@ READS = (
     "loads", "load", "safe_load", "read_text", "read_bytes", "open", "safe_open", "ZipFile", "read_array",
     "reader", "DictReader", "load_file", "from_pretrained", "load_from_disk", "load_dataset", "ParquetFile",
     "CompressedInputStream", "fromfile", "memmap", "exec_module", "decompress", "read_parquet", "read_csv",
-    "get_single_node", "cat_file", "read_string", "raw_decode",
+    "get_single_node", "cat_file", "read_string", "raw_decode", "pread",
 )  # fmt: skip
 _OURS = "what this very run, or this package, wrote"
 _CODE = "code that the user named"
@@ -41,7 +41,7 @@ NOT_READERS: dict[str, str] = {
     "qgate.results.rows:_unpacked": _OURS,
     "qgate.results.rows:unpacked": _OURS,
     "qgate.results.rows:_made": _OURS,
-    "qgate.results.rows:__setstate__": _OURS,
+    "qgate.results.rows:read": _OURS,
     "qgate.cli.report:_write": "opens what it writes",
     "qgate.models.loading:_from_file": _CODE,
     "qgate.cli._ci_files:_starter": _OURS,
