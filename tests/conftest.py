@@ -1,9 +1,14 @@
-"""What all tests share: a world without CI, and one browser."""
+"""What all tests share: a world without CI, one browser, and one Ray at a time."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import tempfile
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
@@ -32,3 +37,37 @@ def outside_ci() -> Iterator[None]:
 def browser() -> Iterator[Browser]:
     with chromium() as found:
         yield found
+
+
+@contextlib.contextmanager
+def _ray_alone() -> Iterator[None]:
+    """Whoever asks Ray for the cluster of this machine finds any that runs, also another test's."""
+    with (Path(tempfile.gettempdir()) / "qgate-tests-ray.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        until = time.monotonic() + 30
+        while _ray_runs() and time.monotonic() < until:  # of a test before, whose driver was killed
+            time.sleep(0.2)
+        yield
+
+
+def _ray_runs() -> bool:
+    commands = Path("/proc").glob("[0-9]*/cmdline")
+    for command in commands:
+        with contextlib.suppress(OSError):
+            if b"gcs_server" in command.read_bytes().split(b"\0", 1)[0]:
+                return True
+    return False
+
+
+@pytest.fixture(scope="module")
+def one_ray() -> Iterator[None]:
+    """For a module whose tests use Ray."""
+    with _ray_alone():
+        yield
+
+
+@pytest.fixture
+def one_ray_for_a_test() -> Iterator[None]:
+    """For a single test, in a module that does not use `one_ray`."""
+    with _ray_alone():
+        yield

@@ -386,6 +386,7 @@ def test_other_files_are_one_part(make: Callable[[], None], what: str) -> None:
     assert parts_of(name) == [Part(name)]
 
 
+@pytest.mark.usefixtures("one_ray_for_a_test")
 def test_ray_gives_the_same_files(capsys: pytest.CaptureFixture[str]) -> None:
     for i in range(3):
         torch.save(activation(seed=i), f"t{i}.pt")

@@ -12,6 +12,8 @@ import ray
 import torch
 from ray.cluster_utils import Cluster
 
+pytestmark = pytest.mark.usefixtures("one_ray")
+
 FILES = 200
 SWEEP = [
     sys.executable,

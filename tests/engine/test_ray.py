@@ -15,6 +15,8 @@ from tests.dumps import merging_work
 from tests.dumps.making import write
 from tests.engine import work
 
+pytestmark = pytest.mark.usefixtures("one_ray")
+
 RAY = Workers("ray")
 
 

@@ -9,6 +9,8 @@ from qgate.engine import Workers, outcomes
 from qgate.errors import QgateError
 from tests.engine import work
 
+pytestmark = pytest.mark.usefixtures("one_ray")
+
 
 def test_a_cluster_that_does_not_answer_is_named_at_once(monkeypatch):
     with pytest.raises(

@@ -8,6 +8,8 @@ import ray
 from qgate.engine import Failure, Workers, _ray, outcomes
 from tests.engine import work
 
+pytestmark = pytest.mark.usefixtures("one_ray")
+
 
 @pytest.fixture
 def small_machine():

@@ -254,6 +254,7 @@ def test_a_process_has_one_network_at_a_time() -> None:
         hosts._hosts.clear()
 
 
+@pytest.mark.usefixtures("one_ray_for_a_test")
 def test_the_command_line_writes_the_same_record_with_any_engine(tmp_path: Path) -> None:
     ways = {"one": (), "two": ("--jobs", "2"), "ray": ("--engine", "ray", "--jobs", "2")}
     records = []
