@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,11 +24,8 @@ def write_text(path: Place, text: str) -> None:
 def write_bytes(path: Place, data: bytes) -> None:
     """A store takes an object as a whole; `urls.check_writable` refuses those that do not."""
     if not isinstance(path, Path):
-        try:
-            with changing():
-                path.write_bytes(data)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from None
+        with _putting(path):
+            path.write_bytes(data)
         return
     with replacing(path) as neighbor:
         neighbor.write_bytes(data)
@@ -42,11 +40,18 @@ def write_parts(path: Place, parts: Iterable[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="qgate-") as made:
         whole = Path(made) / "whole"
         _write_all(whole, parts)
-        try:
-            with changing():
-                path.fs.put_file(str(whole), path.path)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from None
+        with _putting(path):
+            path.fs.put_file(str(whole), path.path)
+
+
+@contextlib.contextmanager
+def _putting(path: Place) -> Iterator[None]:
+    """What a store says against it, with the place that was to be written."""
+    try:
+        with changing():
+            yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _write_all(path: Path, parts: Iterable[str]) -> None:

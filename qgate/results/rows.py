@@ -23,7 +23,23 @@ _HELD = 1 << 19
 _RECENT = 64
 
 
-class Rows(Sequence[T], Generic[T]):
+class Made(Sequence[T], Generic[T]):
+    """A sequence of what is made when it is asked for, by `_one`."""
+
+    def _one(self, place: int) -> T:
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, place: int) -> T: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[T]: ...
+    def __getitem__(self, place: int | slice) -> T | Sequence[T]:
+        if isinstance(place, slice):
+            return [self._one(each) for each in range(len(self))[place]]
+        return self._one(range(len(self))[place])
+
+
+class Rows(Made[T]):
     """Like a list of dictionaries that is added to; those on disk are mappings that look them up.
 
     held   how many numbers and texts are kept in memory, of all records; 100 bytes each
@@ -75,14 +91,7 @@ class Rows(Sequence[T], Generic[T]):
     def __len__(self) -> int:
         return len(self._held) + len(self._ends) - 1
 
-    @overload
-    def __getitem__(self, place: int) -> T: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[T]: ...
-    def __getitem__(self, place: int | slice) -> T | Sequence[T]:
-        if isinstance(place, slice):
-            return [self[each] for each in range(*place.indices(len(self)))]
-        place = range(len(self))[place]
+    def _one(self, place: int) -> T:
         return self._held[place] if place < len(self._held) else cast(T, _Row(self, place))
 
     def __iter__(self) -> Iterator[T]:
@@ -105,20 +114,14 @@ class Rows(Sequence[T], Generic[T]):
         return {**self.__dict__, "_recent": {}}
 
 
-class _Ordered(Sequence[T]):
+class _Ordered(Made[T]):
     def __init__(self, rows: Rows[T], places: array[int]) -> None:
         self._rows, self._places = rows, places
 
     def __len__(self) -> int:
         return len(self._places)
 
-    @overload
-    def __getitem__(self, place: int) -> T: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[T]: ...
-    def __getitem__(self, place: int | slice) -> T | Sequence[T]:
-        if isinstance(place, slice):
-            return [self._rows[each] for each in self._places[place]]
+    def _one(self, place: int) -> T:
         return self._rows[self._places[place]]
 
 

@@ -9,14 +9,14 @@ import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
 from qgate.dumps import Place, Record
 from qgate.dumps.records import plain
 from qgate.pipeline.dumps.pairs import Origin, Pairing
-from qgate.results.rows import Rows
+from qgate.results.rows import Made, Rows
 
 Kind = Literal["equal", "differs", "unfit", "summary"]
 _KINDS: tuple[Kind, ...] = ("equal", "differs", "unfit", "summary")
@@ -73,7 +73,7 @@ class PairErrors:
 _IN_ROWS = tuple(each.name for each in fields(PairErrors) if each.name not in ("kind", "origin"))
 
 
-class _Made(Sequence[T], Generic[T]):
+class _Meant(Made[T]):
     """Rows as what they stand for."""
 
     def __init__(self, rows: Sequence[Any], make: Callable[[Any], T]) -> None:
@@ -82,13 +82,7 @@ class _Made(Sequence[T], Generic[T]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    @overload
-    def __getitem__(self, place: int) -> T: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[T]: ...
-    def __getitem__(self, place: int | slice) -> T | Sequence[T]:
-        if isinstance(place, slice):
-            return [self._make(row) for row in self._rows[place]]
+    def _one(self, place: int) -> T:
         return self._make(self._rows[place])
 
 
@@ -277,9 +271,9 @@ class Findings:
         later = np.argsort(np.asarray(self._apart), kind="stable")
         return DumpComparison(
             Pairs(table, places),
-            _Made(actual, _record_of),
-            _Made(reference.ordered(_each(later)), _record_of),
-            _Made(self._notes, lambda row: row["note"]),
+            _Meant(actual, _record_of),
+            _Meant(reference.ordered(_each(later)), _record_of),
+            _Meant(self._notes, lambda row: row["note"]),
             self._nonfinite,
         )
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
-from qgate.report.dumps._reading import figure_of, flushed, is_gradient, saturated, sqnr_db
+from qgate.report.dumps._reading import fates, figure_of, flushed, is_gradient, saturated, sqnr_db
 from qgate.results.portraits import DumpAnalysis, Fate, TensorPortrait
 
 
@@ -55,6 +57,14 @@ class Losses:
     @property
     def median_db(self) -> float:
         return sorted(self.ratios)[len(self.ratios) // 2]
+
+
+def share_in(items: Iterable[Any], name: str, what: Callable[[Fate], float]) -> float:
+    """A share of the elements of all items together; NaN where none has figures of the format."""
+    whole = Share()
+    for item, fate in fates(items, name):
+        whole.add(what(fate), figure_of(fate, "of"), item)
+    return whole.of_all
 
 
 def losses_in(analysis: DumpAnalysis) -> dict[str, Losses]:

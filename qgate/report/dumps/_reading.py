@@ -193,16 +193,6 @@ def sqnr_db(fate: Mapping[str, Any]) -> float:
     return max((ratio for ratio in told if not math.isnan(ratio)), default=math.nan)
 
 
-def share_in(items: Iterable[Any], name: str, what: Callable[[Mapping[str, Any]], float]) -> float:
-    """A share of the elements of all items together; NaN where none has figures of the format."""
-    found = total = 0.0
-    for _, fate in fates(items, name):
-        share, of = what(fate), figure_of(fate, "of")
-        if math.isfinite(share) and of > 0:
-            found, total = found + share * of, total + of
-    return found / total if total else math.nan
-
-
 def worst(
     items: Iterable[Item], measure: Callable[[Item], float], count: int = 1
 ) -> list[tuple[Item, float]]:

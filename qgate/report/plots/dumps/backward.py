@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from qgate.report.dumps._losses import share_in
 from qgate.report.dumps._reading import (
     counted,
     fates,
@@ -15,7 +16,6 @@ from qgate.report.dumps._reading import (
     grouped,
     is_gradient,
     percent,
-    share_in,
     tensor_title,
 )
 from qgate.report.plots._figure import SMALL, TICK, dress

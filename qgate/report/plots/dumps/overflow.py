@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from qgate.report.dumps._losses import share_in
 from qgate.report.dumps._reading import (
     counted,
     fates,
@@ -18,7 +19,6 @@ from qgate.report.dumps._reading import (
     percent,
     quant_type_of,
     saturated,
-    share_in,
     shortened,
     tensor_title,
     worst,
