@@ -59,7 +59,8 @@ def _show_model(args: argparse.Namespace) -> int:
         record = tiny.record()
         bits, text = record["bits_per_byte"], record["text"]
         print(
-            f"\n{tiny.about}, trained {record['training']['steps']} steps on the {text['source']}\n"
+            f"\n{tiny.about}, trained {record['training']['steps']} steps on {text['bytes']:,} "
+            "bytes of the built-in language\n"
             f"bits per byte of the whole held-out text: {bits['model']:.3f}; counts of bytes reach "
             f"{bits['unigram']:.3f}, of byte pairs {bits['bigram']:.3f}"
         )

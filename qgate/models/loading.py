@@ -17,8 +17,9 @@ from torch import Tensor
 
 from qgate import devices
 from qgate.errors import QgateError, unknown
+from qgate.models.language import Part
 from qgate.models.model import Model
-from qgate.models.text import Part, byte_ids, held_out, windows
+from qgate.models.text import byte_ids, language_windows, windows
 from qgate.models.tiny import TINY
 
 SCHEMES = {
@@ -93,13 +94,9 @@ def _tiny(name: str, sampling: Sampling) -> Model:
     if name.strip().lower().replace("-", "_") not in TINY.names():
         raise unknown("model", name, names())
     tiny = TINY.get(name)
-
-    def encode(text: str) -> Tensor:
-        return byte_ids(text.encode())
-
     network = tiny.load()
     bases = _mamba_bases() if tiny.name == "tiny_mamba" else {}
-    inputs, calibration = _samples(sampling, lambda: encode)
+    inputs, calibration = _samples(sampling, lambda: byte_ids)
     return Model(network, inputs, tiny.title, calibration, bases=bases)
 
 
@@ -214,35 +211,35 @@ def _samples(
 ) -> tuple[list[Tensor], Callable[[], Sequence[Tensor]]]:
     """The samples of the evaluation, and what cuts those of the calibration when they are needed.
 
-    Given tokens are shared: the first half evaluates, the second calibrates.
+    Given tokens are shared: the first half evaluates, the second calibrates. A text that is not
+    given is the built-in language, as much of it as the samples need.
     """
+    given: dict[Part, Tensor] = {}
     if sampling.tokens is not None:
         ids = sampling.tokens
         if ids.dim() != 1 or ids.is_floating_point() or not len(ids):
             raise QgateError(
                 f"tokens are one row of whole numbers, not {ids.dtype} {tuple(ids.shape)}."
             )
-        parts = {
-            "evaluation": ids.long()[: len(ids) // 2],
-            "calibration": ids.long()[len(ids) // 2 :],
-        }
+        ids, half = ids.long(), len(ids) // 2
+        given = {"evaluation": ids[:half], "calibration": ids[half:]}
         if sampling.calib_text is not None:
-            parts = {"evaluation": ids.long(), "calibration": encoder()(_read(sampling.calib_text))}
-    else:
-        encode = encoder()
-        parts = {
-            part: encode(_read(path) if path is not None else held_out(part).decode())
-            for part, path in _texts(sampling).items()
-        }
+            given = {"evaluation": ids}
+    encode = encoder() if len(given) < 2 else byte_ids
+    if sampling.text is not None and "evaluation" not in given:
+        given["evaluation"] = encode(_read(sampling.text))
+    if sampling.calib_text is not None:
+        given["calibration"] = encode(_read(sampling.calib_text))
 
-    def calibration() -> Sequence[Tensor]:
-        return windows(
-            parts["calibration"], sampling.calib_samples, sampling.calib_seqlen, sampling.seed
-        )
+    def cut(part: Part, samples: int, seqlen: int) -> list[Tensor]:
+        if part in given:
+            return windows(given[part], samples, seqlen, sampling.seed)
+        return language_windows(part, encode, samples, seqlen, sampling.seed)
 
-    return windows(
-        parts["evaluation"], sampling.samples, sampling.seqlen, sampling.seed
-    ), calibration
+    return (
+        cut("evaluation", sampling.samples, sampling.seqlen),
+        lambda: cut("calibration", sampling.calib_samples, sampling.calib_seqlen),
+    )
 
 
 def _check_ids(model: Model, sampling: Sampling) -> None:
@@ -257,10 +254,6 @@ def _check_ids(model: Model, sampling: Sampling) -> None:
             f"{model.name} takes token ids from 0 to {rows - 1}, but those given go from {low} to "
             f"{high}. Give ids that the tokenizer of this very model made."
         )
-
-
-def _texts(sampling: Sampling) -> dict[Part, Path | None]:
-    return {"evaluation": sampling.text, "calibration": sampling.calib_text}
 
 
 def _read(path: Path) -> str:

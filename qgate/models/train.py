@@ -7,12 +7,15 @@ NAME.png (the loss curve). Seeded: the same Python, torch and machine give the s
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from qgate.errors import QgateError
+
+_HELD_OUT = 2**17
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +46,7 @@ def train(name: str, folder: Path, steps: int | None, seed: int) -> None:
     from tqdm import tqdm
 
     from qgate.files import replacing
-    from qgate.models import ngrams, text, training
+    from qgate.models import language, ngrams, training
     from qgate.models.tiny import TINY
     from qgate.report.plots.training import draw_curve
 
@@ -52,13 +55,15 @@ def train(name: str, folder: Path, steps: int | None, seed: int) -> None:
         raise QgateError(f"--steps {steps} is not allowed; it is a whole number from 1.")
     folder.mkdir(parents=True, exist_ok=True)
     steps = steps or tiny.steps
-    corpus, held_out = text.standard_library(), text.held_out("evaluation")
+    text = language.text("training", steps * training.BATCH * training.TOKENS)
+    held_out = language.text("evaluation", _HELD_OUT)
+    digest = hashlib.sha256(text.encode()).hexdigest()
     print(
         f"{tiny.title}: {tiny.about}; {steps} steps of {training.BATCH} x {training.TOKENS} bytes"
     )
-    print(f"{corpus.source}, {len(corpus.text):,} bytes of {corpus.files} files, {corpus.sha256}")
-    unigram = ngrams.unigram_bits(corpus.text, held_out)
-    bigram = ngrams.bigram_bits(corpus.text, held_out)
+    print(f"{len(text):,} bytes of the built-in language, {digest}")
+    unigram = ngrams.unigram_bits(text.encode(), held_out.encode())
+    bigram = ngrams.bigram_bits(text.encode(), held_out.encode())
     network = tiny.build()
     with tqdm(total=steps, unit="step") as bar:
 
@@ -70,14 +75,14 @@ def train(name: str, folder: Path, steps: int | None, seed: int) -> None:
                 bar.write(f"step {step}: {latest:.3f} bits per byte on held-out text")
 
         curve = training.fit(
-            network, corpus.text, held_out, steps=steps, rate=tiny.rate, seed=seed, told=told
+            network, text, held_out, steps=steps, rate=tiny.rate, seed=seed, told=told
         )
     training.strengthen_outliers(network)
     bits = training.bits_per_byte(network, held_out)
     record = {
         "model": tiny.title,
         "sizes": tiny.sizes,
-        "text": {"source": corpus.source, "bytes": len(corpus.text), "sha256": corpus.sha256},
+        "text": {"source": "qgate.models.language", "bytes": len(text), "sha256": digest},
         "training": {"steps": steps, "rate": tiny.rate, "seed": seed, "torch": torch.__version__},
         "bits_per_byte": {"model": bits, "unigram": unigram, "bigram": bigram},
         "held_out_curve": curve.held_out,
@@ -87,7 +92,7 @@ def train(name: str, folder: Path, steps: int | None, seed: int) -> None:
         part.write_bytes(save(state, {"format": "pt", "qgate": json.dumps(record)}))
     draw_curve(
         folder / f"{tiny.title}.png",
-        title=f"{tiny.title} on the {corpus.source}",
+        title=f"{tiny.title} on the built-in language",
         trained=curve.trained,
         held_out=curve.held_out,
         compared={"unigram": unigram, "bigram": bigram},

@@ -1,4 +1,4 @@
-"""How the tiny models are trained: a seeded loop over the sources of the standard library."""
+"""Train the tiny models: a seeded loop over the training part of the built-in language."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Curve:
 
 def fit(
     network: nn.Module,
-    text: bytes,
-    held_out: bytes,
+    text: str,
+    held_out: str,
     *,
     steps: int,
     rate: float,
@@ -79,7 +79,7 @@ def nats(network: nn.Module, batch: Tensor) -> Tensor:
     return cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
 
 
-def bits_per_byte(network: nn.Module, text: bytes, tokens: int = TOKENS) -> float:
+def bits_per_byte(network: nn.Module, text: str, tokens: int = TOKENS) -> float:
     """Over the whole text, cut into rows of `tokens` + 1."""
     ids = byte_ids(text)
     rows = ids[: len(ids) // (tokens + 1) * (tokens + 1)].view(-1, tokens + 1)

@@ -19,10 +19,6 @@ from tests.adoption.repository import clean
 ROOT = Path(__file__).resolve().parents[2]
 DATA = {
     "qgate/py.typed",
-    "qgate/models/data/LICENSE-python.txt",
-    "qgate/models/data/NOTICE.txt",
-    "qgate/models/data/calibration.txt",
-    "qgate/models/data/evaluation.txt",
     "qgate/models/data/tiny-llama.safetensors",
     "qgate/models/data/tiny-mamba.safetensors",
     "qgate/results/report.schema.json",

@@ -15,10 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from qgate.errors import QgateError
-from qgate.models import Model, Sampling, load
+from qgate.models import Model, Sampling, language, load
 from qgate.models.huggingface import language_part, load_network, tokenizer
 from qgate.models.tapping import tapped
-from qgate.models.text import held_out
 from tests.models.checkpoints import (
     Folder,
     Hostile,
@@ -98,7 +97,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator([held_out("calibration").decode()[:20000]], trainer)
+    made.train_from_iterator([language.text("calibration", 20000)], trainer)
     folder = tmp_path_factory.mktemp("words")
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, bos_token="<s>", eos_token="</s>", model_max_length=64
@@ -298,7 +297,7 @@ def test_a_tokenizer_gives_the_ids_of_the_text_and_no_others(
     words: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     encode = tokenizer(words)
-    content = held_out("evaluation").decode()
+    content = language.text("evaluation", 2**16)
     ids = encode(content)
     assert (ids.dtype, ids.dim()) == (torch.int64, 1)
     assert len(ids) > 10000

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from qgate.errors import QgateError
-from qgate.models import Model, Sampling, load, names
-from qgate.models.text import byte_ids, held_out
+from qgate.models import Model, Sampling, language, load, names
 from qgate.models.tiny import TINY, Tiny
 
 
@@ -254,9 +253,8 @@ def test_calibration_has_its_own_text() -> None:
     evaluation, calibration = parts(
         Sampling(samples=50, seqlen=64, calib_samples=60, calib_seqlen=64)
     )
-    texts = {part: held_out(part) for part in ("evaluation", "calibration")}
-    assert all(bytes(row) in texts["evaluation"] for row in evaluation)
-    assert all(bytes(row) in texts["calibration"] for row in calibration)
+    assert bytes(chain(*evaluation)).decode() == language.text("evaluation", 50 * 64)
+    assert bytes(chain(*calibration)).decode() == language.text("calibration", 60 * 64)
     assert not {tuple(row) for row in evaluation} & {tuple(row) for row in calibration}
 
 
@@ -303,19 +301,19 @@ def test_tokens_that_cannot_be_used(tokens: Tensor, words: list[str]) -> None:
         assert word in str(caught.value)
 
 
-def test_more_samples_than_there_is_text() -> None:
-    length = len(byte_ids(held_out("evaluation")))
+def test_more_samples_than_there_is_text(tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("b" * 2000)
+    sampling = Sampling(samples=100, seqlen=512, text=tmp_path / "short.txt")
     with pytest.raises(QgateError) as caught:
-        load("tiny-llama", sampling=Sampling(samples=100000, seqlen=512))
-    for word in (
-        "100000 samples of 512 tokens",
-        str(length),
-        f"enough for {length // 512}",
-        "fewer",
-    ):
+        load("tiny-llama", sampling=sampling)
+    for word in ("100 samples of 512 tokens", "2000", "enough for 3", "fewer"):
         assert word in str(caught.value)
-    model = load("tiny-llama", sampling=Sampling(samples=1, seqlen=8, calib_samples=100000))
-    with pytest.raises(QgateError, match="100000 samples of 512 tokens are more"):
+
+
+def test_the_built_in_text_gives_as_many_samples_as_are_asked_for() -> None:
+    model = load("tiny-llama", sampling=Sampling(samples=400, seqlen=512, calib_samples=10**6))
+    assert len({row.numpy().tobytes() for row in model.inputs}) == 400
+    with pytest.raises(QgateError, match=r"512000064 characters .* up to 67108864"):
         model.calibration_samples()
 
 

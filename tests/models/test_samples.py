@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qgate.errors import QgateError
+from qgate.models import language
 from qgate.models.samples import ByteTokenizer, DataRequest, Samples, check_ids, read_samples
-from qgate.models.text import held_out
 from tests.models.checkpoints import Hostile
 
 BYTES = ByteTokenizer()
@@ -76,12 +76,12 @@ def refused(source: str, *words: str, tokenizer: Any = BYTES, **fields: Any) -> 
 def test_the_built_in_text_gives_windows_that_do_not_overlap() -> None:
     samples = read("builtin")
     assert (len(samples), samples.longest) == (64, 512)
-    text = held_out("evaluation").decode()
+    text = language.text("evaluation", 64 * 512)
     found = texts(samples)
     assert len(set(found)) == 64
     assert all(each in text for each in found)
     assert any("without any BOS" in note for note in samples.notes)
-    assert "held-out text" in samples.source
+    assert "built-in language" in samples.source
     assert samples.decode is not None
     assert "".join(samples.decode(samples.ids[0][0].tolist())) == found[0]
 
@@ -93,11 +93,21 @@ def test_more_samples_keep_those_there_were() -> None:
     assert read("builtin", seq_len=32).longest == 32
 
 
-def test_fewer_windows_than_asked_are_told() -> None:
-    samples = read("builtin", num_samples=1000, seq_len=1024)
-    assert len(samples) == len(held_out("evaluation")) // 1024
-    assert any("fewer than the 1000 asked for" in note for note in samples.notes)
-    refused("builtin", "fewer than the 1000000", "--data.seq_len", seq_len=1000000)
+def test_the_built_in_text_gives_as_many_windows_as_are_asked_for() -> None:
+    samples = read("builtin", num_samples=300, seq_len=1024)
+    assert len({row.numpy().tobytes() for row in samples.ids}) == 300
+    assert not any("fewer" in note for note in samples.notes)
+    refused("builtin", "are not allowed", "fewer or shorter samples", seq_len=2**26)
+
+
+def test_fewer_windows_than_asked_are_told(tmp_path: Path) -> None:
+    path = written(tmp_path / "short.txt", "word " * 100)
+    samples = read(f"custom:{path}", num_samples=10, seq_len=100, format="document")
+    assert len(samples) == 5
+    assert any("fewer than the 10 asked for" in note for note in samples.notes)
+    refused(
+        f"custom:{path}", "fewer than the 1000", "--data.seq_len", seq_len=1000, format="document"
+    )
 
 
 def test_no_random_state_but_the_own_one_is_used(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from qgate.errors import QgateError
+from qgate.models import language
 from qgate.models.huggingface import FolderTokenizer, tokenizer
 from qgate.models.samples import ByteTokenizer, DataRequest, Samples, read_samples
-from qgate.models.text import held_out
 from tests.models.checkpoints import Hostile
 
 transformers = pytest.importorskip("transformers")
@@ -260,7 +260,7 @@ def made(folder: Path, *, puts: bool) -> FolderTokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    inner.train_from_iterator([held_out("calibration").decode()[:20000]], trainer)
+    inner.train_from_iterator([language.text("calibration", 20000)], trainer)
     if puts:
         inner.post_processor = processors.TemplateProcessing(
             single="<s> $A", special_tokens=[("<s>", 0)]
@@ -346,7 +346,7 @@ def test_a_space_that_a_vocabulary_marks_is_not_lost(tmp_path: Path) -> None:
 
 def test_a_very_long_row_is_cut_as_if_it_were_read_whole(tmp_path: Path) -> None:
     words = made(tmp_path / "words", puts=True)
-    text = held_out("evaluation").decode().replace("\n", " ")
+    text = language.text("evaluation", 2**16).replace("\n", " ")
     (tmp_path / "a.txt").write_text(text)
     samples = read_samples(DataRequest(f"custom:{tmp_path / 'a.txt'}", seq_len=50), words)
     assert samples.ids[0][0].tolist() == words.encode(text, special=True)[:50].tolist()

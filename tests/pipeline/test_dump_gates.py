@@ -298,11 +298,12 @@ def trained(folder: Path, seed: int) -> Path:
     """Two steps of tiny-llama on a batch of its own, collected."""
     import qgate
     from qgate.models import training
-    from qgate.models.text import byte_ids, held_out
+    from qgate.models.language import text
+    from qgate.models.text import byte_ids
     from qgate.models.tiny import TINY
 
     network = TINY.get("tiny-llama").load().train()
-    ids = byte_ids(held_out("calibration"))
+    ids = byte_ids(text("calibration", 2**17))
     draw = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(network.parameters(), 1e-3)
     with qgate.collect(network, folder, iterations=2):

@@ -16,7 +16,7 @@ from qgate.errors import QgateError
 from qgate.models.samples.request import DataRequest
 from qgate.models.samples.text_files import Rows
 from qgate.models.samples.tokenizing import Tokenizer
-from qgate.models.text import windows
+from qgate.models.text import language_windows, windows
 
 # Rows that are tokenized in search of long ones, per sample; then shorter ones must do.
 _TRIES = 200
@@ -113,6 +113,14 @@ def one_text(text: str, tokenizer: Tokenizer, request: DataRequest, name: str) -
     cut = _windows_of(_encoded(tokenizer, text, 0), request, name)
     cut.notes.append(_WINDOWS)
     return cut
+
+
+def built_in(tokenizer: Tokenizer, request: DataRequest) -> Cut:
+    """Windows of the built-in language, which gives as many as are asked for."""
+    ids = language_windows(
+        "evaluation", tokenizer.encode, request.num_samples, request.length, request.seed
+    )
+    return Cut(ids, [_WINDOWS])
 
 
 def token_rows(rows: Sequence[Tensor], request: DataRequest, name: str) -> Cut:

@@ -17,7 +17,6 @@ from qgate.models.samples.request import DataRequest, check, parsed
 from qgate.models.samples.text_files import check_file, format_of, read_rows
 from qgate.models.samples.token_files import read_token_rows
 from qgate.models.samples.tokenizing import Tokenizer
-from qgate.models.text import held_out
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +60,8 @@ def read_samples(request: DataRequest, tokenizer: Tokenizer | None) -> Samples:
     if tokenizer is None or kind == "tokens":
         cut, source = _from_tokens(request, rest)
     elif kind == "builtin":
-        name = "the built-in text"
-        cut = cutting.one_text(held_out("evaluation").decode(), tokenizer, request, name)
-        source = "the held-out text of qgate"
+        cut = cutting.built_in(tokenizer, request)
+        source = "the built-in language of qgate"
     elif kind == "custom":
         cut, source = _from_file(request, rest, tokenizer)
     elif kind == "hf":

@@ -33,7 +33,7 @@ class ByteTokenizer:
     bos: int | None = None
 
     def encode(self, text: str, *, special: bool = False) -> Tensor:  # noqa: ARG002
-        return byte_ids(text.encode())
+        return byte_ids(text)
 
     def decode(self, ids: Sequence[int]) -> list[str]:
         return [chr(k) if 32 <= k < 127 or k == 10 else f"\\x{k:02x}" for k in map(int, ids)]

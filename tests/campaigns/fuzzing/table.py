@@ -33,8 +33,6 @@ NOT_READERS: dict[str, str] = {
     "qgate.report.activations._places:drawn": _OURS,
     "qgate.cli.quick:_draw_there": _OURS,
     "qgate.files:_holder": "a text that is only shown, cut and printable",
-    "qgate.models.text:held_out": _OURS,
-    "qgate.models.text:standard_library": "Python's own sources, for training",
     "qgate.models.tiny:load": _OURS,
     "qgate.models.tiny:record": _OURS,
     "qgate.results.believing:published": _OURS,
