@@ -165,6 +165,15 @@ def test_a_mode_and_its_reference_are_written_as_users_know_them(capsys: Capsys)
     assert (record["mode"], record["basis"], record["samples"]) == ("2-1", "rotated", 1)
     assert record["calibration"]
     assert stats("fp32-rotated")["calibration"] is None
+    partners = {stem: stats(stem)["reference"] for stem in stems}
+    assert partners == {
+        "2-1": "fp32-rotated", "0": "fp32-rotated", "mxfp8": "fp32", "fp32": None,
+        "fp32-rotated": None,
+    }  # fmt: skip
+    said = {line.split()[0]: line.partition("; ")[2] for line in out.splitlines()}
+    assert said["2-1"] == "its reference is mode_fp32-rotated_layer_*.npy"
+    assert said["mxfp8"] == "its reference is mode_fp32_layer_*.npy"
+    assert said["fp32"] == ""
     casts = record["casts"]["backbone.layers.0.mixer.u_cast"]
     assert casts["values"] > 0
     assert casts["nonfinite"] == 0
@@ -181,6 +190,27 @@ def test_a_mode_and_its_reference_are_written_as_users_know_them(capsys: Capsys)
     # Dead branches and a reference that is a mode in disguise would make these equal.
     assert not np.array_equal(loaded("0", 4), loaded("fp32-rotated", 4))
     assert not np.array_equal(loaded("fp32", 4), loaded("fp32-rotated", 4))
+
+
+def test_the_plain_reference_is_there_whatever_is_captured() -> None:
+    assert capture("--mode", "essential", *SMALL) == 0
+    stems = ["0", "2-1", "2-2", "2-4", "fp32", "fp32-rotated"]
+    files = [name for name in names() if name.endswith("json")]
+    assert files == sorted(f"mode_{stem}_stats.json" for stem in stems)
+    assert stats("fp32")["basis"] == "plain"
+    # What people subtract by name is the partner, not its namesake in another basis.
+    near = np.square(loaded("2-1", 4) - loaded(stats("2-1")["reference"], 4)).mean()
+    far = np.square(loaded("2-1", 4) - loaded("fp32", 4)).mean()
+    assert near < far / 100
+
+
+def test_captures_without_the_name_of_their_reference_are_read() -> None:
+    assert capture("--mode", "int8", *own()) == 0
+    for stem in ("int8", "fp32"):
+        record = stats(stem)
+        del record["reference"]
+        Path(f"out/mode_{stem}_stats.json").write_text(json.dumps(record), encoding="utf-8")
+    assert main(["compare", "int8", "--output-dir", "out"]) == 0
 
 
 def test_the_files_hold_what_the_model_computes() -> None:

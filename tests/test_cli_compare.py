@@ -14,8 +14,11 @@ import numpy as np
 import pytest
 
 from qgate.cli import main
+from qgate.gate import failure_text, grades_of
 from qgate.pipeline.layers.storing import DumpOf, writing
+from qgate.report.compare_text import comparison_lines
 from qgate.stats import ErrorStats
+from tests.gate.making import ACCEPTED, carried, verdict
 
 SMALL = ["--samples", "1", "--seqlen", "64", "--calib-samples", "1", "--calib-seqlen", "64"]
 Capsys = pytest.CaptureFixture[str]
@@ -134,11 +137,89 @@ def test_the_text_is_the_one_users_know(capsys: Capsys) -> None:
     for word in ("Layer 0", "Layer 2", "mean=", "std=", "abs max=", "p99=", "Relative MSE", "SQNR"):
         assert word in text
     heads = next(line for line in text.splitlines() if line.startswith("Layer  "))
-    assert heads.split() == ["Layer", "MSE", "RMSE", "MAE", "Correlation"]
+    assert heads.split() == ["Layer", "MSE", "RMSE", "MAE", "Correlation", "Grades"]
     mse = np.square(A[0].astype(np.float64) - R[0]).mean()
     assert f"{mse:.6e}" in text
     assert "Averages over layers" in text
     assert "Worst layer by relative MSE" in text
+
+
+# By hand, from the bands: MSE 1e-4, 1e-3, 1e-2; correlation 0.9999, 0.999, 0.99.
+@pytest.mark.parametrize(
+    ("noise", "mse", "correlation"),
+    [
+        (3e-3, "excellent", "excellent"),
+        (2e-2, "good", "good"),
+        (3e-2, "good", "good"),
+        (8e-2, "fair", "fair"),
+        (1.2e-1, "poor", "fair"),
+        (0.5, "poor", "poor"),
+    ],
+)
+def test_a_number_has_the_word_that_pytest_suites_gives_it(
+    noise: float, mse: str, correlation: str, capsys: Capsys
+) -> None:
+    draw = np.random.default_rng(7)
+    r = draw.standard_normal((12, 600)).astype(np.float32)
+    both({0: (r + noise * draw.standard_normal(r.shape)).astype(np.float32)}, {0: r})
+    layer = record()["layers"]["layer_0"]
+    assert layer["grades"] == {"mse": mse, "correlation": correlation}
+    lines = capsys.readouterr().out.splitlines()
+    block = [line.split() for line in lines if line.startswith(("  MSE  ", "  Correlation  "))]
+    assert [cells[2] for cells in block[:2]] == [mse, correlation]
+    values = {key: layer[key] for key in ("mse", "correlation")}
+    failure = failure_text(
+        verdict(carried(values={**ACCEPTED, "relative_mse": 1.0, **values})), "m"
+    )
+    (graded,) = [line for line in failure.splitlines() if "grades: " in line]
+    assert [part.split()[-1] for part in graded.split(", ")] == [mse, correlation]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "word"),
+    [
+        ("mse", 9.99999999e-5, "excellent"),
+        ("mse", 1e-4, "good"),
+        ("mse", 1e-2, "poor"),
+        ("correlation", 0.99990000001, "excellent"),
+        ("correlation", 0.9999, "good"),
+        ("correlation", 0.99, "poor"),
+    ],
+)
+def test_at_the_edge_of_a_band_the_figures_are_in_the_band_of_the_word(
+    key: str, value: float, word: str, capsys: Capsys
+) -> None:
+    standard()
+    found = record()
+    found["layers"]["layer_0"][key] = value
+    capsys.readouterr()
+    (line,) = [
+        line
+        for line in comparison_lines({**found, "layers": {"layer_0": found["layers"]["layer_0"]}})
+        if line.startswith({"mse": "  MSE  ", "correlation": "  Correlation  "}[key])
+    ][:1]
+    text, said = line.split()[1:]
+    assert said == word
+    assert grades_of({key: float(text)}) == {key: word}
+
+
+def test_bands_and_the_error_of_percentiles_are_said(capsys: Capsys) -> None:
+    standard()
+    assert record()["percentile_error"] == ErrorStats.percentile_error == 2**-8
+    text = capsys.readouterr().out
+    assert "each at most 0.4 % off" in text
+    assert compare("--all") == 0
+    for said in (text, capsys.readouterr().out):
+        assert "MSE excellent < 1e-4, good < 1e-3, fair < 1e-2, else poor" in said
+        assert "correlation excellent > 0.9999, good > 0.999, fair > 0.99, else poor" in said
+
+
+def test_a_value_that_is_no_number_is_graded_as_pytest_suites_does(capsys: Capsys) -> None:
+    odd = R[0].copy()
+    odd[0, 0] = math.nan
+    both({0: odd}, {0: R[0]})
+    assert record(1)["layers"]["layer_0"]["grades"] == {"mse": "poor", "correlation": "poor"}
+    assert "not finite poor" in capsys.readouterr().out
 
 
 def test_small_tensors_have_their_true_relative_error() -> None:
@@ -317,7 +398,10 @@ def test_the_reference_is_the_one_in_the_basis_of_the_mode(capsys: Capsys) -> No
     dump(replace(OF, basis="rotated"), {0: R[0]})
     found = record()
     assert (found["reference_mode"], found["basis"]) == ("fp32-rotated", "rotated")
-    capsys.readouterr()
+    text = capsys.readouterr().out
+    assert "reference mode_fp32-rotated_layer_*.npy: fp32 in the basis of the mode" in text
+    assert compare("--all") == 0
+    assert "Compared with fp32-rotated: m" in capsys.readouterr().out.splitlines()
     dump(replace(OF, mode="plain"), {0: A[0]})
     said = complaint(capsys, "plain", "--reference", "m")
     assert "basis 'plain' and 'rotated'" in said
@@ -336,6 +420,7 @@ def test_the_reference_is_the_one_in_the_basis_of_the_mode(capsys: Capsys) -> No
         (lambda r: r.update(samples="2"), "samples"),
         (lambda r: r.update(mode="other"), "'other'"),
         (lambda r: r.pop("weights"), "weights"),
+        (lambda r: r.update(reference="fp32-rotated"), "'fp32-rotated'"),
         (lambda r: r["layers"]["layer_0"].update(mean=math.nan), "NaN"),
     ],
 )
@@ -406,7 +491,9 @@ def test_all_modes_in_one_table_sorted_by_the_last_layer(capsys: Capsys) -> None
     heads = [cell.strip() for cell in lines[0].split("  ") if cell.strip()]
     assert heads == [
         "Mode", "Layer 0 MSE", "Layer 0 MAE", "Last Layer MSE", "Last Layer MAE", "Avg Corr",
+        "Grades",
     ]  # fmt: skip
+    assert "Compared with fp32: quiet, middle, loud" in lines
     assert [line.split()[0] for line in lines[2:5]] == ["quiet", "middle", "loud"]
     saved = sorted(path.name for path in Path("layer_outputs/comparisons").iterdir())
     assert saved == ["loud_vs_fp32.json", "middle_vs_fp32.json", "quiet_vs_fp32.json"]

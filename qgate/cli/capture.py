@@ -4,9 +4,11 @@
   qgate capture --mode all --layers all --output-dir layer_outputs
   qgate capture --mode quant_only --model tiny-llama --samples 4 --seqlen 256
 
-Writes mode_2-1_layer_0.npy … (float32, tokens by width) and mode_2-1_stats.json per mode, and the
-fp32 reference in the basis of the modes. `qgate compare` reads them. The files of a mode appear
-when all of it was computed. A folder is of one model, its weights, inputs and choice of layers.
+Writes mode_2-1_layer_0.npy … (float32, tokens by width) and mode_2-1_stats.json per mode, the fp32
+reference as mode_fp32, and again in the basis of the modes where that is another one, as
+mode_fp32-rotated: "reference" in the stats of a mode names its own. `qgate compare` reads them.
+The files of a mode appear when all of it was computed. A folder is of one model, its weights,
+inputs and choice of layers.
 """
 
 from __future__ import annotations
@@ -78,7 +80,9 @@ def _line(dump: Dump, folder: Path) -> str:
     tokens, width = first.shape
     bad = {name: layer.reason for name, layer in dump.layers.items() if layer.reason}
     odd = "".join(f"; {name}: {reason}" for name, reason in bad.items())
+    stem = dump.of.reference
+    partner = "" if stem is None else f"; its reference is mode_{stem}_layer_*.npy"
     return (
         f"{dump.of.mode} ({dump.of.basis}): {', '.join(dump.layers)}, {tokens} tokens x {width} "
-        f"-> {stats_path(folder, dump.of.stem)}{odd}"
+        f"-> {stats_path(folder, dump.of.stem)}{partner}{odd}"
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 from qgate.errors import QgateError
 from qgate.gate.bounds import is_log2
 from qgate.gate.checks import ACCEPTABLE, Check
-from qgate.gate.grades import grade_correlation, grade_mse, grades_of
+from qgate.gate.grades import grade_correlation, grade_mse, graded_text, grades_of
 from qgate.gate.updating import hint
 from qgate.gate.verdict import Verdict
 
@@ -178,19 +178,14 @@ def _grades(verdict: Verdict) -> str:
         return ""
     values = max(graded, key=lambda each: each.get("mse") or 0.0)
     parts = []
-    if (mse := values.get("mse")) is not None:
-        shown = (number(mse, digits) for digits in range(1, 17))
-        parts.append(f"MSE {_telling(shown, mse, grade_mse)} {grade_mse(mse)}")
-    if (correlation := values.get("correlation")) is not None:
-        shown = (number(correlation, digits) for digits in range(1, 17))
-        text = _telling(shown, correlation, grade_correlation)
-        parts.append(f"correlation {text} {grade_correlation(correlation)}")
+    for metric, label, grade in (
+        ("mse", "MSE", grade_mse),
+        ("correlation", "correlation", grade_correlation),
+    ):
+        if (value := values.get(metric)) is not None:
+            shown = (number(value, digits) for digits in range(1, 17))
+            parts.append(f"{label} {graded_text(shown, value, grade)}")
     return f"grades: {', '.join(parts)}" if parts else ""
-
-
-def _telling(shown: Iterator[str], value: float, grade: Callable[[float], str]) -> str:
-    """The shortest of figures that is in the band of the value: 0.99989 is no 0.9999."""
-    return next((text for text in shown if grade(float(text)) == grade(value)), repr(value))
 
 
 def _table(failed: Sequence[Check]) -> list[str]:

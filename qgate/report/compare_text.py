@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tabulate import tabulate
 
+from qgate.gate.grades import Grade, bands_text, grade_correlation, grade_mse, graded_text
+
 Record = dict[str, Any]
+_GRADES: dict[str, Callable[[float | None], Grade]] = {
+    "mse": grade_mse,
+    "relative_mse": grade_mse,
+    "correlation": grade_correlation,
+}
 _WIDE, _THIN = "=" * 80, "-" * 80
 
 
@@ -18,17 +25,37 @@ def comparison_lines(record: Record) -> list[str]:
         _WIDE,
         title,
         f"model {record['model']}, basis {record['basis']}, {record['samples']} samples",
+        *_partner(record),
         _WIDE,
     ]
     for name, layer in record["layers"].items():
         lines += ["", *_block(name, layer, record)]
     table = [
-        [_layer_name(n), *(_number(v, key) for key in ("mse", "rmse", "mae", "correlation"))]
+        [
+            _layer_name(n),
+            *(_number(v, key) for key in ("mse", "rmse", "mae", "correlation")),
+            _grades(v),
+        ]
         for n, v in record["layers"].items()
     ]
-    heads = ["Layer", "MSE", "RMSE", "MAE", "Correlation"]
+    heads = ["Layer", "MSE", "RMSE", "MAE", "Correlation", "Grades"]
     lines += ["", _WIDE, "Summary", _WIDE, *_table(table, heads), *_averages(record)]
-    return [*lines, *problem_lines(record)]
+    return [*lines, *_legend(), *problem_lines(record)]
+
+
+def _partner(record: Record) -> list[str]:
+    """Say which files are the reference where its plain namesake would be the wrong one."""
+    stem, reference = record["reference_mode"], record["reference"]
+    if stem == reference:
+        return []
+    return [
+        f"reference mode_{stem}_layer_*.npy: {reference} in the basis of the mode, which "
+        f"mode_{reference}_layer_*.npy are not"
+    ]
+
+
+def _legend(about: str = "Grades are of MSE and correlation.") -> list[str]:
+    return ["", f"{about} They decide nothing; limits are for `pytest suites`.", bands_text()]
 
 
 def _layer_name(name: str) -> str:
@@ -51,7 +78,7 @@ def _block(name: str, layer: Record, record: Record) -> list[str]:
         *_each(layer, {"Correlation": "correlation", "Cosine": "cosine"}),
         "Relative errors:",
         *_each(layer, {"Relative MSE": "relative_mse", "Relative MAE": "relative_mae"}, True),
-        "Percentiles of |difference|:",
+        f"Percentiles of |difference|, each at most {100 * record['percentile_error']:.1f} % off:",
         f"  {'':<14} {_row(layer, 'abs_diff', ('p50', 'p90', 'p95', 'p99'))}",
         "Where:",
         *_places(layer),
@@ -68,7 +95,8 @@ def _each(layer: Record, names: dict[str, str], percent: bool = False) -> list[s
     for label, key in names.items():
         value = layer[key]
         share = f"  ({100 * value:.4f} %)" if percent and value is not None else ""
-        lines.append(f"  {label:<14} {_number(layer, key)}{share}")
+        text = _graded(layer, key) if key in _GRADES else _number(layer, key)
+        lines.append(f"  {label:<14} {text}{share}")
     return lines
 
 
@@ -108,6 +136,16 @@ def _number(layer: Record, key: str) -> str:
     if key in ("correlation", "cosine"):
         return f"{value:.9f}"
     return f"{value:.2f}" if key == "sqnr_db" else f"{value:.6e}"
+
+
+def _graded(layer: Record, key: str) -> str:
+    """A value with the word of its band, in figures that are in the same band."""
+    value, grade = layer[key], _GRADES[key]
+    if value is None:
+        return " ".join([_number(layer, key), *filter(None, [layer["grades"].get(key)])])
+    spec = "f" if key == "correlation" else "e"
+    first = 9 if key == "correlation" else 6
+    return graded_text((f"{value:.{digits}{spec}}" for digits in range(first, 18)), value, grade)
 
 
 def _averages(record: Record) -> list[str]:
@@ -158,16 +196,28 @@ def summary_lines(records: Sequence[Record]) -> list[str]:
     names = list(records[0]["layers"]) if records else []
     first = _layer_name(names[0]) if names else "0"
     heads = ["Mode", f"Layer {first} MSE", f"Layer {first} MAE"]
-    heads += ["Last Layer MSE", "Last Layer MAE", "Avg Corr"]
+    heads += ["Last Layer MSE", "Last Layer MAE", "Avg Corr", "Grades"]
     rows = []
     for record in ordered:
         layers = list(record["layers"].values())
         cells = [_number(layers[place], key) for place in (0, -1) for key in ("mse", "mae")]
-        rows.append(
-            [record["compared_mode"], *cells, _average(record["summary"], "avg_correlation")]
-        )
+        cells += [_average(record["summary"], "avg_correlation"), _grades(layers[-1])]
+        rows.append([record["compared_mode"], *cells])
     problems = [line for record in ordered for line in problem_lines(record)]
-    return [*_table(rows, heads), *problems]
+    about = "Grades are those of the last layer's MSE and correlation."
+    return [*_table(rows, heads), *_references(ordered), *_legend(about), *problems]
+
+
+def _references(records: Sequence[Record]) -> list[str]:
+    """Name what each mode was compared with, one line per reference."""
+    modes: dict[str, list[str]] = {}
+    for record in records:
+        modes.setdefault(record["reference_mode"], []).append(record["compared_mode"])
+    return ["", *(f"Compared with {stem}: {', '.join(each)}" for stem, each in modes.items())]
+
+
+def _grades(layer: Record) -> str:
+    return ", ".join(layer["grades"][key] for key in ("mse", "correlation"))
 
 
 def _last_mse(record: Record) -> tuple[bool, float, str]:

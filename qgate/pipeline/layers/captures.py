@@ -76,7 +76,8 @@ def capture_modes(
             "Name another --output-dir, or replace them with --overwrite."
         )
     _check_reference(bench)
-    bases = list(dict.fromkeys(_basis(mode, model) for mode in chosen))
+    # mode_fp32 is in every folder: people load it by its name.
+    bases = list(dict.fromkeys([model.basis, *(_basis(mode, model) for mode in chosen)]))
     quantizing = [mode for mode in chosen if not mode.is_reference]
     total = len(bases) + len(quantizing)
     gone = [path for stem in misfits for path in _files(folder, stem)]

@@ -14,6 +14,7 @@ import torch
 
 from qgate.errors import QgateError
 from qgate.files import replacing
+from qgate.gate import grades_of
 from qgate.pipeline.layers.storing import (
     REFERENCE,
     Array,
@@ -54,6 +55,7 @@ def comparison(folder: Path, mode: str, reference: str = REFERENCE) -> Record:
         "inputs": actual.of.inputs,
         "samples": actual.of.samples,
         "made_on": {"mode": _machine(actual), "reference": _machine(true)},
+        "percentile_error": ErrorStats.percentile_error,
         "layers": layers,
         "nonfinite_casts": _bad_casts(actual) + _bad_casts(true),
     }
@@ -198,6 +200,7 @@ def _layer(folder: Path, actual: Dump, true: Dump, name: str) -> Record:
         if not good:
             reasons[key] = _why(found, sides)
     record |= {
+        "grades": grades_of({key: record[key] for key in ("mse", "correlation")}),
         "max_ulp": ulps if found.finite else None,
         "sign_flips": found.sign_flips,
         "constant": [side for side, m in sides.items() if m.count and m.low == m.high],

@@ -147,6 +147,11 @@ class DumpOf:
     def stem(self) -> str:
         return stem_of(self.mode, self.basis)
 
+    @property
+    def reference(self) -> str | None:
+        """The stem of the FP32 reference this can be compared with; None for a reference."""
+        return None if self.mode == REFERENCE else stem_of(REFERENCE, self.basis)
+
 
 @dataclass(frozen=True)
 class Dump:
@@ -159,7 +164,8 @@ class Dump:
     def to_text(self) -> str:
         made = {f"made_{k}" if k == "qgate" else k: v for k, v in asdict(self.of).items()}
         layers = {name: asdict(layer) for name, layer in self.layers.items()}
-        record = {"qgate": KIND, "version": VERSION, **made, "layers": layers, "casts": self.casts}
+        head = {"qgate": KIND, "version": VERSION, **made, "reference": self.of.reference}
+        record = {**head, "layers": layers, "casts": self.casts}
         return json.dumps(record, indent=1, allow_nan=False) + "\n"
 
 
@@ -308,6 +314,8 @@ def read_dump(folder: Path, stem: str) -> Dump:
         of = DumpOf(**{each.name: record[each.name] for each in fields(DumpOf)})
         _check(all(isinstance(getattr(of, name), str) for name in _TEXTS), "a name is no text")
         _check(type(of.samples) is int and of.samples > 0, f"samples is {of.samples!r}")
+        named = record.get("reference", of.reference)
+        _check(named == of.reference, f"reference is {named!r}, not {of.reference!r}")
         _check(of.stem == stem, f"it is of mode {of.mode!r} in basis {of.basis!r}")
         layers = {name: _layer(name, entry, of) for name, entry in record["layers"].items()}
         _check(bool(layers), "it has no layer: nothing was captured")
