@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qgate import formats
 from qgate.analysis.sweeps.advice import SIGNIFICANT, severity
@@ -20,10 +23,14 @@ from qgate.formats.quantizer import as_quantizer
 from qgate.stats import counts
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from qgate.formats import Format
     from qgate.formats.quantizer import Options
 
 _PACKAGE = str(Path(__file__).parent.parent)
+# The frame in which a module runs with its hooks.
+_CALL = nn.Module._call_impl.__code__
 _log = logging.getLogger("qgate")
 
 
@@ -104,47 +111,149 @@ def range(x: Tensor, format: str | Format | Quantizer, **options: Unpack[Options
 
 
 @dataclass
-class Watch:
-    """What `watch_underflow` found: one entry per place in the program and format."""
+class WatchedSite:
+    """How one place in a program uses one format: its tensors, and the one that underflows most."""
 
-    findings: dict[tuple[str, str], Range] = field(default_factory=dict)
+    place: str
+    worst: Range
+    tensors: int = 0
+    """Tensors quantized here."""
+    lossy: int = 0
+    """Those of them with more than 0.1 % underflow."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.place, self.worst.format
+
+    def add(self, other: WatchedSite) -> None:
+        self.tensors += other.tensors
+        self.lossy += other.lossy
+        self.worst = max(self.worst, other.worst, key=lambda each: each.underflow_share)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> WatchedSite:
+        return cls(**{**record, "worst": Range(**record["worst"])})
+
+    def __str__(self) -> str:
+        worst = self.worst
+        place = self.place.replace(f"{Path.cwd()}{os.sep}", "")
+        return (
+            f"{place}, {worst.format}: {worst.underflow_share:.2%} below the smallest normal "
+            f"number, {worst.flush_share:.2%} become zero ({worst.severity}); {self.lossy} of "
+            f"{self.tensors} tensors"
+        )
+
+
+@dataclass
+class Watch:
+    """What `watch_underflow` saw: one site per place in the program and format."""
+
+    sites: dict[tuple[str, str], WatchedSite] = field(default_factory=dict)
+
+    @property
+    def findings(self) -> dict[tuple[str, str], Range]:
+        """The worst tensor of every site that underflows by more than 0.1 %."""
+        return {key: site.worst for key, site in self.sites.items() if site.lossy}
+
+    def add(self, site: WatchedSite) -> None:
+        """Count what was seen at a site, here or by another process."""
+        if site.key in self.sites:
+            self.sites[site.key].add(site)
+        else:
+            self.sites[site.key] = site
+
+    def lines(self, most: int = 20) -> list[str]:
+        """Sum up a run: that nothing was lost, or the sites that lose, worst first."""
+        if not self.sites:
+            return [
+                "underflow: no tensor was quantized by qgate.quantize, qgate.encode or a mode made "
+                "of them, so none was watched"
+            ]
+        sites = sorted(self.sites.values(), key=_rank)
+        tensors = sum(site.tensors for site in sites)
+        lossy = [site for site in sites if site.lossy]
+        if not lossy:
+            largest = max(site.worst.underflow_share for site in sites)
+            much = f"at most {largest:.2%} of a tensor is" if largest else "no value is"
+            return [
+                f"underflow: nothing was lost: {much} below the smallest normal number of its "
+                f"format (tensors quantized: {tensors}, sites: {len(sites)})"
+            ]
+        rest = [f"  and {len(lossy) - most} more sites"] if len(lossy) > most else []
+        return [
+            f"underflow: small values are lost at {len(lossy)} of {len(sites)} sites (tensors "
+            f"quantized: {tensors}); the worst tensor of each:",
+            *(f"  {site}" for site in lossy[:most]),
+            *rest,
+        ]
+
+
+def _rank(site: WatchedSite) -> tuple[float, float, str, str]:
+    return -site.worst.flush_share, -site.worst.underflow_share, *site.key
 
 
 @contextlib.contextmanager
 def watch_underflow(say: Callable[[str], None] | None = None) -> Iterator[Watch]:
     """Speak up, once per site, when a tensor quantized inside underflows by more than 0.1 %.
 
-    Results stay what they are. A site is the line that called qgate, with the format; one that was
-    moderate speaks again if it gets high. What is said goes to the logger "qgate" unless `say`
-    takes it.
+    Results stay what they are. A site is the module that was called, if any, and the line that
+    called qgate, with the format; one that was moderate speaks again if it gets high. What is said
+    goes to the logger "qgate" unless `say` takes it; `Watch.lines` sums it up.
     """
     watch = Watch()
     speak = say or _log.warning
+    names = _ModuleNames()
+    lock = threading.Lock()
 
     def look(x: Tensor, q: Quantizer) -> None:
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.numel() == 0:
             return
-        site = (_caller(), q.format.name)
-        before = watch.findings.get(site)
-        if before is not None and before.severity == "high":
-            return
         with torch.no_grad():
             found = range(x.detach(), q)
-        worse = before is None or found.severity == "high"
-        if found.underflow_share > SIGNIFICANT and worse:
-            watch.findings[site] = found
-            speak(f"{site[0]}: {found}")
+        lossy = found.underflow_share > SIGNIFICANT
+        site = WatchedSite(_place(names), found, 1, int(lossy))
+        with lock:
+            before = watch.findings.get(site.key)
+            watch.add(site)
+        if lossy and (before is None or before.severity != "high" == found.severity):
+            speak(f"{site.place}: {found}")
 
     with formats.observe(look):
         yield watch
 
 
-def _caller() -> str:
-    """The file and line outside this package and torch that asked for the quantization."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and _inside(frame.f_code.co_filename):
+class _ModuleNames:
+    """Names of modules within the model that was called first."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[nn.Module, dict[int, str]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def name(self, module: nn.Module, model: nn.Module) -> str:
+        kind = type(module).__name__
+        if module is model:
+            return kind
+        if id(module) not in self._known.get(model, {}):
+            self._known[model] = {id(each): name for name, each in model.named_modules()}
+        return self._known[model].get(id(module), kind)
+
+
+def _place(names: _ModuleNames) -> str:
+    """The module that runs, if any, and the line outside this package and torch that called."""
+    line = ""
+    running: list[nn.Module] = []
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code is _CALL:
+            running.append(frame.f_locals["self"])
+        if not line and (frame.f_back is None or not _inside(frame.f_code.co_filename)):
+            line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return f"{names.name(running[0], running[-1])} at {line}" if running else line
 
 
 def _inside(filename: str) -> bool:

@@ -2,6 +2,7 @@
 
   qgate collect --dir dump -- train.py --lr 1e-3
   qgate collect --dir dump --level statistics --iterations 3 -- -m package.train
+  qgate collect --dir dump --watch-underflow -- train.py
   torchrun --nproc-per-node 2 -m qgate collect --dir dump -- train.py
 
 The first model that runs is collected. The dump may be a URL, as s3://bucket/run: shards are put
@@ -13,10 +14,12 @@ CURRENT_SAMPLE_IDX; TENSOR_SAVE_ENABLED=false runs the program alone.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import runpy
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +46,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", help="what tensors are stored as: keep (default), bf16, fp16, fp32")
     add("--attention-weights", action="store_true", default=None, help="also after softmax")
     add("--counted", metavar="N", help="elements of a tensor that are counted, or all")
+    add("--watch-underflow", action="store_true", help="say at the end which tensors that qgate "
+        "quantized lost values below the smallest normal number of their format")  # fmt: skip
     add("--existing", help="tensors that are there: refuse (default), append, overwrite")
     add("program", nargs=argparse.REMAINDER, help="-- FILE or -m MODULE, and its arguments")
 
@@ -59,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
         raise QgateError(f"there is no file {program[0]!r} to run.")
     if "TENSOR_SAVE_ENABLED" in os.environ and not enabled(os.environ):
         _say("TENSOR_SAVE_ENABLED is off: nothing is collected")
-        return _run(program)
+        with _watching(args.watch_underflow):
+            return _run(program)
     told = {**settings_of(os.environ), "say": _say, **_settings(args)}
     folder = told.pop("folder")
 
@@ -69,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     check_store(folder)
     watch = FirstModel(make)
     try:
-        status = _run(program)
+        with _watching(args.watch_underflow):
+            status = _run(program)
     except BaseException as error:
         _stop(watch.collector, type(error).__name__)
         raise
@@ -134,6 +141,22 @@ def _run(program: list[str]) -> int:
     finally:
         sys.argv, sys.path[:] = before, path
     return 0
+
+
+@contextlib.contextmanager
+def _watching(wanted: bool) -> Iterator[None]:
+    """Say what quantization lost at the lower end of its formats when the program has ended."""
+    if not wanted:
+        yield
+        return
+    from qgate.analysis.underflow import watch_underflow
+
+    with watch_underflow(lambda _text: None) as watch:
+        try:
+            yield
+        finally:
+            for line in watch.lines():
+                _say(line)
 
 
 def _stop(collector: Collector | None, why: str) -> None:

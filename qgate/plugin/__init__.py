@@ -30,6 +30,7 @@ from qgate.plugin.reporting import Reports, attach
 from qgate.plugin.selection import note_left, selection_of, sort_out
 from qgate.plugin.sharding import deal, shard_of
 from qgate.plugin.telling import header_line
+from qgate.plugin.watching import start_watching
 
 __all__ = [
     "DumpGate",
@@ -82,6 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
     check_dump(config)
     update_choice(config)
     shard_of(config)
+    start_watching(config)
     reports = Reports(config)
     config.pluginmanager.register(reports, "qgate-reports")
     if config.getoption("htmlpath", None):

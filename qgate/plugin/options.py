@@ -85,6 +85,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "help": "run the I-th of N parts of the tests, as in 2/8; `qgate results merge` puts the "
         "results together",
     },
+    "watch-underflow": {
+        "action": "store_true",
+        "default": None,
+        "help": "say at the end which quantized tensors lost values below the smallest normal "
+        "number of their format; slower",
+    },
     "update-baselines": {
         "action": "store_true",
         "help": "accept what is measured: write new errors and those out of tolerance",
@@ -102,13 +108,13 @@ DEFAULTS: dict[str, Any] = {
     "reference": "fp32", "baselines": None, "device": "auto", "samples": 10, "seqlen": 512,
     "calib-samples": 64, "calib-seqlen": 512, "percentile-alpha": 0.9995, "calibration": None,
     "shard": None,
-    "plots": "worst", "no-report": False,
+    "plots": "worst", "no-report": False, "watch-underflow": False,
 }  # fmt: skip
 _PATHS = ("baselines", "calibration", "dump")
 # What a failure says by itself, of the subject it is about.
 _OF_SUBJECTS = ("mode", "model", "format", "dump", "dump-name")
 # What moves no number: nothing to type again.
-_OF_REPORTS = ("plots", "no-report")
+_OF_REPORTS = ("plots", "no-report", "watch-underflow")
 _SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 _SPELLED: pytest.StashKey[dict[str, str]] = pytest.StashKey()
 

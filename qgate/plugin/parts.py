@@ -16,6 +16,7 @@ from qgate.plugin.dumping import dump_sessions
 from qgate.plugin.options import baselines_of, update_choice
 from qgate.plugin.selection import Selection, selection_of
 from qgate.plugin.sessions import sessions_of
+from qgate.plugin.watching import watched_sites
 
 Part = dict[str, Any]
 
@@ -37,6 +38,7 @@ def part_of(config: pytest.Config, whole: bool) -> Part:
         "updates": [],
         "errors": conflicts_of(config),
         "narrowed": chosen.narrowed,
+        "underflow": watched_sites(config),
     }
     held_here = [
         *sessions_of(config).values(),

@@ -24,6 +24,7 @@ from qgate.plugin.parts import (
 )
 from qgate.plugin.sharding import shard_of
 from qgate.plugin.telling import Told, is_complete, tell, unused_lines
+from qgate.plugin.watching import underflow_lines
 
 if TYPE_CHECKING:
     from qgate.report.gates.runs import Run
@@ -191,6 +192,7 @@ class Reports:
         if found.refused:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
             return
+        self.told.underflow = underflow_lines(self.config, self.parts)
         self.told.errors += [error for each in self.parts for error in each["errors"]]
         if self.gates and whole and is_update(self.config) and self._may_write():
             try:
@@ -329,7 +331,7 @@ class Reports:
             exit=status,
             broken={node: text.partition("\n")[0] for node, text in self.told.broken.items()},
             errors=list(self.told.errors),
-            notes=[*self.told.selection.notes, *self.told.unused],
+            notes=[*self.told.selection.notes, *self.told.unused, *self.told.underflow],
             other=self.others.told(),
             baselines=shown_baselines(self.config),
             update=self._update(),

@@ -39,6 +39,7 @@ class Told:
     crashed   workers that went down
     header    how the run ended, and which other tests failed
     idle      there were gates, and none of them compared anything
+    underflow what --watch-underflow saw
     """
 
     selection: Selection = field(default_factory=Selection)
@@ -48,6 +49,7 @@ class Told:
     changes: list[str] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
+    underflow: list[str] = field(default_factory=list)
     header: dict[str, Any] = field(default_factory=dict)
     updated: bool = False
     idle: bool = False
@@ -89,7 +91,7 @@ def tell(
             reporter.write_line(f"ERROR: {reason}", red=True)
         return
     heard = rows or told.broken or told.header
-    if not (heard or chosen.notes or told.errors or told.idle):
+    if not (heard or chosen.notes or told.errors or told.idle or told.underflow):
         return
     from qgate.results import one_line
 
@@ -135,7 +137,7 @@ def _sentences(config: pytest.Config, told: Told) -> list[str]:
     if told.stale:
         named = ", ".join(told.stale)
         lines.append(f"stale until they are refreshed: the accepted errors of {named}")
-    lines += told.unused
+    lines += [*told.unused, *told.underflow]
     if told.folder is not None and not told.errors:
         folder = os.path.relpath(told.folder, config.invocation_params.dir)
         lines.append(f"records in {folder}/results.jsonl and {folder}/results.csv")

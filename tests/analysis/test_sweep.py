@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import qgate
 from qgate.analysis.sweeps import _levels, advice
+from qgate.analysis.underflow import Watch
 from qgate.errors import QgateError
 from qgate.formats import FORMATS, definition
 from qgate.stats import block_counts, counts
@@ -482,6 +483,36 @@ def test_watching_keeps_gradients_and_takes_a_callback() -> None:
     assert x.grad is not None
     assert len(said) == 1
     assert "MODERATE" in said[0]
+
+
+def test_a_site_keeps_its_worst_tensor_and_sites_of_processes_add_up() -> None:
+    x = torch.ones(64)
+    some, all_of_it = x.clone(), x * 2.0**-12
+    some[:1] = 2.0**-8
+
+    def watched(*tensors: torch.Tensor) -> Watch:
+        with qgate.watch_underflow(lambda _: None) as watch:
+            for each in tensors:
+                qgate.quantize(each, "e4m3")
+        return watch
+
+    watch, other = watched(some, all_of_it, x), watched(x, some)
+    for site in other.sites.values():
+        watch.add(type(site).from_dict(json.loads(json.dumps(site.to_dict()))))
+    (site,) = watch.sites.values()
+    assert (site.tensors, site.lossy) == (5, 3)
+    assert (site.worst.underflow, site.worst.flush) == (64, 64)
+    assert watch.lines()[1].endswith("3 of 5 tensors")
+    assert "at most" not in watch.lines()[0]
+
+
+def test_losses_below_a_thousandth_are_told_as_what_they_are() -> None:
+    x = torch.ones(10_000)
+    x[:5] = 2.0**-12
+    with qgate.watch_underflow() as watch:
+        qgate.quantize(x, "e4m3")
+    assert watch.findings == {}
+    assert "at most 0.05% of a tensor is below" in watch.lines()[0]
 
 
 # --- the scale that a block really gets ----------------------------------------------------------

@@ -108,6 +108,60 @@ def test_how_a_script_ends_is_how_it_ends(
     )
 
 
+_QUANTIZING = """
+import sys, torch, qgate
+
+class Small(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(qgate.quantize(x * float(sys.argv[1]), "fp8_e4m3"))
+
+model = torch.nn.Sequential(Small(4, 4))
+model(torch.ones(3, 4)).sum().backward()
+if sys.argv[2:] == ["fail"]:
+    raise OSError("no such data")
+"""
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [
+        ("1", ["nothing was lost: no value is below", "tensors quantized: 1, sites: 1"]),
+        (
+            "0.0001",
+            [
+                "small values are lost at 1 of 1 sites",
+                "  0 at small.py:6, fp8_e4m3: 100.00% below the smallest normal number, 100.00% "
+                "become zero (high); 1 of 1 tensors",
+            ],
+        ),
+    ],
+)
+def test_underflow_of_a_run_is_told_where_it_is_asked_for(
+    tmp_path: Path, factor: str, words: list[str]
+) -> None:
+    (tmp_path / "small.py").write_text(_QUANTIZING)
+    done = collect(tmp_path, "--dir", "a", "--watch-underflow", "--", "small.py", factor)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if "underflow" in line or "below" in line]
+    assert len(said) == len(words) or factor == "1"
+    assert all(line.startswith("qgate collect: ") for line in said)
+    assert all(word in done.stderr for word in words), done.stderr
+    assert records(tmp_path / "a")
+    silent = collect(tmp_path, "--dir", "b", "--", "small.py", factor)
+    assert "underflow" not in silent.stderr
+
+
+def test_underflow_is_told_of_a_program_that_fails_and_without_collecting(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(_QUANTIZING)
+    args = ("--dir", "a", "--watch-underflow", "--", "small.py", "1e-4")
+    failed = collect(tmp_path, *args, "fail")
+    assert failed.returncode == 1
+    assert "small values are lost at 1 of 1 sites" in failed.stderr
+    alone = collect(tmp_path, *args, TENSOR_SAVE_ENABLED="false")
+    assert alone.returncode == 0
+    assert "small values are lost at 1 of 1 sites" in alone.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [

@@ -1,0 +1,120 @@
+"""`pytest suites --watch-underflow`: told at the end, whoever quantized it; silent when off."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.plugin.conftest import Run
+
+LOSES = """
+import torch
+import qgate
+
+class Head(torch.nn.Module):
+    def forward(self, x):
+        return qgate.quantize(x, "fp8_e4m3")
+
+def test_small():
+    x = torch.ones(8)
+    x[:2] = 2.0**-8   # subnormal
+    x[:1] = 2.0**-12  # becomes zero
+    model = torch.nn.Sequential(torch.nn.Identity(), Head())
+    model(x), model(torch.ones(8))
+"""
+FINE = """
+import torch
+import qgate
+
+def test_fine():
+    qgate.quantize(torch.ones(8), "fp8_e4m3")
+"""
+OTHER = "def test_other(): pass\n"
+
+
+def lines(result: pytest.RunResult) -> list[str]:
+    """What is said of underflow, with the indented lines below it."""
+    every = result.stdout.lines
+    start = next((i for i, line in enumerate(every) if line.startswith("underflow: ")), len(every))
+    end = next((i for i in range(start + 1, len(every)) if every[i][:1] != " "), len(every))
+    return every[start:end]
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+
+
+@pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "workers"])
+def test_what_was_lost_is_told_with_its_module(
+    pytester: pytest.Pytester, workers: list[str]
+) -> None:
+    pytester.makepyfile(test_loses=LOSES, test_fine=FINE)
+    run = pytester.runpytest_subprocess if workers else pytester.runpytest_inprocess
+    result = run("--watch-underflow", *workers)
+    assert result.ret == pytest.ExitCode.OK
+    assert lines(result) == [
+        "underflow: small values are lost at 1 of 2 sites (tensors quantized: 3); the worst "
+        "tensor of each:",
+        "  1 at test_loses.py:6, fp8_e4m3: 25.00% below the smallest normal number, 12.50% become "
+        "zero (high); 1 of 2 tensors",
+    ]
+
+
+def test_a_run_that_loses_nothing_says_so_and_one_that_quantizes_nothing_too(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_fine=FINE)
+    assert lines(pytester.runpytest_inprocess("--watch-underflow")) == [
+        "underflow: nothing was lost: no value is below the smallest normal number of its format "
+        "(tensors quantized: 1, sites: 1)"
+    ]
+    pytester.makepyfile(test_fine=OTHER)
+    (told,) = lines(pytester.runpytest_inprocess("--watch-underflow"))
+    assert told.startswith("underflow: no tensor was quantized by qgate.quantize")
+
+
+def test_nobody_looks_unless_asked(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_loses=LOSES + "def test_observers():\n"
+        "    from qgate.formats.engine.quantizing import observers\n"
+        "    assert not observers\n"
+    )
+    result = pytester.runpytest_inprocess()
+    assert result.ret == pytest.ExitCode.OK
+    result.stdout.no_fnmatch_line("*underflow*")
+    result = pytester.runpytest_inprocess("--watch-underflow")
+    assert result.parseoutcomes() == {"passed": 1, "failed": 1}, "this test could not fail"
+    # A run leaves nobody behind in its process.
+    assert pytester.runpytest_inprocess().ret == pytest.ExitCode.OK
+
+
+def test_gates_are_watched_and_the_records_keep_it(project: Path, suites: Run) -> None:
+    (project / "qgate.toml").write_text("watch_underflow = true\n")
+    result = suites("--layers", "first")
+    assert result.ret == pytest.ExitCode.OK
+    told = lines(result)
+    assert "model.layers.0." in "".join(told)
+    header = json.loads((project / "qgate-out" / "results.jsonl").read_text().splitlines()[0])
+    assert [note for note in header["notes"] if note in told] == told
+    (project / "qgate.toml").unlink()
+    assert not lines(suites("--layers", "first"))
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        ("watch_underflow = 'yes'\n", [], "watch_underflow = 'yes' is not allowed; it is true or"),
+        ("", ["--watch-underflow=yes"], "ignored explicit argument 'yes'"),
+        ("", ["--watch-underflows"], "unrecognized arguments: --watch-underflows"),
+    ],
+)
+def test_what_cannot_be_meant_is_a_usage_error(
+    project: Path, suites: Run, text: str, options: list[str], words: str
+) -> None:
+    (project / "qgate.toml").write_text(text)
+    result = suites(*options)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert words in result.stdout.str() + result.stderr.str()
