@@ -98,6 +98,25 @@ def test_the_overview(dump: Path, here: Path, capsys: Capsys) -> None:
     assert "is a folder" in capsys.readouterr().err
 
 
+def test_the_overview_in_a_folder(dump: Path, here: Path, capsys: Capsys) -> None:
+    assert run("quick", dump, "--layer", 0, "--output-dir", "new/pictures") == 0
+    assert (here / "new/pictures/quick_analysis.png").stat().st_size > 10_000
+    assert "30 tensors: new/pictures/quick_analysis.png" in capsys.readouterr().out
+    assert not (here / "quick_analysis.png").exists()
+    (here / "note.txt").write_text("mine")
+    for options, words in (
+        (("--output-dir", "note.txt"), ["--output-dir 'note.txt' is a file", "name a folder"]),
+        (("--output", "a.png", "--output-dir", "b"), ["'a.png'", "'b'", "give one of them"]),
+        (("--output-dir", "foo://a"), ["foo:// is not known"]),
+    ):
+        assert run("quick", dump, *options) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert all(word in said for word in words), said
+    assert (here / "note.txt").read_text() == "mine"
+    assert not (here / "b").exists()
+
+
 @pytest.mark.usefixtures("here")
 def test_the_overview_says_of_how_many_tensors_it_is(
     dump: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
@@ -197,6 +216,9 @@ def test_what_is_not_of_a_drawing_stays_in_a_store(dump: Path, memory: Any, caps
 
 @pytest.mark.usefixtures("here")
 def test_the_overview_in_a_store(dump: Path, memory: Any, capsys: Capsys) -> None:
+    assert run("quick", dump, "--output-dir", "memory://c/d") == 0
+    assert memory.cat("/c/d/quick_analysis.png").startswith(b"\x89PNG")
+    memory.rm("/c", recursive=True)
     assert run("quick", dump, "--output", "memory://a/b.png") == 0
     assert memory.cat("/a/b.png").startswith(b"\x89PNG")
     for verb, option in (("quick", "--output"), ("draw", "--output-dir")):

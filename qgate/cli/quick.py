@@ -2,6 +2,7 @@
 
   qgate quick DIR
   qgate quick DIR --output overview.png --layer 3
+  qgate quick DIR --output-dir draw                   as draw/quick_analysis.png
 
 Of large tensors only the first rows are read, and of many tensors only 500.
 `qgate draw DIR` looks at all of them.
@@ -23,15 +24,18 @@ if TYPE_CHECKING:
     from qgate.results.portraits import DumpAnalysis
     from qgate.urls import Place
 
+_FILE = "quick_analysis.png"
 _MOST, _TENSORS = 2**14, 500
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folders", nargs="+", metavar="DIR")
+    parser.add_argument("--output", metavar="FILE", help=f"a file or URL (default: {_FILE})")
     parser.add_argument(
-        "--output", default="quick_analysis.png", metavar="FILE",
-        help="a file or URL (default: quick_analysis.png)",
-    )  # fmt: skip
+        "--output-dir",
+        metavar="OUT",
+        help=f"a folder or URL that gets {_FILE}, in place of --output",
+    )
     add_analysis(parser)
     add_selection(parser)
 
@@ -41,10 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from qgate.report.dumps.texts import findings, said_of
     from qgate.report.plots.dumps.quick import draw_quick
 
-    output = place_of(args.output)
-    check_writable(output)
-    if output.is_dir():
-        raise QgateError(f"--output {args.output!r} is a folder; name a file.")
+    output = _output(args)
     analysis = analysis_of(args, _MOST, _TENSORS)
     if isinstance(output, Path):
         draw_quick(output, analysis)
@@ -56,6 +57,32 @@ def run(args: argparse.Namespace) -> int:
         print(f"note    {one_line(note)}")
     print(f"{len(analysis['tensors'])} tensors: {output}")
     return 0
+
+
+def _output(args: argparse.Namespace) -> Place:
+    """Return the file to draw, in a folder that is there."""
+    if args.output_dir is None:
+        output = place_of(args.output or _FILE)
+        check_writable(output)
+        if output.is_dir():
+            raise QgateError(
+                f"--output {args.output!r} is a folder; name a file, or give --output-dir."
+            )
+        return output
+    if args.output is not None:
+        raise QgateError(
+            f"--output {args.output!r} and --output-dir {args.output_dir!r} both say where to "
+            f"draw; give one of them. A folder gets {_FILE}."
+        )
+    folder = place_of(args.output_dir)
+    check_writable(folder)
+    if folder.exists() and not folder.is_dir():
+        raise QgateError(
+            f"--output-dir {args.output_dir!r} is a file; name a folder, or give --output."
+        )
+    if isinstance(folder, Path):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder / _FILE
 
 
 def _draw_there(output: Place, analysis: DumpAnalysis) -> None:
