@@ -123,3 +123,42 @@ def test_a_closed_pipe_is_no_error() -> None:
 )
 def test_numbers_are_short_and_exact(value: float, text: str) -> None:
     assert command.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["quikc", "x"], ["qgate: ", "'quikc'", "Did you mean quick?", "Allowed: activations,"]),
+        (["dumps", "wacht"], ["qgate dumps: ", "'wacht'", "Did you mean watch?"]),
+        (["quick"], ["qgate quick: ", "required: DIR."]),
+        (["quick", "d", "--ouput-dir", "x"], ["--ouput-dir", "Did you mean --output-dir?"]),
+        (["compare", "2-1", "--refernce=0"], ["--refernce=0", "Did you mean --reference?"]),
+        (["compare", "2-1", "2-2"], ["qgate compare: unrecognized arguments: 2-2."]),
+        (["capture", "--mode", "0", "--samples", "x"], ["--samples", "'x'"]),
+        (["capture", "--mode", "0", "--arithmetic", "bf16"], ["'bf16'", "Allowed: fp16, fp32."]),
+    ],
+)
+def test_a_typo_is_one_line_with_the_nearest_name_and_where_help_is(
+    argv: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(argv)
+    assert stop.value.code == 2
+    out, told = capsys.readouterr()
+    assert (out, told.count("\n")) == ("", 1)
+    assert all(word in told for word in words), told
+    assert told.endswith("--help` shows what it takes.\n")
+
+
+def test_an_error_of_the_system_names_the_file_and_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_args: object) -> int:
+        raise PermissionError(13, "Permission denied", str(tmp_path / "x"))
+
+    monkeypatch.setattr(command, "run", refuse)
+    assert main(["formats"]) == 2
+    assert capsys.readouterr().err == (
+        f"qgate formats: '{tmp_path / 'x'}': Permission denied; name a file or folder that you "
+        "may read and write.\n"
+    )

@@ -354,7 +354,8 @@ def test_a_run_that_fails_leaves_what_was_there(
 
 def test_a_folder_that_cannot_be_written_is_said_before_the_work(capsys: Capsys) -> None:
     Path("out").write_text("a file", encoding="utf-8")
-    assert "'out'" in complaint(capsys, "--mode", "int8", *own())
+    said = complaint(capsys, "--mode", "int8", *own())
+    assert "'out' is a file; name a folder with --output-dir" in said
     Path("out").unlink()
     Path("out").mkdir(mode=0o555)
     if os.geteuid():

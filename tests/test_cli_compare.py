@@ -441,6 +441,7 @@ def test_a_stats_file_is_not_believed_blindly(edit: Any, word: str, capsys: Caps
         (["n"], "unknown captured mode 'n'"),
         (["m", "--reference", "fp16"], "'fp16'"),
         (["m", "--output-dir", "nowhere"], "nowhere"),
+        (["m", "--output-dir", "layer_outputs/mode_m_stats.json"], "is a file; --output-dir"),
         (["m", "--reference", "m"], "reference itself"),
         ([], "MODE"),
         (["m", "--all"], "MODE"),

@@ -279,7 +279,10 @@ def test_a_command_that_is_not_complete_says_what_it_takes(argv: list[str], caps
     with pytest.raises(SystemExit) as stop:
         main(argv)
     assert stop.value.code == 2
-    assert "usage: qgate " in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.startswith("qgate ")
+    assert told.count("\n") == 1
+    assert told.endswith("--help` shows what it takes.\n")
 
 
 # qgate calibrate ---------------------------------------------------------------------------------

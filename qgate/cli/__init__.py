@@ -9,15 +9,18 @@ prints sets `args.status`, which is its status also where nobody reads on.
 from __future__ import annotations
 
 import argparse
+import difflib
+import errno
 import importlib
 import os
 import pkgutil
 import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from qgate._version import __version__
 from qgate.devices import wait_calmly
-from qgate.errors import QgateError
+from qgate.errors import QgateError, unknown
 
 _ABOUT = """\
 A regression and accuracy gate for quantization.
@@ -27,9 +30,56 @@ do to tensors. In Python: qgate.quantize(x, "mxfp8"), qgate.encode, qgate.format
 """
 
 
+# What to do about an error of the system, beside what it says.
+_WAYS_OUT = {
+    errno.ENOENT: "check the spelling",
+    errno.EACCES: "name a file or folder that you may read and write",
+    errno.EPERM: "name a file or folder that you may read and write",
+    errno.EISDIR: "name a file",
+    errno.ENOTDIR: "name a folder; a part of this path is a file",
+    errno.ENOSPC: "free some space, or name a folder on another disk",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """A command whose errors are one line: what is wrong, the nearest name, where help is."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.set_defaults(parser=self)
+
+    def error(self, message: str) -> NoReturn:
+        from qgate.results.cells import for_terminal
+
+        text = for_terminal(message)
+        end = "" if text.endswith((".", "?")) else "."
+        self.exit(2, f"{self.prog}: {text}{end} `{self.prog} --help` shows what it takes.\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            said = unknown("choice", value, map(str, action.choices))
+            raise argparse.ArgumentError(action, str(said))
+
+    def refuse(self, more: Sequence[str]) -> NoReturn:
+        """Say which arguments nobody declared, and what they could have been."""
+        options = [name for name in self._option_string_actions if name.startswith("--")]
+        words = [word.partition("=")[0] for word in more if word.startswith("-")]
+        near = [name for word in words for name in difflib.get_close_matches(word, options, n=1)]
+        hint = f". Did you mean {' and '.join(near)}?" if near else ""
+        self.error(f"unrecognized arguments: {' '.join(more)}{hint}")
+
+
+def _sentence(error: Exception) -> str:
+    """What a person is told of an error: of one of the system the file, and a way out."""
+    if not isinstance(error, OSError) or not (error.filename and error.strerror):
+        return str(error)
+    way_out = _WAYS_OUT.get(error.errno or 0)
+    return f"{str(error.filename)!r}: {error.strerror}{f'; {way_out}' if way_out else ''}."
+
+
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    top = argparse.ArgumentParser(
+    top = _Parser(
         prog="qgate",
         description=_ABOUT,
         epilog="`qgate COMMAND --help` tells what a command takes, with examples.",
@@ -62,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, more = top.parse_known_args(argv)
     args.more, args.status = more, 0
     if more and not getattr(args, "takes_more", False):
-        top.error(f"unrecognized arguments: {' '.join(more)}")
+        args.parser.refuse(more)
     if args.command is None:
         top.print_help()
         return 0
@@ -78,6 +128,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (QgateError, OSError) as error:
         from qgate.results.cells import for_terminal
 
-        print(f"qgate {args.command}: {for_terminal(error)}", file=sys.stderr)
+        print(f"qgate {args.command}: {for_terminal(_sentence(error))}", file=sys.stderr)
         return 2
     return int(args.status)

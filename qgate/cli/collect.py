@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import os
 import runpy
 import sys
@@ -61,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
     if not program or program == ["-m"]:
         raise QgateError("say what to run: qgate collect --dir dump -- train.py, or -- -m MODULE.")
     if program[0] != "-m" and not Path(program[0]).is_file():
-        raise QgateError(f"there is no file {program[0]!r} to run.")
+        what = "is a folder" if Path(program[0]).is_dir() else "is not there"
+        raise QgateError(f"{program[0]!r} {what}; name the Python file to run, or -m MODULE.")
     if "TENSOR_SAVE_ENABLED" in os.environ and not enabled(os.environ):
         _say("TENSOR_SAVE_ENABLED is off: nothing is collected")
         with _watching(args.watch_underflow):
@@ -123,6 +125,7 @@ def _run(program: list[str]) -> int:
         if program[0] == "-m":
             sys.argv = program[1:]
             sys.path.insert(0, str(Path.cwd()))
+            _check_module(program[1])
             runpy.run_module(program[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = program
@@ -135,12 +138,32 @@ def _run(program: list[str]) -> int:
         return int(end.code or 0)
     except QgateError:  # a refused folder: a sentence, and no place in the program
         raise
+    except SyntaxError as error:
+        if error.lineno is None:
+            raise QgateError(f"{program[0]!r} is no Python program: {error.msg}.") from None
+        traceback.print_exc()
+        return 1
     except Exception:
         traceback.print_exc()
         return 1
     finally:
         sys.argv, sys.path[:] = before, path
     return 0
+
+
+def _check_module(name: str) -> None:
+    """Refuse a module that is not there; one that fails has its traceback."""
+    try:
+        known = importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError as error:
+        known = not f"{name}.".startswith(f"{error.name}.")
+    except ValueError:
+        known = False
+    if not known:
+        raise QgateError(
+            f"there is no module {name!r} to run; `python -m {name}` has to work here. A file "
+            "needs no -m."
+        )
 
 
 @contextlib.contextmanager

@@ -166,7 +166,11 @@ def test_underflow_is_told_of_a_program_that_fails_and_without_collecting(tmp_pa
     ("args", "words"),
     [
         ((), ["say what to run"]),
-        (("--", "none.py"), ["no file 'none.py'"]),
+        (("--", "code"), ["'code' is a folder"]),
+        (("--", "noise.pt"), ["'noise.pt' is no Python program"]),
+        (("--", "-m", "nomodule.at.all"), ["no module 'nomodule.at.all'", "python -m"]),
+        (("--dri", "x", "--", "train.py"), ["--dri", "Did you mean --dir?", "collect --help"]),
+        (("--", "none.py"), ["'none.py' is not there", "-m MODULE"]),
         (("--level", "some", "--", "train.py"), ["'some'", "statistics"]),
         (("--ranks", "0,x", "--", "train.py"), ["'0,x'"]),
         (("--sites", "gru", "--", "train.py", "--steps", "1"), ["nothing was collected", "'gru'"]),
@@ -175,6 +179,8 @@ def test_underflow_is_told_of_a_program_that_fails_and_without_collecting(tmp_pa
 def test_what_cannot_be_is_one_line_and_exit_2(
     script: Path, args: tuple[str, ...], words: list[str]
 ) -> None:
+    (script.parent / "code").mkdir()
+    (script.parent / "noise.pt").write_bytes(bytes(range(64)))
     done = collect(script.parent, *args)
     assert done.returncode == 2
     assert all(word in done.stderr for word in words), done.stderr

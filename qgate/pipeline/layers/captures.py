@@ -207,12 +207,16 @@ def _files(folder: Path, stem: str) -> list[Path]:
 
 def _check_writable(folder: Path) -> None:
     """Before minutes of work, not after them."""
+    if folder.exists() and not folder.is_dir():
+        raise QgateError(f"{str(folder)!r} is a file; name a folder with --output-dir.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise QgateError(f"cannot write into {str(folder)!r}: {error.strerror}.") from None
+        raise QgateError(
+            f"cannot write into {str(folder)!r}: {error.strerror}; name another --output-dir."
+        ) from None
 
 
 def _check_reference(bench: Bench) -> None:

@@ -91,7 +91,10 @@ def save_json(path: Path, record: Record) -> None:
             text = json.dumps(record, indent=1, allow_nan=False) + "\n"
             part.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
-        raise QgateError(f"{str(path)!r} could not be written: {error.strerror}.") from None
+        raise QgateError(
+            f"{str(path)!r} could not be written: {error.strerror}; name a file in a folder that "
+            "you may write to."
+        ) from None
 
 
 # Which two -------------------------------------------------------------------------------------

@@ -278,6 +278,10 @@ def captured(folder: Path) -> list[str]:
 
 def find(folder: Path, mode: str) -> list[Dump]:
     """The dumps of a mode: one, or of the reference one per basis."""
+    if folder.exists() and not folder.is_dir():
+        raise QgateError(
+            f"{str(folder)!r} is a file; --output-dir names the folder that `qgate capture` wrote."
+        )
     there = captured(folder)
     if not there:
         raise QgateError(
@@ -290,7 +294,10 @@ def find(folder: Path, mode: str) -> list[Dump]:
         stems = [stem for stem in there if stem == key or stem.startswith(f"{key}-")]
     if not stems:
         error = unknown("captured mode", mode, there)
-        raise QgateError(f"{error} `qgate capture --mode {mode} --output-dir {folder}` adds one.")
+        raise QgateError(
+            f"{error} `qgate capture --mode {mode} --output-dir {folder}` adds it, if the model "
+            "has such a mode."
+        )
     return [read_dump(folder, stem) for stem in stems]
 
 
