@@ -6,13 +6,21 @@ import argparse
 from typing import Any
 
 _NUMBERS = ("layer", "rank", "iteration", "sample", "micro_batch")
-_TEXTS = ("layer_type", "operation", "phase", "component", "module", "name", "quant_type")
+_TEXTS = {
+    "layer_type": "linear, attention, ...",
+    "operation": "forward or backward",
+    "phase": "pre or post",
+    "component": "linear, FA, ...",
+    "module": "name of a module, as 'layers.3.*'",
+    "name": "tensor of a site, as input or 'grad_*'",
+    "quant_type": "label of the number format of the run, as mxfp8",
+}
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("only these; repeatable, texts may be patterns").add_argument
-    for name in _TEXTS:
-        add(f"--{name.replace('_', '-')}", action="append", metavar="NAME")
+    for name, about in _TEXTS.items():
+        add(f"--{name.replace('_', '-')}", action="append", metavar="NAME", help=about)
     for name in _NUMBERS:
         add(f"--{name.replace('_', '-')}", action="append", type=int, metavar="N")
 

@@ -32,7 +32,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODES",
         help="names, patterns or groups, separated by commas: fp_only, quant_only, essential, all",
     )
-    add("--output-dir", type=Path, default=Path("layer_outputs"), metavar="DIR")
+    add(
+        "--output-dir",
+        type=Path,
+        default=Path("layer_outputs"),
+        metavar="DIR",
+        help="folder of the files (default: layer_outputs)",
+    )
     add(
         "--layers",
         default="first,last",

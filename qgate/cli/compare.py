@@ -5,6 +5,7 @@
   qgate compare --all                                 all captured modes, one table
 
 Reads what `qgate capture` wrote; no model is run. fp32 is the one in the basis of the mode.
+MSE and correlation have a grade, excellent to poor, as in `pytest suites`.
 Exit status: 0 if all was compared, 1 if a value is not finite or nothing was compared, 2 if files
 are missing, damaged or do not belong together. How good is good enough is for `pytest suites`.
 """
@@ -23,7 +24,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("mode", nargs="?", metavar="MODE", help="a captured mode")
     add("--all", action="store_true", help="every captured mode; writes comparisons/*.json")
     add("--reference", default="fp32", metavar="MODE", help="fp32 (default), fp16, 0 or any other")
-    add("--output-dir", type=Path, default=Path("layer_outputs"), metavar="DIR")
+    add(
+        "--output-dir",
+        type=Path,
+        default=Path("layer_outputs"),
+        metavar="DIR",
+        help="folder that qgate capture wrote (default: layer_outputs)",
+    )
     add("--save-comparison", type=Path, metavar="F.json", help="the numbers of one mode as JSON")
 
 

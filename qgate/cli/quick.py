@@ -29,7 +29,7 @@ _MOST, _TENSORS = 2**14, 500
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folders", nargs="+", metavar="DIR")
+    parser.add_argument("folders", nargs="+", metavar="DIR", help="dumps, by path or URL")
     parser.add_argument("--output", metavar="FILE", help=f"a file or URL (default: {_FILE})")
     parser.add_argument(
         "--output-dir",
