@@ -226,7 +226,7 @@ def test_no_permission_is_said(here: Path, capsys: Capsys, monkeypatch: pytest.M
     (here / "locked").mkdir()
     monkeypatch.setattr("qgate.files._created", refused)  # root may write everywhere
     assert run("before", "-o", "locked/x.html") == 2
-    assert "Permission denied: 'locked/x.html'" in capsys.readouterr().err
+    assert "'locked/x.html': Permission denied; name a file" in capsys.readouterr().err
     assert list((here / "locked").iterdir()) == []
 
 
