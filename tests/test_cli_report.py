@@ -267,7 +267,7 @@ def test_what_cannot_be_written_leaves_all_as_it_was(
         )
     assert run("after", "--history", "h.jsonl", "-o", "r.html", "-o", "r.md") == 2
     said = capsys.readouterr()
-    assert said.err.endswith(f": {bad!r}\n")
+    assert said.err.startswith(f"qgate report: {bad!r}: ")
     assert said.out == ""
     assert {path.name: path.read_bytes() for path in here.iterdir() if path.is_file()} == before
 
