@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+import platform
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from qgate._version import __version__
 from tests.golden.pages import page_lines
 from tests.golden.summaries import MOST_ROWS, array_text, json_lines, number_text, table_lines
 
@@ -31,6 +34,10 @@ VOLATILE = [
     (r"\bin (\d+ min )?\d+(\.\d+)? ?s(econds?)?\b", "in <seconds>"),
     (r"\b\d+(\.\d+)? (?:s|ms|seconds|kB/s|MB/s|GB/s)\b", "<seconds>"),
 ]  # fmt: skip
+VOLATILE += [
+    (rf"(?<![\w.]){re.escape(version)}(?![\w.])", "<version>")
+    for version in (__version__, torch.__version__, platform.python_version())
+]
 _VOLATILE = [(re.compile(pattern), stand_in) for pattern, stand_in in VOLATILE]
 # Fields of JSON whose values are of this run.
 OF_THE_RUN: dict[str, object] = {
@@ -153,8 +160,6 @@ def _cell(text: str) -> object:
 
 
 def _array_lines(path: Path) -> Iterator[str]:
-    import torch
-
     if path.suffix == ".npy":
         yield array_text(np.load(path))
         return

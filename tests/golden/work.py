@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -56,7 +57,7 @@ def _run_step(step: Step, folder: Path, output: Path, pictures: dict[str, list[s
     (output / "console.txt").write_text(console, encoding="utf-8")
     for name in new:
         if step.keeps(name):
-            target = output / step.golden_name(steady(name))
+            target = output / re.sub("[<>]", "", step.golden_name(steady(name)))
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(golden_text(folder / name, pictures, folder), encoding="utf-8")
 
