@@ -36,6 +36,10 @@ class Fields:
             if name not in names:
                 raise self.wrong(f"{self._at(name)!r} is not a known field")
 
+    def has(self, name: str) -> bool:
+        """Whether a field is there."""
+        return name in self._value
+
     def _get(self, name: str, good: Callable[[Any], object], wanted: str) -> Any:
         if name not in self._value:
             raise self.wrong(f"{self._at(name)} is missing")
@@ -120,12 +124,12 @@ def _shown(value: object) -> str:
 
 
 def check_version(file: str, found: int, known: int) -> None:
-    """A file of a newer qgate is not read by guessing."""
+    """Refuse a file of a newer qgate, and one older than the version before this one."""
     if found > known:
         raise QgateError(
             f"{file}: it is of version {found}, and this qgate reads version {known}: update qgate."
         )
-    if found < known:
+    if found < known - 1 or found < 1:
         raise QgateError(
             f"{file}: it is of version {found}, and this qgate reads version {known}: record it "
             "again with --update-baselines."

@@ -15,7 +15,7 @@ from qgate.baselines.names import quoted, safe_name, unquoted
 from qgate.baselines.origin import Key, Origin, is_device
 from qgate.errors import QgateError
 
-VERSION = 1
+VERSION = 2
 MIXED = "mixed"
 FOLDER = "accepted"
 REMEDY = (
@@ -43,7 +43,7 @@ class Accepted:
     inputs: str
     calibration: str | None
     device: str
-    values: dict[Key, float] = field(default_factory=dict)
+    values: dict[Key, float | str] = field(default_factory=dict)
 
     def stale(self, origin: Origin) -> list[str]:
         """Why these are not the accepted errors of a baseline, one sentence per cause."""
@@ -94,8 +94,10 @@ def _aligned(words: list[str]) -> str:
     return " ".join([*padded, words[-1]])
 
 
-def _line(key: Key, value: float) -> str:
-    return _aligned([*(quoted(part) for part in key), repr(value)])
+def _line(key: Key, value: float | str) -> str:
+    """Write an entry; a text as value has an equals sign before it."""
+    told = f"={quoted(value)}" if isinstance(value, str) else repr(value)
+    return _aligned([*(quoted(part) for part in key), told])
 
 
 def read_accepted(data: bytes, file: str) -> Accepted:
@@ -170,18 +172,25 @@ def _header_values(lines: list[str]) -> Iterator[tuple[str, str | None]]:
             raise ValueError(number, "the header has to go on here")
 
 
-def _read_line(line: str) -> tuple[Key, float]:
+def _read_line(line: str) -> tuple[Key, float | str]:
     """The entry of a line, as it is written and in no other form, or a ValueError."""
     words = [word for word in line.split(" ") if word]
     if len(words) != 5:
         raise ValueError(f"{line[:60]!r} is not suite, site, scope, metric and value")
     key = Key(*(unquoted(word) for word in words[:4]))
-    try:
-        value = float(words[4])
-    except ValueError:
-        raise ValueError(f"{words[4]!r} is no number") from None
-    if not math.isfinite(value):
-        raise ValueError(f"{key} is {words[4]}, which is never accepted")
+    value = _read_value(key, words[4])
     if _line(key, value) != line:
         raise ValueError(f"the line is not as qgate writes it, which is {_line(key, value)!r}")
     return key, value
+
+
+def _read_value(key: Key, word: str) -> float | str:
+    if word.startswith("="):
+        return unquoted(word[1:])
+    try:
+        value = float(word)
+    except ValueError:
+        raise ValueError(f"{word!r} is no number") from None
+    if not math.isfinite(value):
+        raise ValueError(f"{key} is {word}, which is never accepted")
+    return value

@@ -20,7 +20,7 @@ from qgate.baselines.update import Update
 from qgate.errors import QgateError
 from qgate.files import forget, replacing
 
-VERSION = 1
+VERSION = 2
 _MOST_BYTES, _MOST_TOGETHER = 16 << 20, 128 << 20
 _REMEDY = "Delete the file, or run the suites again."
 
@@ -36,7 +36,7 @@ class Candidate:
     origin: Origin
     mode: str
     source: str
-    values: dict[Key, float]
+    values: dict[Key, float | str]
     barred: dict[Key, str] = field(default_factory=dict)
     calibrated: bool = True
     gone: tuple[Key, ...] = ()
@@ -58,9 +58,12 @@ class Candidate:
         text = "\n".join(["{", *lines, ' "values": [', ",\n".join(entries), " ]", "}", ""])
         return text.encode("utf-8")
 
-    def _entry(self, key: Key, value: float) -> dict[str, object]:
+    def _entry(self, key: Key, value: float | str) -> dict[str, object]:
+        barred = {"barred": self.barred.get(key, "")}
+        if isinstance(value, str):
+            return {**key._asdict(), "text": value, **barred}
         told = float(value) if math.isfinite(value) else str(float(value))
-        return {**key._asdict(), "value": told, "barred": self.barred.get(key, "")}
+        return {**key._asdict(), "value": told, **barred}
 
 
 def write_candidate(folder: Path, candidate: Candidate) -> Path:
@@ -137,13 +140,13 @@ def _read(data: bytes, path: Path) -> Candidate:
     read.check_header("candidate", VERSION)
     names = [each.name for each in fields(Origin)]
     read.only("qgate", "version", *names, "mode", "source", "calibrated", "gone", "values")
-    values: dict[Key, float] = {}
+    values: dict[Key, float | str] = {}
     barred: dict[Key, str] = {}
     for entry in read.many("values"):
         key = _read_key(entry)
         if key in values:
             raise entry.wrong(f"{entry.place}: {key} is there twice")
-        values[key] = entry.number("value")
+        values[key] = entry.text("text") if entry.has("text") else entry.number("value")
         if reason := entry.text("barred", empty=True):
             barred[key] = reason
     gone = _gone(read)
@@ -161,7 +164,7 @@ def _gone(read: Fields) -> tuple[Key, ...]:
 
 
 def _read_key(entry: Fields) -> Key:
-    entry.only(*Key._fields, "value", "barred")
+    entry.only(*Key._fields, "text" if entry.has("text") else "value", "barred")
     return Key(*(entry.text(name, empty=True) for name in Key._fields))
 
 
@@ -200,7 +203,7 @@ def _problem(candidate: Candidate, recorded: Origin, update: Update) -> str:
         return "; ".join(other)
     there = update.values.get(candidate.mode, {})
     for key, value in candidate.values.items():
-        if not math.isfinite(value):
+        if not isinstance(value, str) and not math.isfinite(value):
             return f"{key} is {value}, which is never accepted"
         if key in candidate.barred:
             return f"{key} {candidate.barred[key]}"

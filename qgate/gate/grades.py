@@ -6,30 +6,25 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
+from qgate.metrics import METRICS
+
 Grade = Literal["excellent", "good", "fair", "poor"]
 _WORDS: tuple[Grade, ...] = ("excellent", "good", "fair")
-MSE_BANDS = (1e-4, 1e-3, 1e-2)
-CORRELATION_BANDS = (0.9999, 0.999, 0.99)
 
 
-def grade_mse(value: float | None) -> Grade:
-    """`excellent` below 1e-4, `good` below 1e-3, `fair` below 1e-2."""
+def grade_of(metric: str, value: float | None) -> Grade:
+    """Return the band of a value that is better than the band's end; without one it is poor."""
+    known = METRICS.get(metric)
     if value is None or not math.isfinite(value):
         return "poor"
-    return next(
-        (word for word, band in zip(_WORDS, MSE_BANDS, strict=True) if value < band), "poor"
-    )
-
-
-def grade_correlation(value: float | None) -> Grade:
-    """`excellent` above 0.9999, `good` above 0.999, `fair` above 0.99."""
-    if value is None or not math.isfinite(value):
-        return "poor"
-    bands = zip(_WORDS, CORRELATION_BANDS, strict=True)
-    return next((word for word, band in bands if value > band), "poor")
+    better = (value > band if known.direction == "higher" else value < band for band in known.bands)
+    return next((word for word, is_in in zip(_WORDS, better, strict=True) if is_in), "poor")
 
 
 def grades_of(values: Mapping[str, float | None]) -> dict[str, Grade]:
-    """The grades of those of the two metrics that there are."""
-    known = {"mse": grade_mse, "correlation": grade_correlation}
-    return {name: grade(values[name]) for name, grade in known.items() if name in values}
+    """Return the grades of those metrics that have bands."""
+    return {
+        each.name: grade_of(each.name, values[each.name])
+        for each in METRICS
+        if each.bands and each.name in values
+    }

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 from qgate.errors import QgateError
-from qgate.gate.bounds import is_log2
 from qgate.gate.checks import ACCEPTABLE, Check
-from qgate.gate.grades import grade_correlation, grade_mse, grades_of
+from qgate.gate.grades import grade_of, grades_of
 from qgate.gate.updating import hint
 from qgate.gate.verdict import Verdict
+from qgate.metrics import METRICS
 
 COLUMNS = ("site", "scope", "metric", "accepted/ideal", "now", "change", "limit", "kind")
 
@@ -27,7 +27,8 @@ def first_line(verdict: Verdict, mode: str, *, label: str = "mode") -> str:
 def sentence(check: Check, where: str) -> str:
     """What one failed check says, with its place in words."""
     if check.kind == "missing":
-        return f"no accepted {check.metric} {where}: record it with --update-baselines"
+        why = "" if check.reason in ("", "no accepted value") else f" ({check.reason})"
+        return f"no accepted {check.metric} {where}{why}: record it with --update-baselines"
     if check.kind == "absent":
         return f"not measured {where}: it has accepted errors, the set of sites changed"
     if check.kind == "nothing":
@@ -39,6 +40,9 @@ def sentence(check: Check, where: str) -> str:
         return f"{check.metric} {what} {where}: only a finite value can pass"
     if check.bound is None or not math.isfinite(check.bound):
         return f"{check.metric} {number(check.value)} {where}: {check.reason or 'no finite limit'}"
+    if check.accepted_text:
+        told = f"{check.text!r} instead of {check.accepted_text!r}"
+        return f"{check.metric} {told} {where}"
     if check.side == "==":
         why = f": {check.reason}" if check.reason else ""
         return f"{check.metric} {check.value:.17g} instead of {check.bound:.17g} {where}{why}"
@@ -60,7 +64,7 @@ def _why(check: Check) -> str:
         if against == 0:
             return f"{name} is exact here, only the noise floor is allowed"
         return f"{_decibels(check)} dB over {name}, {check.allowed:g} allowed"
-    if is_log2(check.metric):
+    if METRICS.find(check.metric).logarithm == "log2":
         return _factors(check.value, against, check.bound or 0.0)
     if not check.allowed and check.bound is not None:
         return f"accepted is {number(against)}, it may be {number(abs(check.bound - against))} off"
@@ -71,8 +75,7 @@ def _factors(value: float | None, accepted: float, bound: float) -> str:
     """`2.1x accepted, up to 1.4x allowed`, of logarithms."""
     if value is None:
         return ""
-    ends = (2.0 ** min(max(each - accepted, -999), 999) for each in (value, bound))
-    moved, most = ends
+    moved, most = (2.0 ** min(max(each - accepted, -999), 999) for each in (value, bound))
     shown = (f"{moved:.3g}", f"{most:.3g}")
     told = shown if shown[0] != shown[1] else _apart(moved, most)
     return f"{told[0]}x accepted, {'up' if value > accepted else 'down'} to {told[1]}x allowed"
@@ -178,19 +181,17 @@ def _grades(verdict: Verdict) -> str:
         return ""
     values = max(graded, key=lambda each: each.get("mse") or 0.0)
     parts = []
-    if (mse := values.get("mse")) is not None:
-        shown = (number(mse, digits) for digits in range(1, 17))
-        parts.append(f"MSE {_telling(shown, mse, grade_mse)} {grade_mse(mse)}")
-    if (correlation := values.get("correlation")) is not None:
-        shown = (number(correlation, digits) for digits in range(1, 17))
-        text = _telling(shown, correlation, grade_correlation)
-        parts.append(f"correlation {text} {grade_correlation(correlation)}")
+    for name, grade in grades_of(values).items():
+        if (value := values[name]) is not None:
+            parts.append(f"{METRICS.get(name).short} {_telling(name, value)} {grade}")
     return f"grades: {', '.join(parts)}" if parts else ""
 
 
-def _telling(shown: Iterator[str], value: float, grade: Callable[[float], str]) -> str:
+def _telling(name: str, value: float) -> str:
     """The shortest of figures that is in the band of the value: 0.99989 is no 0.9999."""
-    return next((text for text in shown if grade(float(text)) == grade(value)), repr(value))
+    grade = grade_of(name, value)
+    shown = (number(value, digits) for digits in range(1, 17))
+    return next((text for text in shown if grade_of(name, float(text)) == grade), repr(value))
 
 
 def _table(failed: Sequence[Check]) -> list[str]:
@@ -205,6 +206,10 @@ def _table(failed: Sequence[Check]) -> list[str]:
 
 def cells_of(check: Check) -> tuple[str, ...]:
     """A check as a row under `COLUMNS`, its value with digits enough to differ from its limit."""
+    if check.text or check.accepted_text:
+        texts = check.accepted_text or "-", check.text or "-"
+        limit = f"== {check.accepted_text}" if check.accepted_text else "-"
+        return check.site, check.scope, check.metric, *texts, "-", limit, check.kind
     now, bound = number(check.value), number(check.bound)
     if check.value is not None and check.bound is not None and math.isfinite(check.value):
         now, bound = _apart(check.value, check.bound)
@@ -219,7 +224,7 @@ def _moved(check: Check) -> str:
         return "-"
     if check.side == "==":
         return f"{value - against:+g}"
-    if is_log2(check.metric):
+    if METRICS.find(check.metric).logarithm == "log2":
         return f"{value - against:+.3g}"
     if against == 0:
         return "from 0"

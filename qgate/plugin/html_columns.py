@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import pytest
 
+from qgate.metrics import METRICS
 from qgate.plugin.options import value
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def _change(found: Finding) -> float | None:
     now = found.check["value"] if found.check else None
     if now is None or not math.isfinite(now) or found.accepted is None:
         return None
-    if found.check and str(found.check["metric"]).startswith("log2_"):
+    if found.check and METRICS.find(str(found.check["metric"])).logarithm == "log2":
         return float(now - found.accepted)
     if not found.accepted:
         return math.inf if now else 0.0

@@ -55,11 +55,8 @@ def session_of(config: pytest.Config, model: str) -> GateSession:
 def policy_of(config: pytest.Config) -> Policy:
     """The limits of the project."""
     from qgate.gate import Policy
-    from qgate.pipeline.gates.judging import GATE_METRICS
-    from qgate.stats.metrics import METRICS
 
-    known = {metric.name: metric.direction for metric in METRICS}
-    return Policy.from_table(settings_of(config).limits, {**GATE_METRICS, **known})
+    return Policy.from_table(settings_of(config).limits)
 
 
 def how(config: pytest.Config) -> dict[str, Any]:

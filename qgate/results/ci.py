@@ -18,11 +18,13 @@ from qgate.results.others import (
 from qgate.results.ranking import (
     binding,
     binding_checks,
+    bound_of,
     check_text,
     figure,
     one_line,
     times_figure,
     times_text,
+    value_of,
 )
 from qgate.results.summary import Finding, ModeSummary, Tally, change_text
 
@@ -178,8 +180,8 @@ def _figures(found: Finding | None) -> tuple[str, str, str, str]:
     check = found.check if found else None
     if check is None:
         return "", "", "", "" if found is None else "nothing compared"
-    limit = "" if check["bound"] is None else f"{check['side']} {figure(check['bound'])}"
-    return str(check["metric"]), figure(check["value"]), limit, times_text(check)
+    limit = "" if check["bound"] is None else f"{check['side']} {figure(bound_of(check))}"
+    return str(check["metric"]), figure(value_of(check)), limit, times_text(check)
 
 
 def _row(found: Finding) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from qgate.files import replacing
 from qgate.results.cells import cell
-from qgate.results.ranking import binding_checks
+from qgate.results.ranking import binding_checks, bound_of, value_of
 
 COLUMNS = (
     "suite", "node", "model", "mode", "layer", "site", "scope", "metric", "value", "ideal",
@@ -46,7 +46,7 @@ def _rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     reason = record.get("reason") or {}
     for metric in dict.fromkeys([*record["values"], *checks]):
         check = checks.get(metric, {})
-        value = record["values"].get(metric, check.get("value"))
+        value = record["values"].get(metric, value_of(check) if check else None)
         yield {
             **same,
             "metric": metric,
@@ -54,6 +54,7 @@ def _rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             "ideal": (record["ideal"] or {}).get(metric),
             "accepted": (record["accepted"] or {}).get(metric),
             **{name: check.get(name) for name in ("side", "bound", "times", "kind", "improved")},
+            **({"bound": bound_of(check)} if check else {}),
             "metric_passed": check.get("passed"),
         }
 

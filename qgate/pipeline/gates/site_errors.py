@@ -12,7 +12,6 @@ from qgate.errors import QgateError
 from qgate.results.pictures import Picture
 from qgate.stats import ErrorStats, errors, massive_beyond
 
-METRICS = ("relative_mse", "correlation", "mse", "mae", "max_abs", "sqnr_db", "cosine")
 PART_METRICS = ("relative_mse", "correlation")
 Pairs = Sequence[tuple[Tensor, Tensor]]
 
