@@ -14,6 +14,7 @@ from qgate.baselines._reading import check_version
 from qgate.baselines.names import quoted, safe_name, unquoted
 from qgate.baselines.origin import Key, Origin, is_device
 from qgate.errors import QgateError
+from qgate.metrics import METRICS
 
 VERSION = 2
 MIXED = "mixed"
@@ -185,7 +186,7 @@ def _read_line(line: str) -> tuple[Key, float | str]:
 
 
 def _read_value(key: Key, word: str) -> float | str:
-    if word.startswith("="):
+    if word.startswith("=") and METRICS.find(key.metric).textual:
         return unquoted(word[1:])
     try:
         value = float(word)

@@ -20,6 +20,7 @@ from qgate.baselines.manifest import (
 from qgate.baselines.origin import REFERENCE_FIELDS, Key, Origin, differences
 from qgate.baselines.rows import ReferenceTensor
 from qgate.errors import QgateError
+from qgate.metrics import METRICS
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ class Update:
     def set_accepted(self, mode: str, key: Key, value: float | str) -> None:
         """Accept the error or the text of a key; the last call for a key counts."""
         name = f"the error of mode {mode}, {' '.join(key)},"
-        plain = value if isinstance(value, str) and value else self._number(name, value)
+        told = isinstance(value, str) and bool(value) and METRICS.find(key[-1]).textual
+        plain = value if told else self._number(name, value)
         if not mode or len(key) != 4 or not all(isinstance(part, str) for part in key):
             raise QgateError(f"{name} needs a mode, and suite, site, scope and metric as texts.")
         self.drops.get(mode, set()).discard(Key(*key))

@@ -190,9 +190,9 @@ class MetricTable(Registry[Metric]):
         """Return a metric of the whole or of a part; an unknown name is an error with near ones."""
         if name in self._parts:
             return self._parts[name]
-        whole = name[: name.index("@")] if "@" in name else name
-        if whole in self._entries and whole != name:
-            raise unknown("part of a tensor", name, [part.name for part in PARTS])
+        whole, at, part = name.partition("@")
+        if at and whole in self._entries:
+            raise unknown("part of a tensor", part, [each.name for each in PARTS])
         if name not in self._entries:
             raise unknown(self.what, name, self._entries)
         return self._entries[name]

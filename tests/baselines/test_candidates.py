@@ -108,7 +108,7 @@ MALFORMED = {
     "text": (GOOD.replace(b"0.125", b'"1"'), r"values\[0\].value is \"1\", not a number"),
     "true": (GOOD.replace(b"0.125", b"true"), r"values\[0\].value is true"),
     "too large": (GOOD.replace(b"0.125", b"1" + b"0" * 400), "too large"),
-    "newer": (GOOD.replace(b'"version": 1', b'"version": 2'), "update qgate"),
+    "newer": (GOOD.replace(b'"version": 2', b'"version": 3'), "update qgate"),
     "another file": (GOOD.replace(b'"candidate"', b'"baseline"'), "no candidate of qgate"),
     "twice": (GOOD.replace(b"  {", b"  " + GOOD.splitlines()[-3].strip() + b",\n  {"), "is there twice"),
     "empty": (GOOD.replace(GOOD.splitlines()[-3], b""), "values is empty"),

@@ -64,7 +64,7 @@ def test_the_order_does_not_depend_on_history_and_counts_layers() -> None:
 
 def test_the_file_says_what_it_is_and_aligns_its_columns() -> None:
     text = lines(accepted(**{"layers.0.mixer.in_proj:output": 3.4e-05, "norm": 0.1}))
-    assert text[0] == "# qgate accepted errors, version 1"
+    assert text[0] == "# qgate accepted errors, version 2"
     assert [line.split()[1:] for line in text[1:7]] == [
         ["model", "tiny"],
         ["mode", "2-1"],
@@ -82,8 +82,8 @@ BROKEN = {
     "another file": (b"hello\n", "f:1: it is no list of accepted errors"),
     "empty": (b"", "f:1: it is no list"),
     "not UTF-8": (GOOD.replace(b"tiny", b"t\xff"), "f:2: it is no UTF-8"),
-    "version in words": (GOOD.replace(b"version 1", b"version x"), "f:1: it is no list"),
-    "newer": (GOOD.replace(b"version 1", b"version 2"), "version 2, and this qgate reads version 1: update"),
+    "version in words": (GOOD.replace(b"version 2", b"version x"), "f:1: it is no list"),
+    "newer": (GOOD.replace(b"version 2", b"version 3"), "version 3, and this qgate reads version 2: update"),
     "header line missing": (GOOD.replace(b"# inputs", b"# input"), "f:5: the header has no inputs here"),
     "header cut off": (GOOD[:60], "f:3: the header has no mode here"),
     "header without end": (b"\n".join(GOOD.split(b"\n")[:7]), "f:8: the header has to go on"),

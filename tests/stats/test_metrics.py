@@ -34,7 +34,10 @@ def both_ways(actual: list[float], reference: list[float]) -> list[dict[str, flo
     """All metrics from the pass over float64 tensors, and from the sums written out."""
     a, r = (torch.tensor(x, dtype=torch.float64) for x in (actual, reference))
     sums = ErrorSums.from_weighted(a.numpy(), r.numpy(), np.ones(len(actual), np.int64))
-    return [errors(a, r).metrics(), {each.name: each.function(sums) for each in METRICS.of("errors")}]
+    return [
+        errors(a, r).metrics(),
+        {each.name: each.function(sums) for each in METRICS.of("errors")},
+    ]
 
 
 def test_the_registry_leads_with_sqnr() -> None:
