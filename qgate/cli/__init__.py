@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from qgate._version import __version__
 from qgate.devices import wait_calmly
 from qgate.errors import QgateError
+from qgate.text import for_terminal
 
 _ABOUT = """\
 A regression and accuracy gate for quantization.
@@ -76,8 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(args.status)
     except (QgateError, OSError) as error:
-        from qgate.results.cells import for_terminal
-
         print(f"qgate {args.command}: {for_terminal(error)}", file=sys.stderr)
         return 2
     return int(args.status)

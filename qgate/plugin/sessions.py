@@ -18,6 +18,7 @@ from qgate.plugin.options import (
     update_choice,
     value,
 )
+from qgate.text import for_terminal
 
 if TYPE_CHECKING:
     from qgate.gate import Policy
@@ -106,8 +107,6 @@ def _progress(config: pytest.Config):  # type: ignore[no-untyped-def]
 
     def say(text: str) -> None:
         if not quiet:
-            from qgate.results.cells import for_terminal
-
             with capture.global_and_fixture_disabled():
                 sys.stderr.write(f"\r\x1b[K  {for_terminal(text)} ")
                 sys.stderr.flush()

@@ -105,8 +105,3 @@ def figure(value: float | str | None) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     return f"{value:.4g}"
-
-
-def one_line(text: object) -> str:
-    """A name on one line, without control characters: it can come from a user's file."""
-    return "".join(char if char.isprintable() else " " for char in str(text))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from qgate.files import replacing
-from qgate.results.cells import cell
 from qgate.results.ranking import binding_checks, bound_of, value_of
+from qgate.text import for_csv
 
 COLUMNS = (
     "suite", "node", "model", "mode", "layer", "site", "scope", "metric", "value", "ideal",
@@ -65,4 +65,4 @@ _NAMES = ("nan", "inf", "-inf")
 def _shown(value: object) -> object:
     """Numbers that are not finite by their names, which no spreadsheet runs."""
     odd = isinstance(value, float) and not math.isfinite(value)
-    return str(value) if odd or (isinstance(value, str) and value in _NAMES) else cell(value)
+    return str(value) if odd or (isinstance(value, str) and value in _NAMES) else for_csv(value)

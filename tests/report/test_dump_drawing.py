@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 from qgate.errors import QgateError
-from qgate.report._escaping import cell
+from qgate.report._csv import cell
 from qgate.report.dumps import drawing as dump_drawing
 from qgate.report.dumps import texts as dump_text
 from qgate.report.dumps._findings import worst_tensors

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from qgate.metrics import METRICS
-from qgate.report._escaping import one_line
 from qgate.results.ranking import bound_of, times_figure, value_of
 from qgate.results.summary import Finding
+from qgate.text import one_line
 
 CUT = "…"
 _WITHOUT_NUMBER = ("missing", "absent", "nothing")

@@ -24,10 +24,10 @@ from qgate.report.sweeps._record import (
     number,
     offset_text,
     place_text,
-    printable,
     recommended,
     share_text,
 )
+from qgate.text import one_line
 
 _BEST = (
     ("sqnr_db", "🥇", "SQNR"),
@@ -102,14 +102,14 @@ def _reasons(record: Record) -> list[str]:
     reasons = record["advice"].get("reasons") or []
     body = ["   Why:"] if reasons else []
     for reason in reasons:
-        body += item(f"- {printable(reason)}", 5)
+        body += item(f"- {one_line(reason)}", 5)
     return body
 
 
 def _score(record: Record, best: Level) -> str:
     score = number(best.get("score"))
     said = "-" if math.isnan(score) else f"{score:.4f}"
-    return f"   Composite Score: {said} (candidates: {printable(record['advice']['candidates'])})"
+    return f"   Composite Score: {said} (candidates: {one_line(record['advice']['candidates'])})"
 
 
 def _measures(best: Level) -> list[str]:
@@ -194,7 +194,7 @@ def advice_lines(record: Record) -> list[str]:
         *title("SCALING FACTOR ANALYSIS & RECOMMENDATIONS"),
         f"Format: {format_title(record)}",
         f"Tested {counted(len(record['levels']), 'scaling level')} from {ends}",
-        *item(f"This sweep speaks about {printable(record['advice']['speaks_about'])}"),
+        *item(f"This sweep speaks about {one_line(record['advice']['speaks_about'])}"),
         THIN,
         *heading("INDIVIDUAL METRIC OPTIMA:"),
         *_optima(record, [name for name, _, _ in _BEST]),
@@ -234,7 +234,7 @@ def block_advice_lines(record: Record) -> list[str]:
     """What a sweep of offsets says: whether to move the block exponents from where they are."""
     body = [
         *title("BLOCK OFFSET ANALYSIS & RECOMMENDATIONS"),
-        *item(f"This sweep speaks about {printable(record['advice']['speaks_about'])}"),
+        *item(f"This sweep speaks about {one_line(record['advice']['speaks_about'])}"),
         THIN,
         *_optima(record, ["sqnr_db", "mse", "cosine"]),
         THIN,

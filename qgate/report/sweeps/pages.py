@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -24,10 +23,10 @@ from qgate.report.pages.parts import (
     image,
     scroll,
     section,
-    text,
 )
 from qgate.report.sweeps._entries import EQUAL_DB, KINDS, Entry, findings
 from qgate.report.sweeps._record import counted, share_text, shortened
+from qgate.text import for_html as text
 
 if TYPE_CHECKING:
     from qgate.urls import Place
@@ -177,7 +176,7 @@ def _share(value: float) -> str:
 
 
 def _link(*parts: str) -> str:
-    return escape("/".join(quote(part) for part in parts))
+    return text("/".join(quote(part) for part in parts))
 
 
 def _short(file: str) -> str:
