@@ -129,6 +129,16 @@ class Metric:
             return f"{value:.2f}%"
         return f"{value:.{digits}{'f' if self.bounded else 'e'}} {self.unit}".rstrip()
 
+    def cell(self, value: float) -> str:
+        """Write a value for a table of numbers under `head`, which has the unit."""
+        if not math.isfinite(value):
+            return str(value)
+        if self.logarithm == "decibel":
+            return f"{value:.3f}"
+        if self.unit == "%":
+            return f"{value:.4f}"
+        return f"{value:.8f}" if self.bounded else f"{value:.{6 if self.degree else 4}e}"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that records of a run keep."""
         names = ("name", "label", "unit", "direction", "definition", "degree", "bounded",

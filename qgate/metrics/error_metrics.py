@@ -105,7 +105,7 @@ for _metric in (
         formula=lambda s: _not_zero(s.sum_abs_error / s.count * s.scale_error),
     ),
     Metric(
-        name="max_abs", label="Max Abs Error", column="max abs", direction="lower", degree=1,
+        name="max_abs", label="Max Absolute Error", column="max abs", direction="lower", degree=1,
         definition="max |a - r|", formula=lambda s: s.max_abs_error * s.scale_error,
     ),
     Metric(

@@ -7,7 +7,10 @@ from typing import Any
 
 from tabulate import tabulate
 
+from qgate.metrics import METRICS, Metric
+
 Record = dict[str, Any]
+_AVERAGED = ("mse", "mae", "correlation")
 _WIDE, _THIN = "=" * 80, "-" * 80
 
 
@@ -22,11 +25,12 @@ def comparison_lines(record: Record) -> list[str]:
     ]
     for name, layer in record["layers"].items():
         lines += ["", *_block(name, layer, record)]
+    brief = [METRICS.get(name) for name in ("mse", "rmse", "mae", "correlation")]
     table = [
-        [_layer_name(n), *(_number(v, key) for key in ("mse", "rmse", "mae", "correlation"))]
+        [_layer_name(n), *(_number(v, each.name) for each in brief)]
         for n, v in record["layers"].items()
     ]
-    heads = ["Layer", "MSE", "RMSE", "MAE", "Correlation"]
+    heads = ["Layer", *(each.label for each in brief)]
     lines += ["", _WIDE, "Summary", _WIDE, *_table(table, heads), *_averages(record)]
     return [*lines, *problem_lines(record)]
 
@@ -46,11 +50,9 @@ def _block(name: str, layer: Record, record: Record) -> list[str]:
         f"  {'':<14} {_row(layer, 'diff', ('mean', 'std'))}  "
         f"abs mean={_number(layer, 'abs_diff_mean')}  abs max={_number(layer, 'abs_diff_max')}",
         "Errors:",
-        *_each(layer, {"MSE": "mse", "RMSE": "rmse", "MAE": "mae"}),
-        *_each(layer, {"SQNR (dB)": "sqnr_db"}),
-        *_each(layer, {"Correlation": "correlation", "Cosine": "cosine"}),
-        "Relative errors:",
-        *_each(layer, {"Relative MSE": "relative_mse", "Relative MAE": "relative_mae"}, True),
+        *_each(layer, [each for each in METRICS.of("errors") if each.degree]),
+        "Ratios:",
+        *_each(layer, [each for each in METRICS.of("errors") if not each.degree]),
         "Percentiles of |difference|:",
         f"  {'':<14} {_row(layer, 'abs_diff', ('p50', 'p90', 'p95', 'p99'))}",
         "Where:",
@@ -63,13 +65,13 @@ def _row(layer: Record, prefix: str, keys: Sequence[str]) -> str:
     return "  ".join(f"{key}={_number(layer, f'{prefix}_{key}')}" for key in keys)
 
 
-def _each(layer: Record, names: dict[str, str], percent: bool = False) -> list[str]:
-    lines = []
-    for label, key in names.items():
-        value = layer[key]
-        share = f"  ({100 * value:.4f} %)" if percent and value is not None else ""
-        lines.append(f"  {label:<14} {_number(layer, key)}{share}")
-    return lines
+def _each(layer: Record, metrics: Sequence[Metric]) -> list[str]:
+    return [
+        f"  {f'{each.short} ({each.unit})' if each.unit else each.short:<14} "
+        f"{_number(layer, each.name)}"
+        for each in metrics
+        if each.name in layer
+    ]
 
 
 def _places(layer: Record) -> list[str]:
@@ -105,9 +107,10 @@ def _number(layer: Record, key: str) -> str:
     if value is None:
         reason = layer["reasons"].get(key, "none")
         return "not finite" if reason.startswith("not finite") else reason
-    if key in ("correlation", "cosine"):
+    metric = METRICS.find(key)
+    if metric.bounded:
         return f"{value:.9f}"
-    return f"{value:.2f}" if key == "sqnr_db" else f"{value:.6e}"
+    return f"{value:.2f}" if metric.logarithm == "decibel" else f"{value:.6e}"
 
 
 def _averages(record: Record) -> list[str]:
@@ -119,7 +122,7 @@ def _averages(record: Record) -> list[str]:
         "Averages over layers, unweighted:",
         *(
             f"  {label:<14} {_average(summary, f'avg_{key}')}"
-            for label, key in (("MSE", "mse"), ("MAE", "mae"), ("Correlation", "correlation"))
+            for label, key in ((METRICS.get(key).label, key) for key in _AVERAGED)
         ),
         f"Worst layer by relative MSE: {named or 'none'}",
     ]

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from qgate.metrics import METRICS
 from qgate.report._files import write_text
 from qgate.report.pages.parts import (
     contents,
@@ -98,12 +99,14 @@ def page(
         contents(
             [
                 ("sweeps", "Sweeps", len(entries)),
+                ("metrics", "Every metric", len(METRICS.of("errors"))),
                 ("pictures", "Pictures", sum(len(each["pictures"]) for each in pictured)),
                 ("words", "What the columns mean", 0),
                 *([("others", "Other runs", len(others))] if others else []),
             ]
         ),
         section("sweeps", "Tensors and formats, worst first", _table(rows)),
+        section("metrics", "Every metric at the recommended level", _metrics(rows)),
         section("pictures", "Pictures", _pictures(rows, pictured)),
         section("words", "What the columns mean", _WORDS),
         section("others", "Folders of other runs", _links(others)) if others else "",
@@ -154,6 +157,33 @@ def _row(each: Entry) -> str:
         f"<tr><th scope='row' class='text' data-key='{text(each['tensor'])}'>{name}</th>{words}"
         f"{''.join(cells)}<td class='files'>{links}</td></tr>"
     )
+
+
+def _metrics(rows: Sequence[Entry]) -> str:
+    """All metrics of all sweeps; what they mean is in the heads."""
+    known = METRICS.of("errors")
+    if not rows:
+        return empty("No tensor could be swept.")
+    heads = head_cells(("tensor", "format", "sweep"), 3) + "".join(
+        f"<th scope='col' title='{text(each.definition)}'>{text(each.head)}</th>" for each in known
+    )
+    body = "\n".join(
+        f"<tr><th scope='row' class='text'>{text(each['tensor'])}</th>"
+        f"<td class='text'>{text(each['format'])}</td>"
+        f"<td class='text'>{text(KINDS.get(each['kind'], each['kind']))}</td>"
+        + "".join(
+            _cell(metric.cell(value), value)
+            for metric in known
+            for value in [each["metrics"].get(metric.name, math.nan)]
+        )
+        + "</tr>"
+        for each in rows[:_MOST_ROWS]
+    )
+    table = (
+        f"<table class='sortable'>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody>\n"
+        "</table>"
+    )
+    return scroll(table, "metrics of tensors and formats")
 
 
 def _file(folder: str, file: str) -> str:
