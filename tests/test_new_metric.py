@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -69,7 +70,9 @@ def test_a_new_metric_with_a_unit_is_right_for_numbers_of_1e_200() -> None:
         assert 1e-206 < expected < 1e-198
 
 
-def test_it_stands_in_the_csv_the_texts_and_the_page_a_sweep(added: Metric, tmp_path: Path) -> None:
+def test_it_stands_in_the_csv_the_texts_and_the_page_of_a_sweep(
+    added: Metric, tmp_path: Path
+) -> None:
     record = sweep(data(), "fp8_e4m3", name="x").to_dict()
     best = record["levels"][record["advice"]["recommended"]]
     value = float(best["metrics"][NAME])
