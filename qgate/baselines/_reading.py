@@ -24,11 +24,13 @@ class Fields:
     def _at(self, name: str) -> str:
         return f"{self.place}.{name}" if self.place else name
 
-    def check_header(self, kind: str, version: int) -> None:
-        """That it is what the file name says, in a version this qgate knows."""
+    def check_header(self, kind: str, version: int) -> int:
+        """Return its version, if it is what the file name says and this qgate knows that."""
         if self._value.get("qgate") != kind:
             raise self.wrong(f"it is no {kind} of qgate")
-        check_version(self.file, self.whole("version", 1), version)
+        found = self.whole("version", 1)
+        check_version(self.file, found, version)
+        return found
 
     def only(self, *names: str) -> None:
         """That no other field is there: one that is not understood is not passed over."""

@@ -45,6 +45,17 @@ class Accepted:
     calibration: str | None
     device: str
     values: dict[Key, float | str] = field(default_factory=dict)
+    version: int = VERSION
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether some values meant something else in the version of the file.
+
+        In version 1 a quantizer was the hash of its text, and the worst channel was measured
+        against the mean energy of all channels.
+        """
+        known = (METRICS.find(key.metric) for key in self.values)
+        return self.version < 2 and any(m.textual or m.part == "worst_channel" for m in known)
 
     def stale(self, origin: Origin) -> list[str]:
         """Why these are not the accepted errors of a baseline, one sentence per cause."""
@@ -53,7 +64,11 @@ class Accepted:
             "inputs": (self.inputs, origin.inputs),
             "calibration": (self.calibration, self.calibration and origin.calibration),
         }
-        return [
+        old_file = [
+            f"the file is of version {self.version}, which has quantizers as numbers and other "
+            "errors of the worst channel"
+        ]
+        return (old_file if self.is_outdated else []) + [
             f"the accepted errors of mode {self.mode} were measured with other {what} "
             f"({(old or 'none')[:12]}) than those of the baseline ({(new or 'none')[:12]})"
             for what, (old, new) in pairs.items()
@@ -65,7 +80,7 @@ class Accepted:
         header = [f"# {name:<12} {_field(getattr(self, name))}" for name in _HEADER]
         title = f"# {_aligned([*_COLUMNS, 'value'])}"
         lines = [_line(key, self.values[key]) for key in sorted(self.values, key=order)]
-        text = "\n".join([f"{_TITLE}{VERSION}", *header, _ADVICE, title, *lines, ""])
+        text = "\n".join([f"{_TITLE}{self.version}", *header, _ADVICE, title, *lines, ""])
         return text.encode("utf-8")
 
 
@@ -155,7 +170,7 @@ def _read_header(lines: list[str], file: str, problems: list[str]) -> Accepted |
         problems.append(f"{file}:{1 + len(_HEADER)}: there is no device {values['device']!r}")
     if problems:
         return None
-    return Accepted(**values)  # type: ignore[arg-type]
+    return Accepted(**values, version=int(version))  # type: ignore[arg-type]
 
 
 def _header_values(lines: list[str]) -> Iterator[tuple[str, str | None]]:

@@ -40,13 +40,14 @@ class Candidate:
     barred: dict[Key, str] = field(default_factory=dict)
     calibrated: bool = True
     gone: tuple[Key, ...] = ()
+    version: int = VERSION
     path: Path | None = field(default=None, compare=False)
 
     def to_bytes(self) -> bytes:
         """As JSON, one line per value."""
         head = {
             "qgate": "candidate",
-            "version": VERSION,
+            "version": self.version,
             **asdict(self.origin),
             "mode": self.mode,
             "source": self.source,
@@ -137,7 +138,7 @@ def _zipped(file: Path) -> list[Candidate]:
 
 def _read(data: bytes, path: Path) -> Candidate:
     read = read_json(data, str(path), _REMEDY)
-    read.check_header("candidate", VERSION)
+    version = read.check_header("candidate", VERSION)
     names = [each.name for each in fields(Origin)]
     read.only("qgate", "version", *names, "mode", "source", "calibrated", "gone", "values")
     values: dict[Key, float | str] = {}
@@ -153,7 +154,9 @@ def _read(data: bytes, path: Path) -> Candidate:
     if not (values or gone):
         raise read.wrong("values is empty")
     origin, mode, source = read_origin(read), read.text("mode"), read.text("source")
-    return Candidate(origin, mode, source, values, barred, read.flag("calibrated"), gone, path)
+    return Candidate(
+        origin, mode, source, values, barred, read.flag("calibrated"), gone, version, path
+    )
 
 
 def _gone(read: Fields) -> tuple[Key, ...]:
@@ -201,6 +204,11 @@ def _problem(candidate: Candidate, recorded: Origin, update: Update) -> str:
     matter = (*REFERENCE_FIELDS, *(["calibration"] if candidate.calibrated else []))
     if other := differences(recorded, candidate.origin, matter):
         return "; ".join(other)
+    if candidate.version < VERSION:
+        return (
+            f"it is of version {candidate.version}, whose errors of the worst channel and "
+            "quantizers are others: run the suites again"
+        )
     there = update.values.get(candidate.mode, {})
     for key, value in candidate.values.items():
         if not isinstance(value, str) and not math.isfinite(value):

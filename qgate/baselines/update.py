@@ -198,7 +198,10 @@ def _accepted(update: Update, mode: str, old: Accepted | None) -> Accepted | Non
     now = update.origin
     calibration = None if mode in update.uncalibrated else now.calibration
     made = Accepted(now.model, mode, now.weights, now.inputs, calibration, now.device, dict(asked))
-    if old is None or replace(old, values={}, device=now.device) != replace(made, values={}):
+    if old is None or old.is_outdated:
+        return made
+    before = replace(old, values={}, device=now.device, version=made.version)
+    if before != replace(made, values={}):
         return made
     kept = {key: value for key, value in old.values.items() if key not in drops}
     values = kept | asked

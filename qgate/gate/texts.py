@@ -27,8 +27,7 @@ def first_line(verdict: Verdict, mode: str, *, label: str = "mode") -> str:
 def sentence(check: Check, where: str) -> str:
     """What one failed check says, with its place in words."""
     if check.kind == "missing":
-        why = "" if check.reason in ("", "no accepted value") else f" ({check.reason})"
-        return f"no accepted {check.metric} {where}{why}: record it with --update-baselines"
+        return f"no accepted {check.metric} {where}: record it with --update-baselines"
     if check.kind == "absent":
         return f"not measured {where}: it has accepted errors, the set of sites changed"
     if check.kind == "nothing":

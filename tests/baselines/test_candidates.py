@@ -101,6 +101,22 @@ def test_candidates_of_two_devices_are_not_mixed() -> None:
         update_of(ORIGIN, [CANDIDATE, cuda])
 
 
+def test_a_text_is_proposed_and_accepted(tmp_path: Path) -> None:
+    told = Key("layer_outputs", "x:input", "local", "quantizer")
+    write_candidate(tmp_path, replace(CANDIDATE, values={told: "nan per 32, floor"}))
+    (found,) = read_candidates(tmp_path)
+    assert found.values == {told: "nan per 32, floor"}
+    update, refused = update_of(ORIGIN, [found])
+    assert (update.values, refused) == ({"2-1": found.values}, [])
+
+
+def test_one_of_the_version_before_is_refused_by_name(tmp_path: Path) -> None:
+    write_candidate(tmp_path, replace(CANDIDATE, version=1))
+    (_, (refused,)) = update_of(ORIGIN, read_candidates(tmp_path))
+    assert "it is of version 1" in refused
+    assert "run the suites again" in refused
+
+
 GOOD = CANDIDATE.to_bytes()
 MALFORMED = {
     "cut off": (GOOD[:200], r"c.json:\d+: it is no JSON"),

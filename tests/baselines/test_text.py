@@ -13,6 +13,7 @@ from qgate import QgateError
 from qgate.baselines import Accepted, Key, safe_name
 from qgate.baselines.accepted import inspect_accepted, read_accepted
 from qgate.baselines.names import quoted, unquoted
+from tests.baselines.building import ORIGIN
 
 TEXT = st.text(st.characters(), max_size=12) | st.sampled_from(
     ["", " ", "%", "#", "%none", "\n", "\u2028", "a b", "é", "e\u0301", "\ud800", "層.10:出力"]
@@ -53,6 +54,36 @@ def test_one_changed_entry_is_one_changed_line(
     without = lines(replace(BASE, values={k: v for k, v in values.items() if k != key}))
     assert len(before) - len(without) == 1
     assert set(without) < set(before)
+
+
+TOLD = Key("s", "x:input", "local", "quantizer")
+
+
+@given(st.text(min_size=1, max_size=30))
+@settings(deadline=None)
+def test_a_text_comes_back_where_the_metric_is_one(text: str) -> None:
+    made = replace(BASE, values={TOLD: text, Key("s", "x", "local", "m"): 0.5})
+    assert read_accepted(made.to_bytes(), "f") == made
+
+
+def test_a_text_is_no_value_of_a_number() -> None:
+    line = replace(BASE, values={TOLD: "int8"}).to_bytes()
+    assert b"quantizer                        =int8\n" in line
+    with pytest.raises(QgateError, match="'=int8' is no number"):
+        read_accepted(line.replace(b"quantizer   ", b"relative_mse"), "f")
+
+
+@pytest.mark.parametrize("metric", ["quantizer", "relative_mse@worst_channel"])
+def test_values_of_version_1_are_read_and_told_to_be_stale(metric: str) -> None:
+    made = replace(BASE, values={Key("s", "x", "local", metric): 1691782414.0}, version=1)
+    found = read_accepted(made.to_bytes(), "f")
+    assert found == made
+    assert found.to_bytes() == made.to_bytes()
+    origin = replace(ORIGIN, weights=BASE.weights, inputs=BASE.inputs)
+    (told,) = found.stale(origin)
+    assert "of version 1, which has quantizers as numbers" in told
+    same = replace(made, values={Key("s", "x", "local", "log2_mean"): 1.0})
+    assert read_accepted(same.to_bytes(), "f").stale(origin) == []
 
 
 def test_the_order_does_not_depend_on_history_and_counts_layers() -> None:

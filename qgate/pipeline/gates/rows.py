@@ -8,7 +8,6 @@ from typing import Any
 
 from qgate.errors import QgateError
 from qgate.gate import Check, Measured, Verdict, grades_of
-from qgate.metrics import METRICS
 from qgate.pipeline.gates.site_errors import SiteErrors
 from qgate.results import binding
 from qgate.results.pictures import Plots
@@ -113,10 +112,6 @@ def with_accepted(row: Measured, found: Mapping[str, float | str]) -> Measured:
             "out, they come from the baseline."
         )
     texts = {name: value for name, value in found.items() if isinstance(value, str)}
-    numbers = {name: value for name, value in found.items() if isinstance(value, float | int)}
-    old = [name for name in numbers if METRICS.find(name).textual]
-    # Before version 2 of the file a text was stored as the number of its hash.
-    why = dict.fromkeys(old, "the accepted one is a number by an older qgate") if old else {}
-    row = replace(row, texts={**dict.fromkeys([*texts, *old], _NOTHING), **row.texts})
-    row = replace(row, why={**(row.why or {}), **why}) if why else row
-    return replace(row, accepted=numbers or None, accepted_texts=texts)
+    numbers = {name: value for name, value in found.items() if not isinstance(value, str)}
+    now = {**dict.fromkeys(texts, _NOTHING), **row.texts}
+    return replace(row, accepted=numbers or None, accepted_texts=texts, texts=now)
