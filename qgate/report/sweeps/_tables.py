@@ -18,7 +18,7 @@ from qgate.report.sweeps._record import (
     share_text,
 )
 
-_COLUMNS = 7
+_COLUMNS = 6
 _MARKS = (("production", "prod"), ("maximum", "max"), ("minimum", "min"))
 
 
