@@ -66,12 +66,9 @@ def _row(layer: Record, prefix: str, keys: Sequence[str]) -> str:
 
 
 def _each(layer: Record, metrics: Sequence[Metric]) -> list[str]:
-    return [
-        f"  {f'{each.short} ({each.unit})' if each.unit else each.short:<14} "
-        f"{_number(layer, each.name)}"
-        for each in metrics
-        if each.name in layer
-    ]
+    """Lines of metrics; a record of an earlier version has not all of them."""
+    names = {each.name: f"{each.label} {each.unit}".rstrip() for each in metrics}
+    return [f"  {label:<18} {_number(layer, key)}" for key, label in names.items() if key in layer]
 
 
 def _places(layer: Record) -> list[str]:
