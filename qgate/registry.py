@@ -32,6 +32,11 @@ class Registry(Generic[T]):
         self._aliases.update(dict.fromkeys(aliases, entry.name))
         return entry
 
+    def remove(self, name: str) -> None:
+        """Take back an entry with its aliases."""
+        del self._entries[name]
+        self._aliases = {alias: of for alias, of in self._aliases.items() if of != name}
+
     def get(self, name: str) -> T:
         key = str(name).strip().lower().replace("-", "_")
         entry = self._entries.get(self._aliases.get(key, key))

@@ -23,12 +23,13 @@ from pathlib import Path
 FLOORS = {
     room: floor
     for floor, rooms in {
-        6: "plugin cli",
-        5: "report",
-        4: "pipeline",
-        3: "capture modes analysis",
-        2: "formats stats models gate results baselines dumps engine",
-        1: "registry files devices urls archives documents kernels",
+        7: "plugin cli",
+        6: "report",
+        5: "pipeline",
+        4: "capture modes analysis",
+        3: "formats stats models gate results baselines dumps engine",
+        2: "files devices urls archives documents kernels metrics text",
+        1: "registry",
         0: "errors _version",
     }.items()
     for room in rooms.split()

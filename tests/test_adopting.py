@@ -10,9 +10,9 @@ import pytest
 
 # Imported here, since a run in this process forgets what it imported first.
 import qgate.analysis
+import qgate.metrics
 import qgate.pipeline.gates.gating
-import qgate.results
-import qgate.stats.metrics  # noqa: F401
+import qgate.results  # noqa: F401
 from qgate.cli import main
 from tests import readme
 

@@ -12,6 +12,7 @@ import torch
 from qgate.baselines.origin import is_device, kind_of
 from qgate.devices import arithmetic_of
 from qgate.gate import Policy
+from qgate.metrics import METRICS
 
 PLAIN = {
     "ATEN_CPU_CAPABILITY": "default",
@@ -67,9 +68,9 @@ def test_gradients_have_more_room_where_the_arithmetic_is_another(
 
 def test_a_single_channel_has_more_room_than_all_of_them() -> None:
     limits = Policy().limits_for("x:output", "int8", "local")
-    assert limits.tolerance(False, "relative_mse@worst_channel") == 0.25
-    assert limits.tolerance(True, "relative_mse@worst_channel") == 0.02
-    assert limits.tolerance(False, "relative_mse@rest") == 0.05
+    assert limits.tolerance(False, METRICS.get("relative_mse@worst_channel")) == 0.25
+    assert limits.tolerance(True, METRICS.get("relative_mse@worst_channel")) == 0.02
+    assert limits.tolerance(False, METRICS.get("relative_mse")) == 0.05
 
 
 def test_a_table_wins_over_the_room_of_a_scope() -> None:

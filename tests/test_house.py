@@ -47,38 +47,38 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
     house.floor_violations: {
         "up": (
             {"formats/a.py": "import qgate.pipeline.run\n", "pipeline/run.py": ""},
-            ["qgate/formats/a.py:1: formats (floor 2) imports pipeline (floor 4)"],
+            ["qgate/formats/a.py:1: formats (floor 3) imports pipeline (floor 5)"],
         ),
         "up, to a room that is not built": (
             {"registry.py": "\nfrom qgate import stats\n"},
-            ["qgate/registry.py:2: registry (floor 1) imports stats (floor 2)"],
+            ["qgate/registry.py:2: registry (floor 1) imports stats (floor 3)"],
         ),
         "sibling, in a function": (
             {"stats/a.py": "def f():\n    from qgate.formats import b\n"},
-            ["qgate/stats/a.py:2: stats (floor 2) imports its sibling formats"],
+            ["qgate/stats/a.py:2: stats (floor 3) imports its sibling formats"],
         ),
         "sibling, for annotations": (
             {
                 "gate.py": "from typing import TYPE_CHECKING\n"
                 "if TYPE_CHECKING:\n    from qgate.results import Result\n"
             },
-            ["qgate/gate.py:3: gate (floor 2) imports its sibling results"],
+            ["qgate/gate.py:3: gate (floor 3) imports its sibling results"],
         ),
         "sibling, relative": (
             {"capture/a.py": "from ..modes import b\n", "modes/b.py": ""},
-            ["qgate/capture/a.py:1: capture (floor 3) imports its sibling modes"],
+            ["qgate/capture/a.py:1: capture (floor 4) imports its sibling modes"],
         ),
         "sibling, relative, from a package's own file": (
             {"models/__init__.py": "from .. import engine\n"},
-            ["qgate/models/__init__.py:1: models (floor 2) imports its sibling engine"],
+            ["qgate/models/__init__.py:1: models (floor 3) imports its sibling engine"],
         ),
         "sibling, on the top floor": (
             {"cli/a.py": "from qgate.plugin import b\n", "plugin/b.py": "import qgate.cli.a\n"},
-            ["cli (floor 6) imports its sibling plugin", "plugin (floor 6) imports its sibling"],
+            ["cli (floor 7) imports its sibling plugin", "plugin (floor 7) imports its sibling"],
         ),
         "__main__ is cli": (
             {"__main__.py": "from qgate.plugin import b\n", "report/a.py": "import qgate.cli\n"},
-            ["qgate/__main__.py:1: cli (floor 6)", "report (floor 5) imports cli (floor 6)"],
+            ["qgate/__main__.py:1: cli (floor 7)", "report (floor 6) imports cli (floor 7)"],
         ),
         "by name": (
             {
@@ -86,7 +86,7 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
                 "    importlib.import_module('qgate.report')\n"
                 "    importlib.import_module(f'qgate.pipeline.{name}')\n"
             },
-            ["results.py:4: results (floor 2) imports report", "results.py:5: results (floor 2)"],
+            ["results.py:4: results (floor 3) imports report", "results.py:5: results (floor 3)"],
         ),
         "from the roof": (
             {
@@ -95,9 +95,9 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
                 "modes.py": "from qgate import *\n",
             },
             [
-                "report (floor 5) imports qgate.quantize, which is no room",
-                "cli (floor 6) imports qgate, which is no room",
-                "modes (floor 3) imports qgate.*, which is no room",
+                "report (floor 6) imports qgate.quantize, which is no room",
+                "cli (floor 7) imports qgate, which is no room",
+                "modes (floor 4) imports qgate.*, which is no room",
             ],
         ),
         "unknown room": (

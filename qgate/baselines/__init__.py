@@ -14,7 +14,7 @@ from qgate.baselines.origin import Key, Origin, differences, notes
 from qgate.baselines.packing import joined, pack, unpack
 from qgate.baselines.rows import ReferenceTensor, Rows, row_sample, same_rows
 from qgate.baselines.store import Store, stored_models
-from qgate.baselines.update import Change, Update
+from qgate.baselines.update import Change, Update, brief
 
 __all__ = [
     "Accepted",
@@ -27,6 +27,7 @@ __all__ = [
     "Store",
     "Update",
     "accepted_file",
+    "brief",
     "differences",
     "drop_candidate",
     "joined",

@@ -24,17 +24,23 @@ class Fields:
     def _at(self, name: str) -> str:
         return f"{self.place}.{name}" if self.place else name
 
-    def check_header(self, kind: str, version: int) -> None:
-        """That it is what the file name says, in a version this qgate knows."""
+    def check_header(self, kind: str, version: int) -> int:
+        """Return its version, if it is what the file name says and this qgate knows that."""
         if self._value.get("qgate") != kind:
             raise self.wrong(f"it is no {kind} of qgate")
-        check_version(self.file, self.whole("version", 1), version)
+        found = self.whole("version", 1)
+        check_version(self.file, found, version)
+        return found
 
     def only(self, *names: str) -> None:
         """That no other field is there: one that is not understood is not passed over."""
         for name in self._value:
             if name not in names:
                 raise self.wrong(f"{self._at(name)!r} is not a known field")
+
+    def has(self, name: str) -> bool:
+        """Whether a field is there."""
+        return name in self._value
 
     def _get(self, name: str, good: Callable[[Any], object], wanted: str) -> Any:
         if name not in self._value:
@@ -120,12 +126,12 @@ def _shown(value: object) -> str:
 
 
 def check_version(file: str, found: int, known: int) -> None:
-    """A file of a newer qgate is not read by guessing."""
+    """Refuse a file of a newer qgate, and one older than the version before this one."""
     if found > known:
         raise QgateError(
             f"{file}: it is of version {found}, and this qgate reads version {known}: update qgate."
         )
-    if found < known:
+    if found < known - 1 or found < 1:
         raise QgateError(
             f"{file}: it is of version {found}, and this qgate reads version {known}: record it "
             "again with --update-baselines."

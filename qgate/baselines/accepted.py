@@ -14,8 +14,9 @@ from qgate.baselines._reading import check_version
 from qgate.baselines.names import quoted, safe_name, unquoted
 from qgate.baselines.origin import Key, Origin, is_device
 from qgate.errors import QgateError
+from qgate.metrics import METRICS
 
-VERSION = 1
+VERSION = 2
 MIXED = "mixed"
 FOLDER = "accepted"
 REMEDY = (
@@ -43,7 +44,18 @@ class Accepted:
     inputs: str
     calibration: str | None
     device: str
-    values: dict[Key, float] = field(default_factory=dict)
+    values: dict[Key, float | str] = field(default_factory=dict)
+    version: int = VERSION
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether some values meant something else in the version of the file.
+
+        In version 1 a quantizer was the hash of its text, and the worst channel was measured
+        against the mean energy of all channels.
+        """
+        known = (METRICS.find(key.metric) for key in self.values)
+        return self.version < 2 and any(m.textual or m.part == "worst_channel" for m in known)
 
     def stale(self, origin: Origin) -> list[str]:
         """Why these are not the accepted errors of a baseline, one sentence per cause."""
@@ -52,7 +64,11 @@ class Accepted:
             "inputs": (self.inputs, origin.inputs),
             "calibration": (self.calibration, self.calibration and origin.calibration),
         }
-        return [
+        old_file = [
+            f"the file is of version {self.version}, which has quantizers as numbers and other "
+            "errors of the worst channel"
+        ]
+        return (old_file if self.is_outdated else []) + [
             f"the accepted errors of mode {self.mode} were measured with other {what} "
             f"({(old or 'none')[:12]}) than those of the baseline ({(new or 'none')[:12]})"
             for what, (old, new) in pairs.items()
@@ -64,7 +80,7 @@ class Accepted:
         header = [f"# {name:<12} {_field(getattr(self, name))}" for name in _HEADER]
         title = f"# {_aligned([*_COLUMNS, 'value'])}"
         lines = [_line(key, self.values[key]) for key in sorted(self.values, key=order)]
-        text = "\n".join([f"{_TITLE}{VERSION}", *header, _ADVICE, title, *lines, ""])
+        text = "\n".join([f"{_TITLE}{self.version}", *header, _ADVICE, title, *lines, ""])
         return text.encode("utf-8")
 
 
@@ -94,8 +110,10 @@ def _aligned(words: list[str]) -> str:
     return " ".join([*padded, words[-1]])
 
 
-def _line(key: Key, value: float) -> str:
-    return _aligned([*(quoted(part) for part in key), repr(value)])
+def _line(key: Key, value: float | str) -> str:
+    """Write an entry; a text as value has an equals sign before it."""
+    told = f"={quoted(value)}" if isinstance(value, str) else repr(value)
+    return _aligned([*(quoted(part) for part in key), told])
 
 
 def read_accepted(data: bytes, file: str) -> Accepted:
@@ -152,7 +170,7 @@ def _read_header(lines: list[str], file: str, problems: list[str]) -> Accepted |
         problems.append(f"{file}:{1 + len(_HEADER)}: there is no device {values['device']!r}")
     if problems:
         return None
-    return Accepted(**values)  # type: ignore[arg-type]
+    return Accepted(**values, version=int(version))  # type: ignore[arg-type]
 
 
 def _header_values(lines: list[str]) -> Iterator[tuple[str, str | None]]:
@@ -170,18 +188,25 @@ def _header_values(lines: list[str]) -> Iterator[tuple[str, str | None]]:
             raise ValueError(number, "the header has to go on here")
 
 
-def _read_line(line: str) -> tuple[Key, float]:
+def _read_line(line: str) -> tuple[Key, float | str]:
     """The entry of a line, as it is written and in no other form, or a ValueError."""
     words = [word for word in line.split(" ") if word]
     if len(words) != 5:
         raise ValueError(f"{line[:60]!r} is not suite, site, scope, metric and value")
     key = Key(*(unquoted(word) for word in words[:4]))
-    try:
-        value = float(words[4])
-    except ValueError:
-        raise ValueError(f"{words[4]!r} is no number") from None
-    if not math.isfinite(value):
-        raise ValueError(f"{key} is {words[4]}, which is never accepted")
+    value = _read_value(key, words[4])
     if _line(key, value) != line:
         raise ValueError(f"the line is not as qgate writes it, which is {_line(key, value)!r}")
     return key, value
+
+
+def _read_value(key: Key, word: str) -> float | str:
+    if word.startswith("=") and METRICS.find(key.metric).textual:
+        return unquoted(word[1:])
+    try:
+        value = float(word)
+    except ValueError:
+        raise ValueError(f"{word!r} is no number") from None
+    if not math.isfinite(value):
+        raise ValueError(f"{key} is {word}, which is never accepted")
+    return value

@@ -20,7 +20,7 @@ from qgate.baselines.update import Update
 from qgate.errors import QgateError
 from qgate.files import forget, replacing
 
-VERSION = 1
+VERSION = 2
 _MOST_BYTES, _MOST_TOGETHER = 16 << 20, 128 << 20
 _REMEDY = "Delete the file, or run the suites again."
 
@@ -36,17 +36,18 @@ class Candidate:
     origin: Origin
     mode: str
     source: str
-    values: dict[Key, float]
+    values: dict[Key, float | str]
     barred: dict[Key, str] = field(default_factory=dict)
     calibrated: bool = True
     gone: tuple[Key, ...] = ()
+    version: int = VERSION
     path: Path | None = field(default=None, compare=False)
 
     def to_bytes(self) -> bytes:
         """As JSON, one line per value."""
         head = {
             "qgate": "candidate",
-            "version": VERSION,
+            "version": self.version,
             **asdict(self.origin),
             "mode": self.mode,
             "source": self.source,
@@ -58,9 +59,12 @@ class Candidate:
         text = "\n".join(["{", *lines, ' "values": [', ",\n".join(entries), " ]", "}", ""])
         return text.encode("utf-8")
 
-    def _entry(self, key: Key, value: float) -> dict[str, object]:
+    def _entry(self, key: Key, value: float | str) -> dict[str, object]:
+        barred = {"barred": self.barred.get(key, "")}
+        if isinstance(value, str):
+            return {**key._asdict(), "text": value, **barred}
         told = float(value) if math.isfinite(value) else str(float(value))
-        return {**key._asdict(), "value": told, "barred": self.barred.get(key, "")}
+        return {**key._asdict(), "value": told, **barred}
 
 
 def write_candidate(folder: Path, candidate: Candidate) -> Path:
@@ -134,23 +138,25 @@ def _zipped(file: Path) -> list[Candidate]:
 
 def _read(data: bytes, path: Path) -> Candidate:
     read = read_json(data, str(path), _REMEDY)
-    read.check_header("candidate", VERSION)
+    version = read.check_header("candidate", VERSION)
     names = [each.name for each in fields(Origin)]
     read.only("qgate", "version", *names, "mode", "source", "calibrated", "gone", "values")
-    values: dict[Key, float] = {}
+    values: dict[Key, float | str] = {}
     barred: dict[Key, str] = {}
     for entry in read.many("values"):
         key = _read_key(entry)
         if key in values:
             raise entry.wrong(f"{entry.place}: {key} is there twice")
-        values[key] = entry.number("value")
+        values[key] = entry.text("text") if entry.has("text") else entry.number("value")
         if reason := entry.text("barred", empty=True):
             barred[key] = reason
     gone = _gone(read)
     if not (values or gone):
         raise read.wrong("values is empty")
     origin, mode, source = read_origin(read), read.text("mode"), read.text("source")
-    return Candidate(origin, mode, source, values, barred, read.flag("calibrated"), gone, path)
+    return Candidate(
+        origin, mode, source, values, barred, read.flag("calibrated"), gone, version, path
+    )
 
 
 def _gone(read: Fields) -> tuple[Key, ...]:
@@ -161,7 +167,7 @@ def _gone(read: Fields) -> tuple[Key, ...]:
 
 
 def _read_key(entry: Fields) -> Key:
-    entry.only(*Key._fields, "value", "barred")
+    entry.only(*Key._fields, "text" if entry.has("text") else "value", "barred")
     return Key(*(entry.text(name, empty=True) for name in Key._fields))
 
 
@@ -198,9 +204,14 @@ def _problem(candidate: Candidate, recorded: Origin, update: Update) -> str:
     matter = (*REFERENCE_FIELDS, *(["calibration"] if candidate.calibrated else []))
     if other := differences(recorded, candidate.origin, matter):
         return "; ".join(other)
+    if candidate.version < VERSION:
+        return (
+            f"it is of version {candidate.version}, whose errors of the worst channel and "
+            "quantizers are others: run the suites again"
+        )
     there = update.values.get(candidate.mode, {})
     for key, value in candidate.values.items():
-        if not math.isfinite(value):
+        if not isinstance(value, str) and not math.isfinite(value):
             return f"{key} is {value}, which is never accepted"
         if key in candidate.barred:
             return f"{key} {candidate.barred[key]}"

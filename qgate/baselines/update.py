@@ -20,6 +20,7 @@ from qgate.baselines.manifest import (
 from qgate.baselines.origin import REFERENCE_FIELDS, Key, Origin, differences
 from qgate.baselines.rows import ReferenceTensor
 from qgate.errors import QgateError
+from qgate.metrics import METRICS
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,14 @@ class Change:
     new: float | str | None
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.entry}: {_brief(self.old)} -> {_brief(self.new)}"
+        return f"{self.file}: {self.entry}: {brief(self.old)} -> {brief(self.new)}"
 
 
-def _brief(value: float | str | None) -> str:
+def brief(value: float | str | None) -> str:
+    """Write a stored value for a list of changes."""
     if value is None:
         return "none"
-    return f"{value:.4g}" if isinstance(value, float) else value[:16]
+    return f"{value:.4g}" if isinstance(value, float) else value[:60]
 
 
 class Update:
@@ -50,7 +52,7 @@ class Update:
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
         self.references: dict[str, dict[str, ReferenceTensor]] = {}
-        self.values: dict[str, dict[Key, float]] = {}
+        self.values: dict[str, dict[Key, float | str]] = {}
         self.drops: dict[str, set[Key]] = {}
         self.uncalibrated: set[str] = set()
 
@@ -65,9 +67,17 @@ class Update:
             copied[site] = replace(tensor, values=np.array(tensor.values, order="C"))
         self.references[basis] = copied
 
-    def set_accepted(self, mode: str, key: Key, value: float) -> None:
-        """The accepted error of a key; the last call for a key counts."""
+    def set_accepted(self, mode: str, key: Key, value: float | str) -> None:
+        """Accept the error or the text of a key; the last call for a key counts."""
         name = f"the error of mode {mode}, {' '.join(key)},"
+        told = isinstance(value, str) and bool(value) and METRICS.find(key[-1]).textual
+        plain = value if told else self._number(name, value)
+        if not mode or len(key) != 4 or not all(isinstance(part, str) for part in key):
+            raise QgateError(f"{name} needs a mode, and suite, site, scope and metric as texts.")
+        self.drops.get(mode, set()).discard(Key(*key))
+        self.values.setdefault(mode, {})[Key(*key)] = plain
+
+    def _number(self, name: str, value: object) -> float:
         if not isinstance(value, numbers.Real) or isinstance(value, bool):
             raise QgateError(f"{name} is {value!r}, not a number.")
         try:
@@ -76,10 +86,7 @@ class Update:
             plain = math.inf
         if not math.isfinite(plain):
             raise QgateError(f"{name} is {plain}, which is never accepted: fix what makes it.")
-        if not mode or len(key) != 4 or not all(isinstance(part, str) for part in key):
-            raise QgateError(f"{name} needs a mode, and suite, site, scope and metric as texts.")
-        self.drops.get(mode, set()).discard(Key(*key))
-        self.values.setdefault(mode, {})[Key(*key)] = plain
+        return plain
 
     def drop(self, mode: str, key: Key) -> None:
         """No accepted error for a key any more; nothing happens where there is none."""
@@ -191,7 +198,10 @@ def _accepted(update: Update, mode: str, old: Accepted | None) -> Accepted | Non
     now = update.origin
     calibration = None if mode in update.uncalibrated else now.calibration
     made = Accepted(now.model, mode, now.weights, now.inputs, calibration, now.device, dict(asked))
-    if old is None or replace(old, values={}, device=now.device) != replace(made, values={}):
+    if old is None or old.is_outdated:
+        return made
+    before = replace(old, values={}, device=now.device, version=made.version)
+    if before != replace(made, values={}):
         return made
     kept = {key: value for key, value in old.values.items() if key not in drops}
     values = kept | asked

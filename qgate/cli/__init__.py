@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from qgate._version import __version__
 from qgate.devices import wait_calmly
 from qgate.errors import QgateError, unknown
+from qgate.text import for_terminal
 
 _ABOUT = """\
 A regression and accuracy gate for quantization.
@@ -49,7 +50,7 @@ class _Parser(argparse.ArgumentParser):
         self.set_defaults(parser=self)
 
     def error(self, message: str) -> NoReturn:
-        from qgate.results.cells import for_terminal
+        from qgate.text import for_terminal
 
         text = for_terminal(message)
         end = "" if text.endswith((".", "?")) else "."
@@ -126,8 +127,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(args.status)
     except (QgateError, OSError) as error:
-        from qgate.results.cells import for_terminal
-
         print(f"qgate {args.command}: {for_terminal(_sentence(error))}", file=sys.stderr)
         return 2
     return int(args.status)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from qgate.report._escaping import one_line
+from qgate.text import one_line
 
 if TYPE_CHECKING:
     from qgate.dumps import Record

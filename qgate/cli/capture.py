@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.cli._model_options import add_model_options, setup_of
+from qgate.text import for_terminal
 
 if TYPE_CHECKING:
     from qgate.pipeline.layers.storing import Dump
@@ -67,8 +68,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _say(text: str) -> None:
-    from qgate.results.cells import for_terminal
-
     print(for_terminal(text), file=sys.stderr, flush=True)
 
 

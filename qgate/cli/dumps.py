@@ -29,6 +29,7 @@ from qgate.cli._numbers import from_one
 from qgate.cli._progress import progress
 from qgate.cli._workers import add_workers, workers_from
 from qgate.errors import QgateError
+from qgate.text import for_terminal, one_line
 
 if TYPE_CHECKING:
     from qgate.dumps import Dump, Record
@@ -114,8 +115,6 @@ def _check_selection(dump: Dump, args: argparse.Namespace) -> None:
 
 def _say(text: str, **how: Any) -> None:
     """Names are of other people's files."""
-    from qgate.results.cells import for_terminal
-
     print(for_terminal(text), **how)
 
 
@@ -184,7 +183,6 @@ def _verify(args: argparse.Namespace) -> int:
     from qgate.cli._dump_texts import note_lines
     from qgate.dumps import Dump
     from qgate.pipeline.dumps.checks import Proof
-    from qgate.report._escaping import one_line
 
     proof = Proof(Dump.open(args.folder).folder, workers_from(args))
     found = 0
@@ -214,7 +212,6 @@ def _compare(args: argparse.Namespace) -> int:
     from qgate.engine import Workers
     from qgate.pipeline.dumps.comparisons import compare_dumps
     from qgate.pipeline.dumps.pairs import rule_of
-    from qgate.report._escaping import one_line
 
     dumps = Dump.open(args.actual), Dump.open(args.reference)
     rule = rule_of(*(_selected(dump, args) for dump in dumps))
@@ -283,7 +280,6 @@ def _export(args: argparse.Namespace) -> int:
 def _watch(args: argparse.Namespace) -> int:
     from qgate.cli._dump_texts import note_lines
     from qgate.dumps import Follower
-    from qgate.report._escaping import one_line
 
     follower = Follower(args.folder)
     pause = _PAUSE if isinstance(follower.folder, Path) else _PAUSE_OF_STORES

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from qgate.cli._dump_selection import add_selection
 from qgate.cli.draw import add_analysis, analysis_of
 from qgate.errors import QgateError
+from qgate.text import one_line
 from qgate.urls import check_writable, place_of
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.report._escaping import one_line
     from qgate.report.dumps.texts import findings, said_of
     from qgate.report.plots.dumps.quick import draw_quick
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.errors import QgateError
+from qgate.text import one_line
 
 if TYPE_CHECKING:
     from qgate.report.gates.comparisons import Comparison
@@ -67,10 +68,10 @@ def run(args: argparse.Namespace) -> int:
     args.status = int(args.exit_code and not loaded[-1].run.passed)
     _print(_told(loaded, comparison))
     for output in outputs:
-        print(f"wrote {_printable(output)} ({_size(output)})")
+        print(f"wrote {one_line(output)} ({_size(output)})")
     if args.history is not None:
         count = f"{len(history)} run{'' if len(history) == 1 else 's'}"
-        print(f"history of {count} in {_printable(args.history)}")
+        print(f"history of {count} in {one_line(args.history)}")
     return int(args.status)
 
 
@@ -122,7 +123,7 @@ def _inside(folder: Path) -> Path:
         if path.is_file():
             return path
     lines = sorted(path.name for path in folder.glob("*.jsonl"))
-    there = f"; it has {', '.join(map(_printable, lines[:_NEARBY]))}" if lines else ""
+    there = f"; it has {', '.join(map(one_line, lines[:_NEARBY]))}" if lines else ""
     raise QgateError(
         f"the folder {str(folder)!r} has no {_RESULTS}{there}. `pytest suites` leaves it in "
         "qgate-out."
@@ -141,7 +142,7 @@ def _nearby(path: Path) -> str:
     close = difflib.get_close_matches(str(path), by_text, n=_NEARBY, cutoff=0.3) or [*by_text]
     if not close:
         return ": run `pytest suites` first."
-    return f"; there is {', '.join(map(_printable, close[:_NEARBY]))}."
+    return f"; there is {', '.join(map(one_line, close[:_NEARBY]))}."
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -269,12 +270,6 @@ def has_colors(on_terminal: bool) -> bool:
     if os.environ.get("FORCE_COLOR"):
         return True
     return on_terminal and os.environ.get("TERM") != "dumb"
-
-
-def _printable(path: object) -> str:
-    from qgate.report._escaping import one_line
-
-    return one_line(path)
 
 
 def _size(path: Path) -> str:

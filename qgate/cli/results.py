@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from qgate.cli.report import PLOT_CHOICES, results_in
 from qgate.errors import QgateError
+from qgate.text import one_line
 
 if TYPE_CHECKING:
     from qgate.results import Merged
@@ -34,7 +35,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.report._escaping import one_line
     from qgate.report.gates.reports import write_page
     from qgate.report.gates.runs import read_run
     from qgate.results import merge, read, to_csv

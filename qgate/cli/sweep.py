@@ -30,6 +30,7 @@ from qgate.cli._numbers import from_one
 from qgate.cli._sweep_work import Lost, Made, Work, all_made_of, made_of
 from qgate.cli._workers import add_workers, workers_from
 from qgate.errors import QgateError
+from qgate.text import for_terminal
 from qgate.urls import check_writable, place_of
 
 if TYPE_CHECKING:
@@ -373,7 +374,6 @@ class _Speaker:
 
     def __init__(self) -> None:
         from qgate.report.sweeps import texts as sweep_text
-        from qgate.results.cells import for_terminal
 
         self._calm = for_terminal
         self._plain = None if sweep_text.can_encode(sys.stdout) else sweep_text.plain

@@ -2,16 +2,15 @@
 
 from qgate.gate.bounds import Bound, parse_bound
 from qgate.gate.checks import Check
-from qgate.gate.grades import grade_correlation, grade_mse, grades_of
+from qgate.gate.grades import grade_of, grades_of
 from qgate.gate.limits import Limits
-from qgate.gate.measured import OWN_METRICS, SCOPES, Measured
+from qgate.gate.measured import SCOPES, Measured
 from qgate.gate.policy import Policy
 from qgate.gate.texts import failure_text, first_line
 from qgate.gate.updating import WHICH, Change, Update, decide_update
 from qgate.gate.verdict import Verdict, judge
 
 __all__ = [
-    "OWN_METRICS",
     "SCOPES",
     "WHICH",
     "Bound",
@@ -25,8 +24,7 @@ __all__ = [
     "decide_update",
     "failure_text",
     "first_line",
-    "grade_correlation",
-    "grade_mse",
+    "grade_of",
     "grades_of",
     "judge",
     "parse_bound",

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from qgate.errors import QgateError, unknown
-from qgate.gate.measured import OWN_METRICS, PARTS, Direction, is_finite
+from qgate.errors import QgateError
+from qgate.gate.measured import is_finite
+from qgate.metrics import METRICS
 
 Side = Literal["<=", ">=", "=="]
 _BOUND = re.compile(r"\s*([A-Za-z_]\w*(?:@\w+)?)\s*(<=?|>=?)\s*(\S+)\s*")
-_UNIT = ("correlation", "cosine", "next_token_accuracy")
 
 
 @dataclass(frozen=True)
@@ -59,21 +58,14 @@ def times_over(metric: str, value: float | None, side: Side, bound: float) -> fl
         return math.inf
     if side == "==":
         return 0.0 if value == bound else math.inf
-    name = metric.partition("@")[0]
-    if is_log2(name):
-        return float(2.0 ** min(max(value - bound if side == "<=" else bound - value, -999), 999))
+    known = METRICS.find(metric)
+    if known.logarithm == "log2" or (known.logarithm and side == ">="):
+        return known.factor(value - bound if side == "<=" else bound - value)
     if side == "<=":
         return _ratio(value, bound)
-    if name in _UNIT:
+    if known.bounded:
         return _ratio(1 - value, 1 - bound)
-    if name.endswith("_db"):
-        return 10 ** min((bound - value) / 10, 300)
     return _ratio(bound, value)
-
-
-def is_log2(metric: str) -> bool:
-    """Whether a metric is the logarithm of a size: a difference of it is a factor."""
-    return metric.startswith("log2_")
 
 
 def _ratio(value: float, bound: float) -> float:
@@ -82,13 +74,7 @@ def _ratio(value: float, bound: float) -> float:
     return value / bound if bound > 0 else math.inf
 
 
-def parse_bound(
-    text: str,
-    metrics: Mapping[str, Direction] = OWN_METRICS,
-    *,
-    source: str = "",
-    reason: str = "",
-) -> Bound:
+def parse_bound(text: str, *, source: str = "", reason: str = "") -> Bound:
     """The bound in `relative_mse<1e-3` or `correlation>0.999`; `<` and `<=` mean the same."""
     found = _BOUND.fullmatch(text) if isinstance(text, str) else None
     if found is None:
@@ -98,7 +84,8 @@ def parse_bound(
         )
     metric, sign, number = found.groups()
     side: Side = "<=" if sign[0] == "<" else ">="
-    direction = direction_of(metric, metrics)
+    known = METRICS.get(metric)
+    direction = known.direction
     if direction == "equal":
         raise QgateError(
             f"limit {text!r} has no meaning: {metric} is held against its accepted value, and none "
@@ -116,18 +103,8 @@ def parse_bound(
             f"limit {text!r} would pass bad values and fail good ones: {metric} is better the "
             f"{'higher' if direction == 'higher' else 'lower'}. Write '{metric}{wanted}{number}'."
         )
-    if direction == "zero" and value < 0:
+    if known.signed and value < 0:
         raise QgateError(
             f"limit {text!r} is about the magnitude of {metric}, which is never below 0."
         )
-    return Bound(metric, side, value, direction == "zero", source, reason)
-
-
-def direction_of(metric: str, metrics: Mapping[str, Direction]) -> Direction:
-    """Which way is better, also for `metric@part`; an unknown name is an error with near ones."""
-    name, at, part = metric.partition("@")
-    if name not in metrics:
-        raise unknown("metric", metric, metrics)
-    if at and part not in PARTS:
-        raise unknown("part of a tensor", part, PARTS)
-    return metrics[name]
+    return Bound(metric, side, value, known.signed, source, reason)

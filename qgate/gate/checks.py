@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qgate.gate.bounds import Bound, Side, direction_of, is_log2, times_over, within
+from qgate.gate.bounds import Bound, Side, times_over, within
 from qgate.gate.limits import Limits
-from qgate.gate.measured import Direction, Measured, is_finite
+from qgate.gate.measured import Measured, is_finite
+from qgate.metrics import METRICS, Metric
 
 Kind = Literal["nonfinite", "budget", "regression", "absolute", "missing", "absent", "nothing"]
 # What an update of the accepted errors can cure.
@@ -35,6 +36,8 @@ class Check:
     times      how many times over the bound; None where there is no number to compare with
     source     where the limit was set
     reason     in words, where numbers do not say it
+    text       what it is, where that is a text: then `value` is 0 if it is the accepted one, else 1
+    accepted_text   the text that was accepted
     """
 
     site: str
@@ -54,6 +57,8 @@ class Check:
     allowed: float | None = None
     source: str = ""
     reason: str = ""
+    text: str = ""
+    accepted_text: str = ""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -85,13 +90,12 @@ def checks_of(
     measured: Measured,
     limits: Limits,
     device_matches: bool,
-    metrics: Mapping[str, Direction],
 ) -> list[Check]:
     """All checks of one site; one that has nothing to check fails for that."""
     found = [
         *_nonfinite(measured),
         *_budget(measured, limits),
-        *_accepted(measured, limits, device_matches, metrics),
+        *_accepted(measured, limits, device_matches),
         *(_absolute(measured, bound) for bound in limits.absolute.values()),
     ]
     return found or [check(measured, "", "nothing", False, reason="nothing was compared")]
@@ -187,12 +191,15 @@ def _accepted(
     measured: Measured,
     limits: Limits,
     device_matches: bool,
-    metrics: Mapping[str, Direction],
 ) -> Iterator[Check]:
     name = "regression" if device_matches else "regression_other_device"
     for metric in measured.compared:
-        tolerance = limits.tolerance(device_matches, metric)
-        direction = direction_of(metric, metrics)
+        known = METRICS.get(metric)
+        if known.textual:
+            yield _text(measured, metric)
+            continue
+        tolerance = limits.tolerance(device_matches, known)
+        direction = known.direction
         value = measured.value(metric)
         if value is None or not math.isfinite(value):
             what = "was not computed" if value is None else f"is {value}"
@@ -209,13 +216,13 @@ def _accepted(
         if direction == "equal":
             yield _equal(measured, metric, value, accepted)
             continue
-        size, goal = (abs(value), abs(accepted)) if direction == "zero" else (value, accepted)
+        size, goal = (abs(value), abs(accepted)) if known.signed else (value, accepted)
         # A share of what a logarithm is of, and not of the logarithm.
-        share = math.log2(1 + tolerance) if is_log2(metric) else tolerance * abs(goal)
+        share = math.log2(1 + tolerance) if known.logarithm == "log2" else tolerance * abs(goal)
         slack = share + limits.atol
-        if metric.partition("@")[0] in ("relative_mse", "one_minus_correlation"):
+        if known.relative:
             slack += measured.floor
-        if not device_matches and metric.endswith("_share"):
+        if not device_matches and known.counted:
             slack += _ELEMENTS * measured.grain
         side: Side = ">=" if direction == "higher" else "<="
         bound, better = (
@@ -226,7 +233,7 @@ def _accepted(
         if steady and size < better:
             default = "it is to stay as it is: the tensors are the same"
             side, bound, reason = ">=", better, (measured.why or {}).get(metric, default)
-        elif _is_void(metric, size, goal):
+        elif _is_void(known, size, goal):
             side, bound, reason = (
                 ">=",
                 goal * _TRACE,
@@ -249,10 +256,32 @@ def _accepted(
         )
 
 
-def _is_void(metric: str, size: float, goal: float) -> bool:
+def _is_void(metric: Metric, size: float, goal: float) -> bool:
     """Whether an error that was there is all but gone: the reference against itself has none."""
-    errors = ("relative_mse", "one_minus_correlation", "kl_divergence")
-    return metric.partition("@")[0] in errors and goal > _LEAST and size < goal * _TRACE
+    return metric.relative and goal > _LEAST and size < goal * _TRACE
+
+
+def _text(measured: Measured, metric: str) -> Check:
+    """Compare a text, such as what quantizes a site, with the accepted one."""
+    now, accepted = measured.texts.get(metric, ""), measured.accepted_texts.get(metric, "")
+    why = (measured.why or {}).get(metric, "")
+    if not accepted:
+        reason = why or "no accepted value"
+        return check(measured, metric, "missing", False, value=0.0, text=now, reason=reason)
+    return check(
+        measured,
+        metric,
+        "regression",
+        now == accepted,
+        value=float(now != accepted),
+        side="==",
+        bound=0.0,
+        against=0.0,
+        times=0.0 if now == accepted else math.inf,
+        reason=why,
+        text=now,
+        accepted_text=accepted,
+    )
 
 
 def _equal(measured: Measured, metric: str, value: float, accepted: float) -> Check:

@@ -3,49 +3,51 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
+
+from qgate.metrics import METRICS, Metric
 
 Grade = Literal["excellent", "good", "fair", "poor"]
 _WORDS: tuple[Grade, ...] = ("excellent", "good", "fair")
-MSE_BANDS = (1e-4, 1e-3, 1e-2)
-CORRELATION_BANDS = (0.9999, 0.999, 0.99)
 
 
-def grade_mse(value: float | None) -> Grade:
-    """`excellent` below 1e-4, `good` below 1e-3, `fair` below 1e-2."""
+def grade_of(metric: str, value: float | None) -> Grade:
+    """Return the band of a value that is better than the band's end; without one it is poor."""
+    known = METRICS.get(metric)
     if value is None or not math.isfinite(value):
         return "poor"
-    return next(
-        (word for word, band in zip(_WORDS, MSE_BANDS, strict=True) if value < band), "poor"
-    )
-
-
-def grade_correlation(value: float | None) -> Grade:
-    """`excellent` above 0.9999, `good` above 0.999, `fair` above 0.99."""
-    if value is None or not math.isfinite(value):
-        return "poor"
-    bands = zip(_WORDS, CORRELATION_BANDS, strict=True)
-    return next((word for word, band in bands if value > band), "poor")
+    better = (value > band if known.direction == "higher" else value < band for band in known.bands)
+    return next((word for word, is_in in zip(_WORDS, better, strict=True) if is_in), "poor")
 
 
 def grades_of(values: Mapping[str, float | None]) -> dict[str, Grade]:
-    """The grades of those of the two metrics that there are."""
-    known = {"mse": grade_mse, "correlation": grade_correlation}
-    return {name: grade(values[name]) for name, grade in known.items() if name in values}
+    """Return the grades of those metrics that have bands."""
+    return {each.name: grade_of(each.name, values[each.name]) for each in graded(values)}
 
 
-def graded_text(shown: Iterator[str], value: float, grade: Callable[[float | None], Grade]) -> str:
+def graded(values: Iterable[str]) -> list[Metric]:
+    """Return those metrics that have bands, in the order of the table."""
+    return [each for each in METRICS if each.bands and each.name in values]
+
+
+def graded_text(metric: str, shown: Iterator[str], value: float) -> str:
     """Return the first of `shown` that is in the band of the value, and the word of the band.
 
     0.99989 reads `0.99989 good`, never `0.9999 good`.
     """
-    word = grade(value)
-    return f"{next((text for text in shown if grade(float(text)) == word), repr(value))} {word}"
+    word = grade_of(metric, value)
+    fitting = (text for text in shown if grade_of(metric, float(text)) == word)
+    return f"{next(fitting, repr(value))} {word}"
 
 
 def bands_text() -> str:
-    """Return the bands of both metrics in one line."""
-    mse = (f"{w} < {b:.0e}".replace("e-0", "e-") for w, b in zip(_WORDS, MSE_BANDS, strict=True))
-    correlation = (f"{w} > {b:g}" for w, b in zip(_WORDS, CORRELATION_BANDS, strict=True))
-    return f"MSE {', '.join(mse)}, else poor; correlation {', '.join(correlation)}, else poor"
+    """Return the bands of all metrics that have some in one line."""
+    return "; ".join(_bands_of(each) for each in METRICS if each.bands)
+
+
+def _bands_of(metric: Metric) -> str:
+    sign = ">" if metric.direction == "higher" else "<"
+    bands = zip(_WORDS, metric.bands, strict=True)
+    words = (f"{word} {sign} {band:g}" for word, band in bands)
+    return f"{metric.short} {', '.join(words)}, else poor"

@@ -9,9 +9,7 @@ from typing import Any, Literal
 
 from qgate.errors import QgateError
 from qgate.gate.bounds import Bound
-
-# Of the worst channel 0.11 was seen to come and go, of whole tensors 0.02.
-_CHANNEL_ROOM = 5
+from qgate.metrics import Metric
 
 
 @dataclass(frozen=True)
@@ -46,11 +44,11 @@ class Limits:
                 "must not pass. Record one with --update-baselines."
             )
 
-    def tolerance(self, device_matches: bool, metric: str = "") -> float:
-        """A single channel has few elements to average over what other arithmetic flips."""
+    def tolerance(self, device_matches: bool, metric: Metric | None = None) -> float:
+        """Return the share a metric may be worse by; a single channel averages over little."""
         if device_matches:
             return self.regression
-        room = _CHANNEL_ROOM if metric.endswith("@worst_channel") else 1
+        room = 1.0 if metric is None else metric.room
         return min(1.0, room * self.regression_other_device)
 
     def source(self, name: str) -> str:

@@ -5,35 +5,23 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from qgate.errors import QgateError, unknown
+from qgate.metrics import METRICS, PARTS, Metric
 
 Scope = Literal["local", "carried", "forward", "backward", "task", "sweep"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-Direction = Literal["lower", "higher", "steady", "zero", "equal"]
 
-# The metrics the gate itself speaks of, and which way is better; "zero" is about the magnitude, and
-# what is "equal" is neither better nor worse, but the accepted value or another one.
-# Whoever compares more of them passes a table of theirs.
-OWN_METRICS: Mapping[str, Direction] = {
-    "relative_mse": "lower",
-    "one_minus_correlation": "lower",
-    "correlation": "higher",
-    "bits_per_byte": "lower",
-    "kl_divergence": "lower",
-    "next_token_accuracy": "higher",
-}
-TASK_METRICS = ("bits_per_byte", "kl_divergence", "next_token_accuracy")
-PARTS = ("worst_channel", "without_massive")
+_PART_ORDER = {part.name: place for place, part in enumerate(PARTS)}
 _TENSOR_METRICS = ("relative_mse", "one_minus_correlation")
 _GATED: Mapping[Scope, tuple[str, ...]] = {
     "local": _TENSOR_METRICS,
     "carried": _TENSOR_METRICS,
     "forward": _TENSOR_METRICS,
     "backward": _TENSOR_METRICS,
-    "task": TASK_METRICS,
+    "task": tuple(each.name for each in METRICS.of("task")),
     "sweep": ("relative_mse",),
 }
 
@@ -51,6 +39,8 @@ class Measured:
     floor                measured noise floor, a relative MSE
     grain                what one element is of a share that counts elements
     accepted             the accepted errors, by metric; None where there are none yet
+    texts                metrics that are a text, such as what quantizes the site
+    accepted_texts       the accepted texts, by metric
     worst_channel        values of the worst channel, named `metric@worst_channel` in `accepted`
     without_massive      values without massive activations, named `metric@without_massive`; those
                          of the whole where there are none
@@ -71,6 +61,8 @@ class Measured:
     floor: float = 0.0
     grain: float = 0.0
     accepted: Mapping[str, float] | None = None
+    texts: Mapping[str, str] = field(default_factory=dict)
+    accepted_texts: Mapping[str, str] = field(default_factory=dict)
     worst_channel: Mapping[str, float | None] | None = None
     without_massive: Mapping[str, float | None] | None = None
     gated: tuple[str, ...] | None = None
@@ -98,21 +90,19 @@ class Measured:
     def compared(self) -> tuple[str, ...]:
         """Metrics to hold against accepted values: those that must, and all that were accepted."""
         must = _GATED[self.scope] if self.gated is None else self.gated
-        return tuple(dict.fromkeys([*must, *sorted(self.accepted or {})]))
+        return tuple(
+            dict.fromkeys([*must, *sorted(self.accepted or {}), *sorted(self.accepted_texts)])
+        )
 
     def value(self, metric: str) -> float | None:
         """A value by name, also of a part; 1 - correlation is derived where it is not given."""
-        name, _, part = metric.partition("@")
-        values = self.part(part) if part else self.values
-        if name == "one_minus_correlation" and name not in values:
-            correlation = values.get("correlation")
-            return None if correlation is None else 1.0 - correlation
+        known = METRICS.find(metric)
+        values = (getattr(self, known.part) or {}) if known.part else self.values
+        name = known.base or known.name
+        if known.complement_of and name not in values:
+            whole = values.get(known.complement_of)
+            return None if whole is None else 1.0 - whole
         return values.get(name)
-
-    def part(self, name: str) -> Mapping[str, float | None]:
-        if name not in PARTS:
-            raise unknown("part of a tensor", name, PARTS)
-        return getattr(self, name) or {}
 
     def part_metrics(self) -> list[str]:
         """The metrics of the parts that could be accepted: those of the scope.
@@ -120,23 +110,22 @@ class Measured:
         A part without massive activations that is the whole needs no entry of its own.
         """
         must = _GATED[self.scope] if self.gated is None else self.gated
-        names = [
-            f"{metric}@{part}"
-            for part in PARTS
-            for metric in must
-            if "@" not in metric and not (part == "without_massive" and self._is_whole(metric))
+        parts = [part for metric in must for part in METRICS.parts_of(metric)]
+        return [
+            part.name
+            for part in sorted(parts, key=lambda each: _PART_ORDER[each.part])
+            if is_finite(self.value(part.name)) and not self._is_whole(part)
         ]
-        return [name for name in names if is_finite(self.value(name))]
 
-    def _is_whole(self, metric: str) -> bool:
-        return self.value(f"{metric}@without_massive") == self.value(metric)
+    def _is_whole(self, part: Metric) -> bool:
+        return part.part == "without_massive" and self.value(part.name) == self.value(part.base)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Measured:
-        names = [field.name for field in dataclasses.fields(cls)]
+        names = [each.name for each in dataclasses.fields(cls)]
         for name in given:
             if name not in names:
                 raise unknown("field of a measured site", name, names)

@@ -25,13 +25,14 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from qgate.errors import QgateError, unknown
 from qgate.gate.bounds import Bound, parse_bound
 from qgate.gate.limits import NUMBERS, Limits, check_number
-from qgate.gate.measured import OWN_METRICS, SCOPES, TASK_METRICS, Direction, Measured
+from qgate.gate.measured import SCOPES, Measured
+from qgate.metrics import METRICS
 
 MARKER = "limits marker"
 _VALUES = (*NUMBERS, "absolute", "missing")
@@ -79,7 +80,7 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _home(metric: str) -> str:
-    return "task" if metric in TASK_METRICS else "carried"
+    return "task" if "task" in METRICS.find(metric).sources else "carried"
 
 
 @dataclass(frozen=True)
@@ -87,35 +88,31 @@ class Policy:
     """All settings, weak to strong; those for named models hold in the policy of such a model."""
 
     settings: tuple[Setting, ...] = ()
-    metrics: Mapping[str, Direction] = field(default_factory=lambda: OWN_METRICS)
     model: str = ""
 
     @classmethod
-    def from_table(
-        cls, table: Mapping[str, Any], metrics: Mapping[str, Direction] | None = None
-    ) -> Policy:
-        """The policy of a `[tool.qgate.limits]` table; `metrics` are known beside the gate's."""
-        known = {**OWN_METRICS, **(metrics or {})}
+    def from_table(cls, table: Mapping[str, Any]) -> Policy:
+        """Read the policy of a `[tool.qgate.limits]` table."""
         where = "[tool.qgate.limits]"
         _known_keys(table, (*_VALUES, "rules"), f"key of {where}")
         rules = table.get("rules", [])
         if not isinstance(rules, list) or not all(isinstance(rule, Mapping) for rule in rules):
             raise QgateError(f"rules of {where} are {rules!r}: write [[tool.qgate.limits.rules]].")
         base = {key: value for key, value in table.items() if key != "rules"}
-        settings = [_setting(where, base, known)]
+        settings = [_setting(where, base)]
         for number, rule in enumerate(rules, 1):
             _known_keys(rule, (*_VALUES, *_WHERE), f"key of rule {number} of {where}")
             if not rule.get("sites"):
                 raise QgateError(
                     f"rule {number} of {where} says nothing of sites: give a regular expression."
                 )
-            settings.append(_setting(f"rule {number} of {where}", rule, known))
-        return cls(tuple(settings), known)
+            settings.append(_setting(f"rule {number} of {where}", rule))
+        return cls(tuple(settings))
 
     def with_marker(self, given: Mapping[str, Any], source: str = "limits marker") -> Policy:
         """The policy under a marker's keyword arguments, which win over all so far."""
         _known_keys(given, (*_VALUES, *_WHERE), f"argument of the {source}")
-        setting = _setting(source, given, self.metrics)
+        setting = _setting(source, given)
         return replace(self, settings=(*self.settings, setting))
 
     def for_model(self, name: str) -> Policy:
@@ -199,7 +196,7 @@ def _known_keys(given: Mapping[str, Any], allowed: Iterable[str], what: str) -> 
             raise unknown(what, key, names)
 
 
-def _setting(source: str, given: Mapping[str, Any], metrics: Mapping[str, Direction]) -> Setting:
+def _setting(source: str, given: Mapping[str, Any]) -> Setting:
     values = {name: given[name] for name in (*NUMBERS, "missing") if name in given}
     try:
         for name in NUMBERS:
@@ -208,8 +205,7 @@ def _setting(source: str, given: Mapping[str, Any], metrics: Mapping[str, Direct
         Limits(**values)
         reason = str(given.get("reason", ""))
         bounds = tuple(
-            parse_bound(text, metrics, source=source, reason=reason)
-            for text in _listed("absolute", given)
+            parse_bound(text, source=source, reason=reason) for text in _listed("absolute", given)
         )
         sites = _expression(given.get("sites", ""))
         scopes = tuple(_listed("scopes", given))

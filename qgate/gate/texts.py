@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 
 from qgate.errors import QgateError
-from qgate.gate.bounds import is_log2
 from qgate.gate.checks import ACCEPTABLE, Check
-from qgate.gate.grades import grade_correlation, grade_mse, graded_text, grades_of
+from qgate.gate.grades import graded, graded_text
 from qgate.gate.updating import hint
 from qgate.gate.verdict import Verdict
+from qgate.metrics import METRICS
 
 COLUMNS = ("site", "scope", "metric", "accepted/ideal", "now", "change", "limit", "kind")
 
@@ -39,6 +39,9 @@ def sentence(check: Check, where: str) -> str:
         return f"{check.metric} {what} {where}: only a finite value can pass"
     if check.bound is None or not math.isfinite(check.bound):
         return f"{check.metric} {number(check.value)} {where}: {check.reason or 'no finite limit'}"
+    if check.accepted_text:
+        told = f"{check.text!r} instead of {check.accepted_text!r}"
+        return f"{check.metric} {told} {where}"
     if check.side == "==":
         why = f": {check.reason}" if check.reason else ""
         return f"{check.metric} {check.value:.17g} instead of {check.bound:.17g} {where}{why}"
@@ -60,7 +63,7 @@ def _why(check: Check) -> str:
         if against == 0:
             return f"{name} is exact here, only the noise floor is allowed"
         return f"{_decibels(check)} dB over {name}, {check.allowed:g} allowed"
-    if is_log2(check.metric):
+    if METRICS.find(check.metric).logarithm == "log2":
         return _factors(check.value, against, check.bound or 0.0)
     if not check.allowed and check.bound is not None:
         return f"accepted is {number(against)}, it may be {number(abs(check.bound - against))} off"
@@ -71,8 +74,7 @@ def _factors(value: float | None, accepted: float, bound: float) -> str:
     """`2.1x accepted, up to 1.4x allowed`, of logarithms."""
     if value is None:
         return ""
-    ends = (2.0 ** min(max(each - accepted, -999), 999) for each in (value, bound))
-    moved, most = ends
+    moved, most = (2.0 ** min(max(each - accepted, -999), 999) for each in (value, bound))
     shown = (f"{moved:.3g}", f"{most:.3g}")
     told = shown if shown[0] != shown[1] else _apart(moved, most)
     return f"{told[0]}x accepted, {'up' if value > accepted else 'down'} to {told[1]}x allowed"
@@ -173,18 +175,15 @@ def _enters(verdict: Verdict) -> str:
 def _grades(verdict: Verdict) -> str:
     """The bands of the carried error, the worst where there are several."""
     carried = [each.values for each in verdict.measured if each.scope == "carried"]
-    graded = [values for values in carried if grades_of(values)]
-    if not graded:
+    with_bands = [values for values in carried if graded(values)]
+    if not with_bands:
         return ""
-    values = max(graded, key=lambda each: each.get("mse") or 0.0)
+    values = max(with_bands, key=lambda each: each.get("mse") or 0.0)
     parts = []
-    for metric, label, grade in (
-        ("mse", "MSE", grade_mse),
-        ("correlation", "correlation", grade_correlation),
-    ):
-        if (value := values.get(metric)) is not None:
+    for metric in graded(values):
+        if (value := values[metric.name]) is not None:
             shown = (number(value, digits) for digits in range(1, 17))
-            parts.append(f"{label} {graded_text(shown, value, grade)}")
+            parts.append(f"{metric.short} {graded_text(metric.name, shown, value)}")
     return f"grades: {', '.join(parts)}" if parts else ""
 
 
@@ -200,6 +199,10 @@ def _table(failed: Sequence[Check]) -> list[str]:
 
 def cells_of(check: Check) -> tuple[str, ...]:
     """A check as a row under `COLUMNS`, its value with digits enough to differ from its limit."""
+    if check.text or check.accepted_text:
+        texts = check.accepted_text or "-", check.text or "-"
+        limit = f"== {check.accepted_text}" if check.accepted_text else "-"
+        return check.site, check.scope, check.metric, *texts, "-", limit, check.kind
     now, bound = number(check.value), number(check.bound)
     if check.value is not None and check.bound is not None and math.isfinite(check.value):
         now, bound = _apart(check.value, check.bound)
@@ -214,7 +217,7 @@ def _moved(check: Check) -> str:
         return "-"
     if check.side == "==":
         return f"{value - against:+g}"
-    if is_log2(check.metric):
+    if METRICS.find(check.metric).logarithm == "log2":
         return f"{value - against:+.3g}"
     if against == 0:
         return "from 0"

@@ -39,15 +39,15 @@ class Change:
     scope: str
     metric: str
     state: State
-    old: float | None
-    new: float | None
+    old: float | str | None
+    new: float | str | None
 
 
 @dataclass(frozen=True)
 class Update:
     """Entries to write, (site, scope) to remove, and the failures that remain."""
 
-    values: dict[Key, float]
+    values: dict[Key, float | str]
     removed: tuple[tuple[str, str], ...]
     changes: tuple[Change, ...]
     remaining: tuple[Check, ...]
@@ -92,9 +92,10 @@ def _change(check: Check) -> Change | None:
     if check.kind not in ACCEPTABLE or not is_finite(check.value):
         return None
     if check.kind == "missing":
-        return Change(*check.key, "new", None, check.value)
+        return Change(*check.key, "new", None, check.text or check.value)
     state: State = "improved" if check.improved else "same" if check.passed else "worse"
-    return Change(*check.key, state, check.against, check.value)
+    old, new = check.accepted_text or check.against, check.text or check.value
+    return Change(*check.key, state, old, new)
 
 
 def _wanted(state: State, which: Which) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from qgate.errors import QgateError
 from qgate.gate.checks import Check, checks_of
 from qgate.gate.limits import Limits
-from qgate.gate.measured import OWN_METRICS, Direction, Measured
+from qgate.gate.measured import Measured
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,12 @@ def judge(
     device_matches: bool,
     *,
     absent: Iterable[tuple[str, str]] = (),
-    metrics: Mapping[str, Direction] = OWN_METRICS,
 ) -> Verdict:
     """Hold every site against its limits.
 
     `absent` are the (site, scope) that have accepted values but were not measured: they fail.
     Nothing measured is an error, not a pass.
     """
-    known = {**OWN_METRICS, **metrics}
     ordered = sorted(measured, key=lambda each: (each.order, each.site, each.scope))
     gone = sorted(set(absent))
     if not ordered and not gone:
@@ -91,9 +89,7 @@ def judge(
         if times > 1:
             raise QgateError(f"{site} ({scope}) is given {times} times: a site is judged once.")
     checks = [
-        check
-        for each in ordered
-        for check in checks_of(each, limits_of(each), device_matches, known)
+        check for each in ordered for check in checks_of(each, limits_of(each), device_matches)
     ]
     last = ordered[-1].order + 1 if ordered else 0
     checks += [_absent(site, scope, last) for site, scope in gone]

@@ -13,6 +13,7 @@ from qgate.plugin.activating import activation_session_of
 from qgate.plugin.dumping import dump_session_of
 from qgate.plugin.options import command_of, value
 from qgate.plugin.sessions import session_of
+from qgate.text import one_line
 
 if TYPE_CHECKING:
     import torch
@@ -115,14 +116,7 @@ def _ready(item: pytest.Item, session: Judging, make: Callable[[], G]) -> G:
         return make()
     except QgateError as error:
         reason = str(error)
-    pytest.fail(_on_one_line(reason), pytrace=False)
-
-
-def _on_one_line(text: str) -> str:
-    """A name in it can come from a user's file, and a line of its own can be a command to CI."""
-    from qgate.results import one_line
-
-    return one_line(text)
+    pytest.fail(one_line(reason), pytrace=False)
 
 
 class Deciding:
@@ -144,7 +138,7 @@ class Deciding:
         except QgateError as error:
             reason = str(error)
         if reason:
-            pytest.fail(_on_one_line(reason), pytrace=False)
+            pytest.fail(one_line(reason), pytrace=False)
         reason = self._shown_to_hooks(outcome)
         if reason:
             pytest.fail(reason, pytrace=False)
@@ -163,7 +157,7 @@ class Deciding:
             try:
                 check_storable(row)
             except (QgateError, ValueError, TypeError) as error:
-                return _on_one_line(
+                return one_line(
                     f"what was measured at {row['site']} cannot be recorded: {error} ({verdict})"
                 )
             if not hook.get_hookimpls():

@@ -8,7 +8,6 @@ sorts as they do. Everything is drawn in the process that writes the page, also 
 from __future__ import annotations
 
 import base64
-import html
 import math
 import struct
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,9 @@ from urllib.parse import quote
 
 import pytest
 
+from qgate.metrics import METRICS
 from qgate.plugin.options import value
+from qgate.text import for_html, one_line
 
 if TYPE_CHECKING:
     from qgate.plugin.reporting import Reports
@@ -88,12 +89,12 @@ class HtmlColumns:
             return []
         self._drawn += 1
         panels, problems = _panels(record)
-        told = "".join(f"<p>Not drawn: {_escaped(problem)}</p>" for problem in problems)
+        told = "".join(f"<p>Not drawn: {for_html(problem)}</p>" for problem in problems)
         told += _figures(panels) if self._whole and panels else ""
         made = [_extra("html", told)] if told else []
         if self._whole:
             return made
-        return made + [_extra("image", _encoded(each), _one_line(each.title)) for each in panels]
+        return made + [_extra("image", _encoded(each), one_line(each.title)) for each in panels]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_header(self, cells: list[str]) -> None:
@@ -110,13 +111,14 @@ class HtmlColumns:
         if hasattr(report, "qgate_gate"):
             raw = report.nodeid if report.when == "call" else f"{report.nodeid}::{report.when}"
             if cells[1] == f'<td class="col-testId">{raw}</td>':
-                cells[1] = f'<td class="col-testId">{_escaped(raw)}</td>'
+                cells[1] = f'<td class="col-testId">{for_html(raw)}</td>'
         cells[_PLACE:_PLACE] = _cells(worst_row(report))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_html(self, report: pytest.TestReport, data: list[str]) -> None:
         if report.when == "call":
-            data[:0] = [html.escape(text) + "\n" for text in self._texts.get(report.nodeid, ())]
+            texts = self._texts.get(report.nodeid, ())
+            data[:0] = [for_html(text, lines=True) + "\n" for text in texts]
 
     # The head -------------------------------------------------------------------------------------
 
@@ -171,7 +173,7 @@ def _cells(record: Mapping[str, Any] | None) -> list[str]:
             "change": (change_text(found), _key(_change(found))),
         }
     return [
-        f'<td class="col-{name}">{_hidden(key)}{_escaped(text)}</td>'
+        f'<td class="col-{name}">{_hidden(key)}{for_html(text)}</td>'
         for name, (text, key) in shown.items()
     ]
 
@@ -181,7 +183,7 @@ def _change(found: Finding) -> float | None:
     now = found.check["value"] if found.check else None
     if now is None or not math.isfinite(now) or found.accepted is None:
         return None
-    if found.check and str(found.check["metric"]).startswith("log2_"):
+    if found.check and METRICS.find(str(found.check["metric"])).logarithm == "log2":
         return float(now - found.accepted)
     if not found.accepted:
         return math.inf if now else 0.0
@@ -202,16 +204,6 @@ def _hidden(key: str) -> str:
 
 def _title(name: str) -> str:
     return f' title="{_TITLES[name]}"' if name in _TITLES else ""
-
-
-def _one_line(text: object) -> str:
-    from qgate.results import one_line
-
-    return one_line(text)
-
-
-def _escaped(text: object) -> str:
-    return html.escape(_one_line(text))
 
 
 def _extra(kind: str, content: str, name: str = "") -> dict[str, Any]:
@@ -245,7 +237,7 @@ def _encoded(panel: Panel) -> str:
 def _figures(panels: Sequence[Panel]) -> str:
     """Side by side, each an image of its own: nothing of the page reaches into it."""
     figures = [
-        f'<figure><img alt="{_escaped(panel.title)}" '
+        f'<figure><img alt="{for_html(panel.title)}" '
         f'src="data:image/svg+xml;base64,{_encoded(panel)}"></figure>'
         for panel in panels
     ]
@@ -261,7 +253,7 @@ def _nearest(run: Run) -> str:
         panels, _ = _panels(gate.record)
         if panels and gate.check is not None:
             told = f"{gate.node}: {check_text(gate.check)}"
-            drawn.append(f'<p class="qgate-nearest">{_escaped(told)}</p>')
+            drawn.append(f'<p class="qgate-nearest">{for_html(told)}</p>')
             drawn.append(_figures(panels))
     return f"<h2>Passed, and nearest to their limits</h2>{''.join(drawn)}" if drawn else ""
 

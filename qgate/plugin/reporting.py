@@ -309,8 +309,8 @@ class Reports:
         """What is known of the run; without a status it has not come to its end."""
         import torch
 
+        from qgate.metrics import METRICS
         from qgate.results import new_header
-        from qgate.stats.metrics import METRICS
 
         facts = joined_facts(self.parts or [part_of(self.config, False)])
         run = facts["run"]
@@ -322,7 +322,7 @@ class Reports:
             command=[str(arg) for arg in self.config.invocation_params.args],
             modes=sorted({row["mode"] for row in self._rows()}),
             plans=facts["plans"],
-            metrics=[{"name": m.name, "direction": m.direction} for m in METRICS],
+            metrics=[metric.to_dict() for metric in METRICS],
             limits=[{"model": k, **limit} for k, v in facts["limits"].items() for limit in v],
             models=facts["models"],
             reference=value(self.config, "reference"),

@@ -18,6 +18,7 @@ from qgate.plugin.options import (
     update_choice,
     value,
 )
+from qgate.text import for_terminal
 
 if TYPE_CHECKING:
     from qgate.gate import Policy
@@ -55,11 +56,8 @@ def session_of(config: pytest.Config, model: str) -> GateSession:
 def policy_of(config: pytest.Config) -> Policy:
     """The limits of the project."""
     from qgate.gate import Policy
-    from qgate.pipeline.gates.judging import GATE_METRICS
-    from qgate.stats.metrics import METRICS
 
-    known = {metric.name: metric.direction for metric in METRICS}
-    return Policy.from_table(settings_of(config).limits, {**GATE_METRICS, **known})
+    return Policy.from_table(settings_of(config).limits)
 
 
 def how(config: pytest.Config) -> dict[str, Any]:
@@ -109,8 +107,6 @@ def _progress(config: pytest.Config):  # type: ignore[no-untyped-def]
 
     def say(text: str) -> None:
         if not quiet:
-            from qgate.results.cells import for_terminal
-
             with capture.global_and_fixture_disabled():
                 sys.stderr.write(f"\r\x1b[K  {for_terminal(text)} ")
                 sys.stderr.flush()

@@ -22,6 +22,7 @@ from qgate.plugin.options import (
 )
 from qgate.plugin.parts import is_update
 from qgate.plugin.selection import Selection
+from qgate.text import one_line
 
 if TYPE_CHECKING:
     from qgate.report.gates.terminal import Line
@@ -88,13 +89,11 @@ def tell(
     chosen = told.selection
     if chosen.refused:
         for reason in chosen.refused:
-            reporter.write_line(f"ERROR: {reason}", red=True)
+            reporter.write_line(one_line(f"ERROR: {reason}"), red=True)
         return
     heard = rows or told.broken or told.header
     if not (heard or chosen.notes or told.errors or told.idle or told.underflow):
         return
-    from qgate.results import one_line
-
     config = reporter.config
     about = ", ".join(f"{name} on {of['device']}" for name, of in sorted(facts["models"].items()))
     reporter.section(one_line(f"qgate: {about or ', '.join(models_of(config))}"))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tabulate import tabulate
 
-from qgate.gate.grades import Grade, bands_text, grade_correlation, grade_mse, graded_text
+from qgate.gate.grades import bands_text, graded_text
+from qgate.metrics import METRICS, Metric
 
 Record = dict[str, Any]
-_GRADES: dict[str, Callable[[float | None], Grade]] = {
-    "mse": grade_mse,
-    "relative_mse": grade_mse,
-    "correlation": grade_correlation,
-}
+_AVERAGED = ("mse", "mae", "correlation")
 _WIDE, _THIN = "=" * 80, "-" * 80
 
 
@@ -30,15 +27,12 @@ def comparison_lines(record: Record) -> list[str]:
     ]
     for name, layer in record["layers"].items():
         lines += ["", *_block(name, layer, record)]
+    brief = [METRICS.get(name) for name in ("mse", "rmse", "mae", "correlation")]
     table = [
-        [
-            _layer_name(n),
-            *(_number(v, key) for key in ("mse", "rmse", "mae", "correlation")),
-            _grades(v),
-        ]
+        [_layer_name(n), *(_number(v, each.name) for each in brief), _grades(v)]
         for n, v in record["layers"].items()
     ]
-    heads = ["Layer", "MSE", "RMSE", "MAE", "Correlation", "Grades"]
+    heads = ["Layer", *(each.label for each in brief), "Grades"]
     lines += ["", _WIDE, "Summary", _WIDE, *_table(table, heads), *_averages(record)]
     return [*lines, *_legend(), *problem_lines(record)]
 
@@ -73,11 +67,9 @@ def _block(name: str, layer: Record, record: Record) -> list[str]:
         f"  {'':<14} {_row(layer, 'diff', ('mean', 'std'))}  "
         f"abs mean={_number(layer, 'abs_diff_mean')}  abs max={_number(layer, 'abs_diff_max')}",
         "Errors:",
-        *_each(layer, {"MSE": "mse", "RMSE": "rmse", "MAE": "mae"}),
-        *_each(layer, {"SQNR (dB)": "sqnr_db"}),
-        *_each(layer, {"Correlation": "correlation", "Cosine": "cosine"}),
-        "Relative errors:",
-        *_each(layer, {"Relative MSE": "relative_mse", "Relative MAE": "relative_mae"}, True),
+        *_each(layer, [each for each in METRICS.of("errors") if each.degree]),
+        "Ratios:",
+        *_each(layer, [each for each in METRICS.of("errors") if not each.degree]),
         f"Percentiles of |difference|, each at most {100 * record['percentile_error']:.1f} % off:",
         f"  {'':<14} {_row(layer, 'abs_diff', ('p50', 'p90', 'p95', 'p99'))}",
         "Where:",
@@ -90,13 +82,13 @@ def _row(layer: Record, prefix: str, keys: Sequence[str]) -> str:
     return "  ".join(f"{key}={_number(layer, f'{prefix}_{key}')}" for key in keys)
 
 
-def _each(layer: Record, names: dict[str, str], percent: bool = False) -> list[str]:
+def _each(layer: Record, metrics: Sequence[Metric]) -> list[str]:
+    """Lines of metrics; a record of an earlier version has not all of them."""
     lines = []
-    for label, key in names.items():
-        value = layer[key]
-        share = f"  ({100 * value:.4f} %)" if percent and value is not None else ""
-        text = _graded(layer, key) if key in _GRADES else _number(layer, key)
-        lines.append(f"  {label:<14} {text}{share}")
+    for each in metrics:
+        if each.name in layer:
+            text = _graded(layer, each) if each.bands else _number(layer, each.name)
+            lines.append(f"  {f'{each.label} {each.unit}'.rstrip():<18} {text}")
     return lines
 
 
@@ -133,19 +125,21 @@ def _number(layer: Record, key: str) -> str:
     if value is None:
         reason = layer["reasons"].get(key, "none")
         return "not finite" if reason.startswith("not finite") else reason
-    if key in ("correlation", "cosine"):
+    metric = METRICS.find(key)
+    if metric.bounded:
         return f"{value:.9f}"
-    return f"{value:.2f}" if key == "sqnr_db" else f"{value:.6e}"
+    return f"{value:.2f}" if metric.logarithm == "decibel" else f"{value:.6e}"
 
 
-def _graded(layer: Record, key: str) -> str:
+def _graded(layer: Record, metric: Metric) -> str:
     """A value with the word of its band, in figures that are in the same band."""
-    value, grade = layer[key], _GRADES[key]
+    value = layer[metric.name]
     if value is None:
-        return " ".join([_number(layer, key), *filter(None, [layer["grades"].get(key)])])
-    spec = "f" if key == "correlation" else "e"
-    first = 9 if key == "correlation" else 6
-    return graded_text((f"{value:.{digits}{spec}}" for digits in range(first, 18)), value, grade)
+        grade = layer["grades"].get(metric.name)
+        return " ".join([_number(layer, metric.name), *filter(None, [grade])])
+    spec, first = ("f", 9) if metric.bounded else ("e", 6)
+    shown = (f"{value:.{digits}{spec}}" for digits in range(first, 18))
+    return graded_text(metric.name, shown, value)
 
 
 def _averages(record: Record) -> list[str]:
@@ -157,7 +151,7 @@ def _averages(record: Record) -> list[str]:
         "Averages over layers, unweighted:",
         *(
             f"  {label:<14} {_average(summary, f'avg_{key}')}"
-            for label, key in (("MSE", "mse"), ("MAE", "mae"), ("Correlation", "correlation"))
+            for label, key in ((METRICS.get(key).label, key) for key in _AVERAGED)
         ),
         f"Worst layer by relative MSE: {named or 'none'}",
     ]

@@ -2,7 +2,7 @@
 
 from qgate.results.ci import github_annotation, github_error, junit_properties, markdown_summary
 from qgate.results.merging import Merged, merge
-from qgate.results.ranking import binding, measured_places, one_line, worst_first
+from qgate.results.ranking import binding, measured_places, worst_first
 from qgate.results.reading import Records, read
 from qgate.results.schema import (
     REQUIRED,
@@ -36,7 +36,6 @@ __all__ = [
     "measured_places",
     "merge",
     "new_header",
-    "one_line",
     "read",
     "to_csv",
     "worst_first",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,19 +17,20 @@ from qgate.results.others import (
 from qgate.results.ranking import (
     binding,
     binding_checks,
+    bound_of,
     check_text,
     figure,
-    one_line,
     times_figure,
     times_text,
+    value_of,
 )
 from qgate.results.summary import Finding, ModeSummary, Tally, change_text
+from qgate.text import for_markdown, for_workflow, for_workflow_property, one_line
 
 _ROWS = 20
 # A comment of GitHub takes 65,536 characters; a comparison may follow.
 _MOST_BYTES = 45_000
 _RESERVE = 200
-_LONGEST = 300
 
 
 def junit_properties(record: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -69,7 +69,7 @@ def markdown_summary(
     tally = records if isinstance(records, Tally) else Tally(records)
     counts = tally.counts
     page = _Page(most)
-    named = f", {markdown_cell(about)}" if about else ""
+    named = f", {for_markdown(about)}" if about else ""
     header = header or {}
     other = others_of(header)
     page.add(f"## qgate: {_verdict(tally, broken, header)}{named}", "", counts.text())
@@ -79,11 +79,11 @@ def markdown_summary(
         page.add("", f"* **error**: {ended_badly(header)}")
     if broken:
         page.add("")
-        texts = [f"* **error**: {markdown_cell(text)}" for text in broken]
+        texts = [f"* **error**: {for_markdown(text)}" for text in broken]
         page.listed(texts, rows, lambda rest: [f"* and {rest} more"])
     if other["failed"]:
         page.add("", f"{others_text(other)}:", "")
-        texts = [f"* {markdown_cell(each)}" for each in other_lines(other, len(other["failures"]))]
+        texts = [f"* {for_markdown(each)}" for each in other_lines(other, len(other["failures"]))]
         page.listed(texts, rows, lambda rest: [f"* and {rest} more"], other["failed"])
     modes = tally.modes
     if modes:
@@ -178,8 +178,8 @@ def _figures(found: Finding | None) -> tuple[str, str, str, str]:
     check = found.check if found else None
     if check is None:
         return "", "", "", "" if found is None else "nothing compared"
-    limit = "" if check["bound"] is None else f"{check['side']} {figure(check['bound'])}"
-    return str(check["metric"]), figure(check["value"]), limit, times_text(check)
+    limit = "" if check["bound"] is None else f"{check['side']} {figure(bound_of(check))}"
+    return str(check["metric"]), figure(value_of(check)), limit, times_text(check)
 
 
 def _row(found: Finding) -> str:
@@ -188,36 +188,7 @@ def _row(found: Finding) -> str:
 
 
 def _table_row(cells: Iterable[object]) -> str:
-    return f"| {' | '.join(markdown_cell(cell) for cell in cells)} |"
-
-
-_MARKDOWN = {char: f"&#{ord(char)};" for char in "&<>|`*_[]\\~#"}
-
-
-# What GitHub makes links, mentions, mathematics or pictures of. It does so after it has read the
-# entities, and leaves alone only what is code; `10:48:06` is a time.
-_LIVELY = re.compile(r"[@$]|://|www\.|\bGH-\d|#\d|:(?!\d\d[:+-])[\w+-]+:", re.IGNORECASE)
-_NO_CODE = re.compile(r"([|`<>])")
-
-
-def markdown_cell(text: object) -> str:
-    """Text that Markdown takes as it is, in one cell, cut where it is very long."""
-    shown = one_line(text)
-    if len(shown) > _LONGEST:
-        shown = f"{shown[: _LONGEST // 2]}…{shown[-_LONGEST // 2 :]}"
-    return " ".join(
-        _code(word) if _LIVELY.search(word) else _plain(word) for word in shown.split(" ")
-    )
-
-
-def _plain(text: str) -> str:
-    return "".join(_MARKDOWN.get(char, char) for char in text)
-
-
-def _code(word: str) -> str:
-    """A word in code spans, and between them what would end these or a cell."""
-    parts = [part for part in _NO_CODE.split(word) if part]
-    return "".join(_plain(part) if _NO_CODE.match(part) else f"`{part}`" for part in parts)
+    return f"| {' | '.join(for_markdown(cell) for cell in cells)} |"
 
 
 def github_annotation(record: Mapping[str, Any]) -> str | None:
@@ -232,18 +203,11 @@ def github_annotation(record: Mapping[str, Any]) -> str | None:
     message = f"{what} at {record['site']} ({record['scope']}, mode {record['mode']})"
     places = {name: record[name] for name in ("file", "line") if record.get(name) is not None}
     title = f"qgate {record['model']} {record['mode']}"
-    properties = ",".join(f"{k}={_property(v)}" for k, v in {**places, "title": title}.items())
-    return f"::error {properties}::{_message(message)}"
+    told = {**places, "title": title}
+    properties = ",".join(f"{key}={for_workflow_property(each)}" for key, each in told.items())
+    return f"::error {properties}::{for_workflow(message)}"
 
 
 def github_error(text: str) -> str:
     """The `::error` line of what kept gates from comparing."""
-    return f"::error title=qgate::{_message(one_line(text))}"
-
-
-def _message(text: object) -> str:
-    return str(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: object) -> str:
-    return _message(text).replace(":", "%3A").replace(",", "%2C")
+    return f"::error title=qgate::{for_workflow(text)}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qgate.results.ranking import one_line
+from qgate.text import one_line
 
 # Failures that are told one by one; the rest is counted.
 MOST = 200

@@ -82,16 +82,26 @@ def times_figure(times: float) -> str:
 
 def check_text(check: Mapping[str, Any]) -> str:
     """`relative_mse 9.2e-04, limit <= 3.5e-05, 26.6x its limit (regression)`."""
-    parts = [f"{check['metric']} {figure(check['value'])}".strip()]
+    parts = [f"{check['metric']} {figure(value_of(check))}".strip()]
     if check["bound"] is not None:
-        parts.append(f"limit {check['side']} {figure(check['bound'])}")
+        parts.append(f"limit {check['side']} {figure(bound_of(check))}")
     return ", ".join(part for part in [*parts, times_text(check)] if part)
 
 
-def figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+def value_of(check: Mapping[str, Any]) -> float | str | None:
+    """Return what was held against a limit: a number, or a text where the metric is one."""
+    shown: float | str | None = check.get("text") or check["value"]
+    return shown
 
 
-def one_line(text: object) -> str:
-    """A name on one line, without control characters: it can come from a user's file."""
-    return "".join(char if char.isprintable() else " " for char in str(text))
+def bound_of(check: Mapping[str, Any]) -> float | str | None:
+    """Return the limit: a number, or the accepted text where the metric is one."""
+    shown: float | str | None = check.get("accepted_text") or check["bound"]
+    return shown
+
+
+def figure(value: float | str | None) -> str:
+    """Write four digits of a number, and a text as it is."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{value:.4g}"

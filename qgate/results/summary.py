@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from qgate.metrics import METRICS
 from qgate.results.ranking import binding, severity, times_figure
 from qgate.results.schema import Record
 
 # Failures kept of one test and mode, worst first; the rest is counted.
 MOST_FAILED = 40
-_GRADED = (("mse", 1), ("correlation", -1))
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,14 @@ class Carried(NamedTuple):
 
     def text(self) -> str:
         """`MSE 2.0e-02 poor`."""
-        if self.metric == "mse":
-            return f"MSE {self.value:.1e} {self.grade}"
-        return f"{self.metric} {correlation_text(self.value)} {self.grade}"
+        known = METRICS.find(self.metric)
+        shown = correlation_text(self.value) if known.bounded else f"{self.value:.1e}"
+        return f"{known.short} {shown} {self.grade}"
+
+    @property
+    def badness(self) -> float:
+        """Sorts the worst last."""
+        return -self.value if METRICS.find(self.metric).direction == "higher" else self.value
 
 
 @dataclass(frozen=True)
@@ -208,11 +213,14 @@ def _add(part: _Part, record: Mapping[str, Any]) -> None:
     if error is not None and math.isfinite(error):
         part.errors[scope] = max(part.errors.get(scope, 0.0), error)
     if scope == "carried" and record.get("grades"):
-        for metric, sign in _GRADED:
+        for metric, grade in record["grades"].items():
             value = record["values"].get(metric)
+            if value is None:
+                continue
+            each = Carried(metric, value, grade)
             known = part.carried.get(metric)
-            if value is not None and (known is None or sign * value > sign * known.value):
-                part.carried[metric] = Carried(metric, value, record["grades"][metric])
+            if known is None or each.badness > known.badness:
+                part.carried[metric] = each
 
 
 def finding_of(record: Mapping[str, Any]) -> Finding:
@@ -243,10 +251,9 @@ def is_unknown(record: Mapping[str, Any]) -> bool:
 def _mode(model: str, mode: str, parts: list[_Part]) -> ModeSummary:
     worst = min((p.worst for p in parts if p.worst), key=lambda each: each.rank, default=None)
     carried = []
-    for metric, sign in _GRADED:
+    for metric in dict.fromkeys(name for part in parts for name in part.carried):
         known = [part.carried[metric] for part in parts if metric in part.carried]
-        if known:
-            carried.append(max(known, key=lambda each: sign * each.value))
+        carried.append(max(known, key=lambda each: each.badness))
     errors: dict[str, float] = {}
     for part in parts:
         for scope, error in part.errors.items():
@@ -279,8 +286,9 @@ def change_text(finding: Finding) -> str:
         return ""
     if finding.check and finding.check["side"] == "==":
         return f"{value - accepted:+g}" if value != accepted else ""
-    if finding.check and str(finding.check["metric"]).startswith("log2_"):
-        return _ratio_text(2.0 ** max(-999.0, min(999.0, value - accepted)))
+    metric = METRICS.find(str(finding.check["metric"])) if finding.check else None
+    if metric and metric.logarithm == "log2":
+        return _ratio_text(metric.factor(value - accepted))
     if accepted == 0:
         return "" if value == 0 else "from 0"
     return _ratio_text(value / accepted)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from qgate.files import replacing
-from qgate.results.cells import cell
-from qgate.results.ranking import binding_checks
+from qgate.results.ranking import binding_checks, bound_of, value_of
+from qgate.text import for_csv
 
 COLUMNS = (
     "suite", "node", "model", "mode", "layer", "site", "scope", "metric", "value", "ideal",
@@ -46,7 +46,7 @@ def _rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     reason = record.get("reason") or {}
     for metric in dict.fromkeys([*record["values"], *checks]):
         check = checks.get(metric, {})
-        value = record["values"].get(metric, check.get("value"))
+        value = record["values"].get(metric, value_of(check) if check else None)
         yield {
             **same,
             "metric": metric,
@@ -54,6 +54,7 @@ def _rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             "ideal": (record["ideal"] or {}).get(metric),
             "accepted": (record["accepted"] or {}).get(metric),
             **{name: check.get(name) for name in ("side", "bound", "times", "kind", "improved")},
+            **({"bound": bound_of(check)} if check else {}),
             "metric_passed": check.get("passed"),
         }
 
@@ -64,4 +65,4 @@ _NAMES = ("nan", "inf", "-inf")
 def _shown(value: object) -> object:
     """Numbers that are not finite by their names, which no spreadsheet runs."""
     odd = isinstance(value, float) and not math.isfinite(value)
-    return str(value) if odd or (isinstance(value, str) and value in _NAMES) else cell(value)
+    return str(value) if odd or (isinstance(value, str) and value in _NAMES) else for_csv(value)

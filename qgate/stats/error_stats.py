@@ -10,13 +10,14 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from qgate.errors import QgateError
+from qgate.metrics import METRICS
 from qgate.stats import _device_pass
 from qgate.stats._axis_errors import AxisCollector, AxisErrors
 from qgate.stats._device_pass import DevicePass
 from qgate.stats._difference_counts import RELATIVE_ERROR, DifferenceCounts
 from qgate.stats._error_pass import Element, ErrorPass, NonFinite
 from qgate.stats._reading import Reader, require_floats
-from qgate.stats.metrics import METRICS, ErrorSums
+from qgate.stats._sums import ErrorSums
 
 __all__ = ["AxisErrors", "Element", "ErrorStats", "NonFinite", "errors"]
 
@@ -67,7 +68,10 @@ class ErrorStats:
         return found if self.finite or finite_only else math.nan
 
     def metrics(self, *, finite_only: bool = False) -> dict[str, float]:
-        return {each.name: self.metric(each.name, finite_only=finite_only) for each in METRICS}
+        return {
+            each.name: self.metric(each.name, finite_only=finite_only)
+            for each in METRICS.of("errors")
+        }
 
     def percentile(self, q: float, *, finite_only: bool = False) -> float:
         """Of |actual - reference|, with a relative error of at most `percentile_error`.
@@ -126,7 +130,7 @@ class ErrorStats:
 
     def __str__(self) -> str:
         lines = [f"errors of {self.elements:,} elements"]
-        for metric in METRICS:
+        for metric in METRICS.of("errors"):
             value = self.metric(metric.name)
             lines.append(f"  {metric.label:20} {value:>14.6g} {metric.unit}".rstrip())
         shown = "  ".join(f"{name} {value:.3g}" for name, value in self.percentiles().items())

@@ -101,6 +101,22 @@ def test_candidates_of_two_devices_are_not_mixed() -> None:
         update_of(ORIGIN, [CANDIDATE, cuda])
 
 
+def test_a_text_is_proposed_and_accepted(tmp_path: Path) -> None:
+    told = Key("layer_outputs", "x:input", "local", "quantizer")
+    write_candidate(tmp_path, replace(CANDIDATE, values={told: "nan per 32, floor"}))
+    (found,) = read_candidates(tmp_path)
+    assert found.values == {told: "nan per 32, floor"}
+    update, refused = update_of(ORIGIN, [found])
+    assert (update.values, refused) == ({"2-1": found.values}, [])
+
+
+def test_one_of_the_version_before_is_refused_by_name(tmp_path: Path) -> None:
+    write_candidate(tmp_path, replace(CANDIDATE, version=1))
+    (_, (refused,)) = update_of(ORIGIN, read_candidates(tmp_path))
+    assert "it is of version 1" in refused
+    assert "run the suites again" in refused
+
+
 GOOD = CANDIDATE.to_bytes()
 MALFORMED = {
     "cut off": (GOOD[:200], r"c.json:\d+: it is no JSON"),
@@ -108,7 +124,7 @@ MALFORMED = {
     "text": (GOOD.replace(b"0.125", b'"1"'), r"values\[0\].value is \"1\", not a number"),
     "true": (GOOD.replace(b"0.125", b"true"), r"values\[0\].value is true"),
     "too large": (GOOD.replace(b"0.125", b"1" + b"0" * 400), "too large"),
-    "newer": (GOOD.replace(b'"version": 1', b'"version": 2'), "update qgate"),
+    "newer": (GOOD.replace(b'"version": 2', b'"version": 3'), "update qgate"),
     "another file": (GOOD.replace(b'"candidate"', b'"baseline"'), "no candidate of qgate"),
     "twice": (GOOD.replace(b"  {", b"  " + GOOD.splitlines()[-3].strip() + b",\n  {"), "is there twice"),
     "empty": (GOOD.replace(GOOD.splitlines()[-3], b""), "values is empty"),

@@ -13,6 +13,7 @@ from qgate import QgateError
 from qgate.baselines import Accepted, Key, safe_name
 from qgate.baselines.accepted import inspect_accepted, read_accepted
 from qgate.baselines.names import quoted, unquoted
+from tests.baselines.building import ORIGIN
 
 TEXT = st.text(st.characters(), max_size=12) | st.sampled_from(
     ["", " ", "%", "#", "%none", "\n", "\u2028", "a b", "é", "e\u0301", "\ud800", "層.10:出力"]
@@ -55,6 +56,36 @@ def test_one_changed_entry_is_one_changed_line(
     assert set(without) < set(before)
 
 
+TOLD = Key("s", "x:input", "local", "quantizer")
+
+
+@given(st.text(min_size=1, max_size=30))
+@settings(deadline=None)
+def test_a_text_comes_back_where_the_metric_is_one(text: str) -> None:
+    made = replace(BASE, values={TOLD: text, Key("s", "x", "local", "m"): 0.5})
+    assert read_accepted(made.to_bytes(), "f") == made
+
+
+def test_a_text_is_no_value_of_a_number() -> None:
+    line = replace(BASE, values={TOLD: "int8"}).to_bytes()
+    assert b"quantizer                        =int8\n" in line
+    with pytest.raises(QgateError, match="'=int8' is no number"):
+        read_accepted(line.replace(b"quantizer   ", b"relative_mse"), "f")
+
+
+@pytest.mark.parametrize("metric", ["quantizer", "relative_mse@worst_channel"])
+def test_values_of_version_1_are_read_and_told_to_be_stale(metric: str) -> None:
+    made = replace(BASE, values={Key("s", "x", "local", metric): 1691782414.0}, version=1)
+    found = read_accepted(made.to_bytes(), "f")
+    assert found == made
+    assert found.to_bytes() == made.to_bytes()
+    origin = replace(ORIGIN, weights=BASE.weights, inputs=BASE.inputs)
+    (told,) = found.stale(origin)
+    assert "of version 1, which has quantizers as numbers" in told
+    same = replace(made, values={Key("s", "x", "local", "log2_mean"): 1.0})
+    assert read_accepted(same.to_bytes(), "f").stale(origin) == []
+
+
 def test_the_order_does_not_depend_on_history_and_counts_layers() -> None:
     a = accepted(**{"layers.10": 1.0, "layers.2": 2.0, "layers.02": 3.0})
     b = replace(a, values=dict(reversed(a.values.items())))
@@ -64,7 +95,7 @@ def test_the_order_does_not_depend_on_history_and_counts_layers() -> None:
 
 def test_the_file_says_what_it_is_and_aligns_its_columns() -> None:
     text = lines(accepted(**{"layers.0.mixer.in_proj:output": 3.4e-05, "norm": 0.1}))
-    assert text[0] == "# qgate accepted errors, version 1"
+    assert text[0] == "# qgate accepted errors, version 2"
     assert [line.split()[1:] for line in text[1:7]] == [
         ["model", "tiny"],
         ["mode", "2-1"],
@@ -82,8 +113,8 @@ BROKEN = {
     "another file": (b"hello\n", "f:1: it is no list of accepted errors"),
     "empty": (b"", "f:1: it is no list"),
     "not UTF-8": (GOOD.replace(b"tiny", b"t\xff"), "f:2: it is no UTF-8"),
-    "version in words": (GOOD.replace(b"version 1", b"version x"), "f:1: it is no list"),
-    "newer": (GOOD.replace(b"version 1", b"version 2"), "version 2, and this qgate reads version 1: update"),
+    "version in words": (GOOD.replace(b"version 2", b"version x"), "f:1: it is no list"),
+    "newer": (GOOD.replace(b"version 2", b"version 3"), "version 3, and this qgate reads version 2: update"),
     "header line missing": (GOOD.replace(b"# inputs", b"# input"), "f:5: the header has no inputs here"),
     "header cut off": (GOOD[:60], "f:3: the header has no mode here"),
     "header without end": (b"\n".join(GOOD.split(b"\n")[:7]), "f:8: the header has to go on"),

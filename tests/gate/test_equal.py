@@ -19,7 +19,6 @@ from qgate.gate import (
     parse_bound,
 )
 
-TABLE: Any = {"exponent": "equal"}
 ACCEPTED = {"exponent": 2.0}
 WHY = {"exponent": "the accepted one now costs 1.3 dB more"}
 
@@ -41,7 +40,7 @@ def swept(exponent: float | None, accepted: Any = ACCEPTED, **given: Any) -> Mea
 
 
 def verdict(site: Measured, **limits: Any) -> Verdict:
-    return judge([site], lambda _: Limits(**limits), True, metrics=TABLE)
+    return judge([site], lambda _: Limits(**limits), True)
 
 
 @pytest.mark.parametrize("value", [2.0, -7.0, 0.0])
@@ -116,7 +115,7 @@ def test_an_update_accepts_another_one() -> None:
 @pytest.mark.parametrize("text", ["exponent<3", "exponent>3"])
 def test_it_has_no_absolute_limit(text: str) -> None:
     with pytest.raises(QgateError, match="none is better than another"):
-        parse_bound(text, TABLE)
+        parse_bound(text)
 
 
 def test_it_comes_before_what_is_over_by_times() -> None:

@@ -19,6 +19,9 @@ BAD = (None, math.nan, math.inf, -math.inf)
 errors = st.floats(0, 1e6, allow_subnormal=True)
 
 
+SHARE = "flushed_share"
+
+
 def kinds(*sites: Measured, **limits: Any) -> list[str]:
     return [check.kind for check in verdict(*sites, **limits).failed]
 
@@ -196,9 +199,9 @@ def test_an_error_that_is_all_but_gone_is_no_improvement(mse: float) -> None:
 @pytest.mark.parametrize("scope", ["sweep", "backward"])
 def test_what_is_to_stay_is_held_on_both_sides(scope: Any) -> None:
     def found(value: float) -> Verdict:
-        row = measured(scope=scope, ideal=None, gated=("share",), accepted={"share": 0.5})
-        row = dataclasses.replace(row, values={"share": value})
-        return judge([row], lambda _: Limits(), True, metrics={"share": "steady"})
+        row = measured(scope=scope, ideal=None, gated=(SHARE,), accepted={SHARE: 0.5})
+        row = dataclasses.replace(row, values={SHARE: value})
+        return judge([row], lambda _: Limits(), True)
 
     for value, passed in (
         (0.5, True),
@@ -231,10 +234,8 @@ def test_a_negative_accepted_value_widens_outward_and_a_signed_one_by_magnitude(
     def one(metric: str, value: float) -> Measured:
         return carried(values={metric: value}, gated=(metric,), accepted={metric: -10.0})
 
-    metrics = {"sqnr_db": "higher", "mean_error": "zero"}
-
     def passed(site: Measured) -> bool:
-        return judge([site], lambda _: Limits(), True, metrics=metrics).passed  # type: ignore[arg-type]
+        return judge([site], lambda _: Limits(), True).passed
 
     assert [passed(one("sqnr_db", v)) for v in (-10.1, -10.3, 50.0)] == [True, False, True]
     assert [passed(one("mean_error", v)) for v in (10.1, -10.1, 10.3, -10.3, 0.0)] == [

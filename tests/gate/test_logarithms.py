@@ -15,7 +15,7 @@ def verdict(value: float, accepted: float, **limits: float):  # type: ignore[no-
         site=SITE, layer="layers.0", scope="forward", values={"log2_mean": value}, order=0,
         nonfinite=0, accepted={"log2_mean": accepted}, gated=("log2_mean",), why={"log2_mean": ""},
     )  # fmt: skip
-    return judge([measured], lambda _: Limits(**limits), True, metrics={"log2_mean": "steady"})
+    return judge([measured], lambda _: Limits(**limits), True)
 
 
 @pytest.mark.parametrize("accepted", [-7.0, 0.0, 0.3, 12.0])

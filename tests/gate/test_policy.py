@@ -155,11 +155,10 @@ MODELS = [
     ],
 )
 def test_a_rule_may_be_for_some_models(model: str, regression: float, settings: int) -> None:
-    policy = Policy.from_table({"rules": MODELS}, {"sqnr_db": "higher"}).for_model(model)
+    policy = Policy.from_table({"rules": MODELS}).for_model(model)
     assert policy.limits_for("x").regression == regression
     assert policy.limits_for("x").budget_db == 3.0
     assert len(policy.settings) == len(policy.to_dict()) == settings
-    assert "sqnr_db" in policy.metrics
 
 
 def test_a_rule_for_some_models_holds_for_none_before_one_is_named() -> None:
@@ -190,11 +189,11 @@ def test_an_expression_of_another_model_need_not_find_a_site_here() -> None:
         policy.for_model("llama").check_sites(["mixer"])
 
 
-def test_metrics_from_outside_can_be_bound_and_are_kept_for_markers() -> None:
-    policy = Policy.from_table({}, {"sqnr_db": "higher"}).with_marker({"absolute": "sqnr_db>20"})
+def test_every_metric_of_the_table_can_be_bound_by_a_marker() -> None:
+    policy = Policy.from_table({}).with_marker({"absolute": "sqnr_db>20"})
     assert policy.limits_for("x", scope="carried").absolute["sqnr_db"].value == 20
-    with pytest.raises(QgateError, match="sqnr_db"):
-        Policy.from_table({}).with_marker({"absolute": "sqnr_db>20"})
+    with pytest.raises(QgateError, match="unknown metric 'snr'"):
+        policy.with_marker({"absolute": "snr>20"})
 
 
 def test_an_expression_that_finds_no_site_is_an_error() -> None:

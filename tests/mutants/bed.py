@@ -22,7 +22,7 @@ from qgate.pipeline.gates.activation_gates import ActivationGates
 from qgate.pipeline.gates.bench import Bench
 from qgate.pipeline.gates.dump_gates import DumpGates, DumpSubject
 from qgate.pipeline.gates.gating import GateSession
-from qgate.pipeline.gates.judging import GATE_METRICS, Judging, Outcome
+from qgate.pipeline.gates.judging import Judging, Outcome
 from qgate.pipeline.setups import ModelSetup
 from tests.dumps.gated import write_dump
 
@@ -50,11 +50,11 @@ class Healthy:
             folder = self.folder / f"dump-{updating}"
             if not folder.is_dir():
                 write_dump(folder, seed=0 if updating else 1, ranks=2)
-            policy = Policy.from_table({}, GATE_METRICS)
+            policy = Policy.from_table({})
             return DumpGates(DumpSubject(folder, DUMP), self.folder, policy, updating=updating)
         if model == ACTIVATIONS:
             bench = Bench(ModelSetup("tiny-llama", sampling=SAMPLING))
-            policy = Policy.from_table({}, GATE_METRICS)
+            policy = Policy.from_table({})
             return ActivationGates(bench, self.folder, policy, updating=updating)
         made = ModelSetup(model, **{"sampling": SAMPLING, **setup})
         return GateSession(Bench(made), self.folder, Policy(), updating=updating)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from qgate import Model
-from qgate.gate import Policy, grade_correlation
+from qgate.gate import Policy, grade_of
 from qgate.models.llama import Llama, LlamaConfig
 from qgate.pipeline.gates.bench import Bench
 from qgate.pipeline.gates.gating import GateSession
@@ -90,6 +90,6 @@ def test_bf16_and_mxfp8_are_within_budget_and_mxfp4_is_graded_worse(tmp_path: Pa
         assert len(budgets) >= 8 * 7
         rows = made.bench.measure(mode_of(made, mode))
         worst[mode] = min(row.values["correlation"] for row in rows if row.scope == "carried")
-    grades = [GRADES.index(grade_correlation(worst[mode])) for mode in worst]
+    grades = [GRADES.index(grade_of("correlation", worst[mode])) for mode in worst]
     assert grades[0] == 0, "bf16 is excellent"
     assert grades[0] <= grades[1] < grades[2], worst

@@ -18,7 +18,7 @@ from qgate.errors import QgateError
 from qgate.gate import Policy
 from qgate.pipeline.gates.dump_gates import DumpGates, DumpSubject, portrait
 from qgate.pipeline.gates.dump_sites import Pool, Sites, needs_values, pool, shares_of_pool
-from qgate.pipeline.gates.judging import GATE_METRICS, Outcome
+from qgate.pipeline.gates.judging import Outcome
 from tests.dumps.gated import at, tensors, with_nan, with_outliers, write_dump
 from tests.dumps.making import known
 from tests.mutants.bed import with_markers
@@ -30,7 +30,7 @@ TWO = ("layers.3", "outside")
 
 
 def gates_over(folder: Path, baselines: Path, **how: Any) -> DumpGates:
-    policy = Policy.from_table({}, GATE_METRICS)
+    policy = Policy.from_table({})
     return DumpGates(DumpSubject(folder, "dump-toy"), baselines, policy, **how)
 
 

@@ -18,7 +18,7 @@ from qgate.baselines import Key, Store
 from qgate.gate import Policy, first_line, judge
 from qgate.pipeline.gates import format_rows
 from qgate.pipeline.gates.bench import Bench
-from qgate.pipeline.gates.format_rows import FORMAT_METRICS, scaling_rows
+from qgate.pipeline.gates.format_rows import scaling_rows
 from qgate.pipeline.gates.gating import GateSession
 from tests.pipeline.making import LLAMA, bench, session
 
@@ -172,9 +172,7 @@ def test_the_first_line_says_what_the_old_one_costs(of: Bench) -> None:
     best = row_at(of, FMT).values["exponent"]
     row = row_at(of, FMT, best - 3)
     accepted = {"exponent": best - 3, "relative_mse": row.values["relative_mse"]}
-    found = judge(
-        [replace(row, accepted=accepted)], Policy().limits_of(FMT), True, metrics=FORMAT_METRICS
-    )
+    found = judge([replace(row, accepted=accepted)], Policy().limits_of(FMT), True)
     more = 10 * math.log10(error_at(of, FMT, best - 3) / error_at(of, FMT, best))
     assert first_line(found, FMT, label="format") == (
         f"exponent {best:g} instead of {best - 3:g} at {SITE} (format {FMT}): "

@@ -13,9 +13,9 @@ import pytest
 
 # Imported here, since a run in this process forgets what it imported first.
 import qgate.analysis
+import qgate.metrics
 import qgate.pipeline.gates.gating
-import qgate.results
-import qgate.stats.metrics  # noqa: F401
+import qgate.results  # noqa: F401
 from tests.pipeline.making import LLAMA, MAMBA, mode_of, session
 
 Run = Callable[..., pytest.RunResult]

@@ -16,7 +16,6 @@ import pandas as pd
 import pytest
 
 from qgate.errors import QgateError
-from qgate.report._escaping import cell
 from qgate.report.dumps import drawing as dump_drawing
 from qgate.report.dumps import texts as dump_text
 from qgate.report.dumps._findings import worst_tensors
@@ -27,6 +26,7 @@ from qgate.report.plots._sheet import Drawing
 from qgate.report.plots.dumps import pictures as dump_pictures
 from qgate.report.plots.dumps.pictures import PICTURES
 from qgate.results.portraits import FOLDERS, DumpAnalysis
+from qgate.text import for_csv
 from tests import bucket as stores
 
 from . import dump_records
@@ -327,7 +327,7 @@ def test_no_cell_is_a_formula(hostile: DumpAnalysis) -> None:
                 assert number or not value.startswith(("=", "+", "-", "@", "\t", "\r"))
                 assert value.isprintable()
         assert "'=cmd()|'!A1" in text
-    assert cell("-1+2") == "'-1+2"
-    assert cell("\tx") == "'\\tx"
-    assert cell(-1.5) == -1.5
-    assert cell(None) == cell(float("nan")) == ""
+    assert for_csv("-1+2") == "'-1+2"
+    assert for_csv("\tx") == "'\\tx"
+    assert for_csv(-1.5) == -1.5
+    assert for_csv(None) == for_csv(float("nan")) == ""

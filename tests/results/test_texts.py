@@ -251,9 +251,9 @@ def test_annotations_escape_what_github_reads() -> None:
         record("a%b\r\n::warning::x,y", 1.0, mode="m:1,2%\n", file="s:1,2.py", line=7)
     )
     assert said is not None
-    assert said.startswith("::error file=s%3A1%2C2.py,line=7,title=qgate tiny m%3A1%2C2%25%0A::")
-    assert "a%25b%0D%0A::warning::x,y" in said
-    assert "m:1,2%25%0A)" in said
+    assert said.startswith("::error file=s%3A1%2C2.py,line=7,title=qgate tiny m%3A1%2C2%25\\n::")
+    assert "a%25b\\r\\n::warning::x,y" in said
+    assert "m:1,2%25\\n)" in said
 
 
 @given(st.text())

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qgate.errors import QgateError
+from qgate.stats import ErrorSums
 from qgate.stats._portion import ELEMENTS
 from qgate.stats.error_stats import ErrorStats, errors
-from qgate.stats.metrics import ErrorSums
 from tests.stats.exact import agree, exact_metrics
 
 INF, NAN = math.inf, math.nan

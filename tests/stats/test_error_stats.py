@@ -13,9 +13,9 @@ import scipy.stats
 import torch
 from torch import Tensor
 
+from qgate.metrics import METRICS
 from qgate.stats._portion import ELEMENTS
 from qgate.stats.error_stats import NonFinite, errors
-from qgate.stats.metrics import METRICS
 from tests.stats.exact import agree, exact_metrics
 from tests.stats.pairs import LARGE, pair
 
@@ -233,7 +233,7 @@ def test_plain_data_and_text() -> None:
     assert len(record["channels"]["mse"]) == 10
     assert len(record["tokens"]["mse"]) == 100
     text = str(found)
-    assert all(metric.label in text for metric in METRICS)
+    assert all(metric.label in text for metric in METRICS.of("errors"))
     assert "worst at" in text
     assert "not finite" not in text
     actual[3, 4] = NAN

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from qgate.errors import QgateError
-from qgate.stats import _sums, metrics
+from qgate.metrics import METRICS, error_metrics
+from qgate.stats import ErrorSums, _sums
 from qgate.stats.error_stats import errors
-from qgate.stats.metrics import METRICS, ErrorSums
 from tests.stats.exact import agree, exact_metrics
 
 INF = math.inf
@@ -34,15 +34,18 @@ def both_ways(actual: list[float], reference: list[float]) -> list[dict[str, flo
     """All metrics from the pass over float64 tensors, and from the sums written out."""
     a, r = (torch.tensor(x, dtype=torch.float64) for x in (actual, reference))
     sums = ErrorSums.from_weighted(a.numpy(), r.numpy(), np.ones(len(actual), np.int64))
-    return [errors(a, r).metrics(), {each.name: each.function(sums) for each in METRICS}]
+    return [
+        errors(a, r).metrics(),
+        {each.name: each.function(sums) for each in METRICS.of("errors")},
+    ]
 
 
 def test_the_registry_leads_with_sqnr() -> None:
-    assert METRICS.names() == NAMES
-    assert {each.name for each in METRICS if each.direction == "higher"} == {
+    assert [each.name for each in METRICS.of("errors")] == NAMES
+    assert {each.name for each in METRICS.of("errors") if each.direction == "higher"} == {
         "sqnr_db", "psnr_db", "cosine", "correlation",
     }  # fmt: skip
-    assert {each.name: each.unit for each in METRICS if each.unit} == {
+    assert {each.name: each.unit for each in METRICS.of("errors") if each.unit} == {
         "sqnr_db": "dB", "psnr_db": "dB", "relative_error": "%",
     }  # fmt: skip
     assert [each.name for each in METRICS if each.signed] == ["mean_error"]
@@ -50,7 +53,7 @@ def test_the_registry_leads_with_sqnr() -> None:
 
 
 def test_reading_metrics_needs_no_torch() -> None:
-    for module in (metrics, _sums):
+    for module in (error_metrics, _sums):
         assert "torch" not in inspect.getsource(module)
 
 
@@ -173,7 +176,7 @@ def test_magnitudes_whose_squares_leave_float64(size: float, step: float) -> Non
     not_zero = {"mse", "rmse", "mae", "relative_mse", "relative_mae", "relative_error"}
     expected |= {name: max(expected[name], 5e-324) for name in not_zero}
     for found in (errors(actual, reference).sums, sums, ErrorSums() + sums):
-        values = {each.name: each.function(found) for each in METRICS}
+        values = {each.name: each.function(found) for each in METRICS.of("errors")}
         agree(values, expected, 1e-12)
         assert all(values[name] > 0 for name in not_zero)
 
@@ -241,7 +244,7 @@ def test_weights_count_repetitions() -> None:
     repeated = [np.repeat(x, weights) for x in (actual, reference)]
     expected = errors(*(torch.from_numpy(x) for x in repeated))
     assert found.count == expected.elements == weights.sum()
-    agree({m.name: m.function(found) for m in METRICS}, expected.metrics(), 1e-12)
+    agree({m.name: m.function(found) for m in METRICS.of("errors")}, expected.metrics(), 1e-12)
     for mine, theirs in zip(
         dataclasses.astuple(found), dataclasses.astuple(expected.sums), strict=True
     ):

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 
 from qgate.formats import ElementFormat
-from qgate.stats import serial
-from qgate.stats.metrics import METRICS, ErrorSums
+from qgate.metrics import METRICS
+from qgate.stats import ErrorSums, serial
 
 Floats = npt.NDArray[np.float64]
 _ROOM = 2**17
@@ -48,10 +48,6 @@ class Folded:
             order = np.argsort(np.abs(piece))
             below = np.signbit(piece)[order].astype(np.float64)
             yield Folded(np.abs(piece)[order], 1.0 - below, below, exponent)
-
-
-# How the absolute metrics grow with the numbers; the others do not.
-_DEGREES = {"mse": 2, "rmse": 1, "mae": 1, "max_abs": 1, "mean_error": 1}
 
 
 class LevelSums:
@@ -168,15 +164,15 @@ class LevelSums:
 
     def metrics(self, level: int) -> dict[str, float]:
         """All metrics of one level, in the tensor's own units; NaN where blocks became NaN."""
+        metrics = METRICS.of("errors")
         if self.broken[level]:
-            return {metric.name: float("nan") for metric in METRICS}
+            return {metric.name: float("nan") for metric in metrics}
         sums = self._error_sums(level)
-        found = {metric.name: float(metric.function(sums)) for metric in METRICS}
-        if self.base:
-            with np.errstate(over="ignore", under="ignore"):
-                for name, degree in _DEGREES.items():
-                    found[name] = float(np.ldexp(found[name], degree * self.base))
-        return found
+        with np.errstate(over="ignore", under="ignore"):
+            return {
+                each.name: float(np.ldexp(each.function(sums), each.degree * self.base))
+                for each in metrics
+            }
 
     def _error_sums(self, level: int) -> ErrorSums:
         n = self.n

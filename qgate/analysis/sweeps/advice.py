@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from qgate.metrics import METRICS
+
 Level = dict[str, Any]
 
 SIGNIFICANT, HIGH = 0.001, 0.01
 WEIGHTS = {"mse": 0.3, "cosine": 0.3, "psnr_db": 0.2, "mae": 0.1, "relative_error": 0.1}
-_LOWER = ("mse", "mae", "relative_error")
 
 
 def severity(share: float) -> str:
@@ -43,10 +44,10 @@ def scores(levels: list[Level]) -> list[float]:
     total = np.zeros(len(levels))
     for name, weight in WEIGHTS.items():
         values = [level["metrics"][name] for level in levels]
-        if name == "cosine":
+        if METRICS.get(name).bounded:
             part = [0.0 if math.isnan(v) else v for v in values]
         else:
-            part = normalized(values, lower=name in _LOWER)
+            part = normalized(values, lower=METRICS.get(name).direction != "higher")
         total += weight * np.asarray(part)
     return [float(value) for value in total]
 
@@ -104,7 +105,7 @@ def advise(levels: list[Level], *, block: bool, scale_bits: int = 8) -> dict[str
         gap = None if math.isnan(gap) else gap
     advice: dict[str, Any] = {
         "best": {
-            name: best(levels, name, lower=name in _LOWER)
+            name: best(levels, name, lower=METRICS.get(name).direction != "higher")
             for name in ("sqnr_db", "mse", "cosine", "psnr_db", "mae", "relative_error")
         },
         "recommended": chosen,
@@ -141,13 +142,14 @@ def _stability(levels: list[Level]) -> dict[str, Any]:
         finite = [v for v in values if math.isfinite(v)] or [math.nan]
         low, high = min(finite), max(finite)
         found[name] = {"min": low, "max": high, "std": float(np.std(finite))}
-        if name == "mse":
-            found[name]["stable"] = high == low or (low > 0 and (high - low) / low < 0.1)
-        elif name == "cosine":
-            found[name]["stable"] = high - low < 0.01
-        else:
+        known = METRICS.get(name)
+        if known.logarithm:
             wide = high - low
             found[name]["range"] = "large" if wide > 20 else "moderate" if wide > 10 else "small"
+        elif known.bounded:
+            found[name]["stable"] = high - low < 0.01
+        else:
+            found[name]["stable"] = high == low or (low > 0 and (high - low) / low < 0.1)
     return found
 
 

@@ -16,10 +16,11 @@ from qgate.baselines import Origin, ReferenceTensor
 from qgate.baselines.origin import COLLECTED
 from qgate.errors import QgateError, unknown
 from qgate.gate import Measured, Policy
+from qgate.metrics import METRICS
 from qgate.modes import Mode
 from qgate.pipeline.activations.runs import activations
 from qgate.pipeline.gates.bench import Bench
-from qgate.pipeline.gates.judging import ACTIVATION_METRICS, Judging, Outcome
+from qgate.pipeline.gates.judging import Judging, Outcome
 from qgate.pipeline.gates.subjects import ModelSubject
 from qgate.results.activations import LayerActivations
 from qgate.results.pictures import MagnitudePicture
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 TITLE = "activations"
 """What the accepted record is called."""
 _LEAST = -200.0
+_GATED = tuple(each.name for each in METRICS.of("activations"))
 _ANALYSES: dict[str, Any] = {
     "visualization.enabled.magnitude_input": True,
     "visualization.enabled.magnitude_output": True,
@@ -135,8 +137,8 @@ def _row(
         values=measures(told),
         order=order,
         nonfinite=portrait["nan"] + portrait["posinf"] + portrait["neginf"],
-        gated=tuple(ACTIVATION_METRICS),
-        why=dict.fromkeys(ACTIVATION_METRICS, ""),
+        gated=_GATED,
+        why=dict.fromkeys(_GATED, ""),
         pictures=drawn,
     )
 

@@ -31,7 +31,6 @@ from qgate.pipeline.gates.passes import (
     shortened,
 )
 from qgate.pipeline.gates.site_errors import (
-    METRICS,
     Pairs,
     SiteErrors,
     compare,
@@ -41,7 +40,7 @@ from qgate.pipeline.gates.site_errors import (
 )
 from qgate.pipeline.setups import ModelSetup
 
-__all__ = ["METRICS", "Bench", "SiteErrors"]
+__all__ = ["Bench", "SiteErrors"]
 
 FP32 = "fp32"
 _BACKWARD_SAMPLES = 2
@@ -253,13 +252,12 @@ class Bench:
     ) -> SiteErrors:
         """One comparison; with `beyond`, also by channel and without massive elements."""
         found = compare(pairs, channels=beyond is not None)
-        metrics = found.metrics()
         return SiteErrors(
             site,
             short_layer(self.model.layer_of(site.partition(":")[0])),
             scope,
             self._order.get(site, 0),
-            {name: metrics[name] for name in METRICS if name in metrics},
+            found.metrics(),
             found.actual_non_finite.total,
             found.reference_non_finite.total,
             ideal,

@@ -17,6 +17,7 @@ from qgate.dumps import Dump
 from qgate.dumps.known_names import parse
 from qgate.errors import QgateError, unknown
 from qgate.gate import Measured, Policy
+from qgate.metrics import METRICS
 from qgate.modes import Mode
 from qgate.pipeline.gates.dump_sites import (
     Pool,
@@ -30,7 +31,7 @@ from qgate.pipeline.gates.dump_sites import (
     shares_of_pool,
     shares_of_tensors,
 )
-from qgate.pipeline.gates.judging import DRIFT_METRICS, Judging, Outcome
+from qgate.pipeline.gates.judging import Judging, Outcome
 from qgate.pipeline.gates.subjects import commit_here
 from qgate.results.pictures import MagnitudePicture
 
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
 VALUES = "values"
 """What the accepted record of the distributions is called."""
-_LOSSES = ("saturated_share", "flushed_share")
+_LOSSES = tuple(each.name for each in METRICS.of("format") if each.counted)
+_DRIFT = tuple(each.name for each in METRICS.of("dump"))
 _LEAST = -200.0
 _KEPT = 1 << 23
 
@@ -191,7 +193,7 @@ class DumpGates(Judging):
         own = tuple(
             each for each in checked.settings if each.models or each.source.startswith("limits mar")
         )
-        narrow = Policy(own, checked.metrics, checked.model)
+        narrow = Policy(own, checked.model)
         narrow.check_sites([site.name for site in self.subject.sites.sites])
         narrow.check_modes([*formats.names(), VALUES])
 
@@ -251,7 +253,7 @@ class DumpGates(Judging):
         for site in self._in_layer(suite, layer):
             pooled = self._pool(site)
             pictures = (drawn(pooled),) if self.plots != "none" else ()
-            rows.append(_row(site, pooled, portrait(pooled), tuple(DRIFT_METRICS), pictures))
+            rows.append(_row(site, pooled, portrait(pooled), _DRIFT, pictures))
         mode = Mode(VALUES, "the values alone")
         return self.judge(
             suite, mode, rows, layer, self._about(), title=VALUES, label="dump", whole=[layer]

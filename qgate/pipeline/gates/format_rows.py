@@ -16,19 +16,11 @@ from qgate.analysis.sweeps.sweeping import Sweep, sweep
 from qgate.errors import QgateError
 from qgate.formats import BlockFormat
 from qgate.gate import Limits, Measured
-from qgate.gate.measured import Direction
 from qgate.pipeline.gates.bench import Bench
 from qgate.pipeline.gates.passes import capture_sites, short_layer
 from qgate.results.pictures import Picture, SweepPicture
 from qgate.stats import counts
 
-# What these suites compare beside the metrics that the gate knows. Their tensors are FP32's: a
-# share that fell is counted otherwise, and no better.
-FORMAT_METRICS: dict[str, Direction] = {
-    "saturated_share": "steady",
-    "flushed_share": "steady",
-    "exponent": "equal",
-}
 _NONE: Mapping[str, float] = MappingProxyType({})
 
 

@@ -15,7 +15,7 @@ from qgate.modes import Mode, apply
 from qgate.modes.formats import FP32
 from qgate.pipeline.gates.bench import Bench
 from qgate.pipeline.gates.format_rows import overflow_rows, scaling_rows
-from qgate.pipeline.gates.judging import GATE_METRICS, Judging, Outcome
+from qgate.pipeline.gates.judging import Judging, Outcome
 from qgate.pipeline.gates.rows import measured_of
 from qgate.pipeline.gates.self_checks import (
     BROKEN,
@@ -92,7 +92,7 @@ class GateSession(Judging):
         """The scale of a format that suits each tensor of a layer, and the error at it."""
         known = self.ledger.known(fmt, False)
         exponents = {
-            site: found["exponent"]
+            site: float(found["exponent"])
             for (of, site, scope), found in known.by_site.items()
             if (of, scope) == (suite, "sweep") and "exponent" in found
         }
@@ -164,7 +164,7 @@ class GateSession(Judging):
             for name, quantized in (("healthy", healthy), ("broken", broken))
         }
         limits = self.policy.limits_of(HEALTHY.name)
-        seen = judge(rows["broken"], limits, True, metrics=GATE_METRICS)
+        seen = judge(rows["broken"], limits, True)
         outcome = self.judge(suite, HEALTHY, rows["healthy"], "canary", title=HEALTHY.name)
         if seen.passed or all(check.kind != "budget" for check in seen.failed):
             return _red(outcome, "a quantizer that truncates passes the gate: it gates nothing")

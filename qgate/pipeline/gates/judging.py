@@ -13,39 +13,15 @@ from qgate.baselines import Change, Origin, Store
 from qgate.errors import QgateError
 from qgate.gate import Measured, Policy, Verdict, failure_text, judge
 from qgate.gate.checks import ACCEPTABLE, Check
-from qgate.gate.measured import Direction
 from qgate.gate.updating import Which, hint
 from qgate.modes import Mode
-from qgate.pipeline.gates.format_rows import FORMAT_METRICS
 from qgate.pipeline.gates.ledger import Decision, Known, Ledger
-from qgate.pipeline.gates.rows import PLAN_METRICS, record_rows, with_accepted
+from qgate.pipeline.gates.rows import record_rows, with_accepted
 from qgate.pipeline.gates.subjects import Subject
 from qgate.results.pictures import Plots
 
 if TYPE_CHECKING:
     from qgate.urls import Place
-
-# Where values lie, as the distributions of a dump have it: neither way is better.
-DRIFT_METRICS: dict[str, Direction] = {
-    "log2_mean": "steady",
-    "log2_p90": "steady",
-    "log2_tail": "steady",
-    "log2_nonzero": "steady",
-}
-# How hard activations are to quantize: less is another model, and is to be accepted as such.
-ACTIVATION_METRICS: dict[str, Direction] = {
-    "log2_amax": "steady",
-    "log2_median": "steady",
-    "log2_outliers": "steady",
-    "log2_channel": "steady",
-    "log2_tail": "steady",
-}
-GATE_METRICS: dict[str, Direction] = {
-    **FORMAT_METRICS,
-    **PLAN_METRICS,
-    **DRIFT_METRICS,
-    **ACTIVATION_METRICS,
-}
 
 
 @dataclass(frozen=True)
@@ -145,7 +121,6 @@ class Judging:
             self.policy.limits_of(mode.name),
             self.ledger.same_device(known),
             absent=_gone(known, suite, rows, whole),
-            metrics=GATE_METRICS,
         )
         which = self.ledger.updating
         decision = self.ledger.decide(title, suite, mode.calibrated, verdict, which or "failed")

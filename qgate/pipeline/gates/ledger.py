@@ -22,6 +22,7 @@ from qgate.baselines import (
     Store,
     Update,
     accepted_file,
+    brief,
     differences,
     drop_candidate,
     write_candidate,
@@ -42,9 +43,9 @@ if TYPE_CHECKING:
 class Known:
     """The accepted errors of one file, as gates ask for them."""
 
-    values: Mapping[Key, float] = field(default_factory=dict)
+    values: Mapping[Key, float | str] = field(default_factory=dict)
     device: str | None = None
-    by_site: Mapping[tuple[str, str, str], dict[str, float]] = field(default_factory=dict)
+    by_site: Mapping[tuple[str, str, str], dict[str, float | str]] = field(default_factory=dict)
     by_layer: Mapping[tuple[str, str], set[tuple[str, str]]] = field(default_factory=dict)
 
 
@@ -55,7 +56,7 @@ class Decision:
     title: str
     suite: str
     calibrated: bool
-    values: Mapping[Key, float] = field(default_factory=dict)
+    values: Mapping[Key, float | str] = field(default_factory=dict)
     drops: tuple[Key, ...] = ()
     remaining: tuple[Check, ...] = ()
     anew: bool = False
@@ -73,7 +74,7 @@ class Ledger:
         self.root = root
         self.updating = updating
         self._update: Update | None = None
-        self._sources: dict[tuple[str, Key], tuple[float, str]] = {}
+        self._sources: dict[tuple[str, Key], tuple[float | str, str]] = {}
         self._origin: Origin | None = None
         self._looked: list[Origin | None] = []
         self._known: dict[str, Known] = {}
@@ -160,7 +161,7 @@ class Ledger:
         return self._known[title]
 
     def _indexed(self, accepted: Accepted) -> Known:
-        by_site: dict[tuple[str, str, str], dict[str, float]] = {}
+        by_site: dict[tuple[str, str, str], dict[str, float | str]] = {}
         by_layer: dict[tuple[str, str], set[tuple[str, str]]] = {}
         for key, value in accepted.values.items():
             by_site.setdefault((key.suite, key.site, key.scope), {})[key.metric] = value
@@ -200,8 +201,8 @@ class Ledger:
             if before[0] != value and before[1] != source:
                 raise QgateError(
                     f"{source} and {before[1]} measured different errors under one name, {key} of "
-                    f"{decision.title}: {value:.4g} and {before[0]:.4g}. Give their sites, or the "
-                    "files of their suites, different names. Nothing of them is written."
+                    f"{decision.title}: {brief(value)} and {brief(before[0])}. Give their sites, "
+                    "or the files of their suites, different names. Nothing of them is written."
                 )
         update = self._collected()
         for key, value in decision.values.items():

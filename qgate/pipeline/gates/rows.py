@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from qgate.errors import QgateError
 from qgate.gate import Check, Measured, Verdict, grades_of
-from qgate.gate.measured import Direction
 from qgate.pipeline.gates.site_errors import SiteErrors
 from qgate.results import binding
 from qgate.results.pictures import Plots
@@ -17,8 +15,8 @@ from qgate.results.ranking import severity
 
 FLOOR = 1e-12
 GATED = ("relative_mse", "one_minus_correlation")
-# What quantizes a site, as a number: a plan that covers less is no improvement.
-PLAN_METRICS: dict[str, Direction] = {"quantizer": "equal"}
+# What quantizes a site, as a text: a plan that covers less is no improvement.
+_QUANTIZER, _NOTHING = "quantizer", "nothing"
 # Failing rows of a gate that can be drawn, worst first: a broken mode fails at every site.
 MOST_DRAWN = 8
 
@@ -86,12 +84,12 @@ def _absent(check: Check, suite: str, model: str, mode: str, where: str) -> dict
 
 def measured_of(row: SiteErrors, gated: tuple[str, ...] = GATED) -> Measured:
     """The errors of a site, and what quantizes it."""
-    coded = {"quantizer": float(zlib.crc32(row.quantizer.encode()))} if row.quantizer else {}
+    texts = {_QUANTIZER: row.quantizer} if row.quantizer else {}
     return Measured(
         site=row.site,
         layer=row.layer,
         scope=row.scope,  # type: ignore[arg-type]
-        values={**row.values, **coded},
+        values=row.values,
         order=row.order,
         nonfinite=row.nonfinite,
         nonfinite_reference=row.nonfinite_reference,
@@ -100,21 +98,20 @@ def measured_of(row: SiteErrors, gated: tuple[str, ...] = GATED) -> Measured:
         floor=FLOOR,
         worst_channel=None if row.worst_channel is None else {"relative_mse": row.worst_channel},
         without_massive=row.without_massive,
-        gated=(*gated, *coded) if gated else (),
-        why={"quantizer": f"it is {row.quantizer} now"} if coded else None,
+        texts=texts,
+        gated=(*gated, *texts) if gated else (),
         pictures=row.pictures,
     )
 
 
-def with_accepted(row: Measured, found: Mapping[str, float]) -> Measured:
-    """A row with what was accepted there; where something quantized it once, that is asked for."""
+def with_accepted(row: Measured, found: Mapping[str, float | str]) -> Measured:
+    """Add what was accepted to a row; where something quantized it once, that is asked for."""
     if row.accepted is not None:
         raise QgateError(
             f"what was measured at {row.site} brings accepted errors of its own: leave `accepted` "
             "out, they come from the baseline."
         )
-    if "quantizer" in found and "quantizer" not in row.values:
-        values = {**row.values, "quantizer": 0.0}
-        why = {**(row.why or {}), "quantizer": "nothing quantizes it now"}
-        row = replace(row, values=values, why=why)
-    return replace(row, accepted=dict(found) or None)
+    texts = {name: value for name, value in found.items() if isinstance(value, str)}
+    numbers = {name: value for name, value in found.items() if not isinstance(value, str)}
+    now = {**dict.fromkeys(texts, _NOTHING), **row.texts}
+    return replace(row, accepted=numbers or None, accepted_texts=texts, texts=now)

@@ -12,7 +12,9 @@ from qgate.errors import QgateError
 from qgate.results.pictures import Picture
 from qgate.stats import ErrorStats, errors, massive_beyond
 
-METRICS = ("relative_mse", "correlation", "mse", "mae", "max_abs", "sqnr_db", "cosine")
+# A thousandth of the mean amplitude. The quietest channels of the tiny models have 1e-3 of the mean
+# energy, beside outliers of 1000 times the amplitude 1e-6; float32 noise is 1e-13 of the mean.
+_QUIET = 1e-6
 PART_METRICS = ("relative_mse", "correlation")
 Pairs = Sequence[tuple[Tensor, Tensor]]
 
@@ -22,7 +24,7 @@ class SiteErrors:
     """The errors at one site in one scope, as plain numbers.
 
     ideal            relative MSE of an ideal quantizer there, None where nothing is quantized
-    worst_channel    the largest squared error of a channel over the mean energy of all of them
+    worst_channel    the largest ratio of a channel's squared error to its own energy
     without_massive  values over all but the massive elements of the reference: those of the whole
                      where there are none, None where it was not asked
     pictures         what is needed to draw it, where somebody wants that
@@ -82,8 +84,14 @@ def without_massive(found: ErrorStats, pairs: Pairs, beyond: float) -> dict[str,
 
 
 def worst_channel(found: ErrorStats) -> float | None:
+    """Return the largest ratio of a channel's squared error to its own energy.
+
+    A channel below `_QUIET` of the mean energy is measured against that floor: it is silent, and
+    its own energy would make float noise look like a fault.
+    """
     channels = found.channels
     if channels is None:
         return None
-    energy = float(channels.sum_square_reference.mean())
-    return float(channels.sum_square_error.max()) / energy if energy else None
+    energy = channels.sum_square_reference
+    floor = _QUIET * float(energy.mean())
+    return float((channels.sum_square_error / energy.clip(min=floor)).max()) if floor else None

@@ -193,8 +193,7 @@ def _layer(folder: Path, actual: Dump, true: Dump, name: str) -> Record:
         "diff_std": differences["std"] if found.finite else math.nan,
         "abs_diff_mean": values["mae"],
         "abs_diff_max": values["max_abs"],
-        **{key: values[key] for key in ("mse", "rmse", "mae", "relative_mse", "relative_mae")},
-        **{key: values[key] for key in ("correlation", "cosine", "sqnr_db")},
+        **values,
         **{f"abs_diff_{key}": value for key, value in found.percentiles().items()},
     }
     for key, value in numbers.items():

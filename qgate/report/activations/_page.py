@@ -10,7 +10,6 @@ import base64
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 from qgate.report.activations._findings import findings, summary, systematic
@@ -26,10 +25,10 @@ from qgate.report.pages.parts import (
     number,
     section,
     sortable,
-    text,
 )
 from qgate.report.pages.parts import figures as figure_grid
 from qgate.results.activations import ActivationsRecord
+from qgate.text import for_html as text
 
 _MOST = 150
 SECTIONS = {
@@ -107,7 +106,7 @@ def _keep(record: ActivationsRecord) -> str:
     return (
         "<h2 id='keep'>Layers to keep in higher precision</h2>\n"
         "<pre tabindex='0' role='region' aria-label='layers to keep'>"
-        f"{escape(lines)}</pre>"
+        f"{text(lines, lines=True)}</pre>"
     )
 
 
@@ -309,7 +308,7 @@ def _settings(record: ActivationsRecord) -> str:
 
 
 def _files(files: Sequence[str]) -> str:
-    items = "\n".join(f"<li><a href='{escape(name)}'>{text(name)}</a></li>" for name in files)
+    items = "\n".join(f"<li><a href='{text(name)}'>{text(name)}</a></li>" for name in files)
     return section("files", "Files", f"<ul>\n{items}\n</ul>") if items else ""
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from qgate.report._escaping import one_line
 from qgate.report.dumps._reading import decibels, figure_of, shortened, sqnr_db
 from qgate.results.activations import ActivationsRecord, LayerActivations, Proposal
+from qgate.text import one_line
 
 BROKEN_DB = 10.0
 """An SQNR below which a format is said to break a layer: the error is a third of the signal."""

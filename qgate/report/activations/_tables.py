@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from qgate.pipeline.activations.tables import tables_of
-from qgate.report._escaping import as_csv
+from qgate.report._csv import as_csv
 from qgate.results.activations import ActivationsRecord
 
 Row = Mapping[str, Any]

@@ -6,11 +6,11 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-from qgate.report._escaping import one_line
 from qgate.report.activations._findings import findings, summary
 from qgate.report.activations._reading import common_start, losses, nonfinite
 from qgate.report.dumps._reading import brief, decibels, figure_of, shortened
 from qgate.results.activations import ActivationsRecord, LayerActivations
+from qgate.text import one_line
 
 _WIDTH, _ROWS = 80, 12
 

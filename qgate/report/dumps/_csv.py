@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from qgate.report._escaping import csv_lines
+from qgate.report._csv import csv_lines
 from qgate.report.dumps._reading import ratio_db
 from qgate.results.portraits import DumpAnalysis, GroupPortrait, TensorPortrait
 

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from qgate.report._escaping import one_line
 from qgate.report._numbers import brief as brief
 from qgate.results.portraits import DumpAnalysis, Fate, Portrait, TensorPortrait
+from qgate.text import one_line
 
 Floats = npt.NDArray[np.float64]
 Kind = tuple[str, str, str]

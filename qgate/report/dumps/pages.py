@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 from qgate.report.dumps._findings import Said, said_of, summary_line, worst_tensors
@@ -35,10 +34,10 @@ from qgate.report.pages.parts import (
     image,
     section,
     sortable,
-    text,
 )
 from qgate.report.pages.parts import figures as figure_grid
 from qgate.results.portraits import FOLDERS, DumpAnalysis, TensorPortrait
+from qgate.text import for_html as text
 
 _WORST = 60
 _SECTIONS: dict[str, tuple[str, str]] = {
@@ -213,7 +212,7 @@ def _formats(said: Said) -> str:
 
 
 def _files(files: Sequence[str]) -> str:
-    items = "\n".join(f"<li><a href='{escape(name)}'>{text(name)}</a></li>" for name in files)
+    items = "\n".join(f"<li><a href='{text(name)}'>{text(name)}</a></li>" for name in files)
     return section("files", "Files", f"<ul>\n{items}\n</ul>")
 
 

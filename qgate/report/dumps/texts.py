@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from qgate.report._escaping import one_line
 from qgate.report.dumps._csv import formats_csv, groups_csv, tensors_csv
 from qgate.report.dumps._findings import Finding, Said, said_of, summary_line, worst_tensors
 from qgate.report.dumps._reading import (
@@ -29,6 +28,7 @@ from qgate.report.dumps._reading import (
     tensor_title,
 )
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
+from qgate.text import one_line
 
 __all__ = [
     "Said",

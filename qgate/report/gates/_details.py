@@ -21,7 +21,8 @@ from qgate.report.gates._words import (
     verdict_of,
 )
 from qgate.report.gates.runs import Gate, Run
-from qgate.report.pages.parts import scroll, section, text, wrapping
+from qgate.report.pages.parts import scroll, section, wrapping
+from qgate.text import for_html as text
 
 # The text of details, plots apart: with thousands of failing gates the table has to do.
 BUDGET = 2_000_000

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from qgate.report._escaping import one_line
 from qgate.results.others import ended_badly, is_finished, others_of, others_text
+from qgate.text import one_line
 
 # Whatever is written about these, numbers may differ because of it.
 _PLAIN = ("commit", "device", "torch", "python", "qgate", "seed", "reference", "command")

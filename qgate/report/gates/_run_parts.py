@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from qgate.report.gates._words import first_of
 from qgate.report.gates.runs import Run
-from qgate.report.pages.parts import section, text, wrapping
+from qgate.report.pages.parts import section, wrapping
 from qgate.results.others import others_text
+from qgate.text import for_html as text
 
 _OPEN = 20
 STYLE = """

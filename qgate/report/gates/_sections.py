@@ -27,10 +27,10 @@ from qgate.report.pages.parts import (
     finding_list,
     number,
     sortable,
-    text,
 )
 from qgate.report.plots.gates.trends import Trend, TrendPoint, trend_lines
 from qgate.results.ranking import times_figure
+from qgate.text import for_html as text
 
 # Values below these say nothing, and would stretch an axis over many decades.
 _QUIET = {"margin": 0.01, "error": 1e-9}

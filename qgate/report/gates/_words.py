@@ -8,10 +8,10 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from qgate.gate.bounds import is_log2
 from qgate.gate.checks import ACCEPTABLE, Check
 from qgate.gate.texts import cells_of, sentence
 from qgate.gate.updating import hint
+from qgate.metrics import METRICS
 from qgate.report.gates.runs import Gate, Run
 from qgate.results.others import NOT_FINISHED, others_text
 from qgate.results.ranking import severity, times_figure, times_text
@@ -199,8 +199,8 @@ def factor(check: Check) -> float:
     value, against = check.value, check.against
     if value is None or against is None or not (math.isfinite(value) and math.isfinite(against)):
         return math.nan
-    if is_log2(check.metric):
-        return math.exp2(min(max(value - against, -999.0), 999.0))
+    if METRICS.find(check.metric).logarithm == "log2":
+        return METRICS.find(check.metric).factor(value - against)
     if against == 0:
         # Below the floor of noise a value is as good as the zero it is compared with.
         return 1.0 if value == 0 or check.passed else math.inf
@@ -209,7 +209,8 @@ def factor(check: Check) -> float:
 
 def _is_from_nothing(check: Check) -> bool:
     """Whether a value is compared with zero, so that no ratio says how it changed."""
-    return check.against == 0 and check.side != "==" and not is_log2(check.metric)
+    is_log2 = METRICS.find(check.metric).logarithm == "log2"
+    return check.against == 0 and check.side != "==" and not is_log2
 
 
 def times_cell(check: Check | None) -> tuple[str, float]:

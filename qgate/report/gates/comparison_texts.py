@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from qgate.report._escaping import one_line
 from qgate.report.gates.comparisons import EQUAL, Cell, Comparison, Group, Row
 from qgate.report.gates.tables import (
     clipped,
@@ -17,8 +16,8 @@ from qgate.report.gates.tables import (
     widest,
 )
 from qgate.report.gates.terminal import NARROWEST, Line, plain
-from qgate.results.ci import markdown_cell
 from qgate.results.ranking import times_figure
+from qgate.text import for_markdown, one_line
 
 TITLES: dict[Group, str] = {
     "broke": "Broke: passed before, fails now",
@@ -166,9 +165,9 @@ def comparison_markdown(
     comparison: Comparison, rows: int = _MARKDOWN_ROWS, most: int = 18_000
 ) -> str:
     """A section under the summary of the run; tables end where it would get longer than `most`."""
-    lines = [f"## Comparison: {markdown_cell(headline(comparison))}", ""]
+    lines = [f"## Comparison: {for_markdown(headline(comparison))}", ""]
     for each in comparison.differences:
-        said = markdown_cell(each.text(comparison.names))
+        said = for_markdown(each.text(comparison.names))
         lines.append(f"* {'**warning**: ' if each.warning else ''}{said}")
     lines += ["", counts_text(comparison)]
     room = most - sum(len(line.encode()) + 1 for line in lines)
@@ -176,7 +175,7 @@ def comparison_markdown(
         found = comparison.of(group)
         if not found:
             continue
-        names = [markdown_cell(middle_cut(one_line(name), 24)) for name in comparison.names]
+        names = [for_markdown(middle_cut(one_line(name), 24)) for name in comparison.names]
         heads = ["site", "scope", "mode", "metric", *names, "ratio", "verdict"]
         lines += ["", f"**{title}**", "", f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
         shown = 0
@@ -195,4 +194,4 @@ def comparison_markdown(
 def _markdown_row(row: Row, names: Sequence[str]) -> str:
     cells = [row.site, row.scope, f"{row.model} {mode_text(row)}", row.metric]
     cells += [*map(cell_text, row.cells), ratio_text(row), verdict_text(row, names)]
-    return f"| {' | '.join(markdown_cell(each) for each in cells)} |"
+    return f"| {' | '.join(for_markdown(each) for each in cells)} |"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+from qgate.metrics import METRICS
 from qgate.report.gates._header_differences import Difference, differences
 from qgate.results.ranking import binding, binding_checks, severity
 from qgate.results.schema import Record
@@ -22,7 +23,6 @@ GROUPS: tuple[Group, ...] = ("broke", "fixed", "worse", "better", "new", "gone",
 EQUAL = 0.02
 # Relative errors below it are what float32 leaves, and differ from device to device.
 _NOISE = 1e-9
-_RELATIVE = ("relative_mse", "one_minus_correlation")
 # Suite, model, mode, layer, site, scope. The mode is empty where modes are what is compared.
 Place = tuple[str, str, str, str, str, str]
 
@@ -285,7 +285,7 @@ def _move(metric: str, first: Number, later: Number, lower: Mapping[str, bool]) 
     if a is None or b is None:
         # A value that is not finite is worse than any other.
         return math.inf if b is None else -math.inf
-    known = lower.get(metric.partition("@")[0])
+    known = lower.get(METRICS.find(metric).base or metric)
     less = known if known is not None else first.side != ">="
     sign = 1.0 if less else -1.0
     ratio = _ratio(metric, first, later)
@@ -295,7 +295,7 @@ def _move(metric: str, first: Number, later: Number, lower: Mapping[str, bool]) 
 
 
 def _is_noise(metric: str, a: float, b: float) -> bool:
-    return metric.partition("@")[0] in _RELATIVE and max(abs(a), abs(b)) < _NOISE
+    return METRICS.find(metric).relative and max(abs(a), abs(b)) < _NOISE
 
 
 def _ratio(metric: str, first: Number | None, later: Number | None) -> float | None:
@@ -305,10 +305,9 @@ def _ratio(metric: str, first: Number | None, later: Number | None) -> float | N
     if "==" in (first.side, later.side):
         return None
     difference = later.value - first.value
-    if metric.startswith("log2_"):
-        return float(2.0 ** max(-999.0, min(999.0, difference)))
-    if metric.partition("@")[0].endswith("_db"):
-        return float(10.0 ** max(-99.0, min(99.0, difference / 10)))
+    known = METRICS.find(metric)
+    if known.logarithm:
+        return known.factor(difference)
     return later.value / first.value if first.value > 0 and later.value >= 0 else None
 
 

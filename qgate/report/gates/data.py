@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qgate._version import __version__
-from qgate.report._escaping import as_csv
+from qgate.report._csv import as_csv
 from qgate.report.gates.comparisons import EQUAL, Comparison, Row
 from qgate.report.gates.history import Point
 from qgate.report.gates.runs import Gate, Run

@@ -20,8 +20,9 @@ from qgate.report.gates._panels import Panels
 from qgate.report.gates._run_parts import others, updates
 from qgate.report.gates._words import headline_parts
 from qgate.report.gates.runs import Run
-from qgate.report.pages.parts import contents, document, section, text
+from qgate.report.pages.parts import contents, document, section
 from qgate.results.pictures import Plots
+from qgate.text import for_html as text
 
 __all__ = ["Section", "map_fragment", "page", "summary_head"]
 

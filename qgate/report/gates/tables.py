@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from qgate.report._escaping import one_line
-from qgate.results.ranking import times_figure
+from qgate.metrics import METRICS
+from qgate.results.ranking import bound_of, times_figure, value_of
 from qgate.results.summary import Finding
+from qgate.text import one_line
 
 CUT = "…"
 _WITHOUT_NUMBER = ("missing", "absent", "nothing")
@@ -95,7 +96,9 @@ def value_text(finding: Finding) -> str:
     check = finding.check
     if check is None:
         return "none"
-    value = check["value"]
+    value = value_of(check)
+    if isinstance(value, str):
+        return one_line(value)
     if value is not None and math.isfinite(value):
         return short(value)
     return "-" if check["kind"] in _WITHOUT_NUMBER else "not finite"
@@ -111,7 +114,9 @@ def limit_text(finding: Finding) -> str:
     check = finding.check
     if check is None or check["bound"] is None:
         return "-"
-    return f"{'' if check['side'] == '<=' else check['side'] + ' '}{short(check['bound'])}"
+    bound = bound_of(check)
+    shown = one_line(bound) if isinstance(bound, str) else short(check["bound"])
+    return f"{'' if check['side'] == '<=' else check['side'] + ' '}{shown}"
 
 
 def far_text(finding: Finding) -> str:
@@ -130,5 +135,5 @@ def far_text(finding: Finding) -> str:
 
 def metric_lines(metric: str) -> str:
     """A metric on one line, what it is of on the next: names with both are as wide as a site."""
-    name, of, rest = one_line(metric).partition("@")
-    return f"{name}\n  @{rest}" if of else name
+    known = METRICS.find(metric)
+    return f"{known.base}\n  @{known.part}" if known.part else one_line(metric)

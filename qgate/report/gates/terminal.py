@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qgate.report._escaping import one_line
 from qgate.report.gates.tables import (
     clipped,
     far_text,
@@ -31,6 +30,7 @@ from qgate.results.others import (
 )
 from qgate.results.ranking import check_text
 from qgate.results.summary import Finding, ModeSummary, Tally, change_text
+from qgate.text import one_line
 
 Color = Literal["", "red", "green", "yellow"]
 NARROWEST = 60

@@ -5,20 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from html import escape
 
-from qgate.report._escaping import one_line
 from qgate.report.pages._script import SCRIPT
 from qgate.report.pages._style import STYLE
+from qgate.text import for_html as text
 
 # What is shown, and what it is sorted by where that is something else.
 Cell = tuple[str, float | str | None]
 _BADGES = {"fail": "broken", "warn": "loss", "info": "note"}
-
-
-def text(value: object) -> str:
-    """One line of printable characters, fit for an element and for an attribute in quotes."""
-    return escape(one_line(value))
 
 
 def wrapping(value: object, after: str = ".:/@") -> str:
@@ -70,7 +64,7 @@ def finding_list(rows: Iterable[tuple[str, str]], badges: dict[str, str] | None 
 
 def image(path: str, title: str, about: str, width: int, height: int) -> str:
     """A picture that lies beside the page, linked to its file."""
-    said, source = text(title), escape(path)
+    said, source = text(title), text(path)
     return (
         f"<figure>\n<figcaption><b>{said}</b> <span>{text(about)}</span></figcaption>\n"
         f"<a href='{source}'><img src='{source}' alt='{said}' width='{width}' "

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from qgate.report._escaping import one_line
 from qgate.report.dumps._reading import brief, shortened
 from qgate.report.plots._figure import DPI, HEADLINE, SMALL, TICK, new_figure, save
 from qgate.report.plots.palette import BLACK, COLORS, INK, WHITE
+from qgate.text import one_line
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qgate.metrics import METRICS
 from qgate.report.plots._boxes import advice_box, format_box, tensor_box
 from qgate.report.plots._curves import (
     Curve,
@@ -41,13 +42,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.gridspec import GridSpec, SubplotSpec
 
-_Panel = tuple[str, str, Kind]
-_MSE: _Panel = ("mse", "MSE", "error")
-_COSINE: _Panel = ("cosine", "cosine similarity", "cosine")
-_RATIO: _Panel = ("psnr_db", "SQNR, PSNR (dB)", "decibel")
-_MAE: _Panel = ("mae", "MAE", "error")
-_LARGEST: _Panel = ("max_abs", "max absolute error", "error")
-_RELATIVE: _Panel = ("relative_error", "relative error (%)", "error")
+# The two ratios share a panel.
+_RATIOS = {"sqnr_db": BLUE, "psnr_db": SKY}
+_FIRST = ("mse", "cosine", "psnr_db")
 
 
 @dataclass(frozen=True)
@@ -62,13 +59,13 @@ class Picture:
 
 def _build_metrics(record: Record) -> Sheet:
     """Six metrics over all levels, with what they mean for this tensor and format."""
-    panels = (_MSE, _COSINE, _RATIO, _MAE, _LARGEST, _RELATIVE)
+    panels = (*_FIRST, "mae", "max_abs", "relative_error")
     return _tensor(record, panels, rows=2, height=8.8)
 
 
 def _build_summary(record: Record) -> Sheet:
     """The three metrics people look at first, larger."""
-    return _tensor(record, (_MSE, _COSINE, _RATIO), rows=1, height=6.0)
+    return _tensor(record, _FIRST, rows=1, height=6.0)
 
 
 def _build_block(record: Record) -> Sheet:
@@ -78,7 +75,7 @@ def _build_block(record: Record) -> Sheet:
         grid = _grid(record)
         panels = [made.figure.add_subplot(grid_spec[1, column]) for column in range(3)]
         _draw_ratios(panels[0], record, grid)
-        _draw_metric(panels[1], record, grid, _MSE)
+        _draw_metric(panels[1], record, grid, "mse")
         _draw_shares(panels[2], record, grid)
         for axes in panels:
             _label(axes, "offset to the block exponent")
@@ -87,13 +84,13 @@ def _build_block(record: Record) -> Sheet:
     return made
 
 
-def _tensor(record: Record, panels: Sequence[_Panel], *, rows: int, height: float) -> Sheet:
+def _tensor(record: Record, panels: Sequence[str], *, rows: int, height: float) -> Sheet:
     made, grid_spec = _sheet(record, rows=rows, height=height)
     if record["levels"]:
         grid = _grid(record)
         for index, panel in enumerate(panels):
             axes = made.figure.add_subplot(grid_spec[1 + index // 3, index % 3])
-            if panel is _RATIO:
+            if panel in _RATIOS:
                 _draw_ratios(axes, record, grid)
             else:
                 _draw_metric(axes, record, grid, panel)
@@ -126,14 +123,16 @@ def _values(record: Record, name: str) -> Floats:
     return np.array([metric(level, name) for level in record["levels"]])
 
 
-def _draw_metric(axes: Axes, record: Record, grid: Grid, panel: _Panel) -> None:
-    name, label, kind = panel
+def _draw_metric(axes: Axes, record: Record, grid: Grid, name: str) -> None:
+    known = METRICS.get(name)
+    kind: Kind = "cosine" if known.bounded else "error"
+    unit = f" ({known.unit})" if known.unit else ""
     draw_curves(axes, grid, [Curve(_values(record, name))], kind)
-    axes.set_ylabel(label, fontsize=LABEL)
+    axes.set_ylabel(f"{known.label}{unit}", fontsize=LABEL)
     best = recommended(record)
     if best is not None and not math.isnan(metric(best, name)):
         value = metric(best, name)
-        said = f"{value:.6f}" if name == "cosine" else "0 (exact)" if value == 0 else brief(value)
+        said = known.text(value) if known.bounded else "0 (exact)" if value == 0 else brief(value)
         what = "offset" if record["kind"] == "block" else "scale"
         title = f"{said} at the recommended {what}"
         axes.set_title(title, loc="left", fontsize=PANEL, color=DARK_GREEN, y=1.0)
@@ -142,10 +141,10 @@ def _draw_metric(axes: Axes, record: Record, grid: Grid, panel: _Panel) -> None:
 def _draw_ratios(axes: Axes, record: Record, grid: Grid) -> None:
     from matplotlib.lines import Line2D
 
-    curves = {"SQNR": ("sqnr_db", BLUE), "PSNR": ("psnr_db", SKY)}
-    shown = [Curve(_values(record, name), color) for name, color in curves.values()]
+    shown = [Curve(_values(record, name), color) for name, color in _RATIOS.items()]
     draw_curves(axes, grid, shown[::-1], "decibel")
-    axes.set_ylabel(_RATIO[1], fontsize=LABEL)
+    labels = {name: METRICS.get(name).label for name in _RATIOS}
+    axes.set_ylabel(f"{', '.join(labels.values())} (dB)", fontsize=LABEL)
     best = recommended(record)
     handles = [
         Line2D(
@@ -154,9 +153,9 @@ def _draw_ratios(axes: Axes, record: Record, grid: Grid) -> None:
             color=color,
             marker="o",
             markersize=5,
-            label=f"{label} {decibel_text(metric(best, name))}" if best else label,
+            label=f"{labels[name]} {decibel_text(metric(best, name))}" if best else labels[name],
         )
-        for label, (name, color) in curves.items()
+        for name, color in _RATIOS.items()
     ]
     _above(axes, handles)
 

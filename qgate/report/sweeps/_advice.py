@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from qgate.metrics import METRICS
 from qgate.report.sweeps._parts import THICK, THIN, heading, item, title
 from qgate.report.sweeps._record import (
     Level,
@@ -24,47 +25,40 @@ from qgate.report.sweeps._record import (
     number,
     offset_text,
     place_text,
-    printable,
     recommended,
     share_text,
 )
+from qgate.text import one_line
 
-_BEST = (
-    ("sqnr_db", "🥇", "SQNR"),
-    ("mse", "🏆", "MSE"),
-    ("cosine", "🎯", "Cosine Similarity"),
-    ("psnr_db", "📊", "PSNR"),
-    ("mae", "📏", "MAE"),
-    ("relative_error", "📐", "Relative Error"),
-)
+# The metrics whose best level is told, and the sign before it.
+_BEST = {"sqnr_db": "🥇", "mse": "🏆", "cosine": "🎯", "psnr_db": "📊", "mae": "📏",
+         "relative_error": "📐"}  # fmt: skip
+# Those that are told beside each of them, and whose spread over the levels is.
+_SHOWN = ("sqnr_db", "mse", "cosine", "psnr_db")
 
 
 def _value(level: Level, name: str) -> str:
-    value = metric(level, name)
-    if name.endswith("_db"):
-        return decibel_text(value)
-    if math.isnan(value):
-        return "undefined"
-    if name == "relative_error":
-        return f"{value:.2f}%"
-    return f"{value:.6f}" if name == "cosine" else f"{value:.6e}"
+    return METRICS.get(name).text(metric(level, name))
+
+
+def _brief(name: str) -> str:
+    """`MSE`, `Cosine`: the name within a list."""
+    known = METRICS.get(name)
+    return known.short.capitalize() if known.bounded else known.label
 
 
 def _optima(record: Record, names: Sequence[str]) -> list[str]:
     best = record["advice"]["best"]
     chosen = record["advice"].get("recommended")
     body = []
-    for name, sign, label in _BEST:
+    for name, sign in _BEST.items():
         level = level_at(record, best.get(name))
         if name not in names or level is None:
             continue
         here = " <- recommended" if best[name] == chosen else ""
-        body.append(f"{sign} Best {label}: {place_text(record, level)}{here}")
-        shown = {"sqnr_db": "SQNR", "mse": "MSE", "cosine": "Cosine", "psnr_db": "PSNR"}
-        shown |= {} if name in shown else {name: label}
-        body.append(
-            "    " + ", ".join(f"{what}: {_value(level, key)}" for key, what in shown.items())
-        )
+        body.append(f"{sign} Best {METRICS.get(name).label}: {place_text(record, level)}{here}")
+        shown = dict.fromkeys([*_SHOWN, name])
+        body.append("    " + ", ".join(f"{_brief(key)}: {_value(level, key)}" for key in shown))
     return body
 
 
@@ -102,40 +96,39 @@ def _reasons(record: Record) -> list[str]:
     reasons = record["advice"].get("reasons") or []
     body = ["   Why:"] if reasons else []
     for reason in reasons:
-        body += item(f"- {printable(reason)}", 5)
+        body += item(f"- {one_line(reason)}", 5)
     return body
 
 
 def _score(record: Record, best: Level) -> str:
     score = number(best.get("score"))
     said = "-" if math.isnan(score) else f"{score:.4f}"
-    return f"   Composite Score: {said} (candidates: {printable(record['advice']['candidates'])})"
+    return f"   Composite Score: {said} (candidates: {one_line(record['advice']['candidates'])})"
 
 
 def _measures(best: Level) -> list[str]:
-    names = [*_BEST[:5], ("max_abs", "", "Max Absolute Error"), _BEST[5]]
-    return [f"     - {label}: {_value(best, name)}" for name, _, label in names]
+    return [f"     - {each.label}: {_value(best, each.name)}" for each in METRICS.of("errors")]
 
 
 def _spread(record: Record) -> list[str]:
     """Ranges and standard deviations over the levels."""
     stability = record["advice"]["stability"]
-    labels = {"sqnr_db": "SQNR", "mse": "MSE", "cosine": "Cosine", "psnr_db": "PSNR"}
-    body = [_range(record, name, label) for name, label in labels.items() if name in stability]
+    body = [_range(record, name) for name in _SHOWN if name in stability]
     for name in ("mse", "cosine"):
         std = number(stability.get(name, {}).get("std"))
         if not math.isnan(std):
-            spec = ".6f" if name == "cosine" else ".6e"
-            body.append(f"{labels[name]} Stability (std): {std:{spec}}")
+            body.append(f"{_brief(name)} Stability (std): {METRICS.get(name).text(std)}")
     return body
 
 
-def _range(record: Record, name: str, label: str) -> str:
+def _range(record: Record, name: str) -> str:
     """One metric's range; where levels are exact there is no end to it, and they are counted."""
     low, high = (number(record["advice"]["stability"][name].get(end)) for end in ("min", "max"))
+    known, label = METRICS.get(name), _brief(name)
     if math.isnan(low) or math.isnan(high):
         return f"{label} Range: undefined"
-    spec, unit = {"mse": (".6e", ""), "cosine": (".6f", "")}.get(name, (".2f", " dB"))
+    spec = ".2f" if known.logarithm else ".6f" if known.bounded else ".6e"
+    unit = f" {known.unit}".rstrip()
     exact = sum(metric(level, name) == math.inf for level in record["levels"]) if unit else 0
     parts = []
     if math.isfinite(high - low):
@@ -194,10 +187,10 @@ def advice_lines(record: Record) -> list[str]:
         *title("SCALING FACTOR ANALYSIS & RECOMMENDATIONS"),
         f"Format: {format_title(record)}",
         f"Tested {counted(len(record['levels']), 'scaling level')} from {ends}",
-        *item(f"This sweep speaks about {printable(record['advice']['speaks_about'])}"),
+        *item(f"This sweep speaks about {one_line(record['advice']['speaks_about'])}"),
         THIN,
         *heading("INDIVIDUAL METRIC OPTIMA:"),
-        *_optima(record, [name for name, _, _ in _BEST]),
+        *_optima(record, list(_BEST)),
         THIN,
         *heading("COMPOSITE RECOMMENDATION:"),
     ]
@@ -234,7 +227,7 @@ def block_advice_lines(record: Record) -> list[str]:
     """What a sweep of offsets says: whether to move the block exponents from where they are."""
     body = [
         *title("BLOCK OFFSET ANALYSIS & RECOMMENDATIONS"),
-        *item(f"This sweep speaks about {printable(record['advice']['speaks_about'])}"),
+        *item(f"This sweep speaks about {one_line(record['advice']['speaks_about'])}"),
         THIN,
         *_optima(record, ["sqnr_db", "mse", "cosine"]),
         THIN,

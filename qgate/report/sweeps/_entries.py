@@ -43,6 +43,7 @@ class Entry(TypedDict):
     overflow_energy: float
     flush: float
     severe: bool
+    metrics: dict[str, float]
     files: list[str]
     pictures: list[tuple[str, int, int]]
 
@@ -67,6 +68,7 @@ def entry_of(
         "overflow_energy": math.nan if best is None else number(best["overflow_energy"]),
         "flush": math.nan if best is None else number(best["flush_share"]),
         "severe": best is not None and best["severity"]["overflow"] == "high",
+        "metrics": {} if best is None else {name: metric(best, name) for name in best["metrics"]},
         "files": list(files),
         "pictures": [(name, *_size(data)) for name, data in pictures.items()],
     }

@@ -9,10 +9,10 @@ from qgate.report.sweeps._record import (
     exponent_text,
     format_title,
     number,
-    printable,
     share_text,
     short,
 )
+from qgate.text import one_line
 
 THICK, THIN, DASHES = "=" * 80, "-" * 80, "-" * 40
 _WIDTH = 94
@@ -51,7 +51,7 @@ def failure(record: Record) -> list[str]:
     if not record.get("failed"):
         return []
     return [
-        *item(f"❌ This tensor does not pass: {printable(record['failed'])}.", hang=3),
+        *item(f"❌ This tensor does not pass: {one_line(record['failed'])}.", hang=3),
         "   All figures cover its finite values only; no scale repairs the others.",
     ]
 
@@ -82,8 +82,8 @@ def input_lines(record: Record) -> list[str]:
     tensor = record["tensor"]
     return [
         *heading("INPUT TENSOR:"),
-        f"  Name: {printable(tensor['name'])}",
-        f"  Path: {printable(tensor['path']) if tensor.get('path') else 'not from a file'}",
+        f"  Name: {one_line(tensor['name'])}",
+        f"  Path: {one_line(tensor['path']) if tensor.get('path') else 'not from a file'}",
         f"  Shape: {list(tensor['shape'])}, {tensor['elements']} elements",
         f"  Dtype: {_dtype(record)}",
         f"  SHA-256: {tensor.get('sha256') or '-'}",
@@ -98,7 +98,7 @@ def input_lines(record: Record) -> list[str]:
 def origin_lines(record: Record) -> list[str]:
     """The input in brief, for a sweep that follows another one of the same tensor."""
     tensor = record["tensor"]
-    origin = f"  Path: {printable(tensor['path'])}" if tensor.get("path") else ""
+    origin = f"  Path: {one_line(tensor['path'])}" if tensor.get("path") else ""
     digest = f"  SHA-256: {tensor['sha256']}" if tensor.get("sha256") else ""
     name = f"  Input: {list(tensor['shape'])}, {_dtype(record)}, range {_range(record)}"
     return [line for line in (name, origin, digest) if line]

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from qgate.text import one_line
+
 Record = Mapping[str, Any]
 Level = Mapping[str, Any]
 
@@ -44,14 +46,9 @@ def format_title(record: Record) -> str:
     return f"{name} (e{parts[1]}m{parts[2]})" if parts else f"{name} ({layout})"
 
 
-def printable(text: object) -> str:
-    """A name as one line without control characters: it comes from a file name."""
-    return "".join(char if char.isprintable() else "?" for char in str(text))
-
-
 def shortened(text: object, width: int) -> str:
     """A name that fits, its middle left out: both its start and its end tell it apart."""
-    clean = printable(text)
+    clean = one_line(text)
     head = (width - 3) // 2
     return clean if len(clean) <= width else f"{clean[:head]}...{clean[head + 3 - width :]}"
 

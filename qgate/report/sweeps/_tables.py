@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from qgate.metrics import METRICS, Metric
 from qgate.report.sweeps._parts import DASHES
 from qgate.report.sweeps._record import (
     Level,
@@ -17,6 +18,7 @@ from qgate.report.sweeps._record import (
     share_text,
 )
 
+_COLUMNS = 6
 _MARKS = (("production", "prod"), ("maximum", "max"), ("minimum", "min"))
 
 
@@ -71,8 +73,25 @@ def _percent(share: object) -> str:
     return f"{percent:.2f}%" if percent < 9.995 else f"{percent:.1f}%"
 
 
-def _number_cell(name: str, spec: str) -> Callable[[Level], str]:
-    return lambda level: _cell(metric(level, name), spec)
+def _metric_cells(metrics: Sequence[Metric]) -> dict[str, Callable[[Level], str]]:
+    """The columns of metrics; a sweep has each of them at every level."""
+
+    def column(each: Metric) -> Callable[[Level], str]:
+        return lambda level: each.cell(metric(level, each.name))
+
+    return {each.head: column(each) for each in metrics}
+
+
+def _error_tables() -> list[tuple[str, dict[str, Callable[[Level], str]]]]:
+    """The errors in units of the data and what has none, in tables that fit a screen."""
+    tables: list[tuple[str, dict[str, Callable[[Level], str]]]] = []
+    scaled = [each for each in METRICS.of("errors") if each.degree]
+    ratios = [each for each in METRICS.of("errors") if not each.degree]
+    for caption, metrics in (("ERRORS:", scaled), ("RATIOS AND SCORE:", ratios)):
+        for start in range(0, len(metrics), _COLUMNS):
+            tables.append((caption, _metric_cells(metrics[start : start + _COLUMNS])))
+    tables[-1][1]["score"] = lambda level: _cell(number(level["score"]), ".4f").replace("nan", "-")
+    return tables
 
 
 def _loss_cells(kind: str, *, energy: bool) -> dict[str, Callable[[Level], str]]:
@@ -86,23 +105,6 @@ def _loss_cells(kind: str, *, energy: bool) -> dict[str, Callable[[Level], str]]
     return cells
 
 
-_ERRORS = {
-    "SQNR dB": _number_cell("sqnr_db", ".3f"),
-    "MSE": _number_cell("mse", ".6e"),
-    "RMSE": _number_cell("rmse", ".6e"),
-    "MAE": _number_cell("mae", ".6e"),
-    "max abs": _number_cell("max_abs", ".4e"),
-    "mean error": _number_cell("mean_error", ".3e"),
-}
-_RATIOS = {
-    "cosine": _number_cell("cosine", ".8f"),
-    "correlation": _number_cell("correlation", ".8f"),
-    "PSNR dB": _number_cell("psnr_db", ".3f"),
-    "rel. MSE": _number_cell("relative_mse", ".4e"),
-    "rel. MAE": _number_cell("relative_mae", ".4e"),
-    "rel. error": lambda level: _cell(metric(level, "relative_error"), ".4f") + "%",
-    "score": lambda level: _cell(number(level["score"]), ".4f").replace("nan", "-"),
-}
 _LOSSES = {
     "OVERFLOW, AND THE SHARE OF THE ENERGY THAT SATURATION LOSES:": ("overflow", True),
     "UNDERFLOW (below the smallest normal value):": ("underflow", False),
@@ -117,8 +119,7 @@ def metric_tables(record: Record) -> list[str]:
     block = record["kind"] == "block"
     body: list[str] = []
     for caption, columns in (
-        ("ERRORS:", _ERRORS),
-        ("RATIOS AND SCORE:", _RATIOS),
+        *_error_tables(),
         *((words, _loss_cells(kind, energy=lost)) for words, (kind, lost) in _LOSSES.items()),
     ):
         rows = [

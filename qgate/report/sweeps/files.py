@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from qgate.report._files import write_text
 from qgate.report.sweeps import texts as sweep_text
+from qgate.text import for_csv
 
 if TYPE_CHECKING:
     from qgate.report.plots.sweep import Picture
@@ -70,12 +71,15 @@ def _csv(record: Record) -> str:
         "format": record["format"]["name"],
         "qgate": record["versions"]["qgate"],
     }
+    about = {name: for_csv(each) for name, each in about.items()}
     rows = []
     for level in record["levels"]:
         row = {k: v for k, v in level.items() if k not in ("metrics", "severity", "marks")}
         row |= level["metrics"]
         row |= {f"{kind}_severity": grade for kind, grade in level["severity"].items()}
-        rows.append({**about, **row, "marks": " ".join(level["marks"])})
+        rows.append(
+            {**{k: for_csv(v) for k, v in about.items()}, **row, "marks": " ".join(level["marks"])}
+        )
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()

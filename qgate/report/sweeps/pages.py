@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from qgate.metrics import METRICS
 from qgate.report._files import write_text
 from qgate.report.pages.parts import (
     contents,
@@ -24,10 +24,10 @@ from qgate.report.pages.parts import (
     image,
     scroll,
     section,
-    text,
 )
 from qgate.report.sweeps._entries import EQUAL_DB, KINDS, Entry, findings
 from qgate.report.sweeps._record import counted, share_text, shortened
+from qgate.text import for_html as text
 
 if TYPE_CHECKING:
     from qgate.urls import Place
@@ -99,12 +99,14 @@ def page(
         contents(
             [
                 ("sweeps", "Sweeps", len(entries)),
+                ("metrics", "Every metric", len(METRICS.of("errors"))),
                 ("pictures", "Pictures", sum(len(each["pictures"]) for each in pictured)),
                 ("words", "What the columns mean", 0),
                 *([("others", "Other runs", len(others))] if others else []),
             ]
         ),
         section("sweeps", "Tensors and formats, worst first", _table(rows)),
+        section("metrics", "Every metric at the recommended level", _metrics(rows)),
         section("pictures", "Pictures", _pictures(rows, pictured)),
         section("words", "What the columns mean", _WORDS),
         section("others", "Folders of other runs", _links(others)) if others else "",
@@ -157,6 +159,33 @@ def _row(each: Entry) -> str:
     )
 
 
+def _metrics(rows: Sequence[Entry]) -> str:
+    """All metrics of all sweeps; what they mean is in the heads."""
+    known = METRICS.of("errors")
+    if not rows:
+        return empty("No tensor could be swept.")
+    heads = head_cells(("tensor", "format", "sweep"), 3) + "".join(
+        f"<th scope='col' title='{text(each.definition)}'>{text(each.head)}</th>" for each in known
+    )
+    body = "\n".join(
+        f"<tr><th scope='row' class='text'>{text(each['tensor'])}</th>"
+        f"<td class='text'>{text(each['format'])}</td>"
+        f"<td class='text'>{text(KINDS.get(each['kind'], each['kind']))}</td>"
+        + "".join(
+            _cell(metric.cell(value), value)
+            for metric in known
+            for value in [each["metrics"].get(metric.name, math.nan)]
+        )
+        + "</tr>"
+        for each in rows[:_MOST_ROWS]
+    )
+    table = (
+        f"<table class='sortable'>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody>\n"
+        "</table>"
+    )
+    return scroll(table, "metrics of tensors and formats")
+
+
 def _file(folder: str, file: str) -> str:
     said = text(f"{_short(file)}: {file} of {folder}")
     return f"<a href='{_link(folder, file)}' aria-label='{said}'>{text(_short(file))}</a>"
@@ -177,7 +206,7 @@ def _share(value: float) -> str:
 
 
 def _link(*parts: str) -> str:
-    return escape("/".join(quote(part) for part in parts))
+    return text("/".join(quote(part) for part in parts))
 
 
 def _short(file: str) -> str:

@@ -26,11 +26,11 @@ from qgate.report.sweeps._record import (
     format_title,
     metric,
     place_text,
-    printable,
     recommended,
     shortened,
 )
 from qgate.report.sweeps._tables import level_rows, metric_tables
+from qgate.text import one_line
 
 _PLAIN = {
     "✅": "OK",
@@ -81,7 +81,7 @@ def results_text(record: Record) -> str:
     name = f"{shortened(record['tensor']['name'], 50)}, {format_title(record)}"
     body = [*title(f"MXFP {kind} RESULTS: {name}"), *failure(record)]
     body += [*input_lines(record), THIN, *parameter_lines(record), THIN, *heading("VERSIONS:")]
-    body += [f"  {what}: {printable(version)}" for what, version in record["versions"].items()]
+    body += [f"  {what}: {one_line(version)}" for what, version in record["versions"].items()]
     body += [THIN, *heading("RECOMMENDATION:")]
     best = recommended(record)
     if best is None:

@@ -29,7 +29,7 @@ from qgate.results import (
     markdown_summary,
     to_csv,
 )
-from qgate.results.cells import for_terminal
+from qgate.text import for_terminal
 from tests.baselines.building import accepting, recorded
 from tests.dumps.making import write as write_dump
 from tests.results.making import record, write

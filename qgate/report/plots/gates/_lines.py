@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from qgate.report._escaping import one_line
 from qgate.report.plots.gates import _axes
 from qgate.report.plots.gates._axes import Axis
 from qgate.report.plots.gates._svg import (
@@ -24,6 +23,7 @@ from qgate.report.plots.gates._svg import (
     shortened,
     text_width,
 )
+from qgate.text import one_line
 
 Values = Sequence[float | None]
 

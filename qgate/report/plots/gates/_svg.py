@@ -6,14 +6,13 @@ fallback: a picture is right on a page that says nothing, and follows one that d
 
 from __future__ import annotations
 
-import html
 import unicodedata
 from collections.abc import Sequence
 from typing import Literal
 
-from qgate.report._escaping import one_line
 from qgate.report._numbers import brief as shared_brief
 from qgate.report.plots.palette import BLUE, GRAY, RED
+from qgate.text import for_xml, one_line
 
 Anchor = Literal["start", "middle", "end"]
 
@@ -55,7 +54,7 @@ def color(name: str) -> str:
 
 
 def escaped(text: object) -> str:
-    return html.escape(one_line(text))
+    return for_xml(text)
 
 
 def number(value: float) -> str:

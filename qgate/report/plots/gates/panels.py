@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qgate.report._escaping import one_line
 from qgate.report.plots.gates import _findings
 from qgate.report.plots.gates._checked import checked
 from qgate.report.plots.gates.errors import error_by_magnitude, error_histogram, worst_channels
 from qgate.report.plots.gates.magnitudes import magnitude_histogram, magnitudes_finding
 from qgate.report.plots.gates.scatter import density
 from qgate.report.plots.gates.sweeps import sweep_curve, sweep_finding
+from qgate.text import one_line
 
 # So many pictures of one record are drawn; a record that has more was not written by qgate.
 MOST = 12

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from qgate.report._escaping import one_line
 from qgate.report.plots.gates import _axes, _lines
 from qgate.report.plots.gates._lines import Line
 from qgate.report.plots.gates._svg import brief, document, label, markers, shortened, times
+from qgate.text import one_line
 
 HEIGHT, BOTTOM = 250.0, 210.0
 # A change of a value from one run to the next that is worth a title.

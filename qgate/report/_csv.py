@@ -1,4 +1,4 @@
-"""Names and tables as they are written for people and spreadsheets."""
+"""Tables as they are written for spreadsheets."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from qgate.results.cells import cell, one_line
-
-__all__ = ["as_csv", "cell", "one_line"]
+from qgate.text import for_csv
 
 
 def as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
@@ -21,10 +19,10 @@ def csv_lines(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Iter
     """The same, a line at a time."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([cell(name) for name in columns])
+    writer.writerow([for_csv(name) for name in columns])
     for row in rows:
         yield text.getvalue()
         text.seek(0)
         text.truncate()
-        writer.writerow([cell(row.get(name)) for name in columns])
+        writer.writerow([for_csv(row.get(name)) for name in columns])
     yield text.getvalue()

@@ -1,0 +1,77 @@
+"""What gates compare beside the metrics of error sums: tasks, plans, formats, distributions."""
+
+from __future__ import annotations
+
+from qgate.metrics._table import METRICS, Metric
+
+for _metric in (
+    Metric(
+        name="one_minus_correlation", label="1 - Correlation", direction="lower", relative=True,
+        sources=("gate",), complement_of="correlation", definition="1 - Pearson's correlation",
+    ),
+    Metric(
+        name="bits_per_byte", label="Bits per Byte", unit="bit", direction="lower",
+        sources=("task",), definition="cross-entropy of the text, in bits, over its bytes",
+    ),
+    Metric(
+        name="kl_divergence", label="KL Divergence", unit="nat", direction="lower", relative=True,
+        sources=("task",), definition="mean over tokens of KL(reference | actual)",
+    ),
+    Metric(
+        name="next_token_accuracy", label="Next-Token Accuracy", direction="higher", bounded=True,
+        sources=("task",), definition="share of tokens that are predicted first",
+    ),
+    Metric(
+        name="quantizer", label="Quantizer", direction="equal", textual=True, sources=("plan",),
+        definition="what quantizes a site, in words",
+    ),
+    Metric(
+        name="saturated_share", label="Saturated", direction="steady", counted=True,
+        sources=("format",), definition="share of elements beyond the largest value",
+    ),
+    Metric(
+        name="flushed_share", label="Flushed", direction="steady", counted=True,
+        sources=("format",), definition="share of elements that become zero",
+    ),
+    Metric(
+        name="exponent", label="Scale Exponent", direction="equal", sources=("format",),
+        definition="exponent of the power of two that a sweep recommends",
+    ),
+    # Where values lie: neither way is better. ---------------------------------------------------
+    Metric(
+        name="log2_mean", label="Mean Magnitude (log2)", direction="steady", logarithm="log2",
+        sources=("dump",), definition="log2 of the mean magnitude",
+    ),
+    Metric(
+        name="log2_p90", label="90 % Magnitude (log2)", direction="steady", logarithm="log2",
+        sources=("dump",), definition="log2 of the 90th percentile of magnitudes",
+    ),
+    Metric(
+        name="log2_tail", label="Tail (log2)", direction="steady", logarithm="log2",
+        sources=("dump", "activations"),
+        definition="log2 of the fourth root of the fourth moment over the root of the second",
+    ),
+    Metric(
+        name="log2_nonzero", label="Share Not Zero (log2)", direction="steady", logarithm="log2",
+        sources=("dump",), definition="log2 of the share that is not zero",
+    ),
+    Metric(
+        name="log2_amax", label="Largest Magnitude (log2)", direction="steady", logarithm="log2",
+        sources=("activations",), definition="log2 of the largest magnitude, mean over samples",
+    ),
+    Metric(
+        name="log2_median", label="Median Token (log2)", direction="steady", logarithm="log2",
+        sources=("activations",),
+        definition="log2 of the median of the largest magnitudes of tokens",
+    ),
+    Metric(
+        name="log2_outliers", label="Outlier Tokens (log2)", direction="steady", logarithm="log2",
+        sources=("activations",),
+        definition="log2 of one more than the tokens beyond the threshold",
+    ),
+    Metric(
+        name="log2_channel", label="Channel Ratio (log2)", direction="steady", logarithm="log2",
+        sources=("activations",), definition="log2 of the largest channel over the median channel",
+    ),
+):  # fmt: skip
+    METRICS.add(_metric)

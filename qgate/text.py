@@ -1,0 +1,95 @@
+"""Foreign text made safe to show: one function makes it one line, one per target escapes it.
+
+Names come from other people's files, models and tests. A terminal would obey control characters, a
+page would run scripts, a spreadsheet formulas, and GitHub workflow commands.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from xml.sax import saxutils
+
+# What a spreadsheet takes for the start of a formula, with the wide forms that some of them know.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
+_LONGEST = 300
+_MARKDOWN = {char: f"&#{ord(char)};" for char in "&<>|`*_[]\\~#"}
+# What GitHub makes links, mentions, mathematics or pictures of. It does so after it has read the
+# entities, and leaves alone only what is code; `10:48:06` is a time.
+_LIVELY = re.compile(r"[@$]|://|www\.|\bGH-\d|#\d|:(?!\d\d[:+-])[\w+-]+:", re.IGNORECASE)
+_NO_CODE = re.compile(r"([|`<>])")
+
+
+def one_line(text: object) -> str:
+    """Write a text as one line of printable characters; others become escapes such as `\\x1b`."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in str(text)
+    )
+
+
+def for_terminal(text: object) -> str:
+    """Write a message of any number of lines so that no terminal and no log of CI obeys it.
+
+    GitHub takes a line that begins with `::` for a command, and `##[` or `##vso[` anywhere.
+    """
+    lines = [one_line(line) for line in str(text).split("\n")]
+    lines = [f"| {line}" if line.lstrip().startswith("::") else line for line in lines]
+    return re.sub(r"##(?=\[|vso\[)", "# #", "\n".join(lines))
+
+
+def for_html(text: object, *, lines: bool = False) -> str:
+    """Escape a text for an HTML element or an attribute in quotes; `lines` keeps line ends."""
+    parts = str(text).split("\n") if lines else [text]
+    return "\n".join(html.escape(one_line(part)) for part in parts)
+
+
+def for_xml(text: object) -> str:
+    """Escape a text for an XML or SVG element or an attribute in quotes."""
+    return saxutils.escape(one_line(text), {'"': "&quot;", "'": "&apos;"})
+
+
+def for_csv(value: object) -> str | int | float:
+    """Return what a CSV cell may hold: numbers as they are, nothing for what is missing.
+
+    An apostrophe stands before a text that a spreadsheet would take for a formula.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return value if math.isfinite(value) else ""
+    text = str(value)
+    return f"'{one_line(text)}" if text.startswith(_FORMULA) else one_line(text)
+
+
+def for_markdown(text: object) -> str:
+    """Escape a text for one cell of a Markdown table, cut where it is very long."""
+    shown = one_line(text)
+    if len(shown) > _LONGEST:
+        shown = f"{shown[: _LONGEST // 2]}…{shown[-_LONGEST // 2 :]}"
+    return " ".join(
+        _code(word) if _LIVELY.search(word) else _plain(word) for word in shown.split(" ")
+    )
+
+
+def _plain(text: str) -> str:
+    return "".join(_MARKDOWN.get(char, char) for char in text)
+
+
+def _code(word: str) -> str:
+    """A word in code spans, and between them what would end these or a cell."""
+    parts = [part for part in _NO_CODE.split(word) if part]
+    return "".join(_plain(part) if _NO_CODE.match(part) else f"`{part}`" for part in parts)
+
+
+def for_workflow(text: object) -> str:
+    """Escape a text for the message of a workflow command of GitHub."""
+    return one_line(text).replace("%", "%25")
+
+
+def for_workflow_property(text: object) -> str:
+    """Escape a text for a property of a workflow command, such as its title."""
+    return for_workflow(text).replace(":", "%3A").replace(",", "%2C")
