@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from qgate.capture.collecting.values import BLOCK, Array, Reading, value_table
+from qgate.formats.losses import Losses
 from qgate.formats.mx import MxFormat
 from qgate.stats._bits import COUNTABLE
 
@@ -40,23 +41,33 @@ class Blocks:
             f"block{BLOCK}.zero_share": (self.largest.size - there.size) / self.largest.size,
         }
 
-    def shares(self, fmt: MxFormat) -> dict[str, float]:
-        """What is above the largest and below the smallest value of its block, with the scales
-        that the format's floor rule gives."""
+    def losses(self, fmt: MxFormat) -> Losses:
+        """Count what saturates and what becomes zero, with the scales of the floor rule."""
         if not self.lengths.size:
-            return {}
+            return Losses()
         wanted = fmt.define_exponents(self.largest.astype(np.float64), "floor", _LARGEST_SCALE)
         scales = np.ldexp(1.0, np.clip(wanted, -_LARGEST_SCALE, _LARGEST_SCALE).astype(int))
+        element = fmt.element
+        saturated = int((self.sizes >= self._each_from(element.saturates_from() * scales)).sum())
+        zeros = int((self.sizes == 0).sum())
+        small = int((self.sizes < self._each_from(element.survives_from() * scales)).sum())
+        return Losses(
+            zeros=zeros,
+            nonzero=self.sizes.size - zeros,
+            upper=saturated,
+            flushed=small - zeros,
+            beyond_range=None,
+        )
+
+    def _each_from(self, of_block: Array) -> Array:
+        """Repeat the first magnitude of a range, per block, for the block's elements.
+
+        Rounded up to the dtype of the magnitudes, of which the same are in the range.
+        """
         with np.errstate(over="ignore"):
-            most, least = (
-                self._for_each((limit * scales).astype(self.sizes.dtype))
-                for limit in (fmt.max, fmt.min_subnormal / 2)
-            )
-        zeroed = (self.sizes <= least).sum() - (self.sizes == 0).sum()
-        return {
-            f"{fmt.name}.saturated_share": float((self.sizes > most).mean()),
-            f"{fmt.name}.zeroed_share": float(zeroed / self.sizes.size),
-        }
+            first = of_block.astype(self.sizes.dtype)
+        above = np.nextafter(first, np.array(np.inf, first.dtype))
+        return self._for_each(np.where(first < of_block, above, first))
 
     def _for_each(self, of_block: Array) -> Array:
         """One number per block, as it meets the block's elements."""
