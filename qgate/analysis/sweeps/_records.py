@@ -63,7 +63,9 @@ def record_of(
             "std": summary.std,
             "rounded_to": summary.dtype if rounded else None,
         },
-        "levels": [_level(sums, i, place, scale_bits) for i, place in enumerate(places)],
+        "levels": [
+            _level(sums, i, place, scale_bits, summary.finite) for i, place in enumerate(places)
+        ],
         "failed": f"{bad} in the tensor" if bad else None,
         "versions": {
             "qgate": __version__,
@@ -74,13 +76,13 @@ def record_of(
     }
 
 
-def _level(sums: LevelSums, i: int, place: Level, scale_bits: int) -> dict[str, Any]:
-    n, exponent = sums.n, place.exponent
+def _level(sums: LevelSums, i: int, place: Level, scale_bits: int, finite: int) -> dict[str, Any]:
+    exponent = place.exponent
     energy = sums.r_square or 1.0
     shares = {
-        "overflow": float(sums.saturated[i] / n),
-        "underflow": float(sums.underflow[i] / n),
-        "flush": float(sums.flushed[i] / n),
+        "overflow": float(sums.saturated[i] / finite),
+        "underflow": float(sums.underflow[i] / finite),
+        "flush": float(sums.flushed[i] / finite),
     }
     limit = 2 ** (scale_bits - 1) - 1
     fits = not (sums.clamped[i] or sums.broken[i])

@@ -22,11 +22,15 @@ _LARGEST_SCALE = 127
 
 @dataclass(frozen=True)
 class Blocks:
-    """Magnitudes of the sampled elements, the length of each block, and its largest magnitude."""
+    """Magnitudes of the sampled elements, the length of each block, and its largest magnitude.
+
+    `without_scale` counts the finite elements of blocks that are left out.
+    """
 
     sizes: Array
     lengths: Array
     largest: Array
+    without_scale: int = 0
 
     @property
     def stats(self) -> dict[str, float]:
@@ -44,7 +48,7 @@ class Blocks:
     def losses(self, fmt: MxFormat) -> Losses:
         """Count what saturates and what becomes zero, with the scales of the floor rule."""
         if not self.lengths.size:
-            return Losses()
+            return Losses(nonzero=self.without_scale, poisoned=self.without_scale)
         wanted = fmt.define_exponents(self.largest.astype(np.float64), "floor", _LARGEST_SCALE)
         scales = np.ldexp(1.0, np.clip(wanted, -_LARGEST_SCALE, _LARGEST_SCALE).astype(int))
         element = fmt.element
@@ -53,9 +57,10 @@ class Blocks:
         small = int((self.sizes < self._each_from(element.survives_from() * scales)).sum())
         return Losses(
             zeros=zeros,
-            nonzero=self.sizes.size - zeros,
+            nonzero=self.sizes.size - zeros + self.without_scale,
             upper=saturated,
             flushed=small - zeros,
+            poisoned=self.without_scale,
             beyond_range=None,
         )
 
@@ -89,8 +94,10 @@ def blocks_of(reading: Reading) -> Blocks | None:
         largest = np.maximum.reduceat(sizes, starts)
     if any(reading.nonfinite.values()):
         whole = np.isfinite(largest)
+        finite = int(np.isfinite(sizes).sum())
         sizes = sizes[np.repeat(whole, lengths)]
         lengths, largest = lengths[whole], largest[whole]
+        return Blocks(sizes, lengths, largest, finite - sizes.size)
     return Blocks(sizes, lengths, largest)
 
 

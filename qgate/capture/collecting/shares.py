@@ -1,4 +1,4 @@
-"""What the format that a run is labeled with would lose of a tensor: a share of its elements.
+"""What the format that a run is labeled with would lose of a tensor: shares of its finite elements.
 
 Of a format whose values stand alone, unscaled and from the counts; of an MX format with the scale
 of each block. Other formats scale a whole tensor or channel in ways that a label does not tell.

@@ -65,16 +65,16 @@ def report(x: Tensor, fmt: str | Format | Quantizer, **options: Unpack[Options])
     squares = torch.zeros(3, dtype=torch.float64, device=x.device)
     for chunk, _, wide, parts in split(job):
         hits = outcomes(wide, parts, q)
+        squares += error_squares(wide, parts, hits)
         size = parts.elements.abs()
         hits["subnormal"] = hits["nonzero"] & (size > 0) & (size < smallest)
         for kind, found in hits.items():
             chunk.group(rows[kind]).add_(found.sum(2, keepdim=True))
-        squares += error_squares(wide, parts, hits)
     totals: dict[str, Any] = {kind: int(room.sum()) for kind, room in rows.items()}
     _, noise, of_saturated = squares.tolist()
     rows["saturated"] = rows["upper"] + rows["lower"]
     return Effects(
-        **{"beyond_range": None, **totals},
+        **{"beyond_range": None} | totals,
         format=q.format.name,
         saturated_error_share=of_saturated / noise if 0 < noise < math.inf else 0.0,
         blocks={kind: job.shaped(room) for kind, room in rows.items()},
@@ -88,40 +88,42 @@ def counted_of(q: Quantizer) -> list[str]:
 
 
 def outcomes(wide: Tensor, parts: Parts, q: Quantizer) -> dict[str, Tensor]:
-    """Find which elements of a chunk each count of `Losses` is of."""
-    size, finite = wide.abs(), wide.isfinite()
-    nonzero = finite & (size > 0)
-    poisoned = finite & parts.scale.isnan()
-    good = nonzero & ~poisoned
+    """Find which elements of a chunk each count of `Losses` is of; kinds without any may miss."""
+    element, size = element_of(q.format), wide.abs()
+    zero = size == 0
+    good = nonzero = ~zero
+    hits = {"zeros": zero, "nonzero": nonzero}
+    finite = wide.isfinite()
+    if not bool(finite.all()):
+        good = nonzero = nonzero & finite
+        hits |= {"nan": wide.isnan(), "posinf": wide == math.inf, "neginf": wide == -math.inf}
+        hits["nonzero"] = nonzero
+    spoilt = parts.scale.isnan()
+    if bool(spoilt.any()):
+        hits["poisoned"] = finite & spoilt
+        good = nonzero & ~spoilt
     beyond = saturated(parts, q) & good
-    element = element_of(q.format)
-    found = {
-        "nan": wide.isnan(),
-        "posinf": wide == math.inf,
-        "neginf": wide == -math.inf,
-        "zeros": size == 0,
-        "nonzero": nonzero,
-        "upper": beyond & (wide > 0),
-        "lower": beyond & (wide < 0),
-        "flushed": good & (parts.elements * parts.scale == 0),
-        "underflow": good & (size < element.min_normal * parts.scale),
-        "poisoned": poisoned,
-        "beyond_range": size > element.max,
-    }
-    return {kind: found[kind] for kind in counted_of(q)}
+    hits["upper"] = beyond & (wide > 0)
+    hits["lower"] = beyond & (wide < 0)
+    hits["flushed"] = good & (parts.elements * parts.scale == 0)
+    hits["underflow"] = good & (size < element.min_normal * parts.scale)
+    if "beyond_range" in counted_of(q):
+        hits["beyond_range"] = size > element.max
+    return hits
 
 
 def losses_of(hits: Mapping[str, Tensor]) -> Losses:
     """Count the outcomes of a chunk."""
     counts: dict[str, Any] = {kind: int(found.count_nonzero()) for kind, found in hits.items()}
-    return Losses(**{"beyond_range": None, **counts})
+    return Losses(**{"beyond_range": None} | counts)
 
 
 def error_squares(wide: Tensor, parts: Parts, hits: Mapping[str, Tensor]) -> Tensor:
     """Sum the squares of values, of their errors, and of the errors of saturated ones."""
-    kept = hits["nonzero"] & ~hits["poisoned"]
-    value = wide.where(kept, 0.0).reshape(-1)
-    error = (parts.elements * parts.scale - wide).where(kept, 0.0).reshape(-1)
-    beyond = (hits["upper"] | hits["lower"]).reshape(-1)
-    clipped = error.where(beyond, 0.0)
-    return torch.stack([value @ value, error @ error, clipped @ clipped])
+    error = parts.elements * parts.scale - wide
+    if "nan" in hits or "poisoned" in hits:
+        kept = hits["nonzero"]
+        kept = kept & ~hits["poisoned"] if "poisoned" in hits else kept
+        wide, error = wide.where(kept, 0.0), error.where(kept, 0.0)
+    clipped = error[hits["upper"] | hits["lower"]]
+    return torch.stack([part.reshape(-1) @ part.reshape(-1) for part in (wide, error, clipped)])
