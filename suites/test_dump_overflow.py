@@ -1,4 +1,4 @@
-"""What a format clips and what it makes zero, in the tensors that were collected from a run.
+"""What a format saturates and what it flushes to zero, in the tensors collected from a run.
 
 Needs `--dump DIR`. All ranks, iterations and samples of a site count as one tensor. Formats without
 a scale of their own are cast as they are, from exact counts; the others scale as they do, tensor by

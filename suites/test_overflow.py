@@ -1,4 +1,4 @@
-"""What a format clips and what it makes zero, in activations and weights and in gradients.
+"""What a format saturates and what it flushes to zero, in activations, weights and gradients.
 
 Formats without a scale of their own are cast as they are, the others as they scale.
 """

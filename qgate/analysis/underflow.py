@@ -41,7 +41,8 @@ class Range:
     format: str
     elements: int
     underflow: int
-    flush: int
+    finite: int
+    flushed: int
     minimum: float
     maximum: float
     smallest: float
@@ -52,11 +53,11 @@ class Range:
 
     @property
     def underflow_share(self) -> float:
-        return self.underflow / self.elements if self.elements else 0.0
+        return self.underflow / self.finite if self.finite else 0.0
 
     @property
-    def flush_share(self) -> float:
-        return self.flush / self.elements if self.elements else 0.0
+    def flushed_share(self) -> float:
+        return self.flushed / self.finite if self.finite else 0.0
 
     @property
     def severity(self) -> str:
@@ -66,15 +67,15 @@ class Range:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {
             "underflow_share": self.underflow_share,
-            "flush_share": self.flush_share,
+            "flushed_share": self.flushed_share,
             "severity": self.severity,
         }
 
     def __str__(self) -> str:
         unit = " in units of the scale" if self.scaled else ""
         lines = [
-            f"underflow before {self.format}: {self.underflow} of {self.elements} elements "
-            f"({self.underflow_share:.2%}), {self.flush} become zero ({self.flush_share:.2%})",
+            f"underflow before {self.format}: {self.underflow} of {self.finite} finite elements "
+            f"({self.underflow_share:.2%}), {self.flushed} become zero ({self.flushed_share:.2%})",
             f"  tensor from {self.minimum:.3g} to {self.maximum:.3g}, smallest magnitude "
             f"{self.smallest:.3g}",
             f"  format: max {self.max:g}, smallest normal {self.min_normal:.3g}, subnormal "
@@ -99,7 +100,8 @@ def range(x: Tensor, format: str | Format | Quantizer, **options: Unpack[Options
         format=fmt.name,
         elements=effects.elements,
         underflow=effects.underflow,
-        flush=effects.flushed,
+        finite=effects.finite,
+        flushed=effects.flushed,
         minimum=summary.min,
         maximum=summary.max,
         smallest=summary.amin,
@@ -142,7 +144,7 @@ class WatchedSite:
         place = self.place.replace(f"{Path.cwd()}{os.sep}", "")
         return (
             f"{place}, {worst.format}: {worst.underflow_share:.2%} below the smallest normal "
-            f"number, {worst.flush_share:.2%} become zero ({worst.severity}); {self.lossy} of "
+            f"number, {worst.flushed_share:.2%} become zero ({worst.severity}); {self.lossy} of "
             f"{self.tensors} tensors"
         )
 
@@ -192,7 +194,7 @@ class Watch:
 
 
 def _rank(site: WatchedSite) -> tuple[float, float, str, str]:
-    return -site.worst.flush_share, -site.worst.underflow_share, *site.key
+    return -site.worst.flushed_share, -site.worst.underflow_share, *site.key
 
 
 @contextlib.contextmanager

@@ -49,7 +49,7 @@ class Record:
     call         how many times the module had been called before in the iteration
     shape, dtype of the tensor as it flowed; dtype without `torch.`
     stats        min, max, mean, std, amax and elements over finite values; shares of what a format
-                 clips and makes zero, named `FORMAT.saturated_share`
+                 saturates and flushes, named `FORMAT.saturated_share`, `FORMAT.flushed_share`
     nonfinite    counts of nan, posinf, neginf: never left out
     sampled      share of the elements that the statistics are of, 1 for all of them
     tensor       where its values are; counts: where the exact counts of them are

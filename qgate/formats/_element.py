@@ -8,6 +8,7 @@ methods.
 from __future__ import annotations
 
 import abc
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -118,6 +119,30 @@ class ElementFormat(abc.ABC):
         del narrow
         return -self.max, self.max
 
+    def saturates_from(
+        self, rounding: Rounding | None = None, largest: float | None = None
+    ) -> float:
+        """Return the smallest magnitude that, rounded without a bound, is above `largest`.
+
+        `largest` is the format's largest value, or the magnitude of its lowest where that differs.
+        A tie saturates where rounding to even leaves the largest value: at 464 for E4M3 it stays.
+        """
+        rounding = rounding or self.rounding
+        largest = self.max if largest is None else largest
+        step = math.ldexp(1.0, self.max_exponent - self.mantissa)
+        if rounding == "zero":
+            return largest + step
+        stays = rounding != "away" and largest / step % 2 == 0
+        return math.nextafter(largest + step / 2, math.inf) if stays else largest + step / 2
+
+    def survives_from(self, rounding: Rounding | None = None) -> float:
+        """Return the smallest magnitude that does not become zero."""
+        rounding = rounding or self.rounding
+        if rounding == "zero":
+            return self.min_subnormal
+        half = self.min_subnormal / 2
+        return half if rounding == "away" else math.nextafter(half, math.inf)
+
     @property
     def has_inf(self) -> bool:
         return bool(np.isinf(self.code_values()).any())
@@ -183,7 +208,7 @@ class ElementFormat(abc.ABC):
             narrow=q.narrow,
             generator=q.generator,
         )
-        return Parts(elements, x.new_ones(()) if scale is None else scale)
+        return Parts(elements, x.new_ones(()) if scale is None else scale, x)
 
     def unscale(self, stored: dict[str, Tensor], call: Call) -> Tensor:
         """The float64 scale of `split` again."""

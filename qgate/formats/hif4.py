@@ -79,16 +79,14 @@ class Hif4Format(BlockFormat):
         fine = call.multiply(quads, inverse)
         e16 = fine >= 2.0 * (1.0 + e8.repeat_interleave(2, 2))
         shift = (1.0 + e8.repeat_interleave(8, 2)) * (1.0 + e16.repeat_interleave(4, 2))
-        elements = self.element.cast(
-            call.multiply(x, inverse) / shift,
-            work,
-            rounding=q.rounding,
-            generator=q.generator,
-        )
+        ratios = call.multiply(x, inverse) / shift
+        elements = self.element.cast(ratios, work, rounding=q.rounding, generator=q.generator)
         codes = self.scale_element.to_codes(scale.masked_fill(bad, float("nan")), work)
         micro = _pack(e8, e16)
         full = (scale * shift).masked_fill_(bad, float("nan"))
-        return Parts(elements[:, :, :size], full[:, :, :size], {"scales": codes, "micro": micro})
+        stored = {"scales": codes, "micro": micro}
+        elements, full, ratios = (part[:, :, :size] for part in (elements, full, ratios))
+        return Parts(elements, full, ratios, stored)
 
     def unscale(self, stored: dict[str, Tensor], call: Call) -> Tensor:
         scale = self.scale_element.from_codes(stored["scales"], call.work)

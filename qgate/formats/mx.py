@@ -61,15 +61,11 @@ class MxFormat(BlockFormat):
         if q.scale_bits != 8:
             bad = bad | ((exponent > limit) & ~infinite)
         exponent = exponent.where(~infinite, limit).clamp_(-limit, limit)
-        elements = self.element.cast(
-            (x * work.power(-exponent)).masked_fill_(bad, 0.0),
-            work,
-            rounding=q.rounding,
-            generator=q.generator,
-        )
+        ratios = (x * work.power(-exponent)).masked_fill_(bad, 0.0)
+        elements = self.element.cast(ratios, work, rounding=q.rounding, generator=q.generator)
         codes = (exponent + limit).masked_fill_(bad, 2 * limit + 1)
         scale = work.power(exponent).masked_fill_(bad, float("nan"))
-        return Parts(elements, scale, {"scales": codes.byte()})
+        return Parts(elements, scale, ratios, {"scales": codes.byte()})
 
     def unscale(self, stored: dict[str, Tensor], call: Call) -> Tensor:
         limit = 2 ** (call.q.scale_bits - 1) - 1

@@ -68,7 +68,7 @@ class Nvfp4Format(BlockFormat):
         elements = self.element.cast(scaled, work, rounding=q.rounding, generator=q.generator)
         scale = (block_scale * decode).masked_fill_(bad, float("nan"))
         codes = self.scale_element.to_codes(block_scale.masked_fill(bad, float("nan")), work)
-        return Parts(elements, scale, {"scales": codes})
+        return Parts(elements, scale, scaled, {"scales": codes})
 
     def tensor_scale(self, state: Tensor) -> Tensor:
         """s_dec, the scale that decoding multiplies with."""

@@ -71,7 +71,7 @@ class Quantizer:
                     "saturate" gives the largest scale there is
     narrow          integers: leave out the lowest code
     dtype           dtype of the result (x's own); float32 holds every 8-bit result exactly
-    saturated_grad  gradient where x was beyond the largest value: "zero" or "pass"
+    saturated_grad  gradient where x saturates: "zero" or "pass"
     """
 
     def __init__(

@@ -49,5 +49,9 @@ def bands_text() -> str:
 def _bands_of(metric: Metric) -> str:
     sign = ">" if metric.direction == "higher" else "<"
     bands = zip(_WORDS, metric.bands, strict=True)
-    words = (f"{word} {sign} {band:g}" for word, band in bands)
+    words = (f"{word} {sign} {_band(end)}" for word, end in bands)
     return f"{metric.short} {', '.join(words)}, else poor"
+
+
+def _band(end: float) -> str:
+    return f"{end:g}" if end > 0.1 else f"{end:.0e}".replace("e-0", "e-")

@@ -28,10 +28,10 @@ _REMAINDERS: dict[Part, tuple[int, ...]] = {
     "calibration": (3,),
 }
 _MOST = 2**26
-_ONSETS = (*"bdfgklmnprstvz", "br", "dr", "kl", "pl", "st", "tr")
-_VOWELS = (*"aeiou",)
-_CODAS = ("", "", "", *"nrls")
-_BRACKETS = ("()", "[]", "{}")
+_ONSETS = [*list("bdfgklmnprstvz"), "br", "dr", "kl", "pl", "st", "tr"]
+_VOWELS = list("aeiou")
+_CODAS = ["", "", "", *list("nrls")]
+_BRACKETS = (("(", ")"), ("[", "]"), ("{", "}"))
 _ENDINGS = "aoe"  # of the three classes a noun can have; what belongs to it ends alike
 _JOINS = ("and", "but", "so", "while")
 

@@ -198,7 +198,7 @@ class Gate(Deciding):
         self._decide(lambda: self.session.scaling(self.suite, fmt, layer))
 
     def overflow(self, fmt: str, layer: str, phase: str = "forward") -> None:
-        """What a format clips and makes zero in a layer, forward or backward."""
+        """Gate what a format saturates and flushes in a layer, forward or backward."""
         self._decide(lambda: self.session.overflow(self.suite, fmt, layer, phase))
 
     def reference(self) -> None:
@@ -228,7 +228,7 @@ class DumpGate(Deciding):
         super().__init__(item, session, command_of(item.config, [str(item.path)]))
 
     def overflow(self, fmt: str, layer: str) -> None:
-        """What a format clips and makes zero in the tensors of a layer."""
+        """Gate what a format saturates and flushes in the tensors of a layer."""
         self._decide(lambda: self.session.overflow(self.suite, fmt, layer))
 
     def distributions(self, layer: str) -> None:

@@ -12,7 +12,9 @@ from typing import Any, NotRequired, TypedDict
 
 from qgate.results.portraits import Histogram, Portrait
 
-ACTIVATIONS = "qgate activations 1"
+ACTIVATIONS = "qgate activations 2"
+READABLE = (ACTIVATIONS, "qgate activations 1")
+"""Kinds that are read: version 1 has `flush` for `flushed`."""
 REDUCED = ("token", "channel", "all")
 ROLES = ("input", "output", "weight")
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NotRequired, TypedDict
 
-ANALYSIS = "qgate dump analysis 1"
+ANALYSIS = "qgate dump analysis 2"
+ANALYSES = (ANALYSIS, "qgate dump analysis 1")
+"""Kinds that are read: version 1 has `flush` for `flushed`."""
 FOLDERS = (
     "distributions",
     "heatmaps",
@@ -41,9 +43,13 @@ class Edges(TypedDict):
 class Fate(TypedDict):
     """What a format does to values: cast as they are, or with the scales it brings of its own.
 
-    upper, lower   finite and beyond its largest value, or infinite, of either sign
+    Shares are of the finite elements (`qgate.formats.losses` has the definitions).
+
+    upper, lower   saturated, by sign: above the largest value when rounded without a bound
     underflow      not zero, and below its smallest normal number
-    flush          not zero before, and zero after
+    flushed        not zero before, and zero after; `flush` in records of version 1
+    beyond_range   of a cast: share of all elements beyond its range, infinities among them
+    saturated_error_share  the part of `noise` that saturated elements have
     of             elements this is of: all that are counted, or a seeded share of their rows
     fitted_signal, fitted_noise  with one power of two as scale that lets the largest value fit
     """
@@ -51,9 +57,12 @@ class Fate(TypedDict):
     upper: float
     lower: float
     underflow: float
-    flush: float
+    flushed: NotRequired[float]
+    flush: NotRequired[float]
+    beyond_range: NotRequired[float]
     signal: float
     noise: float
+    saturated_error_share: NotRequired[float]
     of: int
     fitted_signal: NotRequired[float]
     fitted_noise: NotRequired[float]
@@ -218,7 +227,7 @@ class Comparison(TypedDict):
 
 class LossScale(TypedDict):
     """Powers of two for the loss, by their exponents: the least at which at most 0.1 % of the
-    gradients that are not zero are flushed, and the largest at which none is beyond the format.
+    gradients that are not zero are flushed, and the largest at which none saturates.
     `flush` is the share that is flushed without one, `at_best` with the advised one."""
 
     format: str

@@ -6,7 +6,7 @@ The decoder is the standard library's; it is given a part of the text that holds
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TextIO
 
 from qgate.results.believing import Believe
@@ -21,18 +21,18 @@ class Unfit(ValueError):
     """JSON, and one of many objects is not what it is to be."""
 
 
-def read_streaming(file: TextIO, kind: str, many: Mapping[str, Believe]) -> Any:
-    """A record of a `kind`; a text of another kind is read as it is.
+def read_streaming(file: TextIO, kinds: Collection[str], many: Mapping[str, Believe]) -> Any:
+    """A record of one of these kinds; a text of another kind is read as it is.
 
     many   lists of objects by their names, `pairs` in `comparison` as `comparison.pairs`, with what
            each object is to be; `Unfit` says what one is instead
     """
-    return _Reader(file, kind, many).whole()
+    return _Reader(file, kinds, many).whole()
 
 
 class _Reader:
-    def __init__(self, file: TextIO, kind: str, many: Mapping[str, Believe]) -> None:
-        self._file, self._kind, self._many = file, kind, many
+    def __init__(self, file: TextIO, kinds: Collection[str], many: Mapping[str, Believe]) -> None:
+        self._file, self._kinds, self._many = file, kinds, many
         self._text, self._at, self._ended = "", 0, False
         self._decoder = json.JSONDecoder(parse_constant=_no_number)
 
@@ -53,7 +53,7 @@ class _Reader:
                 raise self._error("Expecting property name enclosed in double quotes")
             name = self._value()
             self._take(":")
-            known = bool(inside) or found.get("kind") == self._kind
+            known = bool(inside) or found.get("kind") in self._kinds
             found[name] = self._field(f"{inside}{name}") if known else self._value()
         self._take("}")
         return found

@@ -22,8 +22,10 @@ from qgate.engine import journal
 from qgate.engine.journal import Journal
 from qgate.errors import QgateError
 from qgate.modes import calibration
+from qgate.pipeline.activations.tables import tables_of
 from qgate.pipeline.layers import storing
 from qgate.report.activations.reports import read_record
+from qgate.report.dumps._reading import flushed
 from qgate.report.gates import data, history
 from qgate.results import read, schema
 from qgate.results.activations import ACTIVATIONS
@@ -103,7 +105,9 @@ def test_a_dump_goes_on_where_it_is_of_the_version_before(old: Path, capsys: Cap
 def test_activations_and_captures_are_read(old: Path, capsys: Capsys) -> None:
     record = read_record(old / "activations.json")
     assert record["kind"] == "qgate activations 1"
-    assert record["layers"]
+    rows = tables_of(record)["formats"]
+    assert rows[0]["flushed"] == record["layers"][0]["portrait"]["formats"]["int8"]["flush"] > 0
+    assert flushed(record["layers"][0]["portrait"]["formats"]["int8"]) == rows[0]["flushed"]
     assert "int8" in said(capsys, "compare", "int8", "--output-dir", "capture")
 
 

@@ -28,7 +28,7 @@ def brute(x: torch.Tensor, name: str) -> dict[str, float]:
     values = values[values.isfinite() & (values != 0)]
     ks = range(-260, 261)
     least = next(k for k in ks if flushed(values, name, k) <= 0.001)
-    fits = [k for k in ks if (values.abs() * 2.0**k).max() <= formats.get(name).max]
+    fits = [k for k in ks if formats.report(values.abs().max() * 2.0**k, name).saturated == 0]
     largest = fits[-1]
     between = [k for k in ks if least <= k <= largest] or [largest]
     advised = min(between, key=abs)

@@ -56,6 +56,13 @@ def nearest(x: Fraction, magnitudes: list[Fraction], *, away: bool = False) -> F
     return -found if x < 0 else found
 
 
+def saturates(ratio: Fraction, element: str, *, away: bool = False) -> bool:
+    """If a number in units of its scale, rounded without a bound, is above the largest value."""
+    magnitudes, emax, fraction_bits = ELEMENTS[element]
+    over, half = abs(ratio) - magnitudes[-1], Fraction(2) ** (emax - fraction_bits) / 2
+    return over > half or (over == half and (away or len(magnitudes) % 2 == 0))
+
+
 def floor_log2(x: Fraction) -> int:
     """The exponent of the largest power of two <= x, by search."""
     guess = x.numerator.bit_length() - x.denominator.bit_length()
@@ -82,6 +89,14 @@ def mx_exponent(amax: Fraction, element: str, rule: str) -> int:
         unit = Fraction(2) ** (floor_log2(amax) - mantissa)
         return floor_log2(math.floor(amax / unit + Fraction(1, 2)) * unit) - emax
     return ceil_log2(amax / magnitudes[-1])
+
+
+def mx_ratios(block: list[float], fmt: str, rule: str) -> list[Fraction]:
+    """The finite numbers of a block in units of its scale."""
+    exact = [Fraction(v) for v in block]
+    amax = max(abs(v) for v in exact)
+    exponent = mx_exponent(amax, MX[fmt], rule) if amax else -127
+    return [v / Fraction(2) ** min(max(exponent, -127), 127) for v in exact]
 
 
 def mx_block(block: list[float], fmt: str, rule: str) -> tuple[list[Value], int]:
@@ -113,8 +128,9 @@ def nvfp4_scale(amax: Fraction) -> Fraction:
     return min(to_fp32(2688 / amax), FLT_MAX) if amax else Fraction(1)
 
 
-def nvfp4_block(block: list[float], s_enc: Fraction) -> tuple[list[Value], Fraction]:
-    """Values and block scale, each step rounded to float32 in TransformerEngine's order."""
+def nvfp4_ratios(block: list[float], s_enc: Fraction) -> tuple[list[Fraction], Fraction]:
+    """The numbers of a block before they are rounded to E2M1, and the block's scale, each step
+    rounded to float32 in TransformerEngine's order."""
     exact = [Fraction(v) for v in block]
     s_dec = to_fp32(1 / s_enc)
     factor = to_fp32(s_enc * to_fp32(Fraction(1, 6)))
@@ -122,11 +138,14 @@ def nvfp4_block(block: list[float], s_enc: Fraction) -> tuple[list[Value], Fract
     scale = nearest(min(wanted, Fraction(448)), ELEMENTS["e4m3"][0])
     product = to_fp32(scale * s_dec)
     encode = min(to_fp32(1 / product), FLT_MAX) if product else FLT_MAX
-    out: list[Value] = []
-    for v in exact:
-        code = nearest(to_fp32(v * encode), ELEMENTS["e2m1"][0])
-        out.append(code * scale * s_dec)
-    return out, scale
+    return [to_fp32(v * encode) for v in exact], scale
+
+
+def nvfp4_block(block: list[float], s_enc: Fraction) -> tuple[list[Value], Fraction]:
+    """Values and block scale."""
+    ratios, scale = nvfp4_ratios(block, s_enc)
+    s_dec = to_fp32(1 / s_enc)
+    return [nearest(ratio, ELEMENTS["e2m1"][0]) * scale * s_dec for ratio in ratios], scale
 
 
 def to_bits(x: Fraction, bits: int) -> Fraction:
@@ -137,20 +156,26 @@ def to_bits(x: Fraction, bits: int) -> Fraction:
     return round(x / unit) * unit
 
 
-def hif4_block(block: list[float]) -> list[Value]:
-    """Algorithm 1 of the HiFloat4 paper as its authors' code runs it."""
+def hif4_ratios(block: list[float]) -> list[tuple[Fraction, Fraction]]:
+    """The numbers of a block before they are rounded to S1P2, each with its scale: Algorithm 1 of
+    the HiFloat4 paper as its authors' code runs it."""
     exact = [Fraction(v) for v in block]
     amax = max(abs(v) for v in exact)
     wanted = to_bits(amax * Fraction(73, 512), 8)  # bf16(1/7) is 1.140625 * 2**-3
     wanted = min(max(wanted, Fraction(2) ** -48), Fraction(49152))
     scale = to_bits(wanted, 3)
     inverse = to_bits(1 / scale, 8)
-    out: list[Value] = []
+    out: list[tuple[Fraction, Fraction]] = []
     for i, v in enumerate(exact):
         octet = max(abs(u) for u in exact[i // 8 * 8 : i // 8 * 8 + 8])
         quad = max(abs(u) for u in exact[i // 4 * 4 : i // 4 * 4 + 4])
         e8 = int(octet * inverse >= 4)
         e16 = int(quad * inverse / 2**e8 >= 2)
-        element = nearest(v * inverse / 2 ** (e8 + e16), ELEMENTS["s1p2"][0], away=True)
-        out.append(element * 2 ** (e8 + e16) * scale)
+        out.append((v * inverse / 2 ** (e8 + e16), 2 ** (e8 + e16) * scale))
     return out
+
+
+def hif4_block(block: list[float]) -> list[Value]:
+    """Values of one block."""
+    elements = ELEMENTS["s1p2"][0]
+    return [nearest(ratio, elements, away=True) * scale for ratio, scale in hif4_ratios(block)]

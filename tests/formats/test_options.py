@@ -192,9 +192,11 @@ def test_the_gradient_passes_straight_through(name: str) -> None:
 
 
 def test_the_gradient_is_zero_exactly_where_x_saturated() -> None:
-    x = torch.tensor([447.0, 448.0, 449.0, -1e9, math.inf, math.nan, 1.0], requires_grad=True)
-    qgate.quantize(x, "e4m3").backward(torch.ones(7))
-    assert x.grad.tolist() == [1, 1, 0, 0, 0, 1, 1]
+    x = torch.tensor(
+        [447.0, 448.0, 464.0, 464.1, -1e9, math.inf, math.nan, 1.0], requires_grad=True
+    )
+    qgate.quantize(x, "e4m3").backward(torch.ones(8))
+    assert x.grad.tolist() == [1, 1, 1, 0, 0, 0, 1, 1]
     x = torch.tensor([-128.0, -127.0, 127.5], requires_grad=True)
     qgate.quantize(x, "int8", scale=1.0).backward(torch.ones(3))
     assert x.grad.tolist() == [0, 1, 0]
@@ -226,22 +228,34 @@ def test_report_counts_what_happens_per_tensor_and_per_block() -> None:
     x[1, 1] = 1.0
     x[1, 33] = math.inf
     effects = qgate.formats.report(x, "mxfp4")
-    assert effects.to_dict() == {
+    told = effects.to_dict()
+    assert told.pop("saturated_error_share") == pytest.approx(
+        1.9**2 / (1.9**2 + 0.2**2 + 0.01**2 + 0.24**2 + 0.2**2)
+    )
+    assert told == {
         "format": "mxfp4_e2m1",
         "elements": 128,
+        "finite": 126,
+        "zeros": 118,
+        "nonzero": 8,
         "saturated": 1,
+        "upper": 1,
+        "lower": 0,
         "underflow": 4,
         "flushed": 2,
         "subnormal": 2,
         "nan": 1,
         "inf": 1,
+        "posinf": 1,
+        "neginf": 0,
         "poisoned": 62,
+        "beyond_range": None,
     }
     assert effects.blocks["saturated"].tolist() == [[1, 0], [0, 0]]
     assert effects.blocks["flushed"].tolist() == [[1, 1], [0, 0]]
     assert effects.blocks["subnormal"].tolist() == [[1, 1], [0, 0]]
     assert effects.blocks["poisoned"].tolist() == [[0, 0], [31, 31]]
-    assert effects.share("flushed") == 2 / 128
+    assert effects.share("flushed") == 2 / 126
     assert "flushed" in str(effects)
 
 

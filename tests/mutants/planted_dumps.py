@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -67,9 +68,9 @@ def _one_per_block(tensor: Tensor) -> Tensor:
 
 def _nothing_flushed(bed: Bed) -> None:
     def wrapped(plain: Any) -> Any:
-        return lambda *given: {**plain(*given), "flushed_share": 0.0}
+        return lambda *given: replace(plain(*given), flushed=0)
 
-    bed.wrap(dump_gates, "shares_of_tensors", wrapped)
+    bed.wrap(dump_gates, "losses_of_tensors", wrapped)
 
 
 def _nothing_beyond(bed: Bed) -> None:
@@ -77,9 +78,9 @@ def _nothing_beyond(bed: Bed) -> None:
     _tensor("input", lambda x: x * 1000)(bed)
 
     def wrapped(plain: Any) -> Any:
-        return lambda *given: {**plain(*given), "saturated_share": 0.0}
+        return lambda *given: replace(plain(*given), upper=0, lower=0)
 
-    bed.wrap(dump_gates, "shares_of_pool", wrapped)
+    bed.wrap(dump_gates, "losses_of_pool", wrapped)
 
 
 def _patterns_shifted(bed: Bed) -> None:

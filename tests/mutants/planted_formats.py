@@ -180,16 +180,16 @@ SWEEPS = (
 COUNTS = (
     llama("subnormals-counted-as-flushed", "hif8", _reported(lambda e: {"flushed": e.flushed + e.subnormal}), FIRST + "weight", says="flushed_share"),
     llama("underflow-counted-as-flushed", "mxfp8_e4m3", _reported(lambda e: {"flushed": e.underflow}), FIRST + "weight", says="flushed_share"),
-    llama("share-of-half-the-elements", "mxfp4_e2m1", _reported(lambda e: {"elements": e.elements // 2}), FIRST + "input", says="2x accepted"),
+    llama("share-of-half-the-elements", "mxfp4_e2m1", _reported(lambda e: {"zeros": 0, "nonzero": e.finite // 2}), FIRST + "input", says="2x accepted"),
     llama("tensors-for-gradients", "fp8_e4m3", _forward_for_backward, FIRST + "input", says="flushed_share"),
     llama("gradients-for-weights", "fp8_e4m3", _gradients_for_weights, FIRST + "weight", says="flushed_share"),
     llama("e4m3-ends-at-240", "mxfp8_e4m3", _element(max=240.0), FIRST + "input", says="saturated_share"),
     llama("e4m3-of-another-bias", "fp8_e4m3", _element(min_exponent=-5), FIRST + "input", says="flushed_share"),
     llama("loss-halved", "fp8_e4m3", lambda bed: bed.wrap(running, "next_token_loss", _loss_halved), FIRST + "weight", says="flushed_share"),
-    mamba("every-clipped-element-twice", "mxfp8_e4m3", _reported(lambda e: {"saturated": 2 * e.saturated}), r"backbone\.layers\.0\.mixer\.in_proj:input", says="saturated_share"),
-    llama("clipped-not-counted", "mxfp8_e4m3", _reported(lambda _: {"saturated": 0}), says="saturated_share"),
+    mamba("every-clipped-element-twice", "mxfp8_e4m3", _reported(lambda e: {"upper": 2 * e.upper, "lower": 2 * e.lower}), r"backbone\.layers\.0\.mixer\.in_proj:input", says="saturated_share"),
+    llama("clipped-not-counted", "mxfp8_e4m3", _reported(lambda _: {"upper": 0, "lower": 0}), says="saturated_share"),
     llama("flushed-not-counted", "mxfp4_e2m1", _reported(lambda _: {"flushed": 0}), says="flushed_share"),
-    llama("share-of-twice-the-elements", "mxfp4_e2m1", _reported(lambda e: {"elements": 2 * e.elements}), says="share"),
+    llama("share-of-twice-the-elements", "mxfp4_e2m1", _reported(lambda e: {"zeros": 0, "nonzero": 2 * e.finite}), says="share"),
     llama("tensors-under-the-names-of-gradients", "fp8_e4m3", _activations_as_gradients, says="flushed_share"),
 )  # fmt: skip
 MUTANTS: tuple[Mutant, ...] = (

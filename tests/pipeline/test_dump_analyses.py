@@ -54,7 +54,7 @@ def test_ranks_pooled_are_the_whole(ranks):
         assert found[name] == wanted[name], name
     for name in ("mean", "std", "rms", "skew", "kurtosis"):
         assert found[name] == pytest.approx(wanted[name], rel=1e-12), name
-    for share in ("upper", "lower", "underflow", "flush"):
+    for share in ("upper", "lower", "underflow", "flushed"):
         told = found["formats"]["fp8_e4m3"][share]
         assert told == pytest.approx(wanted["formats"]["fp8_e4m3"][share], rel=1e-12)
 
@@ -64,7 +64,7 @@ def test_shares_are_those_of_the_format(ranks):
     effects = formats.report(whole, "fp8_e4m3")
     told = group_of(analyzed(folder))["formats"]["fp8_e4m3"]
     assert told["upper"] + told["lower"] == pytest.approx(effects.saturated / whole.numel())
-    assert told["flush"] == pytest.approx(effects.flushed / whole.numel())
+    assert told["flushed"] == pytest.approx(effects.flushed / whole.numel())
     assert effects.saturated > 0 < effects.flushed
 
 

@@ -15,9 +15,10 @@ from qgate import formats
 from qgate.baselines import Store
 from qgate.dumps import Dump, Record
 from qgate.errors import QgateError
+from qgate.formats.losses import Losses
 from qgate.gate import Policy
 from qgate.pipeline.gates.dump_gates import DumpGates, DumpSubject, portrait
-from qgate.pipeline.gates.dump_sites import Pool, Sites, needs_values, pool, shares_of_pool
+from qgate.pipeline.gates.dump_sites import Pool, Sites, losses_of_pool, needs_values, pool
 from qgate.pipeline.gates.judging import Outcome
 from tests.dumps.gated import at, tensors, with_nan, with_outliers, write_dump
 from tests.dumps.making import known
@@ -91,9 +92,7 @@ def test_ranks_and_iterations_merged_are_the_whole(
         assert made[name].rounded == (dtype == torch.float32)
         for fmt in ("fp8_e4m3", "hif8", "fp16"):
             done = formats.report(seen, fmt)
-            assert shares_of_pool(made[name], fmt) == {
-                f"{kind}_share": done.share(kind) for kind in ("saturated", "flushed", "underflow")
-            }
+            assert losses_of_pool(made[name], fmt) == done + Losses()
         size = seen.double().abs()
         told = portrait(made[name])
         assert told["log2_mean"] == pytest.approx(size.mean().log2().item())
@@ -110,13 +109,13 @@ def test_block_formats_are_measured_tensor_by_tensor(tmp_path: Path) -> None:
              if (r.module, r.name) == ("layers.1.fc", "input")]  # fmt: skip
     done = [formats.report(part, "mxfp4_e2m1") for part in parts]
     (row,) = (each for each in outcome.verdict.measured if each.site == SITE)
-    share = sum(each.flushed for each in done) / sum(each.elements for each in done)
+    share = sum(each.flushed for each in done) / sum(each.finite for each in done)
     assert row.values["flushed_share"] == pytest.approx(share)
     assert all(map(needs_values, ("mxfp4_e2m1", "int8")))
     assert not needs_values("fp8_e4m3")
 
 
-def test_infinities_are_beyond_a_format_and_fail_by_themselves(tmp_path: Path) -> None:
+def test_infinities_are_no_share_and_fail_by_themselves(tmp_path: Path) -> None:
     def infinite(tensor: Tensor) -> Tensor:
         made = tensor.clone()
         made[0, :4] = torch.inf
@@ -124,7 +123,9 @@ def test_infinities_are_beyond_a_format_and_fail_by_themselves(tmp_path: Path) -
 
     folder = write_dump(tmp_path / "d", change=at("layers.1.fc", "input", infinite))
     made = pools(folder)[SITE]
-    assert shares_of_pool(made, "fp8_e4m3")["saturated_share"] == 8 / made.n
+    losses = losses_of_pool(made, "fp8_e4m3")
+    assert (losses.inf, losses.saturated, losses.finite) == (8, 0, made.n - 8)
+    assert losses.beyond_range == 8
     (text,) = texts(gates_over(folder, tmp_path, updating="all"), DISTRIBUTIONS)
     assert text.startswith(
         f"non-finite values at {SITE} (dump values): 8 NaN or infinite in actual"

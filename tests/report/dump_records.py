@@ -61,7 +61,7 @@ def fate(x: np.ndarray, name: str) -> Record:
         "upper": float((over & (x > 0)).mean()),
         "lower": float((over & (x < 0)).mean()),
         "underflow": float(under.mean()),
-        "flush": float(((x != 0) & (q == 0)).mean()),
+        "flushed": float(((x != 0) & (q == 0)).mean()),
         "signal": float((x * x).sum()),
         "noise": float(((q - x) ** 2).sum()),
     }

@@ -173,7 +173,7 @@ def test_a_picture_that_fails_is_told_and_costs_no_other(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"kind": "qgate dump analysis 2"}', "another version"),
+        ('{"kind": "qgate dump analysis 3"}', "another version"),
         ('{"kind": "results 1"}', "its kind is 'results 1'"),
         ("[]", "its kind is None"),
         ("{", "is no analysis"),

@@ -306,15 +306,8 @@ class LayerStats:
         if not isinstance(target, Limit | ElementFormat) or isinstance(target, IntFormat):
             return fate_of_rows(target, rows, 0.0 if math.isnan(pool.amax) else pool.amax)
         wide = self.wide and not isinstance(target, Limit)
-        return fate_of_counts(
-            target,
-            pool.counted_as,
-            pool.patterns,
-            pool.counts,
-            amax=pool.amax,
-            vanished=pool.vanished,
-            rows=rows.reshape(-1).double().numpy() if wide else None,
-        )
+        values = rows.reshape(-1).double().numpy() if wide else None
+        return fate_of_counts(target, pool, values)
 
     def portrait(self) -> Portrait:
         found = self.pool().portrait()

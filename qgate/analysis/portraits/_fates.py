@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,12 @@ import torch
 
 from qgate.analysis.sweeps._levels import ceil_log2_ratio
 from qgate.formats import FORMATS, ElementFormat, Format, IntFormat
+from qgate.formats.losses import Losses, losses_of_values
 from qgate.results.portraits import Edges, Fate
 from qgate.stats._bits import BY_NAME, decoded
+
+if TYPE_CHECKING:
+    from qgate.analysis.portraits._pool import Pool
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -45,6 +50,15 @@ class Limit:
     @property
     def min_subnormal(self) -> float:
         return float(np.finfo(self.numpy).smallest_subnormal)
+
+    def saturates_from(self) -> float:
+        """Return the smallest magnitude that rounds beyond the largest; infinity where none is."""
+        return math.inf if self.name == "float64" else self.max + 2.0**103
+
+    def survives_from(self) -> float:
+        """Return the smallest magnitude that does not become zero."""
+        smallest = self.min_subnormal
+        return smallest if self.name == "float64" else math.nextafter(smallest / 2, math.inf)
 
 
 _LIMITS = {name: Limit(f"float{name[-2:]}") for name in ("float32", "fp32", "float64", "fp64")}
@@ -75,51 +89,51 @@ def edges_of(names: Iterable[str]) -> dict[str, Edges]:
 
 @dataclass(frozen=True)
 class FateSums:
-    """Counts among `seen` elements; sums of squares over the finite ones among `of` elements."""
+    """Losses of a tensor; sums of squares over the finite ones among `of` elements."""
 
-    upper: int = 0
-    lower: int = 0
-    underflow: int = 0
-    flush: int = 0
-    seen: int = 0
+    losses: Losses = field(default_factory=Losses)
     of: int = 0
     signal: float = 0.0
     noise: float = 0.0
+    saturated_noise: float = 0.0
     fitted_signal: float | None = None
     fitted_noise: float | None = None
 
     def __add__(self, other: FateSums) -> FateSums:
         if not isinstance(other, FateSums):
             return NotImplemented
-        if not (self.seen and other.seen):
-            return self if self.seen else other
+        if not (self.losses.elements and other.losses.elements):
+            return self if self.losses.elements else other
         return FateSums(
-            self.upper + other.upper,
-            self.lower + other.lower,
-            self.underflow + other.underflow,
-            self.flush + other.flush,
-            self.seen + other.seen,
+            self.losses + other.losses,
             self.of + other.of,
             self.signal + other.signal,
             self.noise + other.noise,
+            self.saturated_noise + other.saturated_noise,
             _both(self.fitted_signal, other.fitted_signal),
             _both(self.fitted_noise, other.fitted_noise),
         )
 
     def fate(self) -> Fate:
         """As shares. Sums of squares that float64 cannot hold are of 0 elements."""
-        n = max(self.seen, 1)
+        losses = self.losses
         sums = (self.signal, self.noise, self.fitted_signal or 0.0, self.fitted_noise or 0.0)
-        lost = not all(map(math.isfinite, sums)) or (self.flush > 0 and self.signal == 0)
+        lost = not all(map(math.isfinite, sums)) or (losses.flushed > 0 and self.signal == 0)
         found = Fate(
-            upper=self.upper / n,
-            lower=self.lower / n,
-            underflow=self.underflow / n,
-            flush=self.flush / n,
+            upper=losses.share("upper"),
+            lower=losses.share("lower"),
+            underflow=losses.share("underflow"),
+            flushed=losses.flushed_share,
             signal=0.0 if lost else self.signal,
             noise=0.0 if lost else self.noise,
             of=0 if lost else self.of,
         )
+        if losses.beyond_range_share is not None:
+            found["beyond_range"] = losses.beyond_range_share
+        if not lost:
+            found["saturated_error_share"] = (
+                self.saturated_noise / self.noise if self.noise else 0.0
+            )
         if self.fitted_signal is not None and self.fitted_noise is not None and not lost:
             found["fitted_signal"] = self.fitted_signal
             found["fitted_noise"] = self.fitted_noise
@@ -130,18 +144,6 @@ def _both(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else a + b
 
 
-@dataclass(frozen=True)
-class _Table:
-    """What happens to each bit pattern: its value after the cast, and four yes or no."""
-
-    values: Floats
-    cast: Floats
-    upper: npt.NDArray[np.bool_]
-    lower: npt.NDArray[np.bool_]
-    underflow: npt.NDArray[np.bool_]
-    flush: npt.NDArray[np.bool_]
-
-
 @lru_cache(maxsize=2)
 def value_table(counted_as: str) -> Floats:
     """The value of each bit pattern."""
@@ -149,19 +151,11 @@ def value_table(counted_as: str) -> Floats:
 
 
 @lru_cache(maxsize=64)
-def _table(target: ElementFormat | Limit, counted_as: str) -> _Table:
+def _cast_table(target: ElementFormat | Limit, counted_as: str) -> Floats:
+    """The value of each bit pattern after the cast; of one that is not finite, zero."""
     values = value_table(counted_as)
-    sizes, finite = np.abs(values), np.isfinite(values)
-    plain = np.where(finite, values, 0.0)
-    cast = plain if isinstance(target, Limit) else nearest(target, plain)
-    return _Table(
-        values,
-        cast,
-        upper=values > target.max,
-        lower=values < -target.max,
-        underflow=(sizes > 0) & (sizes < target.min_normal),
-        flush=finite & (values != 0) & (cast == 0),
-    )
+    plain = np.where(np.isfinite(values), values, 0.0)
+    return plain if isinstance(target, Limit) else nearest(target, plain)
 
 
 def nearest(fmt: ElementFormat, values: Floats) -> Floats:
@@ -181,66 +175,56 @@ def _fitted(fmt: ElementFormat, values: Floats, amax: float) -> Floats:
     return nearest(fmt, values * 2.0**-k) * 2.0**k
 
 
-def _squares(values: Floats, cast: Floats, weights: Floats | None) -> tuple[float, float]:
+def _squares(
+    target: ElementFormat | Limit, values: Floats, cast: Floats, weights: Floats | None
+) -> tuple[float, float, float]:
+    """Sum the squares of values, of their errors, and of the errors of saturated ones."""
     wrong = cast - values
-    if weights is None:
-        return float(values @ values), float(wrong @ wrong)
-    return float((values * values) @ weights), float((wrong * wrong) @ weights)
+    beyond = np.abs(values) >= target.saturates_from()
+    heavy = wrong if weights is None else wrong * weights
+    signal = values if weights is None else values * weights
+    return (
+        float(values @ signal),
+        float(wrong @ heavy),
+        float(wrong[beyond] @ heavy[beyond]),
+    )
 
 
 def fate_of_counts(
-    target: ElementFormat | Limit,
-    counted_as: str,
-    patterns: npt.NDArray[np.uint16],
-    counts: Ints,
-    *,
-    amax: float,
-    vanished: int = 0,
-    rows: Floats | None = None,
+    target: ElementFormat | Limit, pool: Pool, rows: Floats | None = None
 ) -> FateSums:
-    """Shares from value counts; signal and noise from them too, unless `rows` has the values of a
-    tensor that was rounded to be counted.
-
-    `vanished` are values that are not zero but were counted as zero, because the counted dtype has
-    none so small: neither have the formats.
-    """
-    table = _table(target, counted_as)
-    gone = vanished if isinstance(target, ElementFormat) else 0
-    hits = (table.upper, table.lower, table.underflow, table.flush)
-    upper, lower, underflow, flush = (int(counts[hit[patterns]].sum()) for hit in hits)
-    seen = int(counts.sum())
+    """Losses from value counts; signal and noise from them too, unless `rows` has the values of a
+    tensor that was rounded to be counted."""
+    counted, counts = value_table(pool.counted_as)[pool.patterns], pool.counts
+    losses = losses_of_values(target, counted, counts)
+    losses = losses.before_rounding(
+        pool.posinf, pool.neginf, pool.vanished, lost=isinstance(target, ElementFormat)
+    )
     weights: Floats | None = None
     if rows is None:
-        finite = np.isfinite(table.values[patterns])
+        finite = np.isfinite(counted)
         weights = counts[finite].astype(np.float64)
-        values, cast = table.values[patterns[finite]], table.cast[patterns[finite]]
+        table = _cast_table(target, pool.counted_as)
+        values, cast = counted[finite], table[pool.patterns[finite]]
     else:
         values = rows if np.isfinite(rows).all() else rows[np.isfinite(rows)]
         cast = values if isinstance(target, Limit) else nearest(target, values)
     fitted: tuple[float, float] | None = None
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        sums = _squares(values, cast, weights)
+        sums = _squares(target, values, cast, weights)
         if isinstance(target, ElementFormat):
-            fitted = _squares(values, _fitted(target, values, amax), weights)
-    head = (upper, lower, underflow + gone, flush + gone, seen)
-    return FateSums(*head, seen if rows is None else rows.size, *sums, *(fitted or (None, None)))
+            fitted = _squares(target, values, _fitted(target, values, pool.amax), weights)[:2]
+    of = losses.elements if rows is None else rows.size
+    return FateSums(losses, of, *sums, *(fitted or (None, None)))
 
 
 def fate_of_limit(limit: Limit, chunks: Iterator[Floats]) -> FateSums:
     """Of a tensor as wide as the dtype or wider, by going through it."""
-    found = FateSums()
+    sums = FateSums()
     for chunk in chunks:
         values = chunk[np.isfinite(chunk)]
-        sizes = np.abs(values)
         with np.errstate(over="ignore", under="ignore"):
             cast = values.clip(-limit.max, limit.max).astype(limit.numpy).astype(np.float64)
-            found += FateSums(
-                int((chunk > limit.max).sum()),
-                int((chunk < -limit.max).sum()),
-                int(((sizes > 0) & (sizes < limit.min_normal)).sum()),
-                int(((sizes > 0) & (cast == 0)).sum()),
-                chunk.size,
-                chunk.size,
-                *_squares(values, cast, None),
-            )
-    return found
+            squares = _squares(limit, values, cast, None)
+        sums += FateSums(losses_of_values(limit, chunk), chunk.size, *squares)
+    return sums

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from qgate.analysis.portraits._fates import FateSums
 from qgate.formats import Format
-from qgate.formats.engine.job import Job, element_of, saturated, split
-from qgate.formats.engine.parts import Parts
+from qgate.formats.engine.census import error_squares, losses_of, outcomes
+from qgate.formats.engine.job import Job, split
 from qgate.formats.quantizer import Quantizer
 
 _PIECE = 2**14
@@ -22,35 +20,13 @@ def fate_of_rows(fmt: Format, rows: Tensor, amax: float) -> FateSums:
     the one that it would get without its non-finite values."""
     q = Quantizer(fmt)
     whole = Job(torch.full((1,), amax, dtype=rows.dtype), q, looking=True)
-    found = FateSums()
+    sums = FateSums()
     for piece in rows.split(max(_PIECE // max(rows.shape[-1], 1), 1)):
         job = Job(piece, q, looking=True)
         job.scale = whole.scale if job.scale is not None else None
         job.state = whole.state if job.state is not None else None
         for _, _, wide, parts in split(job):
-            found += _fate(wide, parts, q, element_of(fmt).min_normal)
-    return found
-
-
-def _fate(wide: Tensor, parts: Parts, q: Quantizer, smallest: float) -> FateSums:
-    """Of values and what they became. Where a block's scale is NaN, comparisons say no."""
-    known = ~parts.scale.isnan()
-    beyond = saturated(wide, parts, q)
-    above = _count(beyond & (wide > 0))
-    below = _count(beyond) - above
-    zeros = _count((wide == 0) & known)
-    underflow = _count(wide.abs() < smallest * parts.scale) - zeros
-    flush = _count((parts.elements == 0) & known) - zeros
-    kept, wrong = wide.reshape(-1), (parts.elements * parts.scale - wide).view(-1)
-    signal, noise = float(kept @ kept), float(wrong @ wrong)
-    if not (math.isfinite(signal) and math.isfinite(noise)):
-        above += _count((wide == math.inf) & ~known)
-        below += _count((wide == -math.inf) & ~known)
-        kept, wrong = kept[wrong.isfinite()], wrong[wrong.isfinite()]
-        signal, noise = float(kept @ kept), float(wrong @ wrong)
-    n = wide.numel()
-    return FateSums(above, below, underflow, flush, n, n, signal, noise)
-
-
-def _count(hits: Tensor) -> int:
-    return int(torch.count_nonzero(hits))
+            hits = outcomes(wide, parts, q)
+            squares = error_squares(wide, parts, hits).tolist()
+            sums += FateSums(losses_of(hits), wide.numel(), *squares)
+    return sums

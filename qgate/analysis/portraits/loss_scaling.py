@@ -7,7 +7,7 @@ import math
 import numpy as np
 from torch import Tensor
 
-from qgate.analysis.portraits._fates import Floats, Ints, nearest, scaled, target_of
+from qgate.analysis.portraits._fates import Floats, Ints, scaled, target_of
 from qgate.analysis.portraits._pool import Pool
 from qgate.analysis.portraits.pools import pool_of
 from qgate.analysis.sweeps._levels import ceil_log2_ratio, floor_log2_ratio
@@ -21,8 +21,8 @@ _ONE_IN = 1000
 
 def loss_scale(x: Pool | Tensor, fmt: str) -> LossScale | None:
     """The least and the largest exponent, and the one advised: that of them, or between them, which
-    is nearest to no scaling; the largest, where what must not be flushed and what must not be
-    beyond the format's largest value leave none between. None where every gradient is zero.
+    is nearest to no scaling; the largest, where what must not be flushed and what must not
+    saturate leave none between. None where every gradient is zero.
 
     Of a tensor wider than 16 bits the values are those rounded to bf16; the largest is exact.
     """
@@ -36,18 +36,17 @@ def loss_scale(x: Pool | Tensor, fmt: str) -> LossScale | None:
     sizes, weights = _sizes(pool)
     if not len(sizes):
         return None
-    border = _Border(target)
     first = int(np.searchsorted(np.cumsum(weights) * _ONE_IN, weights.sum(), side="right"))
-    least = border.saves(float(sizes[first]))
-    largest = floor_log2_ratio(target.max, pool.amax)
+    least = ceil_log2_ratio(target.survives_from(), float(sizes[first]))
+    largest = floor_log2_ratio(math.nextafter(target.saturates_from(), 0), pool.amax)
     advised = min(max(0, least), largest)
     return LossScale(
         format=target.name,
         least=least,
         largest=largest,
         advised=advised,
-        flush=border.share(sizes, weights, 0),
-        at_best=border.share(sizes, weights, advised),
+        flush=_flushed_share(target, sizes, weights, 0),
+        at_best=_flushed_share(target, sizes, weights, advised),
     )
 
 
@@ -64,21 +63,7 @@ def _sizes(pool: Pool) -> tuple[Floats, Ints]:
     return sizes, weights
 
 
-class _Border:
-    """Half of a format's smallest value: below it numbers become zero, and maybe there."""
-
-    def __init__(self, fmt: ElementFormat) -> None:
-        self.half = fmt.min_subnormal / 2
-        self.falls = bool(nearest(fmt, np.array([self.half]))[0] == 0)
-
-    def saves(self, size: float) -> int:
-        """The least exponent at which a magnitude is not flushed."""
-        if self.falls:
-            return floor_log2_ratio(self.half, size) + 1
-        return ceil_log2_ratio(self.half, size)
-
-    def share(self, sizes: Floats, weights: Ints, exponent: int) -> float:
-        """The part that is flushed after multiplication with 2**exponent."""
-        end = math.ldexp(self.half, -exponent)
-        lost = sizes <= end if self.falls else sizes < end
-        return float(weights[lost].sum() / weights.sum())
+def _flushed_share(fmt: ElementFormat, sizes: Floats, weights: Ints, exponent: int) -> float:
+    """Return the part that is flushed after multiplication with 2**exponent."""
+    lost = sizes < math.ldexp(fmt.survives_from(), -exponent)
+    return float(weights[lost].sum() / weights.sum())

@@ -16,7 +16,6 @@ from torch import Tensor
 from qgate.analysis.portraits._channels import channels_of
 from qgate.analysis.portraits._fates import (
     FateSums,
-    Floats,
     Limit,
     Target,
     edges_of,
@@ -109,7 +108,7 @@ def pool_of_counts(
     if dtype.removeprefix("torch.") in ("float32", "float64"):
         pool = replace(pool, sums=_known_sums(stats, int(pool.weighted[1].sum())))
     targets = [t for t in map(target_of, formats) if isinstance(t, Limit | ElementFormat)]
-    return replace(pool, fates={t.name: _of_all(t, pool) for t in targets if not scaled(t)})
+    return replace(pool, fates={t.name: fate_of_counts(t, pool) for t in targets if not scaled(t)})
 
 
 def pool_of_statistics(
@@ -154,19 +153,7 @@ def _fate(target: Target, pool: Pool, x: Tensor, share: Tensor) -> FateSums:
     if not isinstance(target, Limit | ElementFormat) or isinstance(target, IntFormat):
         return fate_of_rows(target, share, 0.0 if math.isnan(pool.amax) else pool.amax)
     if x.dtype not in _WIDE:
-        return _of_all(target, pool)
+        return fate_of_counts(target, pool)
     if isinstance(target, Limit):
         return fate_of_limit(target, (part.astype(np.float64) for part in chunks_of(x)))
-    return _of_all(target, pool, share.reshape(-1).to(torch.float64).numpy())
-
-
-def _of_all(target: ElementFormat | Limit, pool: Pool, rows: Floats | None = None) -> FateSums:
-    return fate_of_counts(
-        target,
-        pool.counted_as,
-        pool.patterns,
-        pool.counts,
-        amax=pool.amax,
-        vanished=pool.vanished,
-        rows=rows,
-    )
+    return fate_of_counts(target, pool, share.reshape(-1).to(torch.float64).numpy())

@@ -63,7 +63,9 @@ def record_of(
             "std": summary.std,
             "rounded_to": summary.dtype if rounded else None,
         },
-        "levels": [_level(sums, i, place, scale_bits) for i, place in enumerate(places)],
+        "levels": [
+            _level(sums, i, place, scale_bits, summary.finite) for i, place in enumerate(places)
+        ],
         "failed": f"{bad} in the tensor" if bad else None,
         "versions": {
             "qgate": __version__,
@@ -74,13 +76,13 @@ def record_of(
     }
 
 
-def _level(sums: LevelSums, i: int, place: Level, scale_bits: int) -> dict[str, Any]:
-    n, exponent = sums.n, place.exponent
+def _level(sums: LevelSums, i: int, place: Level, scale_bits: int, finite: int) -> dict[str, Any]:
+    exponent = place.exponent
     energy = sums.r_square or 1.0
     shares = {
-        "overflow": float(sums.over[i] / n),
-        "underflow": float(sums.under[i] / n),
-        "flush": float(sums.flush[i] / n),
+        "overflow": float(sums.saturated[i] / finite),
+        "underflow": float(sums.underflow[i] / finite),
+        "flush": float(sums.flushed[i] / finite),
     }
     limit = 2 ** (scale_bits - 1) - 1
     fits = not (sums.clamped[i] or sums.broken[i])
@@ -91,14 +93,14 @@ def _level(sums: LevelSums, i: int, place: Level, scale_bits: int) -> dict[str, 
         "e8m0": place.integer and abs(exponent) <= limit and bool(fits),
         "marks": list(place.marks),
         "metrics": sums.metrics(i),
-        "overflow": int(sums.over[i]),
+        "overflow": int(sums.saturated[i]),
         "overflow_share": shares["overflow"],
-        "overflow_energy": float(sums.over_energy[i] / energy),
-        "underflow": int(sums.under[i]),
+        "overflow_energy": float(sums.saturated_noise[i] / energy),
+        "underflow": int(sums.underflow[i]),
         "underflow_share": shares["underflow"],
-        "flush": int(sums.flush[i]),
+        "flush": int(sums.flushed[i]),
         "flush_share": shares["flush"],
-        "flush_energy": float(sums.flush_energy[i] / energy),
+        "flush_energy": float(sums.flushed_energy[i] / energy),
         "severity": {kind: advising.severity(share) for kind, share in shares.items()},
         "significant": max(shares["overflow"], shares["underflow"]) > advising.SIGNIFICANT,
     }

@@ -78,8 +78,8 @@ class LevelSums:
         self.dot, self.co = zeros.copy(), zeros.copy()
         self.error_sum, self.error_abs, self.error_square = (zeros.copy() for _ in range(3))
         self.error_max = zeros.copy()
-        self.over, self.under, self.flush = zeros.copy(), zeros.copy(), zeros.copy()
-        self.over_energy, self.flush_energy = zeros.copy(), zeros.copy()
+        self.saturated, self.underflow, self.flushed = (zeros.copy() for _ in range(3))
+        self.saturated_noise, self.flushed_energy = zeros.copy(), zeros.copy()
         self.clamped, self.broken = zeros > 0, zeros > 0
         """Levels at which some block's scale is not the one asked for, or is NaN."""
         self.n = 0.0
@@ -118,24 +118,27 @@ class LevelSums:
         self.r_centered += float(up**2 @ folded.positive + down**2 @ folded.negative)
         self.r_max = max(self.r_max, float(true[-1]))
         scales = np.exp2(exponents)
-        # Ascending magnitudes: what overflows is a tail, what underflows or flushes a head.
+        # Ascending magnitudes: what saturates is a tail, what underflows or is flushed a head.
         ahead = np.concatenate([[0.0], np.cumsum(both)])
         energy_ahead = np.concatenate([[0.0], np.cumsum(energy)])
         zeros = int(np.searchsorted(sizes, 0.0, side="right"))
-        over = np.searchsorted(sizes, self.fmt.max * scales, side="right")
         under = np.searchsorted(sizes, self.fmt.min_normal * scales, side="left")
-        self.over += ahead[-1] - ahead[over]
-        self.under += ahead[np.maximum(under, zeros)] - ahead[zeros]
+        self.underflow += ahead[np.maximum(under, zeros)] - ahead[zeros]
+        beyond = self.fmt.saturates_from()
         step = max(_ROOM // len(sizes), 1)
         with serial():
             for start in range(0, len(scales), step):
                 part = slice(start, start + step)
                 scale = scales[part, None]
-                rounded = self.fmt.nearest(torch.from_numpy(sizes / scale)).numpy()
+                ratios = sizes / scale
+                kept = np.array([np.searchsorted(row, beyond) for row in ratios])
+                self.saturated[part] += ahead[-1] - ahead[kept]
+                rounded = self.fmt.nearest(torch.from_numpy(ratios)).numpy()
+                del ratios
                 flushed = np.array([np.searchsorted(row, 0.0, side="right") for row in rounded])
                 flushed = np.maximum(flushed, zeros)
-                self.flush[part] += ahead[flushed] - ahead[zeros]
-                self.flush_energy[part] += energy_ahead[flushed]
+                self.flushed[part] += ahead[flushed] - ahead[zeros]
+                self.flushed_energy[part] += energy_ahead[flushed]
                 q = np.multiply(rounded, scale * unit, out=rounded)
                 self.q_sum[part] += q @ signed
                 self.dot[part] += q @ weighted
@@ -156,8 +159,8 @@ class LevelSums:
                 self.error_sum[part] += error @ signed
                 square = np.multiply(error, error, out=q)
                 self.error_square[part] += square @ both
-                for i, tail in enumerate(over[part], start):
-                    self.over_energy[i] += square[i - start, tail:] @ both[tail:]
+                for i, tail in enumerate(kept, start):
+                    self.saturated_noise[i] += square[i - start, tail:] @ both[tail:]
                 np.abs(error, out=error)
                 self.error_abs[part] += error @ both
                 self.error_max[part] = np.maximum(self.error_max[part], error.max(axis=1))

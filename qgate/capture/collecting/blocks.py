@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from qgate.capture.collecting.values import BLOCK, Array, Reading, value_table
+from qgate.formats.losses import Losses
 from qgate.formats.mx import MxFormat
 from qgate.stats._bits import COUNTABLE
 
@@ -21,11 +22,15 @@ _LARGEST_SCALE = 127
 
 @dataclass(frozen=True)
 class Blocks:
-    """Magnitudes of the sampled elements, the length of each block, and its largest magnitude."""
+    """Magnitudes of the sampled elements, the length of each block, and its largest magnitude.
+
+    `without_scale` counts the finite elements of blocks that are left out.
+    """
 
     sizes: Array
     lengths: Array
     largest: Array
+    without_scale: int = 0
 
     @property
     def stats(self) -> dict[str, float]:
@@ -40,23 +45,34 @@ class Blocks:
             f"block{BLOCK}.zero_share": (self.largest.size - there.size) / self.largest.size,
         }
 
-    def shares(self, fmt: MxFormat) -> dict[str, float]:
-        """What is above the largest and below the smallest value of its block, with the scales
-        that the format's floor rule gives."""
+    def losses(self, fmt: MxFormat) -> Losses:
+        """Count what saturates and what becomes zero, with the scales of the floor rule."""
         if not self.lengths.size:
-            return {}
+            return Losses(nonzero=self.without_scale, poisoned=self.without_scale)
         wanted = fmt.define_exponents(self.largest.astype(np.float64), "floor", _LARGEST_SCALE)
         scales = np.ldexp(1.0, np.clip(wanted, -_LARGEST_SCALE, _LARGEST_SCALE).astype(int))
+        element = fmt.element
+        saturated = int((self.sizes >= self._each_from(element.saturates_from() * scales)).sum())
+        zeros = int((self.sizes == 0).sum())
+        small = int((self.sizes < self._each_from(element.survives_from() * scales)).sum())
+        return Losses(
+            zeros=zeros,
+            nonzero=self.sizes.size - zeros + self.without_scale,
+            upper=saturated,
+            flushed=small - zeros,
+            poisoned=self.without_scale,
+            beyond_range=None,
+        )
+
+    def _each_from(self, of_block: Array) -> Array:
+        """Repeat the first magnitude of a range, per block, for the block's elements.
+
+        Rounded up to the dtype of the magnitudes, of which the same are in the range.
+        """
         with np.errstate(over="ignore"):
-            most, least = (
-                self._for_each((limit * scales).astype(self.sizes.dtype))
-                for limit in (fmt.max, fmt.min_subnormal / 2)
-            )
-        zeroed = (self.sizes <= least).sum() - (self.sizes == 0).sum()
-        return {
-            f"{fmt.name}.saturated_share": float((self.sizes > most).mean()),
-            f"{fmt.name}.zeroed_share": float(zeroed / self.sizes.size),
-        }
+            first = of_block.astype(self.sizes.dtype)
+        above = np.nextafter(first, np.array(np.inf, first.dtype))
+        return self._for_each(np.where(first < of_block, above, first))
 
     def _for_each(self, of_block: Array) -> Array:
         """One number per block, as it meets the block's elements."""
@@ -78,8 +94,10 @@ def blocks_of(reading: Reading) -> Blocks | None:
         largest = np.maximum.reduceat(sizes, starts)
     if any(reading.nonfinite.values()):
         whole = np.isfinite(largest)
+        finite = int(np.isfinite(sizes).sum())
         sizes = sizes[np.repeat(whole, lengths)]
         lengths, largest = lengths[whole], largest[whole]
+        return Blocks(sizes, lengths, largest, finite - sizes.size)
     return Blocks(sizes, lengths, largest)
 
 

@@ -1,4 +1,4 @@
-"""What the format that a run is labeled with would lose of a tensor: a share of its elements.
+"""What the format that a run is labeled with would lose of a tensor: shares of its finite elements.
 
 Of a format whose values stand alone, unscaled and from the counts; of an MX format with the scale
 of each block. Other formats scale a whole tensor or channel in ways that a label does not tell.
@@ -15,6 +15,7 @@ from qgate.capture.collecting.blocks import Blocks
 from qgate.capture.collecting.figures import Figures
 from qgate.capture.collecting.values import value_table
 from qgate.errors import QgateError
+from qgate.formats.losses import Losses, losses_of_values
 from qgate.stats._bits import BY_NAME
 
 if TYPE_CHECKING:
@@ -42,28 +43,25 @@ def _format(label: str) -> ElementFormat | MxFormat | None:
 
 
 def shares_of(label: str, found: Figures, blocks: Blocks | None) -> dict[str, float]:
-    """Shares of the finite values that are beyond the largest of the format, and that are not zero
-    and become zero."""
+    """Return the shares of the finite values that saturate in the format and that it flushes."""
     from qgate.formats.mx import MxFormat
 
     fmt = _format(label) if label else None
     if isinstance(fmt, MxFormat):
-        return {} if blocks is None else blocks.shares(fmt)
-    return {} if fmt is None else _unscaled(fmt, found)
-
-
-def _unscaled(fmt: ElementFormat, found: Figures) -> dict[str, float]:
-    if found.counts is None:
+        losses = None if blocks is None else blocks.losses(fmt)
+    else:
+        losses = None if fmt is None else _losses_of_cast(fmt, found)
+    if fmt is None or losses is None or not losses.finite:
         return {}
-    table = np.abs(value_table(BY_NAME[found.counted_as])[found.counts["patterns"]])
-    there = np.isfinite(table)
-    sizes, weights = table[there], found.counts["counts"][there].astype(np.float64)
-    total = weights.sum()
-    if not total:
-        return {}
-    least = fmt.min_subnormal / 2
-    lost = (sizes > 0) & ((sizes < least) | ((sizes == least) & (fmt.rounding == "even")))
     return {
-        f"{fmt.name}.saturated_share": float(weights[sizes > fmt.max].sum() / total),
-        f"{fmt.name}.zeroed_share": float(weights[lost].sum() / total),
+        f"{fmt.name}.saturated_share": losses.saturated_share,
+        f"{fmt.name}.flushed_share": losses.flushed_share,
     }
+
+
+def _losses_of_cast(fmt: ElementFormat, found: Figures) -> Losses | None:
+    if found.counts is None:
+        return None
+    values = value_table(BY_NAME[found.counted_as])[found.counts["patterns"]]
+    losses = losses_of_values(fmt, values, found.counts["counts"].astype(np.int64))
+    return losses.before_rounding(found.nonfinite["posinf"], found.nonfinite["neginf"])

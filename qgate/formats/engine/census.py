@@ -2,58 +2,57 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
 
+from qgate.formats._element import ElementFormat
 from qgate.formats.engine.job import Job, element_of, saturated, split
+from qgate.formats.engine.parts import Parts
+from qgate.formats.losses import Losses
 from qgate.formats.quantizer import as_quantizer
 
 if TYPE_CHECKING:
     from qgate.formats._literals import Format
     from qgate.formats.quantizer import Options, Quantizer
 
-_KINDS = ("saturated", "underflow", "flushed", "subnormal", "nan", "inf", "poisoned")
+_TOTALS = ("elements", "finite", "saturated", "inf")
 
 
 @dataclass(frozen=True)
-class Effects:
-    """Counts of elements; `blocks` has the same counts per group, shaped as `Encoded.scales` is.
+class Effects(Losses):
+    """Losses of a tensor in a format; `blocks` has counts per group, shaped as `Encoded.scales` is.
 
-    saturated  finite and beyond the largest value at its scale
-    underflow  not zero and below the smallest normal number at its scale, before rounding
-    flushed    not zero before, zero after
-    subnormal  kept with less than full precision, below the format's smallest normal number
-    nan, inf   in the input
-    poisoned   finite, but NaN after, because the scale of its group is NaN
+    subnormal              kept with less than full precision, below the smallest normal number
+    saturated_error_share  the part of the squared error that saturated elements have
     """
 
-    format: str
-    elements: int
-    saturated: int
-    underflow: int
-    flushed: int
-    subnormal: int
-    nan: int
-    inf: int
-    poisoned: int
-    blocks: dict[str, Tensor] = field(repr=False, compare=False)
-
-    def share(self, kind: str) -> float:
-        """The part of all elements, 0 to 1."""
-        return float(getattr(self, kind)) / self.elements if self.elements else 0.0
+    format: str = ""
+    subnormal: int = 0
+    saturated_error_share: float = 0.0
+    blocks: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """The totals as plain data."""
-        return {key: value for key, value in asdict(self).items() if key != "blocks"}
+        counts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "blocks"}
+        return counts | {name: getattr(self, name) for name in _TOTALS}
 
     def __str__(self) -> str:
-        lines = [f"{self.format}: {self.elements} elements"]
-        lines += [
-            f"  {kind:9} {getattr(self, kind):>12} {self.share(kind):9.4%}" for kind in _KINDS
-        ]
+        lines = [f"{self.format}: {self.elements} elements, {self.finite} finite"]
+        for kind in ("nan", "inf"):
+            lines.append(f"  {kind:12} {getattr(self, kind):>12}")
+        for kind in ("saturated", "flushed", "underflow", "subnormal", "poisoned"):
+            lines.append(
+                f"  {kind:12} {getattr(self, kind):>12} {self.share(kind):9.4%} of the finite"
+            )
+        if self.beyond_range is not None:
+            lines.append(
+                f"  beyond range {self.beyond_range:>12} {self.beyond_range_share:9.4%} of all"
+            )
         return "\n".join(lines)
 
 
@@ -62,23 +61,69 @@ def report(x: Tensor, fmt: str | Format | Quantizer, **options: Unpack[Options])
     q = as_quantizer(fmt, options)
     job = Job(x, q, looking=True)
     smallest = element_of(q.format).min_normal
-    rows = {kind: job.rows(1, torch.int64) for kind in _KINDS}
+    rows = {kind: job.rows(1, torch.int64) for kind in (*counted_of(q), "subnormal")}
+    squares = torch.zeros(3, dtype=torch.float64, device=x.device)
     for chunk, _, wide, parts in split(job):
-        finite = wide.isfinite()
-        bad = parts.scale.isnan().expand_as(wide)
-        good = finite & ~bad
+        hits = outcomes(wide, parts, q)
+        squares += error_squares(wide, parts, hits)
         size = parts.elements.abs()
-        found = {
-            "saturated": saturated(wide, parts, q) & good,
-            "underflow": (wide != 0) & (wide.abs() < smallest * parts.scale) & good,
-            "flushed": (wide != 0) & (size == 0) & good,
-            "subnormal": (size > 0) & (size < smallest) & good,
-            "nan": wide.isnan(),
-            "inf": wide.isinf(),
-            "poisoned": finite & bad,
-        }
-        for kind, hits in found.items():
-            chunk.group(rows[kind]).add_(hits.sum(2, keepdim=True))
-    totals = {kind: int(rows[kind].sum()) for kind in _KINDS}
-    blocks = {kind: job.shaped(rows[kind]) for kind in _KINDS}
-    return Effects(q.format.name, x.numel(), **totals, blocks=blocks)
+        hits["subnormal"] = hits["nonzero"] & (size > 0) & (size < smallest)
+        for kind, found in hits.items():
+            chunk.group(rows[kind]).add_(found.sum(2, keepdim=True))
+    totals: dict[str, Any] = {kind: int(room.sum()) for kind, room in rows.items()}
+    _, noise, of_saturated = squares.tolist()
+    rows["saturated"] = rows["upper"] + rows["lower"]
+    return Effects(
+        **{"beyond_range": None} | totals,
+        format=q.format.name,
+        saturated_error_share=of_saturated / noise if 0 < noise < math.inf else 0.0,
+        blocks={kind: job.shaped(room) for kind, room in rows.items()},
+    )
+
+
+def counted_of(q: Quantizer) -> list[str]:
+    """List the counts of a quantizer: one with scales has no range that a value could be beyond."""
+    is_cast = isinstance(q.format, ElementFormat) and q.granularity is None
+    return [f.name for f in fields(Losses) if is_cast or f.name != "beyond_range"]
+
+
+def outcomes(wide: Tensor, parts: Parts, q: Quantizer) -> dict[str, Tensor]:
+    """Find which elements of a chunk each count of `Losses` is of; kinds without any may miss."""
+    element, size = element_of(q.format), wide.abs()
+    zero = size == 0
+    good = nonzero = ~zero
+    hits = {"zeros": zero, "nonzero": nonzero}
+    finite = wide.isfinite()
+    if not bool(finite.all()):
+        good = nonzero = nonzero & finite
+        hits |= {"nan": wide.isnan(), "posinf": wide == math.inf, "neginf": wide == -math.inf}
+        hits["nonzero"] = nonzero
+    spoilt = parts.scale.isnan()
+    if bool(spoilt.any()):
+        hits["poisoned"] = finite & spoilt
+        good = nonzero & ~spoilt
+    beyond = saturated(parts, q) & good
+    hits["upper"] = beyond & (wide > 0)
+    hits["lower"] = beyond & (wide < 0)
+    hits["flushed"] = good & (parts.elements * parts.scale == 0)
+    hits["underflow"] = good & (size < element.min_normal * parts.scale)
+    if "beyond_range" in counted_of(q):
+        hits["beyond_range"] = size > element.max
+    return hits
+
+
+def losses_of(hits: Mapping[str, Tensor]) -> Losses:
+    """Count the outcomes of a chunk."""
+    counts: dict[str, Any] = {kind: int(found.count_nonzero()) for kind, found in hits.items()}
+    return Losses(**{"beyond_range": None} | counts)
+
+
+def error_squares(wide: Tensor, parts: Parts, hits: Mapping[str, Tensor]) -> Tensor:
+    """Sum the squares of values, of their errors, and of the errors of saturated ones."""
+    error = parts.elements * parts.scale - wide
+    if "nan" in hits or "poisoned" in hits:
+        kept = hits["nonzero"]
+        kept = kept & ~hits["poisoned"] if "poisoned" in hits else kept
+        wide, error = wide.where(kept, 0.0), error.where(kept, 0.0)
+    clipped = error[hits["upper"] | hits["lower"]]
+    return torch.stack([part.reshape(-1) @ part.reshape(-1) for part in (wide, error, clipped)])

@@ -13,7 +13,7 @@ from qgate.formats.quantizer import Quantizer
 
 
 class StraightThrough(torch.autograd.Function):
-    """Passes the gradient, except where x lay beyond the largest value (unless told to pass it)."""
+    """Passes the gradient, except where x saturated (unless told to pass it there too)."""
 
     @staticmethod
     def forward(x: Tensor, q: Quantizer) -> Tensor:
@@ -34,12 +34,12 @@ class StraightThrough(torch.autograd.Function):
 
 
 def inside_range(x: Tensor, q: Quantizer) -> Tensor:
-    """Where x is not beyond the largest value at its scale; True for NaN."""
+    """Find where x does not saturate; NaN does not."""
     job = Job(x, q, looking=True)
     layout = job.layout
     inside = torch.empty(
         layout.outer, layout.length, layout.inner, dtype=torch.bool, device=x.device
     )
-    for chunk, _, wide, parts in split(job):
-        chunk.data(inside).copy_(~saturated(wide, parts, q))
+    for chunk, _, _, parts in split(job):
+        chunk.data(inside).copy_(~saturated(parts, q))
     return layout.restore(inside)

@@ -178,11 +178,13 @@ def split(job: Job) -> Iterator[tuple[Chunk, Call, Tensor, Parts]]:
         yield chunk, call, wide, job.q.format.split(wide, call)
 
 
-def saturated(wide: Tensor, parts: Parts, q: Quantizer) -> Tensor:
-    """Where x lies beyond the largest value at its scale; False for NaN."""
-    low, high = element_of(q.format).bounds(narrow=q.narrow)
-    scale = parts.scale
-    if isinstance(q.format, ElementFormat) and q.granularity is not None and q.scale is None:
-        # amax / max was rounded to float32: amax itself is at the largest value, not beyond it.
-        scale = scale * (1 + 2.0**-22)
-    return (wide > high * scale) | (wide < low * scale)
+def saturated(parts: Parts, q: Quantizer) -> Tensor:
+    """Find where x, rounded without a bound, is beyond the largest value at its scale.
+
+    Inf is; NaN is not, nor is an element of a group whose scale is NaN or zero.
+    """
+    element = element_of(q.format)
+    low, high = element.bounds(narrow=q.narrow)
+    upper = parts.ratios >= element.saturates_from(q.rounding, high)
+    lower = parts.ratios <= -element.saturates_from(q.rounding, -low)
+    return (upper | lower) & (parts.scale > 0)

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 class Parts:
     """A chunk [outer, blocks, block, inner] as float64 elements on the grid times a float64 scale.
 
-    `stored` holds what `encode` keeps besides the element codes, one row per block in the third
-    dimension ("scales", and "micro" for the finer levels of HiF4).
+    `ratios` are the elements before they were rounded: x in units of its scale, as the format
+    divides. `stored` holds what `encode` keeps besides the element codes, one row per block in the
+    third dimension ("scales", and "micro" for the finer levels of HiF4).
     """
 
     elements: Tensor
     scale: Tensor
+    ratios: Tensor
     stored: dict[str, Tensor] = field(default_factory=dict)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from qgate.results.activations import ActivationsRecord, LayerActivations
 
 Row = dict[str, Any]
+_SHARES = ("upper", "lower", "underflow", "beyond_range", "saturated_error_share", "of")
 _FIGURES = ("min", "max", "amax", "amin", "mean", "std", "rms", "skew", "kurtosis", "zeros")
 
 
@@ -38,7 +39,8 @@ def tables_of(record: ActivationsRecord) -> dict[str, list[Row]]:
             if "fitted_signal" in fate and "fitted_noise" in fate:
                 fitted = _db(fate["fitted_signal"], fate["fitted_noise"])
                 row |= {f"fitted_{name}": value for name, value in fitted.items()}
-            shares = {k: fate[k] for k in ("upper", "lower", "underflow", "flush", "of")}
+            shares = {k: v for k, v in fate.items() if k in _SHARES}
+            shares["flushed"] = fate.get("flushed", fate.get("flush"))
             made["formats"].append(row | shares)
         for advice in layer.get("smoothing", []):
             plain = {k: v for k, v in advice.items() if k != "curve"}

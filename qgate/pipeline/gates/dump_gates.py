@@ -26,10 +26,10 @@ from qgate.pipeline.gates.dump_sites import (
     drawn,
     layer_in_name,
     layer_order,
+    losses_of_pool,
+    losses_of_tensors,
     needs_values,
     pool,
-    shares_of_pool,
-    shares_of_tensors,
 )
 from qgate.pipeline.gates.judging import Judging, Outcome
 from qgate.pipeline.gates.subjects import commit_here
@@ -42,6 +42,7 @@ VALUES = "values"
 """What the accepted record of the distributions is called."""
 _LOSSES = tuple(each.name for each in METRICS.of("format") if each.counted)
 _DRIFT = tuple(each.name for each in METRICS.of("dump"))
+_SHARES = ("saturated", "flushed", "underflow")
 _LEAST = -200.0
 _KEPT = 1 << 23
 
@@ -228,7 +229,7 @@ class DumpGates(Judging):
     # The gates ------------------------------------------------------------------------------------
 
     def overflow(self, suite: str, fmt: str, layer: str) -> Outcome:
-        """What a format clips and makes zero in all tensors of a layer."""
+        """Gate the shares that saturate and that are flushed in all tensors of a layer."""
         fmt = formats.get(fmt).name
         rows = []
         by_tensor = needs_values(fmt)
@@ -237,10 +238,11 @@ class DumpGates(Judging):
                 continue
             pooled = self._pool(site)
             if by_tensor:
-                values = shares_of_tensors(self.subject.dump, site.records, fmt)
+                losses = losses_of_tensors(self.subject.dump, site.records, fmt)
             else:
-                values = shares_of_pool(pooled, fmt)
-            pictures = (drawn(pooled, fmt, values),) if self.plots != "none" else ()
+                losses = losses_of_pool(pooled, fmt)
+            values = {f"{kind}_share": losses.share(kind) for kind in _SHARES}
+            pictures = (drawn(pooled, fmt, losses),) if self.plots != "none" else ()
             rows.append(_row(site, pooled, values, _LOSSES, pictures))
         mode = Mode(fmt, "the format alone")
         return self.judge(

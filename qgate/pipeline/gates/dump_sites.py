@@ -6,12 +6,11 @@ Ranks, iterations, samples and calls are parts of the same thing, so their exact
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from qgate import formats
@@ -19,6 +18,7 @@ from qgate.analysis.magnitude_pictures import magnitude_picture
 from qgate.dumps import Dump, Record
 from qgate.errors import QgateError
 from qgate.formats import BlockFormat, ElementFormat, Quantizer
+from qgate.formats.losses import Losses, losses_of_values
 from qgate.results.pictures import MagnitudePicture
 from qgate.stats import Counts, counts
 from qgate.stats._bits import BY_NAME, COUNTABLE, DIRECT, decoded, slabs
@@ -214,16 +214,15 @@ def _counted(dump: Dump, record: Record) -> tuple[str, Ints, int]:
     return made.dtype, made.counts, odd
 
 
-def drawn(
-    pooled: Pool, fmt: str = "", shares: Mapping[str, float | None] | None = None
-) -> MagnitudePicture:
-    """Where the values of a site lie, and how many of them a format loses, by its shares."""
-    lost = {name: (shares or {}).get(f"{name}_share") or 0.0 for name in ("saturated", "flushed")}
+def drawn(pooled: Pool, fmt: str = "", losses: Losses | None = None) -> MagnitudePicture:
+    """Draw where the values of a site lie, and how many of them a format loses."""
+    losses = losses or Losses()
     return magnitude_picture(
         *pooled.weighted(),
         fmt=fmt,
         nonfinite=pooled.nan + pooled.posinf + pooled.neginf,
-        **{name: round(share * pooled.n) for name, share in lost.items()},
+        saturated=round(losses.saturated_share * pooled.finite),
+        flushed=round(losses.flushed_share * pooled.finite),
     )
 
 
@@ -237,8 +236,6 @@ def _check_whole(record: Record, counted: int) -> None:
 
 # What a format does to them ---------------------------------------------------------------------
 
-SHARES = ("saturated", "flushed", "underflow")
-
 
 def needs_values(fmt: str) -> bool:
     """Whether counts do not tell what a format does: its scales are those of blocks or tensors."""
@@ -246,37 +243,27 @@ def needs_values(fmt: str) -> bool:
     return not isinstance(found, ElementFormat) or Quantizer(fmt).granularity is not None
 
 
-def shares_of_pool(pooled: Pool, fmt: str) -> dict[str, float]:
-    """The shares of a plain cast, from how often each value occurs; infinities are beyond it."""
+def losses_of_pool(pooled: Pool, fmt: str) -> Losses:
+    """Count the losses of a plain cast, from how often each value occurs."""
     found = formats.get(fmt)
     assert isinstance(found, ElementFormat)
-    low, high = found.bounds()
     values, weights = pooled.weighted()
-    cast = formats.quantize(torch.from_numpy(values), fmt).numpy()
-    size, nonzero = np.abs(values), values != 0
-    hits = {
-        "saturated": (values > high) | (values < low),
-        "flushed": nonzero & (cast == 0),
-        "underflow": nonzero & (size < found.min_normal),
-    }
-    total = max(pooled.n, 1)
-    beyond = {"saturated": pooled.posinf + pooled.neginf}
-    return {
-        f"{kind}_share": (int(weights[hits[kind]].sum()) + beyond.get(kind, 0)) / total
-        for kind in SHARES
-    }
+    values = np.concatenate([values, [np.nan, np.inf, -np.inf]])
+    weights = np.concatenate([weights, [pooled.nan, pooled.posinf, pooled.neginf]])
+    losses = losses_of_values(found, values, weights)
+    # Counting rounds 32-bit tensors to bf16, and so makes Inf of their very largest.
+    own = min(losses.inf, max(pooled.nonfinite - losses.nan, 0))
+    posinf = min(losses.posinf, own)
+    return losses.before_rounding(posinf, own - posinf)
 
 
-def shares_of_tensors(dump: Dump, records: Sequence[Record], fmt: str) -> dict[str, float]:
-    """The shares of a format with scales of its own, tensor by tensor."""
-    sums: Counter[str] = Counter()
+def losses_of_tensors(dump: Dump, records: Sequence[Record], fmt: str) -> Losses:
+    """Count the losses of a format with scales of its own, tensor by tensor."""
+    losses = Losses()
     for record in records:
         for part in _parts(dump.tensor(record), fmt):
-            done = formats.report(part, fmt)
-            sums.update({kind: getattr(done, kind) for kind in SHARES})
-            sums.update({"saturated": done.inf, "elements": done.elements})
-    total = max(sums["elements"], 1)
-    return {f"{kind}_share": sums[kind] / total for kind in SHARES}
+            losses += formats.report(part, fmt)
+    return losses
 
 
 def _parts(tensor: Tensor, fmt: str) -> Iterator[Tensor]:

@@ -105,7 +105,7 @@ def _error_at(swept: Sweep, exponent: float) -> float:
 
 
 def overflow_rows(bench: Bench, fmt: str, layer: str, phase: str) -> list[Measured]:
-    """The share of elements that a format clips, and that it makes zero, forward or backward."""
+    """Measure the shares that saturate and that are flushed, forward or backward."""
     if phase not in ("forward", "backward"):
         raise QgateError(f"phase {phase!r} is not allowed; it is forward or backward.")
     tensors = _tensors(bench, layer) if phase == "forward" else _gradients(bench, layer)
@@ -113,17 +113,13 @@ def overflow_rows(bench: Bench, fmt: str, layer: str, phase: str) -> list[Measur
     found = []
     for order, (site, tensor) in enumerate(tensors.items()):
         lost = formats.report(tensor, fmt)
-        total = max(1, lost.elements)
-        values = {
-            "saturated_share": lost.saturated / total,
-            "flushed_share": lost.flushed / total,
-        }
+        values = {"saturated_share": lost.saturated_share, "flushed_share": lost.flushed_share}
         drawn: tuple[Picture, ...] = ()
         if bench.pictures:
             losses = {"saturated": lost.saturated, "flushed": lost.flushed}
             drawn = (magnitude_picture(tensor, fmt=fmt, **losses),)
         row = _row(site, layer, scope, order, values, tensor, drawn=drawn)
-        found.append(replace(row, grain=1 / total))
+        found.append(replace(row, grain=1 / max(1, lost.finite)))
     return found
 
 

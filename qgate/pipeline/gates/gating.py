@@ -105,7 +105,7 @@ class GateSession(Judging):
         return self._of_format(suite, fmt, rows, layer, notes)
 
     def overflow(self, suite: str, fmt: str, layer: str, phase: str) -> Outcome:
-        """What a format clips and makes zero in the tensors or gradients of a layer."""
+        """Gate what a format saturates and flushes in the tensors or gradients of a layer."""
         rows = overflow_rows(self.bench, fmt, layer, phase)
         return self._of_format(suite, fmt, rows, f"{layer} {phase}", {})
 

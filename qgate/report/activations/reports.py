@@ -21,9 +21,9 @@ from qgate.report.activations._page import Shown, page
 from qgate.report.activations._places import Folder, Store, home_of
 from qgate.report.activations._reading import Look, clean, digest, look_of, model_stem
 from qgate.report.activations._tables import as_json, csv_files
-from qgate.results.activations import ACTIVATIONS, ActivationsRecord
+from qgate.results.activations import ACTIVATIONS, READABLE, ActivationsRecord
 from qgate.results.believing import of_type
-from qgate.results.portraits import ANALYSIS
+from qgate.results.portraits import ANALYSES
 from qgate.urls import check_writable, place_of, reaching
 
 if TYPE_CHECKING:
@@ -79,13 +79,13 @@ def read_record(path: Place | str) -> ActivationsRecord:
     except (ValueError, RecursionError) as error:
         raise QgateError(f"{str(path)!r} is no record of activations: {error}.") from None
     kind = told.get("kind") if isinstance(told, dict) else None
-    if kind != ACTIVATIONS:
+    if kind not in READABLE:
         if isinstance(kind, str) and kind.startswith(ACTIVATIONS.rstrip("0123456789")):
             raise QgateError(
                 f"{str(path)!r} was written by another version of qgate: it is a {kind!r}, and "
                 f"this one reads {ACTIVATIONS!r}. Use that version, or analyze the model again."
             )
-        own = " qgate draw draws it." if kind == ANALYSIS else ""
+        own = " qgate draw draws it." if kind in ANALYSES else ""
         raise QgateError(
             f"{str(path)!r} is no record of activations: its kind is {kind!r}, not "
             f"{ACTIVATIONS!r}.{own}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from qgate.report._csv import csv_lines
-from qgate.report.dumps._reading import ratio_db
+from qgate.report.dumps._reading import flushed, ratio_db
 from qgate.results.portraits import DumpAnalysis, GroupPortrait, TensorPortrait
 
 _IDENTITY = (
@@ -19,7 +19,9 @@ _FIGURES = (
     "amax", "amin", "mean", "std", "rms", "skew", "kurtosis",
 )  # fmt: skip
 _WHOSE = ("title", "order", "layer_type", "layer", "operation", "name", "quant_type", "rank")
-_SHARES = ("upper", "lower", "underflow", "flush")
+_SHARES = (
+    "upper", "lower", "flushed", "underflow", "beyond_range", "saturated_error_share",
+)  # fmt: skip
 
 
 def tensors_csv(analysis: DumpAnalysis) -> Iterator[str]:
@@ -66,6 +68,7 @@ def _format_rows(analysis: DumpAnalysis) -> Iterable[dict[str, Any]]:
             yield {
                 **{name: tensor.get(name) for name in _WHOSE},
                 **fate,
+                "flushed": flushed(fate),
                 "format": name,
                 "sqnr_db": plain,
                 "fitted_sqnr_db": fitted,

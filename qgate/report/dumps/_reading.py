@@ -171,7 +171,7 @@ def saturated(fate: Mapping[str, Any]) -> float:
 
 
 def flushed(fate: Mapping[str, Any]) -> float:
-    return figure_of(fate, "flush")
+    return figure_of(fate, "flushed" if "flushed" in fate else "flush")
 
 
 def ratio_db(signal: float, noise: float) -> float:

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from qgate.errors import QgateError
 from qgate.results.believing import of_type
-from qgate.results.portraits import ANALYSIS, DumpAnalysis, Pair, RankTensor, TensorPortrait
+from qgate.results.portraits import (
+    ANALYSES,
+    ANALYSIS,
+    DumpAnalysis,
+    Pair,
+    RankTensor,
+    TensorPortrait,
+)
 from qgate.results.rows import Rows
 from qgate.results.streaming import Unfit, read_streaming
 from qgate.urls import place_of
@@ -23,7 +30,7 @@ def read_analysis(path: Place | str) -> DumpAnalysis:
     many = {name: of_type(each) for name, each in _MANY.items()}
     try:
         with path.open(encoding="utf-8") as file:
-            told = read_streaming(file, ANALYSIS, many)
+            told = read_streaming(file, ANALYSES, many)
     except FileNotFoundError:
         raise QgateError(f"there is no analysis at {str(path)!r}.") from None
     except Unfit as error:
@@ -31,7 +38,7 @@ def read_analysis(path: Place | str) -> DumpAnalysis:
     except (ValueError, RecursionError) as error:
         raise QgateError(f"{str(path)!r} is no analysis of a dump: {error}.") from None
     kind = told.get("kind") if isinstance(told, dict) else None
-    if kind == ANALYSIS:
+    if kind in ANALYSES:
         missing = sorted(DumpAnalysis.__required_keys__ - told.keys())
         if missing:
             raise QgateError(f"{str(path)!r} is damaged: it has no {', '.join(missing)}.")

@@ -1,0 +1,152 @@
+"""What a format loses of a tensor, counted: the one definition behind every share that is shown.
+
+Elements are counted by kind: NaN, +Inf, -Inf, zero, finite nonzero. A share is one of the finite
+elements; those that are not finite are a figure of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from qgate.formats._element import Floats
+
+Ints = npt.NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Counts of elements; `a + b` has those of both tensors.
+
+    nan, posinf, neginf, zeros, nonzero  the elements by kind, `nonzero` being finite
+    upper, lower  saturated, by sign: finite, and above the largest value when rounded without a
+                  bound, in a block format after the block's scale
+    flushed       finite and not zero before, zero after
+    underflow     finite, not zero, and below the smallest normal number at its scale before
+                  rounding
+    poisoned      finite, but NaN after, because the scale of its group is NaN
+    beyond_range  beyond the largest value before rounding, infinities among them; None for a format
+                  with scales, since it is about a cast
+    """
+
+    nan: int = 0
+    posinf: int = 0
+    neginf: int = 0
+    zeros: int = 0
+    nonzero: int = 0
+    upper: int = 0
+    lower: int = 0
+    flushed: int = 0
+    underflow: int = 0
+    poisoned: int = 0
+    beyond_range: int | None = 0
+
+    def __add__(self, other: Losses) -> Losses:
+        if not isinstance(other, Losses):
+            return NotImplemented
+        sums: dict[str, Any] = {}
+        for name in (f.name for f in fields(Losses)):
+            mine, its = getattr(self, name), getattr(other, name)
+            sums[name] = None if mine is None or its is None else mine + its
+        return Losses(**sums)
+
+    def before_rounding(
+        self, posinf: int, neginf: int, vanished: int = 0, *, lost: bool = True
+    ) -> Losses:
+        """Correct counts of values that were rounded to be counted, which made some Inf or zero.
+
+        The tensor has `posinf` and `neginf` infinities of its own; `vanished` values were counted
+        as zero and are not. A format loses what the rounding lost, unless `lost` is False.
+        """
+        up, down = max(self.posinf - posinf, 0), max(self.neginf - neginf, 0)
+        found = replace(
+            self,
+            posinf=self.posinf - up,
+            neginf=self.neginf - down,
+            zeros=self.zeros - vanished,
+            nonzero=self.nonzero + up + down + vanished,
+        )
+        if not lost:
+            return found
+        return replace(
+            found,
+            upper=self.upper + up,
+            lower=self.lower + down,
+            flushed=self.flushed + vanished,
+            underflow=self.underflow + vanished,
+        )
+
+    @property
+    def inf(self) -> int:
+        return self.posinf + self.neginf
+
+    @property
+    def finite(self) -> int:
+        return self.zeros + self.nonzero
+
+    @property
+    def elements(self) -> int:
+        return self.finite + self.nan + self.inf
+
+    @property
+    def saturated(self) -> int:
+        return self.upper + self.lower
+
+    @property
+    def saturated_share(self) -> float:
+        return self.share("saturated")
+
+    @property
+    def flushed_share(self) -> float:
+        return self.share("flushed")
+
+    @property
+    def beyond_range_share(self) -> float | None:
+        """The part of all elements, infinities among those beyond: the overflow ratio of a cast."""
+        if self.beyond_range is None:
+            return None
+        return self.beyond_range / self.elements if self.elements else 0.0
+
+    def share(self, kind: str) -> float:
+        """The part of the finite elements, 0 to 1."""
+        return float(getattr(self, kind)) / self.finite if self.finite else 0.0
+
+
+class Ends(Protocol):
+    """The ends of what a format represents; an element format, or a wide dtype."""
+
+    @property
+    def max(self) -> float: ...
+    @property
+    def min_normal(self) -> float: ...
+    def saturates_from(self) -> float: ...
+    def survives_from(self) -> float: ...
+
+
+def losses_of_values(fmt: Ends, values: Floats, weights: Ints | None = None) -> Losses:
+    """Count what a plain cast loses of values that occur `weights` times each, or once."""
+    sizes = np.abs(values)
+    finite, negative = np.isfinite(values), np.signbit(values)
+    nonzero = finite & (sizes > 0)
+    saturated = finite & (sizes >= fmt.saturates_from())
+
+    def count(hits: npt.NDArray[np.bool_]) -> int:
+        return int(np.count_nonzero(hits) if weights is None else weights[hits].sum())
+
+    nan, infinite = np.isnan(values), np.isinf(values)
+    lower, neginf = count(saturated & negative), count(infinite & negative)
+    return Losses(
+        nan=count(nan),
+        posinf=count(infinite) - neginf,
+        neginf=neginf,
+        zeros=count(sizes == 0),
+        nonzero=count(nonzero),
+        upper=count(saturated) - lower,
+        lower=lower,
+        flushed=count(nonzero & (sizes < fmt.survives_from())),
+        underflow=count(nonzero & (sizes < fmt.min_normal)),
+        beyond_range=count(sizes > fmt.max),
+    )
