@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import dataclasses
 import itertools
+import math
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -99,15 +100,15 @@ class Target:
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.analysis.sweeps.sweeping import element_of, mx_of
+    from qgate.analysis.sweeps.sweeping import element_of, mx_of, sweepable
     from qgate.dumps import expand
-    from qgate.formats import get
     from qgate.report.sweeps.pages import OTHER_PAGE, PAGE, write_page
 
     asked = ",".join(args.elem_format or ["fp8_e4m3"]).split(",")
-    args.elem_format = [get(name).name for name in asked]
+    only_blocks = args.granularity == "block"
+    args.elem_format = [sweepable(name, block=only_blocks).name for name in asked]
     for name in args.elem_format:
-        element_of(name) if args.granularity != "block" else mx_of(name)
+        mx_of(name) if only_blocks else element_of(name)
     request = _request(args)
     workers = workers_from(args)
     specs = expand(args.tensors)
@@ -317,14 +318,17 @@ def _written(spec: str, made: Iterable[Made | Lost], target: Target) -> Outcome:
 
 def _answer(source: str, record: dict[str, Any]) -> str:
     """One line for the summary: the recommended scale and what it is worth."""
+    from qgate.report.sweeps._record import USUAL, mse_cost, usual_gap, usual_kind
+
     level = record["levels"][record["advice"]["recommended"]]
-    gap = record["advice"]["production_gap_db"]
     sqnr = level["metrics"]["sqnr_db"]
     value = "exact" if sqnr == "inf" else f"SQNR {sqnr:.2f} dB" if sqnr != "nan" else "NaN"
     place = f"{level['exponent']:+g}" if record["kind"] == "block" else f"2^{level['exponent']:g}"
     what = "block offset" if record["kind"] == "block" else "scale"
-    known = isinstance(gap, float) and abs(gap) >= 0.005
-    more = f", {gap:+.2f} dB against production" if known else ""
+    gap, cost = usual_gap(record), mse_cost(record)
+    known = math.isfinite(gap) and abs(gap) >= 0.005
+    more = f", {gap:+.2f} dB against {USUAL[usual_kind(record)]}" if known else ""
+    more += f"; {cost}" if cost else ""
     return f"  {source}: {record['format']['name']} {what} {place}, {value}{more}"
 
 
@@ -334,6 +338,7 @@ def _write(made: Made, target: Target) -> tuple[list[str], list[Entry]]:
     from qgate.report.sweeps import files as sweep_files
     from qgate.report.sweeps import texts as sweep_text
     from qgate.report.sweeps._entries import entry_of
+    from qgate.report.sweeps._record import file_stem
 
     swept = made.swept
     name = safe_name(swept.name)
@@ -342,7 +347,7 @@ def _write(made: Made, target: Target) -> tuple[list[str], list[Entry]]:
     folder.mkdir(parents=True, exist_ok=True)
     shown: list[str] = []
     entries: list[Entry] = []
-    by_format: dict[str, list[str]] = {}
+    by_log: dict[str, list[str]] = {}
     for record in swept.records:
         start = _stamp()
         paths = sweep_files.write(folder, record)
@@ -355,10 +360,10 @@ def _write(made: Made, target: Target) -> tuple[list[str], list[Entry]]:
         lines = sweep_text.lines(record)
         lines += ["Results saved to:", *(f"  {path}" for path in paths), ""]
         stamped = [f"{start} - {line}" for line in lines]
-        by_format.setdefault(record["format"]["asked"], []).extend(stamped)
+        by_log.setdefault(file_stem(record, f"scaling_test_{name}"), []).extend(stamped)
         shown += lines
-    for format_name, stamped in by_format.items():
-        log = folder / f"mxfp_scaling_test_{name}_{format_name}.log"
+    for stem, stamped in by_log.items():
+        log = folder / f"{stem}.log"
         write_text(log, "\n".join([*stamped, f"{_stamp()} - end"]) + "\n")
         shown.append(f"Log: {log}")
     return shown, entries

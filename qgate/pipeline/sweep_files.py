@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qgate.analysis.sweeps.sweeping import mx_of, sweep
+from qgate.analysis.sweeps.sweeping import has_mx, sweep
 from qgate.dumps import StoredTensor, floats_in, read_tensors
 from qgate.errors import QgateError
 from qgate.formats import get
@@ -141,7 +141,7 @@ def _records(stored: StoredTensor, request: Request) -> Iterator[dict[str, Any]]
     for name in request.formats:
         for granularity in request.granularity:
             block = granularity == "block"
-            if block and len(request.granularity) > 1 and not _has_mx(name):
+            if block and len(request.granularity) > 1 and not has_mx(name):
                 continue
             found = sweep(
                 seen.blocks() if block else seen.values(),
@@ -194,11 +194,3 @@ class _Seen:
 
 def _infinite(summary: Counts | Values) -> int:
     return summary.posinf + summary.neginf
-
-
-def _has_mx(name: str) -> bool:
-    try:
-        mx_of(name)
-    except QgateError:
-        return False
-    return True

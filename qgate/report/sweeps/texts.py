@@ -22,6 +22,7 @@ from qgate.report.sweeps._parts import (
 )
 from qgate.report.sweeps._record import (
     Record,
+    asked_format,
     decibel_text,
     format_title,
     metric,
@@ -55,19 +56,20 @@ _COLORS = (
     (re.compile(r"^⚠️|\bMODERATE$"), "33"),
     (re.compile(r"^⭐|^🎯 Use|^ *\d+/\d+ .*\brec\b"), "1;32"),
     (re.compile(r"^ *\d+/\d+ .*not E8M0"), "2"),
-    (re.compile(r"^MXFP |^(?=.*[A-Z])[^a-z]+$"), "1"),
+    (re.compile(r"^(MXFP )?(BLOCK )?SCALING (TEST|RESULTS): |^(?=.*[A-Z])[^a-z]+$"), "1"),
 )
 
 
 def lines(record: Record, color: bool = False) -> list[str]:
     """All a sweep has to say, line by line; only a long path is wider than 100 columns."""
     name = f"{shortened(record['tensor']['name'], 50)}, {format_title(record)}"
+    mx = _mx(record)
     if record["kind"] == "block":
-        body = [*title(f"MXFP BLOCK SCALING TEST: {name}"), *failure(record)]
+        body = [*title(f"{mx}BLOCK SCALING TEST: {name}"), *failure(record)]
         body += [*origin_lines(record), THIN, *parameter_lines(record)]
         body += [THIN, *level_rows(record), "", *block_advice_lines(record)]
     else:
-        body = [*title(f"MXFP SCALING TEST: {name}"), *failure(record)]
+        body = [*title(f"{mx}SCALING TEST: {name}"), *failure(record)]
         body += [*input_lines(record), THIN, *parameter_lines(record)]
         body += [THIN, *level_rows(record), "", *advice_lines(record)]
         body += ["", *overflow_lines(record)]
@@ -75,11 +77,15 @@ def lines(record: Record, color: bool = False) -> list[str]:
     return [_painted(line) for line in body] if color else body
 
 
+def _mx(record: Record) -> str:
+    return "MXFP " if asked_format(record).startswith("mx") else ""
+
+
 def results_text(record: Record) -> str:
     """The results file: the input, the parameters, the versions, and every level's figures."""
     kind = "BLOCK SCALING" if record["kind"] == "block" else "SCALING"
     name = f"{shortened(record['tensor']['name'], 50)}, {format_title(record)}"
-    body = [*title(f"MXFP {kind} RESULTS: {name}"), *failure(record)]
+    body = [*title(f"{_mx(record)}{kind} RESULTS: {name}"), *failure(record)]
     body += [*input_lines(record), THIN, *parameter_lines(record), THIN, *heading("VERSIONS:")]
     body += [f"  {what}: {printable(version)}" for what, version in record["versions"].items()]
     body += [THIN, *heading("RECOMMENDATION:")]
