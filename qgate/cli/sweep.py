@@ -72,7 +72,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--scale-bits", type=int, default=8, metavar="B", help="width of the scale, 2 to 8")
     add("--block", type=from_one, default=32, metavar="N", help="elements per block (default 32)")
     add("--axis", type=int, default=-1, help="axis that blocks run along (default -1)")
-    add("--via", choices=("bf16", "fp16"), help="round 32-bit tensors first, which is faster")
+    add(
+        "--cast",
+        "--via",
+        choices=("bf16", "fp16"),
+        dest="via",
+        help="round 32-bit tensors first, which is faster, and make integers floating point",
+    )
     add("--no-plots", action="store_true", help="text and data only")
     add("--quiet", action="store_true", help="no analysis on the console; the logs have it")
     add_workers(parser)
@@ -150,7 +156,7 @@ def _asked(request: Request) -> str:
     told += [f"exponents from {request.min_exp:g}"] if request.min_exp is not None else []
     told += [f"blocks of {request.block} along axis {request.axis}"]
     told += [f"scales of {request.scale_bits} bits"]
-    told += [f"32-bit tensors rounded to {request.via}"] if request.via else []
+    told += [f"32-bit tensors and integers rounded to {request.via}"] if request.via else []
     return ", ".join(told)
 
 

@@ -45,7 +45,7 @@ class Fate(TypedDict):
     underflow      not zero, and below its smallest normal number
     flush          not zero before, and zero after
     of             elements this is of: all that are counted, or a seeded share of their rows
-    fitted_signal, fitted_noise  with one power of two as scale that lets the largest value fit
+    fitted_signal, fitted_noise  with the one power of two as scale that loses least
     """
 
     upper: float
@@ -219,6 +219,8 @@ class Comparison(TypedDict):
 class LossScale(TypedDict):
     """Powers of two for the loss, by their exponents: the least at which at most 0.1 % of the
     gradients that are not zero are flushed, and the largest at which none is beyond the format.
+    The one advised is between them and nearest to none; of a tapered format, among those that lose
+    no more than 0.1 dB against the best.
     `flush` is the share that is flushed without one, `at_best` with the advised one."""
 
     format: str

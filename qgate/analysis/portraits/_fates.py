@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from qgate.analysis.sweeps._levels import ceil_log2_ratio
+from qgate.analysis.sweeps._search import quick_best_exponent
 from qgate.formats import FORMATS, ElementFormat, Format, IntFormat
 from qgate.results.portraits import Edges, Fate
 from qgate.stats._bits import BY_NAME, decoded
@@ -169,13 +169,16 @@ def nearest(fmt: ElementFormat, values: Floats) -> Floats:
     return np.asarray(fmt.nearest(torch.from_numpy(np.array(values))).numpy())
 
 
-def fitting_exponent(amax: float, largest: float) -> int:
-    """The least k at which amax / 2**k is not beyond the largest value of a format."""
-    return ceil_log2_ratio(amax, largest) if amax > 0 else 0
+def _least_losing(fmt: ElementFormat, values: Floats, weights: Floats) -> int:
+    """The exponent of the one power of two at which a tensor loses least, 0 of a tensor of zeros."""
+    sizes = np.abs(values)
+    if not sizes.any():
+        return 0
+    order = np.argsort(sizes, kind="stable")
+    return quick_best_exponent(fmt, sizes[order], weights[order], near=0)
 
 
-def _fitted(fmt: ElementFormat, values: Floats, amax: float) -> Floats:
-    k = fitting_exponent(amax, fmt.max)
+def _scaled_by(fmt: ElementFormat, values: Floats, k: int) -> Floats:
     if abs(k) > 1000:
         return np.ldexp(nearest(fmt, np.ldexp(values, -k)), k)
     return nearest(fmt, values * 2.0**-k) * 2.0**k
@@ -194,7 +197,6 @@ def fate_of_counts(
     patterns: npt.NDArray[np.uint16],
     counts: Ints,
     *,
-    amax: float,
     vanished: int = 0,
     rows: Floats | None = None,
 ) -> FateSums:
@@ -209,19 +211,20 @@ def fate_of_counts(
     hits = (table.upper, table.lower, table.underflow, table.flush)
     upper, lower, underflow, flush = (int(counts[hit[patterns]].sum()) for hit in hits)
     seen = int(counts.sum())
-    weights: Floats | None = None
-    if rows is None:
-        finite = np.isfinite(table.values[patterns])
-        weights = counts[finite].astype(np.float64)
-        values, cast = table.values[patterns[finite]], table.cast[patterns[finite]]
-    else:
+    finite = np.isfinite(table.values[patterns])
+    weights: Floats | None = counts[finite].astype(np.float64)
+    values, cast = table.values[patterns[finite]], table.cast[patterns[finite]]
+    # The scale is that of the whole tensor, also where the error is of some rows.
+    k = 0 if isinstance(target, Limit) else _least_losing(target, values, counts[finite] * 1.0)
+    if rows is not None:
+        weights = None
         values = rows if np.isfinite(rows).all() else rows[np.isfinite(rows)]
         cast = values if isinstance(target, Limit) else nearest(target, values)
     fitted: tuple[float, float] | None = None
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         sums = _squares(values, cast, weights)
         if isinstance(target, ElementFormat):
-            fitted = _squares(values, _fitted(target, values, amax), weights)
+            fitted = _squares(values, _scaled_by(target, values, k), weights)
     head = (upper, lower, underflow + gone, flush + gone, seen)
     return FateSums(*head, seen if rows is None else rows.size, *sums, *(fitted or (None, None)))
 

@@ -166,7 +166,6 @@ def _of_all(target: ElementFormat | Limit, pool: Pool, rows: Floats | None = Non
         pool.counted_as,
         pool.patterns,
         pool.counts,
-        amax=pool.amax,
         vanished=pool.vanished,
         rows=rows,
     )

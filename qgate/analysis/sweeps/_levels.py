@@ -148,7 +148,10 @@ def levels_of(ends: Ends, count: int, usual: Usual, best: int) -> list[Level]:
         first = best - 1
     if best > high and ends.alignment not in ("given", "maximum given"):
         last = best + 1
-    between = range(math.ceil(first), math.floor(last) + 1)
+    between = {*range(math.ceil(first), math.floor(last) + 1)}
+    if not between & {*range(-_E8M0, _E8M0 + 1)}:
+        # Numbers that no E8M0 scale reaches: how bad the nearest one is has to be seen.
+        between.add(min(max(best, -_E8M0), _E8M0))
     marks = {"maximum": ends.maximum, "minimum": ends.minimum, usual.kind: usual.exponent}
     levels = {
         e: Level(e, tuple(name for name, place in marks.items() if e == place))

@@ -6,6 +6,7 @@ import math
 
 from qgate.report.plots._curves import brief
 from qgate.report.sweeps._record import (
+    USUAL,
     Level,
     Record,
     counted,
@@ -13,7 +14,6 @@ from qgate.report.sweeps._record import (
     exponent_text,
     factor_text,
     format_title,
-    USUAL,
     metric,
     number,
     offset_text,

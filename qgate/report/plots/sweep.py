@@ -24,11 +24,11 @@ from qgate.report.plots._figure import HEADLINE, LABEL, PANEL, TICK
 from qgate.report.plots._sheet import Drawing, Sheet, plain, sheet
 from qgate.report.plots.palette import BLACK, BLUE, DARK_GREEN, GRAY, ORANGE, RED, SKY, WHITE
 from qgate.report.sweeps._record import (
+    USUAL,
     Record,
     decibel_text,
     exponent_text,
     format_title,
-    USUAL,
     marked,
     metric,
     mse_cost,

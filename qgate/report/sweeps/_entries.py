@@ -9,11 +9,11 @@ from statistics import median
 from typing import NotRequired, TypedDict
 
 from qgate.report.sweeps._record import (
+    USUAL,
     Record,
     counted,
     decibel_text,
     exponent_text,
-    USUAL,
     metric,
     mse_cost,
     number,

@@ -136,7 +136,6 @@ def parameter_lines(record: Record) -> list[str]:
         *body,
         f"  Scale Bits: {given['scale_bits']} (E8M0: integers from {-largest} to {largest})",
         *item(f"Scale Exponents: {first} ({upper}) to {last} ({lower})", 2),
-        f"  Levels: {len(record['levels'])}, {given['levels']} asked for and the integers up to the "
-        "best one",
+        f"  Levels: {len(record['levels'])}, {given['levels']} asked for, and integers to the best",
         f"  {_USUAL[usual_kind(record)]} Exponent: {exponent_text(usual_exponent(record))}",
     ]

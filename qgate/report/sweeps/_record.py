@@ -65,7 +65,7 @@ def usual_gap(record: Record) -> float:
 
 
 def mse_cost(record: Record) -> str:
-    """What the recommended level costs against the best MSE, in words; empty where that is little."""
+    """Say what the recommended level costs against the best MSE; empty where that is little."""
     cost = number(record["advice"].get("mse_cost_db"))
     finest = level_at(record, record["advice"].get("best_mse"))
     if finest is None or not cost > COSTLY_DB:
