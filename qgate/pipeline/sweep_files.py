@@ -134,7 +134,8 @@ def _records(stored: StoredTensor, request: Request) -> Iterator[dict[str, Any]]
         raise QgateError(f"{stored.name} is a {kind} tensor; a sweep needs floating point numbers.")
     if not tensor.is_floating_point() and not request.via:
         raise QgateError(
-            f"{stored.name} is a {tensor.dtype} tensor; a sweep needs floating point numbers. {_CAST}"
+            f"{stored.name} is a {tensor.dtype} tensor; a sweep needs floating point numbers. "
+            f"{_CAST}"
         )
     about = {
         "path": str(stored.path),

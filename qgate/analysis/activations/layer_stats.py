@@ -311,7 +311,6 @@ class LayerStats:
             pool.counted_as,
             pool.patterns,
             pool.counts,
-            amax=pool.amax,
             vanished=pool.vanished,
             rows=rows.reshape(-1).double().numpy() if wide else None,
         )

@@ -170,7 +170,7 @@ def nearest(fmt: ElementFormat, values: Floats) -> Floats:
 
 
 def _least_losing(fmt: ElementFormat, values: Floats, weights: Floats) -> int:
-    """The exponent of the one power of two at which a tensor loses least, 0 of a tensor of zeros."""
+    """The exponent of the power of two at which a tensor loses least, 0 of a tensor of zeros."""
     sizes = np.abs(values)
     if not sizes.any():
         return 0
@@ -212,10 +212,11 @@ def fate_of_counts(
     upper, lower, underflow, flush = (int(counts[hit[patterns]].sum()) for hit in hits)
     seen = int(counts.sum())
     finite = np.isfinite(table.values[patterns])
-    weights: Floats | None = counts[finite].astype(np.float64)
+    often = counts[finite].astype(np.float64)
+    weights: Floats | None = often
     values, cast = table.values[patterns[finite]], table.cast[patterns[finite]]
     # The scale is that of the whole tensor, also where the error is of some rows.
-    k = 0 if isinstance(target, Limit) else _least_losing(target, values, counts[finite] * 1.0)
+    k = 0 if isinstance(target, Limit) else _least_losing(target, values, often)
     if rows is not None:
         weights = None
         values = rows if np.isfinite(rows).all() else rows[np.isfinite(rows)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
@@ -45,7 +46,7 @@ def loss_scale(x: Pool | Tensor, fmt: str) -> LossScale | None:
     first = int(np.searchsorted(np.cumsum(weights) * _ONE_IN, weights.sum(), side="right"))
     least = border.saves(float(sizes[first]))
     largest = floor_log2_ratio(target.max, pool.amax)
-    between = range(least, largest + 1)
+    between: Sequence[int] = range(least, largest + 1)
     if target.tapered and len(between) > 1:
         between = _precise(target, sizes, weights, between)
     advised = min(between, key=abs, default=largest)
@@ -59,10 +60,10 @@ def loss_scale(x: Pool | Tensor, fmt: str) -> LossScale | None:
     )
 
 
-def _precise(fmt: ElementFormat, sizes: Floats, weights: Ints, exponents: range) -> list[int]:
+def _precise(fmt: ElementFormat, sizes: Floats, weights: Ints, all_of: Sequence[int]) -> list[int]:
     """Those of the exponents, as loss scales, at which the squared error is next to the least."""
     near = exponents_near(fmt, float(sizes[-1]))
-    exponents = [k for k in exponents if -k in near] or [*exponents]
+    exponents = [k for k in all_of if -k in near] or [*all_of]
     errors = squared_errors(fmt, sizes, weights.astype(np.float64), [-k for k in exponents])
     return [k for k, error in zip(exponents, errors, strict=True) if error <= _CLOSE * errors.min()]
 

@@ -149,7 +149,7 @@ def advise(
         "recommended": chosen,
         "position": None if block else _position(levels, chosen),
         "candidates": candidates,
-        "stability": _stability(levels, usual),
+        "stability": _stability(levels),
         "overflow": _issues(levels, "overflow"),
         "underflow": _issues(levels, "underflow"),
         "clean_range": [clean[0], clean[-1]] if clean else None,
@@ -175,10 +175,9 @@ def _position(levels: list[Level], chosen: int) -> str:
     return "between"
 
 
-def _stability(levels: list[Level], usual: Mapping[str, Any]) -> dict[str, Any]:
-    """How the metrics vary over the levels of the sweep, the scale in use left out where it is
-    no integer: it is no level that one could choose."""
-    told = [level for level in levels if level["integer"] or usual["kind"] not in level["marks"]]
+def _stability(levels: list[Level]) -> dict[str, Any]:
+    """How the metrics vary over the levels that one could choose."""
+    told = [level for level in levels if level["integer"]]
     found: dict[str, Any] = {}
     for name in ("mse", "cosine", "psnr_db", "sqnr_db"):
         values = [level["metrics"][name] for level in told or levels]

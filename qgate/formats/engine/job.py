@@ -109,7 +109,7 @@ class Job:
 
     def _scale(self) -> Tensor:
         """The scale of each group as float64 [outer, groups, 1, inner]; NaN spoils its group."""
-        q, fmt = self.q, self.q.format
+        q, fmt = self.q, element_of(self.q.format)
         if q.scale is not None:
             return given_scale(q, self)
         bits = self._amax_bits()
