@@ -112,6 +112,7 @@ def tensor_parameters(ends: Ends, levels: int, scale_bits: int, usual: Usual) ->
         "alignment": ends.alignment,
         "scale_bits": scale_bits,
         "usual": {"kind": usual.kind, "exponent": usual.exponent},
+        "production": int(usual.exponent) if usual.kind == "production" else None,
         "block": None,
         "axis": None,
         "scale_rule": None,

@@ -267,6 +267,7 @@ def _sweep_blocks(
         "alignment": "given" if (max_exp, min_exp) != (None, None) else "exact",
         "scale_bits": scale_bits,
         "usual": {"kind": "production", "exponent": 0.0},
+        "production": 0,
         "block": x.block if isinstance(x, BlockCounts) else block,
         "axis": axis,
         "scale_rule": "floor",
