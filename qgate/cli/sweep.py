@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import dataclasses
 import itertools
-import math
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -295,6 +294,8 @@ def _joined(parts: list[Part], found: Iterator[list[Made] | Failure]) -> Iterato
 
 
 def _written(spec: str, made: Iterable[Made | Lost], target: Target) -> Outcome:
+    from qgate.report.sweeps.texts import answer
+
     outcome = Outcome(spec)
     for each in made:
         if isinstance(each, Lost):
@@ -308,7 +309,7 @@ def _written(spec: str, made: Iterable[Made | Lost], target: Target) -> Outcome:
                 said, entries = _write(each, target)
                 outcome.entries += entries
                 outcome.lines += [] if target.quiet else said
-                outcome.answers += [_answer(swept.source, record) for record in swept.records]
+                outcome.answers += [answer(swept.source, record) for record in swept.records]
             except OSError as error:
                 reason = f"cannot write the results: {error}"
         reason = reason or each.undrawn or None
@@ -320,22 +321,6 @@ def _written(spec: str, made: Iterable[Made | Lost], target: Target) -> Outcome:
         outcome.lines.append(f"{mark} {words}")
         outcome.results.append((swept.source, reason))
     return outcome
-
-
-def _answer(source: str, record: dict[str, Any]) -> str:
-    """One line for the summary: the recommended scale and what it is worth."""
-    from qgate.report.sweeps._record import USUAL, mse_cost, usual_gap, usual_kind
-
-    level = record["levels"][record["advice"]["recommended"]]
-    sqnr = level["metrics"]["sqnr_db"]
-    value = "exact" if sqnr == "inf" else f"SQNR {sqnr:.2f} dB" if sqnr != "nan" else "NaN"
-    place = f"{level['exponent']:+g}" if record["kind"] == "block" else f"2^{level['exponent']:g}"
-    what = "block offset" if record["kind"] == "block" else "scale"
-    gap, cost = usual_gap(record), mse_cost(record)
-    known = math.isfinite(gap) and abs(gap) >= 0.005
-    more = f", {gap:+.2f} dB against {USUAL[usual_kind(record)]}" if known else ""
-    more += f"; {cost}" if cost else ""
-    return f"  {source}: {record['format']['name']} {what} {place}, {value}{more}"
 
 
 def _write(made: Made, target: Target) -> tuple[list[str], list[Entry]]:

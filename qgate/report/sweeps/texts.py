@@ -5,6 +5,7 @@ Everything comes from the record of the sweep, so the same text can be written l
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from typing import TextIO
@@ -21,15 +22,19 @@ from qgate.report.sweeps._parts import (
     title,
 )
 from qgate.report.sweeps._record import (
+    USUAL,
     Record,
     asked_format,
     decibel_text,
     format_title,
     metric,
+    mse_cost,
     place_text,
     printable,
     recommended,
     shortened,
+    usual_gap,
+    usual_kind,
 )
 from qgate.report.sweeps._tables import level_rows, metric_tables
 
@@ -95,6 +100,21 @@ def results_text(record: Record) -> str:
     else:
         body.append(f"  {place_text(record, best)}, SQNR: {decibel_text(metric(best, 'sqnr_db'))}")
     return "\n".join([*body, THIN, *metric_tables(record), *failure(record)]) + "\n"
+
+
+def answer(source: str, record: Record) -> str:
+    """One line for a summary: the recommended scale, what it is worth and what it costs."""
+    level = recommended(record)
+    if level is None:
+        return f"  {source}: no level could be measured"
+    sqnr, gap, cost = metric(level, "sqnr_db"), usual_gap(record), mse_cost(record)
+    value = "exact" if sqnr == math.inf else "NaN" if math.isnan(sqnr) else f"SQNR {sqnr:.2f} dB"
+    place = f"{level['exponent']:+g}" if record["kind"] == "block" else f"2^{level['exponent']:g}"
+    what = "block offset" if record["kind"] == "block" else "scale"
+    known = math.isfinite(gap) and abs(gap) >= 0.005
+    more = f", {gap:+.2f} dB against {USUAL[usual_kind(record)]}" if known else ""
+    more += f"; {cost}" if cost else ""
+    return f"  {source}: {record['format']['name']} {what} {place}, {value}{more}"
 
 
 def plain(texts: Iterable[str]) -> list[str]:
