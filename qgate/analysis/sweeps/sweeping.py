@@ -99,8 +99,8 @@ def sweep(
 
     granularity "tensor": s runs from the smallest scale at which nothing overflows to the largest
     at which nothing underflows (`alignment="documented"`: the ends of the known tool), or as
-    `max_exp` and `min_exp` say, in `levels` even steps plus all integers between. Only integers
-    can be E8M0 scales, and only they are recommended.
+    `max_exp` and `min_exp` say, in `levels` even steps plus all integers between, and on to the
+    best power of two near amax. Only integers can be E8M0 scales, and only they are recommended.
 
     granularity "block": s is an offset to each block's shared exponent, from `max_exp` (8) to
     `min_exp` (-4); an element format stands for its MX format.
