@@ -1,9 +1,10 @@
 """Which scale suits the tensors of a layer in a format, and what error is left at it.
 
-Formats with a scale per tensor are swept over powers of two, MX formats over offsets to the scale
-of each block. Held against what was accepted are the recommended exponent and the error at it. An
-accepted exponent stays recommended until it costs more than the regression tolerance over what the
-sweep would choose now: then the test fails, and says how many decibels it costs.
+Formats with a scale per tensor are swept over all powers of two near the largest magnitude, MX
+formats over offsets to the scale of each block. Held against what was accepted are the recommended
+exponent and the error at it. An accepted exponent stays recommended until it costs more than the
+regression tolerance over what the sweep would choose now: then the test fails, and says how many
+decibels it costs.
 """
 
 import pytest

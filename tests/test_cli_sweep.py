@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import qgate
 from qgate.cli import main, sweep
 
 ROOT = Path("draw") / "scaling_analysis"
@@ -40,7 +41,9 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
 
 
 def record(name: str, fmt: str = "fp8_e4m3", kind: str = "scaling") -> dict:
-    return json.loads((ROOT / name / f"mxfp_{kind}_{fmt}.json").read_text())
+    return json.loads(
+        (ROOT / name / f"{'mxfp_' * fmt.startswith('mx')}{kind}_{fmt}.json").read_text()
+    )
 
 
 def folders(root: Path) -> list[str]:
@@ -56,15 +59,15 @@ def test_the_files_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     expected = set()
     for fmt in ("fp4_e2m1", "fp8_e4m3"):
         expected |= {
-            f"mxfp_scaling_results_{fmt}.txt",
-            f"mxfp_scaling_test_{fmt}.png",
-            f"mxfp_scaling_summary_{fmt}.png",
-            f"mxfp_scaling_test_act_{fmt}.log",
-            f"mxfp_scaling_{fmt}.json",
-            f"mxfp_scaling_{fmt}.csv",
-            f"mxfp_block_scaling_{fmt}.png",
-            f"mxfp_block_scaling_{fmt}.json",
-            f"mxfp_block_scaling_{fmt}.csv",
+            f"scaling_results_{fmt}.txt",
+            f"scaling_test_{fmt}.png",
+            f"scaling_summary_{fmt}.png",
+            f"scaling_test_act_{fmt}.log",
+            f"scaling_{fmt}.json",
+            f"scaling_{fmt}.csv",
+            f"block_scaling_{fmt}.png",
+            f"block_scaling_{fmt}.json",
+            f"block_scaling_{fmt}.csv",
         }
     assert {path.name for path in (ROOT / "act").iterdir()} == expected
     for words in (
@@ -81,7 +84,7 @@ def test_the_files_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
         "Failed: 0",
     ):
         assert words in out
-    log = (ROOT / "act" / "mxfp_scaling_test_act_fp8_e4m3.log").read_text().splitlines()
+    log = (ROOT / "act" / "scaling_test_act_fp8_e4m3.log").read_text().splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d - ", line) for line in log)
     said = {line.split(" - ", 1)[1] for line in log[:-1]}
     assert said <= set(out.splitlines())
@@ -90,7 +93,7 @@ def test_the_files_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     assert data["tensor"]["dtype"] == "bfloat16"
     assert len(data["tensor"]["sha256"]) == 64
     assert data["versions"]["torch"] == torch.__version__
-    rows = list(csv.DictReader((ROOT / "act" / "mxfp_scaling_fp8_e4m3.csv").open()))
+    rows = list(csv.DictReader((ROOT / "act" / "scaling_fp8_e4m3.csv").open()))
     assert {row["tensor"] for row in rows} == {"act.pt"}
     assert {row["sha256"] for row in rows} == {data["tensor"]["sha256"]}
     assert [float(row["mse"]) for row in rows] == [lv["metrics"]["mse"] for lv in data["levels"]]
@@ -100,23 +103,86 @@ def test_options_reach_the_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     torch.save(activation(), "act.pt")
     options = ["--max-scale-exp", "10", "--min-scale-exp", "-10", "--num-levels", "3", "--no-plots"]
     assert run(capsys, "act.pt", *options, "--output-dir", "out", "--scale-bits", "4")[0] == 0
-    data = json.loads(Path("out/act/mxfp_scaling_fp8_e4m3.json").read_text())
+    data = json.loads(Path("out/act/scaling_fp8_e4m3.json").read_text())
     assert data["parameters"]["max_exp"] == 10
     assert data["parameters"]["min_exp"] == -10
     assert data["levels"][0]["exponent"] == 10
     assert [lv["e8m0"] for lv in data["levels"]] == [
-        abs(lv["exponent"]) <= 7 for lv in data["levels"]
+        lv["integer"] and abs(lv["exponent"]) <= 7 for lv in data["levels"]
     ]
     assert not list(Path("out/act").glob("*.png"))
     options = ["--granularity", "block", "--max-scale-exp", "2", "--min-scale-exp", "-1"]
     assert run(capsys, "act.pt", *options, "--no-plots", "--output-dir", "block")[0] == 0
     assert sorted(p.name for p in Path("block/act").iterdir()) == [
-        "mxfp_block_scaling_fp8_e4m3.csv",
-        "mxfp_block_scaling_fp8_e4m3.json",
-        "mxfp_scaling_test_act_fp8_e4m3.log",
+        "block_scaling_fp8_e4m3.csv",
+        "block_scaling_fp8_e4m3.json",
+        "scaling_test_act_fp8_e4m3.log",
     ]
-    offsets = json.loads(Path("block/act/mxfp_block_scaling_fp8_e4m3.json").read_text())["levels"]
+    offsets = json.loads(Path("block/act/block_scaling_fp8_e4m3.json").read_text())["levels"]
     assert [lv["exponent"] for lv in offsets] == [2, 1, 0, -1]
+
+
+def test_files_of_mx_formats_alone_are_called_mxfp(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(activation(), "act.pt")
+    assert run(capsys, "act.pt", "--elem-format", "mxfp4,int8,hif8", "--no-plots")[0] == 0
+    names = {path.name for path in (ROOT / "act").iterdir()}
+    assert {name for name in names if name.startswith("mxfp")} == {
+        "mxfp_scaling_results_mxfp4_e2m1.txt",
+        "mxfp_scaling_mxfp4_e2m1.json",
+        "mxfp_scaling_mxfp4_e2m1.csv",
+        "mxfp_block_scaling_mxfp4_e2m1.json",
+        "mxfp_block_scaling_mxfp4_e2m1.csv",
+        "mxfp_scaling_test_act_mxfp4_e2m1.log",
+    }
+    assert {"scaling_int8.json", "block_scaling_int8.json", "scaling_hif8.json"} < names
+    kinds = {fmt: record("act", fmt)["parameters"]["usual"]["kind"] for fmt in ("int8", "hif8")}
+    assert kinds == {"int8": "amax", "hif8": "cast"}
+    assert record("act", "mxfp4_e2m1")["parameters"]["usual"]["kind"] == "production"
+
+
+@pytest.mark.parametrize("spec", ["integers.pt", "several.pt", "several.pt:b"])
+def test_integers_are_swept_after_a_cast(capsys: pytest.CaptureFixture[str], spec: str) -> None:
+    torch.save(torch.arange(-500, 500), "integers.pt")
+    torch.save({"a": torch.arange(5), "b": torch.arange(-500, 500).int()}, "several.pt")
+    status, out, _ = run(capsys, spec, "--no-plots", "--quiet")
+    assert status == 1
+    assert "--cast bf16 sweeps integers" in out
+    status, out, _ = run(capsys, spec, "--cast", "bf16", "--no-plots", "--quiet")
+    assert status == 0, out
+    name = "integers" if spec == "integers.pt" else "several.b"
+    data, x = record(name), torch.arange(-500, 500).bfloat16()
+    assert data["tensor"]["dtype"].startswith("int")
+    assert data["tensor"]["rounded_to"] == "bf16"
+    expected = qgate.sweep(x, "fp8_e4m3").levels
+    assert [lv["metrics"]["mse"] for lv in data["levels"]] == [
+        lv["metrics"]["mse"] for lv in expected
+    ]
+
+
+def test_integers_among_floats_are_still_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"step": torch.arange(5), "w": activation()}, "mixed.pt")
+    assert run(capsys, "mixed.pt", "--cast", "bf16", "--no-plots", "--quiet")[0] == 0
+    assert folders(ROOT) == ["mixed.w"]
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed", "refused"),
+    [
+        ((), ("hif8", "int4", "mxfp4_e2m1"), ("nvfp4", "hif4")),
+        (("--granularity", "block"), ("fp8_e4m3", "int8", "mxint8"), ("nvfp4", "hif8", "fp16")),
+    ],
+)
+def test_an_unknown_format_is_told_what_can_be_swept(
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    allowed: tuple[str, ...],
+    refused: tuple[str, ...],
+) -> None:
+    status, _, error = run(capsys, "x.pt", "--elem-format", "fp9", *options)
+    assert status == 2
+    names = set(re.findall(r"[a-z0-9_]+", error.partition("Allowed: ")[2]))
+    assert set(allowed) <= names
+    assert not names & set(refused)
 
 
 def test_one_bad_file_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,7 +215,7 @@ def test_one_bad_file_does_not_stop_the_others(capsys: pytest.CaptureFixture[str
     ):
         assert f"❌ {words}" in summary
     assert "🎉" not in out
-    assert (ROOT / "nan" / "mxfp_scaling_fp8_e4m3.json").exists()
+    assert (ROOT / "nan" / "scaling_fp8_e4m3.json").exists()
 
 
 def test_equal_names_get_folders_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,9 +230,9 @@ def test_equal_names_get_folders_of_their_own(capsys: pytest.CaptureFixture[str]
     assert run(capsys, "d2/same.pt", "--no-plots", "--output-dir", "other")[0] == 0
     assert folders(Path("other")) == ["same"]
     # A later run of the second alone finds its own folder and leaves the first one's alone.
-    before = (ROOT / "same" / "mxfp_scaling_fp8_e4m3.json").read_bytes()
+    before = (ROOT / "same" / "scaling_fp8_e4m3.json").read_bytes()
     assert run(capsys, "d2/same.pt", "--no-plots")[0] == 0
-    assert (ROOT / "same" / "mxfp_scaling_fp8_e4m3.json").read_bytes() == before
+    assert (ROOT / "same" / "scaling_fp8_e4m3.json").read_bytes() == before
 
 
 def test_tensors_inside_files_and_patterns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,7 +369,7 @@ def test_a_run_that_was_killed_does_only_the_rest(
     assert "Total tensors: 4" in out
     assert out.count("t0.pt: fp8_e4m3 scale") == 1
     for name in ("t0", "t2", "t3"):
-        file = f"{name}/mxfp_scaling_fp8_e4m3.json"
+        file = f"{name}/scaling_fp8_e4m3.json"
         assert Path("out", file).read_bytes() == Path("whole", file).read_bytes()
     assert not list(Path("out").glob(".*")), "nothing is left to go on with"
     swept.clear()
@@ -437,7 +503,7 @@ def test_the_summary_answers_and_quiet_leaves_the_rest_to_the_logs(
     ]
     exponent = record("act")["levels"][record("act")["advice"]["recommended"]]["exponent"]
     assert f"2^{exponent:g}" in lines[0]
-    assert "ANALYSIS" in (ROOT / "act" / "mxfp_scaling_test_act_fp8_e4m3.log").read_text()
+    assert "ANALYSIS" in (ROOT / "act" / "scaling_test_act_fp8_e4m3.log").read_text()
 
 
 def test_float8_tensors_and_block_only_folders(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,7 @@ def swept(x: object, *options: str, name: str = "x") -> tuple[int, dict]:
     """The exit status of the command and the record it wrote, if it did."""
     torch.save(x, f"{name}.pt")
     status = main(["sweep", f"{name}.pt", "--no-plots", "--granularity", "tensor", *options])
-    path = OUT / name / "mxfp_scaling_fp8_e4m3.json"
+    path = OUT / name / "scaling_fp8_e4m3.json"
     return status, json.loads(path.read_text()) if path.exists() else {}
 
 
@@ -120,16 +120,17 @@ def test_error_06_the_default_end_lets_nothing_overflow_and_energy_is_told() -> 
     assert lower["overflow_share"] < 0.01 < lower["overflow_energy"]
 
 
-def test_error_07_integers_and_the_production_exponent_are_always_levels() -> None:
+def test_error_07_integers_and_the_usual_scale_are_always_levels() -> None:
     for bits in (14, 16, 20):
-        for fmt in ("fp8_e4m3", "fp4_e2m1"):
+        for fmt in ("fp8_e4m3", "fp4_e2m1", "mxfp8_e4m3", "mxfp4_e2m1"):
             record = qgate.sweep(activation(bits), fmt).record
             exponents = {level["exponent"] for level in record["levels"]}
             ends = record["parameters"]
             assert {
                 float(e) for e in range(int(ends["min_exp"]), int(ends["max_exp"]) + 1)
             } <= exponents
-            assert float(ends["production"]) in exponents
+            assert float(ends["usual"]["exponent"]) in exponents
+            assert (ends["usual"]["kind"] == "production") == fmt.startswith("mx")
             assert record["levels"][record["advice"]["recommended"]]["e8m0"]
 
 
@@ -181,7 +182,7 @@ def test_error_12_nothing_is_overwritten_by_a_tensor_of_the_same_name() -> None:
         torch.save(activation(seed=seed), f"{place}/same.pt")
     argv = ["sweep", "d1/same.pt", "d2/same.pt", "--no-plots", "--output-dir", "out"]
     assert main(argv) == 0
-    paths = sorted(Path("out").rglob("mxfp_scaling_fp8_e4m3.json"))
+    paths = sorted(Path("out").rglob("scaling_fp8_e4m3.json"))
     records = [json.loads(path.read_text())["tensor"] for path in paths]
     assert [r["path"] for r in records] == ["d1/same.pt", "d2/same.pt"]
     assert records[0]["sha256"] != records[1]["sha256"]
@@ -222,7 +223,7 @@ def test_error_15_exact_levels_have_a_score(x: torch.Tensor) -> None:
 def test_error_16_flushed_means_becomes_zero() -> None:
     x = activation(18)
     exact = x.double()
-    level = next(lv for lv in qgate.sweep(x, "e4m3").levels if "production" in lv["marks"])
+    level = next(lv for lv in qgate.sweep(x, "mxfp8").levels if "production" in lv["marks"])
     q = qgate.quantize(exact, "e4m3", scale=2.0 ** level["exponent"])
     assert level["flush"] == int(((q == 0) & (exact != 0)).sum()) < level["underflow"]
 

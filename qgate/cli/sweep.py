@@ -72,7 +72,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--scale-bits", type=int, default=8, metavar="B", help="width of the scale, 2 to 8")
     add("--block", type=from_one, default=32, metavar="N", help="elements per block (default 32)")
     add("--axis", type=int, default=-1, help="axis that blocks run along (default -1)")
-    add("--via", choices=("bf16", "fp16"), help="round 32-bit tensors first, which is faster")
+    add(
+        "--cast",
+        "--via",
+        choices=("bf16", "fp16"),
+        dest="via",
+        help="round 32-bit tensors first, which is faster, and make integers floating point",
+    )
     add("--no-plots", action="store_true", help="text and data only")
     add("--quiet", action="store_true", help="no analysis on the console; the logs have it")
     add_workers(parser)
@@ -100,15 +106,15 @@ class Target:
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.analysis.sweeps.sweeping import element_of, mx_of
+    from qgate.analysis.sweeps.sweeping import element_of, mx_of, sweepable
     from qgate.dumps import expand
-    from qgate.formats import get
     from qgate.report.sweeps.pages import OTHER_PAGE, PAGE, write_page
 
     asked = ",".join(args.elem_format or ["fp8_e4m3"]).split(",")
-    args.elem_format = [get(name).name for name in asked]
+    only_blocks = args.granularity == "block"
+    args.elem_format = [sweepable(name, block=only_blocks).name for name in asked]
     for name in args.elem_format:
-        element_of(name) if args.granularity != "block" else mx_of(name)
+        mx_of(name) if only_blocks else element_of(name)
     request = _request(args)
     workers = workers_from(args)
     specs = expand(args.tensors)
@@ -150,7 +156,7 @@ def _asked(request: Request) -> str:
     told += [f"exponents from {request.min_exp:g}"] if request.min_exp is not None else []
     told += [f"blocks of {request.block} along axis {request.axis}"]
     told += [f"scales of {request.scale_bits} bits"]
-    told += [f"32-bit tensors rounded to {request.via}"] if request.via else []
+    told += [f"32-bit tensors and integers rounded to {request.via}"] if request.via else []
     return ", ".join(told)
 
 
@@ -289,6 +295,8 @@ def _joined(parts: list[Part], found: Iterator[list[Made] | Failure]) -> Iterato
 
 
 def _written(spec: str, made: Iterable[Made | Lost], target: Target) -> Outcome:
+    from qgate.report.sweeps.texts import answer
+
     outcome = Outcome(spec)
     for each in made:
         if isinstance(each, Lost):
@@ -302,7 +310,7 @@ def _written(spec: str, made: Iterable[Made | Lost], target: Target) -> Outcome:
                 said, entries = _write(each, target)
                 outcome.entries += entries
                 outcome.lines += [] if target.quiet else said
-                outcome.answers += [_answer(swept.source, record) for record in swept.records]
+                outcome.answers += [answer(swept.source, record) for record in swept.records]
             except OSError as error:
                 reason = f"cannot write the results: {error}"
         reason = reason or each.undrawn or None
@@ -316,25 +324,13 @@ def _written(spec: str, made: Iterable[Made | Lost], target: Target) -> Outcome:
     return outcome
 
 
-def _answer(source: str, record: dict[str, Any]) -> str:
-    """One line for the summary: the recommended scale and what it is worth."""
-    level = record["levels"][record["advice"]["recommended"]]
-    gap = record["advice"]["production_gap_db"]
-    sqnr = level["metrics"]["sqnr_db"]
-    value = "exact" if sqnr == "inf" else f"SQNR {sqnr:.2f} dB" if sqnr != "nan" else "NaN"
-    place = f"{level['exponent']:+g}" if record["kind"] == "block" else f"2^{level['exponent']:g}"
-    what = "block offset" if record["kind"] == "block" else "scale"
-    known = isinstance(gap, float) and abs(gap) >= 0.005
-    more = f", {gap:+.2f} dB against production" if known else ""
-    return f"  {source}: {record['format']['name']} {what} {place}, {value}{more}"
-
-
 def _write(made: Made, target: Target) -> tuple[list[str], list[Entry]]:
     """Files of one tensor; the lines for the console, which are those of the logs, and its rows."""
     from qgate.report._files import folder_for, safe_name, write_bytes, write_text
     from qgate.report.sweeps import files as sweep_files
     from qgate.report.sweeps import texts as sweep_text
     from qgate.report.sweeps._entries import entry_of
+    from qgate.report.sweeps._record import file_stem
 
     swept = made.swept
     name = safe_name(swept.name)
@@ -343,7 +339,7 @@ def _write(made: Made, target: Target) -> tuple[list[str], list[Entry]]:
     folder.mkdir(parents=True, exist_ok=True)
     shown: list[str] = []
     entries: list[Entry] = []
-    by_format: dict[str, list[str]] = {}
+    by_log: dict[str, list[str]] = {}
     for record in swept.records:
         start = _stamp()
         paths = sweep_files.write(folder, record)
@@ -356,10 +352,10 @@ def _write(made: Made, target: Target) -> tuple[list[str], list[Entry]]:
         lines = sweep_text.lines(record)
         lines += ["Results saved to:", *(f"  {path}" for path in paths), ""]
         stamped = [f"{start} - {line}" for line in lines]
-        by_format.setdefault(record["format"]["asked"], []).extend(stamped)
+        by_log.setdefault(file_stem(record, f"scaling_test_{name}"), []).extend(stamped)
         shown += lines
-    for format_name, stamped in by_format.items():
-        log = folder / f"mxfp_scaling_test_{name}_{format_name}.log"
+    for stem, stamped in by_log.items():
+        log = folder / f"{stem}.log"
         write_text(log, "\n".join([*stamped, f"{_stamp()} - end"]) + "\n")
         shown.append(f"Log: {log}")
     return shown, entries

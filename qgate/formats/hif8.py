@@ -28,6 +28,7 @@ class HiF8Format(ElementFormat):
     """The HiFloat8 of arXiv 2409.16626: ties away from zero, one zero, one NaN, two infinities."""
 
     rounding: ClassVar[Rounding] = "away"
+    tapered: ClassVar[bool] = True
 
     @property
     def bits(self) -> int:

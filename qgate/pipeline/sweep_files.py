@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qgate.analysis.sweeps.sweeping import mx_of, sweep
+from qgate.analysis.sweeps.sweeping import has_mx, sweep
 from qgate.dumps import StoredTensor, floats_in, read_tensors
 from qgate.errors import QgateError
 from qgate.formats import get
@@ -17,6 +17,7 @@ from qgate.stats import BlockCounts, Counts, Values, all_bf16, block_counts, cou
 
 # What one worker sweeps at once of a file: its results wait to be written.
 _PART_BYTES, _PART_TENSORS = 2**28, 16
+_CAST = "--cast bf16 sweeps integers, rounded to bf16 first."
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ def sweep_part(part: Part, request: Request) -> Iterator[Swept]:
 def sweep_file(spec: str, request: Request) -> Iterator[Swept]:
     """One `Swept` per tensor of the file; a bad file or tensor is one with an error.
 
-    Integers among other tensors, such as positions or step counts, are no business of a sweep.
+    Integers among other tensors, such as positions or step counts, are no business of a sweep; a
+    file of nothing else is swept where a cast was asked for.
     """
     swept = 0
     passed_over: list[str] = []
@@ -97,12 +99,18 @@ def sweep_file(spec: str, request: Request) -> Iterator[Swept]:
                 continue
             swept += 1
             yield _sweep_stored(stored, request)
+        if not swept and request.via:
+            for stored in read_tensors(spec):
+                swept += 1
+                yield _sweep_stored(stored, request)
     except (QgateError, OSError) as error:
         yield Swept(spec, spec, error=str(error))
     else:
         if not swept:
             there = f"; it has {', '.join(passed_over)}" if passed_over else ""
-            yield Swept(spec, spec, error=f"{spec!r} holds no floating point tensor{there}.")
+            yield Swept(
+                spec, spec, error=f"{spec!r} holds no floating point tensor{there}. {_CAST}"
+            )
 
 
 def _sweep_stored(stored: StoredTensor, request: Request) -> Swept:
@@ -121,27 +129,34 @@ def _sweep_stored(stored: StoredTensor, request: Request) -> Swept:
 
 def _records(stored: StoredTensor, request: Request) -> Iterator[dict[str, Any]]:
     tensor = stored.tensor.detach()
-    if not tensor.is_floating_point() or tensor.layout != torch.strided:
+    if tensor.layout != torch.strided or tensor.is_complex():
         kind = tensor.dtype if tensor.layout == torch.strided else tensor.layout
         raise QgateError(f"{stored.name} is a {kind} tensor; a sweep needs floating point numbers.")
+    if not tensor.is_floating_point() and not request.via:
+        raise QgateError(
+            f"{stored.name} is a {tensor.dtype} tensor; a sweep needs floating point numbers. "
+            f"{_CAST}"
+        )
     about = {
         "path": str(stored.path),
         "shape": list(tensor.shape),
         "sha256": stored.sha256(),
         "dtype": str(tensor.dtype).removeprefix("torch."),
     }
-    seen = _Seen(tensor, request)
+    # Integers of up to 53 bits are float64 numbers: the cast alone rounds them.
+    numbers = tensor if tensor.is_floating_point() else tensor.to(torch.float64)
+    seen = _Seen(numbers, request)
     if seen.rounded is not None:
         made = _infinite(seen.values())
-        if made > _infinite(counts(tensor)):
+        if made > _infinite(counts(numbers)):
             raise QgateError(
                 f"rounding {stored.name} to {seen.rounded} makes {made} Inf of finite numbers; "
-                "sweep it as it is, without --via."
+                "sweep it as it is, without --cast."
             )
     for name in request.formats:
         for granularity in request.granularity:
             block = granularity == "block"
-            if block and len(request.granularity) > 1 and not _has_mx(name):
+            if block and len(request.granularity) > 1 and not has_mx(name):
                 continue
             found = sweep(
                 seen.blocks() if block else seen.values(),
@@ -194,11 +209,3 @@ class _Seen:
 
 def _infinite(summary: Counts | Values) -> int:
     return summary.posinf + summary.neginf
-
-
-def _has_mx(name: str) -> bool:
-    try:
-        mx_of(name)
-    except QgateError:
-        return False
-    return True

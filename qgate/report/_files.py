@@ -78,7 +78,7 @@ def folder_for(root: Place, name: str, source: str, taken: Iterable[Place]) -> P
 
 def _belongs(folder: Place, source: str) -> bool:
     """If a folder is new, or holds results of this very source."""
-    records: list[Place] = sorted(folder.glob("mxfp_*scaling_*.json"), key=str)
+    records: list[Place] = sorted(folder.glob("*scaling_*.json"), key=str)
     for record in records:
         try:
             tensor = json.loads(record.read_text(encoding="utf-8"))["tensor"]

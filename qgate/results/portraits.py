@@ -51,7 +51,7 @@ class Fate(TypedDict):
     beyond_range   of a cast: share of all elements beyond its range, infinities among them
     saturated_error_share  the part of `noise` that saturated elements have
     of             elements this is of: all that are counted, or a seeded share of their rows
-    fitted_signal, fitted_noise  with one power of two as scale that lets the largest value fit
+    fitted_signal, fitted_noise  with the one power of two as scale that loses least
     """
 
     upper: float
@@ -227,7 +227,9 @@ class Comparison(TypedDict):
 
 class LossScale(TypedDict):
     """Powers of two for the loss, by their exponents: the least at which at most 0.1 % of the
-    gradients that are not zero are flushed, and the largest at which none saturates.
+    gradients that are not zero are flushed, and the largest at which none saturates. The one
+    advised is between them and nearest to none; of a tapered format, among those that lose no more
+    than 0.1 dB against the best.
     `flush` is the share that is flushed without one, `at_best` with the advised one."""
 
     format: str

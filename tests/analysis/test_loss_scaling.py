@@ -23,6 +23,12 @@ def flushed(values: torch.Tensor, name: str, k: int) -> float:
     return ((formats.quantize(scaled, name) == 0) & (values != 0)).sum().item() / len(values)
 
 
+def squared_error(values: torch.Tensor, name: str, k: int) -> float:
+    """Of gradients quantized at a loss scale, after it was divided out again."""
+    wrong = formats.quantize(values * 2.0**k, name) * 2.0**-k - values
+    return float((wrong / values.abs().max()).square().sum())
+
+
 def brute(x: torch.Tensor, name: str) -> dict[str, float]:
     values = x.double()
     values = values[values.isfinite() & (values != 0)]
@@ -31,6 +37,9 @@ def brute(x: torch.Tensor, name: str) -> dict[str, float]:
     fits = [k for k in ks if formats.report(values.abs().max() * 2.0**k, name).saturated == 0]
     largest = fits[-1]
     between = [k for k in ks if least <= k <= largest] or [largest]
+    if name == "hif8" and len(between) > 1:
+        errors = {k: squared_error(values, name, k) for k in between}
+        between = [k for k in between if errors[k] <= 10**0.01 * min(errors.values())]
     advised = min(between, key=abs)
     return {
         "format": name,
@@ -63,6 +72,17 @@ def test_ties_and_ends(values, name):
     x = torch.tensor([*values, math.nan, math.inf, 0.0]).half()
     expected = brute(x, name) if (x.isfinite() & (x != 0)).any() else None
     assert loss_scale(pool_of(x), name) == expected
+
+
+def test_hif8_is_advised_a_scale_at_which_it_is_precise():
+    """Where at most 0.1 % vanish, most gradients are powers of two there: 12 dB worse."""
+    x = (torch.randn(4096, generator=torch.Generator().manual_seed(0)) * 1e-7).bfloat16()
+    found = loss_scale(x, "hif8")
+    values = x.double()[x != 0]
+    errors = {k: squared_error(values, "hif8", k) for k in range(found["least"], found["largest"])}
+    assert errors[found["least"]] > 10 * min(errors.values())
+    assert errors[found["advised"]] < 10**0.01 * min(errors.values())
+    assert found["least"] < found["advised"] < found["largest"]
 
 
 def test_no_scaling_is_advised_where_none_is_needed():

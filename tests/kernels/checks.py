@@ -69,6 +69,11 @@ def finite(fmt: str, of: torch.dtype, length: int, **options: Any) -> Check:
     return check
 
 
+def small(fmt: str, of: torch.dtype, **options: Any) -> Check:
+    """Numbers near one, of which HiF8 takes no scale."""
+    return lambda device: quantized(cases.ordinary(of).view(-1, 64), device, fmt, **options)
+
+
 def slanted(device: torch.device) -> str:
     """A view with strides, not contiguous, of an odd offset."""
     x = rows(BF16, 97).t()[3:, ::2]
@@ -236,6 +241,10 @@ CHECKS: dict[str, Check] = {
     "int8 blocks": blocks("int8", BF16, 300, granularity="block"),
     "int4 blocks fp32": finite("int4", FP32, 300, granularity="block", axis=0, block=16),
     "hif8 scaled": finite("hif8", FP32, 64, granularity="tensor"),
+    "hif8 scaled by 1": small("hif8", BF16, granularity="tensor"),
+    "hif8 rows": finite("hif8", FP32, 1200, granularity="channel", axis=0),
+    "hif8 columns": finite("hif8", BF16, 120, granularity="channel", axis=1),
+    "hif8 blocks": blocks("hif8", BF16, 300, granularity="block"),
     "e5m2 scaled, to Inf": plain("fp8_e5m2", FP16, scale=1e-3, saturate=False),
     **{f"largest {str(of)[6:]}": largest(of) for of in (BF16, FP16, FP32)},
     "count bf16": counted(BF16),

@@ -112,33 +112,38 @@ def numbers() -> torch.Tensor:
 
 
 def row_of(
-    tensor: torch.Tensor, accepted: float, same: bool, of: Bench, patch: pytest.MonkeyPatch
+    tensor: torch.Tensor,
+    accepted: float,
+    same: bool,
+    of: Bench,
+    patch: pytest.MonkeyPatch,
+    fmt: str = FMT,
 ) -> Any:
     patch.setattr(format_rows, "_tensors", lambda _of, _layer: {SITE: tensor})
-    (made,), _ = scaling_rows(of, FMT, LAYER, {SITE: accepted}, lambda _: 1e-4, same)
+    (made,), _ = scaling_rows(of, fmt, LAYER, {SITE: accepted}, lambda _: 1e-4, same)
     return made
 
 
 def test_by_other_arithmetic_the_end_of_a_sweep_may_move_by_a_step(
     of: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The smallest number of a tensor says where its sweep ends, and is lost by the next bit."""
+    """The largest number of a tensor says at which scale nothing saturates."""
+    fmt = "fp8_e4m3"
     tensors = [numbers() for _ in range(3)]
-    for steps, each in enumerate(tensors):
-        each[0, 0] = 2.0 ** -(18 + steps)
-    ends = [float(sweep(each, FMT).exponent) for each in tensors]
-    assert ends[0] - ends[1] in (-1, 1), "the smallest number decides"
-    assert abs(ends[0] - ends[2]) == 2
+    for x, largest in zip(tensors, (7.0, 7.5, 15.0), strict=True):
+        x[0, 0] = largest  # 448, 480 and 960 sixty-fourths
+    ends = [float(sweep(each, fmt).exponent) for each in tensors]
+    assert ends == [-6.0, -5.0, -4.0], "the largest number decides"
 
     def row(tensor: torch.Tensor, accepted: float, same: bool) -> Any:
-        return row_of(tensor, accepted, same, of, monkeypatch)
+        return row_of(tensor, accepted, same, of, monkeypatch, fmt)
 
-    for now, accepted in ((0, 1), (1, 0)):
-        assert row(tensors[now], ends[accepted], True).values["exponent"] == ends[now]
-        kept = row(tensors[now], ends[accepted], False)
-        assert kept.values["exponent"] == ends[accepted]
+    for now in (1, 2):
+        assert row(tensors[now], ends[now - 1], True).values["exponent"] == ends[now]
+        kept = row(tensors[now], ends[now - 1], False)
+        assert kept.values["exponent"] == ends[now - 1]
         assert kept.why is None
-    assert row(tensors[0], ends[2], False).values["exponent"] == ends[0], "two steps are none"
+    assert row(tensors[2], ends[0], False).values["exponent"] == ends[2], "two steps are none"
 
 
 def test_by_other_arithmetic_what_is_best_inside_a_sweep_stays_so(

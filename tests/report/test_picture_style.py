@@ -105,7 +105,7 @@ def test_a_planted_deviation_is_seen(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stem", "places"), [("mxfp_scaling_test", (0, 3, 4, 5)), ("mxfp_scaling_summary", (0,))]
+    ("stem", "places"), [("scaling_test", (0, 3, 4, 5)), ("scaling_summary", (0,))]
 )
 def test_the_curves_of_a_sweep_are_its_levels(stem: str, places: tuple[int, ...]) -> None:
     record = sweep_records.realistic()[0]
@@ -172,7 +172,7 @@ def test_ticks_are_named_as_people_write_numbers(values: list[float], names: lis
 # Pictures that are kept ----------------------------------------------------------------------------
 
 BASELINES = (
-    "sweeps/mxfp_scaling_summary",
+    "sweeps/scaling_summary",
     "dumps/heatmaps/amax.png",
     "dumps/comparisons/sqnr_by_layer.png",
     "activations/sqnr-input",

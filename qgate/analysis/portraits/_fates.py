@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from qgate.analysis.sweeps._levels import ceil_log2_ratio
+from qgate.analysis.sweeps._search import quick_best_exponent
 from qgate.formats import FORMATS, ElementFormat, Format, IntFormat
 from qgate.formats.losses import Losses, losses_of_values
 from qgate.results.portraits import Edges, Fate
@@ -163,13 +163,16 @@ def nearest(fmt: ElementFormat, values: Floats) -> Floats:
     return np.asarray(fmt.nearest(torch.from_numpy(np.array(values))).numpy())
 
 
-def fitting_exponent(amax: float, largest: float) -> int:
-    """The least k at which amax / 2**k is not beyond the largest value of a format."""
-    return ceil_log2_ratio(amax, largest) if amax > 0 else 0
+def _least_losing(fmt: ElementFormat, values: Floats, weights: Floats) -> int:
+    """The exponent of the power of two at which a tensor loses least, 0 of a tensor of zeros."""
+    sizes = np.abs(values)
+    if not sizes.any():
+        return 0
+    order = np.argsort(sizes, kind="stable")
+    return quick_best_exponent(fmt, sizes[order], weights[order], near=0)
 
 
-def _fitted(fmt: ElementFormat, values: Floats, amax: float) -> Floats:
-    k = fitting_exponent(amax, fmt.max)
+def _scaled_by(fmt: ElementFormat, values: Floats, k: int) -> Floats:
     if abs(k) > 1000:
         return np.ldexp(nearest(fmt, np.ldexp(values, -k)), k)
     return nearest(fmt, values * 2.0**-k) * 2.0**k
@@ -200,20 +203,23 @@ def fate_of_counts(
     losses = losses.before_rounding(
         pool.posinf, pool.neginf, pool.vanished, lost=isinstance(target, ElementFormat)
     )
-    weights: Floats | None = None
+    finite = np.isfinite(counted)
+    often = counts[finite].astype(np.float64)
+    weights: Floats | None = often
     if rows is None:
-        finite = np.isfinite(counted)
-        weights = counts[finite].astype(np.float64)
         table = _cast_table(target, pool.counted_as)
         values, cast = counted[finite], table[pool.patterns[finite]]
     else:
+        weights = None
         values = rows if np.isfinite(rows).all() else rows[np.isfinite(rows)]
         cast = values if isinstance(target, Limit) else nearest(target, values)
     fitted: tuple[float, float] | None = None
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         sums = _squares(target, values, cast, weights)
         if isinstance(target, ElementFormat):
-            fitted = _squares(target, values, _fitted(target, values, pool.amax), weights)[:2]
+            # The scale is that of the whole tensor, also where the error is of some rows.
+            k = _least_losing(target, counted[finite], often)
+            fitted = _squares(target, values, _scaled_by(target, values, k), weights)[:2]
     of = losses.elements if rows is None else rows.size
     return FateSums(losses, of, *sums, *(fitted or (None, None)))
 

@@ -11,7 +11,7 @@ import torch
 
 from qgate._version import __version__
 from qgate.analysis.sweeps import advice as advising
-from qgate.analysis.sweeps._levels import Ends, Level
+from qgate.analysis.sweeps._levels import Ends, Level, Usual
 from qgate.analysis.sweeps._sums import LevelSums
 from qgate.formats import ElementFormat
 from qgate.formats.mx import MxFormat
@@ -89,7 +89,7 @@ def _level(sums: LevelSums, i: int, place: Level, scale_bits: int, finite: int) 
     return {
         "exponent": exponent,
         "integer": place.integer,
-        "factor": float(np.exp2(exponent)),
+        "factor": place.factor,
         "e8m0": place.integer and abs(exponent) <= limit and bool(fits),
         "marks": list(place.marks),
         "metrics": sums.metrics(i),
@@ -106,14 +106,15 @@ def _level(sums: LevelSums, i: int, place: Level, scale_bits: int, finite: int) 
     }
 
 
-def tensor_parameters(ends: Ends, levels: int, scale_bits: int) -> dict[str, Any]:
+def tensor_parameters(ends: Ends, levels: int, scale_bits: int, usual: Usual) -> dict[str, Any]:
     return {
         "levels": levels,
         "max_exp": float(ends.maximum),
         "min_exp": float(ends.minimum),
         "alignment": ends.alignment,
         "scale_bits": scale_bits,
-        "production": ends.production,
+        "usual": {"kind": usual.kind, "exponent": usual.exponent},
+        "production": int(usual.exponent) if usual.kind == "production" else None,
         "block": None,
         "axis": None,
         "scale_rule": None,

@@ -65,8 +65,10 @@ class LevelSums:
         center: float,
         amax: float,
         scale_bits: int = 8,
+        scales: list[float] | None = None,
     ) -> None:
-        self.fmt, self.scale_bits = fmt, scale_bits
+        """`scales` are those of whole tensors where they are not 2**exponent to the last bit."""
+        self.fmt, self.scale_bits, self.scales = fmt, scale_bits, scales
         power = int(np.frexp(amax)[1])
         self.base = power if abs(power) > 300 else 0
         self.center = float(np.ldexp(center, -self.base))
@@ -117,7 +119,7 @@ class LevelSums:
         up, down = true - self.center, true + self.center
         self.r_centered += float(up**2 @ folded.positive + down**2 @ folded.negative)
         self.r_max = max(self.r_max, float(true[-1]))
-        scales = np.exp2(exponents)
+        scales = np.exp2(exponents) if self.scales is None else np.asarray(self.scales)
         # Ascending magnitudes: what saturates is a tail, what underflows or is flushed a head.
         ahead = np.concatenate([[0.0], np.cumsum(both)])
         energy_ahead = np.concatenate([[0.0], np.cumsum(energy)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,12 @@ from qgate.metrics import METRICS
 Level = dict[str, Any]
 
 SIGNIFICANT, HIGH = 0.001, 0.01
+COSTLY_DB = 0.1
+"""What the composite score may cost against the best MSE before a summary says so."""
 WEIGHTS = {"mse": 0.3, "cosine": 0.3, "psnr_db": 0.2, "mae": 0.1, "relative_error": 0.1}
+_SAME = 1e-9
+# How a reason names the scale in use.
+_USUAL = {"amax": "amax / max", "cast": "the plain cast"}
 
 
 def severity(share: float) -> str:
@@ -55,16 +62,44 @@ def scores(levels: list[Level]) -> list[float]:
 def best(levels: list[Level], name: str, *, lower: bool) -> int:
     """The level with the best value; of equals the one with less overflow, then the larger one."""
 
-    def rank(index: int) -> tuple[float, float, float]:
-        value = levels[index]["metrics"][name]
-        value = math.inf if math.isnan(value) else value if lower else -value
-        return value, levels[index]["overflow"], -levels[index]["exponent"]
-
-    return min(range(len(levels)), key=rank)
+    return min(range(len(levels)), key=lambda i: _rank(levels[i], name, lower=lower))
 
 
-def advise(levels: list[Level], *, block: bool, scale_bits: int = 8) -> dict[str, Any]:
-    """Fills in each level's score; see `report` for what is made of the rest."""
+def _rank(level: Level, name: str, *, lower: bool) -> tuple[float, float, float]:
+    value = level["metrics"][name]
+    value = math.inf if math.isnan(value) else value if lower else -value
+    return value, level["overflow"], -level["exponent"]
+
+
+def _same_error(a: Level, b: Level) -> bool:
+    """Tell if two levels differ by no more than the rounding of their sums."""
+    return all(
+        a["metrics"][name] == b["metrics"][name]
+        or abs(a["metrics"][name] - b["metrics"][name]) <= _SAME * b["metrics"][name]
+        for name in ("mse", "mae")
+    )
+
+
+def _cost_db(level: Level, finest: Level) -> float:
+    """How much more squared error a level has than the best one, in decibels."""
+    more, least = level["metrics"]["mse"], finest["metrics"]["mse"]
+    if math.isnan(more) or more <= least:
+        return 0.0
+    return 10 * math.log10(more / least) if least > 0 else math.inf
+
+
+def advise(
+    levels: list[Level],
+    *,
+    block: bool,
+    scale_bits: int = 8,
+    usual: Mapping[str, Any] = MappingProxyType({"kind": "production", "exponent": 0.0}),
+) -> dict[str, Any]:
+    """Fills in each level's score; see `report` for what is made of the rest.
+
+    `usual` is the scale in use today: its level has its kind as a mark, and of levels with the same
+    error the nearest one to it is recommended.
+    """
     for level, score in zip(levels, scores(levels), strict=True):
         level["score"] = score
     usable = [i for i, level in enumerate(levels) if level["e8m0"]]
@@ -72,7 +107,9 @@ def advise(levels: list[Level], *, block: bool, scale_bits: int = 8) -> dict[str
     usable = usable or list(range(len(levels)))
     # In a block a few elements saturate by design, and what counts is the energy that they lose.
     kind = "overflow_energy" if block else "overflow_share"
+    finest = min(usable, key=lambda i: _rank(levels[i], "mse", lower=True))
     calm = [i for i in usable if levels[i][kind] <= HIGH]
+    calm += [finest] if calm and finest not in calm else []
     what = "more than 1 % of the energy lost to overflow" if block else "high overflow"
     candidates = f"levels without {what}" if calm else "all levels overflow"
     least = min(
@@ -86,10 +123,12 @@ def advise(levels: list[Level], *, block: bool, scale_bits: int = 8) -> dict[str
     if calm:
         chosen = min(
             calm,
+            key=lambda i: (-levels[i]["score"], levels[i]["overflow"], -levels[i]["exponent"]),
+        )
+        chosen = min(
+            (i for i in calm if _same_error(levels[i], levels[chosen])),
             key=lambda i: (
-                -levels[i]["score"],
-                levels[i]["overflow"],
-                abs(levels[i]["exponent"]) if block else 0.0,
+                abs(levels[i]["exponent"] - usual["exponent"]),
                 -levels[i]["exponent"],
             ),
         )
@@ -97,10 +136,10 @@ def advise(levels: list[Level], *, block: bool, scale_bits: int = 8) -> dict[str
         chosen = least
         candidates += ": least problematic"
     clean = [i for i, level in enumerate(levels) if not level["significant"]]
-    production = next((i for i, level in enumerate(levels) if "production" in level["marks"]), None)
+    held = next((i for i, level in enumerate(levels) if usual["kind"] in level["marks"]), None)
     gap = None
-    if production is not None:
-        here, there = (levels[i]["metrics"]["sqnr_db"] for i in (chosen, production))
+    if held is not None:
+        here, there = (levels[i]["metrics"]["sqnr_db"] for i in (chosen, held))
         gap = 0.0 if here == there else here - there
         gap = None if math.isnan(gap) else gap
     advice: dict[str, Any] = {
@@ -116,12 +155,14 @@ def advise(levels: list[Level], *, block: bool, scale_bits: int = 8) -> dict[str
         "underflow": _issues(levels, "underflow"),
         "clean_range": [clean[0], clean[-1]] if clean else None,
         "least_problematic": None if clean else least,
-        "production_gap_db": gap,
+        "usual_gap_db": gap,
+        "best_mse": finest,
+        "mse_cost_db": _cost_db(levels[chosen], levels[finest]),
         "speaks_about": (
             "an offset to every block's own exponent" if block else "one scale for the whole tensor"
         ),
     }
-    advice["reasons"] = _reasons(levels, advice, production, block=block)
+    advice["reasons"] = _reasons(levels, advice, usual, block=block)
     if not levels[chosen]["e8m0"]:
         advice["reasons"].insert(0, f"No level of this sweep is a scale of {scale_bits} bits!")
     return advice
@@ -136,9 +177,11 @@ def _position(levels: list[Level], chosen: int) -> str:
 
 
 def _stability(levels: list[Level]) -> dict[str, Any]:
+    """How the metrics vary over the levels that one could choose."""
+    told = [level for level in levels if level["integer"]]
     found: dict[str, Any] = {}
     for name in ("mse", "cosine", "psnr_db", "sqnr_db"):
-        values = [level["metrics"][name] for level in levels]
+        values = [level["metrics"][name] for level in told or levels]
         finite = [v for v in values if math.isfinite(v)] or [math.nan]
         low, high = min(finite), max(finite)
         found[name] = {"min": low, "max": high, "std": float(np.std(finite))}
@@ -166,7 +209,7 @@ def _issues(levels: list[Level], kind: str) -> dict[str, Any]:
 
 
 def _reasons(
-    levels: list[Level], advice: dict[str, Any], production: int | None, *, block: bool
+    levels: list[Level], advice: dict[str, Any], usual: Mapping[str, Any], *, block: bool
 ) -> list[str]:
     level = levels[advice["recommended"]]
     word = "offset" if block else "exponent"
@@ -181,6 +224,12 @@ def _reasons(
         ahead = top["metrics"]["sqnr_db"] > sqnr
         rest = f"; the best of all levels has {_db(top)}." if ahead else ", the best of all levels."
         reasons.append(f"SQNR {sqnr:.2f} dB{rest}")
+    if advice["mse_cost_db"] > COSTLY_DB:
+        finest = levels[advice["best_mse"]]
+        reasons.append(
+            f"The composite score costs {advice['mse_cost_db']:.2f} dB against the best MSE, "
+            f"which {word} {finest['exponent']:g} has."
+        )
     kind = "overflow_energy" if block else "overflow_share"
     left_out = sum(level[kind] > HIGH for level in levels)
     if advice["candidates"].startswith("levels") and left_out:
@@ -200,19 +249,25 @@ def _reasons(
             f"{level['flush']} elements ({level['flush_share']:.2%}) become zero, "
             f"{level['flush_energy']:.2g} of the energy."
         )
-    gap = advice["production_gap_db"]
-    if production is not None and gap is not None:
-        place = levels[production]["exponent"]
-        if production == advice["recommended"]:
-            reasons.append(f"It is the {word} that MX's floor rule uses.")
-        elif gap == 0:
-            reasons.append(f"The {word} in production, {place:g}, is as good.")
-        else:
-            reasons.append(
-                f"The {word} in production is {place:g}: "
-                f"{abs(gap):.2f} dB {'less' if gap >= 0 else 'more'}."
-            )
-    return reasons
+    return [*reasons, *_against_usual(levels, advice, usual, word)]
+
+
+def _against_usual(
+    levels: list[Level], advice: dict[str, Any], usual: Mapping[str, Any], word: str
+) -> list[str]:
+    gap, kind = advice["usual_gap_db"], usual["kind"]
+    held = next((level for level in levels if kind in level["marks"]), None)
+    if held is None or gap is None:
+        return []
+    is_recommended = held is levels[advice["recommended"]]
+    said = "is as good" if gap == 0 else f"has {abs(gap):.2f} dB {'less' if gap > 0 else 'more'}"
+    if kind == "production":
+        if is_recommended:
+            return [f"It is the {word} that MX's floor rule uses."]
+        return [f"The {word} in production, {held['exponent']:g}, {said}."]
+    if is_recommended:
+        return [f"It is the scale of {_USUAL[kind]}."]
+    return [f"{_USUAL[kind]}, 2^{held['exponent']:.4g}, {said}.".replace("the plain", "The plain")]
 
 
 def _db(level: Level) -> str:

@@ -6,14 +6,16 @@ every block's own shared exponent, which is the knob that MX has.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
 from qgate.analysis.sweeps import advice as advising
-from qgate.analysis.sweeps._levels import Alignment, Level, ends_of, levels_of
+from qgate.analysis.sweeps._levels import Alignment, Level, ends_of, levels_of, usual_of
 from qgate.analysis.sweeps._records import plain, record_of, tensor_parameters
+from qgate.analysis.sweeps._search import Floats, best_exponent, merged_chunks
 from qgate.analysis.sweeps._sources import blocks_of, summarized
 from qgate.analysis.sweeps._sums import Folded, LevelSums
 from qgate.errors import QgateError, unknown
@@ -97,8 +99,8 @@ def sweep(
 
     granularity "tensor": s runs from the smallest scale at which nothing overflows to the largest
     at which nothing underflows (`alignment="documented"`: the ends of the known tool), or as
-    `max_exp` and `min_exp` say, in `levels` even steps plus all integers between. Only integers
-    can be E8M0 scales, and only they are recommended.
+    `max_exp` and `min_exp` say, in `levels` even steps plus all integers between, and on to the
+    best power of two near amax. Only integers can be E8M0 scales, and only they are recommended.
 
     granularity "block": s is an offset to each block's shared exponent, from `max_exp` (8) to
     `min_exp` (-4); an element format stands for its MX format.
@@ -117,23 +119,31 @@ def sweep(
         return _sweep_blocks(
             x, mx_of(format), max_exp, min_exp, scale_bits, block, axis, name, shape
         )
-    return _sweep_tensor(
-        x, element_of(format), levels, max_exp, min_exp, alignment, scale_bits, name, shape
-    )
+    fmt, mx = element_of(format), isinstance(sweepable(format), MxFormat)
+    return _sweep_tensor(x, fmt, mx, levels, max_exp, min_exp, alignment, scale_bits, name, shape)
 
 
-def _known(format: Any) -> Format:
-    """A format by name or itself; anything else is no format."""
+def sweepable(format: Any, *, block: bool = False) -> Format:
+    """Return a format by name or itself; the error of a wrong name lists what can be swept."""
     if isinstance(format, str):
-        return FORMATS.get(format)
+        try:
+            return FORMATS.get(format)
+        except QgateError:
+            names = [each.name for each in FORMATS if (has_mx(each) if block else _is_swept(each))]
+            also = itertools.chain.from_iterable(map(FORMATS.aliases, names))
+            raise unknown("format", format, names, also) from None
     if not isinstance(format, ElementFormat | BlockFormat):
         raise TypeError(f"a format is a name or a qgate format, not {type(format).__name__}.")
     return format
 
 
+def _is_swept(fmt: Format) -> bool:
+    return isinstance(fmt, ElementFormat | MxFormat)
+
+
 def element_of(format: str | ElementFormat | MxFormat) -> ElementFormat:
     """The element format that a tensor sweep scales."""
-    fmt = _known(format)
+    fmt = sweepable(format)
     if isinstance(fmt, ElementFormat):
         return fmt
     if isinstance(fmt, MxFormat):
@@ -149,21 +159,36 @@ def _element_name(fmt: BlockFormat) -> str:
 
 
 def mx_of(format: str | ElementFormat | MxFormat) -> MxFormat:
-    """The MX format that a format means in a block sweep."""
-    fmt = _known(format)
+    """Return the MX format that a format means in a block sweep."""
+    fmt = sweepable(format, block=True)
+    found = _mx_twin(fmt)
+    if found is None:
+        names = ", ".join(each.name for each in FORMATS if isinstance(each, MxFormat))
+        raise QgateError(
+            f"{fmt.name} has no MX format, so no block sweep; those that have: {names}."
+        )
+    return found
+
+
+def has_mx(format: str | Format) -> bool:
+    """Tell if a format stands for an MX format in a block sweep."""
+    return _mx_twin(sweepable(format)) is not None
+
+
+def _mx_twin(fmt: Format) -> MxFormat | None:
     if isinstance(fmt, MxFormat):
         return fmt
-    known = [f for f in FORMATS if isinstance(f, MxFormat)]
-    for candidate in known:
-        if candidate.element == fmt or (fmt.name, candidate.name) == ("int8", "mxint8"):
-            return candidate
-    names = ", ".join(f.name for f in known)
-    raise QgateError(f"{fmt.name} has no MX format, so no block sweep; those that have: {names}.")
+    candidates = (each for each in FORMATS if isinstance(each, MxFormat))
+    return next(
+        (m for m in candidates if m.element == fmt or (fmt.name, m.name) == ("int8", "mxint8")),
+        None,
+    )
 
 
 def _sweep_tensor(
     x: Any,
     fmt: ElementFormat,
+    mx: bool,
     levels: int,
     max_exp: float | None,
     min_exp: float | None,
@@ -174,16 +199,13 @@ def _sweep_tensor(
 ) -> Sweep:
     summary = summarized(x)
     _require_numbers(summary, name)
-    ends = ends_of(
-        summary.amax,
-        summary.amin,
-        (fmt.max, fmt.min_normal, fmt.max_exponent),
-        max_exp,
-        min_exp,
-        alignment,
-    )
-    places = levels_of(ends, levels)
-    sums = LevelSums(fmt, [level.exponent for level in places], summary.mean, summary.amax)
+    limits = (fmt.max, fmt.min_normal)
+    ends = ends_of(summary.amax, summary.amin, limits, max_exp, min_exp, alignment)
+    usual = usual_of(fmt, summary.amax, mx=mx, double=summary.dtype == "float64")
+    best = best_exponent(fmt, *_magnitudes(summary), usual.exponent)
+    places = levels_of(ends, levels, usual, best)
+    exponents, scales = [at.exponent for at in places], [at.factor for at in places]
+    sums = LevelSums(fmt, exponents, summary.mean, summary.amax, scales=scales)
     if isinstance(summary, Counts):
         sums.add(Folded(*summary.folded()))
     else:
@@ -191,8 +213,16 @@ def _sweep_tensor(
             for folded in Folded.each(chunk):
                 sums.add(folded)
     record = record_of("tensor", fmt, summary, name, shape, places, sums, scale_bits)
-    record["parameters"] = tensor_parameters(ends, levels, scale_bits)
+    record["parameters"] = tensor_parameters(ends, levels, scale_bits, usual)
     return _finished(record, sums, block=False)
+
+
+def _magnitudes(summary: Counts | Values) -> tuple[Floats, Floats]:
+    """Ascending magnitudes and how often each occurs, as far as a search needs to know them."""
+    if isinstance(summary, Counts):
+        sizes, positive, negative = summary.folded()
+        return sizes, positive + negative
+    return merged_chunks(summary.chunks(), summary.amax)
 
 
 def _sweep_blocks(
@@ -236,6 +266,7 @@ def _sweep_blocks(
         "min_exp": float(low),
         "alignment": "given" if (max_exp, min_exp) != (None, None) else "exact",
         "scale_bits": scale_bits,
+        "usual": {"kind": "production", "exponent": 0.0},
         "production": 0,
         "block": x.block if isinstance(x, BlockCounts) else block,
         "axis": axis,
@@ -262,7 +293,10 @@ def _finished(record: dict[str, Any], sums: LevelSums, *, block: bool) -> Sweep:
         factor = 1.0 if block else level["factor"]
         level["scaled_min"], level["scaled_max"] = tensor["min"] / factor, tensor["max"] / factor
     record["advice"] = advising.advise(
-        record["levels"], block=block, scale_bits=record["parameters"]["scale_bits"]
+        record["levels"],
+        block=block,
+        scale_bits=record["parameters"]["scale_bits"],
+        usual=record["parameters"]["usual"],
     )
     if block:
         record["tensor"]["poisoned"] = tensor["elements"] - int(sums.n)

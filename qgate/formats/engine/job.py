@@ -17,6 +17,7 @@ from qgate.formats._element import ElementFormat
 from qgate.formats._literals import Format
 from qgate.formats.engine.layout import Chunk, layout_of
 from qgate.formats.engine.parts import Call, Parts
+from qgate.formats.engine.scale_choice import better_scale
 from qgate.formats.engine.scratch import tracing
 from qgate.formats.engine.work import (
     DOUBLE,
@@ -108,7 +109,7 @@ class Job:
 
     def _scale(self) -> Tensor:
         """The scale of each group as float64 [outer, groups, 1, inner]; NaN spoils its group."""
-        q, fmt = self.q, self.q.format
+        q, fmt = self.q, element_of(self.q.format)
         if q.scale is not None:
             return given_scale(q, self)
         bits = self._amax_bits()
@@ -122,7 +123,8 @@ class Job:
             scale = to_single_grid(scale)
         scale = scale.clamp_(min=2.0**-1022 if self.double else 2.0**-149)
         scale = scale.masked_fill_(bits == 0, 1.0)
-        return scale.masked_fill_(spoilt, float("nan"))
+        scale = scale.masked_fill_(spoilt, float("nan"))
+        return better_scale(self, scale, bits) if fmt.tapered else scale
 
 
 def check(x: Any, q: Quantizer) -> None:

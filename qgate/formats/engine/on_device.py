@@ -93,7 +93,7 @@ def _grid(fmt: ElementFormat, q: Quantizer) -> Grid | None:
         largest_negative=-low,
         signed_zero=fmt.negative_zero is not None,
         rounding=q.rounding,
-        tapered=isinstance(fmt, HiF8Format),
+        tapered=fmt.tapered,
         saturates=q.saturate,
         to_infinity=fmt.has_inf,
     )

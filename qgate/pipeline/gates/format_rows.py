@@ -40,8 +40,8 @@ def scaling_rows(
 
     `accepted` are the accepted exponents by site. Where two scales are as good, noise decides which
     of them is recommended; so the accepted one stays the recommendation until it costs more than
-    the site's tolerance over what the sweep would choose. A sweep ends where a tensor's smallest
-    number is lost, and that one is noise: by other arithmetic than that of the accepted exponents
+    the site's tolerance over what the sweep would choose. A sweep ends where a tensor's largest
+    number fits, and that one is noise: by other arithmetic than that of the accepted exponents
     (`same` is False) a recommendation at the end may be one step further or nearer.
     """
     found, scales = [], {}

@@ -184,8 +184,8 @@ def ratio_db(signal: float, noise: float) -> float:
 
 
 def sqnr_db(fate: Mapping[str, Any]) -> float:
-    """With the format's own scales; where it has none, cast as it is or with the one fitting power
-    of two, whichever is better: a format that is finest around 1 loses by being filled."""
+    """With the format's own scales; where it has none, cast as it is or with the power of two
+    that loses least, whichever is better."""
     told = (
         ratio_db(figure_of(fate, f"{kind}signal"), figure_of(fate, f"{kind}noise"))
         for kind in ("", "fitted_")

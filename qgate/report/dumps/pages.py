@@ -202,7 +202,7 @@ def _formats(said: Said) -> str:
     body = (
         sortable(head, rows, 2, "formats")
         + "<p class='about'>SQNR with the format's own scales; without any, cast as it is or with "
-        "one power of two that fits, whichever is better. "
+        "the one power of two that loses least, whichever is better. "
         "Saturated and zeroed: shares of all values, cast as they are where a format has no "
         "scales.</p>"
         if rows

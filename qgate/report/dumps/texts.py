@@ -241,7 +241,8 @@ def _formats(told: Sequence[dict[str, Any]]) -> str:
         lines[place] += f"\n  worst: {tensor_title(worst, 55)}; {tensor_place(worst, 34)}"
     about = (
         "worst and median SQNR with the format's own scales; without any, cast as it is or with "
-        "one power of two that fits, whichever is better; saturated and zeroed: cast as they are"
+        "the one power of two that loses least, whichever is better; saturated and zeroed: cast as "
+        "they are"
     )
     return _section("Losses in each format (SQNR)", [*lines, *_wrapped(about, "")] if lines else [])
 

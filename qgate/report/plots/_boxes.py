@@ -6,6 +6,7 @@ import math
 
 from qgate.report.plots._curves import brief
 from qgate.report.sweeps._record import (
+    USUAL,
     Level,
     Record,
     counted,
@@ -13,7 +14,6 @@ from qgate.report.sweeps._record import (
     exponent_text,
     factor_text,
     format_title,
-    marked,
     metric,
     number,
     offset_text,
@@ -21,6 +21,10 @@ from qgate.report.sweeps._record import (
     share_text,
     short,
     shortened,
+    usual_exponent,
+    usual_gap,
+    usual_kind,
+    usual_level,
 )
 
 _ENDS = {"exact": "exact alignment", "documented": "documented alignment"}
@@ -70,16 +74,16 @@ def advice_box(record: Record) -> tuple[str, list[str]]:
     block = record["kind"] == "block"
     name = offset_text if block else exponent_text
     held = "" if best["e8m0"] else ", not an E8M0 scale"
-    gap = number(record["advice"].get("production_gap_db"))
+    gap, kind = usual_gap(record), usual_kind(record)
     cosine = metric(best, "cosine")
-    used = f"production {name(record['parameters']['production'])}"
-    if "production" in best["marks"]:
+    used = f"{USUAL[kind]} {name(usual_exponent(record))}"
+    if kind in best["marks"]:
         used += ": the same"
     elif abs(gap) < 0.005:
         used += ": equal in SQNR"
     elif math.isfinite(gap):
         used += f": recommended is {gap:+.2f} dB SQNR"
-    elif marked(record, "production") is None:
+    elif usual_level(record) is None:
         used += ", not among the levels"
     what = f"offset {name(best['exponent'])}, factor " if block else ""
     return f"Recommended: {what}{factor_text(best)}{held}", [

@@ -38,7 +38,7 @@ class Grid:
     overflow: Mask
     costly: Mask
     recommended: int | None
-    production: float | None
+    usual: float | None
     ends: tuple[float, ...]
 
     @property
@@ -115,8 +115,8 @@ def draw_ground(axes: Axes, grid: Grid) -> None:
         at = float(grid.x[grid.recommended])
         axes.axvline(at, color=DARK_GREEN, linewidth=7, alpha=0.22, solid_capstyle="butt")
     low, high = grid.limits
-    if grid.production is not None and low <= grid.production <= high:
-        axes.axvline(grid.production, color=ORANGE, linewidth=1.4, linestyle="--")
+    if grid.usual is not None and low <= grid.usual <= high:
+        axes.axvline(grid.usual, color=ORANGE, linewidth=1.4, linestyle="--")
     axes.set_xlim(low, high)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, steps=[1, 2, 5, 10]))
 

@@ -25,16 +25,21 @@ from qgate.report.plots._figure import HEADLINE, LABEL, PANEL, TICK
 from qgate.report.plots._sheet import Drawing, Sheet, plain, sheet
 from qgate.report.plots.palette import BLACK, BLUE, DARK_GREEN, GRAY, ORANGE, RED, SKY, WHITE
 from qgate.report.sweeps._record import (
+    USUAL,
     Record,
     decibel_text,
     exponent_text,
     format_title,
     marked,
     metric,
+    mse_cost,
     number,
     offset_text,
     recommended,
     shortened,
+    usual_gap,
+    usual_kind,
+    usual_level,
 )
 
 if TYPE_CHECKING:
@@ -107,14 +112,14 @@ def _grid(record: Record) -> Grid:
     levels = record["levels"]
     block = record["kind"] == "block"
     ends = [marked(record, mark) for mark in ("maximum", "minimum")]
-    production = marked(record, "production")
+    usual = usual_level(record)
     return Grid(
         x=np.array([number(level["exponent"]) for level in levels]),
         integer=np.array([bool(level["integer"]) for level in levels]),
         overflow=np.array([level["severity"]["overflow"] == "high" for level in levels]),
         costly=np.array([number(level["overflow_energy"]) > 0.01 for level in levels]),
         recommended=record["advice"].get("recommended"),
-        production=number(production["exponent"]) if production else None,
+        usual=number(usual["exponent"]) if usual else None,
         ends=() if block else tuple(number(level["exponent"]) for level in ends if level),
     )
 
@@ -219,13 +224,13 @@ def _finding(record: Record) -> str:
     level = f"block offset {level}" if block else f"scale 2^{level}"
     ratio = metric(best, "sqnr_db")
     worth = "is exact" if ratio == math.inf else f"keeps SQNR {decibel_text(ratio)}"
-    gap = number(record["advice"].get("production_gap_db"))
-    if "production" in best["marks"]:
-        past = ", as production does"
+    gap, kind = usual_gap(record), usual_kind(record)
+    past = ""
+    if kind in best["marks"]:
+        past = f", as {USUAL[kind]} does"
     elif math.isfinite(gap) and abs(gap) >= 0.005:
-        past = f", {gap:+.2f} dB against production"
-    else:
-        past = ""
+        past = f", {gap:+.2f} dB against {USUAL[kind]}"
+    past += f" ({cost})" if (cost := mse_cost(record)) else ""
     return f"{where}: {level} {worth}{past}"
 
 
@@ -264,8 +269,8 @@ def _draw_legend(axes: Axes, record: Record, grid: Grid) -> None:
         best = Line2D([], [], color=DARK_GREEN, marker="*", markersize=13, linewidth=5)
         best.set(markeredgecolor=WHITE, label=f"recommended {name(grid.x[grid.recommended])}")
         handles.append(best)
-    if grid.production is not None:
-        label = f"production {name(grid.production)}"
+    if grid.usual is not None:
+        label = f"{USUAL[usual_kind(record)]} {name(grid.usual)}"
         handles.append(Line2D([], [], color=ORANGE, linestyle="--", label=label))
     if grid.ends:
         kind = "ends" if record["parameters"]["alignment"].endswith("given") else "alignment ends"
@@ -300,7 +305,7 @@ draw_summary = Drawing(_build_summary)
 draw_block = Drawing(_build_block)
 
 PICTURES: tuple[Picture, ...] = (
-    Picture("tensor", "mxfp_scaling_test", "Six metrics over the scales.", draw_metrics),
-    Picture("tensor", "mxfp_scaling_summary", "MSE, cosine and SQNR, larger.", draw_summary),
-    Picture("block", "mxfp_block_scaling", "Offsets to the block exponents.", draw_block),
+    Picture("tensor", "scaling_test", "Six metrics over the scales.", draw_metrics),
+    Picture("tensor", "scaling_summary", "MSE, cosine and SQNR, larger.", draw_summary),
+    Picture("block", "block_scaling", "Offsets to the block exponents.", draw_block),
 )

@@ -20,13 +20,17 @@ from qgate.report.sweeps._record import (
     factor_text,
     format_title,
     level_at,
-    marked,
     metric,
+    mse_cost,
     number,
     offset_text,
     place_text,
     recommended,
     share_text,
+    usual_exponent,
+    usual_gap,
+    usual_kind,
+    usual_level,
 )
 from qgate.text import one_line
 
@@ -75,21 +79,29 @@ def _gap(record: Record, best: Level) -> str:
     """How the recommended level stands to the one in use."""
     block = record["kind"] == "block"
     what = "offset" if block else "exponent"
-    if "production" in best["marks"]:
-        return f"Production uses this {what} already"
-    used = (offset_text if block else exponent_text)(record["parameters"]["production"])
-    gap = number(record["advice"].get("production_gap_db"))
-    level = marked(record, "production")
+    name = {"production": "Production", "amax": "amax / max", "cast": "Plain cast"}[
+        usual_kind(record)
+    ]
+    if usual_kind(record) in best["marks"]:
+        return f"{name} uses this {what} already"
+    used = (offset_text if block else exponent_text)(usual_exponent(record))
+    gap = usual_gap(record)
+    level = usual_level(record)
     there = f", SQNR {decibel_text(metric(level, 'sqnr_db'))}" if level else ""
     if math.isnan(gap):
-        return f"Production {what}: {used}{there or ', not among the levels'}"
+        return f"{name} {what}: {used}{there or ', not among the levels'}"
     if math.isinf(gap):
-        return f"Production {what}: {used}{there}; only one of the two is exact"
+        return f"{name} {what}: {used}{there}; only one of the two is exact"
     said = f"{abs(gap):.2f} dB {'better' if gap > 0 else 'worse'}"
     return (
-        f"Production {what}: {used}{there}; the recommended {what} is "
+        f"{name} {what}: {used}{there}; the recommended {what} is "
         f"{'as good' if abs(gap) < 0.005 else said} in SQNR"
     )
+
+
+def _cost(record: Record) -> str:
+    cost = mse_cost(record)
+    return f" - {cost}" if cost else ""
 
 
 def _reasons(record: Record) -> list[str]:
@@ -169,6 +181,9 @@ def _position(record: Record, best: Level) -> str:
     position = record["advice"].get("position")
     if len(record["levels"]) < 2:
         return "📍 This is the only level tested"
+    ends = [number(record["parameters"][end]) for end in ("min_exp", "max_exp")]
+    if not min(ends) <= number(best["exponent"]) <= max(ends):
+        return "📍 This is beyond the alignment ends: there this format's values are densest"
     if position not in ("maximum", "minimum"):
         return "📍 This is a balanced middle ground between overflow and underflow"
     end = f"the {position} {'exponent of the range' if given else 'alignment end'}"
@@ -199,7 +214,7 @@ def advice_lines(record: Record) -> list[str]:
         return [*body, "❌ No recommendation: no level could be measured", THICK]
     held = "" if best["e8m0"] else " - not an E8M0 scale"
     body += [
-        f"⭐ RECOMMENDED Scaling Factor: {factor_text(best)}{held}",
+        f"⭐ RECOMMENDED Scaling Factor: {factor_text(best)}{held}{_cost(record)}",
         f"   Scale Exponent: {exponent_text(best['exponent'])}",
         *item(_score(record, best).strip(), 3),
         "   Balanced Performance:",
@@ -238,7 +253,8 @@ def block_advice_lines(record: Record) -> list[str]:
     offset = offset_text(best["exponent"])
     return [
         *body,
-        f"⭐ RECOMMENDED Offset: {offset} (every block scale times {factor_text(best)})",
+        f"⭐ RECOMMENDED Offset: {offset} (every block scale times {factor_text(best)})"
+        f"{_cost(record)}",
         *item(_score(record, best).strip(), 3),
         "   Balanced Performance:",
         *_measures(best),

@@ -6,19 +6,23 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from qgate.report.sweeps._record import (
+    USUAL,
     Record,
     counted,
     decibel_text,
     exponent_text,
-    marked,
     metric,
+    mse_cost,
     number,
     offset_text,
     recommended,
     share_text,
+    usual_gap,
+    usual_kind,
+    usual_level,
 )
 
 KINDS = {"tensor": "one scale", "block": "block offset"}
@@ -38,7 +42,10 @@ class Entry(TypedDict):
     exponent: float
     sqnr_db: float
     production_db: float
+    """SQNR at the usual scale, whatever it is."""
     gap_db: float
+    usual: NotRequired[str]
+    mse_cost: NotRequired[str]
     overflow: float
     overflow_energy: float
     flush: float
@@ -51,7 +58,7 @@ class Entry(TypedDict):
 def entry_of(
     record: Record, folder: str, files: Sequence[str], pictures: Mapping[str, bytes]
 ) -> Entry:
-    best, used = recommended(record), marked(record, "production")
+    best, used = recommended(record), usual_level(record)
     offset = record["kind"] == "block"
     return {
         "tensor": str(record["tensor"].get("source") or record["tensor"]["name"]),
@@ -63,7 +70,9 @@ def entry_of(
         "exponent": math.nan if best is None else number(best["exponent"]),
         "sqnr_db": math.nan if best is None else metric(best, "sqnr_db"),
         "production_db": math.nan if used is None else metric(used, "sqnr_db"),
-        "gap_db": number(record["advice"].get("production_gap_db")),
+        "gap_db": usual_gap(record),
+        "usual": USUAL[usual_kind(record)],
+        "mse_cost": mse_cost(record),
         "overflow": math.nan if best is None else number(best["overflow_share"]),
         "overflow_energy": math.nan if best is None else number(best["overflow_energy"]),
         "flush": math.nan if best is None else number(best["flush_share"]),
@@ -91,10 +100,11 @@ def findings(
     rows = [("fail", f"{name}: {reason}") for name, reason in bad[:_MOST_NAMED]]
     if len(bad) > _MOST_NAMED:
         rows.append(("fail", f"and {len(bad) - _MOST_NAMED} more tensors that failed"))
-    groups: dict[tuple[str, str], list[Entry]] = {}
+    groups: dict[tuple[str, str, str], list[Entry]] = {}
     for each in entries:
-        groups.setdefault((each["format"], each["kind"]), []).append(each)
-    for (name, kind), mine in groups.items():
+        key = (each["format"], each["kind"], each.get("usual", ""))
+        groups.setdefault(key, []).append(each)
+    for (name, kind, _), mine in groups.items():
         rows += _about(f"{name}, {KINDS.get(kind, kind)}", mine)
     if not rows:
         rows.append(("info", "nothing was swept"))
@@ -114,6 +124,7 @@ def _about(what: str, mine: Sequence[Entry]) -> list[tuple[str, str]]:
                 f"{share_text(worst['overflow'])}",
             )
         )
+    usual = mine[0].get("usual", USUAL["production"])
     gaps = [each for each in mine if math.isfinite(each["gap_db"])]
     lower = [each for each in gaps if each["gap_db"] <= -EQUAL_DB]
     if lower:
@@ -121,7 +132,7 @@ def _about(what: str, mine: Sequence[Entry]) -> list[tuple[str, str]]:
         rows.append(
             (
                 "warn",
-                f"{what}: the recommended level costs SQNR against production in {len(lower)} of "
+                f"{what}: the recommended level costs SQNR against {usual} in {len(lower)} of "
                 f"{len(mine)}, most in {worst['tensor']}: {worst['level']}, "
                 f"{worst['gap_db']:+.2f} dB",
             )
@@ -132,7 +143,7 @@ def _about(what: str, mine: Sequence[Entry]) -> list[tuple[str, str]]:
         rows.append(
             (
                 "info",
-                f"{what}: the recommended level is better than production in {len(higher)} of "
+                f"{what}: the recommended level is better than {usual} in {len(higher)} of "
                 f"{len(mine)}, most in {best['tensor']}: {best['level']}, {best['gap_db']:+.2f} dB",
             )
         )

@@ -178,20 +178,27 @@ def _clean(record: Record, best: Level) -> list[str]:
 def _advised(record: Record, best: Level) -> list[str]:
     advice, levels = record["advice"], record["levels"]
     body: list[str] = []
-    high = [levels[index] for index in sorted(advice["overflow"]["high"])]
+    chosen = advice["recommended"]
+    high = [levels[index] for index in sorted(advice["overflow"]["high"]) if index != chosen]
     costly = [
         level
         for index, level in enumerate(levels)
         if _costly(level)
         and level not in high
-        and index != advice["recommended"]
+        and index != chosen
         and number(level["metrics"]["sqnr_db"]) < number(best["metrics"]["sqnr_db"])
         and level["exponent"] < best["exponent"]
     ]
-    if best["severity"]["overflow"] == "high":
+    is_high = best["severity"]["overflow"] == "high"
+    if is_high and advice["candidates"].startswith("all"):
         body += [
             "⚠️  Every candidate has HIGH overflow severity - expect significant precision loss",
             "   A format with a larger range, or a larger scale, is the way out",
+        ]
+    elif is_high:
+        body += [
+            "🟡 The recommended level has HIGH overflow severity by count, and the least error",
+            *item(_here(best, "overflow"), 3),
         ]
     elif high:
         body += [

@@ -11,11 +11,14 @@ from qgate.report.sweeps._record import (
     number,
     share_text,
     short,
+    usual_exponent,
+    usual_kind,
 )
 from qgate.text import one_line
 
 THICK, THIN, DASHES = "=" * 80, "-" * 80, "-" * 40
 _WIDTH = 94
+_USUAL = {"production": "Production", "amax": "amax / max", "cast": "Plain Cast"}
 _ENDS = {
     "exact": ("maximum alignment, nothing overflows", "minimum alignment, nothing underflows"),
     "documented": ("documented maximum alignment", "documented minimum alignment"),
@@ -133,6 +136,6 @@ def parameter_lines(record: Record) -> list[str]:
         *body,
         f"  Scale Bits: {given['scale_bits']} (E8M0: integers from {-largest} to {largest})",
         *item(f"Scale Exponents: {first} ({upper}) to {last} ({lower})", 2),
-        f"  Levels: {len(record['levels'])}, {given['levels']} asked for and the integers between",
-        f"  Production Exponent: {exponent_text(given['production'])}",
+        f"  Levels: {len(record['levels'])}, {given['levels']} asked for, and integers to the best",
+        f"  {_USUAL[usual_kind(record)]} Exponent: {exponent_text(usual_exponent(record))}",
     ]

@@ -9,6 +9,8 @@ from typing import Any
 
 from qgate.text import one_line
 
+COSTLY_DB = 0.1
+MX_PREFIX = "mxfp_"
 Record = Mapping[str, Any]
 Level = Mapping[str, Any]
 
@@ -37,6 +39,55 @@ def recommended(record: Record) -> Level | None:
 def marked(record: Record, mark: str) -> Level | None:
     """The level that carries a mark such as "production"."""
     return next((level for level in record["levels"] if mark in level["marks"]), None)
+
+
+USUAL = {"production": "production", "amax": "amax / max", "cast": "the plain cast"}
+"""The scale that a format is used with today, in words."""
+
+
+def usual_kind(record: Record) -> str:
+    """One of `USUAL`; records that do not tell are of the time when all had production."""
+    usual = record["parameters"].get("usual")
+    return str(usual["kind"]) if usual else "production"
+
+
+def usual_exponent(record: Record) -> float:
+    given = record["parameters"]
+    return number((given.get("usual") or {"exponent": given.get("production")})["exponent"])
+
+
+def usual_level(record: Record) -> Level | None:
+    return marked(record, usual_kind(record))
+
+
+def usual_gap(record: Record) -> float:
+    """SQNR of the recommended level less that of the usual one."""
+    advice = record["advice"]
+    return number(advice.get("usual_gap_db", advice.get("production_gap_db")))
+
+
+def mse_cost(record: Record) -> str:
+    """Say what the recommended level costs against the best MSE; empty where that is little."""
+    cost = number(record["advice"].get("mse_cost_db"))
+    finest = level_at(record, record["advice"].get("best_mse"))
+    if finest is None or not cost > COSTLY_DB:
+        return ""
+    place = offset_text(finest["exponent"])
+    place = place if record["kind"] == "block" else f"2^{exponent_text(finest['exponent'])}"
+    much = f"{cost:.2f} dB more than" if math.isfinite(cost) else "an error, unlike"
+    return f"{much} the best MSE, at {place}"
+
+
+def asked_format(record: Record) -> str:
+    """The format that was asked for: `int8` where a block sweep is about `mxint8`."""
+    fmt = record["format"]
+    return str(fmt.get("asked", fmt["name"]))
+
+
+def file_stem(record: Record, what: str) -> str:
+    """The name of a sweep's files, without an ending; those of MX formats start with mxfp."""
+    name = asked_format(record)
+    return f"{MX_PREFIX if name.startswith('mx') else ''}{what}_{name}"
 
 
 def format_title(record: Record) -> str:

@@ -16,10 +16,22 @@ from qgate.report.sweeps._record import (
     number,
     offset_text,
     share_text,
+    usual_kind,
 )
 
 _COLUMNS = 6
-_MARKS = (("production", "prod"), ("maximum", "max"), ("minimum", "min"))
+_MARKS = (
+    ("production", "prod"),
+    ("amax", "amax"),
+    ("cast", "cast"),
+    ("maximum", "max"),
+    ("minimum", "min"),
+)
+_USUAL = {
+    "production": "prod: the exponent in use.",
+    "amax": "amax: the scale amax / max.",
+    "cast": "cast: no scale.",
+}
 
 
 def level_rows(record: Record) -> list[str]:
@@ -41,7 +53,7 @@ def level_rows(record: Record) -> list[str]:
         "  tensor's energy (sum of squares) that saturation loses.",
         "  rec: recommended. prod: the offset in use, 0."
         if block
-        else "  rec: recommended. prod: the exponent in use. max, min: ends of the alignment.",
+        else f"  rec: recommended. {_USUAL[usual_kind(record)]} max, min: ends of the alignment.",
     ]
     if not all(level["e8m0"] for level in levels):
         body.append("  not E8M0: not an E8M0 scale; the curve between the exponents one can use.")

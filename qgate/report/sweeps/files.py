@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from qgate.report._files import write_text
 from qgate.report.sweeps import texts as sweep_text
+from qgate.report.sweeps._record import file_stem
 from qgate.text import for_csv
 
 if TYPE_CHECKING:
@@ -21,20 +22,15 @@ Record = dict[str, Any]
 
 def write(folder: Place, record: Record) -> list[Place]:
     """Text and data, but for the log; the paths written."""
-    name = record["format"].get("asked", record["format"]["name"])
-    if record["kind"] == "block":
-        stem = folder / f"mxfp_block_scaling_{name}"
-        files = {".json": _json(record), ".csv": _csv(record)}
-        texts = {stem.with_name(stem.name + end): text for end, text in files.items()}
-    else:
-        texts = {
-            folder / f"mxfp_scaling_results_{name}.txt": sweep_text.results_text(record),
-            folder / f"mxfp_scaling_{name}.json": _json(record),
-            folder / f"mxfp_scaling_{name}.csv": _csv(record),
-        }
-    for path, text in texts.items():
-        write_text(path, text)
-    return list(texts)
+    block = record["kind"] == "block"
+    stem = file_stem(record, "block_scaling" if block else "scaling")
+    texts = {f"{stem}.json": _json(record), f"{stem}.csv": _csv(record)}
+    if not block:
+        results = f"{file_stem(record, 'scaling_results')}.txt"
+        texts = {results: sweep_text.results_text(record), **texts}
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    return [folder / name for name in texts]
 
 
 def picture_names(record: Record) -> list[str]:
@@ -51,8 +47,8 @@ def draw(folder: Path, record: Record) -> None:
 def _pictures(record: Record) -> list[tuple[str, Picture]]:
     from qgate.report.plots.sweep import PICTURES
 
-    name = record["format"].get("asked", record["format"]["name"])
-    return [(f"{each.stem}_{name}.png", each) for each in PICTURES if each.kind == record["kind"]]
+    mine = [each for each in PICTURES if each.kind == record["kind"]]
+    return [(f"{file_stem(record, each.stem)}.png", each) for each in mine]
 
 
 def _json(record: Record) -> str:

@@ -26,7 +26,7 @@ from qgate.report.pages.parts import (
     section,
 )
 from qgate.report.sweeps._entries import EQUAL_DB, KINDS, Entry, findings
-from qgate.report.sweeps._record import counted, share_text, shortened
+from qgate.report.sweeps._record import MX_PREFIX, counted, share_text, shortened
 from qgate.text import for_html as text
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 PAGE, OTHER_PAGE = "index.html", "qgate-sweep.html"
 _OURS = "<!-- the page of a run of qgate sweep -->"
 _MOST_ROWS, _MOST_PICTURED, _MOST_OTHERS = 2000, 60, 200
-_HEAD = ("tensor", "format", "sweep", "recommended", "SQNR (dB)", "production (dB)", "gap (dB)",
+_HEAD = ("tensor", "format", "sweep", "recommended", "SQNR (dB)", "usual (dB)", "gap (dB)",
          "saturated (%)", "energy lost (%)", "flushed (%)", "files")  # fmt: skip
 _STYLE = """
 td.files a { display: inline-block; margin-right: .7em; }
@@ -68,7 +68,7 @@ def _others(root: Place, entries: Sequence[Entry]) -> dict[str, list[str]]:
     """Results in the root that are not of this run, by their folder."""
     mine = {each["folder"] for each in entries}
     found: dict[str, list[str]] = {}
-    records: list[Place] = sorted(root.glob("*/mxfp_*scaling_*.json"), key=str)
+    records: list[Place] = sorted(root.glob("*/*scaling_*.json"), key=str)
     for path in records:
         if path.parent.name not in mine:
             found.setdefault(path.parent.name, []).append(path.name)
@@ -142,7 +142,9 @@ def _row(each: Entry) -> str:
         name += f" <span class='fail'>{text(each['failed'])}</span>"
     links = " ".join(_file(each["folder"], file) for file in each["files"])
     cells = [
-        _cell(each["level"] or "–", each["exponent"]),
+        _cell(
+            "; ".join(filter(None, (each["level"] or "–", each.get("mse_cost")))), each["exponent"]
+        ),
         *(_cell(_decibels(each[key]), each[key]) for key in ("sqnr_db", "production_db")),
         _cell(f"{each['gap_db']:+.2f}", each["gap_db"], bad=each["gap_db"] <= -EQUAL_DB),
         _cell(_share(each["overflow"]), each["overflow"], bad=each["severe"]),
@@ -211,9 +213,9 @@ def _link(*parts: str) -> str:
 
 def _short(file: str) -> str:
     """What tells the files of a tensor apart."""
-    for start, word in (("mxfp_scaling_summary", "summary"), ("mxfp_scaling_test", "plot"),
-                        ("mxfp_block_scaling", "plot")):  # fmt: skip
-        if file.startswith(start) and file.endswith(".png"):
+    for start, word in (("scaling_summary", "summary"), ("scaling_test", "plot"),
+                        ("block_scaling", "plot")):  # fmt: skip
+        if file.removeprefix(MX_PREFIX).startswith(start) and file.endswith(".png"):
             return word
     return file.rpartition(".")[2]
 
@@ -278,12 +280,14 @@ _WORDS = _defined(
         ("sweep", "One scale: 2^s for the whole tensor. Block offset: an integer added to every "
                   "block's own exponent; 0 is production."),
         ("recommended", "The level with the best composite of MSE, cosine, PSNR, MAE and relative "
-                        "error among those that scales can hold and that do not saturate much."),
+                        "error among those that scales can hold and that do not saturate much. "
+                        "What it costs against the best MSE stands beside it from 0.1 dB on."),
         ("SQNR", "10 log10 of the energy of the tensor over that of the error, at the recommended "
                  "level; exact: there is no error."),
-        ("production", "SQNR at the scale that is in use, floor(log2(amax)) - emax."),
-        ("gap", "Recommended less production: what is lost today, or below zero what the "
-                "recommended level costs in SQNR."),
+        ("usual", "SQNR at the scale that is in use: floor(log2(amax)) - emax of MX formats "
+                  "(production), amax / max of fp8 and integers, none of formats that are cast."),
+        ("gap", "Recommended less usual: what is lost today, or below zero what the recommended "
+                "level costs in SQNR."),
         ("saturated", "Elements beyond the largest value at the recommended level."),
         ("energy lost", "The share of the sum of squares that saturation loses."),
         ("flushed", "Elements that were not zero and become zero."),

@@ -5,6 +5,7 @@ Everything comes from the record of the sweep, so the same text can be written l
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from typing import TextIO
@@ -21,13 +22,18 @@ from qgate.report.sweeps._parts import (
     title,
 )
 from qgate.report.sweeps._record import (
+    USUAL,
     Record,
+    asked_format,
     decibel_text,
     format_title,
     metric,
+    mse_cost,
     place_text,
     recommended,
     shortened,
+    usual_gap,
+    usual_kind,
 )
 from qgate.report.sweeps._tables import level_rows, metric_tables
 from qgate.text import one_line
@@ -55,19 +61,20 @@ _COLORS = (
     (re.compile(r"^⚠️|\bMODERATE$"), "33"),
     (re.compile(r"^⭐|^🎯 Use|^ *\d+/\d+ .*\brec\b"), "1;32"),
     (re.compile(r"^ *\d+/\d+ .*not E8M0"), "2"),
-    (re.compile(r"^MXFP |^(?=.*[A-Z])[^a-z]+$"), "1"),
+    (re.compile(r"^(MXFP )?(BLOCK )?SCALING (TEST|RESULTS): |^(?=.*[A-Z])[^a-z]+$"), "1"),
 )
 
 
 def lines(record: Record, color: bool = False) -> list[str]:
     """All a sweep has to say, line by line; only a long path is wider than 100 columns."""
     name = f"{shortened(record['tensor']['name'], 50)}, {format_title(record)}"
+    mx = _mx(record)
     if record["kind"] == "block":
-        body = [*title(f"MXFP BLOCK SCALING TEST: {name}"), *failure(record)]
+        body = [*title(f"{mx}BLOCK SCALING TEST: {name}"), *failure(record)]
         body += [*origin_lines(record), THIN, *parameter_lines(record)]
         body += [THIN, *level_rows(record), "", *block_advice_lines(record)]
     else:
-        body = [*title(f"MXFP SCALING TEST: {name}"), *failure(record)]
+        body = [*title(f"{mx}SCALING TEST: {name}"), *failure(record)]
         body += [*input_lines(record), THIN, *parameter_lines(record)]
         body += [THIN, *level_rows(record), "", *advice_lines(record)]
         body += ["", *overflow_lines(record)]
@@ -75,11 +82,15 @@ def lines(record: Record, color: bool = False) -> list[str]:
     return [_painted(line) for line in body] if color else body
 
 
+def _mx(record: Record) -> str:
+    return "MXFP " if asked_format(record).startswith("mx") else ""
+
+
 def results_text(record: Record) -> str:
     """The results file: the input, the parameters, the versions, and every level's figures."""
     kind = "BLOCK SCALING" if record["kind"] == "block" else "SCALING"
     name = f"{shortened(record['tensor']['name'], 50)}, {format_title(record)}"
-    body = [*title(f"MXFP {kind} RESULTS: {name}"), *failure(record)]
+    body = [*title(f"{_mx(record)}{kind} RESULTS: {name}"), *failure(record)]
     body += [*input_lines(record), THIN, *parameter_lines(record), THIN, *heading("VERSIONS:")]
     body += [f"  {what}: {one_line(version)}" for what, version in record["versions"].items()]
     body += [THIN, *heading("RECOMMENDATION:")]
@@ -89,6 +100,21 @@ def results_text(record: Record) -> str:
     else:
         body.append(f"  {place_text(record, best)}, SQNR: {decibel_text(metric(best, 'sqnr_db'))}")
     return "\n".join([*body, THIN, *metric_tables(record), *failure(record)]) + "\n"
+
+
+def answer(source: str, record: Record) -> str:
+    """One line for a summary: the recommended scale, what it is worth and what it costs."""
+    level = recommended(record)
+    if level is None:
+        return f"  {source}: no level could be measured"
+    sqnr, gap, cost = metric(level, "sqnr_db"), usual_gap(record), mse_cost(record)
+    value = "exact" if sqnr == math.inf else "NaN" if math.isnan(sqnr) else f"SQNR {sqnr:.2f} dB"
+    place = f"{level['exponent']:+g}" if record["kind"] == "block" else f"2^{level['exponent']:g}"
+    what = "block offset" if record["kind"] == "block" else "scale"
+    known = math.isfinite(gap) and abs(gap) >= 0.005
+    more = f", {gap:+.2f} dB against {USUAL[usual_kind(record)]}" if known else ""
+    more += f"; {cost}" if cost else ""
+    return f"  {source}: {record['format']['name']} {what} {place}, {value}{more}"
 
 
 def plain(texts: Iterable[str]) -> list[str]:

@@ -1,0 +1,111 @@
+"""The power of two that suits a format best: squared errors at every exponent near amax."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from qgate.analysis.sweeps._levels import ceil_log2_ratio
+from qgate.formats import ElementFormat
+from qgate.stats import serial
+
+Floats = npt.NDArray[np.float64]
+
+REACH = 40
+"""Exponents so far below and above that of amax are looked at."""
+SAME = 1e-9
+"""Errors that differ by less of their size are the same: it is the rounding of their sums."""
+_ROOM = 2**17
+_FINE_BITS, _COARSE_BITS = 11, 5
+_NEARLY, _MOST = 1.1, 4
+
+
+def exponents_near(fmt: ElementFormat, amax: float) -> range:
+    """The exponents among which the best one is.
+
+    The values of a format at half the scale contain those at the whole scale, up to the largest:
+    so nothing is gained above the smallest scale at which amax fits, unless the format is tapered.
+    """
+    middle, fits = math.frexp(amax)[1] - 1, ceil_log2_ratio(amax, fmt.max)
+    last = middle + REACH if fmt.tapered else min(fits, middle + REACH)
+    return range(min(middle - REACH, last), last + 1)
+
+
+def squared_errors(
+    fmt: ElementFormat, sizes: Floats, weights: Floats, exponents: Sequence[int]
+) -> Floats:
+    """The sum of squared errors at each scale 2**exponent, in units of a power of two.
+
+    `sizes` are magnitudes, the largest last, and `weights` how often each occurs.
+    """
+    unit = math.frexp(float(sizes[-1]))[1]
+    whole = np.ldexp(sizes, -unit)
+    found = np.zeros(len(exponents))
+    step = max(_ROOM // len(sizes), 1)
+    with serial():
+        for start in range(0, len(exponents), step):
+            part = slice(start, start + step)
+            scales = np.exp2(np.asarray(exponents[part], dtype=np.float64) - unit)[:, None]
+            error = fmt.nearest(torch.from_numpy(whole / scales)).numpy()
+            np.multiply(error, scales, out=error)
+            error -= whole
+            np.multiply(error, error, out=error)
+            found[part] = error @ weights
+    return found
+
+
+def best_exponent(fmt: ElementFormat, sizes: Floats, weights: Floats, near: float) -> int:
+    """The exponent with the least squared error; of equals the one nearest `near`."""
+    exponents = exponents_near(fmt, float(sizes[-1]))
+    return _least(exponents, squared_errors(fmt, sizes, weights, exponents), near)
+
+
+def quick_best_exponent(fmt: ElementFormat, sizes: Floats, weights: Floats, near: float) -> int:
+    """The same from neighbors taken together, of which the best few are looked at exactly."""
+    exponents = exponents_near(fmt, float(sizes[-1]))
+    coarse = squared_errors(fmt, *_merged(sizes, weights, _COARSE_BITS), exponents)
+    order = np.argsort(coarse, kind="stable")[:_MOST]
+    few = [exponents[i] for i in order if coarse[i] <= _NEARLY * coarse[order[0]]]
+    return _least(few, squared_errors(fmt, sizes, weights, few), near)
+
+
+def _least(exponents: Sequence[int], errors: Floats, near: float) -> int:
+    best = errors.min()
+    same = [e for e, error in zip(exponents, errors, strict=True) if error <= best * (1 + SAME)]
+    return min(same, key=lambda e: (abs(e - near), -e))
+
+
+def merged_chunks(chunks: Iterable[Floats], amax: float) -> tuple[Floats, Floats]:
+    """Magnitudes of values that are not counted, those that agree in 12 leading bits as one.
+
+    Each stands for its mean, so numbers of few bits stay what they are.
+    """
+    unit = math.frexp(amax)[1]
+    room = _place(np.ones(1), _FINE_BITS)[0] + 1
+    counts, sums = np.zeros(room), np.zeros(room)
+    for chunk in chunks:
+        sizes = np.ldexp(np.abs(chunk), -unit)
+        place = _place(sizes, _FINE_BITS)
+        counts += np.bincount(place, minlength=room)
+        sums += np.bincount(place, sizes, minlength=room)
+    there = np.flatnonzero(counts)
+    return np.ldexp(sums[there] / counts[there], unit), counts[there]
+
+
+def _merged(sizes: Floats, weights: Floats, bits: int) -> tuple[Floats, Floats]:
+    unit = math.frexp(float(sizes[-1]))[1]
+    place = _place(np.ldexp(sizes, -unit), bits)
+    _, starts = np.unique(place, return_index=True)
+    total = np.add.reduceat(weights, starts)
+    means = np.add.reduceat(np.ldexp(sizes, -unit) * weights, starts) / total
+    return np.ldexp(means, unit), total
+
+
+def _place(sizes: Floats, bits: int) -> npt.NDArray[np.int64]:
+    """Where magnitudes of at most 1 go by their exponent and the bits that lead their mantissa."""
+    single = sizes.astype(np.float32).view(np.int32)
+    return (single >> (23 - bits)).astype(np.int64)
