@@ -15,6 +15,8 @@ from qgate.results.portraits import Histogram, Portrait
 ACTIVATIONS = "qgate activations 1"
 REDUCED = ("token", "channel", "all")
 ROLES = ("input", "output", "weight")
+PER_TENSOR = " per tensor"
+"""Ends the name of a format that has one scale for a tensor here and one per row in its mode."""
 
 
 class Magnitude(TypedDict):
@@ -109,11 +111,22 @@ class Smoothed(TypedDict):
     curve: dict[str, float]
 
 
+class Massive(TypedDict):
+    """Elements that hide the errors of all others: those beyond this magnitude, and how many."""
+
+    beyond: float
+    elements: int
+
+
 class LayerActivations(TypedDict):
     """One module in one role.
 
     samples, calls, tokens   that reached it; `coverage` is samples over all there were
     portrait                 the distribution of all values, with what formats do to it
+    massive                  elements that errors are told without too, where there are any
+    rounding                 the largest relative error of the quantiles and of the median of all
+                             magnitudes, where values were rounded to be counted; all other figures
+                             are of the values themselves
     """
 
     module: str
@@ -126,6 +139,8 @@ class LayerActivations(TypedDict):
     tokens: int
     coverage: float
     portrait: Portrait
+    massive: NotRequired[Massive]
+    rounding: NotRequired[float]
     histogram: NotRequired[Histogram]
     magnitude: NotRequired[dict[str, Magnitude]]
     outliers: NotRequired[Outliers]

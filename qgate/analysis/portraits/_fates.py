@@ -244,8 +244,7 @@ def fate_of_counts(
             kept = np.abs(values) <= massive
             own = weights if weights is None else weights[kept]
             pairs = [_squares(values[kept], each[kept], own) for each in casts]
-            rest[:2] = pairs[0]
-            rest[2:] = [noise for _, noise in pairs[1:]] or [None]
+            rest = [*pairs[0], pairs[1][1] if len(pairs) > 1 else None]
     head = (upper, lower, underflow + gone, flush + gone, seen)
     return FateSums(*head, seen if rows is None else rows.size, *sums, *fitted, *rest)
 

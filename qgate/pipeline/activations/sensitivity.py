@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from qgate.analysis.activations.smoothing import quantizer_of
+from qgate.analysis.activations._format_losses import quantizer_of
 from qgate.capture.flowing import first_numbers
 from qgate.devices import exact_math
 from qgate.errors import QgateError
