@@ -82,10 +82,12 @@ class Outliers(TypedDict):
 
 class ChannelRanges(TypedDict):
     """Percentiles of the signed values of each channel, pooled over samples and tokens: one list
-    per percentile, as text, with a number per channel. `error` bounds the relative error."""
+    per percentile, as text, with a number per channel. `error` bounds the relative error of all
+    but the `exact` ones; what is below 2^-20 of the largest value of all counts as zero."""
 
     percentiles: dict[str, list[float]]
     error: float
+    exact: NotRequired[list[str]]
 
 
 class HeatMap(TypedDict):

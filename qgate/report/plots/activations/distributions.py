@@ -6,7 +6,15 @@ import math
 
 import numpy as np
 
-from qgate.report.activations._reading import Layers, Look, amax, evenly, in_panel, name_of
+from qgate.report.activations._reading import (
+    Layers,
+    Look,
+    amax,
+    evenly,
+    in_panel,
+    name_of,
+    rounding_note,
+)
 from qgate.report.dumps._reading import brief, figure_of, worst
 from qgate.report.plots._figure import dress
 from qgate.report.plots._sheet import (
@@ -82,7 +90,7 @@ def draw_boxes(record: ActivationsRecord, pattern: str, look: Look) -> Sheet | N
     if more:
         note(drawn[-1], more)
     entries = {
-        "quartiles, whiskers to 0.1 % and 99.9 %": patch(_BLUE, alpha=0.6),
+        f"quartiles, whiskers to 0.1 % and 99.9 %{rounding_note(layers)}": patch(_BLUE, alpha=0.6),
         "smallest and largest value": mark(".", COLORS[1]),
     }  # fmt: skip
     key(made, entries, look.show_legend)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from qgate.report.activations._reading import (
     EXACT_DB,
     Layers,
     Look,
+    Loss,
     common_start,
     format_names,
     kind_name,
@@ -21,6 +23,7 @@ from qgate.report.activations._reading import (
     of_role,
     short_kinds,
     target_value,
+    worst_format,
 )
 from qgate.report.dumps._reading import Floats, counted, decibels, worst
 from qgate.report.plots._figure import SMALL, dress
@@ -53,6 +56,7 @@ from qgate.results.activations import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+Cells = list[list[Loss | None]]
 _MOST_KINDS, _MOST_ROWS = 24, 14
 _GRAY, _GREEN, _BLUE, _ORANGE = GRAY, COLORS[2], COLORS[0], COLORS[1]
 
@@ -66,12 +70,14 @@ def draw_losses(record: ActivationsRecord, role: str, look: Look) -> Sheet | Non
     found = kinds(layers)
     kept = dict(list(found.items())[:_MOST_KINDS])
     columns = _columns(list(kept.values()))
-    maps = {name: _map(list(kept.values()), name, columns) for name in names}
+    shown = {name: _map(list(kept.values()), name, columns) for name in names}
+    maps = {name: _worse(cells) for name, cells in shown.items()}
     finite = np.concatenate([each[np.isfinite(each)] for each in maps.values()])
-    bad, name, value = min(
-        ((each, n, db) for each in layers for n, db in losses(each).items()), key=lambda t: t[2]
+    bad, (name, loss) = min(
+        ((each, worst) for each in layers if (worst := worst_format(each))),
+        key=lambda pair: pair[1][1].worse,
     )
-    title = f"{name} keeps least of the {role} of {name_of(bad, 60)}: {decibels(value)}"
+    title = f"{name} keeps least of the {role} of {name_of(bad, 60)}: {loss}"
     wide = columns_for(len(names)) if len(columns) <= 16 else min(2, len(names))
     rows = -(-len(names) // wide)
     height = max(1.1, 0.3 * len(kept) + 0.75)
@@ -87,7 +93,7 @@ def draw_losses(record: ActivationsRecord, role: str, look: Look) -> Sheet | Non
             aspect="auto", interpolation="nearest", cmap=MAP, vmin=low, vmax=high,
         )  # fmt: skip
         if len(columns) * wide <= 30:
-            _write(axes, cells, low, high)
+            _write(axes, shown[format_name], low, high)
         dress(axes, title=plain(format_name, 40), x="layer" if len(columns) > 1 else "", grid="")
         short = list(short_kinds(kept).values())
         told = short if place % wide == 0 else [""] * len(short)
@@ -97,7 +103,8 @@ def draw_losses(record: ActivationsRecord, role: str, look: Look) -> Sheet | Non
         axes.set_xticks(list(at), [str(columns[k]) if len(columns) > 1 else "" for k in at])
         axes.spines[["left", "bottom"]].set_visible(False)
     if image is not None:
-        color_bar(made, image, drawn, "SQNR (dB): dark is lost")
+        both = "; 40/9: with/without massive elements" if _any_differs(shown.values()) else ""
+        color_bar(made, image, drawn, f"SQNR (dB), dark is lost{both}")
     if len(found) > len(kept):
         drawn[-1].set_xlabel(f"{len(found) - len(kept)} more kinds of modules in the tables")
     return made
@@ -111,8 +118,8 @@ def _columns(told: list[Layers]) -> list[int]:
     return list(range(max(map(len, told))))
 
 
-def _map(told: list[Layers], name: str, columns: list[int]) -> Floats:
-    cells = np.full((len(told), len(columns)), np.nan)
+def _map(told: list[Layers], name: str, columns: list[int]) -> Cells:
+    cells: Cells = [[None] * len(columns) for _ in told]
     at = {number: place for place, number in enumerate(columns)}
     for row, mine in enumerate(told):
         own = numbers(mine) if len(mine) > 1 else [columns[0]]
@@ -120,17 +127,33 @@ def _map(told: list[Layers], name: str, columns: list[int]) -> Floats:
             column = at.get(own[place], place) if own is not None else place
             if len(mine) == 1 and each["layer"] in at:
                 column = at[each["layer"]]
-            cells[row, column] = losses(each).get(name, np.nan)
+            cells[row][column] = losses(each).get(name)
     return cells
 
 
-def _write(axes: Axes, cells: Floats, low: float, high: float) -> None:
-    for (row, column), value in np.ndenumerate(cells):
-        if not math.isnan(value):
-            text = "exact" if math.isinf(value) and value > 0 else f"{value:.0f}"
-            dark = value < low + 0.6 * (high - low)
-            color = WHITE if dark else BLACK
-            axes.text(column, row, text, ha="center", va="center", fontsize=SMALL, color=color)
+def _worse(cells: Cells) -> Floats:
+    return np.array([[math.nan if loss is None else loss.worse for loss in row] for row in cells])
+
+
+def _any_differs(maps: Iterable[Cells]) -> bool:
+    return any(loss is not None and loss.differs for m in maps for row in m for loss in row)
+
+
+def _write(axes: Axes, cells: Cells, low: float, high: float) -> None:
+    for row, losses_there in enumerate(cells):
+        for column, loss in enumerate(losses_there):
+            if loss is not None:
+                dark = loss.worse < low + 0.6 * (high - low)
+                color = WHITE if dark else BLACK
+                text = _cell_text(loss)
+                axes.text(column, row, text, ha="center", va="center", fontsize=SMALL, color=color)
+
+
+def _cell_text(loss: Loss) -> str:
+    """Whole decibels; both figures where they are not the same."""
+    both = (loss.sqnr_db, loss.rest_db) if loss.differs else (loss.sqnr_db,)
+    shown = ["exact" if db == math.inf else f"{db:.0f}" for db in both]
+    return "/".join(dict.fromkeys(shown))
 
 
 # Smoothing ---------------------------------------------------------------------------------------
