@@ -187,7 +187,7 @@ def evenly(items: Sequence[Any], most: int) -> list[Any]:
 def rounding_note(layers: Iterable[LayerActivations]) -> str:
     """Return how far quantiles of rounded values are off; empty where none were rounded."""
     most = max((each.get("rounding", 0.0) for each in layers), default=0.0)
-    return f" (±{100 * most:.1g} %, of values rounded to 16 bits)" if most else ""
+    return f"±{100 * most:.1g} %" if most else ""
 
 
 # Formats -----------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ _MOST_KINDS, _MOST_ROWS = 24, 14
 _GRAY, _GREEN, _BLUE, _ORANGE = GRAY, COLORS[2], COLORS[0], COLORS[1]
 
 
-def draw_losses(record: ActivationsRecord, role: str, look: Look) -> Sheet | None:  # noqa: ARG001
+def draw_losses(record: ActivationsRecord, role: str, look: Look) -> Sheet | None:
     """Kinds of modules by layers, one map per format, all on one scale."""
     layers = [each for each in of_role(record, role) if losses(each)]
     names = [n for n in format_names(record) if any(n in losses(each) for each in layers)]
@@ -103,8 +103,9 @@ def draw_losses(record: ActivationsRecord, role: str, look: Look) -> Sheet | Non
         axes.set_xticks(list(at), [str(columns[k]) if len(columns) > 1 else "" for k in at])
         axes.spines[["left", "bottom"]].set_visible(False)
     if image is not None:
-        both = "; 40/9: with/without massive elements" if _any_differs(shown.values()) else ""
-        color_bar(made, image, drawn, f"SQNR (dB), dark is lost{both}")
+        color_bar(made, image, drawn, "SQNR (dB), the worse: dark is lost")
+    if _any_differs(shown.values()):
+        key(made, {"40/9: with/without massive elements": patch("none")}, look.show_legend)
     if len(found) > len(kept):
         drawn[-1].set_xlabel(f"{len(found) - len(kept)} more kinds of modules in the tables")
     return made

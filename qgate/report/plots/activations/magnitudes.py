@@ -92,8 +92,11 @@ def draw_magnitudes(
     y_label(made, drawn, what if role == "weight" else f"{what} (mean of samples)")
     if more:
         note(drawn[-1], more)
-    near = {"median": rounding_note(layers)} if reduced == "all" else {}
-    entries = {c.name + near.get(c.name, ""): line(c.color, c.marker) for c in curves}
+    near = rounding_note(layers) if reduced == "all" else ""
+    entries = {
+        f"{c.name} ({near})" if near and c.name == "median" else c.name: line(c.color, c.marker)
+        for c in curves
+    }
     key(made, entries, look.show_legend)
     return made
 
