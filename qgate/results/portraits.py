@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from typing import Any, NotRequired, TypedDict
 
 ANALYSIS = "qgate dump analysis 1"
+HIDDEN_DB = 6.0
+"""A difference beyond which massive elements are said to hide what happens to all others."""
 FOLDERS = (
     "distributions",
     "heatmaps",

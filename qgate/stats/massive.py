@@ -59,19 +59,21 @@ def _beyond(rms: float, largest: float) -> float:
 
 def _of_counts(sizes: Floats, weights: Floats) -> float:
     """Take the rest from ascending magnitudes and how often each occurs."""
+    return _beyond(_rest_rms(sizes, weights), float(sizes[-1])) if len(sizes) else math.inf
+
+
+def _rest_rms(sizes: Floats, weights: Floats) -> float:
     kept = _kept(int(weights.sum()))
-    if not kept:
-        return math.inf
     taken = np.clip(kept - (np.cumsum(weights) - weights), 0.0, weights)
-    rest, share = sizes[taken > 0], taken[taken > 0] / kept
+    rest, shares = sizes[taken > 0], taken[taken > 0] / kept
     unit = float(rest[-1]) or 1.0
-    return _beyond(unit * math.sqrt(float(np.square(rest / unit) @ share)), float(sizes[-1]))
+    return unit * math.sqrt(float(np.square(rest / unit) @ shares))
 
 
 def _of_values(values: Values) -> float:
     """Take the rest by passes over the values; nothing is copied whole."""
     kept = _kept(values.finite)
-    if not kept:
+    if not kept or _at_least(values) >= values.amax:
         return math.inf
     last = values.ordered(kept - 1, "magnitude")
     unit, below, total = last or 1.0, 0, 0.0
@@ -82,6 +84,15 @@ def _of_values(values: Values) -> float:
         total += float(np.square(smaller / unit).sum())
     total += (kept - below) * (last / unit) ** 2
     return _beyond(unit * math.sqrt(total / kept), values.amax)
+
+
+def _at_least(values: Values) -> float:
+    """Bound the result from below in one pass, with 4 bits of each magnitude."""
+    found = np.zeros(2**15, dtype=np.int64)
+    for chunk in values.chunks():
+        found += np.bincount(np.abs(chunk).view(np.int64) >> 48, minlength=2**15)
+    there = np.flatnonzero(found)
+    return TIMES * _rest_rms((there << 48).view(np.float64), found[there].astype(np.float64))
 
 
 def _finite(part: Tensor) -> np.ndarray:

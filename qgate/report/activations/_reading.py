@@ -17,12 +17,10 @@ from qgate.results.activations import (
     LayerActivations,
     Proposal,
 )
+from qgate.results.portraits import HIDDEN_DB
 
 BROKEN_DB = 10.0
 """An SQNR below which a format is said to break a layer: the error is a third of the signal."""
-
-HIDDEN_DB = 6.0
-"""A difference beyond which massive elements are said to hide what happens to all others."""
 
 EXACT_DB = 320.0
 """How a record has an SQNR without any error."""

@@ -26,6 +26,7 @@ from qgate.report.sweeps._record import (
     place_text,
     printable,
     recommended,
+    rest_db,
     share_text,
 )
 
@@ -114,7 +115,11 @@ def _score(record: Record, best: Level) -> str:
 
 def _measures(best: Level) -> list[str]:
     names = [*_BEST[:5], ("max_abs", "", "Max Absolute Error"), _BEST[5]]
-    return [f"     - {label}: {_value(best, name)}" for name, _, label in names]
+    body = [f"     - {label}: {_value(best, name)}" for name, _, label in names]
+    rest = rest_db(best)
+    if not math.isnan(rest):
+        body.insert(1, f"     - SQNR without massive elements: {decibel_text(rest)}")
+    return body
 
 
 def _spread(record: Record) -> list[str]:

@@ -22,6 +22,11 @@ def metric(level: Level, name: str) -> float:
     return number(level["metrics"].get(name))
 
 
+def rest_db(level: Level) -> float:
+    """The SQNR without massive elements; NaN of levels that it was not taken at."""
+    return number(level.get("sqnr_db_without_massive"))
+
+
 def level_at(record: Record, index: int | None) -> Level | None:
     """The level an advice points to; None where it points to none."""
     levels: Sequence[Level] = record["levels"]

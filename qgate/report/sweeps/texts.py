@@ -28,6 +28,7 @@ from qgate.report.sweeps._record import (
     place_text,
     printable,
     recommended,
+    rest_db,
     shortened,
 )
 from qgate.report.sweeps._tables import level_rows, metric_tables
@@ -88,6 +89,7 @@ def results_text(record: Record) -> str:
         body.append("  none: no level could be measured")
     else:
         body.append(f"  {place_text(record, best)}, SQNR: {decibel_text(metric(best, 'sqnr_db'))}")
+        body.append(f"  SQNR without massive elements: {decibel_text(rest_db(best))}")
     return "\n".join([*body, THIN, *metric_tables(record), *failure(record)]) + "\n"
 
 
