@@ -153,13 +153,15 @@ class LayerActivations(TypedDict):
 
 
 class Sensitive(TypedDict):
-    """One layer quantized alone: the SQNR of its own output and of the model's, and what the task
-    loses."""
+    """One layer quantized alone: the SQNR of its own output and of the model's, both without
+    massive elements too, and what the task loses."""
 
     module: str
     format: str
     local_sqnr_db: NotRequired[float]
+    local_sqnr_db_without_massive: NotRequired[float]
     sqnr_db: NotRequired[float]
+    sqnr_db_without_massive: NotRequired[float]
     loss_change: NotRequired[float]
 
 

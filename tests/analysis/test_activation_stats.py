@@ -425,7 +425,9 @@ def test_formats_are_those_of_the_values() -> None:
     every = torch.cat([x.reshape(-1) for x in xs]).double()
     cast = every.to(torch.float8_e4m3fn).double()
     assert list(fate) == ["int8 per tensor", "fp8_e4m3 per tensor", "mxfp4_e2m1"]
-    assert fate["fp8_e4m3 per tensor"]["noise"] == pytest.approx(float((cast - every).square().sum()))
+    assert fate["fp8_e4m3 per tensor"]["noise"] == pytest.approx(
+        float((cast - every).square().sum())
+    )
     assert fate["fp8_e4m3 per tensor"]["signal"] == pytest.approx(float(every.square().sum()))
     assert fate["mxfp4_e2m1"]["of"] == every.numel()
 

@@ -17,6 +17,7 @@ from qgate.report.activations._findings import findings, summary, systematic
 from qgate.report.activations._reading import (
     Loss,
     format_names,
+    loss_of,
     losses,
     name_of,
     visible,
@@ -277,14 +278,15 @@ def _sensitivity(record: ActivationsRecord) -> str:
         [
             _word(name_of(each, 70)),
             _word(each["format"]),
-            _db(figure_of(each, "sqnr_db")),
-            _db(figure_of(each, "local_sqnr_db")),
+            _loss(loss_of(each, "sqnr_db")),
+            _loss(loss_of(each, "local_sqnr_db")),
             _number(figure_of(each, "loss_change")),
         ]
         for each in record["sensitivity"]
     ]
     head = ["layer quantized alone", "format", "SQNR of the model", "SQNR of the layer", "loss"]
-    return _table(head, rows, 2, "sensitivity")
+    about = "<p class='about'>Of two figures: with/without massive elements.</p>\n" if rows else ""
+    return about + _table(head, rows, 2, "sensitivity")
 
 
 def _formats(record: ActivationsRecord) -> str:

@@ -247,6 +247,12 @@ def _loss(name: str, fate: Mapping[str, Any]) -> Loss:
     return max(known, key=lambda loss: loss.sqnr_db, default=Loss(math.nan, math.nan))
 
 
+def loss_of(record: Mapping[str, Any], name: str) -> Loss | None:
+    """Read an SQNR of a record and that without massive elements."""
+    told = Loss(figure_of(record, name), figure_of(record, f"{name}_without_massive"))
+    return None if math.isnan(told.sqnr_db) else told
+
+
 def worst_format(layer: LayerActivations) -> tuple[str, Loss] | None:
     """The format that keeps least of a layer, by the worse of its two figures."""
     told = losses(layer)

@@ -5,6 +5,7 @@ Everything comes from the record of the sweep, so the same text can be written l
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from typing import TextIO
@@ -89,7 +90,8 @@ def results_text(record: Record) -> str:
         body.append("  none: no level could be measured")
     else:
         body.append(f"  {place_text(record, best)}, SQNR: {decibel_text(metric(best, 'sqnr_db'))}")
-        body.append(f"  SQNR without massive elements: {decibel_text(rest_db(best))}")
+        if not math.isnan(rest_db(best)):
+            body.append(f"  SQNR without massive elements: {decibel_text(rest_db(best))}")
     return "\n".join([*body, THIN, *metric_tables(record), *failure(record)]) + "\n"
 
 

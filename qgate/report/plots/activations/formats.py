@@ -17,6 +17,7 @@ from qgate.report.activations._reading import (
     format_names,
     kind_name,
     kinds,
+    loss_of,
     losses,
     name_of,
     numbers,
@@ -283,8 +284,9 @@ def draw_sensitivity(record: ActivationsRecord, format_name: str, look: Look) ->
     axes = made.figure.subplots()
     for row, each in enumerate(shown):
         color = _ORANGE if each["module"] in keep else _BLUE
-        if "local_sqnr_db" in each:
-            local = min(each["local_sqnr_db"], 120.0)
+        own = loss_of(each, "local_sqnr_db")
+        if own is not None:
+            local = min(own.worse, 120.0)
             axes.plot(
                 [local, min(each["sqnr_db"], 120.0)],
                 [row, row],
@@ -307,7 +309,7 @@ def draw_sensitivity(record: ActivationsRecord, format_name: str, look: Look) ->
     )
     entries = {"of the model's output": mark("o", _BLUE)}
     if any("local_sqnr_db" in each for each in shown):
-        entries["of the layer's own output"] = mark(MARKERS[3], _GRAY)
+        entries["of the layer, or without massive elements"] = mark(MARKERS[3], _GRAY)
     if keep:
         entries["kept in higher precision"] = mark("o", _ORANGE)
         if 0 <= cut < len(told) - 1:
