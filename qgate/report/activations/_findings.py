@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 from qgate.report.activations._reading import (
     BROKEN_DB,
+    GAIN_DB,
     format_names,
     kind_name,
+    leads,
     losses,
     name_of,
     nonfinite,
@@ -25,7 +27,7 @@ from qgate.results.activations import ActivationsRecord, LayerActivations, Propo
 
 Level = Literal["fail", "warn", "info"]
 _MARKS = {"fail": "BROKEN", "warn": "LOSS  ", "info": "note  "}
-_GAIN_DB, _SHOWN = 1.0, 5
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -210,10 +212,12 @@ def _tokens(record: ActivationsRecord) -> Iterator[Finding]:
     text += counted(len(layers), "layer")
     if places:
         where, count = places.most_common(1)[0]
-        text += f", {percent(count / max(sum(places.values()), 1))} at position {where}"
+        if leads(count, sum(places.values())):
+            text += f", {percent(count / sum(places.values()))} at position {where}"
     if texts:
         what, count = texts.most_common(1)[0]
-        text += f", {percent(count / max(sum(texts.values()), 1))} “{visible(what)}”"
+        if leads(count, sum(texts.values())):
+            text += f", {percent(count / sum(texts.values()))} “{visible(what)}”"
     yield Finding("warn", text)
 
 
@@ -245,7 +249,7 @@ def _smoothing(record: ActivationsRecord) -> Iterator[Finding]:
     for name, told in found.items():
         layer, one = max(told, key=lambda pair: pair[1]["after_db"] - pair[1]["before_db"])
         gain = one["after_db"] - one["before_db"]
-        if gain < _GAIN_DB:
+        if gain < GAIN_DB:
             yield Finding("info", f"{name}: smoothing gains at most {gain:.1f} dB")
             continue
         text = (

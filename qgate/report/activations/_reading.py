@@ -22,6 +22,9 @@ from qgate.results.portraits import HIDDEN_DB
 BROKEN_DB = 10.0
 """An SQNR below which a format is said to break a layer: the error is a third of the signal."""
 
+GAIN_DB = 1.0
+"""What smoothing gains at least where a layer is named for it."""
+
 EXACT_DB = 320.0
 """How a record has an SQNR without any error."""
 
@@ -171,6 +174,11 @@ def amax(layer: LayerActivations) -> float:
 def nonfinite(layer: LayerActivations) -> int:
     told = layer["portrait"]
     return told["nan"] + told["posinf"] + told["neginf"]
+
+
+def leads(count: int, total: int) -> bool:
+    """If a share of places is worth a headline: several are one, or there is no other."""
+    return count > 1 or total == 1
 
 
 def evenly(items: Sequence[Any], most: int) -> list[Any]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from qgate.report.activations._reading import (
     EXACT_DB,
+    GAIN_DB,
     Layers,
     Look,
     Loss,
@@ -180,10 +181,10 @@ def draw_alphas(record: ActivationsRecord, look: Look) -> Sheet | None:
         return None
     name, layer, advice = _best_gain(found)
     gain = advice["after_db"] - advice["before_db"]
-    title = (
-        f"Smoothing gains most in {name}: {gain:+.1f} dB for {name_of(layer, 56)} at α "
-        f"{advice['alpha']:g}"
-    )
+    title = f"Smoothing gains at most {gain:.1f} dB"
+    if gain >= GAIN_DB:
+        title = f"Smoothing gains most in {name}: {gain:+.1f} dB for {name_of(layer, 56)} at α "
+        title += f"{advice['alpha']:g}"
     shown = list(
         dict.fromkeys(kind_name(each["module"]) for told in found.values() for each, _ in told)
     )
