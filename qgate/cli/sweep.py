@@ -317,21 +317,15 @@ def _written(spec: str, made: Iterable[Made | Lost], target: Target) -> Outcome:
 
 def _answer(source: str, record: dict[str, Any]) -> str:
     """One line for the summary: the recommended scale and what it is worth."""
-    from qgate.report.sweeps._record import number, rest_db
-    from qgate.results.portraits import HIDDEN_DB
+    from qgate.report.sweeps._record import worth_text
 
     level = record["levels"][record["advice"]["recommended"]]
     gap = record["advice"]["production_gap_db"]
-    sqnr = level["metrics"]["sqnr_db"]
-    value = "exact" if sqnr == "inf" else f"SQNR {sqnr:.2f} dB" if sqnr != "nan" else "NaN"
-    rest = rest_db(level)
-    if number(sqnr) - rest > HIDDEN_DB:
-        value += f", {rest:.2f} dB without massive elements"
     place = f"{level['exponent']:+g}" if record["kind"] == "block" else f"2^{level['exponent']:g}"
     what = "block offset" if record["kind"] == "block" else "scale"
     known = isinstance(gap, float) and abs(gap) >= 0.005
     more = f", {gap:+.2f} dB against production" if known else ""
-    return f"  {source}: {record['format']['name']} {what} {place}, {value}{more}"
+    return f"  {source}: {record['format']['name']} {what} {place}, {worth_text(level)}{more}"
 
 
 def _write(made: Made, target: Target) -> tuple[list[str], list[Entry]]:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from qgate.analysis.activations._powers import PowerSums
-from qgate.analysis.activations._reading import Reading
-from qgate.analysis.activations.layer_stats import ROUNDING, Ask, LayerStats
+from qgate.analysis.activations._reading import ROUNDING, Reading
+from qgate.analysis.activations.layer_stats import Ask, LayerStats
 from qgate.results.portraits import Portrait
 
 

@@ -25,6 +25,8 @@ _CHUNK = 2**19
 _PART = 2**17  # with what is made of them, values of this many stay in the cache
 _HELD = 2**19
 PAGE = 128
+ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+"""The largest relative error of rounding to a dtype that is counted."""
 # Between these, fourth powers of float64 numbers neither overflow nor vanish; float32 ends there.
 _TAME = (1e-60, 1e60)
 

@@ -24,7 +24,7 @@ from qgate.analysis.activations._maps import heat_map
 from qgate.analysis.activations._outliers import Decode, OutlierRule, OutlierStats
 from qgate.analysis.activations._powers import PowerSums
 from qgate.analysis.activations._ranges import PERCENTILES, ChannelCounts
-from qgate.analysis.activations._reading import ENDS, Reading, infinity, size_value
+from qgate.analysis.activations._reading import ENDS, ROUNDING, Reading, infinity, size_value
 from qgate.analysis.activations._vectors import CallVectors, Vector, largest_of
 from qgate.analysis.portraits._channels import channels_of
 from qgate.analysis.portraits._pool import Pool, of_counts
@@ -46,8 +46,6 @@ __all__ = ["Ask", "LayerStats", "OutlierRule", "Reading"]
 Reduced = Literal["token", "channel", "all"]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-"""The largest relative error of rounding to the dtype that is counted."""
 
 
 @dataclass(frozen=True)
