@@ -300,8 +300,9 @@ class LayerStats:
         if rows is not None:
             width = rows.shape[1]
             rows = rows[: min(self.ask.room(width), max(self.ask.share // width, 8))]
+        beyond = self.beyond()
         fates = {
-            table_name(name): format_losses(name, made, rows, self.beyond(), wide=self.wide)
+            table_name(name): format_losses(name, made, rows, beyond, wide=self.wide)
             for name in self.ask.formats
         }
         return replace(made, fates=fates)
@@ -310,12 +311,12 @@ class LayerStats:
         return of_counts(self.counted_as or "bfloat16", self.counts.dense())
 
     def beyond(self) -> float:
-        """The magnitude above which values as they were counted are massive; inf if none is."""
-        return massive_beyond(self._counted().value_counts())
+        """The magnitude above which counted values are massive; inf if none, or no format asks."""
+        return massive_beyond(self._counted().value_counts()) if self.ask.formats else math.inf
 
     def massive(self) -> Massive | None:
         beyond = self.beyond()
-        if beyond == math.inf or not self.ask.formats:
+        if beyond == math.inf:
             return None
         values, weights = self._counted().weighted
         return Massive(beyond=beyond, elements=int(weights[np.abs(values) > beyond].sum()))
