@@ -17,6 +17,8 @@ READABLE = (ACTIVATIONS, "qgate activations 1")
 """Kinds that are read: version 1 has `flush` for `flushed`."""
 REDUCED = ("token", "channel", "all")
 ROLES = ("input", "output", "weight")
+PER_TENSOR = " per tensor"
+"""Ends the name of a format that has one scale for a tensor here and one per row in its mode."""
 
 
 class Magnitude(TypedDict):
@@ -82,10 +84,12 @@ class Outliers(TypedDict):
 
 class ChannelRanges(TypedDict):
     """Percentiles of the signed values of each channel, pooled over samples and tokens: one list
-    per percentile, as text, with a number per channel. `error` bounds the relative error."""
+    per percentile, as text, with a number per channel. `error` bounds the relative error of all
+    but the `exact` ones; what is below 2^-20 of the largest value of all counts as zero."""
 
     percentiles: dict[str, list[float]]
     error: float
+    exact: NotRequired[list[str]]
 
 
 class HeatMap(TypedDict):
@@ -111,11 +115,22 @@ class Smoothed(TypedDict):
     curve: dict[str, float]
 
 
+class Massive(TypedDict):
+    """Elements that hide the errors of all others: those beyond this magnitude, and how many."""
+
+    beyond: float
+    elements: int
+
+
 class LayerActivations(TypedDict):
     """One module in one role.
 
     samples, calls, tokens   that reached it; `coverage` is samples over all there were
     portrait                 the distribution of all values, with what formats do to it
+    massive                  elements that errors are told without too, where there are any
+    rounding                 the largest relative error of the quantiles and of the median of all
+                             magnitudes, where values were rounded to be counted; all other figures
+                             are of the values themselves
     """
 
     module: str
@@ -128,6 +143,8 @@ class LayerActivations(TypedDict):
     tokens: int
     coverage: float
     portrait: Portrait
+    massive: NotRequired[Massive]
+    rounding: NotRequired[float]
     histogram: NotRequired[Histogram]
     magnitude: NotRequired[dict[str, Magnitude]]
     outliers: NotRequired[Outliers]
@@ -138,13 +155,15 @@ class LayerActivations(TypedDict):
 
 
 class Sensitive(TypedDict):
-    """One layer quantized alone: the SQNR of its own output and of the model's, and what the task
-    loses."""
+    """One layer quantized alone: the SQNR of its own output and of the model's, both without
+    massive elements too, and what the task loses."""
 
     module: str
     format: str
     local_sqnr_db: NotRequired[float]
+    local_sqnr_db_without_massive: NotRequired[float]
     sqnr_db: NotRequired[float]
+    sqnr_db_without_massive: NotRequired[float]
     loss_change: NotRequired[float]
 
 

@@ -15,6 +15,8 @@ from typing import Any, NotRequired, TypedDict
 ANALYSIS = "qgate dump analysis 2"
 ANALYSES = (ANALYSIS, "qgate dump analysis 1")
 """Kinds that are read: version 1 has `flush` for `flushed`."""
+HIDDEN_DB = 6.0
+"""A difference beyond which massive elements are said to hide what happens to all others."""
 FOLDERS = (
     "distributions",
     "heatmaps",
@@ -52,6 +54,7 @@ class Fate(TypedDict):
     saturated_error_share  the part of `noise` that saturated elements have
     of             elements this is of: all that are counted, or a seeded share of their rows
     fitted_signal, fitted_noise  with the one power of two as scale that loses least
+    rest_signal, rest_noise, fitted_rest_noise  without massive elements, where that was asked
     """
 
     upper: float
@@ -66,6 +69,9 @@ class Fate(TypedDict):
     of: int
     fitted_signal: NotRequired[float]
     fitted_noise: NotRequired[float]
+    rest_signal: NotRequired[float]
+    rest_noise: NotRequired[float]
+    fitted_rest_noise: NotRequired[float]
 
 
 class Histogram(TypedDict):

@@ -282,6 +282,6 @@ def test_the_page_names_the_format_that_its_order_is_by(tmp_path: Path) -> None:
     write_report(record, tmp_path, QUICK)
     page = Reader((tmp_path / "analysis_report.html").read_text())
     told = losses(record["layers"][0])
-    worst = min(told, key=lambda name: told[name])
+    worst = min(told, key=lambda name: told[name].worse)
     assert "worst format" in page.words
     assert f"{worst} {decibels(told[worst])}" in page.words

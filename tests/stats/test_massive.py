@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qgate.stats import massive_beyond
+from qgate.stats import counts, massive_beyond
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -106,3 +106,26 @@ def test_the_order_of_elements_is_nothing() -> None:
     x = with_channel(26.0).flatten()
     shuffled = x[torch.from_numpy(np.random.default_rng(0).permutation(len(x)))]
     assert massive_beyond(shuffled) == pytest.approx(massive_beyond(x), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        normal(512, 128),
+        with_channel(26.0),
+        with_channel(1e6, 896),
+        torch.cat([normal(64, 32), torch.full((1, 32), 1e30)]),
+        torch.zeros(64, 64),
+        torch.full((64, 64), 7.0),
+        torch.tensor([1.0, 1e9]),
+        torch.empty(0),
+        torch.tensor([math.nan, math.inf, 1.0]),
+        with_channel(26.0).double() * 1e200,
+        with_channel(26.0) * 1e-30,
+    ],
+)
+def test_what_was_counted_gives_the_same(x: Tensor) -> None:
+    """Of counts, and of values that are gone through in passes."""
+    narrow = x.float().bfloat16()
+    assert massive_beyond(counts(narrow)) == pytest.approx(massive_beyond(narrow), rel=1e-6)
+    assert massive_beyond(counts(x)) == pytest.approx(massive_beyond(x), rel=1e-6)

@@ -7,12 +7,14 @@ one pass, whoever made them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-
-from qgate.analysis.portraits._reading import Sums
 
 _DIGITS = 53
-_FAR = 300
+
+
+def whole(value: float) -> tuple[int, int]:
+    """Split a finite number into a whole number and a power of two."""
+    part, power = math.frexp(value)
+    return int(math.ldexp(part, _DIGITS)), power - _DIGITS
 
 
 class ExactSum:
@@ -25,13 +27,14 @@ class ExactSum:
 
     def add(self, value: float, exponent: int = 0) -> None:
         """A finite number times 2^exponent."""
-        part, power = math.frexp(value)
-        self._take(int(math.ldexp(part, _DIGITS)), power - _DIGITS + exponent)
+        units, power = whole(value)
+        self.take(units, power + exponent)
 
     def merge(self, other: ExactSum) -> None:
-        self._take(other._units, other._exponent)
+        self.take(other._units, other._exponent)
 
-    def _take(self, units: int, exponent: int) -> None:
+    def take(self, units: int, exponent: int) -> None:
+        """A whole number times 2^exponent."""
         if not units:
             return
         if exponent < self._exponent:
@@ -45,30 +48,10 @@ class ExactSum:
         return self._units / (1 << -power) if power < 0 else float(self._units << power)
 
     @property
-    def size(self) -> int:
-        """The power of two above its magnitude."""
-        return self._units.bit_length() + self._exponent if self._units else 0
+    def exponent(self) -> int:
+        """The power of two that it is a whole number of."""
+        return self._exponent
 
-
-@dataclass
-class ExactSums:
-    """Of n values and of their squares."""
-
-    n: int = 0
-    total: ExactSum = field(default_factory=ExactSum)
-    square: ExactSum = field(default_factory=ExactSum)
-
-    def add(self, found: Sums) -> None:
-        self.n += found.n
-        self.total.add(found.total, found.exponent)
-        self.square.add(found.square, 2 * found.exponent)
-
-    def merge(self, other: ExactSums) -> None:
-        self.n += other.n
-        self.total.merge(other.total)
-        self.square.merge(other.square)
-
-    def rounded(self) -> Sums:
-        unit = self.square.size // 2
-        unit = unit if abs(unit) > _FAR else 0
-        return Sums(self.n, unit, self.total.value(unit), self.square.value(2 * unit))
+    def units(self, exponent: int) -> int:
+        """How many 2^exponent it is, of an exponent that is not above its own."""
+        return self._units << (self._exponent - exponent)

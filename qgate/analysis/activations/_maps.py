@@ -14,8 +14,7 @@ ROWS, COLUMNS = 96, 160
 
 
 def heat_map(reading: Reading, sample: int) -> HeatMap:
-    """A cell is the largest finite magnitude in it; the figures are of all magnitudes, their
-    percentile of those as they were counted."""
+    """A cell is the largest finite magnitude in it; the figures are of all magnitudes."""
     tokens, channels = reading.table.shape
     starts = _starts(channels, COLUMNS)
     lines: list[npt.NDArray[np.float64]] = []

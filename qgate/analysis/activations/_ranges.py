@@ -183,14 +183,16 @@ class ChannelCounts:
         ends = np.cumsum(counts, axis=1)
         last = (ends[:, -1] - 1).clip(0)
         found: dict[str, list[float]] = {}
+        exact: list[str] = []
         for p in percentiles:
             if p == 100.0 or (p == 0.0 and not absolute):
+                exact.append(_name(p))
                 found[_name(p)] = (low if p == 0.0 else high).tolist()
                 continue
             place = np.floor(last * (p / 100))
             at = (ends <= place[:, None]).sum(axis=1).clip(0, len(values) - 1)
             found[_name(p)] = values[at].clip(low, high).tolist()
-        return ChannelRanges(percentiles=found, error=ERROR)
+        return ChannelRanges(percentiles=found, error=ERROR, exact=exact)
 
 
 def _lifted(table: Table, bins: int) -> Table:

@@ -14,6 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from qgate.analysis.activations._powers import Centered, PowerPass, PowerSums
+from qgate.analysis.portraits._pool import of_counts
 from qgate.errors import QgateError
 from qgate.stats import serial
 
@@ -23,8 +25,10 @@ _CHUNK = 2**19
 _PART = 2**17  # with what is made of them, values of this many stay in the cache
 _HELD = 2**19
 PAGE = 128
-# Between these, squares of float32 numbers neither overflow nor vanish.
-_TAME = (1e-15, 1e15)
+ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+"""The largest relative error of rounding to a dtype that is counted."""
+# Between these, fourth powers of float64 numbers neither overflow nor vanish; float32 ends there.
+_TAME = (1e-60, 1e60)
 
 
 Figures = tuple[list[float], float, list[float]]
@@ -39,7 +43,6 @@ class Reading:
 
     tokens, channels  largest magnitudes
     lows, highs    ends by channel
-    total, square  sums of values and of squares; of float32 tensors to about 1e-6 of their size
     counts         of bit patterns, after rounding to `counted_as` where the tensor is wider
     """
 
@@ -49,13 +52,12 @@ class Reading:
     channels: Floats
     lows: Floats
     highs: Floats
-    total: float
-    square: float
     counts: Ints = field(repr=False)
     nan: int = 0
     posinf: int = 0
     neginf: int = 0
     vanished: int = 0
+    centered: Centered | None = field(default=None, repr=False)
     serial: int = field(default_factory=lambda: next(_serials))
 
     @staticmethod
@@ -83,6 +85,13 @@ class Reading:
         pages = self.counts.reshape(-1, PAGE)
         used = np.flatnonzero(torch.from_numpy(pages).sum(1).numpy())
         return used, pages[used]
+
+    @cached_property
+    def powers(self) -> PowerSums:
+        """Exact sums of powers of the finite values, of a wide tensor to float64's rounding."""
+        if self.centered is not None:
+            return PowerSums.of(self.centered)
+        return PowerSums.of_counts(*of_counts(self.counted_as, self.counts).weighted)
 
     @cached_property
     def token_figures(self) -> Figures:
@@ -146,12 +155,20 @@ class Reading:
         return least
 
     def size_quantile(self, p: float) -> float:
-        """Of finite magnitudes as they were counted, by numpy's method "lower"; NaN of none."""
+        """Of finite magnitudes, by numpy's method "lower"; NaN of none."""
         ends = np.cumsum(self.sizes()[: infinity(self.counted_as)])
         if not ends[-1]:
             return math.nan
         place = int((int(ends[-1]) - 1) * p)
-        return size_value(int(np.searchsorted(ends, place, side="right")), self.counted_as)
+        at = int(np.searchsorted(ends, place, side="right"))
+        value = size_value(at, self.counted_as)
+        if not self.wide:
+            return value
+        # Only those that were rounded to this number are looked at.
+        counted = getattr(torch, self.counted_as)
+        sizes = (part.abs().view(-1) for part in chunks(self.table))
+        near = torch.cat([each[each.to(counted) == value] for each in sizes])
+        return float(near.kthvalue(place - (int(ends[at - 1]) if at else 0) + 1).values)
 
     def ends_of_all(self, places: int) -> tuple[list[float], list[float]]:
         """The largest magnitudes and the smallest ones, each as many as `places`."""
@@ -268,15 +285,14 @@ class _Counter:
 
 
 class _Ends:
-    """Ends of rows and of columns, and sums, of the parts of a table; of finite values if they are
+    """Ends of rows and of columns of the parts of a table; of finite values if they are
     `masked`."""
 
     def __init__(self, table: Tensor, parts: Sequence[Tensor], masked: bool) -> None:
         n, width = table.shape
         dtype = table.dtype if table.dtype.itemsize > 2 else torch.float32
         self._made = torch.empty(2, n + len(parts) * width, dtype=dtype, device="cpu")
-        self._sums = torch.empty(n, dtype=dtype, device="cpu")
-        self.shape, self.masked, self.square, self.kinds = (n, width), masked, 0.0, [0, 0, 0]
+        self.shape, self.masked, self.kinds = (n, width), masked, [0, 0, 0]
         self._high, self._low = self._made[:, :n].unbind()
         self._tops, self._bottoms = self._made[:, n:].view(2, len(parts), width).unbind()
 
@@ -288,15 +304,11 @@ class _Ends:
             self.kinds[1] += int((x == math.inf).sum())
             self.kinds[2] += int((x == -math.inf).sum())
             up, down = x.where(there, -math.inf), x.where(there, math.inf)
-            x = x.where(there, 0.0)
         rows = slice(start, start + len(part))
         torch.amax(up, -1, out=self._high[rows])
         torch.amin(down, -1, out=self._low[rows])
         torch.amax(up, 0, out=self._tops[at])
         torch.amin(down, 0, out=self._bottoms[at])
-        torch.sum(x, -1, out=self._sums[rows])
-        flat = x.view(-1)
-        self.square += float(torch.dot(flat, flat))
 
     def found(self) -> tuple[Floats, Floats, Floats, Floats]:
         """Lows and highs of rows and of columns."""
@@ -306,10 +318,6 @@ class _Ends:
         lows, highs = bottoms.min(0, initial=math.inf), tops.max(0, initial=-math.inf)
         return low[:n], high[:n], lows, highs
 
-    @property
-    def total(self) -> float:
-        return float(self._sums.double().sum())
-
 
 def _read(table: Tensor, counted_as: str | None) -> Reading:
     name = counted_as or ("float16" if table.dtype == torch.float16 else "bfloat16")
@@ -317,9 +325,12 @@ def _read(table: Tensor, counted_as: str | None) -> Reading:
     step = max(_PART // width, 1)
     parts = table.split(step) if n > step else (table,) * (n > 0)
     counter, ends = _Counter(getattr(torch, name)), _Ends(table, parts, masked=False)
+    wide, powers = table.dtype.itemsize > 2, PowerPass()
     for at, part in enumerate(parts):
         counter.add(part)
         ends.take(at, part, at * step)
+        if wide:
+            powers.take(part)
     low, high, lows, highs = ends.found()
     sound = n > 0 and math.isfinite(highs.max()) and math.isfinite(lows.min())
     if not sound:
@@ -335,22 +346,15 @@ def _read(table: Tensor, counted_as: str | None) -> Reading:
     for each in (tokens, channels, lows, highs):
         each += 0.0  # no zero has a sign
     largest = float(channels.max(initial=0.0))
-    total, square = ends.total, ends.square
-    if largest and not _TAME[0] < largest < _TAME[1]:
-        total, square = _wide_sums(parts, sound)
+    tame = not largest or _TAME[0] < largest < _TAME[1]
+    if wide and not (sound and tame):
+        powers = PowerPass(0 if tame else math.frexp(largest)[1])
+        for part in parts:
+            powers.take(part if sound else part[part.isfinite()])
     counts = counter.counts().numpy()
     zeros = int(counts[0] + counts[_HALF])
-    vanished = zeros - int((table == 0).sum()) if zeros and table.dtype.itemsize > 2 else 0
+    vanished = zeros - int((table == 0).sum()) if zeros and wide else 0
     nan, posinf, neginf = ends.kinds
-    found = (tokens, channels, lows, highs, total, square, counts)
-    return Reading(table, name, *found, nan, posinf, neginf, vanished)
-
-
-def _wide_sums(parts: Sequence[Tensor], finite: bool) -> tuple[float, float]:
-    total = square = 0.0
-    for part in parts:
-        x = part.double().view(-1)
-        x = x if finite else x.where(x.isfinite(), 0.0)
-        total += float(x.sum())
-        square += float(torch.dot(x, x))
-    return total, square
+    found = (tokens, channels, lows, highs, counts)
+    centered = powers.centered() if wide else None
+    return Reading(table, name, *found, nan, posinf, neginf, vanished, centered)

@@ -19,28 +19,27 @@ import torch
 from torch import Tensor
 
 from qgate.analysis.activations._counts import PatternCounts, RowShare
-from qgate.analysis.activations._exact import ExactSums
+from qgate.analysis.activations._format_losses import format_losses, table_name
 from qgate.analysis.activations._maps import heat_map
 from qgate.analysis.activations._outliers import Decode, OutlierRule, OutlierStats
+from qgate.analysis.activations._powers import PowerSums
 from qgate.analysis.activations._ranges import PERCENTILES, ChannelCounts
-from qgate.analysis.activations._reading import ENDS, Reading, infinity, size_value
+from qgate.analysis.activations._reading import ENDS, ROUNDING, Reading, infinity, size_value
 from qgate.analysis.activations._vectors import CallVectors, Vector, largest_of
 from qgate.analysis.portraits._channels import channels_of
-from qgate.analysis.portraits._fates import FateSums, Limit, fate_of_counts, target_of
 from qgate.analysis.portraits._pool import Pool, of_counts
-from qgate.analysis.portraits._reading import Sums
-from qgate.analysis.portraits._row_fates import fate_of_rows
+from qgate.analysis.portraits._portraits import moments_of
 from qgate.errors import QgateError
-from qgate.formats import ElementFormat, IntFormat
 from qgate.results.activations import (
     ChannelRanges,
     HeatMap,
     LayerActivations,
     Magnitude,
+    Massive,
     Outliers,
 )
 from qgate.results.portraits import Histogram, Portrait
-from qgate.stats import serial
+from qgate.stats import massive_beyond, serial
 
 __all__ = ["Ask", "LayerStats", "OutlierRule", "Reading"]
 
@@ -83,8 +82,8 @@ class LayerStats:
     """What flowed through one module in one role.
 
     `update` takes one call of one sample, `merge` the statistics of other samples. Of tensors wider
-    than 16 bits the distribution and the median over all values are of bfloat16 numbers; ends,
-    zeros, magnitudes and non-finite values are exact.
+    than 16 bits quantiles, the histogram and the median over all values are of bfloat16 numbers;
+    all else is of the values.
     """
 
     def __init__(self, module: str, role: str, ask: Ask | None = None) -> None:
@@ -95,7 +94,7 @@ class LayerStats:
         self.wide = False
         self.kinds = [0, 0, 0]
         self.vanished = 0
-        self._sums = ExactSums()
+        self._powers = PowerSums()
         self.least = math.nan
         self.counts = PatternCounts()
         self.lows, self.highs = np.full(0, math.inf), np.full(0, -math.inf)
@@ -158,13 +157,14 @@ class LayerStats:
         self.calls += 1
         self.tokens += n
         self.elements += n * width
-        self.wide |= reading.wide
+        if reading.wide and not self.wide:
+            self._widen()
+        if self.wide:
+            self._powers.merge(reading.powers)
         for k, kind in enumerate((reading.nan, reading.posinf, reading.neginf)):
             self.kinds[k] += kind
         self.vanished += reading.vanished
         self.counts.add(*reading.pages)
-        finite = n * width - reading.nan - reading.posinf - reading.neginf
-        self._sums.add(_sums(finite, reading))
         # Of a wide tensor that is a pass over all values, made where the counts ask for it.
         if reading.vanished or not reading.least_size > self.least * (1 + 2.0**-7):
             self.least = float(np.fmin(self.least, reading.least))
@@ -178,6 +178,10 @@ class LayerStats:
             self._all[1].extend(low)
             sizes = reading.sizes()
             self._sizes = sizes if self._sizes is None else self._sizes + sizes
+
+    def _widen(self) -> None:
+        """From here on moments are of the values themselves: what was counted is exact so far."""
+        self._powers, self.wide = PowerSums.of_counts(*self._counted().weighted), True
 
     def finish(self) -> None:
         """The sample is through; what is of whole samples is taken now."""
@@ -223,11 +227,15 @@ class LayerStats:
         self.tokens += other.tokens
         self.elements += other.elements
         self.samples |= other.samples
-        self.wide |= other.wide
+        if other.wide and not self.wide:
+            self._widen()
+        if self.wide:
+            self._powers.merge(
+                other._powers if other.wide else PowerSums.of_counts(*other._counted().weighted)
+            )
         self.kinds = [a + b for a, b in zip(self.kinds, other.kinds, strict=True)]
         self.vanished += other.vanished
         self.counts.merge(other.counts)
-        self._sums.merge(other._sums)
         self.least = float(np.fmin(self.least, other.least))
         self.highs = largest_of(self.highs, other.highs, -math.inf)
         self.lows = largest_of(self.lows, other.lows, math.inf, np.fmin)
@@ -250,9 +258,9 @@ class LayerStats:
         total.merge(other)
         return total
 
-    @property
-    def sums(self) -> Sums:
-        return self._sums.rounded()
+    def moments(self) -> dict[str, float]:
+        """Mean, std, rms, skew and kurtosis of the values themselves."""
+        return self._powers.moments() if self.wide else moments_of(*self._counted().weighted)
 
     @property
     def amax(self) -> Floats:
@@ -273,61 +281,69 @@ class LayerStats:
 
     def pool(self) -> Pool:
         self.finish()
-        pool = of_counts(self.counted_as or "bfloat16", self.counts.dense())
+        pool = self._counted()
         there = np.isfinite(self.lows)
-        low = float(self.lows[there].min()) if there.any() else math.nan
-        high = float(self.highs[there].max()) if there.any() else math.nan
         nan, posinf, neginf = self.kinds
-        made = Pool(
-            max(self.calls, 1),
-            self.elements,
-            pool.counted_as,
-            "values",
-            pool.patterns,
-            pool.counts,
-            nan,
-            posinf,
-            neginf,
-            low=low,
-            high=high,
+        made = replace(
+            pool,
+            tensors=max(self.calls, 1),
+            elements=self.elements,
+            nan=nan,
+            posinf=posinf,
+            neginf=neginf,
+            low=float(self.lows[there].min()) if there.any() else math.nan,
+            high=float(self.highs[there].max()) if there.any() else math.nan,
             least=self.least,
             vanished=self.vanished,
-            sums=self.sums if self.wide else None,
         )
-        fates = {name: self._fate(name, made) for name in self.ask.formats}
+        rows = None if self.share is None else self.share.rows()
+        if rows is not None:
+            width = rows.shape[1]
+            rows = rows[: min(self.ask.room(width), max(self.ask.share // width, 8))]
+        beyond = self.beyond()
+        fates = {
+            table_name(name): format_losses(name, made, rows, beyond, wide=self.wide)
+            for name in self.ask.formats
+        }
         return replace(made, fates=fates)
 
-    def _fate(self, name: str, pool: Pool) -> FateSums:
-        target = target_of(name)
-        rows = None if self.share is None else self.share.rows()
-        rows = torch.empty(0, 1) if rows is None else rows
-        own = min(self.ask.room(rows.shape[1]), max(self.ask.share // rows.shape[1], 8))
-        rows = rows[:own]
-        if not isinstance(target, Limit | ElementFormat) or isinstance(target, IntFormat):
-            return fate_of_rows(target, rows, 0.0 if math.isnan(pool.amax) else pool.amax)
-        wide = self.wide and not isinstance(target, Limit)
-        values = rows.reshape(-1).double().numpy() if wide else None
-        return fate_of_counts(target, pool, values)
+    def _counted(self) -> Pool:
+        return of_counts(self.counted_as or "bfloat16", self.counts.dense())
+
+    def beyond(self) -> float:
+        """The magnitude above which counted values are massive; inf if none, or no format asks."""
+        return massive_beyond(self._counted().value_counts()) if self.ask.formats else math.inf
+
+    def massive(self) -> Massive | None:
+        beyond = self.beyond()
+        if beyond == math.inf:
+            return None
+        values, weights = self._counted().weighted
+        return Massive(beyond=beyond, elements=int(weights[np.abs(values) > beyond].sum()))
 
     def portrait(self) -> Portrait:
         found = self.pool().portrait()
+        if self.wide:
+            constant = found.get("min") == found.get("max")
+            moments = {"std": 0.0, "skew": math.nan, "kurtosis": math.nan} if constant else {}
+            for name, value in (self.moments() | moments).items():
+                found.pop(name, None)  # type: ignore[misc]
+                if math.isfinite(value):
+                    found[name] = value  # type: ignore[literal-required]
         if len(self.amax) > 1:
             found["channels"] = channels_of(torch.from_numpy(self.amax)[None])
         return found
 
     def histogram(self) -> Histogram | None:
         """Of finite values as they were counted."""
-        values, weights = self.pool_values()
+        self.finish()
+        values, weights = self._counted().weighted
         if not len(values) or not self.ask.bins:
             return None
         low, high = float(values[0]), float(values[-1])
         high = high if high > low else low + max(abs(low), 1.0) * 2.0**-20
         counts, _ = np.histogram(values, self.ask.bins, (low, high), weights=weights)
         return Histogram(low=low, high=high, counts=counts.astype(np.int64).tolist())
-
-    def pool_values(self) -> tuple[Floats, Ints]:
-        self.finish()
-        return of_counts(self.counted_as or "bfloat16", self.counts.dense()).weighted
 
     def magnitudes(self) -> dict[str, Magnitude]:
         self.finish()
@@ -338,7 +354,7 @@ class LayerStats:
         self.finish()
         if self.outliers is None or not self.calls:
             return None
-        rms = self.sums.moments().get("rms", 0.0)
+        rms = self.moments().get("rms", 0.0)
         return self.outliers.record(self.amax, self.tokens, rms, decode)
 
     def channel_ranges(self) -> ChannelRanges | None:
@@ -372,6 +388,8 @@ class LayerStats:
             magnitude=self.magnitudes(),
         )
         parts: dict[str, Any] = {
+            "massive": self.massive(),
+            "rounding": ROUNDING[self.counted_as] if self.wide and self.counted_as else None,
             "histogram": self.histogram(),
             "outliers": self.outlier_record(decode),
             "ranges": self.channel_ranges(),
@@ -380,11 +398,3 @@ class LayerStats:
         }
         found.update({name: part for name, part in parts.items() if part is not None})  # type: ignore[typeddict-item]
         return found
-
-
-def _sums(n: int, reading: Reading) -> Sums:
-    """In units that keep squares of very large or small numbers apart from infinity and zero."""
-    if math.isfinite(reading.square) and (reading.square > 1e-200 or not reading.amax):
-        return Sums(n, 0, reading.total, reading.square)
-    values = reading.table.double().reshape(-1).numpy()
-    return Sums.of(values[np.isfinite(values)])

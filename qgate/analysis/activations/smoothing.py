@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qgate.analysis.activations._format_losses import quantizer_of
 from qgate.errors import QgateError
-from qgate.formats import get
-from qgate.formats._block import BlockFormat
 from qgate.formats.quantizer import Quantizer
 from qgate.results.activations import Smoothed
 from qgate.stats import serial
@@ -39,14 +38,6 @@ class Advice:
     smoothed: list[Smoothed]
     block: int
     rows: int
-
-
-def quantizer_of(name: str) -> Quantizer:
-    """Of rows: block formats along the row, others with a scale per row."""
-    fmt = get(name)
-    if isinstance(fmt, BlockFormat):
-        return Quantizer(fmt)
-    return Quantizer(fmt, granularity="channel", axis=0)
 
 
 def hadamard_block(width: int) -> int:

@@ -89,7 +89,10 @@ def edges_of(names: Iterable[str]) -> dict[str, Edges]:
 
 @dataclass(frozen=True)
 class FateSums:
-    """Losses of a tensor; sums of squares over the finite ones among `of` elements."""
+    """Losses of a tensor; sums of squares over the finite ones among `of` elements.
+
+    Those of the rest leave out the massive elements too; None where nobody asked.
+    """
 
     losses: Losses = field(default_factory=Losses)
     of: int = 0
@@ -98,6 +101,9 @@ class FateSums:
     saturated_noise: float = 0.0
     fitted_signal: float | None = None
     fitted_noise: float | None = None
+    rest_signal: float | None = None
+    rest_noise: float | None = None
+    fitted_rest_noise: float | None = None
 
     def __add__(self, other: FateSums) -> FateSums:
         if not isinstance(other, FateSums):
@@ -112,6 +118,9 @@ class FateSums:
             self.saturated_noise + other.saturated_noise,
             _both(self.fitted_signal, other.fitted_signal),
             _both(self.fitted_noise, other.fitted_noise),
+            _both(self.rest_signal, other.rest_signal),
+            _both(self.rest_noise, other.rest_noise),
+            _both(self.fitted_rest_noise, other.fitted_rest_noise),
         )
 
     def fate(self) -> Fate:
@@ -137,6 +146,10 @@ class FateSums:
         if self.fitted_signal is not None and self.fitted_noise is not None and not lost:
             found["fitted_signal"] = self.fitted_signal
             found["fitted_noise"] = self.fitted_noise
+        if self.rest_signal is not None and self.rest_noise is not None and not lost:
+            found["rest_signal"], found["rest_noise"] = self.rest_signal, self.rest_noise
+            if self.fitted_rest_noise is not None:
+                found["fitted_rest_noise"] = self.fitted_rest_noise
         return found
 
 
@@ -194,10 +207,16 @@ def _squares(
 
 
 def fate_of_counts(
-    target: ElementFormat | Limit, pool: Pool, rows: Floats | None = None
+    target: ElementFormat | Limit,
+    pool: Pool,
+    rows: Floats | None = None,
+    massive: float | None = None,
 ) -> FateSums:
-    """Losses from value counts; signal and noise from them too, unless `rows` has the values of a
-    tensor that was rounded to be counted."""
+    """Return losses from value counts, and sums of squares from them too.
+
+    The sums are of `rows` where those are given: the values of a tensor that was rounded to be
+    counted. `massive` is the magnitude above which the sums of the rest leave values out.
+    """
     counted, counts = value_table(pool.counted_as)[pool.patterns], pool.counts
     losses = losses_of_values(target, counted, counts)
     losses = losses.before_rounding(
@@ -213,15 +232,23 @@ def fate_of_counts(
         weights = None
         values = rows if np.isfinite(rows).all() else rows[np.isfinite(rows)]
         cast = values if isinstance(target, Limit) else nearest(target, values)
-    fitted: tuple[float, float] | None = None
+    fitted: tuple[float | None, float | None] = (None, None)
+    rest: list[float | None] = [None] * 3
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        sums = _squares(target, values, cast, weights)
+        casts = [cast]
         if isinstance(target, ElementFormat):
             # The scale is that of the whole tensor, also where the error is of some rows.
             k = _least_losing(target, counted[finite], often)
-            fitted = _squares(target, values, _scaled_by(target, values, k), weights)[:2]
+            casts.append(_scaled_by(target, values, k))
+            fitted = _squares(target, values, casts[1], weights)[:2]
+        sums = _squares(target, values, cast, weights)
+        if massive is not None:
+            kept = np.abs(values) <= massive
+            own = weights if weights is None else weights[kept]
+            pairs = [_squares(target, values[kept], each[kept], own) for each in casts]
+            rest = [*pairs[0][:2], pairs[1][1] if len(pairs) > 1 else None]
     of = losses.elements if rows is None else rows.size
-    return FateSums(losses, of, *sums, *(fitted or (None, None)))
+    return FateSums(losses, of, *sums, *fitted, *rest)
 
 
 def fate_of_limit(limit: Limit, chunks: Iterator[Floats]) -> FateSums:

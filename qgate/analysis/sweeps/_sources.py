@@ -32,6 +32,15 @@ def summarized(x: Any) -> Counts | Values:
     return counts(x)
 
 
+def values_of(summary: Counts | Values) -> Iterator[Folded]:
+    """Yield the magnitudes of all values, counted or a piece at a time."""
+    if isinstance(summary, Counts):
+        yield Folded(*summary.folded())
+    else:
+        for chunk in summary.chunks():
+            yield from Folded.each(chunk)
+
+
 def blocks_of(
     x: Any, mx: MxFormat, block: int, axis: int, scale_bits: int
 ) -> tuple[Counts | Values, Iterator[Folded]]:

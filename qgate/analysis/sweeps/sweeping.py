@@ -14,10 +14,11 @@ from torch import Tensor
 
 from qgate.analysis.sweeps import advice as advising
 from qgate.analysis.sweeps._levels import Alignment, Level, ends_of, levels_of, usual_of
+from qgate.analysis.sweeps._massive import tell_massive
 from qgate.analysis.sweeps._records import plain, record_of, tensor_parameters
 from qgate.analysis.sweeps._search import Floats, best_exponent, merged_chunks
-from qgate.analysis.sweeps._sources import blocks_of, summarized
-from qgate.analysis.sweeps._sums import Folded, LevelSums
+from qgate.analysis.sweeps._sources import blocks_of, summarized, values_of
+from qgate.analysis.sweeps._sums import LevelSums
 from qgate.errors import QgateError, unknown
 from qgate.formats import FORMATS, BlockFormat, ElementFormat, Format
 from qgate.formats.mx import MxFormat
@@ -206,15 +207,13 @@ def _sweep_tensor(
     places = levels_of(ends, levels, usual, best)
     exponents, scales = [at.exponent for at in places], [at.factor for at in places]
     sums = LevelSums(fmt, exponents, summary.mean, summary.amax, scales=scales)
-    if isinstance(summary, Counts):
-        sums.add(Folded(*summary.folded()))
-    else:
-        for chunk in summary.chunks():
-            for folded in Folded.each(chunk):
-                sums.add(folded)
+    for folded in values_of(summary):
+        sums.add(folded)
     record = record_of("tensor", fmt, summary, name, shape, places, sums, scale_bits)
     record["parameters"] = tensor_parameters(ends, levels, scale_bits, usual)
-    return _finished(record, sums, block=False)
+    made = _finished(record, sums, block=False)
+    tell_massive(made.record, fmt, summary, lambda: values_of(summary))
+    return made
 
 
 def _magnitudes(summary: Counts | Values) -> tuple[Floats, Floats]:
@@ -272,7 +271,11 @@ def _sweep_blocks(
         "axis": axis,
         "scale_rule": "floor",
     }
-    return _finished(record, sums, block=True)
+    made = _finished(record, sums, block=True)
+    tell_massive(
+        made.record, mx.element, summary, lambda: blocks_of(x, mx, block, axis, scale_bits)[1]
+    )
+    return made
 
 
 def _require_numbers(summary: Counts | Values, name: str) -> None:

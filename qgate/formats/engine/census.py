@@ -118,12 +118,18 @@ def losses_of(hits: Mapping[str, Tensor]) -> Losses:
     return Losses(**{"beyond_range": None} | counts)
 
 
-def error_squares(wide: Tensor, parts: Parts, hits: Mapping[str, Tensor]) -> Tensor:
-    """Sum the squares of values, of their errors, and of the errors of saturated ones."""
+def error_squares(
+    wide: Tensor, parts: Parts, hits: Mapping[str, Tensor], most: float = math.inf
+) -> Tensor:
+    """Sum the squares of values, of their errors, and of the errors of saturated ones.
+
+    Only magnitudes up to `most` count.
+    """
     error = parts.elements * parts.scale - wide
-    if "nan" in hits or "poisoned" in hits:
+    if "nan" in hits or "poisoned" in hits or most < math.inf:
         kept = hits["nonzero"]
         kept = kept & ~hits["poisoned"] if "poisoned" in hits else kept
+        kept = kept & (wide.abs() <= most) if most < math.inf else kept
         wide, error = wide.where(kept, 0.0), error.where(kept, 0.0)
     clipped = error[hits["upper"] | hits["lower"]]
     return torch.stack([part.reshape(-1) @ part.reshape(-1) for part in (wide, error, clipped)])

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from qgate.analysis.activations.smoothing import quantizer_of
+from qgate.analysis.activations._format_losses import quantizer_of
 from qgate.capture.flowing import first_numbers
 from qgate.devices import exact_math
 from qgate.errors import QgateError
@@ -25,7 +25,7 @@ from qgate.formats.quantizer import Quantizer
 from qgate.models.sites import is_transposed_linear
 from qgate.pipeline.activations.subjects import Sample
 from qgate.results.activations import Proposal, Sensitive
-from qgate.stats import serial
+from qgate.stats import massive_beyond, serial
 
 Progress = Callable[[str, int, int], None]
 _SAME = 1e-6
@@ -40,32 +40,51 @@ NO_LOSS = (
 
 @dataclass
 class Errors:
-    """Sums of squares, and of the loss of tokens."""
+    """Sums of squares, with and without massive elements, and of the loss of tokens."""
 
     signal: float = 0.0
     noise: float = 0.0
+    rest_signal: float = 0.0
+    rest_noise: float = 0.0
     loss: float = 0.0
     tokens: int = 0
 
-    def add(self, actual: Tensor, reference: Tensor) -> None:
+    def add(self, actual: Tensor, reference: Tensor, beyond: float) -> None:
+        """Add the errors of a tensor; the rest has no element of a reference beyond a magnitude."""
         wide = reference.double()
         # In the order of one thread: processes differ in how many they have.
         with serial():
-            self.signal += float(wide.square().sum())
-            self.noise += float((actual.double() - wide).square().sum())
+            squares = wide.square()
+            wrong = (actual.double() - wide).square_()
+            signal, noise = float(squares.sum()), float(wrong.sum())
+            self.signal, self.noise = self.signal + signal, self.noise + noise
+            if beyond < math.inf:
+                rest = wide.abs() <= beyond
+                signal, noise = float(squares[rest].sum()), float(wrong[rest].sum())
+            self.rest_signal += signal
+            self.rest_noise += noise
 
     @property
     def sqnr_db(self) -> float:
-        """±320 in place of infinities and of what is not finite."""
-        if not (math.isfinite(self.noise) and math.isfinite(self.signal)):
-            return -_EXACT_DB
-        if self.noise == 0:
-            return _EXACT_DB
-        return 10 * math.log10(self.signal / self.noise) if self.signal else -_EXACT_DB
+        return _decibels(self.signal, self.noise)
+
+    @property
+    def rest_db(self) -> float:
+        """The SQNR without massive elements."""
+        return _decibels(self.rest_signal, self.rest_noise)
 
     @property
     def mean_loss(self) -> float | None:
         return self.loss / self.tokens if self.tokens else None
+
+
+def _decibels(signal: float, noise: float) -> float:
+    """±320 in place of infinities and of what is not finite."""
+    if not (math.isfinite(noise) and math.isfinite(signal)):
+        return -_EXACT_DB
+    if noise == 0:
+        return _EXACT_DB
+    return 10 * math.log10(signal / noise) if signal else -_EXACT_DB
 
 
 @dataclass
@@ -132,7 +151,8 @@ class Layers:
             # Not the call: that would run the hooks again.
             reference = first_numbers(module.forward(*args, **kwargs))
             if actual is not None and reference is not None:
-                self.locals.setdefault(name, Errors()).add(actual, reference)
+                errors = self.locals.setdefault(name, Errors())
+                errors.add(actual, reference, massive_beyond(reference))
 
         return hook
 
@@ -182,6 +202,7 @@ class Runs:
         self.root, self.samples, self.device, self.name = root, samples, device, name
         self.predicts = predicts
         self._references: dict[int, Tensor] = {}
+        self._beyond: dict[int, float] = {}
         self._held = 0
         self.forwards = 0
         self.reference = Errors()
@@ -214,7 +235,9 @@ class Runs:
             reference = self.reference_of(at)
             with layers.quantized(names, local=local):
                 actual = self.output(sample)
-            found.add(actual, reference)
+            if at not in self._beyond:
+                self._beyond[at] = massive_beyond(reference)
+            found.add(actual, reference, self._beyond[at])
             self._add_loss(found, actual, sample)
         return found
 
@@ -272,10 +295,16 @@ def predicts_next(root: nn.Module, samples: Sequence[Sample], device: torch.devi
 def alone(runs: Runs, layers: Layers, name: str) -> Sensitive:
     """One layer quantized, and no other."""
     errors = runs.errors(layers, [name], local=True)
-    made = Sensitive(module=name, format=layers.format, sqnr_db=errors.sqnr_db)
+    made = Sensitive(
+        module=name,
+        format=layers.format,
+        sqnr_db=errors.sqnr_db,
+        sqnr_db_without_massive=errors.rest_db,
+    )
     own = layers.locals.pop(name, None)
     if own is not None:
         made["local_sqnr_db"] = own.sqnr_db
+        made["local_sqnr_db_without_massive"] = own.rest_db
     change = runs.loss_change(errors)
     if change is not None:
         made["loss_change"] = change

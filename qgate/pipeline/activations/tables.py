@@ -25,20 +25,21 @@ def tables_of(record: ActivationsRecord) -> dict[str, list[Row]]:
         made["layers"].append(_layer(layer, key))
         for reduced, figures in layer.get("magnitude", {}).items():
             row = {**key, "reduced": reduced}
+            error = layer.get("rounding", 0.0) if reduced == "all" else 0.0
             row |= {f"top{k}": value for k, value in enumerate(figures["top"], 1)}
-            row |= {"median": figures["median"]}
+            row |= {"median": figures["median"], "median_error": error}
             row |= {f"low{k}": value for k, value in enumerate(figures["low"], 1)}
             made["magnitude"].append({**row, "most": figures["most"]})
         _add_outliers(made, layer, key)
         for p, values in layer["ranges"]["percentiles"].items() if "ranges" in layer else ():
+            exact = p in layer["ranges"].get("exact", ())
+            error = 0.0 if exact else layer["ranges"]["error"]
             made["ranges"] += [
-                {**key, "percentile": p, "channel": c, "value": v} for c, v in enumerate(values)
+                {**key, "percentile": p, "channel": c, "value": v, "error": error}
+                for c, v in enumerate(values)
             ]
         for name, fate in layer["portrait"].get("formats", {}).items():
-            row = {**key, "format": name, **_db(fate["signal"], fate["noise"])}
-            if "fitted_signal" in fate and "fitted_noise" in fate:
-                fitted = _db(fate["fitted_signal"], fate["fitted_noise"])
-                row |= {f"fitted_{name}": value for name, value in fitted.items()}
+            row = {**key, "format": name, **_errors(fate)}
             shares = {k: v for k, v in fate.items() if k in _SHARES}
             shares["flushed"] = fate.get("flushed", fate.get("flush"))
             made["formats"].append(row | shares)
@@ -62,6 +63,9 @@ def _layer(layer: LayerActivations, key: Row) -> Row:
     figures: Mapping[str, Any] = portrait
     row |= {k: figures[k] for k in _FIGURES if k in figures}
     row |= {f"q{p}": value for p, value in portrait.get("quantiles", {}).items()}
+    row["quantile_error"] = layer.get("rounding", 0.0)
+    if "massive" in layer:
+        row |= {f"massive_{name}": value for name, value in layer["massive"].items()}
     return row
 
 
@@ -83,8 +87,23 @@ def _add_outliers(made: dict[str, list[Row]], layer: LayerActivations, key: Row)
     made["channels"] += [{**key, **each} for each in found["channels"]]
 
 
-def _db(signal: float, noise: float) -> Row:
-    """No number where it would be infinite: `exact` says which."""
-    if signal > 0 and noise > 0:
-        return {"sqnr_db": 10 * math.log10(signal / noise)}
-    return {"exact": True} if noise == 0 else {}
+def _errors(fate: Mapping[str, Any]) -> Row:
+    """SQNR as it is cast and with a fitted scale, each without massive elements too.
+
+    No number where it would be infinite: `exact` says which.
+    """
+    row: Row = {}
+    for kind in ("", "fitted_"):
+        for signal, noise, ending in (
+            (f"{kind}signal", f"{kind}noise", ""),
+            ("rest_signal", f"{kind}rest_noise", "_without_massive"),
+        ):
+            if signal in fate and noise in fate:
+                row |= _db(fate[signal], fate[noise], f"{kind}sqnr_db{ending}")
+                if fate[noise] == 0 and not ending:
+                    row[f"{kind}exact"] = True
+    return row
+
+
+def _db(signal: float, noise: float, name: str) -> Row:
+    return {name: 10 * math.log10(signal / noise)} if signal > 0 and noise > 0 else {}

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from qgate.report.activations._reading import (
     BROKEN_DB,
+    GAIN_DB,
     format_names,
     kind_name,
+    leads,
     losses,
     name_of,
     nonfinite,
@@ -20,12 +22,12 @@ from qgate.report.activations._reading import (
     target_value,
     visible,
 )
-from qgate.report.dumps._reading import brief, counted, decibels, figure_of, percent, worst
+from qgate.report.dumps._reading import brief, counted, decibels, figure_of, flushed, percent, worst
 from qgate.results.activations import ActivationsRecord, LayerActivations, Proposal
 
 Level = Literal["fail", "warn", "info"]
 _MARKS = {"fail": "BROKEN", "warn": "LOSS  ", "info": "note  "}
-_GAIN_DB, _SHOWN = 1.0, 5
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ def findings(record: ActivationsRecord) -> list[Finding]:
     told = [
         *_nonfinite(record),
         *_unseen(record),
+        *_flattered(record),
         *_formats(record),
         *_proposals(record),
         *_channels(record),
@@ -92,15 +95,43 @@ def _formats(record: ActivationsRecord) -> Iterator[Finding]:
         told = [(losses(each)[name], each) for each in layers if name in losses(each)]
         if not told:
             continue
-        value, bad = min(told, key=lambda pair: pair[0])
-        broken = sum(1 for db, _ in told if db < BROKEN_DB)
+        loss, bad = min(told, key=lambda pair: pair[0].worse)
+        broken = sum(1 for each, _ in told if each.worse < BROKEN_DB)
         if broken:
-            text = f"{name} breaks {counted(broken, role)} of {len(told)} (SQNR below "
-            yield Finding(
-                "warn", f"{text}{BROKEN_DB:g} dB), worst {name_of(bad)}: {decibels(value)}"
-            )
+            text = f"{name} breaks {counted(broken, role)} of {len(told)} (SQNR, or that without "
+            text += f"massive elements, below {BROKEN_DB:g} dB), worst {name_of(bad)}: {loss}"
+            yield Finding("warn", text)
         else:
-            yield Finding("info", f"{name}: worst {role} {name_of(bad)}, {decibels(value)}")
+            yield Finding("info", f"{name}: worst {role} {name_of(bad)}, {loss}")
+
+
+def _flattered(record: ActivationsRecord) -> Iterator[Finding]:
+    """Layers whose SQNR tells of massive elements and not of all others."""
+    for name in format_names(record):
+        told = [(losses(each)[name], each) for each in record["layers"] if name in losses(each)]
+        hit = sorted((pair for pair in told if pair[0].flattered), key=lambda pair: pair[0].worse)
+        if not hit:
+            continue
+        loss, layer = hit[0]
+        text = f"{name} looks better than it is, because of massive elements, in {_named(hit)}: "
+        text += f"the {layer['role']} of {name_of(layer)} has {decibels(loss.sqnr_db)}, and "
+        text += f"{decibels(loss.rest_db)} without {_those(layer)}"
+        zeroed = flushed(layer["portrait"]["formats"][name])
+        if zeroed > 0.5:
+            text += f"; {percent(zeroed)} of its values become zero"
+        yield Finding("warn" if loss.worse < BROKEN_DB else "info", text)
+
+
+def _named(hit: Sequence[tuple[Any, LayerActivations]]) -> str:
+    names = ", ".join(f"{name_of(each)} ({each['role']})" for _, each in hit[:_SHOWN])
+    return names + (f" and {len(hit) - _SHOWN} more" if len(hit) > _SHOWN else "")
+
+
+def _those(layer: LayerActivations) -> str:
+    if "massive" not in layer:
+        return "them"
+    found = layer["massive"]
+    return f"its {counted(found['elements'], 'element')} beyond {brief(found['beyond'])}"
 
 
 def _proposals(record: ActivationsRecord) -> Iterator[Finding]:
@@ -181,10 +212,12 @@ def _tokens(record: ActivationsRecord) -> Iterator[Finding]:
     text += counted(len(layers), "layer")
     if places:
         where, count = places.most_common(1)[0]
-        text += f", {percent(count / max(sum(places.values()), 1))} at position {where}"
+        if leads(count, sum(places.values())):
+            text += f", {percent(count / sum(places.values()))} at position {where}"
     if texts:
         what, count = texts.most_common(1)[0]
-        text += f", {percent(count / max(sum(texts.values()), 1))} “{visible(what)}”"
+        if leads(count, sum(texts.values())):
+            text += f", {percent(count / sum(texts.values()))} “{visible(what)}”"
     yield Finding("warn", text)
 
 
@@ -216,7 +249,7 @@ def _smoothing(record: ActivationsRecord) -> Iterator[Finding]:
     for name, told in found.items():
         layer, one = max(told, key=lambda pair: pair[1]["after_db"] - pair[1]["before_db"])
         gain = one["after_db"] - one["before_db"]
-        if gain < _GAIN_DB:
+        if gain < GAIN_DB:
             yield Finding("info", f"{name}: smoothing gains at most {gain:.1f} dB")
             continue
         text = (
@@ -237,7 +270,8 @@ def _smoothing(record: ActivationsRecord) -> Iterator[Finding]:
 def _tails(record: ActivationsRecord) -> Iterator[Finding]:
     layers = [each for each in record["layers"] if each["role"] != "weight"]
     found = worst(layers, lambda each: figure_of(each["portrait"], "kurtosis"))
-    if found and math.isfinite(found[0][1]):
+    several = sum(math.isfinite(figure_of(each["portrait"], "kurtosis")) for each in layers) > 1
+    if several and found[0][1] > 0:
         layer, value = found[0]
         yield Finding(
             "info", f"heaviest tails: {name_of(layer)} ({layer['role']}), kurtosis {brief(value)}"

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from qgate.report.activations._findings import findings, summary, systematic
-from qgate.report.activations._reading import format_names, losses, name_of, visible
+from qgate.report.activations._reading import (
+    Loss,
+    format_names,
+    loss_of,
+    losses,
+    name_of,
+    visible,
+    worst_format,
+)
 from qgate.report.activations.texts import keep_lines, max_over_rms, worst_layers
 from qgate.report.dumps._reading import brief, decibels, figure_of, shortened
 from qgate.report.pages.parts import (
@@ -27,7 +35,7 @@ from qgate.report.pages.parts import (
     sortable,
 )
 from qgate.report.pages.parts import figures as figure_grid
-from qgate.results.activations import ActivationsRecord
+from qgate.results.activations import ActivationsRecord, LayerActivations
 from qgate.text import for_html as text
 
 _MOST = 150
@@ -165,31 +173,37 @@ def _layers(record: ActivationsRecord) -> str:
     rows = []
     for each in worst_layers(record):
         told, found = losses(each), each.get("outliers", {})
-        row = [_word(name_of(each, 80)), _word(each["role"]), _worst(told)]
+        row = [_word(name_of(each, 80)), _word(each["role"]), _worst(each)]
         row += [_number(figure_of(each["portrait"], name)) for name in ("amax", "rms", "kurtosis")]
         row.append(_number(max_over_rms(each)))
         row += [
             _number(figure_of(found, n)) for n in ("channel_ratio", "token_ratio", "mean_count")
         ]
-        row += [_db(told.get(name, math.nan)) for name in names]
+        row += [_loss(told.get(name)) for name in names]
         rows.append(row)
     head = ["layer", "role", "worst format", "amax", "rms", "kurtosis", "max/rms", "channel ratio",
             "token ratio", "outlier tokens", *names]  # fmt: skip
     table = _table(head, rows, 2, "layers")
     about = (
-        "Worst first, by the format that keeps least (SQNR). Channel ratio: the largest channel "
+        "Worst first, by the format that keeps least (SQNR; of two figures, with/without massive "
+        "elements, the worse counts). Channel ratio: the largest channel "
         "over the median one; token ratio: the largest token over the median one; outlier tokens: "
         "per sample."
     )
     return section("layers", "Worst layers", f"<p class='about'>{about}</p>\n{table}")
 
 
-def _worst(told: Mapping[str, float]) -> Cell:
+def _loss(loss: Loss | None) -> Cell:
+    return _number(math.nan) if loss is None else _number(loss.worse, loss.short)
+
+
+def _worst(layer: LayerActivations) -> Cell:
     """What the order of the layers is by."""
-    if not told:
+    worst = worst_format(layer)
+    if worst is None:
         return _number(math.nan)
-    name = min(told, key=lambda one: told[one])
-    return _number(told[name], f"{name} {decibels(told[name])}")
+    name, loss = worst
+    return _number(loss.worse, f"{name} {loss.short}")
 
 
 def _channels(record: ActivationsRecord) -> str:
@@ -263,14 +277,15 @@ def _sensitivity(record: ActivationsRecord) -> str:
         [
             _word(name_of(each, 70)),
             _word(each["format"]),
-            _db(figure_of(each, "sqnr_db")),
-            _db(figure_of(each, "local_sqnr_db")),
+            _loss(loss_of(each, "sqnr_db")),
+            _loss(loss_of(each, "local_sqnr_db")),
             _number(figure_of(each, "loss_change")),
         ]
         for each in record["sensitivity"]
     ]
     head = ["layer quantized alone", "format", "SQNR of the model", "SQNR of the layer", "loss"]
-    return _table(head, rows, 2, "sensitivity")
+    about = "<p class='about'>Of two figures: with/without massive elements.</p>\n" if rows else ""
+    return about + _table(head, rows, 2, "sensitivity")
 
 
 def _formats(record: ActivationsRecord) -> str:
@@ -280,14 +295,26 @@ def _formats(record: ActivationsRecord) -> str:
             told = [(losses(e)[name], e) for e in record["layers"]
                     if e["role"] == role and name in losses(e)]  # fmt: skip
             if told:
-                told.sort(key=lambda pair: pair[0])
-                value, bad = told[0]
-                middle = told[len(told) // 2][0]
-                rows.append(
-                    [_word(name), _word(role), _word(name_of(bad, 70)), _db(value), _db(middle)]
-                )
-    head = ["format", "role", "worst layer", "worst SQNR", "median SQNR"]
-    return _table(head, rows, 3, "formats")
+                loss, bad = min(told, key=lambda pair: pair[0].worse)
+                numbers = [loss.sqnr_db, loss.rest_db]
+                numbers += [_middle(each.sqnr_db for each, _ in told)]
+                numbers += [_middle(each.rest_db for each, _ in told)]
+                words = (name, role, name_of(bad, 70))
+                rows.append([*map(_word, words), *map(_db, numbers)])
+    head = ["format", "role", "worst layer", "worst SQNR", "without massive elements",
+            "median SQNR", "median without them"]  # fmt: skip
+    about = (
+        "A name that ends in “per tensor” has one scale for all values of a layer: modes of that "
+        "format have one per token and output channel. Massive elements are beyond 20 times the "
+        "root mean square of all but the largest 1 in 32."
+    )
+    table = _table(head, rows, 3, "formats")
+    return f"<p class='about'>{about}</p>\n{table}" if table else ""
+
+
+def _middle(values: Iterable[float]) -> float:
+    ordered = sorted(value for value in values if not math.isnan(value))
+    return ordered[len(ordered) // 2] if ordered else math.nan
 
 
 _TABLES: dict[str, Any] = {

@@ -9,12 +9,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from qgate.report.dumps._reading import decibels, figure_of, shortened, sqnr_db
-from qgate.results.activations import ActivationsRecord, LayerActivations, Proposal
+from qgate.report.dumps._reading import decibels, figure_of, ratio_db, shortened
+from qgate.results.activations import (
+    PER_TENSOR,
+    ActivationsRecord,
+    LayerActivations,
+    Proposal,
+)
+from qgate.results.portraits import HIDDEN_DB
 from qgate.text import one_line
 
 BROKEN_DB = 10.0
 """An SQNR below which a format is said to break a layer: the error is a third of the signal."""
+
+GAIN_DB = 1.0
+"""What smoothing gains at least where a layer is named for it."""
 
 EXACT_DB = 320.0
 """How a record has an SQNR without any error."""
@@ -167,6 +176,11 @@ def nonfinite(layer: LayerActivations) -> int:
     return told["nan"] + told["posinf"] + told["neginf"]
 
 
+def leads(count: int, total: int) -> bool:
+    """If a share of places is worth a headline: several are one, or there is no other."""
+    return count > 1 or total == 1
+
+
 def evenly(items: Sequence[Any], most: int) -> list[Any]:
     """At most so many, the first and the last among them."""
     if len(items) <= most:
@@ -176,13 +190,81 @@ def evenly(items: Sequence[Any], most: int) -> list[Any]:
     return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]
 
 
+def rounding_note(layers: Iterable[LayerActivations]) -> str:
+    """Return how far quantiles of rounded values are off; empty where none were rounded."""
+    most = max((each.get("rounding", 0.0) for each in layers), default=0.0)
+    return f"±{100 * most:.1g} %" if most else ""
+
+
 # Formats -----------------------------------------------------------------------------------------
 
 
-def losses(layer: LayerActivations) -> dict[str, float]:
-    """SQNR by format; infinite where it is exact, absent where there is none."""
-    told = {name: sqnr_db(fate) for name, fate in layer["portrait"].get("formats", {}).items()}
-    return {name: value for name, value in told.items() if not math.isnan(value)}
+@dataclass(frozen=True)
+class Loss:
+    """What a format keeps of a tensor: its SQNR with and without massive elements, infinite where
+    it is exact; without them NaN in a record that does not tell."""
+
+    sqnr_db: float
+    rest_db: float
+
+    @property
+    def worse(self) -> float:
+        """The lower of the two."""
+        return self.sqnr_db if math.isnan(self.rest_db) else min(self.sqnr_db, self.rest_db)
+
+    @property
+    def differs(self) -> bool:
+        """If the two are different numbers where they are shown."""
+        known = not math.isnan(self.rest_db)
+        return known and decibels(self.rest_db) != decibels(self.sqnr_db)
+
+    @property
+    def flattered(self) -> bool:
+        """If massive elements make the format look better than it is."""
+        return self.sqnr_db - self.worse > HIDDEN_DB
+
+    def __str__(self) -> str:
+        if not self.differs:
+            return decibels(self.sqnr_db)
+        return f"{decibels(self.sqnr_db)}, {decibels(self.rest_db)} without massive elements"
+
+    @property
+    def short(self) -> str:
+        """Both numbers, with/without massive elements."""
+        both = decibels(self.sqnr_db).removesuffix(" dB") + "/" if self.differs else ""
+        return f"{both}{decibels(self.rest_db if self.differs else self.sqnr_db)}"
+
+
+def losses(layer: LayerActivations) -> dict[str, Loss]:
+    """What each format keeps; a format that nothing is known of is absent."""
+    told = {name: _loss(name, fate) for name, fate in layer["portrait"].get("formats", {}).items()}
+    return {name: loss for name, loss in told.items() if not math.isnan(loss.sqnr_db)}
+
+
+def _loss(name: str, fate: Mapping[str, Any]) -> Loss:
+    """With one scale per tensor it is the better of a cast and of the power of two that fits."""
+    kinds = ("", "fitted_") if name.endswith(PER_TENSOR) else ("",)
+    pairs = [
+        Loss(
+            ratio_db(figure_of(fate, f"{kind}signal"), figure_of(fate, f"{kind}noise")),
+            ratio_db(figure_of(fate, "rest_signal"), figure_of(fate, f"{kind}rest_noise")),
+        )
+        for kind in kinds
+    ]
+    known = [loss for loss in pairs if not math.isnan(loss.sqnr_db)]
+    return max(known, key=lambda loss: loss.sqnr_db, default=Loss(math.nan, math.nan))
+
+
+def loss_of(record: Mapping[str, Any], name: str) -> Loss | None:
+    """Read an SQNR of a record and that without massive elements."""
+    told = Loss(figure_of(record, name), figure_of(record, f"{name}_without_massive"))
+    return None if math.isnan(told.sqnr_db) else told
+
+
+def worst_format(layer: LayerActivations) -> tuple[str, Loss] | None:
+    """The format that keeps least of a layer, by the worse of its two figures."""
+    told = losses(layer)
+    return min(told.items(), key=lambda pair: pair[1].worse) if told else None
 
 
 def format_names(record: ActivationsRecord) -> list[str]:

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Sequence
 
 from qgate.report.activations._findings import findings, summary
-from qgate.report.activations._reading import common_start, losses, nonfinite
-from qgate.report.dumps._reading import brief, decibels, figure_of, shortened
+from qgate.report.activations._reading import common_start, nonfinite, worst_format
+from qgate.report.dumps._reading import brief, figure_of, shortened
 from qgate.results.activations import ActivationsRecord, LayerActivations
 from qgate.text import one_line
 
@@ -31,8 +31,9 @@ def worst_layers(record: ActivationsRecord) -> list[LayerActivations]:
     """Those that are not finite first, then by what the format that suits them least keeps."""
 
     def badness(each: LayerActivations) -> tuple[bool, float, float]:
-        told = losses(each).values()
-        return (not nonfinite(each), min(told, default=math.inf), -_figure(each, "max_over_rms"))
+        worst = worst_format(each)
+        least = worst[1].worse if worst else math.inf
+        return (not nonfinite(each), least, -_figure(each, "max_over_rms"))
 
     return sorted((e for e in record["layers"] if e["portrait"]["elements"]), key=badness)
 
@@ -70,16 +71,12 @@ def max_over_rms(layer: LayerActivations) -> float:
 
 def _table(record: ActivationsRecord) -> str:
     layers = worst_layers(record)
-    start = common_start([each["module"] for each in layers[:_ROWS]])
-    head = f"{shortened(start, 24)}…" if start else "layer"
-    rows = [[head, "role", "amax", "max/rms", "tokens", "worst format"]]
-    for each in layers[:_ROWS]:
-        told = losses(each)
-        name = min(told, key=lambda one: told[one]) if told else ""
-        bad = f"{shortened(name, 12)} {decibels(told[name])}" if name else "-"
+    told = [worst_format(each) for each in layers[:_ROWS]]
+    rows = [["role", "amax", "max/rms", "tokens", "worst format, dB"]]
+    for each, worst in zip(layers, told, strict=False):
+        bad = f"{shortened(worst[0], 16)} {worst[1].short}".removesuffix(" dB") if worst else "-"
         rows.append(
             [
-                shortened(each["module"][len(start) :] or "the model", 27),
                 each["role"],
                 _brief(figure_of(each["portrait"], "amax")),
                 _brief(max_over_rms(each)),
@@ -89,9 +86,16 @@ def _table(record: ActivationsRecord) -> str:
         )
     if len(rows) == 1:
         return ""
+    room = _WIDTH - sum(2 + max(map(len, column)) for column in zip(*rows, strict=True))
+    start = common_start([each["module"] for each in layers[:_ROWS]])
+    names = [f"{shortened(start, room - 1)}…" if start else "layer"]
+    names += [shortened(each["module"][len(start) :] or "the model", room) for each in layers]
     more = len(layers) - _ROWS
     tail = [f"and {more} more layers and roles"] if more > 0 else []
-    return "\n".join([*_columns(rows, "<<>>><"), *tail])
+    if any(worst and worst[1].differs for worst in told):
+        tail.append("two figures: with/without massive elements")
+    named = [[name, *row] for name, row in zip(names, rows, strict=False)]
+    return "\n".join([*_columns(named, "<<>>><"), *tail])
 
 
 def _brief(value: float) -> str:

@@ -26,6 +26,7 @@ from qgate.report.sweeps._record import (
     offset_text,
     place_text,
     recommended,
+    rest_db,
     share_text,
     usual_exponent,
     usual_gap,
@@ -119,7 +120,11 @@ def _score(record: Record, best: Level) -> str:
 
 
 def _measures(best: Level) -> list[str]:
-    return [f"     - {each.label}: {_value(best, each.name)}" for each in METRICS.of("errors")]
+    body = [f"     - {each.label}: {_value(best, each.name)}" for each in METRICS.of("errors")]
+    rest = rest_db(best)
+    if not math.isnan(rest):
+        body.insert(1, f"     - SQNR without massive elements: {decibel_text(rest)}")
+    return body
 
 
 def _spread(record: Record) -> list[str]:

@@ -19,11 +19,13 @@ from qgate.report.sweeps._record import (
     number,
     offset_text,
     recommended,
+    rest_db,
     share_text,
     usual_gap,
     usual_kind,
     usual_level,
 )
+from qgate.results.portraits import HIDDEN_DB
 
 KINDS = {"tensor": "one scale", "block": "block offset"}
 EQUAL_DB = 0.005
@@ -41,6 +43,7 @@ class Entry(TypedDict):
     level: str
     exponent: float
     sqnr_db: float
+    rest_db: float
     production_db: float
     """SQNR at the usual scale, whatever it is."""
     gap_db: float
@@ -69,6 +72,7 @@ def entry_of(
         "level": "" if best is None else _level(best["exponent"], offset),
         "exponent": math.nan if best is None else number(best["exponent"]),
         "sqnr_db": math.nan if best is None else metric(best, "sqnr_db"),
+        "rest_db": math.nan if best is None else rest_db(best),
         "production_db": math.nan if used is None else metric(used, "sqnr_db"),
         "gap_db": usual_gap(record),
         "usual": USUAL[usual_kind(record)],
@@ -122,6 +126,17 @@ def _about(what: str, mine: Sequence[Entry]) -> list[tuple[str, str]]:
                 f"{what}: even the recommended level saturates more than 1% of "
                 f"{counted(len(severe), 'tensor')} of {len(mine)}, most of {worst['tensor']}: "
                 f"{share_text(worst['overflow'])}",
+            )
+        )
+    hidden = [each for each in mine if each["sqnr_db"] - each["rest_db"] > HIDDEN_DB]
+    if hidden:
+        worst = min(hidden, key=lambda each: each["rest_db"])
+        rows.append(
+            (
+                "warn",
+                f"{what}: massive elements make SQNR look more than {HIDDEN_DB:g} dB better than "
+                f"it is in {len(hidden)} of {len(mine)}, {worst['tensor']} among them: "
+                f"{decibel_text(worst['sqnr_db'])}, {decibel_text(worst['rest_db'])} without them",
             )
         )
     usual = mine[0].get("usual", USUAL["production"])

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from qgate.results.portraits import HIDDEN_DB
 from qgate.text import one_line
 
 COSTLY_DB = 0.1
@@ -24,6 +25,21 @@ def number(value: object) -> float:
 
 def metric(level: Level, name: str) -> float:
     return number(level["metrics"].get(name))
+
+
+def rest_db(level: Level) -> float:
+    """The SQNR without massive elements; NaN of levels that it was not taken at."""
+    return number(level.get("sqnr_db_without_massive"))
+
+
+def worth_text(level: Level) -> str:
+    """Say in a few words what a level keeps; without massive elements where they hide it."""
+    ratio, rest = metric(level, "sqnr_db"), rest_db(level)
+    text = "exact" if ratio == math.inf else f"SQNR {ratio:.2f} dB"
+    if math.isnan(ratio):
+        return "NaN"
+    hidden = ratio - rest > HIDDEN_DB
+    return text + (f", {rest:.2f} dB without massive elements" if hidden else "")
 
 
 def level_at(record: Record, index: int | None) -> Level | None:

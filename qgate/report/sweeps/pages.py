@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 PAGE, OTHER_PAGE = "index.html", "qgate-sweep.html"
 _OURS = "<!-- the page of a run of qgate sweep -->"
 _MOST_ROWS, _MOST_PICTURED, _MOST_OTHERS = 2000, 60, 200
-_HEAD = ("tensor", "format", "sweep", "recommended", "SQNR (dB)", "usual (dB)", "gap (dB)",
+_HEAD = ("tensor", "format", "sweep", "recommended", "SQNR (dB)",
+         "without massive (dB)", "usual (dB)", "gap (dB)",
          "saturated (%)", "energy lost (%)", "flushed (%)", "files")  # fmt: skip
 _STYLE = """
 td.files a { display: inline-block; margin-right: .7em; }
@@ -115,7 +116,7 @@ def page(
 
 
 def _worst_first(each: Entry) -> tuple[bool, bool, float]:
-    ratio = each["sqnr_db"]
+    ratio = min(each["sqnr_db"], each["rest_db"])
     return not each["failed"], not math.isnan(ratio), -math.inf if math.isnan(ratio) else ratio
 
 
@@ -145,7 +146,8 @@ def _row(each: Entry) -> str:
         _cell(
             "; ".join(filter(None, (each["level"] or "–", each.get("mse_cost")))), each["exponent"]
         ),
-        *(_cell(_decibels(each[key]), each[key]) for key in ("sqnr_db", "production_db")),
+        *(_cell(_decibels(value), value) for value in (each["sqnr_db"], each["rest_db"])),
+        _cell(_decibels(each["production_db"]), each["production_db"]),
         _cell(f"{each['gap_db']:+.2f}", each["gap_db"], bad=each["gap_db"] <= -EQUAL_DB),
         _cell(_share(each["overflow"]), each["overflow"], bad=each["severe"]),
         _cell(_share(each["overflow_energy"]), each["overflow_energy"]),
@@ -284,6 +286,8 @@ _WORDS = _defined(
                         "What it costs against the best MSE stands beside it from 0.1 dB on."),
         ("SQNR", "10 log10 of the energy of the tensor over that of the error, at the recommended "
                  "level; exact: there is no error."),
+        ("without massive", "SQNR of all but massive elements: those beyond 20 times the root mean "
+                            "square of all but the largest 1 in 32."),
         ("usual", "SQNR at the scale that is in use: floor(log2(amax)) - emax of MX formats "
                   "(production), amax / max of fp8 and integers, none of formats that are cast."),
         ("gap", "Recommended less usual: what is lost today, or below zero what the recommended "

@@ -31,9 +31,11 @@ from qgate.report.sweeps._record import (
     mse_cost,
     place_text,
     recommended,
+    rest_db,
     shortened,
     usual_gap,
     usual_kind,
+    worth_text,
 )
 from qgate.report.sweeps._tables import level_rows, metric_tables
 from qgate.text import one_line
@@ -99,6 +101,8 @@ def results_text(record: Record) -> str:
         body.append("  none: no level could be measured")
     else:
         body.append(f"  {place_text(record, best)}, SQNR: {decibel_text(metric(best, 'sqnr_db'))}")
+        if not math.isnan(rest_db(best)):
+            body.append(f"  SQNR without massive elements: {decibel_text(rest_db(best))}")
     return "\n".join([*body, THIN, *metric_tables(record), *failure(record)]) + "\n"
 
 
@@ -107,14 +111,13 @@ def answer(source: str, record: Record) -> str:
     level = recommended(record)
     if level is None:
         return f"  {source}: no level could be measured"
-    sqnr, gap, cost = metric(level, "sqnr_db"), usual_gap(record), mse_cost(record)
-    value = "exact" if sqnr == math.inf else "NaN" if math.isnan(sqnr) else f"SQNR {sqnr:.2f} dB"
+    gap, cost = usual_gap(record), mse_cost(record)
     place = f"{level['exponent']:+g}" if record["kind"] == "block" else f"2^{level['exponent']:g}"
     what = "block offset" if record["kind"] == "block" else "scale"
     known = math.isfinite(gap) and abs(gap) >= 0.005
     more = f", {gap:+.2f} dB against {USUAL[usual_kind(record)]}" if known else ""
     more += f"; {cost}" if cost else ""
-    return f"  {source}: {record['format']['name']} {what} {place}, {value}{more}"
+    return f"  {source}: {record['format']['name']} {what} {place}, {worth_text(level)}{more}"
 
 
 def plain(texts: Iterable[str]) -> list[str]:

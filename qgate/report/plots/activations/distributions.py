@@ -6,8 +6,16 @@ import math
 
 import numpy as np
 
-from qgate.report.activations._reading import Layers, Look, amax, evenly, in_panel, name_of
-from qgate.report.dumps._reading import brief, figure_of, worst
+from qgate.report.activations._reading import (
+    Layers,
+    Look,
+    amax,
+    evenly,
+    in_panel,
+    name_of,
+    rounding_note,
+)
+from qgate.report.dumps._reading import brief, counted, figure_of, worst
 from qgate.report.plots._figure import dress
 from qgate.report.plots._sheet import (
     Sheet,
@@ -49,7 +57,7 @@ def draw_boxes(record: ActivationsRecord, pattern: str, look: Look) -> Sheet | N
     tails = worst(layers, lambda each: figure_of(each["portrait"], "kurtosis"))
     peak = max(layers, key=lambda each: amax(each) if math.isfinite(amax(each)) else -1.0)
     title = f"The {role} of {name_of(peak, 60)} goes to {brief(amax(peak))}"
-    if tails:
+    if tails and len(layers) > 1:
         about = f"kurtosis {brief(tails[0][1])}, has {name_of(tails[0][0], 60)}"
         title += f"; the heaviest tails, {about}"
     groups, more = groups_of(layers)
@@ -78,7 +86,9 @@ def draw_boxes(record: ActivationsRecord, pattern: str, look: Look) -> Sheet | N
     unit = 10.0 ** math.floor(math.log10(float(np.median(sizes)))) if sizes else 1.0
     for axes in drawn:
         signed_log(axes, "y", max(unit, 1e-300))
-    y_label(made, drawn, "value (symmetric logarithmic axis)")
+    near = rounding_note(layers)
+    quantiles = f", quantiles {near}: rounded to 16 bits" if near else ""
+    y_label(made, drawn, f"value (symmetric logarithmic axis{quantiles})")
     if more:
         note(drawn[-1], more)
     entries = {
@@ -95,12 +105,11 @@ def draw_histograms(record: ActivationsRecord, pattern: str, look: Look) -> Shee
     if not layers:
         return None
     shown = evenly(layers, look.histogram_layers)
-    peak, value = (worst(shown, lambda each: figure_of(each["portrait"], "kurtosis"))
-                   or [(shown[0], 0.0)])[0]  # fmt: skip
-    title = (
-        f"Values of {len(shown)} of {len(layers)} {layers[0]['role']}s: the heaviest tails, "
-        f"kurtosis {brief(value)}, has {name_of(peak, 60)}"
-    )
+    title = f"Values of {len(shown)} of {counted(len(layers), layers[0]['role'])}"
+    tails = worst(shown, lambda each: figure_of(each["portrait"], "kurtosis"))
+    if tails and len(shown) > 1:
+        peak, value = tails[0]
+        title += f": the heaviest tails, kurtosis {brief(value)}, has {name_of(peak, 60)}"
     columns = columns_for(len(shown))
     rows = -(-len(shown) // columns)
     made = sheet({1: 8.0, 2: 11.0}.get(columns, 13.0), 1.3 + 2.5 * rows, title)

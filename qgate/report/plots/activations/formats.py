@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qgate.report.activations._reading import (
     EXACT_DB,
+    GAIN_DB,
     Layers,
     Look,
+    Loss,
     common_start,
     format_names,
     kind_name,
     kinds,
+    loss_of,
     losses,
     name_of,
     numbers,
     of_role,
     short_kinds,
     target_value,
+    worst_format,
 )
 from qgate.report.dumps._reading import Floats, counted, decibels, worst
 from qgate.report.plots._figure import SMALL, dress
@@ -53,11 +58,12 @@ from qgate.results.activations import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+Cells = list[list[Loss | None]]
 _MOST_KINDS, _MOST_ROWS = 24, 14
 _GRAY, _GREEN, _BLUE, _ORANGE = GRAY, COLORS[2], COLORS[0], COLORS[1]
 
 
-def draw_losses(record: ActivationsRecord, role: str, look: Look) -> Sheet | None:  # noqa: ARG001
+def draw_losses(record: ActivationsRecord, role: str, look: Look) -> Sheet | None:
     """Kinds of modules by layers, one map per format, all on one scale."""
     layers = [each for each in of_role(record, role) if losses(each)]
     names = [n for n in format_names(record) if any(n in losses(each) for each in layers)]
@@ -66,12 +72,14 @@ def draw_losses(record: ActivationsRecord, role: str, look: Look) -> Sheet | Non
     found = kinds(layers)
     kept = dict(list(found.items())[:_MOST_KINDS])
     columns = _columns(list(kept.values()))
-    maps = {name: _map(list(kept.values()), name, columns) for name in names}
+    shown = {name: _map(list(kept.values()), name, columns) for name in names}
+    maps = {name: _worse(cells) for name, cells in shown.items()}
     finite = np.concatenate([each[np.isfinite(each)] for each in maps.values()])
-    bad, name, value = min(
-        ((each, n, db) for each in layers for n, db in losses(each).items()), key=lambda t: t[2]
+    bad, (name, loss) = min(
+        ((each, worst) for each in layers if (worst := worst_format(each))),
+        key=lambda pair: pair[1][1].worse,
     )
-    title = f"{name} keeps least of the {role} of {name_of(bad, 60)}: {decibels(value)}"
+    title = f"{name} keeps least of the {role} of {name_of(bad, 60)}: {loss}"
     wide = columns_for(len(names)) if len(columns) <= 16 else min(2, len(names))
     rows = -(-len(names) // wide)
     height = max(1.1, 0.3 * len(kept) + 0.75)
@@ -87,7 +95,7 @@ def draw_losses(record: ActivationsRecord, role: str, look: Look) -> Sheet | Non
             aspect="auto", interpolation="nearest", cmap=MAP, vmin=low, vmax=high,
         )  # fmt: skip
         if len(columns) * wide <= 30:
-            _write(axes, cells, low, high)
+            _write(axes, shown[format_name], low, high)
         dress(axes, title=plain(format_name, 40), x="layer" if len(columns) > 1 else "", grid="")
         short = list(short_kinds(kept).values())
         told = short if place % wide == 0 else [""] * len(short)
@@ -97,7 +105,9 @@ def draw_losses(record: ActivationsRecord, role: str, look: Look) -> Sheet | Non
         axes.set_xticks(list(at), [str(columns[k]) if len(columns) > 1 else "" for k in at])
         axes.spines[["left", "bottom"]].set_visible(False)
     if image is not None:
-        color_bar(made, image, drawn, "SQNR (dB): dark is lost")
+        color_bar(made, image, drawn, "SQNR (dB), the worse: dark is lost")
+    if _any_differs(shown.values()):
+        key(made, {"40/9: with/without massive elements": patch("none")}, look.show_legend)
     if len(found) > len(kept):
         drawn[-1].set_xlabel(f"{len(found) - len(kept)} more kinds of modules in the tables")
     return made
@@ -111,8 +121,8 @@ def _columns(told: list[Layers]) -> list[int]:
     return list(range(max(map(len, told))))
 
 
-def _map(told: list[Layers], name: str, columns: list[int]) -> Floats:
-    cells = np.full((len(told), len(columns)), np.nan)
+def _map(told: list[Layers], name: str, columns: list[int]) -> Cells:
+    cells: Cells = [[None] * len(columns) for _ in told]
     at = {number: place for place, number in enumerate(columns)}
     for row, mine in enumerate(told):
         own = numbers(mine) if len(mine) > 1 else [columns[0]]
@@ -120,17 +130,33 @@ def _map(told: list[Layers], name: str, columns: list[int]) -> Floats:
             column = at.get(own[place], place) if own is not None else place
             if len(mine) == 1 and each["layer"] in at:
                 column = at[each["layer"]]
-            cells[row, column] = losses(each).get(name, np.nan)
+            cells[row][column] = losses(each).get(name)
     return cells
 
 
-def _write(axes: Axes, cells: Floats, low: float, high: float) -> None:
-    for (row, column), value in np.ndenumerate(cells):
-        if not math.isnan(value):
-            text = "exact" if math.isinf(value) and value > 0 else f"{value:.0f}"
-            dark = value < low + 0.6 * (high - low)
-            color = WHITE if dark else BLACK
-            axes.text(column, row, text, ha="center", va="center", fontsize=SMALL, color=color)
+def _worse(cells: Cells) -> Floats:
+    return np.array([[math.nan if loss is None else loss.worse for loss in row] for row in cells])
+
+
+def _any_differs(maps: Iterable[Cells]) -> bool:
+    return any(loss is not None and loss.differs for m in maps for row in m for loss in row)
+
+
+def _write(axes: Axes, cells: Cells, low: float, high: float) -> None:
+    for row, losses_there in enumerate(cells):
+        for column, loss in enumerate(losses_there):
+            if loss is not None:
+                dark = loss.worse < low + 0.6 * (high - low)
+                color = WHITE if dark else BLACK
+                text = _cell_text(loss)
+                axes.text(column, row, text, ha="center", va="center", fontsize=SMALL, color=color)
+
+
+def _cell_text(loss: Loss) -> str:
+    """Whole decibels; both figures where they are not the same."""
+    both = (loss.sqnr_db, loss.rest_db) if loss.differs else (loss.sqnr_db,)
+    shown = ["exact" if db == math.inf else f"{db:.0f}" for db in both]
+    return "/".join(dict.fromkeys(shown))
 
 
 # Smoothing ---------------------------------------------------------------------------------------
@@ -155,10 +181,10 @@ def draw_alphas(record: ActivationsRecord, look: Look) -> Sheet | None:
         return None
     name, layer, advice = _best_gain(found)
     gain = advice["after_db"] - advice["before_db"]
-    title = (
-        f"Smoothing gains most in {name}: {gain:+.1f} dB for {name_of(layer, 56)} at α "
-        f"{advice['alpha']:g}"
-    )
+    title = f"Smoothing gains at most {gain:.1f} dB"
+    if gain >= GAIN_DB:
+        title = f"Smoothing gains most in {name}: {gain:+.1f} dB for {name_of(layer, 56)} at α "
+        title += f"{advice['alpha']:g}"
     shown = list(
         dict.fromkeys(kind_name(each["module"]) for told in found.values() for each, _ in told)
     )
@@ -259,8 +285,9 @@ def draw_sensitivity(record: ActivationsRecord, format_name: str, look: Look) ->
     axes = made.figure.subplots()
     for row, each in enumerate(shown):
         color = _ORANGE if each["module"] in keep else _BLUE
-        if "local_sqnr_db" in each:
-            local = min(each["local_sqnr_db"], 120.0)
+        own = loss_of(each, "local_sqnr_db")
+        if own is not None:
+            local = min(own.worse, 120.0)
             axes.plot(
                 [local, min(each["sqnr_db"], 120.0)],
                 [row, row],
@@ -283,7 +310,7 @@ def draw_sensitivity(record: ActivationsRecord, format_name: str, look: Look) ->
     )
     entries = {"of the model's output": mark("o", _BLUE)}
     if any("local_sqnr_db" in each for each in shown):
-        entries["of the layer's own output"] = mark(MARKERS[3], _GRAY)
+        entries["of the layer, or without massive elements"] = mark(MARKERS[3], _GRAY)
     if keep:
         entries["kept in higher precision"] = mark("o", _ORANGE)
         if 0 <= cut < len(told) - 1:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from qgate.report.activations._reading import Layers, Look, in_panel, name_of
+from qgate.report.activations._reading import Layers, Look, in_panel, name_of, rounding_note
 from qgate.report.dumps._reading import brief, worst
 from qgate.report.plots._sheet import Sheet, line, log_axis, note
 from qgate.report.plots.activations._sheet import (
@@ -92,7 +92,12 @@ def draw_magnitudes(
     y_label(made, drawn, what if role == "weight" else f"{what} (mean of samples)")
     if more:
         note(drawn[-1], more)
-    key(made, {c.name: line(c.color, c.marker) for c in curves}, look.show_legend)
+    near = rounding_note(layers) if reduced == "all" else ""
+    entries = {
+        f"{c.name} ({near})" if near and c.name == "median" else c.name: line(c.color, c.marker)
+        for c in curves
+    }
+    key(made, entries, look.show_legend)
     return made
 
 

@@ -10,6 +10,7 @@ from qgate.report.activations._reading import (
     Layers,
     Look,
     kind_name,
+    leads,
     name_of,
     outlier_layers,
     visible,
@@ -104,12 +105,13 @@ def draw_outlier_positions(record: ActivationsRecord, look: Look) -> Sheet | Non
     total = sum(found.values())
     common = sorted(found.items(), key=lambda pair: (-pair[1], pair[0]))[: look.top_n]
     place, most = common[0]
-    made = sheet(
-        10,
-        3.4 + max(2.0, 0.3 * (len(common) + 1)),
-        f"{percent(most / total)} of {counted(total, 'outlier token')} of all layers are at "
-        f"position {place}",
-    )
+    title = f"{counted(total, 'outlier token')} of all layers, each at a position of its own"
+    if leads(most, total):
+        title = (
+            f"{percent(most / total)} of {counted(total, 'outlier token')} of all layers are at "
+        )
+        title += f"position {place}"
+    made = sheet(10, 3.4 + max(2.0, 0.3 * (len(common) + 1)), title)
     above, below = made.figure.subplots(
         2, 1, height_ratios=[max(2.0, 0.3 * (len(common) + 1)), 1.6]
     )
@@ -147,10 +149,10 @@ def draw_outlier_tokens(record: ActivationsRecord, look: Look) -> Sheet | None:
     total = sum(found.values())
     common = sorted(found.items(), key=lambda pair: (-pair[1], pair[0]))[: look.top_n]
     text, most = common[0]
-    title = (
-        f"{percent(most / total)} of {counted(total, 'outlier token')} of all layers are "
-        f"“{visible(text)}”"
-    )
+    many = f"{counted(total, 'outlier token')} of all layers"
+    title = f"{many}, each of another text"
+    if leads(most, total):
+        title = f"{percent(most / total)} of {many} are “{visible(text)}”"
     rest = total - sum(count for _, count in common)
     names, values = [f"“{visible(text)}”" for text, _ in common], [count for _, count in common]
     if rest:

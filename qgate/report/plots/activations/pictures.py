@@ -70,7 +70,9 @@ def _all(record: ActivationsRecord, look: Look) -> Iterator[Picture]:
     names = stems(dict.fromkeys(pattern for kind in panels.values() for pattern in kind))
     yield from _outliers(record, look)
     for role in ("input", "output", "weight"):
-        about = f"SQNR of the {role} in each format."
+        about = (
+            f"SQNR of the {role} in each format, the worse of with and without massive elements."
+        )
         yield Picture("formats", f"sqnr-{role}", about, partial(draw_losses, record, role, look))
     yield from _sensitivity(record, look)
     if any("smoothing" in each for each in record["layers"]):

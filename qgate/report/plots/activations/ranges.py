@@ -114,7 +114,8 @@ def _draw(axes: Axes, layer: LayerActivations, look: Look) -> None:
             if name in told:
                 axes.plot(channels, told[name], color=color, linewidth=0.8)
     axes.margins(x=0.01)
-    dress(axes, x="channel", y="|value|" if look.use_abs else "value")
+    what = "|value|" if look.use_abs else "value"
+    dress(axes, x="channel", y=f"{what}, percentiles ±{100 * layer['ranges']['error']:.1f} %")
     whole_numbers(axes)
 
 

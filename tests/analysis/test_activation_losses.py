@@ -1,0 +1,106 @@
+"""What formats lose of a layer, with and without massive elements, against quantized tensors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from qgate.analysis.activations._format_losses import quantizer_of, table_name
+from qgate.analysis.activations.layer_stats import Ask, LayerStats
+from qgate.formats import FORMATS
+from qgate.formats.quantizer import Quantizer, quantize
+from qgate.modes.formats import FORMAT_MODES
+from qgate.results.activations import LayerActivations
+from qgate.stats import massive_beyond
+
+FORMATS_ASKED = ("int8", "fp8_e4m3", "hif8", "bf16", "mxfp8_e4m3", "nvfp4")
+
+
+def layer(*xs: Tensor) -> LayerActivations:
+    stats = LayerStats("m", "input", Ask(formats=FORMATS_ASKED))
+    for k, x in enumerate(xs):
+        stats.update(x, k)
+    return stats.record(0, "linear", len(xs))
+
+
+def tensor(dtype: torch.dtype, *, massive: bool = True) -> Tensor:
+    x = torch.randn(96, 64, generator=torch.Generator().manual_seed(0))
+    if massive:
+        x[3, 5], x[77, 1] = 3000.0, -2500.0
+    return x.to(dtype)
+
+
+def ratio(signal: float, noise: float) -> float:
+    return 10 * math.log10(signal / noise)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", FORMATS_ASKED)
+def test_errors_without_massive_elements_are_those_of_the_quantized_tensor(
+    name: str, dtype: torch.dtype
+) -> None:
+    x = tensor(dtype)
+    found = layer(x)
+    fate = found["portrait"]["formats"][table_name(name)]
+    wide = x.double()
+    beyond = massive_beyond(x.bfloat16())
+    q = quantize(wide, name)
+    kept = wide.abs() <= beyond
+    assert found["massive"]["elements"] == int((~kept).sum()) == 2
+    assert found["massive"]["beyond"] == pytest.approx(beyond, rel=1e-6)
+    for mask, start in ((torch.ones_like(kept), ""), (kept, "rest_")):
+        noise = float((q - wide)[mask].square().sum())
+        assert fate[f"{start}signal"] == pytest.approx(float(wide[mask].square().sum()))  # type: ignore[literal-required]
+        assert fate[f"{start}noise"] == pytest.approx(noise, rel=1e-6)  # type: ignore[literal-required]
+
+
+def test_one_element_makes_int8_look_good() -> None:
+    """The case that SQNR alone calls the best one: nearly all values become zero."""
+    fate = layer(tensor(torch.float32))["portrait"]["formats"]["int8 per tensor"]
+    assert fate["flushed"] > 0.99
+    assert ratio(fate["signal"], fate["noise"]) > 30
+    assert ratio(fate["rest_signal"], fate["rest_noise"]) < 1
+
+
+def test_without_massive_elements_both_are_the_same() -> None:
+    found = layer(tensor(torch.float32, massive=False))
+    assert "massive" not in found
+    for fate in found["portrait"]["formats"].values():
+        assert (fate["rest_signal"], fate["rest_noise"]) == (fate["signal"], fate["noise"])
+
+
+def test_a_fitted_scale_is_told_without_them_too() -> None:
+    x = tensor(torch.bfloat16)
+    fate = layer(x)["portrait"]["formats"]["fp8_e4m3 per tensor"]
+    wide = x.double()
+    scale = 2.0 ** math.ceil(math.log2(3000 / 448))
+    q = quantize(wide, "fp8_e4m3", scale=scale)
+    kept = wide.abs() <= massive_beyond(x)
+    assert fate["fitted_rest_noise"] == pytest.approx(float((q - wide)[kept].square().sum()))
+
+
+def test_a_word_is_the_quantizer_of_the_mode_of_that_name() -> None:
+    """A bare name in a table over tensors does what the mode does; any other says what it does."""
+    x = tensor(torch.float32, massive=False)
+    seen = 0
+    for mode in FORMAT_MODES:
+        for rule in mode.rules:
+            name = rule.format
+            if name is None or rule.per == "group":
+                continue
+            seen += 1
+            axis = {"granularity": "channel", "axis": 0} if rule.per == "row" else {}
+            used = quantize(x, name, **axis)  # type: ignore[arg-type]
+            assert torch.equal(quantizer_of(name)(x), used)
+            same = torch.equal(Quantizer(name)(x), used)
+            assert table_name(name) == (name if same else f"{name} per tensor")
+    assert seen > 8
+
+
+@pytest.mark.parametrize("name", [each.name for each in FORMATS])
+def test_every_format_has_a_name_and_a_quantizer_that_agree(name: str) -> None:
+    per_tensor = table_name(name) != name
+    assert (quantizer_of(name).granularity == "channel") == per_tensor
