@@ -46,6 +46,7 @@ class Fate(TypedDict):
     flush          not zero before, and zero after
     of             elements this is of: all that are counted, or a seeded share of their rows
     fitted_signal, fitted_noise  with one power of two as scale that lets the largest value fit
+    rest_signal, rest_noise, fitted_rest_noise  without massive elements, where that was asked
     """
 
     upper: float
@@ -57,6 +58,9 @@ class Fate(TypedDict):
     of: int
     fitted_signal: NotRequired[float]
     fitted_noise: NotRequired[float]
+    rest_signal: NotRequired[float]
+    rest_noise: NotRequired[float]
+    fitted_rest_noise: NotRequired[float]
 
 
 class Histogram(TypedDict):

@@ -123,11 +123,11 @@ class Values(Summary):
         if not self.finite:
             return math.nan
         position = (self.finite - 1) * (q / 100)
-        low = self._ordered(math.floor(position), of)
+        low = self.ordered(math.floor(position), of)
         part = position - math.floor(position)
         if part == 0:
             return low
-        return low + (self._ordered(math.ceil(position), of) - low) * part
+        return low + (self.ordered(math.ceil(position), of) - low) * part
 
     def _keys(self, of: str) -> Iterator[np.ndarray]:
         """The values as unsigned integers of the same order."""
@@ -136,8 +136,8 @@ class Values(Summary):
             flipped = bits ^ ((bits >> 63) & np.int64(2**63 - 1))
             yield flipped.view(np.uint64) ^ np.uint64(2**63)
 
-    def _ordered(self, rank: int, of: str) -> float:
-        """The value at a rank, by four passes of 16 bits each."""
+    def ordered(self, rank: int, of: str) -> float:
+        """Return the value at a rank from 0, by four passes of 16 bits each."""
         prefix, skipped = np.uint64(0), 0
         for shift in (48, 32, 16, 0):
             found = np.zeros(2**16, dtype=np.int64)

@@ -12,6 +12,10 @@ from collections.abc import Iterable
 import numpy as np
 from torch import Tensor
 
+from qgate.stats._summary import Floats
+from qgate.stats.direct_values import Values
+from qgate.stats.value_counts import Counts
+
 # Between what was measured on both sides: block outputs of the two small models reach 13 times the
 # rest and their linear layers' outputs without outlier channels 16; the published case is at 26.
 TIMES = 20.0
@@ -20,22 +24,64 @@ TIMES = 20.0
 FEW = 32
 
 
-def massive_beyond(reference: Tensor | Iterable[Tensor]) -> float:
-    """The magnitude above which an element of a tensor, or of its parts, is massive; inf if none.
+def massive_beyond(reference: Tensor | Iterable[Tensor] | Counts | Values) -> float:
+    """Return the magnitude above which an element is massive, inf if none is.
 
-    It is `TIMES` the root mean square of the rest: of all finite elements but the largest 1 in
-    `FEW`. The reference alone decides, so that what is measured cannot move its own yardstick.
+    The reference is a tensor, its parts, or what was counted of it. The result is `TIMES` the root
+    mean square of the rest: of all finite elements but the largest 1 in `FEW`. The reference alone
+    decides, so that what is measured cannot move its own yardstick.
     """
+    if isinstance(reference, Counts):
+        sizes, positive, negative = reference.folded()
+        return _of_counts(sizes, positive + negative)
+    if isinstance(reference, Values):
+        return _of_values(reference)
     parts = [reference] if isinstance(reference, Tensor) else reference
     sizes = np.concatenate([_finite(part) for part in parts] or [np.empty(0, np.float32)])
-    kept = len(sizes) - len(sizes) // FEW
+    kept = _kept(len(sizes))
     if not kept:
         return math.inf
     largest = float(sizes.max())
     rest = np.partition(sizes, kept - 1)[:kept] if kept < len(sizes) else sizes
-    beyond = TIMES * _rms(rest)
+    return _beyond(_rms(rest), largest)
+
+
+def _kept(n: int) -> int:
+    """Count the elements that the others are held against."""
+    return n - n // FEW
+
+
+def _beyond(rms: float, largest: float) -> float:
+    beyond = TIMES * rms
     # Of an all but empty tensor every element is beyond the rest, and none is massive.
     return beyond if 0 < beyond < largest else math.inf
+
+
+def _of_counts(sizes: Floats, weights: Floats) -> float:
+    """Take the rest from ascending magnitudes and how often each occurs."""
+    kept = _kept(int(weights.sum()))
+    if not kept:
+        return math.inf
+    taken = np.clip(kept - (np.cumsum(weights) - weights), 0.0, weights)
+    rest, share = sizes[taken > 0], taken[taken > 0] / kept
+    unit = float(rest[-1]) or 1.0
+    return _beyond(unit * math.sqrt(float(np.square(rest / unit) @ share)), float(sizes[-1]))
+
+
+def _of_values(values: Values) -> float:
+    """Take the rest by passes over the values; nothing is copied whole."""
+    kept = _kept(values.finite)
+    if not kept:
+        return math.inf
+    last = values.ordered(kept - 1, "magnitude")
+    unit, below, total = last or 1.0, 0, 0.0
+    for chunk in values.chunks():
+        sizes = np.abs(chunk)
+        smaller = sizes[sizes < last]
+        below += len(smaller)
+        total += float(np.square(smaller / unit).sum())
+    total += (kept - below) * (last / unit) ** 2
+    return _beyond(unit * math.sqrt(total / kept), values.amax)
 
 
 def _finite(part: Tensor) -> np.ndarray:

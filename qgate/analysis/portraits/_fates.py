@@ -75,7 +75,10 @@ def edges_of(names: Iterable[str]) -> dict[str, Edges]:
 
 @dataclass(frozen=True)
 class FateSums:
-    """Counts among `seen` elements; sums of squares over the finite ones among `of` elements."""
+    """Counts among `seen` elements; sums of squares over the finite ones among `of` elements.
+
+    Those of the rest leave out the massive elements too; None where nobody asked.
+    """
 
     upper: int = 0
     lower: int = 0
@@ -87,6 +90,9 @@ class FateSums:
     noise: float = 0.0
     fitted_signal: float | None = None
     fitted_noise: float | None = None
+    rest_signal: float | None = None
+    rest_noise: float | None = None
+    fitted_rest_noise: float | None = None
 
     def __add__(self, other: FateSums) -> FateSums:
         if not isinstance(other, FateSums):
@@ -104,6 +110,9 @@ class FateSums:
             self.noise + other.noise,
             _both(self.fitted_signal, other.fitted_signal),
             _both(self.fitted_noise, other.fitted_noise),
+            _both(self.rest_signal, other.rest_signal),
+            _both(self.rest_noise, other.rest_noise),
+            _both(self.fitted_rest_noise, other.fitted_rest_noise),
         )
 
     def fate(self) -> Fate:
@@ -123,6 +132,10 @@ class FateSums:
         if self.fitted_signal is not None and self.fitted_noise is not None and not lost:
             found["fitted_signal"] = self.fitted_signal
             found["fitted_noise"] = self.fitted_noise
+        if self.rest_signal is not None and self.rest_noise is not None and not lost:
+            found["rest_signal"], found["rest_noise"] = self.rest_signal, self.rest_noise
+            if self.fitted_rest_noise is not None:
+                found["fitted_rest_noise"] = self.fitted_rest_noise
         return found
 
 
@@ -197,9 +210,11 @@ def fate_of_counts(
     amax: float,
     vanished: int = 0,
     rows: Floats | None = None,
+    massive: float | None = None,
 ) -> FateSums:
     """Shares from value counts; signal and noise from them too, unless `rows` has the values of a
-    tensor that was rounded to be counted.
+    tensor that was rounded to be counted. `massive` is the magnitude above which the sums of the
+    rest leave values out.
 
     `vanished` are values that are not zero but were counted as zero, because the counted dtype has
     none so small: neither have the formats.
@@ -217,13 +232,22 @@ def fate_of_counts(
     else:
         values = rows if np.isfinite(rows).all() else rows[np.isfinite(rows)]
         cast = values if isinstance(target, Limit) else nearest(target, values)
-    fitted: tuple[float, float] | None = None
+    fitted: tuple[float | None, float | None] = (None, None)
+    rest: list[float | None] = [None] * 3
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        sums = _squares(values, cast, weights)
+        casts = [cast]
         if isinstance(target, ElementFormat):
-            fitted = _squares(values, _fitted(target, values, amax), weights)
+            casts.append(_fitted(target, values, amax))
+            fitted = _squares(values, casts[1], weights)
+        sums = _squares(values, cast, weights)
+        if massive is not None:
+            kept = np.abs(values) <= massive
+            own = weights if weights is None else weights[kept]
+            pairs = [_squares(values[kept], each[kept], own) for each in casts]
+            rest[:2] = pairs[0]
+            rest[2:] = [noise for _, noise in pairs[1:]] or [None]
     head = (upper, lower, underflow + gone, flush + gone, seen)
-    return FateSums(*head, seen if rows is None else rows.size, *sums, *(fitted or (None, None)))
+    return FateSums(*head, seen if rows is None else rows.size, *sums, *fitted, *rest)
 
 
 def fate_of_limit(limit: Limit, chunks: Iterator[Floats]) -> FateSums:

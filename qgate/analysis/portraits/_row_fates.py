@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,9 +18,12 @@ _PIECE = 2**14
 """Elements at a time: float64 work on them stays in the cache."""
 
 
-def fate_of_rows(fmt: Format, rows: Tensor, amax: float) -> FateSums:
+def fate_of_rows(
+    fmt: Format, rows: Tensor, amax: float, massive: float | None = None
+) -> FateSums:
     """Of rows of a tensor whose largest finite magnitude is `amax`: a scale of the whole tensor is
-    the one that it would get without its non-finite values."""
+    the one that it would get without its non-finite values. `massive` is the magnitude above which
+    the sums of the rest leave values out."""
     q = Quantizer(fmt)
     whole = Job(torch.full((1,), amax, dtype=rows.dtype), q, looking=True)
     found = FateSums()
@@ -28,11 +32,13 @@ def fate_of_rows(fmt: Format, rows: Tensor, amax: float) -> FateSums:
         job.scale = whole.scale if job.scale is not None else None
         job.state = whole.state if job.state is not None else None
         for _, _, wide, parts in split(job):
-            found += _fate(wide, parts, q, element_of(fmt).min_normal)
+            found += _fate(wide, parts, q, element_of(fmt).min_normal, massive)
     return found
 
 
-def _fate(wide: Tensor, parts: Parts, q: Quantizer, smallest: float) -> FateSums:
+def _fate(
+    wide: Tensor, parts: Parts, q: Quantizer, smallest: float, massive: float | None
+) -> FateSums:
     """Of values and what they became. Where a block's scale is NaN, comparisons say no."""
     known = ~parts.scale.isnan()
     beyond = saturated(wide, parts, q)
@@ -49,7 +55,15 @@ def _fate(wide: Tensor, parts: Parts, q: Quantizer, smallest: float) -> FateSums
         kept, wrong = kept[wrong.isfinite()], wrong[wrong.isfinite()]
         signal, noise = float(kept @ kept), float(wrong @ wrong)
     n = wide.numel()
-    return FateSums(above, below, underflow, flush, n, n, signal, noise)
+    found = FateSums(above, below, underflow, flush, n, n, signal, noise)
+    return found if massive is None else replace(found, **_rest(kept, wrong, massive))
+
+
+def _rest(kept: Tensor, wrong: Tensor, massive: float) -> dict[str, float]:
+    if massive < math.inf:
+        few = kept.abs() <= massive
+        kept, wrong = kept[few], wrong[few]
+    return {"rest_signal": float(kept @ kept), "rest_noise": float(wrong @ wrong)}
 
 
 def _count(hits: Tensor) -> int:
