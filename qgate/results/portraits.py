@@ -30,12 +30,14 @@ FOLDERS = (
 
 
 class Edges(TypedDict):
-    """What a format or a dtype can represent; `scaled` is one that brings scales of its own."""
+    """What a format or a dtype can represent; `scaled` is one that brings scales of its own, and
+    `granularity` says which elements share one, where the format does not."""
 
     max: float
     min_normal: float
     min_subnormal: float
     scaled: bool
+    granularity: NotRequired[str]
 
 
 class Fate(TypedDict):
@@ -46,6 +48,7 @@ class Fate(TypedDict):
     flush          not zero before, and zero after
     of             elements this is of: all that are counted, or a seeded share of their rows
     fitted_signal, fitted_noise  with one power of two as scale that lets the largest value fit
+    saturation     the part of `noise` that saturated elements have
     rest_signal, rest_noise, fitted_rest_noise  without massive elements, where that was asked
     """
 
@@ -61,6 +64,7 @@ class Fate(TypedDict):
     rest_signal: NotRequired[float]
     rest_noise: NotRequired[float]
     fitted_rest_noise: NotRequired[float]
+    saturation: NotRequired[float]
 
 
 class Histogram(TypedDict):
@@ -257,12 +261,35 @@ class RankTensor(TypedDict):
     equal: bool
 
 
+class PeerCell(TypedDict):
+    """A layer of one rank or sample against its peers.
+
+    member  the rank or the sample
+    ratio   how far its tensors are from those of the others, in the mean, in units of what is usual
+            for tensors of their kind; `most` is that of the farthest
+    log2    powers of two from the rms of the others to that of the farthest tensor; `title` names
+            it where the cell stands out
+    """
+
+    layer: int | None
+    member: int
+    ratio: float
+    most: float
+    tensors: int
+    stands_out: bool
+    log2: float
+    title: NotRequired[str]
+
+
 class Ranks(TypedDict):
+    """Ranks against each other; `cells` has them by layer."""
+
     rows: list[RankRow]
     tensors: Sequence[RankTensor]
     stands_out: int | None
     equal_weights: int
     unequal_weights: list[str]
+    cells: NotRequired[list[PeerCell]]
 
 
 class Map(TypedDict):
@@ -287,6 +314,7 @@ class DumpAnalysis(TypedDict):
     dump        totals of the dump, as `qgate dumps info` has them
     formats     edges by name of a format or dtype
     settings    what the analysis was asked for
+    samples     samples of one iteration against each other, by layer
     notes       what a reader should know: what is missing, rounded, sampled
     """
 
@@ -300,4 +328,5 @@ class DumpAnalysis(TypedDict):
     comparison: Comparison | None
     loss_scales: list[LossScale]
     ranks: Ranks | None
+    samples: NotRequired[list[PeerCell]]
     maps: list[Map]

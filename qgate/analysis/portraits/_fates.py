@@ -17,6 +17,7 @@ import torch
 
 from qgate.analysis.sweeps._levels import ceil_log2_ratio
 from qgate.formats import FORMATS, ElementFormat, Format, IntFormat
+from qgate.formats.quantizer import Quantizer
 from qgate.results.portraits import Edges, Fate
 from qgate.stats._bits import BY_NAME, decoded
 
@@ -65,19 +66,22 @@ def scaled(target: Target) -> bool:
 
 def edges_of(names: Iterable[str]) -> dict[str, Edges]:
     """What formats and dtypes can represent, by their own names; blocks in units of the scale."""
-    return {
-        t.name: Edges(
+    found = {}
+    for t in map(target_of, names):
+        found[t.name] = Edges(
             max=t.max, min_normal=t.min_normal, min_subnormal=t.min_subnormal, scaled=scaled(t)
         )
-        for t in map(target_of, names)
-    }
+        if isinstance(t, IntFormat) and (granularity := Quantizer(t).granularity):
+            found[t.name]["granularity"] = granularity
+    return found
 
 
 @dataclass(frozen=True)
 class FateSums:
     """Counts among `seen` elements; sums of squares over the finite ones among `of` elements.
 
-    Those of the rest leave out the massive elements too; None where nobody asked.
+    Those of the rest leave out the massive elements too; None where nobody asked. `saturation` is
+    the part of `noise` that saturated elements have.
     """
 
     upper: int = 0
@@ -93,6 +97,7 @@ class FateSums:
     rest_signal: float | None = None
     rest_noise: float | None = None
     fitted_rest_noise: float | None = None
+    saturation: float = 0.0
 
     def __add__(self, other: FateSums) -> FateSums:
         if not isinstance(other, FateSums):
@@ -113,6 +118,7 @@ class FateSums:
             _both(self.rest_signal, other.rest_signal),
             _both(self.rest_noise, other.rest_noise),
             _both(self.fitted_rest_noise, other.fitted_rest_noise),
+            self.saturation + other.saturation,
         )
 
     def fate(self) -> Fate:
@@ -128,6 +134,7 @@ class FateSums:
             signal=0.0 if lost else self.signal,
             noise=0.0 if lost else self.noise,
             of=0 if lost else self.of,
+            saturation=0.0 if lost else self.saturation,
         )
         if self.fitted_signal is not None and self.fitted_noise is not None and not lost:
             found["fitted_signal"] = self.fitted_signal
@@ -240,14 +247,18 @@ def fate_of_counts(
             casts.append(_fitted(target, values, amax))
             fitted = _squares(values, casts[1], weights)
         sums = _squares(values, cast, weights)
+        over = np.abs(values) > target.max
+        above = weights if weights is None else weights[over]
+        saturation = _squares(values[over], cast[over], above)[1]
         if massive is not None:
             kept = np.abs(values) <= massive
             own = weights if weights is None else weights[kept]
             pairs = [_squares(values[kept], each[kept], own) for each in casts]
             rest[:2] = pairs[0]
-            rest[2:] = [noise for _, noise in pairs[1:]] or [None]
+            rest[2] = pairs[1][1] if len(pairs) > 1 else None
     head = (upper, lower, underflow + gone, flush + gone, seen)
-    return FateSums(*head, seen if rows is None else rows.size, *sums, *fitted, *rest)
+    of = seen if rows is None else rows.size
+    return FateSums(*head, of, *sums, *fitted, *rest, saturation=saturation)
 
 
 def fate_of_limit(limit: Limit, chunks: Iterator[Floats]) -> FateSums:
@@ -266,5 +277,6 @@ def fate_of_limit(limit: Limit, chunks: Iterator[Floats]) -> FateSums:
                 chunk.size,
                 chunk.size,
                 *_squares(values, cast, None),
+                saturation=_squares(values[sizes > limit.max], cast[sizes > limit.max], None)[1],
             )
     return found

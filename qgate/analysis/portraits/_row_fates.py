@@ -18,9 +18,7 @@ _PIECE = 2**14
 """Elements at a time: float64 work on them stays in the cache."""
 
 
-def fate_of_rows(
-    fmt: Format, rows: Tensor, amax: float, massive: float | None = None
-) -> FateSums:
+def fate_of_rows(fmt: Format, rows: Tensor, amax: float, massive: float | None = None) -> FateSums:
     """Of rows of a tensor whose largest finite magnitude is `amax`: a scale of the whole tensor is
     the one that it would get without its non-finite values. `massive` is the magnitude above which
     the sums of the rest leave values out."""
@@ -48,6 +46,7 @@ def _fate(
     underflow = _count(wide.abs() < smallest * parts.scale) - zeros
     flush = _count((parts.elements == 0) & known) - zeros
     kept, wrong = wide.reshape(-1), (parts.elements * parts.scale - wide).view(-1)
+    over = float(wrong[beyond.reshape(-1) & wrong.isfinite()].square().sum())
     signal, noise = float(kept @ kept), float(wrong @ wrong)
     if not (math.isfinite(signal) and math.isfinite(noise)):
         above += _count((wide == math.inf) & ~known)
@@ -55,15 +54,13 @@ def _fate(
         kept, wrong = kept[wrong.isfinite()], wrong[wrong.isfinite()]
         signal, noise = float(kept @ kept), float(wrong @ wrong)
     n = wide.numel()
-    found = FateSums(above, below, underflow, flush, n, n, signal, noise)
-    return found if massive is None else replace(found, **_rest(kept, wrong, massive))
-
-
-def _rest(kept: Tensor, wrong: Tensor, massive: float) -> dict[str, float]:
+    found = FateSums(above, below, underflow, flush, n, n, signal, noise, saturation=over)
+    if massive is None:
+        return found
     if massive < math.inf:
         few = kept.abs() <= massive
         kept, wrong = kept[few], wrong[few]
-    return {"rest_signal": float(kept @ kept), "rest_noise": float(wrong @ wrong)}
+    return replace(found, rest_signal=float(kept @ kept), rest_noise=float(wrong @ wrong))
 
 
 def _count(hits: Tensor) -> int:

@@ -152,7 +152,8 @@ def _with_ends(pool: Pool, ends: Ends, sums: Sums) -> Pool:
 
 def _fate(target: Target, pool: Pool, x: Tensor, share: Tensor) -> FateSums:
     if not isinstance(target, Limit | ElementFormat) or isinstance(target, IntFormat):
-        return fate_of_rows(target, share, 0.0 if math.isnan(pool.amax) else pool.amax)
+        amax = 0.0 if math.isnan(pool.amax) else pool.amax
+        return fate_of_rows(target, share, amax, pool.massive)
     if x.dtype not in _WIDE:
         return _of_all(target, pool)
     if isinstance(target, Limit):
@@ -169,4 +170,5 @@ def _of_all(target: ElementFormat | Limit, pool: Pool, rows: Floats | None = Non
         amax=pool.amax,
         vanished=pool.vanished,
         rows=rows,
+        massive=pool.massive,
     )
