@@ -101,11 +101,13 @@ class Record:
         parts = [f"{layer}{self.module or self.layer_type} {self.operation} {self.name}"]
         parts += [self.quant_type] if self.quant_type else []
         parts.append(f"rank {self.rank}")
+        # Samples are micro-batches and calls are counted with them, unless somebody labels them.
+        usual = self.sample or 0
         for word, number in (
             ("iteration", self.iteration),
             ("sample", self.sample),
-            ("micro-batch", self.micro_batch),
-            ("call", self.call or None),
+            ("micro-batch", None if self.micro_batch == usual else self.micro_batch),
+            ("call", None if self.call in (usual, self.micro_batch) else self.call),
         ):
             parts += [] if number is None else [f"{word} {number}"]
         return ", ".join(parts)

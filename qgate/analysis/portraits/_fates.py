@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -177,8 +177,8 @@ def _table(target: ElementFormat | Limit, counted_as: str) -> _Table:
     return _Table(
         values,
         cast,
-        upper=values > target.max,
-        lower=values < -target.max,
+        upper=finite & (values > target.max),
+        lower=finite & (values < -target.max),
         underflow=(sizes > 0) & (sizes < target.min_normal),
         flush=finite & (values != 0) & (cast == 0),
     )
@@ -240,7 +240,7 @@ def fate_of_counts(
         values = rows if np.isfinite(rows).all() else rows[np.isfinite(rows)]
         cast = values if isinstance(target, Limit) else nearest(target, values)
     fitted: tuple[float | None, float | None] = (None, None)
-    rest: list[float | None] = [None] * 3
+    rest: list[tuple[float, float]] = []
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         casts = [cast]
         if isinstance(target, ElementFormat):
@@ -253,12 +253,14 @@ def fate_of_counts(
         if massive is not None:
             kept = np.abs(values) <= massive
             own = weights if weights is None else weights[kept]
-            pairs = [_squares(values[kept], each[kept], own) for each in casts]
-            rest[:2] = pairs[0]
-            rest[2] = pairs[1][1] if len(pairs) > 1 else None
+            rest = [_squares(values[kept], each[kept], own) for each in casts]
     head = (upper, lower, underflow + gone, flush + gone, seen)
     of = seen if rows is None else rows.size
-    return FateSums(*head, of, *sums, *fitted, *rest, saturation=saturation)
+    found = FateSums(*head, of, *sums, *fitted, saturation=saturation)
+    if not rest:
+        return found
+    other = rest[1][1] if len(rest) > 1 else None
+    return replace(found, rest_signal=rest[0][0], rest_noise=rest[0][1], fitted_rest_noise=other)
 
 
 def fate_of_limit(limit: Limit, chunks: Iterator[Floats]) -> FateSums:

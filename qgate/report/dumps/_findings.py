@@ -81,7 +81,7 @@ def _sorted_findings(
         *_hidden(analysis, losses),
         *_loss_scales(analysis),
         *rank_findings(analysis),
-        *_samples(analysis),
+        *sample_findings(analysis),
         *_channels(analysis),
         *_pairs(analysis),
     ]
@@ -141,8 +141,8 @@ def _overflow(analysis: DumpAnalysis, bare: Mapping[str, Losses]) -> list[Findin
     cost, share = worst.worst
     more = ", ".join(f"{n} in {counted(told[n].tensors, 'tensor')}" for n in told)
     text = (
-        f"Cast as they are, values saturate: {more}. Worst {tensor_title(worst.tensor)} in {name}: "
-        f"{percent(share)} of the values, {percent(cost)} of the squared error."
+        f"Cast as they are, values saturate, worst in {tensor_title(worst.tensor)}: {percent(share)} "
+        f"of its values in {name}, {percent(cost)} of its squared error; {more}."
     )
     return [Finding("warn", text, math.inf)]
 
@@ -233,7 +233,7 @@ def _hidden(analysis: DumpAnalysis, losses: Mapping[str, Losses]) -> list[Findin
         whole, rest = hidden.ratios
         text = (
             f"{format_label(analysis, name)} looks good only because of massive elements in "
-            f"{counted(hidden.tensors, 'tensor')} of {layers_named(hidden.layers)}: "
+            f"{counted(hidden.tensors, 'tensor')} ({layers_named(hidden.layers)}): "
             f"{tensor_title(hidden.worst)} has {decibels(whole)} with them and {decibels(rest)} "
             "without."
         )
@@ -279,7 +279,8 @@ def rank_findings(analysis: DumpAnalysis) -> list[Finding]:
     return [Finding("warn", f"{text}."), *apart]
 
 
-def _samples(analysis: DumpAnalysis) -> list[Finding]:
+def sample_findings(analysis: DumpAnalysis) -> list[Finding]:
+    """Which sample stands out, in which layers; of three or more, or that none does."""
     cells = analysis.get("samples") or []
     count = len({cell["member"] for cell in cells})
     found = _apart(cells, "sample", count)
@@ -290,7 +291,7 @@ def _samples(analysis: DumpAnalysis) -> list[Finding]:
 
 def _apart(cells: Sequence[PeerCell], word: str, count: int) -> list[Finding]:
     """Ranks or samples that stand out in some layer; of two, which one of them cannot be told."""
-    found = []
+    found: list[Finding] = []
     for member, mine in apart_by_member(cells).items():
         if count == 2 and found:
             break

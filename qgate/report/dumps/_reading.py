@@ -156,7 +156,7 @@ def layers_named(layers: Iterable[int | None], most: int = 6) -> str:
     names += [f"{len(known) - most} more"] if len(known) > most else []
     text = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
     told = [f"layer{'' if len(known) == 1 else 's'} {text}"] if known else []
-    return " and ".join(told + ["modules outside layers"] * (None in found))
+    return ", ".join(told + ["modules outside layers"] * (None in found))
 
 
 def apart_by_member(cells: Iterable[PeerCell]) -> dict[int, list[PeerCell]]:

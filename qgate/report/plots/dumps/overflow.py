@@ -207,15 +207,25 @@ def _build_histogram(analysis: DumpAnalysis) -> Sheet | None:
     return made
 
 
+def _badness(over: Over) -> tuple[float, float]:
+    return over.cost, over.share
+
+
 def _build_worst(analysis: DumpAnalysis) -> Sheet | None:
     """Tensors that are not finite first, then by the part of the error that saturation has."""
     told = overflows(analysis)
     broken = [t for t in analysis["tensors"] if nonfinite(t)]
     broken = [t for t, _ in worst(broken, lambda t: float(nonfinite(t)), _WORST)]
-    every = [(each.tensor, name, each) for name in told for each in told[name]]
+    by_tensor: dict[tuple[int, int, str], tuple[TensorPortrait, str, Over]] = {}
+    for name in told:
+        for each in told[name]:
+            tensor = each.tensor
+            key = tensor["rank"], tensor["order"], tensor["title"]
+            if key not in by_tensor or _badness(each) > _badness(by_tensor[key][2]):
+                by_tensor[key] = tensor, name, each
+    every = sorted(by_tensor.values(), key=lambda item: _badness(item[2]), reverse=True)
     if not every:
         return None
-    every.sort(key=lambda item: (-item[2].cost, -item[2].share))
     shown = every[: max(_WORST - len(broken), 1)]
     first, name, over = every[0]
     title = (
