@@ -68,7 +68,7 @@ class Fate(TypedDict):
 
 
 class Histogram(TypedDict):
-    """Counts of equal bins from `low` to `high`."""
+    """Counts of equal bins from `low` to `high`, each of whole steps of the values' grid."""
 
     low: float
     high: float
@@ -173,7 +173,8 @@ class TensorPortrait(Portrait):
 class GroupPortrait(Portrait):
     """All tensors that have these fields in common, pooled.
 
-    histogram  over all finite values; `core` over those between the quantiles 0.001 and 0.999
+    histogram  over all finite values; `core` over those between the quantiles 0.001 and 0.999; from
+               and to the ends of the bins that these are in
     qq         `values` are the quantiles at the probabilities `p`, `normal` those of the standard
                normal distribution
     fits       by name: normal, laplace, student_t; `best` is the likeliest by the Bayesian

@@ -19,7 +19,7 @@ from qgate.errors import QgateError
 from qgate.report._escaping import cell
 from qgate.report.dumps import drawing as dump_drawing
 from qgate.report.dumps import texts as dump_text
-from qgate.report.dumps._findings import worst_tensors
+from qgate.report.dumps._worst import worst_tensors
 from qgate.report.dumps.drawing import check_folder, draw_analysis
 from qgate.report.dumps.pages import page
 from qgate.report.dumps.records import read_analysis

@@ -36,6 +36,8 @@ _KEY = (
     "micro_batch",
     "call",
 )
+# What is counted up with the members; calls of one sample are matched in their order.
+_COUNTED = {"rank": ("rank",), "sample": ("sample", "micro_batch", "call")}
 _OF_ITS_RANK = ("title", "order", "rank", "channels", "formats")
 _FARTHEST = 64.0
 """In powers of two: as far as a rank that is all zeros is from one that is not."""
@@ -149,7 +151,7 @@ _TOLD = np.dtype([("key", [("first", "u8"), ("second", "u8")]), ("member", "i8")
 def _told(portrait: TensorPortrait, across: Across) -> tuple[tuple[int, ...], int, int]:
     """What is the same for all members, the member (-1 where it is not known), and the order."""
     fields: Mapping[str, Any] = portrait
-    key = repr([fields.get(name) for name in _KEY if name != across])
+    key = repr([fields.get(name) for name in _KEY if name not in _COUNTED[across]])
     digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     member = portrait[across]
     return struct.unpack("QQ", digest), -1 if member is None else member, portrait["order"]

@@ -139,9 +139,10 @@ def _overflow(analysis: DumpAnalysis, bare: Mapping[str, Losses]) -> list[Findin
     worst = told[name]
     assert worst.tensor is not None
     cost, share = worst.worst
+    where = tensor_title(worst.tensor)
     more = ", ".join(f"{n} in {counted(told[n].tensors, 'tensor')}" for n in told)
     text = (
-        f"Cast as they are, values saturate, worst in {tensor_title(worst.tensor)}: {percent(share)} "
+        f"Cast as they are, values saturate, worst in {where}: {percent(share)} "
         f"of its values in {name}, {percent(cost)} of its squared error; {more}."
     )
     return [Finding("warn", text, math.inf)]

@@ -42,7 +42,7 @@ from qgate.report.pages.parts import figures as figure_grid
 from qgate.results.portraits import FOLDERS, DumpAnalysis, TensorPortrait
 
 _WORST = 60
-_SECTIONS: dict[str, tuple[str, str]] = {
+SECTIONS: dict[str, tuple[str, str]] = {
     "distributions": ("Distributions", "There are no values and no counts, so no distributions."),
     "heatmaps": ("Heat maps", "No tensor has a largest magnitude to map."),
     "comparisons": ("Comparisons", "No figures of formats and no second quant type to compare."),
@@ -121,7 +121,7 @@ def _findings(said: Said, failed: Mapping[str, str]) -> str:
 
 def _contents(by_folder: Mapping[str, Sequence[Shown]]) -> str:
     links = [("worst", "Worst tensors", 0), ("formats", "Formats", 0)]
-    links += [(folder, _SECTIONS[folder][0], len(by_folder[folder])) for folder in FOLDERS]
+    links += [(folder, SECTIONS[folder][0], len(by_folder[folder])) for folder in FOLDERS]
     links += [("files", "Files", 0)]
     return contents(links)
 
@@ -131,7 +131,7 @@ def _figure(picture: Shown) -> str:
 
 
 def _folder(folder: str, pictures: Sequence[Shown], drawn: bool) -> str:
-    title, why = _SECTIONS[folder]
+    title, why = SECTIONS[folder]
     if pictures:
         return section(folder, title, figure_grid([_figure(picture) for picture in pictures]))
     return section(folder, title, empty(why if drawn else "Pictures were not asked for."))
