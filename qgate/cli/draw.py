@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         )
     for line in findings(said):
         print(line)
-    for line in skipped(analysis, written, folder, plots=not args.no_plots):
+    for line in skipped(analysis, written, plots=not args.no_plots):
         print(f"skipped {line}")
     pictures = sum(path.suffix == ".png" for path in written)
     print(f"{len(analysis['tensors'])} tensors, {pictures} pictures: "

@@ -177,8 +177,8 @@ def _table(target: ElementFormat | Limit, counted_as: str) -> _Table:
     return _Table(
         values,
         cast,
-        upper=finite & (values > target.max),
-        lower=finite & (values < -target.max),
+        upper=values > target.max,
+        lower=values < -target.max,
         underflow=(sizes > 0) & (sizes < target.min_normal),
         flush=finite & (values != 0) & (cast == 0),
     )

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from qgate.urls import Place
 
 
-def skipped(
-    analysis: DumpAnalysis, written: Sequence[Place], folder: Place, *, plots: bool
-) -> Iterator[str]:
+def skipped(analysis: DumpAnalysis, written: Sequence[Place], *, plots: bool) -> Iterator[str]:
     """One line each: what the analysis noted, formats that tensors have no figures of, and topics
     without pictures."""
     for note in analysis["notes"]:
