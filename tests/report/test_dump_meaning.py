@@ -103,9 +103,10 @@ TOO_LARGE = "L0 model.layers.0.attn.k forward input, rank 2, iteration 0, sample
 
 def test_a_healthy_dump_says_that_nothing_overflows(healthy: DumpAnalysis) -> None:
     told = [finding.text for finding in findings(healthy)]
-    assert (
-        "Nothing overflows: all values of 60 tensors are finite, and cast to fp8_e4m3, fp16 none "
-        "saturates." in told
+    (nothing,) = [text for text in told if "overflows" in text]
+    assert nothing == (
+        "Nothing overflows: all values of 60 tensors are finite, and cast to fp8_e4m3, fp16, hif8 "
+        "none saturates."
     )
     for picture in PICTURES:
         if picture.folder == "overflow_analysis" or picture.path == "heatmaps/saturated.png":
@@ -113,7 +114,7 @@ def test_a_healthy_dump_says_that_nothing_overflows(healthy: DumpAnalysis) -> No
     assert "Nothing overflows: all values are finite" in page(healthy, [], [])
     made = picture_at("quantization_analysis/saturation.png").draw.build(healthy)
     assert made is not None
-    assert made.title.startswith("By design mxfp4_e2m1 owes ")
+    assert re.match(r"By design mx\w+ owes \d", made.title)
 
 
 def test_what_overflows_leads_every_list(planted: DumpAnalysis) -> None:
@@ -192,7 +193,7 @@ def test_a_format_that_looks_good_because_of_one_element_is_named(tmp_path: Path
     values = torch.from_numpy(random.normal(size=(48, 32))).bfloat16()
     values[5, 5] = 3e4
     x, y = values.double().numpy().ravel(), quantize(values, "int8").double().numpy().ravel()
-    kept = np.abs(x) < 3e4
+    kept = np.abs(x) < 2e4
     assert whole == pytest.approx(10 * np.log10((x**2).sum() / ((y - x) ** 2).sum()), abs=1e-6)
     wanted = 10 * np.log10((x[kept] ** 2).sum() / ((y - x)[kept] ** 2).sum())
     assert rest == pytest.approx(wanted, abs=1e-6)
@@ -215,12 +216,12 @@ def test_a_fault_in_one_layer_of_one_rank_is_a_finding(tmp_path: Path) -> None:
     analysis = analyzed(write(tmp_path / "d", fault), ("fp8_e4m3",))
     told = [finding for finding in findings(analysis) if finding.text.startswith("Rank 2 stands")]
     assert [finding.level for finding in told] == ["warn"]
-    assert "in layer 1: " in told[0].text
+    assert told[0].text.startswith("Rank 2 stands out of 3 in layer 1: ")
     assert not any("No rank" in finding.text for finding in findings(analysis))
     assert "No rank" not in tensor_stats(analysis)
     made = picture_at("rank_analysis/scores.png").draw.build(analysis)
     assert made is not None
-    assert made.title == "Rank 2 stands out of 3 in layer 1"
+    assert made.title.startswith("Rank 2 stands out of 3 in layer 1")
 
 
 def test_a_fault_in_one_sample_is_a_finding(tmp_path: Path) -> None:
@@ -248,7 +249,13 @@ def test_a_trend_needs_enough_tensors_that_are_not_quantized(healthy: DumpAnalys
     draw = picture_at("comparisons/sqnr_by_crest.png").draw.build
     made = draw(healthy)
     assert made is not None
-    assert made.title.startswith("No format loses steadily more of 60 tensors")
+    assert re.fullmatch(r"int8 loses [56]\.\d dB with each doubling .*, in 60 tensors", made.title)
+    floats = copy.deepcopy(healthy)
+    for tensor in floats["tensors"]:
+        del tensor["formats"]["int8"]
+    made = draw(floats)
+    assert made is not None
+    assert made.title == "No format loses steadily more of 60 tensors with a larger crest"
     few: Any = {**healthy, "tensors": healthy["tensors"][:19]}
     assert draw(few) is None
     done = copy.deepcopy(healthy)

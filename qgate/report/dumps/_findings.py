@@ -19,6 +19,7 @@ from qgate.report.dumps._reading import (
     format_label,
     is_gradient,
     layer_of,
+    layers_apart,
     layers_named,
     none_stands_out,
     nonfinite,
@@ -273,7 +274,7 @@ def rank_findings(analysis: DumpAnalysis) -> list[Finding]:
     if out is None:
         return apart or [Finding("info", f"{none_stands_out(len(ranks['rows']))}.")]
     mine = [tensor for tensor in ranks["tensors"] if tensor["farthest"] == out]
-    text = f"Rank {out} stands out of {len(ranks['rows'])}"
+    text = f"Rank {out} stands out of {len(ranks['rows'])}{layers_apart(cells, out)}"
     far = worst(mine, lambda tensor: figure_of(tensor, "factor"))
     if far:
         text += f": a factor of {brief(far[0][1])} at {tensor_title(far[0][0])}"

@@ -165,6 +165,13 @@ def apart_by_member(cells: Iterable[PeerCell]) -> dict[int, list[PeerCell]]:
     return grouped(told, lambda cell: cell["member"])
 
 
+def layers_apart(cells: Sequence[PeerCell], member: int) -> str:
+    """` in layer 2`, where a rank or sample stands out in some of its layers and not in all."""
+    mine = [cell for cell in cells if cell["member"] == member]
+    layers = {cell["layer"] for cell in mine if cell["stands_out"]}
+    return f" in {layers_named(layers)}" if 0 < len(layers) < len(mine) else ""
+
+
 def is_gradient(tensor: Mapping[str, Any]) -> bool:
     return tensor["operation"] == "backward" and str(tensor["name"]).startswith("grad")
 

@@ -13,6 +13,7 @@ from qgate.report.dumps._reading import (
     brief,
     counted,
     figure_of,
+    layers_apart,
     layers_named,
     none_stands_out,
     row_titles,
@@ -92,10 +93,12 @@ def _rank_ticks(axes: Axes, ranks: Sequence[int]) -> None:
 def _verdict(told: Ranks) -> str:
     """Which rank stands out, as a whole or in which layers."""
     out, count = told["stands_out"], len(told["rows"])
+    cells = told.get("cells") or []
     if out is not None:
         score = next((figure_of(row, "score") for row in told["rows"] if row["rank"] == out), 0.0)
-        return f"Rank {out} stands out of {count}: score {brief(score)}"
-    apart = apart_by_member(told.get("cells") or [])
+        where = layers_apart(cells, out)
+        return f"Rank {out} stands out of {count}{where}: score {brief(score)}"
+    apart = apart_by_member(cells)
     if not apart:
         return none_stands_out(count)
     layers = layers_named({cell["layer"] for mine in apart.values() for cell in mine})
