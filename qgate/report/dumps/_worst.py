@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from qgate.report.dumps._findings import MUCH_FLUSHED, OUTLIER
 from qgate.report.dumps._reading import (
     brief,
+    counted,
     flushed,
     format_label,
     nonfinite,
@@ -43,7 +44,7 @@ def worst_tensors(analysis: DumpAnalysis, count: int) -> list[Bad]:
 def _bad(tensor: TensorPortrait, analysis: DumpAnalysis) -> Bad | None:
     broken = nonfinite(tensor)
     if broken:
-        return Bad(tensor, f"{broken:,} values not finite", (3, float(broken), 0.0))
+        return Bad(tensor, f"{counted(broken, 'value')} not finite", (3, float(broken), 0.0))
     told = tensor.get("formats") or {}
     casts = {n: f for n, f in told.items() if n in analysis["formats"]}
     casts = {n: fate for n, fate in casts.items() if not analysis["formats"][n]["scaled"]}
