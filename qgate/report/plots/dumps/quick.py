@@ -161,7 +161,9 @@ def _draw_losses(axes: Axes, told: list[dict[str, Any]]) -> None:
     low, high = min(worst), max(*ends, *worst)
     axes.set_xlim(low - 0.28 * max(high - low, 10), high + 0.06 * max(high - low, 10))
     rows_named(axes, [row["label"] for row in rows], 18)
-    dress(axes, title="what formats lose", x="SQNR, without massive elements if worse (dB)", grid="x")
+    dress(
+        axes, title="what formats lose", x="SQNR, without massive elements if worse (dB)", grid="x"
+    )
     axes.legend(fontsize=SMALL, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.17), ncols=2)
 
 
