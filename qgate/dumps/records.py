@@ -107,7 +107,7 @@ class Record:
             ("iteration", self.iteration),
             ("sample", self.sample),
             ("micro-batch", None if self.micro_batch == usual else self.micro_batch),
-            ("call", None if self.call in (usual, self.micro_batch) else self.call),
+            ("call", None if self.call in (0, usual, self.micro_batch) else self.call),
         ):
             parts += [] if number is None else [f"{word} {number}"]
         return ", ".join(parts)
