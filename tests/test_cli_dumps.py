@@ -126,7 +126,7 @@ def test_counts_are_verified_by_their_hashes(capsys: Capsys) -> None:
 
 def test_compare(capsys: Capsys) -> None:
     text = dumps(capsys, "compare", "a", "a", "--relative-mse", "0", status=1)
-    assert text.startswith("failed: 12 values are not finite, first at m0 backward")
+    assert text.startswith("failed: 12 values are not finite, first at x\\ny backward")
     text = dumps(capsys, "compare", "a", "a", "--relative-mse", "0", "--operation", "forward")
     assert text.splitlines()[:2] == [
         "passed: every relative_mse is at most 0",
