@@ -126,7 +126,7 @@ def test_counts_are_verified_by_their_hashes(capsys: Capsys) -> None:
 
 def test_compare(capsys: Capsys) -> None:
     text = dumps(capsys, "compare", "a", "a", "--relative-mse", "0", status=1)
-    assert text.startswith("failed: 12 values are not finite, first at linear backward")
+    assert text.startswith("failed: 12 values are not finite, first at x\\ny backward")
     text = dumps(capsys, "compare", "a", "a", "--relative-mse", "0", "--operation", "forward")
     assert text.splitlines()[:2] == [
         "passed: every relative_mse is at most 0",
@@ -150,13 +150,13 @@ def test_compare_says_what_differs_first_and_the_worst_first(capsys: Capsys) -> 
     lines = text.splitlines()
     assert lines[0] == "3 pairs: 1 equal, 2 differ, 0 cannot be compared"
     assert lines[1].startswith(
-        "first difference: L0 linear forward output, rank 0, iteration 0, order 1 (p): "
+        "first difference: L0 p forward output, rank 0, iteration 0, order 1: "
     )
     assert lines[1].endswith("local: what went in is equal")
     rows = [line.split()[-6:] for line in lines if line.startswith("L0")]
     assert [row[-1] for row in rows] == ["carried", "local"]
     text = dumps(capsys, "compare", "c", "d", "--limit", "1", "--relative-mse", "0.001", status=1)
-    assert text.startswith("failed: relative_mse 0.0949 > 0.001 at L0 linear forward input")
+    assert text.startswith("failed: relative_mse 0.0949 > 0.001 at L0 q forward input")
     assert "and 1 more" in text
     told = json.loads(dumps(capsys, "compare", "c", "d", "--json", "--relative-mse", "1"))
     assert told["passed"] is True
@@ -265,3 +265,10 @@ def test_verify_says_what_is_wrong_with_a_dump_that_has_no_record_left(capsys: C
     Path("empty").mkdir()
     write(Path("empty/d"), [])
     assert "has no records: nothing was verified" in dumps(capsys, "verify", "empty/d", status=2)
+
+
+def test_watch_counts_what_was_expected_and_no_more(capsys: Capsys) -> None:
+    """Six records at once were counted as 5/2 and 6/2."""
+    lines = dumps(capsys, "watch", "a", "--expect", "2", "--timeout", "20").splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == ["1/2", "2/2"]
+    assert lines[-1] == "2 records are there: 2 linear forward"

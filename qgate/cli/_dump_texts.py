@@ -118,7 +118,7 @@ def comparison_lines(found: DumpComparison, names: tuple[str, str], most: int) -
     worst = found.worst_first()
     if worst:
         rows = [_pair_row(each) for each in worst[:most]]
-        heads = ["tensor", "module", "relative mse", "correlation", "max abs", "", ""]
+        heads = ["tensor", "relative mse", "correlation", "max abs", "", ""]
         lines += ["", *tabulate(rows, headers=heads, disable_numparse=True).splitlines()]
         lines += [f"… and {len(worst) - most} more: --limit shows them"] * (len(worst) > most)
     for name, alone in zip(names, (found.only_actual, found.only_reference), strict=True):
@@ -147,15 +147,14 @@ def _difference(each: PairErrors) -> str:
 
 
 def _titled(record: Record | PairErrors) -> str:
-    where = f" ({record.module})" if record.module else ""
-    return f"{record.title}, order {record.order}{where}"
+    return f"{record.title}, order {record.order}"
 
 
 def _pair_row(each: PairErrors) -> list[str]:
     numbers = (f"{each.relative_mse:.3g}", _correlation(each.correlation), f"{each.max_abs:.3g}")
     bad = f"{each.nonfinite} not finite" if each.nonfinite else ""
     said = each.why or bad
-    return [one_line(each.title), one_line(each.module), *numbers, each.origin, said]
+    return [one_line(each.title), *numbers, each.origin, said]
 
 
 def _correlation(value: float) -> str:

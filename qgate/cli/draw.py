@@ -73,6 +73,7 @@ def asked_of(args: argparse.Namespace, most: int | None, tensors: int | None) ->
 
 def run(args: argparse.Namespace) -> int:
     from qgate.report.dumps.drawing import check_folder, draw_analysis
+    from qgate.report.dumps.skipping import skipped
     from qgate.report.dumps.texts import findings, said_of
 
     folder = place_of(args.output_dir)
@@ -85,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
         )
     for line in findings(said):
         print(line)
+    for line in skipped(analysis, written, plots=not args.no_plots):
+        print(f"skipped {line}")
     pictures = sum(path.suffix == ".png" for path in written)
     print(f"{len(analysis['tensors'])} tensors, {pictures} pictures: "
           f"{folder / 'index.html'}")  # fmt: skip

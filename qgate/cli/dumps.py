@@ -286,7 +286,8 @@ def _watch(args: argparse.Namespace) -> int:
     end = time.monotonic() + args.timeout
     came: dict[str, int] = {}
     while True:
-        for record in follower.poll():
+        # More than was expected may come at once: it is counted no further.
+        for record in itertools.islice(follower.poll(), args.expect - sum(came.values())):
             _say(f"{sum(came.values()) + 1}/{args.expect} {one_line(record.title)}", flush=True)
             kind = f"{record.layer_type} {record.operation}"
             came[kind] = came.get(kind, 0) + 1

@@ -95,10 +95,22 @@ class Record:
 
     @property
     def title(self) -> str:
-        """A short name for people: `L3 attention forward query, rank 1, iteration 0`."""
+        """Name the tensor for people, so that no other of its dump has the name:
+        `L3 layers.3.attention forward query, rank 1, iteration 0, sample 2`."""
         layer = "" if self.layer is None else f"L{self.layer} "
-        when = "" if self.iteration is None else f", iteration {self.iteration}"
-        return f"{layer}{self.layer_type} {self.operation} {self.name}, rank {self.rank}{when}"
+        parts = [f"{layer}{self.module or self.layer_type} {self.operation} {self.name}"]
+        parts += [self.quant_type] if self.quant_type else []
+        parts.append(f"rank {self.rank}")
+        # Samples are micro-batches and calls are counted with them, unless somebody labels them.
+        usual = self.sample or 0
+        for word, number in (
+            ("iteration", self.iteration),
+            ("sample", self.sample),
+            ("micro-batch", None if self.micro_batch == usual else self.micro_batch),
+            ("call", None if self.call in (0, usual, self.micro_batch) else self.call),
+        ):
+            parts += [] if number is None else [f"{word} {number}"]
+        return ", ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; fields that say nothing are left out."""

@@ -216,7 +216,14 @@ def of_type(hint: Any) -> Believe:
     if typing.is_typeddict(hint):
         told = typing.get_type_hints(hint, include_extras=True)
         known = {name: of_type(each) for name, each in told.items()}
-        # `__required_keys__` knows nothing of NotRequired where annotations are texts.
-        required = [n for n, each in told.items() if typing.get_origin(each) is not NotRequired]
-        return _all_of([_of_kinds(["object"]), _fields(known, required)])
+        return _all_of([_of_kinds(["object"]), _fields(known, sorted(required_of(hint)))])
     raise TypeError(f"{hint} is no type of plain data")
+
+
+def required_of(record: type) -> set[str]:
+    """The fields that a TypedDict has to have.
+
+    Its `__required_keys__` knows nothing of NotRequired where annotations are texts.
+    """
+    told = typing.get_type_hints(record, include_extras=True)
+    return {name for name, each in told.items() if typing.get_origin(each) is not NotRequired}

@@ -34,12 +34,14 @@ FOLDERS = (
 
 
 class Edges(TypedDict):
-    """What a format or a dtype can represent; `scaled` is one that brings scales of its own."""
+    """What a format or a dtype can represent; `scaled` is one that brings scales of its own, and
+    `granularity` says which elements share one, where the format does not."""
 
     max: float
     min_normal: float
     min_subnormal: float
     scaled: bool
+    granularity: NotRequired[str]
 
 
 class Fate(TypedDict):
@@ -75,7 +77,7 @@ class Fate(TypedDict):
 
 
 class Histogram(TypedDict):
-    """Counts of equal bins from `low` to `high`."""
+    """Counts of equal bins from `low` to `high`, each of whole steps of the values' grid."""
 
     low: float
     high: float
@@ -180,7 +182,8 @@ class TensorPortrait(Portrait):
 class GroupPortrait(Portrait):
     """All tensors that have these fields in common, pooled.
 
-    histogram  over all finite values; `core` over those between the quantiles 0.001 and 0.999
+    histogram  over all finite values; `core` over those between the quantiles 0.001 and 0.999; from
+               and to the ends of the bins that these are in
     qq         `values` are the quantiles at the probabilities `p`, `normal` those of the standard
                normal distribution
     fits       by name: normal, laplace, student_t; `best` is the likeliest by the Bayesian
@@ -270,12 +273,35 @@ class RankTensor(TypedDict):
     equal: bool
 
 
+class PeerCell(TypedDict):
+    """A layer of one rank or sample against its peers.
+
+    member  the rank or the sample
+    ratio   how far its tensors are from those of the others, in the mean, in units of what is usual
+            for tensors of their kind; `most` is that of the farthest
+    log2    powers of two from the rms of the others to that of the farthest tensor; `title` names
+            it where the cell stands out
+    """
+
+    layer: int | None
+    member: int
+    ratio: float
+    most: float
+    tensors: int
+    stands_out: bool
+    log2: float
+    title: NotRequired[str]
+
+
 class Ranks(TypedDict):
+    """Ranks against each other; `cells` has them by layer."""
+
     rows: list[RankRow]
     tensors: Sequence[RankTensor]
     stands_out: int | None
     equal_weights: int
     unequal_weights: list[str]
+    cells: NotRequired[list[PeerCell]]
 
 
 class Map(TypedDict):
@@ -300,6 +326,7 @@ class DumpAnalysis(TypedDict):
     dump        totals of the dump, as `qgate dumps info` has them
     formats     edges by name of a format or dtype
     settings    what the analysis was asked for
+    samples     samples of one iteration against each other, by layer
     notes       what a reader should know: what is missing, rounded, sampled
     """
 
@@ -313,4 +340,5 @@ class DumpAnalysis(TypedDict):
     comparison: Comparison | None
     loss_scales: list[LossScale]
     ranks: Ranks | None
+    samples: NotRequired[list[PeerCell]]
     maps: list[Map]

@@ -12,8 +12,10 @@ import scipy.stats
 import torch
 
 from qgate.analysis.portraits import fitting
-from qgate.analysis.portraits.fitting import coarsened, fits_of, group_portrait, histogram_of, qq_of
+from qgate.analysis.portraits.fitting import coarsened, fits_of, group_portrait, qq_of
+from qgate.analysis.portraits.histograms import BINS, histogram_of
 from qgate.analysis.portraits.pools import pool_of, pool_of_statistics
+from qgate.formats import quantize
 
 N = 20_000
 
@@ -140,10 +142,40 @@ def test_histograms():
         "core": tuple(np.quantile(values, [0.001, 0.999])),
     }.items():
         made = got[name]
-        assert (made["low"], made["high"]) == (low, high)
-        assert made["counts"] == np.histogram(values, fitting.BINS, (low, high))[0].tolist()
+        bins = len(made["counts"])
+        width = (made["high"] - made["low"]) / bins
+        assert made["low"] <= low < made["low"] + width
+        assert made["high"] - width <= high < made["high"]
+        assert 40 < bins <= BINS + 1
+        inside = values[(values >= low) & (values <= high)]
+        sides = [
+            np.histogram(sign * inside, bins, sorted((sign * made["low"], sign * made["high"])))[0]
+            for sign in (1, -1)
+        ]
+        # Half of what is on an edge is on either side.
+        assert np.abs(made["counts"] - (sides[0] + sides[1][::-1]) / 2).max() < 20
     assert sum(got["histogram"]["counts"]) == N
     assert histogram_of(values, values, 1.0, 1.0) is None
+
+
+def grids(kind: str) -> np.ndarray:
+    """Uniform values on the grid of a format."""
+    x = 2 * torch.rand(2**17, generator=torch.Generator().manual_seed(0)) - 1
+    if kind == "bf16":
+        return x.bfloat16().double().numpy()
+    if kind == "int8":
+        return (torch.round(x * 127) / 127 * 0.83).bfloat16().double().numpy()
+    return quantize(200 * x.reshape(-1, 64), kind).bfloat16().double().numpy()
+
+
+@pytest.mark.parametrize("kind", ["bf16", "int8", "fp8_e4m3", "fp8_e5m2", "hif8", "mxfp8_e4m3"])
+def test_histograms_of_grids_are_no_combs(kind):
+    """Uniform values: no inner bin is emptier or fuller than those beside it. 160 equal bins of
+    E4M3's were empty two times in three."""
+    made = group_portrait(pool_of(torch.from_numpy(grids(kind)).bfloat16()))["histogram"]
+    counts = np.array(made["counts"], dtype=float)[1:-1]
+    assert len(counts) > 8
+    assert counts.max() < 1.3 * counts.min()
 
 
 ODD = {

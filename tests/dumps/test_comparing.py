@@ -110,7 +110,7 @@ def test_verdicts(tmp_path: Path) -> None:
     assert found.reasons(1.0) == []
     (reason,) = found.reasons(1e-9)
     assert reason.startswith("relative_mse ")
-    assert reason.endswith("> 1e-09 at L0 linear forward output, rank 0, iteration 0")
+    assert reason.endswith("> 1e-09 at L0 layers.0.in forward output, rank 0, iteration 0")
     assert compared(tmp_path / "same", []).reasons(0.0) == []
 
 
@@ -309,5 +309,5 @@ def test_pairs_whose_process_ended_are_not_equal(tmp_path: Path, monkeypatch: An
     dumps = Dump.open(tmp_path / "a"), Dump.open(tmp_path / "b")
     found = compare_dumps(*dumps, workers=Workers(jobs=2))
     assert found.reasons(None) == [
-        "it was not compared: it ended at L0 linear forward input, rank 0, iteration 0"
+        "it was not compared: it ended at L0 m0 forward input, rank 0, iteration 0"
     ]

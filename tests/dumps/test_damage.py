@@ -253,7 +253,7 @@ def test_a_changed_byte_is_named_and_cannot_be_read(tmp_path: Path) -> None:
     dump = Dump.open(tmp_path)
     (problem,) = problems(dump)
     assert "tensors-000000.safetensors" in problem
-    assert "the values of L0 linear forward input" in problem
+    assert "the values of L0 m1 forward input" in problem
     first, second, third = dump.records()
     assert torch.equal(dump.tensor(first), X)
     assert torch.equal(dump.tensor(third), X + 2)

@@ -254,7 +254,7 @@ def test_a_byte_that_changed_in_the_store_is_found(
     bucket.put_object(Bucket=stores.BUCKET, Key=shard.removeprefix(f"{BUCKET}/"), Body=bytes(data))
     assert main(["dumps", "verify", url]) == 1
     (line, *_) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"'{shard}': the values of L0 linear forward input, rank 1")
+    assert line.startswith(f"'{shard}': the values of L")
 
 
 # What is wrong ----------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ def test_infinities_are_no_share_and_fail_by_themselves(tmp_path: Path) -> None:
     assert text.startswith(
         f"non-finite values at {SITE} (dump values): 8 NaN or infinite in actual"
     )
-    assert "first in L1 linear forward input, rank 0, iteration 0" in text
+    assert "first in L1 layers.1.fc forward input, rank 0, iteration 0" in text
 
 
 def test_folders_of_the_known_collector_have_sites_by_layer_and_type(tmp_path: Path) -> None:
@@ -166,7 +166,11 @@ def test_other_batches_and_ranks_are_within_the_limits(
         ),
         ("input", with_outliers, rf"log2_tail .* at {SITE}"),
         ("output", torch.zeros_like, r"log2_\w+ -200 < .* at layers.1.fc:forward.output"),
-        ("input", with_nan, rf"non-finite values at {SITE} .*first in L1 linear forward input"),
+        (
+            "input",
+            with_nan,
+            rf"non-finite values at {SITE} .*first in L1 layers.1.fc forward input",
+        ),
         ("grad_output", lambda t: t * 2.0**-3, r"at layers.1.fc:backward.grad_output .*0.1"),
     ],
 )

@@ -167,7 +167,9 @@ def test_what_is_not_finite_is_never_accepted(house: Path, gates: Gates) -> None
     result = gates("--dump", "bad", "--update-baselines")
     assert result.parseoutcomes() == {"updated": ALL - 5, "failed": 5}
     result.stdout.fnmatch_lines(
-        ["non-finite values at layers.1.fc:forward.output * first in L1 linear forward output*"]
+        [
+            "non-finite values at layers.1.fc:forward.output * first in L1 layers.1.fc forward output*"
+        ]
     )
     text = (house / "baselines/dump-toy/accepted/values.txt").read_text()
     assert "layers.0.fc:forward.output" in text

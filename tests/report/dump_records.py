@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import fields
 from statistics import NormalDist
 from typing import Any, cast
 
 import numpy as np
 
+from qgate import dumps
 from qgate.results.portraits import ANALYSIS, DumpAnalysis
 
 Record = dict[str, Any]
@@ -43,11 +45,12 @@ def fate(x: np.ndarray, name: str) -> Record:
     if block:
         x = x[: x.size // block * block].reshape(-1, block)
         amax = np.abs(x).max(1, keepdims=True)
-        scale = 2.0 ** np.ceil(np.log2(np.where(amax > 0, amax, 1) / most))
+        top = np.floor(np.log2(np.where(amax > 0, amax, 1)))
+        scale = 2.0 ** (top - math.floor(math.log2(most)))
         scaled = x / scale
         q = rounded(scaled, name) * scale
         under = (x != 0) & (np.abs(scaled) < normal)
-        over = np.zeros_like(x, dtype=bool)
+        over = np.abs(scaled) > most
     else:
         q, over, under = rounded(x, name), np.abs(x) > most, (x != 0) & (np.abs(x) < normal)
         amax = max(float(np.abs(x).max()), 1e-200)
@@ -64,6 +67,7 @@ def fate(x: np.ndarray, name: str) -> Record:
         "flushed": float(((x != 0) & (q == 0)).mean()),
         "signal": float((x * x).sum()),
         "noise": float(((q - x) ** 2).sum()),
+        "saturated_error_share": float(((q - x)[over] ** 2).sum() / (((q - x) ** 2).sum() or 1)),
     }
 
 
@@ -205,6 +209,13 @@ def identity(kind: tuple[str, str, str], layer: int | None, rank: int, order: in
     }
 
 
+def titled(told: Record) -> str:
+    """As a dump titles the tensor."""
+    names = {field.name for field in fields(dumps.Record)} & told.keys()
+    made: dict[str, Any] = {name: told[name] for name in names}
+    return dumps.Record(**made).title
+
+
 KINDS = (
     ("attention", "forward", "query", 1.5),
     ("attention", "forward", "key", 2.0),
@@ -310,6 +321,7 @@ def normal_record(layers: int = 4, ranks: int = 3, width: int = 64, seed: int = 
                         "sample": rank % 2,
                         "shape": [batch, 32, width],
                     }
+                    told["title"] = titled(told)
                     tensors.append(told | portrait(y))
                     pooled.setdefault((*kind, quant_type), []).append(y)
                 if name == "input" and rank == 0:
@@ -384,7 +396,7 @@ def rank_rows(tensors: list[Record], ranks: int) -> Record:
     found: dict[str, dict[int, Record]] = {}
     for tensor in tensors:
         if "rms" in tensor:
-            key = f"{tensor['title'].split(', rank')[0]}, {tensor['quant_type']}"
+            key = tensor["title"].replace(f", rank {tensor['rank']}", "")
             found.setdefault(key, {})[tensor["rank"]] = tensor
     told = []
     for title, by_rank in found.items():

@@ -284,4 +284,4 @@ def test_the_page_names_the_format_that_its_order_is_by(tmp_path: Path) -> None:
     told = losses(record["layers"][0])
     worst = min(told, key=lambda name: told[name].worse)
     assert "worst format" in page.words
-    assert f"{worst} {decibels(told[worst])}" in page.words
+    assert f"{worst} {decibels(told[worst].worse)}" in page.words

@@ -18,7 +18,7 @@ import pytest
 from qgate.errors import QgateError
 from qgate.report.dumps import drawing as dump_drawing
 from qgate.report.dumps import texts as dump_text
-from qgate.report.dumps._findings import worst_tensors
+from qgate.report.dumps._worst import worst_tensors
 from qgate.report.dumps.drawing import check_folder, draw_analysis
 from qgate.report.dumps.pages import page
 from qgate.report.dumps.records import read_analysis
@@ -257,7 +257,7 @@ def test_the_text_has_the_numbers(normal: DumpAnalysis) -> None:
     assert re.search(r"^hifp8 +120 +409,600 +50\.0 %", text, re.MULTILINE)
     assert re.search(r"^linear +144 +491,520 +60\.0 %", text, re.MULTILINE)
     assert re.search(r"^backward +72 ", text, re.MULTILINE)
-    assert re.search(r"grad_output, rank 1, iteration 0 +12 +1 +2$", text, re.MULTILINE)
+    assert re.search(r"grad_output, hifp8, r1, it 0, s1 +12 +1 +2$", text, re.MULTILINE)
     assert re.search(r"^hif8 +2\^9 +2\^8 +2\^8 +22\.0 % +0\.2 %$", text, re.MULTILINE)
     assert re.search(r"^2 \(stands out\) +80 ", text, re.MULTILINE)
     assert "not equal on all ranks: L1 linear forward weight" in text
@@ -280,11 +280,11 @@ def test_the_worst_tensors_say_which_they_are(normal: DumpAnalysis) -> None:
     told = copy.deepcopy(normal)
     for tensor in told["tensors"]:
         if tensor["order"] == worst["order"] and tensor["rank"] == worst["rank"]:
-            tensor["title"] = "L3 linear backward grad_output, rank 12, iteration 0"
-            tensor["module"] = "layers.3.mlp.dense_4h_to_h"
+            tensor["title"] = (
+                "L3 layers.3.mlp.dense_4h_to_h backward grad_output, rank 12, iteration 0"
+            )
     part = dump_text.tensor_stats(told).split("Worst tensors")[1]
-    assert "L3 linear backward grad_output, rank 12, iteration 0" in part
-    assert "\n  layers.3.mlp.dense_4h_to_h, " in part
+    assert "L3 layers.3.mlp.dense_4h_to_h backward grad_output, rank 12, iteration 0\n" in part
     shown = page(told, [], []).split("<h2>Worst tensors")[1].replace("<wbr>", "")
     assert "layers.3.mlp.dense_4h_to_h" in shown
 

@@ -19,6 +19,7 @@ import torch
 from qgate.analysis.sweeps._search import quick_best_exponent
 from qgate.formats import FORMATS, ElementFormat, Format, IntFormat
 from qgate.formats.losses import Losses, losses_of_values
+from qgate.formats.quantizer import Quantizer
 from qgate.results.portraits import Edges, Fate
 from qgate.stats._bits import BY_NAME, decoded
 
@@ -79,12 +80,14 @@ def scaled(target: Target) -> bool:
 
 def edges_of(names: Iterable[str]) -> dict[str, Edges]:
     """What formats and dtypes can represent, by their own names; blocks in units of the scale."""
-    return {
-        t.name: Edges(
+    found = {}
+    for t in map(target_of, names):
+        found[t.name] = Edges(
             max=t.max, min_normal=t.min_normal, min_subnormal=t.min_subnormal, scaled=scaled(t)
         )
-        for t in map(target_of, names)
-    }
+        if isinstance(t, IntFormat) and (granularity := Quantizer(t).granularity):
+            found[t.name]["granularity"] = granularity
+    return found
 
 
 @dataclass(frozen=True)

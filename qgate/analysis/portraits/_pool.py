@@ -16,7 +16,7 @@ from qgate.analysis.portraits._portraits import portrait_of
 from qgate.analysis.portraits._reading import Sums
 from qgate.errors import QgateError
 from qgate.results.portraits import Portrait
-from qgate.stats import Counts
+from qgate.stats import Counts, massive_beyond
 from qgate.stats._bits import BY_NAME
 
 # Patterns that wait to be put together with others of their group, and pools that do.
@@ -98,6 +98,11 @@ class Pool:
             return self.sums
         values, weights = self.weighted
         return Sums.of(values, weights.astype(np.float64))
+
+    @cached_property
+    def massive(self) -> float:
+        """The magnitude above which elements are massive, of those that were counted."""
+        return massive_beyond(self.value_counts())
 
     @cached_property
     def counted(self) -> int:

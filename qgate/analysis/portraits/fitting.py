@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from qgate.analysis.portraits._pool import Pool
 from qgate.analysis.portraits._portraits import quantiles_of
-from qgate.results.portraits import Fit, Histogram
+from qgate.analysis.portraits.histograms import histogram_of
+from qgate.results.portraits import Fit
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 POINTS = 4096
-BINS = 160
 FREEDOM = (0.3, 200.0)
 """Student's t is fitted with degrees of freedom within these; from the last on it is a normal."""
 _PARAMETERS = {"normal": 2, "laplace": 2, "student_t": 3}
@@ -193,14 +193,6 @@ def qq_of(values: Floats, weights: Ints) -> dict[str, list[float]]:
         "values": quantiles_of(values, weights, p).tolist(),
         "normal": [standard.inv_cdf(each) for each in p],
     }
-
-
-def histogram_of(values: Floats, weights: Ints, low: float, high: float) -> Histogram | None:
-    """Equal bins from `low` to `high`, the upper end included; None where they are the same."""
-    if not low < high:
-        return None
-    counts, _ = np.histogram(values, bins=BINS, range=(low, high), weights=weights)
-    return Histogram(low=low, high=high, counts=counts.astype(np.int64).tolist())
 
 
 def group_portrait(pool: Pool) -> dict[str, Any]:

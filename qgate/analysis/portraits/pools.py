@@ -151,9 +151,11 @@ def _with_ends(pool: Pool, ends: Ends, sums: Sums) -> Pool:
 
 def _fate(target: Target, pool: Pool, x: Tensor, share: Tensor) -> FateSums:
     if not isinstance(target, Limit | ElementFormat) or isinstance(target, IntFormat):
-        return fate_of_rows(target, share, 0.0 if math.isnan(pool.amax) else pool.amax)
+        amax = 0.0 if math.isnan(pool.amax) else pool.amax
+        return fate_of_rows(target, share, amax, pool.massive)
     if x.dtype not in _WIDE:
-        return fate_of_counts(target, pool)
+        return fate_of_counts(target, pool, massive=pool.massive)
     if isinstance(target, Limit):
         return fate_of_limit(target, (part.astype(np.float64) for part in chunks_of(x)))
-    return fate_of_counts(target, pool, share.reshape(-1).to(torch.float64).numpy())
+    values = share.reshape(-1).to(torch.float64).numpy()
+    return fate_of_counts(target, pool, values, pool.massive)

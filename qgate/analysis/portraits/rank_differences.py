@@ -10,17 +10,19 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from qgate.results.portraits import RankRow, Ranks, RankTensor, TensorPortrait
+from qgate.analysis.portraits.peers import Peers
+from qgate.results.portraits import PeerCell, RankRow, Ranks, RankTensor, TensorPortrait
 from qgate.results.rows import Rows
 
 Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int64]
 _KEY = (
+    "rank",
     "module",
     "layer_type",
     "layer",
@@ -34,6 +36,8 @@ _KEY = (
     "micro_batch",
     "call",
 )
+# What is counted up with the members; calls of one sample are matched in their order.
+_COUNTED = {"rank": ("rank",), "sample": ("sample", "micro_batch", "call")}
 _OF_ITS_RANK = ("title", "order", "rank", "channels", "formats")
 _FARTHEST = 64.0
 """In powers of two: as far as a rank that is all zeros is from one that is not."""
@@ -47,6 +51,7 @@ values (4 degrees of freedom), on 3, 4 and 8 ranks, with 6 tensors of 4,096 elem
 ranks or 8 and six tensors, and on 3 ranks from 16,384 elements on."""
 
 Group = dict[int, TensorPortrait]
+Across = Literal["rank", "sample"]
 
 
 def jensen_shannon(p: Floats, q: Floats) -> float:
@@ -72,6 +77,7 @@ def ranks_of(portraits: Sequence[TensorPortrait]) -> Ranks | None:
     if len(own) < 2:
         return None
     tensors: Rows[RankTensor] = Rows()
+    peers = Peers()
     factors, chances = array("d"), array("d")
     far: dict[int, array[float]] = defaultdict(lambda: array("d"))
     equal_weights, unequal = 0, []
@@ -80,9 +86,11 @@ def ranks_of(portraits: Sequence[TensorPortrait]) -> Ranks | None:
             continue
         if not _is_weight(_any(group)["name"]):
             # Weights are to be equal, and so many distances of 0 would hide the others.
-            for rank, distance in _distances(group).items():
+            found = _distances(group)
+            for rank, distance in found.items():
                 far[rank].append(distance)
             chances.append(_chance(group))
+            peers.add(group, found, _logs(group), chances[-1])
         elif _equal(group):
             equal_weights += 1
         else:
@@ -100,40 +108,57 @@ def ranks_of(portraits: Sequence[TensorPortrait]) -> Ranks | None:
         stands_out=first if first is not None and scores[first] > LIMIT else None,
         equal_weights=equal_weights,
         unequal_weights=unequal,
+        cells=peers.cells(portraits),
     )
 
 
-def _matched(portraits: Sequence[TensorPortrait]) -> Iterator[Group]:
-    """By rank; tensors that nothing tells apart are matched in the order of their execution.
+def sample_cells(portraits: Sequence[TensorPortrait]) -> list[PeerCell]:
+    """Samples of one rank and iteration against each other, by layer; none of fewer than two."""
+    peers = Peers()
+    for group in _matched(portraits, "sample"):
+        if len(group) > 1 and not _is_weight(_any(group)["name"]):
+            peers.add(group, _distances(group), _logs(group), _chance(group))
+    return peers.cells(portraits)
+
+
+def _matched(portraits: Sequence[TensorPortrait], across: Across = "rank") -> Iterator[Group]:
+    """By rank or sample; those that nothing tells apart are matched in the order of execution.
 
     Numbers stand for the tensors, which may be more than fit in memory.
     """
-    told = np.fromiter(map(_told, portraits), dtype=_TOLD, count=len(portraits))
-    flow = np.lexsort((told["order"], told["rank"]))
+    told = np.fromiter(
+        (_told(portrait, across) for portrait in portraits), dtype=_TOLD, count=len(portraits)
+    )
+    flow = np.lexsort((told["order"], told["member"]))
+    flow = flow[told["member"][flow] >= 0]
+    if not len(flow):
+        return
     told = told[flow]
     kinds = np.unique(told["key"], return_inverse=True)[1].astype(np.int64)
-    again = _times(kinds, told["rank"])
+    again = _times(kinds, told["member"])
     groups = kinds * (int(again.max()) + 1) + again
     members = groups.argsort(kind="stable")
     starts = np.flatnonzero(np.diff(groups[members], prepend=-1))
     ends = np.append(starts[1:], len(members))
     for number in members[starts].argsort(kind="stable"):
         found = [portraits[flow[i]] for i in members[starts[number] : ends[number]]]
-        yield {each["rank"]: _without_formats(each) for each in found}
+        yield {cast(int, each[across]): _without_formats(each) for each in found}
 
 
-_TOLD = np.dtype([("key", [("first", "u8"), ("second", "u8")]), ("rank", "i8"), ("order", "i8")])
+_TOLD = np.dtype([("key", [("first", "u8"), ("second", "u8")]), ("member", "i8"), ("order", "i8")])
 
 
-def _told(portrait: TensorPortrait) -> tuple[tuple[int, ...], int, int]:
+def _told(portrait: TensorPortrait, across: Across) -> tuple[tuple[int, ...], int, int]:
+    """What is the same for all members, the member (-1 where it is not known), and the order."""
     fields: Mapping[str, Any] = portrait
-    key = repr([fields.get(name) for name in _KEY]).encode("utf-8", "surrogatepass")
-    digest = hashlib.blake2b(key, digest_size=16).digest()
-    return struct.unpack("QQ", digest), portrait["rank"], portrait["order"]
+    key = repr([fields.get(name) for name in _KEY if name not in _COUNTED[across]])
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    member = portrait[across]
+    return struct.unpack("QQ", digest), -1 if member is None else member, portrait["order"]
 
 
 def _times(kinds: Numbers, ranks: Numbers) -> Numbers:
-    """How often the same kind was on the same rank before."""
+    """How often the same kind was on the same rank, or in the same sample, before."""
     alike = np.lexsort((ranks, kinds))
     new = (np.diff(kinds[alike], prepend=-1) != 0) | (np.diff(ranks[alike], prepend=-1) != 0)
     places = np.arange(len(alike))

@@ -12,7 +12,7 @@ from qgate import formats
 from qgate.analysis.portraits.fitting import group_portrait
 from qgate.analysis.portraits.loss_scaling import loss_scale
 from qgate.analysis.portraits.pools import Pool, Pooling, edges_of
-from qgate.analysis.portraits.rank_differences import ranks_of
+from qgate.analysis.portraits.rank_differences import ranks_of, sample_cells
 from qgate.analysis.portraits.tensor_maps import tensor_map
 from qgate.dumps.summing import all_totals
 from qgate.engine import Failure, Workers, outcomes
@@ -127,6 +127,7 @@ def analyze_dump(
         "comparison": comparison,
         "loss_scales": _loss_scales(pools, measured),
         "ranks": ranks_of(tensors),
+        "samples": sample_cells(tensors),
         "maps": _maps(found.shown, asked.most),
     }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from qgate.report._csv import csv_lines
-from qgate.report.dumps._reading import flushed, ratio_db
+from qgate.report.dumps._reading import flushed, ratio_db, ratios_db
 from qgate.results.portraits import DumpAnalysis, GroupPortrait, TensorPortrait
 
 _IDENTITY = (
@@ -18,7 +18,9 @@ _FIGURES = (
     "elements", "counted", "source", "counted_as", "nan", "posinf", "neginf", "zeros", "min", "max",
     "amax", "amin", "mean", "std", "rms", "skew", "kurtosis",
 )  # fmt: skip
-_WHOSE = ("title", "order", "layer_type", "layer", "operation", "name", "quant_type", "rank")
+_WHOSE = (
+    "title", "order", "module", "layer_type", "layer", "operation", "name", "quant_type", "rank",
+)  # fmt: skip
 _SHARES = (
     "upper", "lower", "flushed", "underflow", "beyond_range", "saturated_error_share",
 )  # fmt: skip
@@ -54,7 +56,10 @@ def _tensor_row(tensor: TensorPortrait) -> dict[str, Any]:
 
 def formats_csv(analysis: DumpAnalysis) -> Iterator[str]:
     """One row per tensor and format; an SQNR without noise is empty, and `exact` says so."""
-    columns = [*_WHOSE, "format", *_SHARES, "of", "sqnr_db", "fitted_sqnr_db", "exact"]
+    columns = [
+        *_WHOSE, "format", *_SHARES, "of", "sqnr_db",
+        "fitted_sqnr_db", "best_sqnr_db", "best_sqnr_db_without_massive", "exact",
+    ]  # fmt: skip
     return csv_lines(columns, _format_rows(analysis))
 
 
@@ -65,6 +70,7 @@ def _format_rows(analysis: DumpAnalysis) -> Iterable[dict[str, Any]]:
             fitted = math.nan
             if "fitted_signal" in fate and "fitted_noise" in fate:
                 fitted = ratio_db(fate["fitted_signal"], fate["fitted_noise"])
+            best, rest = ratios_db(fate)
             yield {
                 **{name: tensor.get(name) for name in _WHOSE},
                 **fate,
@@ -72,6 +78,8 @@ def _format_rows(analysis: DumpAnalysis) -> Iterable[dict[str, Any]]:
                 "format": name,
                 "sqnr_db": plain,
                 "fitted_sqnr_db": fitted,
+                "best_sqnr_db": best,
+                "best_sqnr_db_without_massive": rest,
                 "exact": plain == math.inf,
             }
 

@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qgate.report.dumps._losses import Losses, Share, losses_in
+from qgate.report.dumps._losses import Losses, Share, losses_in, median
 from qgate.report.dumps._reading import (
+    apart_by_member,
     brief,
     by_kind,
     counted,
     decibels,
     figure_of,
     figures_of,
-    flushed,
+    format_label,
     is_gradient,
     layer_of,
+    layers_apart,
+    layers_named,
     none_stands_out,
     nonfinite,
     outliers,
     percent,
     quant_type_of,
-    saturated,
-    sqnr_db,
     tensor_title,
+    two_ratios,
     worst,
 )
-from qgate.results.portraits import DumpAnalysis, TensorPortrait
+from qgate.results.portraits import DumpAnalysis, PeerCell, TensorPortrait
 
 Level = Literal["fail", "warn", "info"]
-_FEW_DB, _OUTLIER, _CORRELATION = 20.0, 20.0, 0.99
-_MUCH_FLUSHED, _MUCH_SATURATED = 0.01, 1e-4
+FEW_DB, OUTLIER, CORRELATION = 20.0, 20.0, 0.99
+MUCH_FLUSHED = 0.01
 _BARE = {"scaled": False}
 
 
@@ -48,15 +49,6 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Bad:
-    """A tensor with what is worst about it."""
-
-    tensor: TensorPortrait
-    reason: str
-    rank: tuple[int, float]
-
-
-@dataclass(frozen=True)
 class Said:
     """What page, text and terminal say of an analysis, found once; `formats` are `format_rows`."""
 
@@ -66,7 +58,7 @@ class Said:
 
 def said_of(analysis: DumpAnalysis) -> Said:
     losses = losses_in(analysis)
-    rows = format_rows(losses)
+    rows = format_rows(analysis, losses)
     return Said(_sorted_findings(analysis, losses, rows), rows)
 
 
@@ -87,8 +79,10 @@ def _sorted_findings(
         *_overflow(analysis, bare),
         *_flush(bare),
         *_losses(rows),
+        *_hidden(analysis, losses),
         *_loss_scales(analysis),
-        *_ranks(analysis),
+        *rank_findings(analysis),
+        *sample_findings(analysis),
         *_channels(analysis),
         *_pairs(analysis),
     ]
@@ -101,8 +95,7 @@ def _nonfinite(analysis: DumpAnalysis) -> list[Finding]:
     if not analysis["tensors"]:
         return [Finding("fail", "The dump holds no tensors to analyze.")]
     if not broken:
-        total = counted(len(analysis["tensors"]), "tensor")
-        return [Finding("info", f"All values of {total} are finite.")]
+        return []
     kinds = {
         name: int(figures_of(broken, key).sum())
         for name, key in (("NaN", "nan"), ("+Inf", "posinf"), ("−Inf", "neginf"))
@@ -128,31 +121,40 @@ def _weights(analysis: DumpAnalysis) -> list[Finding]:
     return [Finding("warn", f"{text}{tensor_title({'title': names[0]})}.")]
 
 
+def _overflow(analysis: DumpAnalysis, bare: Mapping[str, Losses]) -> list[Finding]:
+    """What casts saturate; formats with scales of their own saturate by design."""
+    told = {name: lost.saturated for name, lost in bare.items() if lost.saturated.tensor}
+    names = [n for n, edges in analysis["formats"].items() if not edges["scaled"]]
+    finite = analysis["tensors"] and not any(nonfinite(t) for t in analysis["tensors"])
+    if not told:
+        if finite:
+            total = counted(len(analysis["tensors"]), "tensor")
+            cast = f", and cast to {', '.join(names)} none saturates" if bare else ""
+            text = f"Nothing overflows: all values of {total} are finite{cast}."
+        elif bare:
+            text = f"Cast as they are, no finite values saturate in {', '.join(names)}."
+        else:
+            return []
+        return [Finding("info", text)]
+    name = max(told, key=lambda n: told[n].worst)
+    worst = told[name]
+    assert worst.tensor is not None
+    cost, share = worst.worst
+    where = tensor_title(worst.tensor)
+    more = ", ".join(f"{n} in {counted(told[n].tensors, 'tensor')}" for n in told)
+    text = (
+        f"Cast as they are, values saturate, worst in {where}: {percent(share)} "
+        f"of its values in {name}, {percent(cost)} of its squared error; {more}."
+    )
+    return [Finding("warn", text, math.inf)]
+
+
 def _most(shares: Mapping[str, Share]) -> tuple[str, TensorPortrait, float] | None:
     """The format and the tensor where a share is largest."""
     found = [
         (n, share.tensor, share.most) for n, share in shares.items() if share.tensor is not None
     ]
     return max(found, key=lambda each: each[2], default=None)
-
-
-def _overflow(analysis: DumpAnalysis, bare: Mapping[str, Losses]) -> list[Finding]:
-    most = _most({name: lost.saturated for name, lost in bare.items()})
-    if most is None:
-        names = [n for n, edges in analysis["formats"].items() if not edges["scaled"]]
-        told = f"Cast as they are, no values saturate in {', '.join(names)}."
-        return [Finding("info", told)] if names else []
-    name, tensor, share = most
-    of_all = bare[name].saturated.of_all
-    level: Level = "warn" if share > _MUCH_SATURATED else "info"
-    return [
-        Finding(
-            level,
-            f"Cast as they are, {percent(of_all)} of all values saturate in {name}; worst "
-            f"{percent(share)} in {tensor_title(tensor)}.",
-            of_all,
-        )
-    ]
 
 
 def _flush(bare: Mapping[str, Losses]) -> list[Finding]:
@@ -166,7 +168,7 @@ def _flush(bare: Mapping[str, Losses]) -> list[Finding]:
         else ("values", bare[name].flushed)
     )
     of_all = lost.of_all
-    level: Level = "warn" if share > _MUCH_FLUSHED else "info"
+    level: Level = "warn" if share > MUCH_FLUSHED else "info"
     return [
         Finding(
             level,
@@ -177,41 +179,72 @@ def _flush(bare: Mapping[str, Losses]) -> list[Finding]:
     ]
 
 
-def format_rows(losses: Mapping[str, Losses]) -> list[dict[str, Any]]:
-    """One row per format: its worst and median SQNR and its shares, the worst format first."""
+def format_rows(analysis: DumpAnalysis, losses: Mapping[str, Losses]) -> list[dict[str, Any]]:
+    """One row per format, the worst format first.
+
+    worst, worst_db, worst_rest_db    the worst tensor, its SQNR and that without massive elements
+    median_db, median_rest_db         of all tensors
+    saturated, saturation, by_design  the share of all values, the mean part of the squared error
+                                      that it has, and whether the format saturates by design
+    """
     rows = [
         {
             "format": name,
+            "label": format_label(analysis, name),
             "tensors": len(lost.ratios),
-            "worst_db": lost.worst_db,
-            "median_db": lost.median_db,
+            "worst_db": lost.worst_ratios[0],
+            "worst_rest_db": lost.worst_ratios[1],
+            "median_db": median(lost.ratios),
+            "median_rest_db": median(lost.rests),
             "worst": lost.worst,
-            "saturated": lost.saturated.of_all,
+            "saturated": lost.saturated.values.of_all,
+            "saturation": lost.saturated.mean_cost,
+            "by_design": bool(analysis["formats"].get(name, _BARE)["scaled"]),
             "flushed": lost.flushed.of_all,
         }
         for name, lost in losses.items()
         if lost.worst is not None
     ]
-    return sorted(rows, key=lambda row: row["worst_db"])
+    return sorted(rows, key=lambda row: min(row["worst_db"], row["worst_rest_db"]))
 
 
 def _losses(rows: list[dict[str, Any]]) -> list[Finding]:
     if not rows:
         return []
     first = rows[0]
-    level: Level = "warn" if first["worst_db"] < _FEW_DB else "info"
+    least = min(first["worst_db"], first["worst_rest_db"])
+    level: Level = "warn" if least < FEW_DB else "info"
+    worst_ratios = two_ratios(first["worst_db"], first["worst_rest_db"])
     text = (
-        f"{first['format']} loses most: worst {decibels(first['worst_db'])} at "
-        f"{tensor_title(first['worst'])}, median {decibels(first['median_db'])}"
+        f"{first['label']} loses most: worst {worst_ratios} at {tensor_title(first['worst'])}, "
+        f"median {decibels(first['median_rest_db'])}"
     )
     if len(rows) > 1:
-        last = max(rows, key=lambda row: row["median_db"])
-        text += f"; {last['format']} loses least: median {decibels(last['median_db'])}"
+        last = max(rows, key=lambda row: row["median_rest_db"])
+        text += f"; {last['label']} loses least: median {decibels(last['median_rest_db'])}"
     return [Finding(level, f"{text}.")]
 
 
-def _loss_scales(analysis: DumpAnalysis) -> list[Finding]:
+def _hidden(analysis: DumpAnalysis, losses: Mapping[str, Losses]) -> list[Finding]:
+    """Formats that look good in a layer only because of a few massive elements."""
     found = []
+    for name, lost in losses.items():
+        hidden = lost.hidden
+        if hidden.worst is None:
+            continue
+        whole, rest = hidden.ratios
+        text = (
+            f"{format_label(analysis, name)} looks good only because of massive elements in "
+            f"{counted(hidden.tensors, 'tensor')} ({layers_named(hidden.layers)}): "
+            f"{tensor_title(hidden.worst)} has {decibels(whole)} with them and {decibels(rest)} "
+            "without."
+        )
+        found.append(Finding("warn" if rest < FEW_DB else "info", text, hidden.tensors / 1e9))
+    return found
+
+
+def _loss_scales(analysis: DumpAnalysis) -> list[Finding]:
+    found: list[Finding] = []
     for row in analysis["loss_scales"]:
         before, after = percent(figure_of(row, "flush")), percent(figure_of(row, "at_best"))
         if row["least"] > row["largest"]:
@@ -230,24 +263,59 @@ def _loss_scales(analysis: DumpAnalysis) -> list[Finding]:
     return found
 
 
-def _ranks(analysis: DumpAnalysis) -> list[Finding]:
+def rank_findings(analysis: DumpAnalysis) -> list[Finding]:
+    """Which rank stands out, in which layers; or that none does."""
     ranks = analysis["ranks"]
     if not ranks or len(ranks["rows"]) < 2:
         return []
     out = ranks["stands_out"]
+    cells = ranks.get("cells") or []
+    apart = _apart([cell for cell in cells if cell["member"] != out], "rank", len(ranks["rows"]))
     if out is None:
-        return [Finding("info", f"{none_stands_out(len(ranks['rows']))}.")]
+        return apart or [Finding("info", f"{none_stands_out(len(ranks['rows']))}.")]
     mine = [tensor for tensor in ranks["tensors"] if tensor["farthest"] == out]
-    text = f"Rank {out} stands out of {len(ranks['rows'])}"
+    text = f"Rank {out} stands out of {len(ranks['rows'])}{layers_apart(cells, out)}"
     far = worst(mine, lambda tensor: figure_of(tensor, "factor"))
     if far:
         text += f": a factor of {brief(far[0][1])} at {tensor_title(far[0][0])}"
-    return [Finding("warn", f"{text}.")]
+    return [Finding("warn", f"{text}."), *apart]
+
+
+def sample_findings(analysis: DumpAnalysis) -> list[Finding]:
+    """Which sample stands out, in which layers; of three or more, or that none does."""
+    cells = analysis.get("samples") or []
+    count = len({cell["member"] for cell in cells})
+    found = _apart(cells, "sample", count)
+    if found or count < 3:
+        return found
+    return [Finding("info", f"No sample of {count} stands out.")]
+
+
+def _apart(cells: Sequence[PeerCell], word: str, count: int) -> list[Finding]:
+    """Ranks or samples that stand out in some layer; of two, which one of them cannot be told."""
+    found: list[Finding] = []
+    for member, mine in apart_by_member(cells).items():
+        if count == 2 and found:
+            break
+        first = mine[0]
+        who = f"{word.capitalize()} {member} stands out of {count}"
+        if count == 2:
+            who = " and ".join(map(str, sorted({cell["member"] for cell in cells})))
+            who = f"{word.capitalize()}s {who} differ"
+        text = (
+            f"{who} in {layers_named({cell['layer'] for cell in mine})}: "
+            f"{brief(first['ratio'])} times as far from the others as tensors of its kind are, "
+            f"worst at {tensor_title(first)}"
+        )
+        factor = 2.0 ** first["log2"]
+        text += f", {brief(factor)} times their root mean square" if abs(factor - 1) > 0.01 else ""
+        found.append(Finding("warn", f"{text}.", first["ratio"] / 1e6))
+    return found
 
 
 def _channels(analysis: DumpAnalysis) -> list[Finding]:
     found = worst([t for t in analysis["tensors"] if t.get("channels")], outliers)
-    if not found or found[0][1] < _OUTLIER:
+    if not found or found[0][1] < OUTLIER:
         return []
     tensor, factor = found[0]
     channel = tensor["channels"]["largest"][0][0]
@@ -263,42 +331,12 @@ def _pairs(analysis: DumpAnalysis) -> list[Finding]:
     if not told or not found:
         return []
     pair, value = found[0]
-    level: Level = "warn" if -value < _CORRELATION else "info"
+    level: Level = "warn" if -value < CORRELATION else "info"
     text = (
         f"{told['second']} against {told['first']}: least correlation {-value:.4f} of "
         f"{counted(len(told['pairs']), 'pair')}, at {tensor_title(pair)}."
     )
     return [Finding(level, text)]
-
-
-def worst_tensors(analysis: DumpAnalysis, count: int) -> list[Bad]:
-    """Tensors by what is worst about them: not finite, saturated or zeroed in a format that brings
-    no scales, lossy in one that does, of far outliers."""
-    bare = [n for n, edges in analysis["formats"].items() if not edges["scaled"]]
-    found = (bad for tensor in analysis["tensors"] if (bad := _bad(tensor, bare)) is not None)
-    return heapq.nsmallest(
-        count, found, key=lambda bad: (*(-part for part in bad.rank), bad.tensor["order"])
-    )
-
-
-def _bad(tensor: TensorPortrait, bare: list[str]) -> Bad | None:
-    broken = nonfinite(tensor)
-    if broken:
-        return Bad(tensor, f"{broken:,} values not finite", (3, float(broken)))
-    told = tensor.get("formats") or {}
-    for level, what, verb in ((2, saturated, "saturate"), (1, flushed, "become zero")):
-        shares = [(what(told[name]), name) for name in bare if name in told]
-        share, name = max(shares, default=(0.0, ""))
-        if share > (_MUCH_SATURATED if level == 2 else _MUCH_FLUSHED):
-            return Bad(tensor, f"{percent(share)} {verb} in {name}", (level, share))
-    ratios = [(sqnr_db(fate), name) for name, fate in told.items()]
-    ratio, name = min(((r, n) for r, n in ratios if math.isfinite(r)), default=(math.nan, ""))
-    if math.isfinite(ratio):
-        return Bad(tensor, f"{decibels(ratio)} in {name}", (0, -ratio))
-    factor = outliers(tensor)
-    if factor > _OUTLIER:
-        return Bad(tensor, f"largest channel {brief(factor)} times the median", (-1, factor))
-    return None
 
 
 def summary_line(analysis: DumpAnalysis) -> str:

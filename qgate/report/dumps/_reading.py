@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -12,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from qgate.report._numbers import brief as brief
-from qgate.results.portraits import DumpAnalysis, Fate, Portrait, TensorPortrait
+from qgate.results.portraits import DumpAnalysis, Fate, PeerCell, Portrait, TensorPortrait
 from qgate.text import one_line
 
 Floats = npt.NDArray[np.float64]
 Kind = tuple[str, str, str]
 Key = TypeVar("Key")
 Item = TypeVar("Item")
-_SPELLED = {"hifp8": "hif8", "mxfp8": "mxfp8_e4m3", "mxfp4": "mxfp4_e2m1", "bfloat16": "bf16"}
+SPELLED = {"hifp8": "hif8", "mxfp8": "mxfp8_e4m3", "mxfp4": "mxfp4_e2m1", "bfloat16": "bf16"}
 
 
 def figure_of(record: Mapping[str, Any], name: str) -> float:
@@ -67,6 +68,12 @@ def decibels(ratio_db: float) -> str:
     return "exact" if ratio_db == math.inf else f"{ratio_db:.1f} dB"
 
 
+def two_ratios(whole: float, rest: float) -> str:
+    """An SQNR, and the one without massive elements where it reads otherwise."""
+    told, other = decibels(whole), decibels(rest)
+    return told if told == other else f"{told} ({other} without massive elements)"
+
+
 def none_stands_out(ranks: int) -> str:
     """Of two, each is as far from the other."""
     if ranks < 3:
@@ -90,13 +97,46 @@ def kind_title(kind: Sequence[str], most: int = 40) -> str:
     return " ".join(shortened(word, max(8, most // 3 - 1)) for word in kind if word)
 
 
-def tensor_title(tensor: Mapping[str, Any], most: int = 60) -> str:
-    return shortened(tensor.get("title") or "tensor without a name", most)
+_SHORT = (("rank ", "r"), ("iteration ", "it "), ("sample ", "s"), ("micro-batch ", "mb "))
 
 
-def tensor_place(tensor: Mapping[str, Any], most: int = 60) -> str:
-    """What tells tensors of one title apart: the module, or the place in the order."""
-    return shortened(tensor.get("module") or f"order {tensor.get('order', 'unknown')}", most)
+def tensor_title(tensor: Mapping[str, Any], most: int = 120) -> str:
+    """The title of a tensor. Where it is too long its module loses its beginning, so that the
+    name, the direction, the rank and the time, which tell tensors apart, stay."""
+    title = one_line(tensor.get("title") or "tensor without a name")
+    if len(title) <= most:
+        return title
+    head, *rest = title.split(", ")
+    for word, short in _SHORT:
+        rest = [short + part[len(word) :] if part.startswith(word) else part for part in rest]
+    tail = "".join(f", {part}" for part in rest)
+    layer = found.group() if (found := re.match(r"L\d+ ", head)) else ""
+    room = most - len(layer) - len(tail)
+    if len(layer + head[len(layer) :] + tail) <= most:
+        return head + tail
+    return shortened(title, most) if room < 16 else f"{layer}…{head[1 - room :]}{tail}"
+
+
+def row_titles(tensors: Sequence[Mapping[str, Any]], most: int = 60) -> list[str]:
+    """Titles of tensors in one list, of which no two are the same however short they are."""
+    titles = [tensor_title(tensor, most) for tensor in tensors]
+    alike = {title for title, count in Counter(titles).items() if count > 1}
+    ends = [
+        f", order {tensor['order']}" if title in alike and "order" in tensor else ""
+        for title, tensor in zip(titles, tensors, strict=True)
+    ]
+    pairs = zip(tensors, ends, strict=True)
+    return distinct([tensor_title(tensor, most - len(end)) + end for tensor, end in pairs])
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """The names with a number behind each that was there before."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return found
 
 
 def quant_type_of(tensor: Mapping[str, Any]) -> str:
@@ -106,6 +146,30 @@ def quant_type_of(tensor: Mapping[str, Any]) -> str:
 def layer_of(tensor: Mapping[str, Any]) -> int | None:
     layer = tensor.get("layer")
     return layer if isinstance(layer, int) else None
+
+
+def layers_named(layers: Iterable[int | None], most: int = 6) -> str:
+    """`layer 2`, `layers 0, 1 and 3`; what is in no block is outside layers."""
+    found = set(layers)
+    known = sorted(layer for layer in found if layer is not None)
+    names = [str(layer) for layer in known[:most]]
+    names += [f"{len(known) - most} more"] if len(known) > most else []
+    text = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+    told = [f"layer{'' if len(known) == 1 else 's'} {text}"] if known else []
+    return ", ".join(told + ["modules outside layers"] * (None in found))
+
+
+def apart_by_member(cells: Iterable[PeerCell]) -> dict[int, list[PeerCell]]:
+    """Layers that stand out by rank or sample, the farthest first."""
+    told = sorted((c for c in cells if c["stands_out"]), key=lambda cell: -cell["ratio"])
+    return grouped(told, lambda cell: cell["member"])
+
+
+def layers_apart(cells: Sequence[PeerCell], member: int) -> str:
+    """` in layer 2`, where a rank or sample stands out in some of its layers and not in all."""
+    mine = [cell for cell in cells if cell["member"] == member]
+    layers = {cell["layer"] for cell in mine if cell["stands_out"]}
+    return f" in {layers_named(layers)}" if 0 < len(layers) < len(mine) else ""
 
 
 def is_gradient(tensor: Mapping[str, Any]) -> bool:
@@ -159,11 +223,39 @@ def format_names(analysis: DumpAnalysis) -> list[str]:
     return [*known, *(name for name in seen if name not in known)]
 
 
+def cast_names(analysis: DumpAnalysis) -> list[str]:
+    """Those of them that cast values as they are: without scales of their own."""
+    scaled = {name for name, edges in analysis["formats"].items() if edges["scaled"]}
+    return [name for name in format_names(analysis) if name not in scaled]
+
+
+_AS_WIDE = frozenset(("bf16", "fp16", "float32", "float64"))
+_FEW_PATTERNS, _MANY = 256, 4096
+
+
+def is_quantized(tensor: Mapping[str, Any]) -> bool:
+    """Whether its values are on a narrow grid already: a format holds them exactly, or there are no
+    more of them than 8 bits have although it is large."""
+    for name, fate in (tensor.get("formats") or {}).items():
+        exact = max(ratios_db(fate)) > FINE_DB
+        if name not in _AS_WIDE and exact and figure_of(fate, "signal") > 0:
+            return True
+    patterns = figure_of(tensor.get("usage") or {}, "patterns")
+    return patterns <= _FEW_PATTERNS and figure_of(tensor, "counted") >= _MANY
+
+
 def format_named(analysis: DumpAnalysis, label: str) -> str | None:
     """The format that a label such as `hifp8` means, if there are figures of it."""
     names = format_names(analysis)
-    name = label if label in names else _SPELLED.get(label, label)
+    name = label if label in names else SPELLED.get(label, label)
     return name if name in names else None
+
+
+def format_label(analysis: DumpAnalysis, name: str) -> str:
+    """A format with the granularity of its scale, where that is no part of the format."""
+    edges = analysis["formats"].get(name)
+    granularity = edges.get("granularity") if edges else None
+    return f"{name} per {granularity}" if granularity else name
 
 
 def saturated(fate: Mapping[str, Any]) -> float:
@@ -183,14 +275,35 @@ def ratio_db(signal: float, noise: float) -> float:
     return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
 
 
+def saturation_cost(fate: Mapping[str, Any]) -> float:
+    """The part of the squared error that saturated elements have; NaN where it is not known."""
+    return figure_of(fate, "saturated_error_share")
+
+
+def ratios_db(fate: Mapping[str, Any]) -> tuple[float, float]:
+    """SQNR with all elements and without massive ones, which are the same where there are none.
+
+    With the format's own scales; where it has none, cast as it is or with the power of two
+    that loses least, whichever is better.
+    """
+    found = []
+    for kind in ("", "fitted_"):
+        whole = ratio_db(figure_of(fate, f"{kind}signal"), figure_of(fate, f"{kind}noise"))
+        rest = ratio_db(figure_of(fate, "rest_signal"), figure_of(fate, f"{kind}rest_noise"))
+        if not math.isnan(whole):
+            found.append((whole, whole if math.isnan(rest) else rest))
+    return max(found, key=min, default=(math.nan, math.nan))
+
+
 def sqnr_db(fate: Mapping[str, Any]) -> float:
-    """With the format's own scales; where it has none, cast as it is or with the power of two
-    that loses least, whichever is better."""
-    told = (
-        ratio_db(figure_of(fate, f"{kind}signal"), figure_of(fate, f"{kind}noise"))
-        for kind in ("", "fitted_")
-    )
-    return max((ratio for ratio in told if not math.isnan(ratio)), default=math.nan)
+    """The SQNR with all elements."""
+    return ratios_db(fate)[0]
+
+
+def worse_db(fate: Mapping[str, Any]) -> float:
+    """The SQNR with all elements or that without massive ones, whichever is worse: one element can
+    hide that all others are lost."""
+    return min(ratios_db(fate))
 
 
 def worst(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qgate.report.dumps._findings import Said, said_of, summary_line, worst_tensors
+from qgate.report.dumps._findings import Said, said_of, summary_line
 from qgate.report.dumps._reading import (
     brief,
     decibels,
@@ -20,11 +20,12 @@ from qgate.report.dumps._reading import (
     outliers,
     percent,
     quant_type_of,
+    row_titles,
     saturated,
+    saturation_cost,
     shortened,
-    tensor_place,
-    tensor_title,
 )
+from qgate.report.dumps._worst import worst_tensors
 from qgate.report.pages.parts import (
     Cell,
     contents,
@@ -40,7 +41,7 @@ from qgate.results.portraits import FOLDERS, DumpAnalysis, TensorPortrait
 from qgate.text import for_html as text
 
 _WORST = 60
-_SECTIONS: dict[str, tuple[str, str]] = {
+SECTIONS: dict[str, tuple[str, str]] = {
     "distributions": ("Distributions", "There are no values and no counts, so no distributions."),
     "heatmaps": ("Heat maps", "No tensor has a largest magnitude to map."),
     "comparisons": ("Comparisons", "No figures of formats and no second quant type to compare."),
@@ -56,7 +57,8 @@ _SECTIONS: dict[str, tuple[str, str]] = {
     ),
     "overflow_analysis": (
         "Overflow",
-        "All values are finite, and none is too large for any of the formats.",
+        "Nothing overflows: all values are finite, and no format that casts values as they are "
+        "saturates one. Formats with scales of their own saturate by design, as the table says.",
     ),
     "fp8_analysis": (
         "Two against each other",
@@ -118,7 +120,7 @@ def _findings(said: Said, failed: Mapping[str, str]) -> str:
 
 def _contents(by_folder: Mapping[str, Sequence[Shown]]) -> str:
     links = [("worst", "Worst tensors", 0), ("formats", "Formats", 0)]
-    links += [(folder, _SECTIONS[folder][0], len(by_folder[folder])) for folder in FOLDERS]
+    links += [(folder, SECTIONS[folder][0], len(by_folder[folder])) for folder in FOLDERS]
     links += [("files", "Files", 0)]
     return contents(links)
 
@@ -128,7 +130,7 @@ def _figure(picture: Shown) -> str:
 
 
 def _folder(folder: str, pictures: Sequence[Shown], drawn: bool) -> str:
-    title, why = _SECTIONS[folder]
+    title, why = SECTIONS[folder]
     if pictures:
         return section(folder, title, figure_grid([_figure(picture) for picture in pictures]))
     return section(folder, title, empty(why if drawn else "Pictures were not asked for."))
@@ -154,6 +156,20 @@ def _most(tensor: TensorPortrait, what: Any, bare: Sequence[str]) -> Cell:
     return (f"{percent(share)} {name}" if share > 0 else "0"), repr(share)
 
 
+def _saturated(tensor: TensorPortrait, bare: Sequence[str]) -> Cell:
+    """The cast that saturation costs most, with its share of the values."""
+    told = tensor.get("formats") or {}
+    found = [
+        (saturation_cost(told[name]), share, name)
+        for name in bare
+        if name in told and (share := saturated(told[name])) > 0
+    ]
+    if not found:
+        return _most(tensor, saturated, bare)
+    _, share, name = max(found)
+    return f"{percent(share)} {name}", repr(share)
+
+
 def _worst(analysis: DumpAnalysis) -> str:
     bad = worst_tensors(analysis, _WORST)
     if not bad:
@@ -161,50 +177,62 @@ def _worst(analysis: DumpAnalysis) -> str:
         return section("worst", "Worst tensors", empty(why))
     bare = [name for name, edges in analysis["formats"].items() if not edges["scaled"]]
     rows: list[list[Cell]] = []
-    for place, found in enumerate(bad):
+    titles = row_titles([found.tensor for found in bad], 120)
+    for place, (found, title) in enumerate(zip(bad, titles, strict=True)):
         tensor = found.tensor
         rows.append(
             [
-                (tensor_title(tensor, 80), None),
-                (tensor_place(tensor), None),
+                (title, None),
                 (found.reason, f"{place:06d}"),
                 (shortened(quant_type_of(tensor), 30), None),
                 _number(figure_of(tensor, "amax")),
                 _number(figure_of(tensor, "rms")),
                 _number(figure_of(tensor, "kurtosis")),
                 _number(outliers(tensor)),
-                _most(tensor, saturated, bare),
+                _saturated(tensor, bare),
                 _most(tensor, flushed, bare),
             ]
         )
     head = [
-        "tensor", "module or order", "what is worst", "quant type", "amax", "rms", "kurtosis",
+        "tensor", "what is worst", "quant type", "amax", "rms", "kurtosis",
         "outlier channel", "saturated", "zeroed",
     ]  # fmt: skip
     more = len(analysis["tensors"]) - len(bad)
     rest = f"<p class='about'>{more:,} more in statistics/tensors.csv.</p>" if more > 0 else ""
-    return section("worst", "Worst tensors", f"{sortable(head, rows, 4, 'worst tensors')}\n{rest}")
+    return section("worst", "Worst tensors", f"{sortable(head, rows, 3, 'worst tensors')}\n{rest}")
 
 
 def _formats(said: Said) -> str:
+    titles = row_titles([row["worst"] for row in said.formats], 120)
     rows: list[list[Cell]] = [
         [
-            (shortened(row["format"], 40), None),
-            (tensor_title(row["worst"], 80), None),
-            (decibels(row["worst_db"]), repr(row["worst_db"])),
-            (decibels(row["median_db"]), repr(row["median_db"])),
-            _number(row["saturated"], percent(row["saturated"])),
+            (shortened(row["label"], 40), None),
+            (title, None),
+            *(
+                (decibels(row[name]), repr(row[name]))
+                for name in ("worst_db", "worst_rest_db", "median_db", "median_rest_db")
+            ),
             _number(row["flushed"], percent(row["flushed"])),
+            _number(row["saturated"], percent(row["saturated"])),
+            _number(
+                row["saturation"],
+                f"{percent(row['saturation'])}{' by design' if row['by_design'] else ''}",
+            ),
         ]
-        for row in said.formats
+        for row, title in zip(said.formats, titles, strict=True)
     ]
-    head = ["format", "worst tensor", "worst SQNR", "median SQNR", "saturated", "zeroed"]
+    head = [
+        "format", "worst tensor", "worst SQNR", "without massive", "median SQNR",
+        "without massive", "zeroed", "saturated", "of the error",
+    ]  # fmt: skip
     body = (
         sortable(head, rows, 2, "formats")
         + "<p class='about'>SQNR with the format's own scales; without any, cast as it is or with "
-        "the one power of two that loses least, whichever is better. "
-        "Saturated and zeroed: shares of all values, cast as they are where a format has no "
-        "scales.</p>"
+        "the one power of two that loses least, whichever is better. Massive elements are so few "
+        "and so large that they hide what becomes of all others. Zeroed and saturated: shares of "
+        "finite values, cast as they are where a format has no scales; of the error: the part of a "
+        "tensor's squared error that saturated values have, in the mean. A format with scales of "
+        "its own saturates by design: its scale rule leaves the largest of a block out.</p>"
         if rows
         else empty("No tensor has figures of formats: there are statistics only.")
     )

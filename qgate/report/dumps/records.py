@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from qgate.errors import QgateError
-from qgate.results.believing import of_type
+from qgate.results.believing import of_type, required_of
 from qgate.results.portraits import (
     ANALYSES,
     ANALYSIS,
@@ -39,7 +39,7 @@ def read_analysis(path: Place | str) -> DumpAnalysis:
         raise QgateError(f"{str(path)!r} is no analysis of a dump: {error}.") from None
     kind = told.get("kind") if isinstance(told, dict) else None
     if kind in ANALYSES:
-        missing = sorted(DumpAnalysis.__required_keys__ - told.keys())
+        missing = sorted(required_of(DumpAnalysis) - told.keys())
         if missing:
             raise QgateError(f"{str(path)!r} is damaged: it has no {', '.join(missing)}.")
         try:

@@ -12,21 +12,20 @@ from typing import Any
 import numpy as np
 
 from qgate.report.dumps._csv import formats_csv, groups_csv, tensors_csv
-from qgate.report.dumps._findings import Finding, Said, said_of, summary_line, worst_tensors
+from qgate.report.dumps._findings import Finding, Said, rank_findings, said_of, summary_line
 from qgate.report.dumps._reading import (
     brief,
     counted,
     decibels,
     figure_of,
     figures_of,
-    none_stands_out,
     nonfinite,
     percent,
     quant_type_of,
+    row_titles,
     shortened,
-    tensor_place,
-    tensor_title,
 )
+from qgate.report.dumps._worst import worst_tensors
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
 from qgate.text import one_line
 
@@ -166,13 +165,11 @@ def _pooled(moments: array[float]) -> tuple[float, float]:
 
 
 def _worst(analysis: DumpAnalysis) -> str:
-    """Two lines of each: what it is and what is worst, then where."""
+    """Two lines of each: what it is, then what is worst."""
     found = worst_tensors(analysis, _WORST)
-    rows = [[tensor_title(bad.tensor), shortened(bad.reason, 36)] for bad in found]
-    lines = _columns(["tensor", "what"], rows, "<<")
-    for place, bad in enumerate(found, 1):
-        quant = shortened(quant_type_of(bad.tensor), 30)
-        lines[place] += f"\n  {tensor_place(bad.tensor)}, {quant}"
+    lines = []
+    for bad, title in zip(found, row_titles([bad.tensor for bad in found], _WIDTH), strict=True):
+        lines += [title, f"  {shortened(bad.reason, _WIDTH - 2)}"]
     return _section("Worst tensors", lines)
 
 
@@ -211,11 +208,8 @@ def _distribution(title: str, parts: Mapping[str, _Sizes]) -> str:
 def _nonfinite(analysis: DumpAnalysis) -> str:
     broken = sorted((t for t in analysis["tensors"] if nonfinite(t)), key=lambda t: -nonfinite(t))
     rows = [
-        [
-            tensor_title(t, 56),
-            *(f"{int(figure_of(t, name)):,}" for name in ("nan", "posinf", "neginf")),
-        ]
-        for t in broken[:_WORST]
+        [title, *(f"{int(figure_of(t, name)):,}" for name in ("nan", "posinf", "neginf"))]
+        for t, title in zip(broken, row_titles(broken[:_WORST], 72), strict=False)
     ]
     lines = _columns(["tensor", "NaN", "+Inf", "-Inf"], rows, "<>>>")
     if len(broken) > _WORST:
@@ -226,23 +220,29 @@ def _nonfinite(analysis: DumpAnalysis) -> str:
 def _formats(told: Sequence[dict[str, Any]]) -> str:
     rows = [
         [
-            shortened(row["format"], 16),
-            decibels(row["worst_db"]),
-            decibels(row["median_db"]),
-            percent(row["saturated"]),
+            shortened(row["label"], 18),
+            *(
+                decibels(row[name])
+                for name in ("worst_db", "worst_rest_db", "median_db", "median_rest_db")
+            ),
             percent(row["flushed"]),
+            percent(row["saturated"]),
+            f"{percent(row['saturation'])}{' by design' if row['by_design'] else ''}",
         ]
         for row in told
     ]
-    head = ["format", "worst", "median", "saturated", "zeroed"]
-    lines = _columns(head, rows, "<>>>>")
-    for place, row in enumerate(told, 1):
-        worst = row["worst"]
-        lines[place] += f"\n  worst: {tensor_title(worst, 55)}; {tensor_place(worst, 34)}"
+    head = ["format", "worst", "rest", "median", "rest", "zeroed", "saturated", "of the error"]
+    lines = _columns(head, rows, "<>>>>>><")
+    titles = row_titles([row["worst"] for row in told], 86)
+    for place, title in enumerate(titles, 1):
+        lines[place] += f"\n  worst: {title}"
     about = (
         "worst and median SQNR with the format's own scales; without any, cast as it is or with "
-        "the one power of two that loses least, whichever is better; saturated and zeroed: cast as "
-        "they are"
+        "the one power of two that loses least, whichever is better; rest: without massive "
+        "elements. Zeroed and saturated are shares of finite values, cast as they are; of the "
+        "error: the part of a tensor's squared error that saturated values have, in the mean. A "
+        "format with scales of its own saturates by design: its scale rule leaves the largest of a "
+        "block out."
     )
     return _section("Losses in each format (SQNR)", [*lines, *_wrapped(about, "")] if lines else [])
 
@@ -281,10 +281,12 @@ def _ranks(analysis: DumpAnalysis) -> str:
     lines = _columns(head, rows[:_MOST_ROWS], "<>>>>>>")
     if len(rows) > _MOST_ROWS:
         lines.append(f"and {len(rows) - _MOST_ROWS} more")
-    lines += _wrapped(none_stands_out(len(ranks["rows"])), "") if out is None else []
+    for finding in rank_findings(analysis):
+        lines += _wrapped(finding.text)
     lines.append(f"weights equal on all ranks: {ranks['equal_weights']}")
-    for name in ranks["unequal_weights"][:_WORST]:
-        lines += _wrapped(f"not equal on all ranks: {shortened(name, 80)}")
+    titles = row_titles([{"title": name} for name in ranks["unequal_weights"][:_WORST]], 80)
+    for title in titles:
+        lines += _wrapped(f"not equal on all ranks: {title}")
     return _section("Ranks", lines)
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from qgate.report.dumps._reading import brief, shortened
+from qgate.report.dumps._reading import SPELLED, brief, distinct, shortened, tensor_title
 from qgate.report.plots._figure import DPI, HEADLINE, SMALL, TICK, new_figure, save
-from qgate.report.plots.palette import BLACK, COLORS, INK, WHITE
+from qgate.report.plots.palette import BLACK, COLORS, FORMAT_COLORS, INK, WHITE, format_color
 from qgate.text import one_line
 
 if TYPE_CHECKING:
@@ -105,12 +105,15 @@ def plain(text: object, most: int = 40) -> str:
 
 
 def wrapped(text: object, width: int) -> str:
-    """A longer name in two lines, broken after its first comma if that does."""
-    clean = shortened(text, 2 * width)
-    first, comma, rest = clean.partition(", ")
-    lines = [first, rest] if comma else textwrap.wrap(clean, width)
-    if len(lines) > 2 or any(len(part) > width for part in lines):
-        lines = [clean[:width], clean[width:]]
+    """A longer name in two lines: that of a tensor is broken after its first comma, and what it
+    has too much goes from the beginning of its module."""
+    first, comma, rest = one_line(text).partition(", ")
+    if comma:
+        lines = [tensor_title({"title": first}, width), rest]
+    else:
+        clean = shortened(text, 2 * width)
+        lines = textwrap.wrap(clean, width)
+        lines = lines if len(lines) < 3 else [clean[:width], clean[width:]]
     return "\n".join(plain(part, width) for part in lines if part) or " "
 
 
@@ -123,9 +126,31 @@ def markers_for(names: Iterable[str]) -> dict[str, str]:
     return {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(names)}
 
 
+def format_colors(names: Iterable[str]) -> dict[str, str]:
+    return {name: format_color(name) for name in names}
+
+
+def format_markers(names: Iterable[str]) -> dict[str, str]:
+    """One marker for each format, the same in every picture."""
+    known = list(FORMAT_COLORS)
+    places = {name: known.index(name) if name in known else len(name) for name in names}
+    return {name: MARKERS[place % len(MARKERS)] for name, place in places.items()}
+
+
+def type_colors(names: Iterable[str]) -> dict[str, str]:
+    """Quant types have the color of the format that they spell, and others what is left."""
+    told = {name: SPELLED.get(name, name) for name in names}
+    found = {name: FORMAT_COLORS[fmt] for name, fmt in told.items() if fmt in FORMAT_COLORS}
+    left = [color for color in COLORS if color not in found.values()] or list(COLORS)
+    others = [name for name in told if name not in found]
+    found |= {name: left[place % len(left)] for place, name in enumerate(others)}
+    return {name: found[name] for name in told}
+
+
 def rows_named(axes: Axes, names: Sequence[str], most: int = 40) -> None:
-    """One row each, the first on top."""
-    axes.set_yticks(range(len(names)), [plain(name, most) for name in names], fontsize=TICK)
+    """One row each, the first on top; no two names are the same."""
+    told = distinct([plain(name, most) for name in names])
+    axes.set_yticks(range(len(names)), told, fontsize=TICK)
     axes.set_ylim(len(names) - 0.45, -0.55)
 
 

@@ -9,11 +9,13 @@ import numpy as np
 
 from qgate.report.dumps._reading import (
     brief,
+    counted,
     figure_of,
     grouped,
     layer_of,
     percent,
     quant_type_of,
+    row_titles,
     tensor_title,
     value_tensors,
     worst,
@@ -23,7 +25,6 @@ from qgate.report.plots._sheet import (
     Drawing,
     Sheet,
     color_bar,
-    colors_for,
     columns_for,
     legend,
     line,
@@ -32,6 +33,7 @@ from qgate.report.plots._sheet import (
     patch,
     plain,
     sheet,
+    type_colors,
     whole_numbers,
     wrapped,
 )
@@ -42,6 +44,7 @@ from qgate.results.portraits import DumpAnalysis, TensorPortrait
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_ALIKE = 0.9
 _ORDER = ("query", "key", "value", "context", "attention_weights", "output")
 
 
@@ -77,7 +80,7 @@ def _build_layers(analysis: DumpAnalysis) -> Sheet | None:
     rows = -(-len(order) // columns)
     made = sheet(max(3.5 * columns, 6.4), 2.9 * rows + 1.0, title)
     types = list(grouped(tensors, quant_type_of))[: len(COLORS)]
-    colors = colors_for(types)
+    colors = type_colors(types)
     for axes, name in zip(panels(made, len(order), columns), order, strict=True):
         for kind in types:
             mine = [t for t in names[name] if quant_type_of(t) == kind]
@@ -112,7 +115,8 @@ def _build_maps(analysis: DumpAnalysis) -> Sheet | None:
     image = None
     norm = LogNorm(1e-4, 1.0, clip=True)
     drawn = panels(made, len(shown), columns)
-    for axes, (told, cells) in zip(drawn, shown, strict=True):
+    names = row_titles([told for told, _ in shown], 90)
+    for axes, name, (told, cells) in zip(drawn, names, shown, strict=True):
         image = axes.imshow(
             np.where(cells > 0, cells, np.nan), cmap=MAP, norm=norm, aspect="auto",
             interpolation="nearest", extent=(0, told["columns"], told["rows"], 0),
@@ -120,7 +124,7 @@ def _build_maps(analysis: DumpAnalysis) -> Sheet | None:
         bits, first = figure_of(told, "entropy_bits"), figure_of(told, "first_key")
         said = [f"entropy {brief(bits)} bits"] if math.isfinite(bits) else []
         said += [f"first key {percent(first)}"] if math.isfinite(first) else []
-        title = "\n".join(filter(None, [wrapped(told["title"], 40), ", ".join(said)]))
+        title = "\n".join(filter(None, [wrapped(name, 42), ", ".join(said)]))
         dress(axes, title=title, x="key", y="query", grid="")
     if image is not None:
         color_bar(made, image, drawn, "attention weight, largest of a cell", extend="min")
@@ -141,8 +145,13 @@ def _build_focus(analysis: DumpAnalysis) -> Sheet | None:
     }
     if any(len({layer for layer, _ in points}) < 2 for points in told.values()):
         return None
-    low, bits = min(told["entropy_bits"], key=lambda point: point[1])
+    (low, bits), (_, most) = (
+        end(told["entropy_bits"], key=lambda point: point[1]) for end in (min, max)
+    )
+    over = counted(len({layer for layer, _ in told["entropy_bits"]}), "layer")
     title = f"Attention is narrowest in layer {low}: {brief(bits)} bits of entropy"
+    if bits > _ALIKE * most:
+        title = f"Attention is alike in {over}: {brief(bits)} to {brief(most)} bits of entropy"
     made = sheet(9, 3.4, title)
     for axes, (name, label, factor) in zip(
         panels(made, 2, 2),
@@ -152,11 +161,16 @@ def _build_focus(analysis: DumpAnalysis) -> Sheet | None:
         ),
         strict=True,
     ):
+        means = grouped(told[name], lambda point: point[0])
+        middle = [float(np.median([value for _, value in found])) for found in means.values()]
+        axes.plot(list(means), np.asarray(middle) * factor, color=COLORS[0], linewidth=1.2)
         x, y = zip(*told[name], strict=True)
         axes.plot(x, np.asarray(y) * factor, "o", color=COLORS[0])
         axes.set_ylim(0, max(1.15 * factor * max(y), 1e-3))
         dress(axes, x="layer", y=label)
         whole_numbers(axes, "x", 10)
+    dot = line(COLORS[0], "o", linestyle="none")
+    legend(made, {"one map": dot, "median of the layer": line(COLORS[0])})
     return made
 
 

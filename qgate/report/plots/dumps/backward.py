@@ -41,7 +41,7 @@ from qgate.report.plots.dumps.distributions import (
     span_of,
     stacked_binades,
 )
-from qgate.report.plots.palette import BLACK, COLORS, WARN
+from qgate.report.plots.palette import BLACK, COCOA, COLORS, INDIGO, ORANGE, WARN, WINE
 from qgate.results.portraits import DumpAnalysis, GroupPortrait
 
 _DIRECTIONS = {"forward": COLORS[0], "backward": COLORS[1]}
@@ -123,7 +123,7 @@ def _build_types(analysis: DumpAnalysis) -> Sheet | None:
         )
         whole_numbers(axes, "x", 8)
     axes = drawn[-1]
-    colors = dict(zip(names, COLORS[2:], strict=False))
+    colors = dict(zip(names, (INDIGO, WINE, COCOA, ORANGE, BLACK), strict=False))
     stacked_binades(axes, names, colors)
     axes.set_xlim(*span_of(only))
     draw_borders(axes, borders)

@@ -10,32 +10,37 @@ import numpy as np
 
 from qgate.report.dumps._reading import (
     FINE_DB,
+    Kind,
     brief,
+    counted,
     decibels,
     fates,
     figure_of,
     format_names,
     grouped,
+    is_quantized,
+    kind_of,
     layer_of,
     quant_type_of,
-    sqnr_db,
     tensor_title,
     value_tensors,
+    worse_db,
     worst,
 )
 from qgate.report.plots._figure import TICK, dress
 from qgate.report.plots._sheet import (
     Drawing,
     Sheet,
-    colors_for,
     dots,
+    format_colors,
+    format_markers,
     legend,
     line,
     log_axis,
-    markers_for,
     panels,
     plain,
     sheet,
+    type_colors,
     whole_numbers,
 )
 from qgate.report.plots.dumps.distributions import (
@@ -52,13 +57,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Loss = tuple[TensorPortrait, float]
+_FEWEST = 20
+"""Tensors that a trend needs."""
+_LEAST_SLOPE, _LEAST_SPREAD, _EXPLAINED = 0.05, 0.1, 0.25
 
 
 def losses_of(analysis: DumpAnalysis) -> dict[str, list[Loss]]:
-    """The SQNR of every tensor in every format, the format with the worst tensor first."""
+    """The SQNR of every tensor in every format, that without massive elements where it is worse;
+    the format with the worst tensor first."""
     found: dict[str, list[Loss]] = {}
     for name in format_names(analysis):
-        told = [(tensor, sqnr_db(fate)) for tensor, fate in fates(analysis["tensors"], name)]
+        told = [(tensor, worse_db(fate)) for tensor, fate in fates(analysis["tensors"], name)]
         told = [
             (t, value if value <= FINE_DB else math.inf)
             for t, value in told
@@ -83,7 +92,7 @@ def _build_sqnr(analysis: DumpAnalysis) -> Sheet | None:
     name, tensor, value = worst_loss(losses)
     title = f"{name} loses most: worst {decibels(value)} at {tensor_title(tensor)}"
     losses = dict(list(losses.items())[: len(COLORS)])
-    colors, markers = colors_for(losses), markers_for(losses)
+    colors, markers = format_colors(losses), format_markers(losses)
     made = sheet(11, 5.2, title)
     axes = made.figure.subplots()
     finite = [v for told in losses.values() for _, v in told if math.isfinite(v)]
@@ -117,7 +126,7 @@ def _build_sqnr(analysis: DumpAnalysis) -> Sheet | None:
         title="one dot per tensor, the worst of each layer outlined; formats without scales: "
         "as they are or with one power of two, the better",
         x="layer",
-        y="SQNR (dB)",
+        y="SQNR, or without massive elements if worse (dB)",
         grid="y",
     )
     _layer_axis(
@@ -141,31 +150,38 @@ def _build_crest(analysis: DumpAnalysis) -> Sheet | None:
     """What makes a tensor hard for a format: how far its largest value is above the rest."""
     losses = {
         name: [
-            (crest, value)
+            (crest, value, kind_of(tensor))
             for tensor, value in told
-            if math.isfinite(value) and (crest := _crest(tensor)) >= 1
+            if math.isfinite(value) and (crest := _crest(tensor)) >= 1 and not is_quantized(tensor)
         ]
         for name, told in losses_of(analysis).items()
     }
-    losses = {name: told for name, told in losses.items() if len(told) >= 3}
-    slopes = {name: slope for name, told in losses.items() if (slope := _slope(told)) is not None}
-    if not slopes:
+    losses = {name: told for name, told in losses.items() if len(told) >= _FEWEST}
+    if not losses:
         return None
-    name = min(slopes, key=lambda n: slopes[n])
-    title = (
-        f"{name} loses {-slopes[name]:.1f} dB with each doubling of the largest value over rms"
-        if slopes[name] < -0.05
-        else "No format loses more where the largest value is further above the rms"
-    )
+    slopes = {name: slope for name, told in losses.items() if (slope := _slope(told)) is not None}
+    name = min(slopes, key=lambda n: slopes[n], default="")
+    count = max(len(told) for told in losses.values())
+    title = f"No format loses steadily more of {counted(count, 'tensor')} with a larger crest"
+    if name and slopes[name] < -_LEAST_SLOPE:
+        title = (
+            f"{name} loses {-slopes[name]:.1f} dB with each doubling of the largest value over "
+            f"rms, in {counted(len(losses[name]), 'tensor')}"
+        )
     losses = dict(list(losses.items())[: len(COLORS)])
-    colors, markers = colors_for(losses), markers_for(losses)
+    colors, markers = format_colors(losses), format_markers(losses)
     made = sheet(9.5, 4.8, title)
     axes = made.figure.subplots()
     for name, told in losses.items():
-        x, y = zip(*told, strict=True)
+        x, y, _ = zip(*told, strict=True)
         dots(axes, x, y, colors[name], markers[name], alpha=0.75 if len(told) < 400 else 0.4)
     log_axis(axes, "x")
-    dress(axes, x="largest magnitude over root mean square", y="SQNR (dB)")
+    dress(
+        axes,
+        title="tensors that are not quantized already",
+        x="largest magnitude over root mean square",
+        y="SQNR, or without massive elements if worse (dB)",
+    )
     legend(made, {n: line(colors[n], markers[n], linestyle="none") for n in losses}, columns=8)
     return made
 
@@ -175,10 +191,21 @@ def _crest(tensor: TensorPortrait) -> float:
     return figure_of(tensor, "amax") / rms if rms > 0 else math.nan
 
 
-def _slope(told: Sequence[tuple[float, float]]) -> float | None:
-    """Decibels with each doubling of the crest factor."""
-    x, y = np.log2([crest for crest, _ in told]), np.array([value for _, value in told])
-    return float(np.polyfit(x, y, 1)[0]) if np.ptp(x) > 0.2 else None
+def _slope(told: Sequence[tuple[float, float, Kind]]) -> float | None:
+    """Decibels with each doubling of the crest factor among tensors of one kind, which differ in
+    nothing else; None where that explains less than a quarter of how they differ."""
+    kinds = grouped(told, lambda point: point[2])
+    parts = []
+    for found in kinds.values():
+        x = np.log2([crest for crest, *_ in found])
+        y = np.array([value for _, value, _ in found])
+        parts.append(np.stack([x - x.mean(), y - y.mean()]))
+    x, y = np.concatenate(parts, axis=1)
+    spread, height = float(x @ x), float(y @ y)
+    if math.sqrt(spread / len(x)) < _LEAST_SPREAD or not height > 0:
+        return None
+    slope = float(x @ y) / spread
+    return slope if slope * slope * spread / height >= _EXPLAINED else None
 
 
 def _build_quant_types(analysis: DumpAnalysis) -> Sheet | None:
@@ -201,7 +228,7 @@ def _build_quant_types(analysis: DumpAnalysis) -> Sheet | None:
     elif far and math.isfinite(near):
         title += f": largest magnitudes from {brief(near)} to {brief(far[0][1])} ({far[0][0]})"
     types = types[: len(COLORS)]
-    colors, borders = colors_for(types), border_formats(analysis)
+    colors, borders = type_colors(types), border_formats(analysis)
     operations = grouped(groups, lambda group: group["operation"])
     chosen = list(operations)[:4]
     made = sheet(max(5.2 * len(chosen), 6.5), 4.2, title)

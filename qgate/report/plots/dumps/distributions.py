@@ -27,7 +27,6 @@ from qgate.report.plots._sheet import (
     MOST_ROWS,
     Drawing,
     Sheet,
-    colors_for,
     height_for,
     legend,
     line,
@@ -39,9 +38,10 @@ from qgate.report.plots._sheet import (
     rows_named,
     sheet,
     signed_log,
+    type_colors,
     whole_numbers,
 )
-from qgate.report.plots.palette import BLACK, COLORS, GRAY
+from qgate.report.plots.palette import BLACK, COLORS, GRAY, format_color
 from qgate.results.portraits import DumpAnalysis, Edges, GroupPortrait, Portrait
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ def draw_borders(axes: Axes, borders: dict[str, Edges]) -> None:
     low, high = axes.get_xlim()
     top = axes.get_ylim()[1]
     strip = 0.085 * top
-    for row, edges in enumerate(borders.values()):
-        color = COLORS[(row + 2) % len(COLORS)]
+    for row, (name, edges) in enumerate(borders.items()):
+        color = format_color(name)
         y = top + strip * (row + 0.3)
         ends = [
             min(max(math.log2(max(figure_of(edges, key), 1e-320)), low), high)
@@ -113,9 +113,7 @@ def draw_borders(axes: Axes, borders: dict[str, Edges]) -> None:
 
 
 def border_entries(borders: dict[str, Edges]) -> dict[str, Artist]:
-    entries: dict[str, Artist] = {
-        f"{name} range": patch(COLORS[(row + 2) % len(COLORS)]) for row, name in enumerate(borders)
-    }
+    entries: dict[str, Artist] = {f"{name} range": patch(format_color(name)) for name in borders}
     if borders:
         entries["subnormal (pale)"] = patch(GRAY, alpha=0.35)
         entries["saturates above"] = line(GRAY, linestyle="-")
@@ -157,7 +155,7 @@ def _build_magnitudes(analysis: DumpAnalysis) -> Sheet | None:
     rows = -(-len(chosen) // columns)
     made = sheet(max(3.9 * columns, 6.4), 2.5 * rows + 1.3, title)
     types = list(dict.fromkeys(quant_type_of(group) for group in groups))[: len(COLORS)]
-    colors, borders = colors_for(types), border_formats(analysis)
+    colors, borders = type_colors(types), border_formats(analysis)
     for axes, kind in zip(panels(made, len(chosen), columns), chosen, strict=True):
         mine = kinds[kind]
         stacked_binades(
@@ -202,7 +200,7 @@ def _build_boxes(analysis: DumpAnalysis) -> Sheet | None:
     made = sheet(10.5, height_for(len(groups), 0.28), title)
     left, right = made.figure.subplots(1, 2, sharey=True, width_ratios=(2.6, 1))
     types = list(dict.fromkeys(quant_type_of(group) for group in groups))
-    colors = colors_for(types)
+    colors = type_colors(types)
     told = [_box(group) for group in groups]
     drawn = left.bxp(
         told, positions=range(len(groups)), orientation="horizontal", widths=0.6,

@@ -21,9 +21,9 @@ from qgate.report.dumps._reading import (
     kind_of,
     kind_title,
     quant_type_of,
-    sqnr_db,
     tensor_title,
     value_tensors,
+    worse_db,
     worst,
 )
 from qgate.report.plots._figure import dress
@@ -42,6 +42,7 @@ from qgate.report.plots._sheet import (
     plain,
     sheet,
     signed_log,
+    type_colors,
     whole_numbers,
 )
 from qgate.report.plots.palette import BLACK, COLORS, GRAY, MAP
@@ -77,7 +78,7 @@ def _build_histograms(analysis: DumpAnalysis) -> Sheet | None:
         title += f"; the {len(shown)} most different of {len(both)} kinds"
     columns = min(3, len(shown))
     made = sheet(max(3.9 * columns, 6.4), 2.7 * -(-len(shown) // columns) + 1.0, title)
-    colors = dict(zip(pair, COLORS, strict=False))
+    colors = type_colors(pair)
     for axes, kind in zip(panels(made, len(shown), columns), shown, strict=True):
         for group, (edges, density) in both[kind]:
             name = quant_type_of(group)
@@ -127,9 +128,10 @@ def _build_boxes(analysis: DumpAnalysis) -> Sheet | None:
         return None
     sizes = [float(np.median(np.abs(row))) for row in dict(told).get("std", told[0][1])]
     title = f"Median standard deviation: {pair[0]} {brief(sizes[0])}, {pair[1]} {brief(sizes[1])}"
+    colors = type_colors(pair)
     made = sheet(11, 3.6, title)
     for axes, (label, rows) in zip(panels(made, len(told), len(told)), told, strict=True):
-        boxes_of(axes, rows, range(2), COLORS[:2], vertical=True)
+        boxes_of(axes, rows, range(2), [colors[name] for name in pair], vertical=True)
         axes.set_xlim(-0.6, 1.6)
         axes.set_xticks(range(2), [plain(name, 14) for name in pair])
         axes.margins(y=0.08)
@@ -238,7 +240,8 @@ def _build_fits(analysis: DumpAnalysis) -> Sheet | None:
             y="density",
         )
         axes.locator_params(axis="x", nbins=5)
-        note(axes, f"{_FITS.get(str(group.get('best')), '?')} fits best")
+        if group.get("best") in _FITS:
+            note(axes, f"{_FITS[group['best']]} fits best")
     entries = {f"{label} fit": line(colors[fit]) for fit, label in _FITS.items()}
     legend(
         made,
@@ -265,7 +268,7 @@ def _build_sqnr(analysis: DumpAnalysis) -> Sheet | None:
     points: list[tuple[float, float, str]] = []
     for tensor in analysis["tensors"]:
         fates = [fate_of(tensor, name) for name in names]
-        ratios = [sqnr_db(fate) if fate else math.nan for fate in fates]
+        ratios = [worse_db(fate) if fate else math.nan for fate in fates]
         if all(math.isfinite(ratio) for ratio in ratios):
             points.append((ratios[0], ratios[1], tensor["operation"]))
     if not points:
@@ -289,7 +292,12 @@ def _build_sqnr(analysis: DumpAnalysis) -> Sheet | None:
     axes.set_aspect("equal")
     note(axes, f"{plain(names[1], 20)} better", x=0.03)
     note(axes, f"{plain(names[0], 20)} better", y=0.03)
-    dress(axes, x=f"SQNR in {plain(names[0], 30)} (dB)", y=f"SQNR in {plain(names[1], 30)} (dB)")
+    dress(
+        axes,
+        title="SQNR of each tensor, or without massive elements if worse",
+        x=f"{plain(names[0], 30)} (dB)",
+        y=f"{plain(names[1], 30)} (dB)",
+    )
     legend(
         made,
         {o: line(COLORS[i], "os^D"[i % 4], linestyle="none") for i, o in enumerate(operations)},

@@ -12,6 +12,7 @@ from qgate.report.dumps._reading import (
     Floats,
     brief,
     by_kind,
+    cast_names,
     counted,
     fates,
     figure_of,
@@ -22,6 +23,7 @@ from qgate.report.dumps._reading import (
     layer_of,
     nonfinite,
     percent,
+    row_titles,
     saturated,
     tensor_title,
     worst,
@@ -70,7 +72,7 @@ def draw_map(
     image = axes.imshow(shown, aspect="auto", interpolation="nearest", cmap=MAP, norm=norm)
     step = -(-len(layers) // _MOST_TICKS)
     places = range(0, len(layers), step)
-    names = ["?" if layers[i] is None else str(layers[i]) for i in places]
+    names = ["none" if layers[i] is None else str(layers[i]) for i in places]
     small = len(names) > 20
     axes.set_xticks(places, names, fontsize=SMALL if small else 8.5)
     axes.set_yticks(range(len(rows)), [plain(name) for name in rows], fontsize=TICK)
@@ -130,9 +132,13 @@ def _build_amax(analysis: DumpAnalysis) -> Sheet | None:
         axes.plot(
             np.asarray(x) - 0.42, y, "x", color=WARN, markersize=8, markeredgewidth=2, clip_on=False
         )
-    axes.set_xlabel("layer", fontsize=LABEL)
+    axes.set_xlabel(_layer_label(layers), fontsize=LABEL)
     color_bar(made, image, axes, "largest magnitude")
     return made
+
+
+def _layer_label(layers: Sequence[Layer]) -> str:
+    return "layer (none: modules outside layers)" if None in layers else "layer"
 
 
 def _size(rows: int, columns: int) -> tuple[float, float]:
@@ -140,13 +146,16 @@ def _size(rows: int, columns: int) -> tuple[float, float]:
 
 
 def _lost(
-    analysis: DumpAnalysis, what: Callable[[Mapping[str, Any]], float], verb: str
+    analysis: DumpAnalysis,
+    formats: Sequence[str],
+    what: Callable[[Mapping[str, Any]], float],
+    verb: str,
 ) -> Sheet | None:
     """The worst tensor of each layer under each format."""
     tensors = [tensor for tensor in analysis["tensors"] if tensor.get("formats")]
     layers = layers_of(tensors)
     places = {layer: place for place, layer in enumerate(layers)}
-    names = format_names(analysis)[:MOST_ROWS]
+    names = list(formats)[:MOST_ROWS]
     cells = np.full((len(names), len(layers)), np.nan)
     found: list[tuple[float, str, TensorPortrait]] = []
     for row, name in enumerate(names):
@@ -165,7 +174,7 @@ def _lost(
     image = draw_map(axes, cells * 100, names, layers, log_low=1e-4)
     axes.set_facecolor(GROUND)
     write_cells(axes, image, cells * 100, lambda value: "0" if value == 0 else _two(value))
-    axes.set_xlabel("layer", fontsize=LABEL)
+    axes.set_xlabel(_layer_label(layers), fontsize=LABEL)
     color_bar(made, image, axes, "share in the worst tensor (%)")
     return made
 
@@ -176,11 +185,11 @@ def _two(value: float) -> str:
 
 
 def _build_saturated(analysis: DumpAnalysis) -> Sheet | None:
-    return _lost(analysis, saturated, "of the values saturate")
+    return _lost(analysis, cast_names(analysis), saturated, "of the values saturate")
 
 
 def _build_flushed(analysis: DumpAnalysis) -> Sheet | None:
-    return _lost(analysis, flushed, "of the values become zero")
+    return _lost(analysis, format_names(analysis), flushed, "of the values become zero")
 
 
 def maps_of(analysis: DumpAnalysis, kind: str, most: int = 6) -> list[tuple[Map, Floats]]:
@@ -213,7 +222,9 @@ def _build_tokens(analysis: DumpAnalysis) -> Sheet | None:
     made = sheet(max(4.2 * columns, 6.4), 3.1 * rows + 0.9, title)
     from matplotlib.colors import LogNorm
 
-    for axes, (told, cells) in zip(panels(made, len(shown), columns), shown, strict=True):
+    titles = row_titles([told for told, _ in shown], 80)
+    drawn = panels(made, len(shown), columns)
+    for axes, name, (told, cells) in zip(drawn, titles, shown, strict=True):
         positive = cells[np.isfinite(cells) & (cells > 0)]
         low, high = float(np.quantile(positive, 0.02)), float(positive.max())
         image = axes.imshow(
@@ -221,7 +232,7 @@ def _build_tokens(analysis: DumpAnalysis) -> Sheet | None:
             norm=LogNorm(low if low < high else high / 2, high),
             extent=(0, told["columns"], told["rows"], 0),
         )  # fmt: skip
-        dress(axes, title=wrapped(told["title"], 42), x="channel", y="token", grid="")
+        dress(axes, title=wrapped(name, 44), x="channel", y="token", grid="")
         color_bar(made, image, axes, "largest magnitude")
     return made
 

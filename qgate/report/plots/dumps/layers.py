@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from qgate.report.dumps._findings import sample_findings
 from qgate.report.dumps._reading import (
     brief,
     by_kind,
@@ -41,6 +42,8 @@ from qgate.report.plots.palette import COLORS, GRAY
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
 
 _MOST_LINES = 8
+_OUTLIERS, _FAR = 1.25, 0.5
+"""Powers of two: so far from the usual size a value is named."""
 
 
 def _build_types(analysis: DumpAnalysis) -> Sheet | None:
@@ -64,6 +67,9 @@ def _build_types(analysis: DumpAnalysis) -> Sheet | None:
         medians = {name: float(np.median(found)) for name, found in crest.items()}
         far = max(medians, key=lambda name: medians[name])
         title = f"{far} has the farther outliers: largest value {brief(medians[far])} times the rms"
+        if medians[far] < _OUTLIERS * min(medians.values()):
+            title = f"Outliers are alike in {len(medians)} types of layers: largest value "
+            title += f"{brief(min(medians.values()))} to {brief(medians[far])} times the rms"
     made = sheet(12, 4.0, title)
     colors = colors_for(types)
     columns: list[tuple[str, dict[str, list[float]]]] = []
@@ -138,9 +144,13 @@ def _build_depth(analysis: DumpAnalysis) -> Sheet | None:
 
 
 def _build_by(
-    analysis: DumpAnalysis, field: Callable[[TensorPortrait], int | None], words: str
+    analysis: DumpAnalysis,
+    field: Callable[[TensorPortrait], int | None],
+    words: str,
+    verdict: str = "",
 ) -> Sheet | None:
-    """The root mean square of each kind of tensor against its median over all."""
+    """The root mean square of each kind of tensor against its median over all. The title names a
+    value only where enough tensors support it, or where `verdict` does."""
     tensors = [
         t for t in value_tensors(analysis) if figure_of(t, "rms") > 0 and field(t) is not None
     ]
@@ -148,6 +158,7 @@ def _build_by(
     if len(values) < 2:
         return None
     lines: dict[str, dict[int, float]] = {}
+    fewest: dict[str, int] = {}
     for kind, mine in by_kind(tensors).items():
         by_value = grouped(mine, field)
         if len(by_value) < 2:
@@ -158,18 +169,21 @@ def _build_by(
         }
         middle = float(np.median(list(medians.values())))
         lines[kind_title(kind)] = {value: found / middle for value, found in medians.items()}
+        fewest[kind_title(kind)] = min(map(len, by_value.values()))
     if not lines:
         return None
-    far, factor = worst(
-        lines, lambda n: max(abs(math.log2(v)) for v in lines[n].values()), len(lines)
-    )[0]
-    value = max(lines[far], key=lambda v: abs(math.log2(lines[far][v])))
-    title = (
-        f"{words} {value}: {far} has {brief(lines[far][value])} times its usual root mean square"
-    )
-    if abs(factor) < 0.02:
-        title = f"No difference between {len(values)} values of {words.lower()}"
-    shown = worst(lines, lambda n: max(abs(math.log2(v)) for v in lines[n].values()), _MOST_LINES)
+
+    def reach(name: str) -> float:
+        return max(abs(math.log2(v)) for v in lines[name].values())
+
+    shown = worst(lines, reach, _MOST_LINES)
+    title = verdict or f"No difference between {len(values)} values of {words.lower()} stands out"
+    supported = [n for n, far in worst(lines, reach, len(lines)) if far > _FAR and fewest[n] >= 3]
+    if supported and not verdict:
+        far = supported[0]
+        value = max(lines[far], key=lambda v: abs(math.log2(lines[far][v])))
+        ratio = brief(lines[far][value])
+        title = f"{words} {value}: {far} has {ratio} times its usual root mean square"
     if len(lines) > len(shown):
         title += f"; the {len(shown)} largest of {len(lines)} kinds"
     names = [name for name, _ in shown]
@@ -178,22 +192,29 @@ def _build_by(
     axes = made.figure.subplots()
     places = {value: place for place, value in enumerate(values)}
     axes.axhline(1, color=GRAY, linewidth=1)
+    # Lines between two values would only cross.
+    style = "-" if len(values) > 2 else "none"
     for name in names:
         points = sorted((places[value], ratio) for value, ratio in lines[name].items())
         x, y = zip(*points, strict=True)
-        axes.plot(x, y, color=colors[name], marker=markers[name], markersize=5)
+        axes.plot(x, y, color=colors[name], marker=markers[name], markersize=5, linestyle=style)
     axes.margins(y=0.1)
     log_axis(axes, "y")
     step = -(-len(values) // 30)
     axes.set_xticks(range(0, len(values), step), [str(value) for value in values[::step]])
     axes.set_xlim(-0.4, len(values) - 0.6)
     dress(axes, x=words.lower(), y="root mean square over its median")
-    legend(made, {n: line(colors[n], markers[n]) for n in names}, columns=3)
+    legend(made, {n: line(colors[n], markers[n], linestyle=style) for n in names}, columns=3)
     return made
 
 
 def _build_samples(analysis: DumpAnalysis) -> Sheet | None:
-    return _build_by(analysis, lambda tensor: tensor.get("sample"), "Sample")
+    cells = analysis.get("samples") or []
+    told = sample_findings(analysis) if cells else []
+    verdict = told[0].text.rstrip(".") if told else ""
+    if cells and not told:
+        verdict = "Of 2 samples none can be said to stand out"
+    return _build_by(analysis, lambda tensor: tensor.get("sample"), "Sample", verdict)
 
 
 def _build_batches(analysis: DumpAnalysis) -> Sheet | None:

@@ -1,4 +1,7 @@
-"""What is too large for a format, and what is no number at all."""
+"""What is no number at all, and what a format that casts values as they are is too small for.
+
+A format with scales of its own saturates by design: that is drawn among the losses, as its cost.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,17 @@ import numpy as np
 
 from qgate.report.dumps._losses import share_in
 from qgate.report.dumps._reading import (
+    cast_names,
     counted,
     fates,
     figure_of,
-    format_names,
     grouped,
     nonfinite,
     percent,
     quant_type_of,
+    row_titles,
     saturated,
-    shortened,
+    saturation_cost,
     tensor_title,
     worst,
 )
@@ -28,17 +32,18 @@ from qgate.report.plots._sheet import (
     Drawing,
     Sheet,
     bars,
-    colors_for,
     dots,
+    format_colors,
+    format_markers,
     height_for,
     legend,
     line,
     log_axis,
-    markers_for,
     patch,
     rows_named,
     share_axis,
     sheet,
+    type_colors,
     whole_numbers,
 )
 from qgate.report.plots.palette import COLORS, GRAY, WARN
@@ -49,11 +54,13 @@ _BINS = np.logspace(-8, 0, 33)
 
 
 class Over(NamedTuple):
-    """The shares of a tensor that are beyond either end of a format."""
+    """The shares of a tensor that are beyond either end of a format, and the part of its squared
+    error that they have."""
 
     tensor: TensorPortrait
     upper: float
     lower: float
+    cost: float
 
     @property
     def share(self) -> float:
@@ -61,15 +68,18 @@ class Over(NamedTuple):
 
 
 def overflows(analysis: DumpAnalysis) -> dict[str, list[Over]]:
-    """Tensors with anything beyond the largest value of a format, by format."""
+    """Tensors with anything beyond the largest value of a format that casts, by format."""
     found = {
         name: [
-            Over(tensor, figure_of(fate, "upper"), figure_of(fate, "lower"))
+            Over(
+                tensor, figure_of(fate, "upper"), figure_of(fate, "lower"),
+                max(saturation_cost(fate), 0.0),
+            )
             for tensor, fate in fates(analysis["tensors"], name)
             if saturated(fate) > 0
         ]
-        for name in format_names(analysis)
-    }
+        for name in cast_names(analysis)
+    }  # fmt: skip
     return {name: told for name, told in found.items() if told}
 
 
@@ -89,12 +99,12 @@ def _build_shares(
     }
     name, kind = max(told, key=lambda key: told[key])
     most = percent(told[name, kind])
-    title = f"{most} of the values of {kind} saturate in {name}, the most of any {what}"
+    title = f"{most} of the values of {kind} saturate cast to {name}, the most of any {what}"
     if len(kinds) == 1:
-        title = f"{most} of all values saturate in {name}, the most"
+        title = f"{most} of all values saturate cast to {name}, the most"
     made = sheet(9, height_for(len(names) * len(kinds), 0.27, 2.7), title)
     axes = made.figure.subplots()
-    colors, height = colors_for(kinds), 0.8 / len(kinds)
+    colors, height = type_colors(kinds), 0.8 / len(kinds)
     low = min(share for share in told.values() if share > 0) / 3
     for place, kind in enumerate(kinds):
         shift = (place - (len(kinds) - 1) / 2) * height
@@ -142,7 +152,7 @@ def _build_upper_lower(analysis: DumpAnalysis) -> Sheet | None:
     made = sheet(7.4, 5.6, title)
     axes = made.figure.subplots()
     axes.plot([floor, high * 2], [floor, high * 2], color=GRAY, linewidth=1)
-    colors, markers = colors_for(told), markers_for(told)
+    colors, markers = format_colors(told), format_markers(told)
     for name, overs in told.items():
         x = [max(each.upper, floor) for each in overs]
         y = [max(each.lower, floor) for each in overs]
@@ -171,11 +181,11 @@ def _build_histogram(analysis: DumpAnalysis) -> Sheet | None:
     name = max(told, key=lambda n: len(told[n]))
     total = _with(analysis, name)
     of_all = f"{len(told[name])} of {counted(total, 'tensor')}"
-    title = f"{of_all} saturate in {name}, the most of any format"
+    title = f"{of_all} saturate cast to {name}, the most of any format"
     made = sheet(8.5, 3.8, title)
     axes = made.figure.subplots()
     shares = {n: [min(max(each.share, 1e-8), 1.0) for each in told[n]] for n in told}
-    colors = colors_for(told)
+    colors = format_colors(told)
     most = 1.0
     for kind, values in shares.items():
         counts, _ = np.histogram(values, _BINS)
@@ -197,44 +207,53 @@ def _build_histogram(analysis: DumpAnalysis) -> Sheet | None:
     return made
 
 
-def _labels(tensors: list[TensorPortrait]) -> list[str]:
-    """Names of rows, with the quant type where one name has several."""
-    names = [tensor_title(tensor, 56) for tensor in tensors]
-    if len(set(names)) == len(names) or len({quant_type_of(t) for t in tensors}) == 1:
-        return names
-    return [f"{tensor_title(t, 42)}, {shortened(quant_type_of(t), 12)}" for t in tensors]
+def _badness(over: Over) -> tuple[float, float]:
+    return over.cost, over.share
 
 
 def _build_worst(analysis: DumpAnalysis) -> Sheet | None:
+    """Tensors that are not finite first, then by the part of the error that saturation has."""
     told = overflows(analysis)
-    every = [(each.tensor, name, each.share) for name in told for each in told[name]]
-    shown = [item for item, _ in worst(every, lambda item: item[2], _WORST)]
-    if not shown:
+    broken = [t for t in analysis["tensors"] if nonfinite(t)]
+    broken = [t for t, _ in worst(broken, lambda t: float(nonfinite(t)), _WORST)]
+    by_tensor: dict[tuple[int, int, str], tuple[TensorPortrait, str, Over]] = {}
+    for name in told:
+        for each in told[name]:
+            tensor = each.tensor
+            key = tensor["rank"], tensor["order"], tensor["title"]
+            if key not in by_tensor or _badness(each) > _badness(by_tensor[key][2]):
+                by_tensor[key] = tensor, name, each
+    every = sorted(by_tensor.values(), key=lambda item: _badness(item[2]), reverse=True)
+    if not every:
         return None
-    first, name, share = shown[0]
-    title = f"{percent(share)} of {tensor_title(first)} saturates in {name}"
+    shown = every[: max(_WORST - len(broken), 1)]
+    first, name, over = every[0]
+    title = (
+        f"{tensor_title(first)} saturates cast to {name}: {percent(over.share)} of its values, "
+        f"{percent(over.cost)} of its squared error"
+    )
+    if broken:
+        title = f"{counted(len(broken), 'tensor')} with NaN or Inf; {title}"
     if len(every) > len(shown):
         title += f"; the worst {len(shown)} of {len(every)}"
-    made = sheet(10, height_for(len(shown), 0.3), title)
+    made = sheet(10, height_for(len(broken) + len(shown), 0.3), title)
     axes = made.figure.subplots()
-    formats = list(told)
-    colors = colors_for(formats)
-    low = shown[-1][2] / 4
-    bars(axes, [s for *_, s in shown], range(len(shown)), [colors[n] for _, n, _ in shown], 0.7)
-    for row, (_, _, value) in enumerate(shown):
+    colors = format_colors(told)
+    costs = [100.0] * len(broken) + [100 * each.cost for *_, each in shown]
+    paint = [WARN] * len(broken) + [colors[name] for _, name, _ in shown]
+    bars(axes, costs, range(len(costs)), paint, 0.7)
+    words = [f"{counted(nonfinite(t), 'value')} not finite" for t in broken]
+    words += [f"{percent(e.share)} of the values" for *_, e in shown]
+    for row, (cost, said) in enumerate(zip(costs, words, strict=True)):
         axes.annotate(
-            percent(value),
-            (value, row),
-            (4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=SMALL,
+            said, (cost, row), (4, 0), textcoords="offset points", va="center", fontsize=SMALL
         )
-    axes.set_xlim(low, share * 4)
-    share_axis(axes)
-    rows_named(axes, _labels([t for t, _, _ in shown]), 56)
-    dress(axes, x="share of values that saturate", grid="x")
-    legend(made, {n: patch(colors[n]) for n in formats if n in {f for _, f, _ in shown}})
+    axes.set_xlim(0, 135)
+    axes.set_xticks(range(0, 101, 20))
+    rows_named(axes, row_titles([*broken, *(t for t, *_ in shown)], 62), 62)
+    dress(axes, x="part of the squared error that saturated values have (%)", grid="x")
+    entries = {n: patch(colors[n]) for n in told if n in {f for _, f, _ in shown}}
+    legend(made, {**({"NaN or Inf": patch(WARN)} if broken else {}), **entries})
     return made
 
 
@@ -264,7 +283,7 @@ def _build_nonfinite(analysis: DumpAnalysis) -> Sheet | None:
                 )  # fmt: skip
     axes.set_xlim(0.5, max(nonfinite(tensor) for tensor in shown) * 8)
     log_axis(axes, "x")
-    rows_named(axes, _labels(shown), 56)
+    rows_named(axes, row_titles(shown, 62), 62)
     dress(axes, x="values", grid="x")
     legend(made, {name: patch(color) for name, (_, color) in kinds.items()})
     return made

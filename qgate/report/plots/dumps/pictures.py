@@ -58,7 +58,7 @@ PICTURES: tuple[Picture, ...] = (
     *_in(
         "heatmaps",
         ("amax", "Largest magnitudes by layer and kind of tensor.", dump_heatmaps.draw_amax),
-        ("saturated", "What saturates, by layer and format.", dump_heatmaps.draw_saturated),
+        ("saturated", "What casts saturate, by layer.", dump_heatmaps.draw_saturated),
         ("flushed", "What becomes zero, by layer and format.", dump_heatmaps.draw_flushed),
         ("tokens", "Tensors as maps of tokens and channels.", dump_heatmaps.draw_tokens),
     ),
@@ -107,6 +107,11 @@ PICTURES: tuple[Picture, ...] = (
             dump_quantization.draw_type_boxes,
         ),
         ("losses", "What formats lose on each quant type.", dump_quantization.draw_losses),
+        (
+            "saturation",
+            "What saturation costs in formats that saturate by design.",
+            dump_quantization.draw_saturation,
+        ),
     ),
     *_in(
         "layer_analysis",
@@ -117,6 +122,8 @@ PICTURES: tuple[Picture, ...] = (
     ),
     *_in(
         "overflow_analysis",
+        ("nonfinite", "Values that are not finite, by kind.", dump_overflow.draw_nonfinite),
+        ("worst_tensors", "The tensors that overflow worst.", dump_overflow.draw_worst),
         ("by_quant_type", "What saturates, by quant type.", dump_overflow.draw_by_quant_type),
         ("by_layer_type", "What saturates, by type of layer.", dump_overflow.draw_by_layer_type),
         ("upper_lower", "Saturation above against below.", dump_overflow.draw_upper_lower),
@@ -125,8 +132,6 @@ PICTURES: tuple[Picture, ...] = (
             "How many tensors saturate how much.",
             dump_overflow.draw_share_histogram,
         ),
-        ("worst_tensors", "The tensors that saturate most.", dump_overflow.draw_worst),
-        ("nonfinite", "Values that are not finite, by kind.", dump_overflow.draw_nonfinite),
     ),
     *_in(
         "fp8_analysis",

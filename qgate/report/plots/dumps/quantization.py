@@ -8,10 +8,17 @@ import numpy as np
 
 from qgate.report.dumps._reading import (
     brief,
+    cast_names,
+    counted,
     decibels,
+    fates,
     figure_of,
+    format_label,
+    format_names,
     grouped,
+    percent,
     quant_type_of,
+    saturation_cost,
     tensor_title,
     value_tensors,
     worst,
@@ -21,7 +28,7 @@ from qgate.report.plots._sheet import (
     Drawing,
     Sheet,
     boxes_of,
-    colors_for,
+    format_colors,
     height_for,
     legend,
     log_axis,
@@ -29,6 +36,7 @@ from qgate.report.plots._sheet import (
     rows_named,
     sheet,
     signed_log,
+    type_colors,
 )
 from qgate.report.plots.dumps.comparisons import losses_of, worst_loss
 from qgate.report.plots.palette import COLORS
@@ -63,7 +71,7 @@ def _build_boxes(analysis: DumpAnalysis) -> Sheet | None:
         title = f"Largest magnitude {brief(amax)}, in {tensor_title(top)}"
     made = sheet(12, height_for(len(told), 0.45), title)
     drawn = made.figure.subplots(1, 3, sharey=True)
-    colors = colors_for(types)
+    colors = type_colors(types)
     for place, (axes, (label, name)) in enumerate(zip(drawn, _COLUMNS, strict=True)):
         rows, values, paint = [], [], []
         for row, ((kind, _), mine) in enumerate(told.items()):
@@ -94,14 +102,13 @@ def _build_losses(analysis: DumpAnalysis) -> Sheet | None:
     if not losses:
         return None
     name, tensor, value = worst_loss(losses)
-    where = f"{quant_type_of(tensor)}, {tensor_title(tensor)}"
-    title = f"Worst of all: {decibels(value)} in {name}, {where}"
+    title = f"Worst of all: {decibels(value)} in {name}, {tensor_title(tensor)}"
     told = {n: [(t, v) for t, v in pairs if math.isfinite(v)] for n, pairs in losses.items()}
     told = {n: pairs for n, pairs in told.items() if pairs}
     if not told:
         return None
     types = list(_types([t for pairs in told.values() for t, _ in pairs]))[: len(COLORS)]
-    colors = colors_for(types)
+    colors = type_colors(types)
     made = sheet(10, min(height_for(len(told) * len(types), 0.26, 3.0), 11.0), title)
     axes = made.figure.subplots()
     height = 0.8 / len(types)
@@ -117,13 +124,52 @@ def _build_losses(analysis: DumpAnalysis) -> Sheet | None:
     rows_named(axes, list(told))
     dress(
         axes,
-        title="SQNR of the tensors: quartiles, whiskers to the worst and best; exact ones left out",
-        x="SQNR (dB)",
+        title="quartiles of the tensors, whiskers to the worst and best; exact ones left out",
+        x="SQNR, or without massive elements if worse (dB)",
         grid="x",
     )
     legend(made, {kind: patch(colors[kind]) for kind in types})
     return made
 
 
+def _build_saturation(analysis: DumpAnalysis) -> Sheet | None:
+    """The part of the squared error that saturation has, in formats whose scale rule leaves the
+    largest of a block out; of a healthy tensor too."""
+    casts = cast_names(analysis)
+    told = {
+        name: [
+            100 * cost
+            for _, fate in fates(analysis["tensors"], name)
+            if math.isfinite(cost := saturation_cost(fate))
+        ]
+        for name in format_names(analysis)
+        if name not in casts
+    }
+    told = {name: found for name, found in told.items() if any(found)}
+    told = dict(sorted(told.items(), key=lambda item: -float(np.median(item[1]))))
+    if not told:
+        return None
+    name, found = next(iter(told.items()))
+    middle = percent(float(np.median(found)) / 100)
+    title = (
+        f"By design {name} owes {middle} of its squared error to saturation, in the median of "
+        f"{counted(len(found), 'tensor')}"
+    )
+    made = sheet(9, height_for(len(told), 0.36, 2.7), title)
+    axes = made.figure.subplots()
+    colors = format_colors(told)
+    boxes_of(axes, list(told.values()), range(len(told)), [colors[n] for n in told])
+    axes.set_xlim(-2, 102)
+    rows_named(axes, [format_label(analysis, n) for n in told])
+    dress(
+        axes,
+        title="quartiles of the tensors, whiskers to the least and most",
+        x="part of the squared error that saturated values have (%)",
+        grid="x",
+    )
+    return made
+
+
+draw_saturation = Drawing(_build_saturation)
 draw_type_boxes = Drawing(_build_boxes)
 draw_losses = Drawing(_build_losses)

@@ -6,15 +6,16 @@ import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from qgate.report.dumps._findings import Said, said_of, summary_line, worst_tensors
+from qgate.report.dumps._findings import Said, said_of, summary_line
 from qgate.report.dumps._reading import (
     FINE_DB,
     decibels,
     grouped,
     quant_type_of,
+    row_titles,
     shortened,
-    tensor_title,
 )
+from qgate.report.dumps._worst import worst_tensors
 from qgate.report.plots._figure import LABEL, PANEL, SMALL, TICK, dress
 from qgate.report.plots._sheet import (
     Drawing,
@@ -34,7 +35,7 @@ from qgate.report.plots.dumps.distributions import (
     span_of,
     stacked_binades,
 )
-from qgate.report.plots.palette import BLACK, BROWN, COLORS, GRAY, INK, WARN
+from qgate.report.plots.palette import BLACK, BROWN, COLORS, GRAY, INK, WARN, format_color
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
 
 if TYPE_CHECKING:
@@ -107,12 +108,12 @@ def _write_findings(axes: Axes, analysis: DumpAnalysis, said: Said) -> None:
     bad = worst_tensors(analysis, _TENSORS)
     if bad:
         axes.text(0.63, 1, "Worst tensors", fontsize=PANEL, weight="bold", va="top")
-    for row, found in enumerate(bad):
+    titles = row_titles([found.tensor for found in bad], 58)
+    for row, (found, name) in enumerate(zip(bad, titles, strict=True)):
         y = 1 - 2 * step * (row + 0.65)
-        axes.text(0.63, y, plain(tensor_title(found.tensor, 54), 56), fontsize=LABEL, va="top")
-        what = f"{shortened(quant_type_of(found.tensor), 20)}: {found.reason}"
+        axes.text(0.63, y, plain(name, 58), fontsize=LABEL, va="top")
         axes.text(
-            0.645, y - step * 0.92, plain(what, 58), fontsize=TICK, va="top",
+            0.645, y - step * 0.92, plain(found.reason, 58), fontsize=TICK, va="top",
             color=WARN if found.rank[0] >= 2 else INK,
         )  # fmt: skip
     for text in axes.texts:
@@ -131,7 +132,7 @@ def _draw_values(axes: Axes, analysis: DumpAnalysis, groups: dict) -> None:  # t
     )  # fmt: skip
     whole_numbers(axes, "x", 14)
     entries = {name: line(colors[name], linewidth=2) for name in groups}
-    entries |= {name: patch(COLORS[(row + 2) % len(COLORS)]) for row, name in enumerate(borders)}
+    entries |= {name: patch(format_color(name)) for name in borders}
     axes.legend(
         list(entries.values()), [f" {plain(name, 20)}" for name in entries], fontsize=SMALL,
         frameon=False, loc="upper left", bbox_to_anchor=(0.0, -0.17), ncols=7, columnspacing=1.2,
@@ -140,13 +141,14 @@ def _draw_values(axes: Axes, analysis: DumpAnalysis, groups: dict) -> None:  # t
 
 
 def _draw_losses(axes: Axes, told: list[dict[str, Any]]) -> None:
-    rows = [row for row in told if row["worst_db"] <= FINE_DB][:10]
+    least = {row["format"]: min(row["worst_db"], row["worst_rest_db"]) for row in told}
+    rows = [row for row in told if least[row["format"]] <= FINE_DB][:10]
     if not rows:
         axes.axis("off")
         axes.text(0, 0.9, f"no format loses more than {FINE_DB:g} dB", fontsize=LABEL, va="top")
         return
-    ends = [min(row["median_db"], FINE_DB) for row in rows]
-    worst = [row["worst_db"] for row in rows]
+    ends = [min(row["median_rest_db"], FINE_DB) for row in rows]
+    worst = [least[row["format"]] for row in rows]
     y = range(len(rows))
     axes.hlines(y, worst, ends, color=COLORS[4], linewidth=4)
     axes.plot(worst, y, "D", color=WARN, markersize=5.5, label=" worst tensor")
@@ -158,8 +160,10 @@ def _draw_losses(axes: Axes, told: list[dict[str, Any]]) -> None:
         )  # fmt: skip
     low, high = min(worst), max(*ends, *worst)
     axes.set_xlim(low - 0.28 * max(high - low, 10), high + 0.06 * max(high - low, 10))
-    rows_named(axes, [row["format"] for row in rows], 18)
-    dress(axes, title="what formats lose", x="SQNR (dB)", grid="x")
+    rows_named(axes, [row["label"] for row in rows], 18)
+    dress(
+        axes, title="what formats lose", x="SQNR, without massive elements if worse (dB)", grid="x"
+    )
     axes.legend(fontsize=SMALL, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.17), ncols=2)
 
 

@@ -12,7 +12,7 @@ from qgate.report.dumps._reading import (
     figure_of,
     kind_title,
     outliers,
-    quant_type_of,
+    row_titles,
     tensor_title,
     value_tensors,
     worst,
@@ -116,7 +116,9 @@ def _build_channels(analysis: DumpAnalysis) -> Sheet | None:
     columns = min(3, len(shown))
     rows = -(-len(shown) // columns)
     made = sheet(max(3.9 * columns, 6.4), 2.5 * rows + 0.9, title)
-    for axes, (tensor, factor) in zip(panels(made, len(shown), columns), shown, strict=True):
+    titles = row_titles([tensor for tensor, _ in shown], 90)
+    drawn = panels(made, len(shown), columns)
+    for axes, name, (tensor, factor) in zip(drawn, titles, shown, strict=True):
         channels = tensor["channels"]
         curve = np.maximum(np.asarray(channels["curve"], dtype=np.float64), 0)
         places = np.linspace(1, channels["count"], len(curve))
@@ -135,7 +137,7 @@ def _build_channels(analysis: DumpAnalysis) -> Sheet | None:
         )  # fmt: skip
         dress(
             axes,
-            title=wrapped(f"{tensor['title']}, {quant_type_of(tensor)}", 40),
+            title=wrapped(name, 42),
             x=f"channels by largest magnitude ({channels['count']:,})",
             y="largest magnitude",
         )
