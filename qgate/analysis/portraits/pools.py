@@ -108,7 +108,10 @@ def pool_of_counts(
     if dtype.removeprefix("torch.") in ("float32", "float64"):
         pool = replace(pool, sums=_known_sums(stats, int(pool.weighted[1].sum())))
     targets = [t for t in map(target_of, formats) if isinstance(t, Limit | ElementFormat)]
-    return replace(pool, fates={t.name: fate_of_counts(t, pool) for t in targets if not scaled(t)})
+    fates = {
+        t.name: fate_of_counts(t, pool, massive=pool.massive) for t in targets if not scaled(t)
+    }
+    return replace(pool, fates=fates)
 
 
 def pool_of_statistics(
