@@ -29,7 +29,7 @@ from qgate.results import (
     markdown_summary,
     to_csv,
 )
-from qgate.text import for_terminal
+from qgate.text import for_terminal, one_line
 from tests.baselines.building import accepting, recorded
 from tests.dumps.making import write as write_dump
 from tests.results.making import record, write
@@ -176,7 +176,7 @@ def test_an_annotation_is_one_command(name: str) -> None:
         assert set(properties) <= {"file", "line", "title"}
         assert message or not bad
     _, properties, _ = parsed(str(github_annotation(rows(name)[0])))
-    assert properties["file"] == bad
+    assert properties["file"] == one_line(bad)
     assert properties["line"] == "3"
 
 
