@@ -39,7 +39,6 @@ class ElementFormat(abc.ABC):
     block: ClassVar[int | None] = None
     scale: ClassVar[str] = "-"
     rounding: ClassVar[Rounding] = "even"
-    default_granularity: ClassVar[str | None] = None
     tapered: ClassVar[bool] = False
     """If precision falls with the distance from 1, so that the best scale fills no range."""
 

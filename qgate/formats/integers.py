@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,8 +22,6 @@ class IntFormat(ElementFormat):
 
     width: int
     fraction_bits: int = 0
-
-    default_granularity: ClassVar[str | None] = "tensor"
 
     @property
     def bits(self) -> int:

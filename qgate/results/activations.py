@@ -15,8 +15,6 @@ from qgate.results.portraits import Histogram, Portrait
 ACTIVATIONS = "qgate activations 2"
 READABLE = (ACTIVATIONS, "qgate activations 1")
 """Kinds that are read: version 1 has `flush` for `flushed`."""
-REDUCED = ("token", "channel", "all")
-ROLES = ("input", "output", "weight")
 PER_TENSOR = " per tensor"
 """Ends the name of a format that has one scale for a tensor here and one per row in its mode."""
 

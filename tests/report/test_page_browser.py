@@ -120,7 +120,9 @@ def test_sweeps_are_sorted_by_a_click_and_by_keyboard(browser: Browser, tmp_path
         assert shown == sorted(shown, reverse=True)
         button.press("Enter")
         assert float(cells.first.inner_text()) == 1.5
-        expect(it.page.locator("table.sortable thead th:nth-child(5)").first).to_have_attribute("aria-sort", "ascending")
+        expect(it.page.locator("table.sortable thead th:nth-child(5)").first).to_have_attribute(
+            "aria-sort", "ascending"
+        )
         expect(it.page.locator("#others")).to_contain_text("mxfp_scaling_fp8_e4m3.json")
         it.page.locator("td.files a").first.click()
         assert it.page.url.endswith((".json", ".png"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -71,7 +71,7 @@ class Peers:
         """
         told = {n: np.array(v, dtype=np.int64) for n, v in self._whole.items()}
         real = {n: np.array(v, dtype=np.float64) for n, v in self._real.items()}
-        ratios = self._ratios(told["kind"], told["member"], **real)
+        ratios = self._ratios(told["kind"], told["member"], real["distance"], real["chance"])
         known = np.isfinite(ratios)
         found: list[PeerCell] = []
         places: list[int] = []
@@ -103,7 +103,6 @@ class Peers:
         member: npt.NDArray[np.int64],
         distance: Floats,
         chance: Floats,
-        log: Floats,  # noqa: ARG004
     ) -> Floats:
         ratios = np.full(len(kind), math.nan)
         two = len(np.unique(member)) == 2
@@ -119,12 +118,3 @@ class Peers:
 def stands_out(ratio: float, most: float, tensors: int) -> bool:
     """Whether the mean ratio of so many tensors, or the largest of them, is beyond healthy ones."""
     return ratio > LIMIT + FEW_TENSORS / tensors or most > TENSOR_LIMIT
-
-
-def members_that_stand_out(cells: Sequence[PeerCell]) -> dict[int, list[PeerCell]]:
-    """The cells that stand out by member, the farthest of each first."""
-    found: dict[int, list[PeerCell]] = {}
-    for cell in sorted(cells, key=lambda cell: -cell["ratio"]):
-        if cell["stands_out"]:
-            found.setdefault(cell["member"], []).append(cell)
-    return found

@@ -15,7 +15,7 @@ import numpy as np
 
 from qgate.errors import QgateError
 from qgate.files import replacing
-from qgate.report.plots.palette import BLACK, GRAY, WHITE
+from qgate.report.plots.palette import GRAY, WHITE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 HEADLINE, PANEL, LABEL, TICK, SMALL = 12.0, 9.5, 9.0, 8.5, 8.0
 DPI = 110
 _GRID, _GRID_WIDTH = 0.22, 0.6
-_LIGHT = 0.45
 # Of zlib: twice as fast as usual for files a sixth larger.
 _EFFORT = 3
 
@@ -87,11 +86,6 @@ def _numbers() -> type[Formatter]:
             return number_names(values) if len(values) else []
 
     return Numbers
-
-
-def ink_on(share: float) -> str:
-    """What shows on a cell of a map, by its place on the ramp from 0, the darkest, to 1."""
-    return WHITE if share < _LIGHT else BLACK
 
 
 def save(figure: Figure, path: Path, *, dpi: float = DPI, image: Image | None = None) -> None:
