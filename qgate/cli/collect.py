@@ -47,8 +47,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", help="what tensors are stored as: keep (default), bf16, fp16, fp32")
     add("--attention-weights", action="store_true", default=None, help="also after softmax")
     add("--counted", metavar="N", help="elements of a tensor that are counted, or all")
-    add("--watch-underflow", action="store_true", help="say at the end which tensors that qgate "
-        "quantized lost values below the smallest normal number of their format")  # fmt: skip
+    add("--watch-underflow", action="store_true", help="list at the end where quantization "
+        "by qgate lost values below the smallest normal number of the format")  # fmt: skip
     add("--existing", help="tensors that are there: refuse (default), append, overwrite")
     add("program", nargs=argparse.REMAINDER, help="-- FILE or -m MODULE, and its arguments")
 

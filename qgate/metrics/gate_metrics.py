@@ -27,11 +27,13 @@ for _metric in (
     ),
     Metric(
         name="saturated_share", label="Saturated", direction="steady", counted=True,
-        sources=("format",), definition="share of elements beyond the largest value",
+        sources=("format",),
+        definition="share of finite elements above the largest value when rounded without a bound",
     ),
     Metric(
         name="flushed_share", label="Flushed", direction="steady", counted=True,
-        sources=("format",), definition="share of elements that become zero",
+        sources=("format",),
+        definition="share of finite elements that are not zero and become zero",
     ),
     Metric(
         name="exponent", label="Scale Exponent", direction="equal", sources=("format",),

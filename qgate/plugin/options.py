@@ -88,8 +88,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "watch-underflow": {
         "action": "store_true",
         "default": None,
-        "help": "say at the end which quantized tensors lost values below the smallest normal "
-        "number of their format; slower",
+        "help": "list at the end where quantization lost values below the smallest normal number "
+        "of the format (slows the run)",
     },
     "update-baselines": {
         "action": "store_true",

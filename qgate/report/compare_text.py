@@ -49,7 +49,7 @@ def _partner(record: Record) -> list[str]:
 
 
 def _legend(about: str = "Grades are of MSE and correlation.") -> list[str]:
-    return ["", f"{about} They decide nothing; limits are for `pytest suites`.", bands_text()]
+    return ["", f"{about} They are for information; `pytest suites` applies limits.", bands_text()]
 
 
 def _layer_name(name: str) -> str:

@@ -213,12 +213,12 @@ def test_a_fault_in_one_layer_of_one_rank_is_a_finding(tmp_path: Path) -> None:
     analysis = analyzed(write(tmp_path / "d", fault), ("fp8_e4m3",))
     told = [finding for finding in findings(analysis) if finding.text.startswith("Rank 2 stands")]
     assert [finding.level for finding in told] == ["warn"]
-    assert told[0].text.startswith("Rank 2 stands out of 3 in layer 1: ")
+    assert told[0].text.startswith("Rank 2 of 3 stands out in layer 1: ")
     assert not any("No rank" in finding.text for finding in findings(analysis))
     assert "No rank" not in tensor_stats(analysis)
     made = picture_at("rank_analysis/scores.png").draw.build(analysis)
     assert made is not None
-    assert made.title.startswith("Rank 2 stands out of 3 in layer 1")
+    assert made.title.startswith("Rank 2 of 3 stands out in layer 1")
 
 
 def test_a_fault_in_one_sample_is_a_finding(tmp_path: Path) -> None:
@@ -227,10 +227,10 @@ def test_a_fault_in_one_sample_is_a_finding(tmp_path: Path) -> None:
 
     analysis = analyzed(write(tmp_path / "d", fault, ranks=1, samples=4), ("fp8_e4m3",))
     (finding,) = [f for f in findings(analysis) if f.text.startswith("Sample")]
-    assert finding.text.startswith("Sample 1 stands out of 4 in layers 0 and 1: ")
+    assert finding.text.startswith("Sample 1 of 4 stands out in layers 0 and 1: ")
     made = picture_at("layer_analysis/samples.png").draw.build(analysis)
     assert made is not None
-    assert made.title.startswith("Sample 1 stands out of 4")
+    assert made.title.startswith("Sample 1 of 4 stands out")
 
 
 def test_healthy_ranks_and_samples_do_not_stand_out(healthy: DumpAnalysis) -> None:

@@ -175,7 +175,7 @@ def test_the_dots_are_the_ratios_of_the_record(normal: DumpAnalysis) -> None:
 def test_the_rank_that_stands_out_is_named(normal: DumpAnalysis) -> None:
     sheet = built(BY_PATH["rank_analysis/scores.png"], normal)
     assert sheet is not None
-    assert sheet.title.startswith("Rank 2 stands out of 3")
+    assert sheet.title.startswith("Rank 2 of 3 stands out")
 
 
 def test_nothing_is_drawn_of_what_does_not_overflow(normal: DumpAnalysis) -> None:

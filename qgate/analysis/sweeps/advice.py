@@ -227,8 +227,8 @@ def _reasons(
     if advice["mse_cost_db"] > COSTLY_DB:
         finest = levels[advice["best_mse"]]
         reasons.append(
-            f"The composite score costs {advice['mse_cost_db']:.2f} dB against the best MSE, "
-            f"which {word} {finest['exponent']:g} has."
+            f"It loses {advice['mse_cost_db']:.2f} dB against the level with the best MSE, {word} "
+            f"{finest['exponent']:g}; the composite score prefers it."
         )
     kind = "overflow_energy" if block else "overflow_share"
     left_out = sum(level[kind] > HIGH for level in levels)
@@ -264,7 +264,7 @@ def _against_usual(
     if kind == "production":
         if is_recommended:
             return [f"It is the {word} that MX's floor rule uses."]
-        return [f"The {word} in production, {held['exponent']:g}, {said}."]
+        return [f"The {word} of MX's floor rule, {held['exponent']:g}, {said}."]
     if is_recommended:
         return [f"It is the scale of {_USUAL[kind]}."]
     return [f"{_USUAL[kind]}, 2^{held['exponent']:.4g}, {said}.".replace("the plain", "The plain")]

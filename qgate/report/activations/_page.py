@@ -185,7 +185,7 @@ def _layers(record: ActivationsRecord) -> str:
             "token ratio", "outlier tokens", *names]  # fmt: skip
     table = _table(head, rows, 2, "layers")
     about = (
-        "Worst first, by the format that keeps least (SQNR; of two figures, with/without massive "
+        "Worst first, by the lowest SQNR of any format (of two figures, with/without massive "
         "elements, the worse counts). Channel ratio: the largest channel "
         "over the median one; token ratio: the largest token over the median one; outlier tokens: "
         "per sample."

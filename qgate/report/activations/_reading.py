@@ -242,7 +242,8 @@ def losses(layer: LayerActivations) -> dict[str, Loss]:
 
 
 def _loss(name: str, fate: Mapping[str, Any]) -> Loss:
-    """With one scale per tensor it is the better of a cast and of the power of two that fits."""
+    """Return the loss of a cast; with one scale per tensor, of the power of two that loses least
+    if that is better, by the worse of the two figures."""
     kinds = ("", "fitted_") if name.endswith(PER_TENSOR) else ("",)
     pairs = [
         Loss(
@@ -252,7 +253,7 @@ def _loss(name: str, fate: Mapping[str, Any]) -> Loss:
         for kind in kinds
     ]
     known = [loss for loss in pairs if not math.isnan(loss.sqnr_db)]
-    return max(known, key=lambda loss: loss.sqnr_db, default=Loss(math.nan, math.nan))
+    return max(known, key=lambda loss: loss.worse, default=Loss(math.nan, math.nan))
 
 
 def loss_of(record: Mapping[str, Any], name: str) -> Loss | None:
@@ -262,7 +263,7 @@ def loss_of(record: Mapping[str, Any], name: str) -> Loss | None:
 
 
 def worst_format(layer: LayerActivations) -> tuple[str, Loss] | None:
-    """The format that keeps least of a layer, by the worse of its two figures."""
+    """Return the format with the lowest SQNR of a layer, by the worse of its two figures."""
     told = losses(layer)
     return min(told.items(), key=lambda pair: pair[1].worse) if told else None
 

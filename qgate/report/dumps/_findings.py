@@ -274,7 +274,7 @@ def rank_findings(analysis: DumpAnalysis) -> list[Finding]:
     if out is None:
         return apart or [Finding("info", f"{none_stands_out(len(ranks['rows']))}.")]
     mine = [tensor for tensor in ranks["tensors"] if tensor["farthest"] == out]
-    text = f"Rank {out} stands out of {len(ranks['rows'])}{layers_apart(cells, out)}"
+    text = f"Rank {out} of {len(ranks['rows'])} stands out{layers_apart(cells, out)}"
     far = worst(mine, lambda tensor: figure_of(tensor, "factor"))
     if far:
         text += f": a factor of {brief(far[0][1])} at {tensor_title(far[0][0])}"
@@ -298,14 +298,14 @@ def _apart(cells: Sequence[PeerCell], word: str, count: int) -> list[Finding]:
         if count == 2 and found:
             break
         first = mine[0]
-        who = f"{word.capitalize()} {member} stands out of {count}"
+        who = f"{word.capitalize()} {member} of {count} stands out"
         if count == 2:
             who = " and ".join(map(str, sorted({cell["member"] for cell in cells})))
             who = f"{word.capitalize()}s {who} differ"
         text = (
             f"{who} in {layers_named({cell['layer'] for cell in mine})}: "
-            f"{brief(first['ratio'])} times as far from the others as tensors of its kind are, "
-            f"worst at {tensor_title(first)}"
+            f"{brief(first['ratio'])} times as far from the other {word}s as is usual for such "
+            f"tensors, worst at {tensor_title(first)}"
         )
         factor = 2.0 ** first["log2"]
         text += f", {brief(factor)} times their root mean square" if abs(factor - 1) > 0.01 else ""

@@ -195,7 +195,7 @@ def _worst(analysis: DumpAnalysis) -> str:
         )
     head = [
         "tensor", "what is worst", "quant type", "amax", "rms", "kurtosis",
-        "outlier channel", "saturated", "zeroed",
+        "outlier channel", "saturated", "flushed",
     ]  # fmt: skip
     more = len(analysis["tensors"]) - len(bad)
     rest = f"<p class='about'>{more:,} more in statistics/tensors.csv.</p>" if more > 0 else ""
@@ -223,16 +223,17 @@ def _formats(said: Said) -> str:
     ]
     head = [
         "format", "worst tensor", "worst SQNR", "without massive", "median SQNR",
-        "without massive", "zeroed", "saturated", "of the error",
+        "without massive", "flushed", "saturated", "of the error",
     ]  # fmt: skip
     body = (
         sortable(head, rows, 2, "formats")
         + "<p class='about'>SQNR with the format's own scales; without any, cast as it is or with "
-        "the one power of two that loses least, whichever is better. Massive elements are so few "
-        "and so large that they hide what becomes of all others. Zeroed and saturated: shares of "
-        "finite values, cast as they are where a format has no scales; of the error: the part of a "
-        "tensor's squared error that saturated values have, in the mean. A format with scales of "
-        "its own saturates by design: its scale rule leaves the largest of a block out.</p>"
+        "the one power of two that loses least, whichever is better. Massive elements are few and "
+        "more than 20 times the rms of the rest: they can hide what the others lose. Flushed and "
+        "saturated: shares of finite values, cast as they are where a format has no scales; of the "
+        "error: the part of a tensor's squared error that saturated values have, in the mean. A "
+        "format with scales of its own may saturate by design: its scale rule leaves the largest "
+        "of a block out.</p>"
         if rows
         else empty("No tensor has figures of formats: there are statistics only.")
     )

@@ -231,7 +231,16 @@ def _formats(told: Sequence[dict[str, Any]]) -> str:
         ]
         for row in told
     ]
-    head = ["format", "worst", "rest", "median", "rest", "zeroed", "saturated", "of the error"]
+    head = [
+        "format",
+        "worst",
+        "its rest",
+        "median",
+        "its rest",
+        "flushed",
+        "saturated",
+        "of the error",
+    ]
     lines = _columns(head, rows, "<>>>>>><")
     titles = row_titles([row["worst"] for row in told], 86)
     for place, title in enumerate(titles, 1):
@@ -239,10 +248,10 @@ def _formats(told: Sequence[dict[str, Any]]) -> str:
     about = (
         "worst and median SQNR with the format's own scales; without any, cast as it is or with "
         "the one power of two that loses least, whichever is better; rest: without massive "
-        "elements. Zeroed and saturated are shares of finite values, cast as they are; of the "
+        "elements. Flushed and saturated are shares of finite values, cast as they are; of the "
         "error: the part of a tensor's squared error that saturated values have, in the mean. A "
-        "format with scales of its own saturates by design: its scale rule leaves the largest of a "
-        "block out."
+        "format with scales of its own may saturate by design: its scale rule leaves the largest "
+        "of a block out."
     )
     return _section("Losses in each format (SQNR)", [*lines, *_wrapped(about, "")] if lines else [])
 
@@ -259,7 +268,7 @@ def _loss_scales(analysis: DumpAnalysis) -> str:
         ]
         for row in analysis["loss_scales"]
     ]
-    head = ["format", "least", "largest", "advised", "zeroed without", "zeroed with"]
+    head = ["format", "least", "largest", "advised", "flushed without", "flushed with"]
     return _section("Loss scales", _columns(head, rows, "<>>>>>"))
 
 

@@ -28,9 +28,9 @@ _MARKS = (
     ("minimum", "min"),
 )
 _USUAL = {
-    "production": "prod: the exponent in use.",
+    "production": "prod: the exponent of MX's floor rule.",
     "amax": "amax: the scale amax / max.",
-    "cast": "cast: no scale.",
+    "cast": "cast: the plain cast, scale 2^0.",
 }
 
 

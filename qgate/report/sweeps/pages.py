@@ -292,7 +292,8 @@ _WORDS = _defined(
                   "(production), amax / max of fp8 and integers, none of formats that are cast."),
         ("gap", "Recommended less usual: what is lost today, or below zero what the recommended "
                 "level costs in SQNR."),
-        ("saturated", "Elements beyond the largest value at the recommended level."),
+        ("saturated", "Finite elements that are above the largest value when rounded without a "
+                      "bound, at the recommended level."),
         ("energy lost", "The share of the sum of squares that saturation loses."),
         ("flushed", "Elements that were not zero and become zero."),
     )

@@ -79,7 +79,7 @@ def draw_losses(record: ActivationsRecord, role: str, look: Look) -> Sheet | Non
         ((each, worst) for each in layers if (worst := worst_format(each))),
         key=lambda pair: pair[1][1].worse,
     )
-    title = f"{name} keeps least of the {role} of {name_of(bad, 60)}: {loss}"
+    title = f"{name} has the lowest SQNR, of the {role} of {name_of(bad, 60)}: {loss}"
     wide = columns_for(len(names)) if len(columns) <= 16 else min(2, len(names))
     rows = -(-len(names) // wide)
     height = max(1.1, 0.3 * len(kept) + 0.75)

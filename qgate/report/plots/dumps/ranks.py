@@ -97,14 +97,17 @@ def _verdict(told: Ranks) -> str:
     if out is not None:
         score = next((figure_of(row, "score") for row in told["rows"] if row["rank"] == out), 0.0)
         where = layers_apart(cells, out)
-        return f"Rank {out} stands out of {count}{where}: score {brief(score)}"
+        return f"Rank {out} of {count} stands out{where}: score {brief(score)}"
     apart = apart_by_member(cells)
     if not apart:
         return none_stands_out(count)
     layers = layers_named({cell["layer"] for mine in apart.values() for cell in mine})
     if count == 2:
         return f"Two ranks differ in {layers}"
-    return f"Rank {' and '.join(map(str, list(apart)[:4]))} stands out of {count} in {layers}"
+    names = [str(member) for member in list(apart)[:4]]
+    if len(names) == 1:
+        return f"Rank {names[0]} of {count} stands out in {layers}"
+    return f"Ranks {' and '.join(names)} of {count} stand out in {layers}"
 
 
 def _build_scores(analysis: DumpAnalysis) -> Sheet | None:
