@@ -30,7 +30,7 @@ from qgate.cli._numbers import from_one
 from qgate.cli._sweep_work import Lost, Made, Work, all_made_of, made_of
 from qgate.cli._workers import add_workers, workers_from
 from qgate.errors import QgateError
-from qgate.text import for_terminal
+from qgate.text import for_terminal, one_line
 from qgate.urls import check_writable, place_of
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
     entries: list[Entry] = []
     with _progress(len(specs)) as step:
         for number, outcome in enumerate(_outcomes(specs, work, target, workers), 1):
-            say("", f"[{number}/{len(specs)}] Processing: {outcome.spec}", _THIN)
+            say("", f"[{number}/{len(specs)}] Processing: {one_line(outcome.spec)}", _THIN)
             say(*outcome.lines)
             results += outcome.results
             answers += outcome.answers
@@ -301,7 +301,7 @@ def _written(spec: str, made: Iterable[Made | Lost], target: Target) -> Outcome:
     for each in made:
         if isinstance(each, Lost):
             outcome.lost = True
-            outcome.lines.append(f"❌ Failed: {each.part}: {each.reason}")
+            outcome.lines.append(f"❌ Failed: {one_line(each.part)}: {each.reason}")
             outcome.results.append((each.part, each.reason))
             continue
         swept, reason = each.swept, each.swept.failed
@@ -315,9 +315,9 @@ def _written(spec: str, made: Iterable[Made | Lost], target: Target) -> Outcome:
                 reason = f"cannot write the results: {error}"
         reason = reason or each.undrawn or None
         mark, words = (
-            ("❌", f"Failed: {swept.source}: {reason}")
+            ("❌", f"Failed: {one_line(swept.source)}: {reason}")
             if reason
-            else ("✅", f"Successfully processed: {swept.source}")
+            else ("✅", f"Successfully processed: {one_line(swept.source)}")
         )
         outcome.lines.append(f"{mark} {words}")
         outcome.results.append((swept.source, reason))

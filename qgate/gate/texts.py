@@ -11,6 +11,7 @@ from qgate.gate.grades import graded, graded_text
 from qgate.gate.updating import hint
 from qgate.gate.verdict import Verdict
 from qgate.metrics import METRICS
+from qgate.text import one_line
 
 COLUMNS = ("site", "scope", "metric", "accepted/ideal", "now", "change", "limit", "kind")
 
@@ -21,7 +22,7 @@ def first_line(verdict: Verdict, mode: str, *, label: str = "mode") -> str:
     if not failed:
         raise QgateError(f"{label} {mode} passed: there is no failure to describe.")
     rest = f" (+{len(failed) - 1} more)" if len(failed) > 1 else ""
-    return sentence(failed[0], f"at {failed[0].site} ({label} {mode})") + rest
+    return one_line(sentence(failed[0], f"at {failed[0].site} ({label} {mode})")) + rest
 
 
 def sentence(check: Check, where: str) -> str:
@@ -202,12 +203,12 @@ def cells_of(check: Check) -> tuple[str, ...]:
     if check.text or check.accepted_text:
         texts = check.accepted_text or "-", check.text or "-"
         limit = f"== {check.accepted_text}" if check.accepted_text else "-"
-        return check.site, check.scope, check.metric, *texts, "-", limit, check.kind
+        return one_line(check.site), check.scope, check.metric, *texts, "-", limit, check.kind
     now, bound = number(check.value), number(check.bound)
     if check.value is not None and check.bound is not None and math.isfinite(check.value):
         now, bound = _apart(check.value, check.bound)
     limit = f"{check.side} {bound}" if check.bound is not None else "-"
-    site, metric = check.site or "-", check.metric or "-"
+    site, metric = one_line(check.site) or "-", check.metric or "-"
     return site, check.scope, metric, number(check.against), now, _moved(check), limit, check.kind
 
 

@@ -13,7 +13,7 @@ from qgate.plugin.activating import activation_session_of
 from qgate.plugin.dumping import dump_session_of
 from qgate.plugin.options import command_of, value
 from qgate.plugin.sessions import session_of
-from qgate.text import one_line
+from qgate.text import for_terminal, one_line
 
 if TYPE_CHECKING:
     import torch
@@ -141,11 +141,11 @@ class Deciding:
             pytest.fail(one_line(reason), pytrace=False)
         reason = self._shown_to_hooks(outcome)
         if reason:
-            pytest.fail(reason, pytrace=False)
+            pytest.fail(for_terminal(reason), pytrace=False)
         self._item.stash[COMPUTING] = False
         self._item.stash[OUTCOMES].append((self.session, outcome))
         if outcome.text:
-            pytest.fail(outcome.text, pytrace=False)
+            pytest.fail(for_terminal(outcome.text), pytrace=False)
 
     def _shown_to_hooks(self, outcome: Outcome) -> str:
         """Let hooks see the records; what one of them breaks, in words."""

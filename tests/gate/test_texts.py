@@ -164,3 +164,11 @@ def test_budget_rows_show_decibels() -> None:
         "1.1e-04",
         "budget",
     ]
+
+
+def test_a_hostile_name_is_one_line_without_control_characters() -> None:
+    name = "bad\n::error::x\x1b[31m\u202e"
+    found = text(carried(name, 1.0))
+    assert all(char.isprintable() or char == "\n" for char in found)
+    assert not any(line.startswith("::") for line in found.splitlines())
+    assert r"bad\n::error::x\x1b[31m\u202e" in found.splitlines()[0]

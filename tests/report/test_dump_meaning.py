@@ -211,7 +211,9 @@ def test_a_fault_in_one_layer_of_one_rank_is_a_finding(tmp_path: Path) -> None:
         return x * 2 if (told.rank, told.layer) == (2, 1) and told.name != "weight" else x
 
     analysis = analyzed(write(tmp_path / "d", fault), ("fp8_e4m3",))
-    told = [finding for finding in findings(analysis) if finding.text.startswith("Rank 2 stands")]
+    told = [
+        finding for finding in findings(analysis) if finding.text.startswith("Rank 2 of 3 stands")
+    ]
     assert [finding.level for finding in told] == ["warn"]
     assert told[0].text.startswith("Rank 2 of 3 stands out in layer 1: ")
     assert not any("No rank" in finding.text for finding in findings(analysis))
@@ -219,6 +221,16 @@ def test_a_fault_in_one_layer_of_one_rank_is_a_finding(tmp_path: Path) -> None:
     made = picture_at("rank_analysis/scores.png").draw.build(analysis)
     assert made is not None
     assert made.title.startswith("Rank 2 of 3 stands out in layer 1")
+
+
+def test_a_rank_of_zeros_is_said_in_words(tmp_path: Path) -> None:
+    def fault(told: Any, x: Tensor) -> Tensor:
+        return x * 0 if (told.rank, told.layer) == (2, 1) and told.name != "weight" else x
+
+    analysis = analyzed(write(tmp_path / "d", fault), ("fp8_e4m3",))
+    said = " ".join(f.text for f in findings(analysis) if f.text.startswith("Rank 2 of 3 stands"))
+    assert "a factor of more than 2^60, or all zeros, at L1" in said
+    assert "e19" not in said
 
 
 def test_a_fault_in_one_sample_is_a_finding(tmp_path: Path) -> None:
@@ -235,7 +247,7 @@ def test_a_fault_in_one_sample_is_a_finding(tmp_path: Path) -> None:
 
 def test_healthy_ranks_and_samples_do_not_stand_out(healthy: DumpAnalysis) -> None:
     told = [finding.text for finding in findings(healthy)]
-    assert "No rank of 3 stands out." in told
+    assert "No rank of 3 stands out by the distribution of its finite values." in told
     assert not any("Sample" in text for text in told)
 
 
@@ -250,6 +262,13 @@ def test_a_trend_needs_enough_tensors_that_are_not_quantized(healthy: DumpAnalys
     floats = copy.deepcopy(healthy)
     for tensor in floats["tensors"]:
         del tensor["formats"]["int8"]
+    made = draw(floats)
+    assert made is not None
+    assert made.title == "No format loses steadily more of 60 tensors with a larger crest"
+    for tensor in floats["tensors"][:2]:  # two far out make no trend of sixty
+        tensor["amax"] *= 50
+        tensor["formats"]["fp8_e4m3"]["noise"] *= 100
+        tensor["formats"]["fp8_e4m3"]["fitted_noise"] *= 100
     made = draw(floats)
     assert made is not None
     assert made.title == "No format loses steadily more of 60 tensors with a larger crest"

@@ -203,8 +203,9 @@ def _logs(group: Group) -> dict[int, float]:
 def _log2_ratio(a: float, b: float) -> float:
     if a == b:
         return 0.0
-    found = math.log2(a) - math.log2(b) if a > 0 and b > 0 else math.inf
-    return max(-_FARTHEST, min(found, _FARTHEST))
+    if a > 0 and b > 0:
+        return max(-_FARTHEST, min(math.log2(a) - math.log2(b), _FARTHEST))
+    return -_FARTHEST if a == 0 else _FARTHEST
 
 
 def _distances(group: Group) -> dict[int, float]:

@@ -202,7 +202,10 @@ def _issues(levels: list[Level], kind: str) -> dict[str, Any]:
         grade: [i for i, level in enumerate(levels) if level["severity"][kind] == grade]
         for grade in ("high", "moderate")
     }
-    found["worst"] = int(np.argmax(shares)) if any(shares) else None
+    # What saturation costs tells levels apart that saturate as many elements.
+    costs = [level.get(f"{kind}_energy", 0.0) for level in levels]
+    worst = max(range(len(levels)), key=lambda i: (costs[i], shares[i], -i))
+    found["worst"] = worst if any(shares) else None
     if kind == "underflow":
         found["best"] = int(np.argmin(shares)) if any(shares) else None
     return found

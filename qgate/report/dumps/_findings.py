@@ -36,6 +36,7 @@ Level = Literal["fail", "warn", "info"]
 FEW_DB, OUTLIER, CORRELATION = 20.0, 20.0, 0.99
 MUCH_FLUSHED = 0.01
 _BARE = {"scaled": False}
+_HUGE = 2.0**60
 
 
 @dataclass(frozen=True)
@@ -272,12 +273,15 @@ def rank_findings(analysis: DumpAnalysis) -> list[Finding]:
     cells = ranks.get("cells") or []
     apart = _apart([cell for cell in cells if cell["member"] != out], "rank", len(ranks["rows"]))
     if out is None:
-        return apart or [Finding("info", f"{none_stands_out(len(ranks['rows']))}.")]
+        if apart or (ranks["unequal_weights"] and len(ranks["rows"]) > 2):
+            return apart
+        return [Finding("info", f"{none_stands_out(len(ranks['rows']))}.")]
     mine = [tensor for tensor in ranks["tensors"] if tensor["farthest"] == out]
     text = f"Rank {out} of {len(ranks['rows'])} stands out{layers_apart(cells, out)}"
     far = worst(mine, lambda tensor: figure_of(tensor, "factor"))
     if far:
-        text += f": a factor of {brief(far[0][1])} at {tensor_title(far[0][0])}"
+        times = brief(far[0][1]) if far[0][1] < _HUGE else "more than 2^60, or all zeros,"
+        text += f": a factor of {times} at {tensor_title(far[0][0])}"
     return [Finding("warn", f"{text}."), *apart]
 
 
@@ -289,6 +293,15 @@ def sample_findings(analysis: DumpAnalysis) -> list[Finding]:
     if found or count < 3:
         return found
     return [Finding("info", f"No sample of {count} stands out.")]
+
+
+def _factor_text(log2: float) -> str:
+    """Say how much larger a tensor is than its peers; 2^60 and more is any size."""
+    if 2.0 ** abs(log2) > _HUGE:
+        size = "all zeros or next to it" if log2 < 0 else "more than 2^60 times their size"
+        return f", {size}"
+    factor = 2.0**log2
+    return f", {brief(factor)} times their root mean square" if abs(factor - 1) > 0.01 else ""
 
 
 def _apart(cells: Sequence[PeerCell], word: str, count: int) -> list[Finding]:
@@ -307,8 +320,7 @@ def _apart(cells: Sequence[PeerCell], word: str, count: int) -> list[Finding]:
             f"{brief(first['ratio'])} times as far from the other {word}s as is usual for such "
             f"tensors, worst at {tensor_title(first)}"
         )
-        factor = 2.0 ** first["log2"]
-        text += f", {brief(factor)} times their root mean square" if abs(factor - 1) > 0.01 else ""
+        text += _factor_text(first["log2"])
         found.append(Finding("warn", f"{text}.", first["ratio"] / 1e6))
     return found
 

@@ -78,7 +78,7 @@ def none_stands_out(ranks: int) -> str:
     """Of two, each is as far from the other."""
     if ranks < 3:
         return f"Three ranks are needed to say which stands out, here are {ranks}"
-    return f"No rank of {ranks} stands out"
+    return f"No rank of {ranks} stands out by the distribution of its finite values"
 
 
 # Tensors and what they are -----------------------------------------------------------------------

@@ -110,14 +110,15 @@ def answer(source: str, record: Record) -> str:
     """One line for a summary: the recommended scale, what it is worth and what it costs."""
     level = recommended(record)
     if level is None:
-        return f"  {source}: no level could be measured"
+        return f"  {one_line(source)}: no level could be measured"
     gap, cost = usual_gap(record), mse_cost(record)
     place = f"{level['exponent']:+g}" if record["kind"] == "block" else f"2^{level['exponent']:g}"
     what = "block offset" if record["kind"] == "block" else "scale"
     known = math.isfinite(gap) and abs(gap) >= 0.005
     more = f", {gap:+.2f} dB against {USUAL[usual_kind(record)]}" if known else ""
     more += f"; {cost}" if cost else ""
-    return f"  {source}: {record['format']['name']} {what} {place}, {worth_text(level)}{more}"
+    name = f"{one_line(source)}: {record['format']['name']}"
+    return f"  {name} {what} {place}, {worth_text(level)}{more}"
 
 
 def plain(texts: Iterable[str]) -> list[str]:

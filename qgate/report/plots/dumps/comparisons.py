@@ -10,6 +10,7 @@ import numpy as np
 
 from qgate.report.dumps._reading import (
     FINE_DB,
+    Floats,
     Kind,
     brief,
     counted,
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Loss = tuple[TensorPortrait, float]
-_FEWEST = 20
+_FEWEST, _HANDFUL = 20, 5
 """Tensors that a trend needs."""
 _LEAST_SLOPE, _LEAST_SPREAD, _EXPLAINED = 0.05, 0.1, 0.25
 
@@ -193,19 +194,32 @@ def _crest(tensor: TensorPortrait) -> float:
 
 def _slope(told: Sequence[tuple[float, float, Kind]]) -> float | None:
     """Decibels with each doubling of the crest factor among tensors of one kind, which differ in
-    nothing else; None where that explains less than a quarter of how they differ."""
-    kinds = grouped(told, lambda point: point[2])
+    nothing else; None where that explains less than a quarter of how they differ, or where it is a
+    handful of tensors far out that make it."""
+    middle = {
+        kind: float(np.median([crest for crest, *_ in points]))
+        for kind, points in grouped(told, lambda point: point[2]).items()
+    }
+    inner = sorted(told, key=lambda point: abs(math.log2(point[0] / middle[point[2]])))
+    (x, whole), (_, rest) = _fit(told), _fit(inner[:-_HANDFUL])
+    if math.sqrt(float(x @ x) / len(x)) < _LEAST_SPREAD or whole is None or rest is None:
+        return None
+    return whole if 2 * rest / whole >= 1 else None
+
+
+def _fit(told: Sequence[tuple[float, float, Kind]]) -> tuple[Floats, float | None]:
+    """Deviations of log2 of the crest from the mean of each kind, and the slope if it explains."""
     parts = []
-    for found in kinds.values():
+    for found in grouped(told, lambda point: point[2]).values():
         x = np.log2([crest for crest, *_ in found])
         y = np.array([value for _, value, _ in found])
         parts.append(np.stack([x - x.mean(), y - y.mean()]))
     x, y = np.concatenate(parts, axis=1)
     spread, height = float(x @ x), float(y @ y)
-    if math.sqrt(spread / len(x)) < _LEAST_SPREAD or not height > 0:
-        return None
+    if not (spread > 0 and height > 0):
+        return x, None
     slope = float(x @ y) / spread
-    return slope if slope * slope * spread / height >= _EXPLAINED else None
+    return x, slope if slope * slope * spread / height >= _EXPLAINED else None
 
 
 def _build_quant_types(analysis: DumpAnalysis) -> Sheet | None:
