@@ -54,12 +54,17 @@ def model_figures(model: Model) -> ModelFigures:
         )
         or (site.kind == "scan" and site.port == "u")
     ]
-    seen: dict[str, list[tuple[float, float, Tensor]]] = {site.name: [] for site in wanted}
+    quantiles: dict[str, float] = {site.name: 0.0 for site in wanted}
+    maxima: dict[str, Tensor] = {}
 
     def keep(_index: int, site: Site, tensor: Tensor) -> None:
-        size = tensor.detach().float().abs()
-        channels = size.reshape(-1, size.shape[-1]).amax(0)
-        seen[site.name].append((float(channels.amax()), float(quantile(size, 0.9995)), channels))
+        magnitudes = tensor.detach().float().abs()
+        channels = magnitudes.reshape(-1, magnitudes.shape[-1]).amax(0)
+        quantiles[site.name] += float(quantile(magnitudes, 0.9995))
+        if site.name in maxima:
+            torch.maximum(maxima[site.name], channels, out=maxima[site.name])
+        else:
+            maxima[site.name] = channels
 
     bits, tokens = [], 0
     with torch.no_grad():
@@ -75,19 +80,21 @@ def model_figures(model: Model) -> ModelFigures:
         len(model.inputs),
         tokens,
         sum(bits) / len(bits) if bits else None,
-        tuple(_figures(name, parts) for name, parts in seen.items()),
+        tuple(
+            _figures(site.name, maxima[site.name], quantiles[site.name] / len(model.inputs))
+            for site in wanted
+            if site.name in maxima
+        ),
     )
 
 
-def _figures(name: str, parts: list[tuple[float, float, Tensor]]) -> SiteFigures:
-    largest = max(part[0] for part in parts)
-    quantiles = sum(part[1] for part in parts) / len(parts)
-    channels = torch.stack([part[2] for part in parts]).amax(0)
+def _figures(name: str, channels: Tensor, quantile_0_9995: float) -> SiteFigures:
+    largest = float(channels.amax())
     middle = float(channels.median()) or 1.0
     return SiteFigures(
         name,
         largest,
-        largest / quantiles if quantiles else math.inf,
-        float(channels.amax()) / middle,
+        largest / quantile_0_9995 if quantile_0_9995 else math.inf,
+        largest / middle,
         int((channels > OUTLIER * middle).count_nonzero()),
     )

@@ -271,7 +271,7 @@ def test_the_composite_says_what_it_costs() -> None:
         for fmt in ("int8", "int4", "fp4_e2m1", "fp6_e2m3"):
             swept = qgate.sweep(torch.from_numpy(ZOO[name]).bfloat16(), fmt)
             cost = swept.record["advice"]["mse_cost_db"]
-            told = f"costs {cost:.2f} dB against the best MSE"
+            told = f"loses {cost:.2f} dB against the level with the best MSE"
             assert any(told in reason for reason in swept.reasons) == (cost > advice.COSTLY_DB)
             if cost > advice.COSTLY_DB:
                 finest = swept.levels[swept.record["advice"]["best_mse"]]
