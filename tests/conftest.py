@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 from playwright.sync_api import Browser
@@ -43,11 +44,23 @@ def browser() -> Iterator[Browser]:
 def _ray_alone() -> Iterator[None]:
     """Whoever asks Ray for the cluster of this machine finds any that runs, also another test's."""
     with (Path(tempfile.gettempdir()) / "qgate-tests-ray.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        _lock(file, patience=600)
         until = time.monotonic() + 30
         while _ray_runs() and time.monotonic() < until:  # of a test before, whose driver was killed
             time.sleep(0.2)
         yield
+
+
+def _lock(file: IO[str], patience: float) -> None:
+    """Fail rather than wait for ever: after a crash, pytest-xdist may leave the holder idle."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                pytest.fail(f"another test module held Ray's lock for {patience:g} s")
+            time.sleep(0.2)
 
 
 def _ray_runs() -> bool:
