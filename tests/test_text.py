@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import html
 import io
+import math
 import re
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from qgate.text import (
     for_workflow_property,
     for_xml,
     one_line,
+    percent,
 )
 from tests.hostile import HOSTILE
 
@@ -173,3 +175,10 @@ def test_numbers_in_a_spreadsheet_stay_numbers() -> None:
 def test_it_needs_no_torch() -> None:
     code = "import sys, qgate.text; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_shares_never_read_as_none_or_all() -> None:
+    shares = (0, 1e-9, 0.004, 0.0951, 0.5, 0.995, 0.9996, 1, math.nan)
+    assert [percent(share) for share in shares] == [
+        "0 %", "1e-7 %", "0.4 %", "9.5 %", "50.0 %", "99.5 %", ">99.9 %", "100 %", "-"
+    ]  # fmt: skip

@@ -19,8 +19,8 @@ from qgate.report.activations._reading import Look, losses
 from qgate.report.activations._tables import csv_files, tables
 from qgate.report.activations.reports import check_folder, read_record, write_report
 from qgate.report.activations.texts import activation_text, keep_lines
-from qgate.report.dumps._reading import decibels
 from qgate.results.activations import ActivationsRecord
+from qgate.text import decibels
 from tests.report.activation_records import RECORDS, broken, hostile, single, usual
 
 QUICK = Look(dpi=40, formats=("html", "csv", "json"))

@@ -341,14 +341,11 @@ def test_logarithmic_axes_hold_their_values(values: list[float]) -> None:
 
 
 def test_numbers_are_said_short_and_true() -> None:
-    assert [_svg.percent(s) for s in (0, 1e-9, 0.004, 0.0951, 0.5, 0.995, 0.9996, 1)] == [
-        "0 %", "<0.1 %", "0.4 %", "9.5 %", "50 %", "99.5 %", ">99.9 %", "100 %"
-    ]  # fmt: skip
     assert [_svg.brief(v) for v in (0, 1e-4, 0.01234, 123456, -2.5e-7)] == ["0", "1e-4", "0.0123", "1.2e5", "-2.5e-7"]  # fmt: skip
     assert [_svg.number(v) for v in (0.04, -0.04, 0.5, -0.5, 10.25, 3)] == ["0", "0", ".5", "-.5", "10.2", "3"]  # fmt: skip
     assert _svg.numbers([1, -2.5, 0.5, -0.5]) == "1-2.5 .5-.5"
-    assert _svg.shortened("layers.0.mixer.in_proj:output", 100).startswith("layers")
-    assert _svg.text_width(_svg.shortened("x" * 500, 60)) <= 60
+    assert _svg.cut_to_width("layers.0.mixer.in_proj:output", 100).startswith("layers")
+    assert _svg.text_width(_svg.cut_to_width("x" * 500, 60)) <= 60
 
 
 def test_names_at_the_ends_of_lines_keep_their_distance() -> None:

@@ -22,8 +22,9 @@ from qgate.report.activations._reading import (
     target_value,
     visible,
 )
-from qgate.report.dumps._reading import brief, counted, decibels, figure_of, flushed, percent, worst
+from qgate.report.dumps._reading import figure_of, flushed, worst
 from qgate.results.activations import ActivationsRecord, LayerActivations, Proposal
+from qgate.text import brief, counted, decibels, percent
 
 Level = Literal["fail", "warn", "info"]
 _MARKS = {"fail": "BROKEN", "warn": "LOSS  ", "info": "note  "}

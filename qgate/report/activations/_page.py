@@ -23,7 +23,7 @@ from qgate.report.activations._reading import (
     worst_format,
 )
 from qgate.report.activations.texts import keep_lines, max_over_rms, worst_layers
-from qgate.report.dumps._reading import brief, decibels, figure_of, shortened
+from qgate.report.dumps._reading import figure_of
 from qgate.report.pages.parts import (
     Cell,
     contents,
@@ -36,6 +36,7 @@ from qgate.report.pages.parts import (
 )
 from qgate.report.pages.parts import figures as figure_grid
 from qgate.results.activations import ActivationsRecord, LayerActivations
+from qgate.text import decibels, shortened
 from qgate.text import for_html as text
 
 _MOST = 150
@@ -146,16 +147,12 @@ def _section(record: ActivationsRecord, name: str, shown: Sequence[Shown]) -> st
 # Tables ------------------------------------------------------------------------------------------
 
 
-def _number(value: float, shown: str | None = None) -> Cell:
-    return number(value, brief(value) if shown is None else shown)
-
-
 def _word(told: object) -> Cell:
     return str(told), None
 
 
 def _db(value: float) -> Cell:
-    return _number(value, decibels(value))
+    return number(value, decibels(value))
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Cell]], words: int, of: str) -> str:
@@ -174,11 +171,9 @@ def _layers(record: ActivationsRecord) -> str:
     for each in worst_layers(record):
         told, found = losses(each), each.get("outliers", {})
         row = [_word(name_of(each, 80)), _word(each["role"]), _worst(each)]
-        row += [_number(figure_of(each["portrait"], name)) for name in ("amax", "rms", "kurtosis")]
-        row.append(_number(max_over_rms(each)))
-        row += [
-            _number(figure_of(found, n)) for n in ("channel_ratio", "token_ratio", "mean_count")
-        ]
+        row += [number(figure_of(each["portrait"], name)) for name in ("amax", "rms", "kurtosis")]
+        row.append(number(max_over_rms(each)))
+        row += [number(figure_of(found, n)) for n in ("channel_ratio", "token_ratio", "mean_count")]
         row += [_loss(told.get(name)) for name in names]
         rows.append(row)
     head = ["layer", "role", "worst format", "amax", "rms", "kurtosis", "max/rms", "channel ratio",
@@ -194,21 +189,21 @@ def _layers(record: ActivationsRecord) -> str:
 
 
 def _loss(loss: Loss | None) -> Cell:
-    return _number(math.nan) if loss is None else _number(loss.worse, loss.short)
+    return number(math.nan) if loss is None else number(loss.worse, loss.short)
 
 
 def _worst(layer: LayerActivations) -> Cell:
     """What the order of the layers is by."""
     worst = worst_format(layer)
     if worst is None:
-        return _number(math.nan)
+        return number(math.nan)
     name, loss = worst
-    return _number(loss.worse, f"{name} {loss.short}")
+    return number(loss.worse, f"{name} {loss.short}")
 
 
 def _channels(record: ActivationsRecord) -> str:
     rows = [
-        [_word(kind), _number(channel, str(channel)), _number(layers, str(layers)), _number(ratio)]
+        [_word(kind), number(channel, str(channel)), number(layers, str(layers)), number(ratio)]
         for kind, channel, layers, ratio in systematic(record)
     ]
     head = ["modules", "systematic channel", "layers", "largest over the median channel"]
@@ -228,11 +223,11 @@ def _tokens(record: ActivationsRecord) -> str:
                         _word(each["role"]),
                         _word("outlier token" if kind == "tokens" else "massive activation"),
                         _word(visible(place["text"]) if "text" in place else "–"),
-                        _number(place["sample"], str(place["sample"])),
-                        _number(place["position"], str(place["position"])),
-                        _number(figure_of(place, "channel"), str(place.get("channel", "–"))),
-                        _number(place["value"]),
-                        _number(figure_of(place, "ratio")),
+                        number(place["sample"], str(place["sample"])),
+                        number(place["position"], str(place["position"])),
+                        number(figure_of(place, "channel"), str(place.get("channel", "–"))),
+                        number(place["value"]),
+                        number(figure_of(place, "ratio")),
                     ]
                 )
     rows.sort(key=lambda row: -abs(float(row[7][1] or 0)))
@@ -256,10 +251,10 @@ def _smoothing(record: ActivationsRecord) -> str:
         [
             _word(name_of(each, 70)),
             _word(one["format"]),
-            _number(one["alpha"]),
+            number(one["alpha"]),
             _db(one["before_db"]),
             _db(one["after_db"]),
-            _number(
+            number(
                 one["after_db"] - one["before_db"], f"{one['after_db'] - one['before_db']:+.1f} dB"
             ),
             _db(figure_of(one, "hadamard_db")),
@@ -279,7 +274,7 @@ def _sensitivity(record: ActivationsRecord) -> str:
             _word(each["format"]),
             _loss(loss_of(each, "sqnr_db")),
             _loss(loss_of(each, "local_sqnr_db")),
-            _number(figure_of(each, "loss_change")),
+            number(figure_of(each, "loss_change")),
         ]
         for each in record["sensitivity"]
     ]

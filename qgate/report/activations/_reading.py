@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from qgate.report.dumps._reading import decibels, figure_of, ratio_db, shortened
+from qgate.report.dumps._reading import figure_of, ratio_db
 from qgate.results.activations import (
     PER_TENSOR,
     ActivationsRecord,
@@ -17,7 +17,7 @@ from qgate.results.activations import (
     Proposal,
 )
 from qgate.results.portraits import HIDDEN_DB
-from qgate.text import one_line
+from qgate.text import decibels, one_line, shortened
 
 BROKEN_DB = 10.0
 """An SQNR below which a format is said to break a layer: the error is a third of the signal."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from qgate.pipeline.activations.tables import tables_of
-from qgate.report._csv import as_csv
 from qgate.results.activations import ActivationsRecord
+from qgate.text import as_csv
 
 Row = Mapping[str, Any]
 

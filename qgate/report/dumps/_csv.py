@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from qgate.report._csv import csv_lines
 from qgate.report.dumps._reading import flushed, ratio_db, ratios_db
 from qgate.results.portraits import DumpAnalysis, GroupPortrait, TensorPortrait
+from qgate.text import csv_lines
 
 _IDENTITY = (
     "title", "order", "module", "layer_type", "layer", "operation", "phase", "component", "name",

@@ -10,10 +10,7 @@ from typing import Any, Literal
 from qgate.report.dumps._losses import Losses, Share, losses_in, median
 from qgate.report.dumps._reading import (
     apart_by_member,
-    brief,
     by_kind,
-    counted,
-    decibels,
     figure_of,
     figures_of,
     format_label,
@@ -24,13 +21,13 @@ from qgate.report.dumps._reading import (
     none_stands_out,
     nonfinite,
     outliers,
-    percent,
     quant_type_of,
     tensor_title,
     two_ratios,
     worst,
 )
 from qgate.results.portraits import DumpAnalysis, PeerCell, TensorPortrait
+from qgate.text import brief, counted, decibels, percent
 
 Level = Literal["fail", "warn", "info"]
 FEW_DB, OUTLIER, CORRELATION = 20.0, 20.0, 0.99

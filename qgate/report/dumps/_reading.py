@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from qgate.report._numbers import brief as brief
 from qgate.results.portraits import DumpAnalysis, Fate, PeerCell, Portrait, TensorPortrait
-from qgate.text import one_line
+from qgate.text import decibels, distinct, one_line, shortened
 
 Floats = npt.NDArray[np.float64]
 Kind = tuple[str, str, str]
@@ -37,35 +36,8 @@ def figures_of(records: Iterable[Mapping[str, Any]], name: str) -> Floats:
     return found[np.isfinite(found)]
 
 
-def shortened(text: object, most: int = 40) -> str:
-    """A name that fits, its middle left out: its start and its end tell it apart."""
-    clean = one_line(text)
-    head = (most - 1) // 2
-    return clean if len(clean) <= most else f"{clean[:head]}…{clean[head + 1 - most :]}"
-
-
-def counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def percent(share: float) -> str:
-    """A share in percent; one that is not zero never reads as zero, nor one below 1 as all."""
-    value = 100 * share
-    if not math.isfinite(value):
-        return "-"
-    if value == 0 or value == 100:
-        return f"{value:.0f} %"
-    if value < 0.01:
-        return f"{brief(float(f'{value:.1g}'))} %"
-    return ">99.9 %" if value > 99.9 else f"{value:.2g} %" if value < 10 else f"{value:.1f} %"
-
-
 FINE_DB = 80.0
 """Beyond it nobody asks how much: pictures show it as one place."""
-
-
-def decibels(ratio_db: float) -> str:
-    return "exact" if ratio_db == math.inf else f"{ratio_db:.1f} dB"
 
 
 def two_ratios(whole: float, rest: float) -> str:
@@ -127,16 +99,6 @@ def row_titles(tensors: Sequence[Mapping[str, Any]], most: int = 60) -> list[str
     ]
     pairs = zip(tensors, ends, strict=True)
     return distinct([tensor_title(tensor, most - len(end)) + end for tensor, end in pairs])
-
-
-def distinct(names: Sequence[str]) -> list[str]:
-    """The names with a number behind each that was there before."""
-    seen: Counter[str] = Counter()
-    found = []
-    for name in names:
-        seen[name] += 1
-        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
-    return found
 
 
 def quant_type_of(tensor: Mapping[str, Any]) -> str:

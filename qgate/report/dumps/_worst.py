@@ -8,19 +8,17 @@ from dataclasses import dataclass
 
 from qgate.report.dumps._findings import MUCH_FLUSHED, OUTLIER
 from qgate.report.dumps._reading import (
-    brief,
-    counted,
     flushed,
     format_label,
     nonfinite,
     outliers,
-    percent,
     ratios_db,
     saturated,
     saturation_cost,
     two_ratios,
 )
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
+from qgate.text import brief, counted, percent
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,13 @@ from typing import Any
 
 from qgate.report.dumps._findings import Said, said_of, summary_line
 from qgate.report.dumps._reading import (
-    brief,
-    decibels,
     figure_of,
     flushed,
     outliers,
-    percent,
     quant_type_of,
     row_titles,
     saturated,
     saturation_cost,
-    shortened,
 )
 from qgate.report.dumps._worst import worst_tensors
 from qgate.report.pages.parts import (
@@ -33,11 +29,13 @@ from qgate.report.pages.parts import (
     empty,
     finding_list,
     image,
+    number,
     section,
     sortable,
 )
 from qgate.report.pages.parts import figures as figure_grid
 from qgate.results.portraits import FOLDERS, DumpAnalysis, TensorPortrait
+from qgate.text import decibels, percent, shortened
 from qgate.text import for_html as text
 
 _WORST = 60
@@ -139,19 +137,12 @@ def _folder(folder: str, pictures: Sequence[Shown], drawn: bool) -> str:
 # Tables ------------------------------------------------------------------------------------------
 
 
-def _number(value: float, shown: str | None = None) -> Cell:
-    """A number in a cell; what does not exist sorts last."""
-    if math.isnan(value):
-        return "–", "nan"
-    return (brief(value) if shown is None else shown), repr(value)
-
-
 def _most(tensor: TensorPortrait, what: Any, bare: Sequence[str]) -> Cell:
     told = tensor.get("formats") or {}
     found = [(what(told[name]), name) for name in bare if name in told]
     found = [(share, name) for share, name in found if math.isfinite(share)]
     if not found:
-        return _number(math.nan)
+        return number(math.nan)
     share, name = max(found)
     return (f"{percent(share)} {name}" if share > 0 else "0"), repr(share)
 
@@ -185,10 +176,10 @@ def _worst(analysis: DumpAnalysis) -> str:
                 (title, None),
                 (found.reason, f"{place:06d}"),
                 (shortened(quant_type_of(tensor), 30), None),
-                _number(figure_of(tensor, "amax")),
-                _number(figure_of(tensor, "rms")),
-                _number(figure_of(tensor, "kurtosis")),
-                _number(outliers(tensor)),
+                number(figure_of(tensor, "amax")),
+                number(figure_of(tensor, "rms")),
+                number(figure_of(tensor, "kurtosis")),
+                number(outliers(tensor)),
                 _saturated(tensor, bare),
                 _most(tensor, flushed, bare),
             ]
@@ -212,9 +203,9 @@ def _formats(said: Said) -> str:
                 (decibels(row[name]), repr(row[name]))
                 for name in ("worst_db", "worst_rest_db", "median_db", "median_rest_db")
             ),
-            _number(row["flushed"], percent(row["flushed"])),
-            _number(row["saturated"], percent(row["saturated"])),
-            _number(
+            number(row["flushed"], percent(row["flushed"])),
+            number(row["saturated"], percent(row["saturated"])),
+            number(
                 row["saturation"],
                 f"{percent(row['saturation'])}{' by design' if row['by_design'] else ''}",
             ),

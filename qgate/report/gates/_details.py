@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from qgate.gate.checks import Check
-from qgate.report.dumps._reading import shortened
 from qgate.report.gates._panels import Panels
 from qgate.report.gates._words import (
     NEW,
@@ -23,6 +22,7 @@ from qgate.report.gates._words import (
 from qgate.report.gates.runs import Gate, Run
 from qgate.report.pages.parts import scroll, section, wrapping
 from qgate.text import for_html as text
+from qgate.text import shortened
 
 # The text of details, plots apart: with thousands of failing gates the table has to do.
 BUDGET = 2_000_000

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from qgate.report.dumps._reading import shortened
 from qgate.report.gates._words import VERDICTS, headline, updated_text, verdict_of
 from qgate.report.gates.runs import Run
 from qgate.results.others import NOT_FINISHED
 from qgate.text import for_html as text
+from qgate.text import shortened
 
 _NOTES = 8
 _TONES = {"failed": "fail", "new": "warn", "no verdict": "warn", "passed": "good"}

@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from qgate.report.dumps._reading import shortened
 from qgate.report.gates.runs import EVERYWHERE, Gate, Growth, Run, Spot
 from qgate.report.pages._style import HEAT_LIGHT, LIGHT_COLORS, heat_colors
 from qgate.report.pages.parts import scroll, section
 from qgate.text import for_html as text
+from qgate.text import shortened
 
 _STEPS = len(HEAT_LIGHT)
 STYLE = """

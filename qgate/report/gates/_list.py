@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Sequence
 from os.path import commonprefix
 
-from qgate.report.dumps._reading import shortened
 from qgate.report.gates._heat import natural
 from qgate.report.gates._words import (
     FAILED,
@@ -24,7 +23,7 @@ from qgate.report.gates._words import (
 from qgate.report.gates.runs import Gate, Run
 from qgate.report.pages.parts import empty, head_cells, scroll, section, wrapping
 from qgate.text import for_html as text
-from qgate.text import one_line
+from qgate.text import one_line, shortened
 
 _LONGEST = 80
 # Larger tables are laid out when one comes to them.

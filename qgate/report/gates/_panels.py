@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from qgate.report.dumps._reading import shortened
 from qgate.report.gates.runs import Gate, Growth
 from qgate.report.pages.parts import drawing, figures
 from qgate.results.pictures import Plots
 from qgate.text import for_html as text
+from qgate.text import shortened
 
 BUDGET = 5_500_000
 _WIDE = 640.0

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qgate._version import __version__
-from qgate.report._csv import as_csv
 from qgate.report.gates.comparisons import EQUAL, Comparison, Row
 from qgate.report.gates.history import Point
 from qgate.report.gates.runs import Gate, Run
 from qgate.results.schema import line
 from qgate.results.summary import Finding, ModeSummary, Tally
+from qgate.text import as_csv
 
 SCHEMA = 1
 KIND = "qgate report"

@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qgate.report.dumps._reading import shortened
 from qgate.report.gates import _details, _head, _heat, _list, _panels, _run_parts
 from qgate.report.gates._details import failing, passing, unknown
 from qgate.report.gates._head import counts_of, summary_head, tone_of
@@ -23,6 +22,7 @@ from qgate.report.gates.runs import Run
 from qgate.report.pages.parts import contents, document, section
 from qgate.results.pictures import Plots
 from qgate.text import for_html as text
+from qgate.text import shortened
 
 __all__ = ["Section", "map_fragment", "page", "summary_head"]
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from qgate.report.pages._script import SCRIPT
 from qgate.report.pages._style import STYLE
+from qgate.text import brief
 from qgate.text import for_html as text
 
 # What is shown, and what it is sorted by where that is something else.
@@ -81,9 +82,11 @@ def figures(shown: Sequence[str], kind: str = "figures") -> str:
     return f"<div class='{kind}'>\n{chr(10).join(shown)}\n</div>" if shown else ""
 
 
-def number(value: float, shown: str) -> Cell:
-    """A number in a cell; what does not exist sorts last."""
-    return ("–", "nan") if math.isnan(value) else (shown, repr(float(value)))
+def number(value: float, shown: str | None = None) -> Cell:
+    """Return the cell of a number; NaN is a dash and sorts last."""
+    if math.isnan(value):
+        return "–", "nan"
+    return brief(value) if shown is None else shown, repr(float(value))
 
 
 def head_cells(head: Sequence[str], words: int) -> str:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
-from qgate.report.plots._curves import brief
 from qgate.report.sweeps._record import (
     USUAL,
     Level,
     Record,
-    counted,
     decibel_text,
     exponent_text,
     factor_text,
@@ -20,12 +18,12 @@ from qgate.report.sweeps._record import (
     recommended,
     share_text,
     short,
-    shortened,
     usual_exponent,
     usual_gap,
     usual_kind,
     usual_level,
 )
+from qgate.text import brief, counted, shortened
 
 _ENDS = {"exact": "exact alignment", "documented": "documented alignment"}
 

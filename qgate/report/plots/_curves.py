@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from qgate.report._numbers import brief as brief
 from qgate.report.plots._figure import TICK, dress
 from qgate.report.plots.palette import BLACK, BLUE, DARK_GREEN, GRAY, ORANGE, RED, WHITE
+from qgate.text import brief
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

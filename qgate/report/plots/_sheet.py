@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from qgate.report.dumps._reading import SPELLED, brief, distinct, shortened, tensor_title
+from qgate.report.dumps._reading import SPELLED, tensor_title
 from qgate.report.plots._figure import DPI, HEADLINE, SMALL, TICK, new_figure, save
 from qgate.report.plots.palette import BLACK, COLORS, FORMAT_COLORS, INK, WHITE, format_color
-from qgate.text import one_line
+from qgate.text import brief, distinct, one_line, shortened
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -16,7 +16,6 @@ from qgate.report.plots._curves import (
     Floats,
     Grid,
     Kind,
-    brief,
     draw_curves,
     draw_ground,
     marker_size,
@@ -36,11 +35,11 @@ from qgate.report.sweeps._record import (
     number,
     offset_text,
     recommended,
-    shortened,
     usual_gap,
     usual_kind,
     usual_level,
 )
+from qgate.text import brief, shortened
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

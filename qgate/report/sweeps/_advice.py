@@ -14,7 +14,6 @@ from qgate.report.sweeps._parts import THICK, THIN, heading, item, title
 from qgate.report.sweeps._record import (
     Level,
     Record,
-    counted,
     decibel_text,
     exponent_text,
     factor_text,
@@ -33,7 +32,7 @@ from qgate.report.sweeps._record import (
     usual_kind,
     usual_level,
 )
-from qgate.text import one_line
+from qgate.text import counted, one_line
 
 # The metrics whose best level is told, and the sign before it.
 _BEST = {"sqnr_db": "🥇", "mse": "🏆", "cosine": "🎯", "psnr_db": "📊", "mae": "📏",

@@ -11,7 +11,6 @@ from typing import NotRequired, TypedDict
 from qgate.report.sweeps._record import (
     USUAL,
     Record,
-    counted,
     decibel_text,
     exponent_text,
     metric,
@@ -26,6 +25,7 @@ from qgate.report.sweeps._record import (
     usual_level,
 )
 from qgate.results.portraits import HIDDEN_DB
+from qgate.text import counted
 
 KINDS = {"tensor": "one scale", "block": "block offset"}
 EQUAL_DB = 0.005

@@ -12,7 +12,6 @@ from qgate.report.sweeps._parts import THICK, THIN, heading, item, title
 from qgate.report.sweeps._record import (
     Level,
     Record,
-    counted,
     decibel_text,
     exponent_text,
     factor_text,
@@ -22,6 +21,7 @@ from qgate.report.sweeps._record import (
     recommended,
     share_text,
 )
+from qgate.text import counted
 
 _ISSUES_IN_FULL = 6
 _MUCH_ENERGY = 0.01

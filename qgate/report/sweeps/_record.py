@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qgate.results.portraits import HIDDEN_DB
-from qgate.text import one_line
 
 COSTLY_DB = 0.1
 MX_PREFIX = "mxfp_"
@@ -113,13 +112,6 @@ def format_title(record: Record) -> str:
     return f"{name} (e{parts[1]}m{parts[2]})" if parts else f"{name} ({layout})"
 
 
-def shortened(text: object, width: int) -> str:
-    """A name that fits, its middle left out: both its start and its end tell it apart."""
-    clean = one_line(text)
-    head = (width - 3) // 2
-    return clean if len(clean) <= width else f"{clean[:head]}...{clean[head + 3 - width :]}"
-
-
 def short(value: float) -> str:
     """A figure in a few characters, exact where those suffice."""
     if not math.isfinite(value):
@@ -151,10 +143,6 @@ def offset_text(value: object) -> str:
     """`+1`, `0`, `-2`: the sign says which way the block exponents move."""
     text = exponent_text(value)
     return text if number(value) <= 0 else f"+{text}"
-
-
-def counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def share_text(value: object) -> str:

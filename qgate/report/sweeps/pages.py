@@ -26,7 +26,8 @@ from qgate.report.pages.parts import (
     section,
 )
 from qgate.report.sweeps._entries import EQUAL_DB, KINDS, Entry, findings
-from qgate.report.sweeps._record import MX_PREFIX, counted, share_text, shortened
+from qgate.report.sweeps._record import MX_PREFIX, share_text
+from qgate.text import counted, shortened
 from qgate.text import for_html as text
 
 if TYPE_CHECKING:

@@ -32,13 +32,12 @@ from qgate.report.sweeps._record import (
     place_text,
     recommended,
     rest_db,
-    shortened,
     usual_gap,
     usual_kind,
     worth_text,
 )
 from qgate.report.sweeps._tables import level_rows, metric_tables
-from qgate.text import one_line
+from qgate.text import one_line, shortened
 
 _PLAIN = {
     "✅": "OK",

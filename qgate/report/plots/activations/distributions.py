@@ -15,7 +15,7 @@ from qgate.report.activations._reading import (
     name_of,
     rounding_note,
 )
-from qgate.report.dumps._reading import brief, counted, figure_of, worst
+from qgate.report.dumps._reading import figure_of, worst
 from qgate.report.plots._figure import dress
 from qgate.report.plots._sheet import (
     Sheet,
@@ -39,6 +39,7 @@ from qgate.report.plots.activations._sheet import (
 )
 from qgate.report.plots.palette import BLACK, COLORS
 from qgate.results.activations import ActivationsRecord
+from qgate.text import brief, counted
 
 _BLUE = COLORS[0]
 

@@ -27,7 +27,7 @@ from qgate.report.activations._reading import (
     target_value,
     worst_format,
 )
-from qgate.report.dumps._reading import Floats, counted, decibels, worst
+from qgate.report.dumps._reading import Floats, worst
 from qgate.report.plots._figure import SMALL, dress
 from qgate.report.plots._sheet import (
     MARKERS,
@@ -54,6 +54,7 @@ from qgate.results.activations import (
     Sensitive,
     Smoothed,
 )
+from qgate.text import counted, decibels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from qgate.report.activations._reading import Layers, Look, in_panel, name_of
-from qgate.report.dumps._reading import brief, figure_of
+from qgate.report.dumps._reading import figure_of
 from qgate.report.plots._figure import LABEL, PANEL, SMALL, dress
 from qgate.report.plots._sheet import Sheet, color_bar, plain, sheet, whole_numbers
 from qgate.report.plots.palette import BLACK, MAP, WARN
 from qgate.results.activations import ActivationsRecord, LayerActivations
+from qgate.text import brief
 
 LIMIT = 64.0
 """A largest value above so many 99th percentiles is marked, as in the known tool."""

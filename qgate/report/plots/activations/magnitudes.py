@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from qgate.report.activations._reading import Layers, Look, in_panel, name_of, rounding_note
-from qgate.report.dumps._reading import brief, worst
+from qgate.report.dumps._reading import worst
 from qgate.report.plots._sheet import Sheet, line, log_axis, note
 from qgate.report.plots.activations._sheet import (
     grid,
@@ -19,6 +19,7 @@ from qgate.report.plots.activations._sheet import (
 )
 from qgate.report.plots.palette import BLUE, GREEN, ORANGE, PINK, PURPLE, SKY, WHITE, YELLOW
 from qgate.results.activations import ActivationsRecord, LayerActivations, Magnitude
+from qgate.text import brief
 
 _OF = {
     ("input", "token"): "largest |x| of a token, over its channels",

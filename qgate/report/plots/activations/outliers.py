@@ -15,7 +15,7 @@ from qgate.report.activations._reading import (
     outlier_layers,
     visible,
 )
-from qgate.report.dumps._reading import brief, counted, figure_of, percent, worst
+from qgate.report.dumps._reading import figure_of, worst
 from qgate.report.plots._figure import LABEL, TICK, dress
 from qgate.report.plots._sheet import (
     Sheet,
@@ -32,6 +32,7 @@ from qgate.report.plots._sheet import (
 from qgate.report.plots.activations._sheet import MOST_ROWS, grid, groups_of, key, mark
 from qgate.report.plots.palette import COLORS, GRAY, PALE, WARN
 from qgate.results.activations import ActivationsRecord
+from qgate.text import brief, counted, percent
 
 _BLUE, _ORANGE = COLORS[0], COLORS[1]
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qgate.report.activations._reading import Layers, Look, in_panel, name_of
-from qgate.report.dumps._reading import brief
 from qgate.report.plots._figure import PANEL, dress
 from qgate.report.plots._sheet import (
     Sheet,
@@ -23,6 +22,7 @@ from qgate.report.plots._sheet import (
 from qgate.report.plots.activations._sheet import key
 from qgate.report.plots.palette import BLACK, ORANGE, PINK, SKY, YELLOW
 from qgate.results.activations import ActivationsRecord, LayerActivations
+from qgate.text import brief
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

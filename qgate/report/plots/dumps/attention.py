@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qgate.report.dumps._reading import (
-    brief,
-    counted,
     figure_of,
     grouped,
     layer_of,
-    percent,
     quant_type_of,
     row_titles,
     tensor_title,
@@ -40,6 +37,7 @@ from qgate.report.plots._sheet import (
 from qgate.report.plots.dumps.heatmaps import map_layers, maps_of
 from qgate.report.plots.palette import BLACK, COLORS, MAP
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
+from qgate.text import brief, counted, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from qgate.report.dumps._losses import share_in
 from qgate.report.dumps._reading import (
-    counted,
     fates,
     figure_of,
     figures_of,
@@ -15,7 +14,6 @@ from qgate.report.dumps._reading import (
     format_names,
     grouped,
     is_gradient,
-    percent,
     tensor_title,
 )
 from qgate.report.plots._figure import SMALL, TICK, dress
@@ -43,6 +41,7 @@ from qgate.report.plots.dumps.distributions import (
 )
 from qgate.report.plots.palette import BLACK, COCOA, COLORS, INDIGO, ORANGE, WARN, WINE
 from qgate.results.portraits import DumpAnalysis, GroupPortrait
+from qgate.text import counted, percent
 
 _DIRECTIONS = {"forward": COLORS[0], "backward": COLORS[1]}
 

@@ -8,15 +8,12 @@ import numpy as np
 
 from qgate.report.dumps._reading import (
     Floats,
-    brief,
     by_kind,
-    counted,
     figure_of,
     grouped,
     histogram_of,
     kind_of,
     kind_title,
-    percent,
     quant_type_of,
     value_tensors,
     worst,
@@ -40,6 +37,7 @@ from qgate.report.plots._sheet import (
 )
 from qgate.report.plots.palette import BLACK, COLORS
 from qgate.results.portraits import DumpAnalysis, GroupPortrait, Portrait
+from qgate.text import brief, counted, percent
 
 _MOST_GROUPS = 4
 _NAMES = ("bf16", "bfloat16")

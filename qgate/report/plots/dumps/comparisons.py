@@ -12,9 +12,6 @@ from qgate.report.dumps._reading import (
     FINE_DB,
     Floats,
     Kind,
-    brief,
-    counted,
-    decibels,
     fates,
     figure_of,
     format_names,
@@ -53,6 +50,7 @@ from qgate.report.plots.dumps.distributions import (
 )
 from qgate.report.plots.palette import BLACK, COLORS
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
+from qgate.text import brief, counted, decibels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,14 +11,11 @@ import numpy as np
 from qgate.report.dumps._reading import (
     Floats,
     binades_of,
-    brief,
     by_kind,
-    counted,
     figure_of,
     format_names,
     kind_of,
     kind_title,
-    percent,
     quant_type_of,
     worst,
 )
@@ -43,6 +40,7 @@ from qgate.report.plots._sheet import (
 )
 from qgate.report.plots.palette import BLACK, COLORS, GRAY, format_color
 from qgate.results.portraits import DumpAnalysis, Edges, GroupPortrait, Portrait
+from qgate.text import brief, counted, percent
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -10,10 +10,7 @@ import numpy as np
 
 from qgate.report.dumps._reading import (
     Floats,
-    brief,
     by_kind,
-    counted,
-    decibels,
     fate_of,
     figure_of,
     format_named,
@@ -47,6 +44,7 @@ from qgate.report.plots._sheet import (
 )
 from qgate.report.plots.palette import BLACK, COLORS, GRAY, MAP
 from qgate.results.portraits import Comparison, DumpAnalysis, GroupPortrait
+from qgate.text import brief, counted, decibels
 
 _MOST_PANELS = 6
 _FITS = {"normal": "normal", "laplace": "Laplace", "student_t": "Student t"}

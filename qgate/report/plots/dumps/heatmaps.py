@@ -10,10 +10,8 @@ import numpy as np
 
 from qgate.report.dumps._reading import (
     Floats,
-    brief,
     by_kind,
     cast_names,
-    counted,
     fates,
     figure_of,
     flushed,
@@ -22,7 +20,6 @@ from qgate.report.dumps._reading import (
     kind_title,
     layer_of,
     nonfinite,
-    percent,
     row_titles,
     saturated,
     tensor_title,
@@ -42,6 +39,7 @@ from qgate.report.plots._sheet import (
 )
 from qgate.report.plots.palette import BLACK, GROUND, MAP, WARN, WHITE
 from qgate.results.portraits import DumpAnalysis, Map, TensorPortrait
+from qgate.text import brief, counted, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

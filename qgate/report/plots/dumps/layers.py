@@ -9,9 +9,7 @@ import numpy as np
 
 from qgate.report.dumps._findings import sample_findings
 from qgate.report.dumps._reading import (
-    brief,
     by_kind,
-    counted,
     figure_of,
     grouped,
     kind_title,
@@ -40,6 +38,7 @@ from qgate.report.plots.dumps.attention import draw_band
 from qgate.report.plots.dumps.distributions import span_of, stacked_binades
 from qgate.report.plots.palette import COLORS, GRAY
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
+from qgate.text import brief, counted
 
 _MOST_LINES = 8
 _OUTLIERS, _FAR = 1.25, 0.5

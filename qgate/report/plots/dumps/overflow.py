@@ -14,12 +14,10 @@ import numpy as np
 from qgate.report.dumps._losses import share_in
 from qgate.report.dumps._reading import (
     cast_names,
-    counted,
     fates,
     figure_of,
     grouped,
     nonfinite,
-    percent,
     quant_type_of,
     row_titles,
     saturated,
@@ -48,6 +46,7 @@ from qgate.report.plots._sheet import (
 )
 from qgate.report.plots.palette import COLORS, GRAY, WARN
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
+from qgate.text import counted, percent
 
 _WORST = 15
 _BINS = np.logspace(-8, 0, 33)

@@ -7,16 +7,12 @@ import math
 import numpy as np
 
 from qgate.report.dumps._reading import (
-    brief,
     cast_names,
-    counted,
-    decibels,
     fates,
     figure_of,
     format_label,
     format_names,
     grouped,
-    percent,
     quant_type_of,
     saturation_cost,
     tensor_title,
@@ -41,6 +37,7 @@ from qgate.report.plots._sheet import (
 from qgate.report.plots.dumps.comparisons import losses_of, worst_loss
 from qgate.report.plots.palette import COLORS
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
+from qgate.text import brief, counted, decibels, percent
 
 _MOST_TYPES = 12
 _COLUMNS = (("mean", "mean"), ("standard deviation", "std"), ("largest magnitude", "amax"))

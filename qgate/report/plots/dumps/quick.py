@@ -7,14 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from qgate.report.dumps._findings import Said, said_of, summary_line
-from qgate.report.dumps._reading import (
-    FINE_DB,
-    decibels,
-    grouped,
-    quant_type_of,
-    row_titles,
-    shortened,
-)
+from qgate.report.dumps._reading import FINE_DB, grouped, quant_type_of, row_titles
 from qgate.report.dumps._worst import worst_tensors
 from qgate.report.plots._figure import LABEL, PANEL, SMALL, TICK, dress
 from qgate.report.plots._sheet import (
@@ -37,6 +30,7 @@ from qgate.report.plots.dumps.distributions import (
 )
 from qgate.report.plots.palette import BLACK, BROWN, COLORS, GRAY, INK, WARN, format_color
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
+from qgate.text import decibels, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

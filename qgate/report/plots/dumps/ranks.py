@@ -10,8 +10,6 @@ import numpy as np
 
 from qgate.report.dumps._reading import (
     apart_by_member,
-    brief,
-    counted,
     figure_of,
     layers_apart,
     layers_named,
@@ -33,6 +31,7 @@ from qgate.report.plots._sheet import (
 )
 from qgate.report.plots.palette import BLACK, COLORS, DIVERGING, GRAY, MAP, WARN, WHITE
 from qgate.results.portraits import DumpAnalysis, PeerCell, RankRow, Ranks
+from qgate.text import brief, counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,6 @@ import math
 import numpy as np
 
 from qgate.report.dumps._reading import (
-    brief,
     by_kind,
     figure_of,
     kind_title,
@@ -34,6 +33,7 @@ from qgate.report.plots._sheet import (
 )
 from qgate.report.plots.palette import BLACK, COLORS, GRAY, WARN
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
+from qgate.text import brief
 
 _MOST_CURVES, _MOST_NAMED = 9, 3
 

@@ -9,8 +9,9 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate
 
-from qgate.report.plots.gates._svg import brief, percent, power
+from qgate.report.plots.gates._svg import brief, power
 from qgate.results.pictures import ErrorBins, ErrorPicture
+from qgate.text import percent
 
 # Errors are one-sided from this share on one side, of so many elements at least.
 ONE_SIDED, FEW = 0.75, 30

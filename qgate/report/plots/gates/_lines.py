@@ -14,13 +14,13 @@ from qgate.report.plots.gates import _axes
 from qgate.report.plots.gates._axes import Axis
 from qgate.report.plots.gates._svg import (
     color,
+    cut_to_width,
     group,
     label,
     markers,
     numbers,
     path,
     polyline,
-    shortened,
     text_width,
 )
 from qgate.text import one_line
@@ -86,7 +86,7 @@ def told_apart(lines: Sequence[Line]) -> list[str]:
         ends = (("…" if head > 1 else whole[0][:head]), "…" if tail > 1 else "")
         cut = [name[head : len(name) - tail if tail > 1 else len(name)] for name in whole]
         whole = [f"{ends[0]}{name}{ends[1]}" for name in cut]
-    return [shortened(name, NAME_WIDTH) for name in whole]
+    return [cut_to_width(name, NAME_WIDTH) for name in whole]
 
 
 def _same_start(names: Sequence[str]) -> int:

@@ -10,8 +10,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Literal
 
-from qgate.report._numbers import brief as shared_brief
 from qgate.report.plots.palette import BLUE, GRAY, RED
+from qgate.text import brief as shared_brief
 from qgate.text import for_xml, one_line
 
 Anchor = Literal["start", "middle", "end"]
@@ -91,7 +91,7 @@ def text_width(text: str, size: float = FONT) -> float:
     return em * size
 
 
-def shortened(text: object, width: float, size: float = FONT) -> str:
+def cut_to_width(text: object, width: float, size: float = FONT) -> str:
     """A name that fits, its middle left out: beginnings and ends tell names apart."""
     whole = one_line(str(text)[:_LONGEST])
     if text_width(whole, size) <= width:
@@ -120,7 +120,7 @@ def wrapped(text: str, width: float, size: float, most: int) -> list[str]:
                 rest = rest[:-1]
             lines[-1] = f"{rest.rstrip()}…"
             break
-    return [shortened(line, width, size) for line in lines]
+    return [cut_to_width(line, width, size) for line in lines]
 
 
 def label(
@@ -147,21 +147,6 @@ def label(
 def brief(value: float) -> str:
     """As everywhere, with two digits where there is a power of ten: labels are small."""
     return shared_brief(value, 2)
-
-
-def percent(share: float) -> str:
-    """A share that says 0 % or 100 % only of nothing and of all."""
-    if share <= 0:
-        return "0 %"
-    if share >= 1:
-        return "100 %"
-    if share < 0.001:
-        return "<0.1 %"
-    if share > 0.999:
-        return ">99.9 %"
-    decimals = 1 if share < 0.0995 or share > 0.9905 else 0
-    text = f"{100 * share:.{decimals}f}"
-    return f"{text.removesuffix('.0')} %"
 
 
 def times(ratio: float) -> str:

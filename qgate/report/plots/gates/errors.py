@@ -21,10 +21,10 @@ from qgate.report.plots.gates._svg import (
     label,
     numbers,
     path,
-    percent,
     text_width,
 )
 from qgate.results.pictures import ErrorPicture
+from qgate.text import percent
 
 # Bars of one pixel at least: a bin with few elements is not an empty one.
 LEAST_BAR = 1.2

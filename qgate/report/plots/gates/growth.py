@@ -10,7 +10,7 @@ from dataclasses import replace
 from qgate.report.gates.runs import Growth
 from qgate.report.plots.gates import _axes, _lines
 from qgate.report.plots.gates._lines import Line
-from qgate.report.plots.gates._svg import brief, document, label, shortened, text_width, times
+from qgate.report.plots.gates._svg import brief, cut_to_width, document, label, text_width, times
 
 HEIGHT, BOTTOM = 250.0, 212.0
 # A layer that multiplies the carried error by this much is named.
@@ -105,7 +105,7 @@ def layer_names(layers: Sequence[str], pitch: float) -> tuple[list[str], list[in
     texts, numbers = [], []
     for layer, part in zip(layers, parts, strict=True):
         numbered = part is not None and (part[1], part[3]) == around
-        texts.append(part[2] if part and numbered else shortened(layer, 72))
+        texts.append(part[2] if part and numbered else cut_to_width(layer, 72))
         numbers.append(int(part[2]) if part and numbered else None)
     last = len(layers) - 1
     order = [0, last] if numbers and numbers[0] is None else [last, 0]
@@ -113,7 +113,7 @@ def layer_names(layers: Sequence[str], pitch: float) -> tuple[list[str], list[in
     step = next((each for each in (1, 2, 5, 10, 20, 50) if each * pitch >= wide), 100)
     order += [at for at, each in enumerate(numbers) if each is not None and not each % step]
     order += range(len(layers)) if around is None else ()
-    name = shortened(f"{around[0]}N{around[1]}", 150) if around else "layer"
+    name = cut_to_width(f"{around[0]}N{around[1]}", 150) if around else "layer"
     return texts, [at for at in dict.fromkeys(order) if 0 <= at <= last], name
 
 
@@ -126,11 +126,11 @@ def growth_finding(lines: Sequence[Growth]) -> str:
     if all(value in (0, None) for line in rows for value in line.values):
         return "No error at any layer"
     worst, most = ends[0]
-    name = shortened(worst.name, 130, 13)
+    name = cut_to_width(worst.name, 130, 13)
     if len(ends) == 1:
         return _finding_of_one(name, worst, layers)
     least, fewest = ends[-1]
-    other = shortened(least.name, 130, 13)
+    other = cut_to_width(least.name, 130, 13)
     if fewest <= 0:
         return f"{name} ends at {brief(most)}, {other} is exact"
     if most < 1.1 * fewest:
@@ -146,7 +146,7 @@ def _finding_of_one(name: str, line: Line, layers: Sequence[str]) -> str:
         if now and before and now / before > best:
             best, at = now / before, here
     if best >= JUMP:
-        layer = shortened(layers[at], 110, 13)
+        layer = cut_to_width(layers[at], 110, 13)
         return f"{name} ends at {brief(last)}; {layer} alone multiplies the error by {brief(best)}"
     known = sum(value is not None for value in line.values)
     if known < 3:

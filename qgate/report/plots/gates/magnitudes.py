@@ -7,15 +7,15 @@ from qgate.report.plots.gates._axes import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WID
 from qgate.report.plots.gates._svg import (
     box,
     color,
+    cut_to_width,
     document,
     label,
     number,
     path,
-    percent,
     power,
-    shortened,
 )
 from qgate.results.pictures import MagnitudePicture
+from qgate.text import percent
 
 # An end of the range this many octaves beyond the data is named, and not drawn to scale.
 NEAR_ENDS = 6
@@ -101,7 +101,7 @@ def _total(picture: MagnitudePicture) -> int:
 
 def magnitudes_finding(picture: MagnitudePicture) -> str:
     total = _total(picture)
-    name = shortened(picture["format"], 120, 13)
+    name = cut_to_width(picture["format"], 120, 13)
     parts = []
     if picture["saturated"]:
         parts.append(f"clips {percent(picture['saturated'] / total)}")

@@ -7,6 +7,7 @@ from qgate.report.plots.gates._axes import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WID
 from qgate.report.plots.gates._svg import (
     brief,
     color,
+    cut_to_width,
     document,
     label,
     markers,
@@ -14,7 +15,6 @@ from qgate.report.plots.gates._svg import (
     path,
     polyline,
     power,
-    shortened,
     text_width,
     times,
 )
@@ -114,7 +114,7 @@ def _named(x: _axes.Axis, recommended: float, accepted: float | None) -> str:
 def sweep_finding(picture: SweepPicture) -> str:
     errors = dict(picture["levels"])
     recommended, accepted = picture["recommended"], picture["accepted"]
-    name = shortened(picture["format"], 120, 13)
+    name = cut_to_width(picture["format"], 120, 13)
     best = errors.get(recommended)
     there = "" if best is None else f", MSE {brief(best)}" if best else ", exact"
     if accepted is None:

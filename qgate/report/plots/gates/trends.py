@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from qgate.report.plots.gates import _axes, _lines
 from qgate.report.plots.gates._lines import Line
-from qgate.report.plots.gates._svg import brief, document, label, markers, shortened, times
+from qgate.report.plots.gates._svg import brief, cut_to_width, document, label, markers, times
 from qgate.text import one_line
 
 HEIGHT, BOTTOM = 250.0, 210.0
@@ -172,7 +172,7 @@ def trend_finding(trends: Sequence[Trend], measure: str = "value", counts: bool 
             return f"The latest run failed, with its {kept}"
         words = f"{one_line(measure)}: all within {much} of the run before"
         return words[0].upper() + words[1:]
-    name = shortened(worst.name, 120, 13)
+    name = cut_to_width(worst.name, 120, 13)
     now, before = known[-1], known[-2]
     if change >= 1e300:
         return f"{start}{name} went from {brief(before)} to {brief(now)}"

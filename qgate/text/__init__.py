@@ -1,0 +1,34 @@
+"""Numbers and names as people read them, and foreign text made safe to show."""
+
+from qgate.text.csv_tables import as_csv, csv_lines
+from qgate.text.escaping import (
+    for_csv,
+    for_html,
+    for_markdown,
+    for_terminal,
+    for_workflow,
+    for_workflow_property,
+    for_xml,
+    one_line,
+)
+from qgate.text.names import counted, distinct, shortened
+from qgate.text.numbers import brief, decibels, percent
+
+__all__ = [
+    "as_csv",
+    "brief",
+    "counted",
+    "csv_lines",
+    "decibels",
+    "distinct",
+    "for_csv",
+    "for_html",
+    "for_markdown",
+    "for_terminal",
+    "for_workflow",
+    "for_workflow_property",
+    "for_xml",
+    "one_line",
+    "percent",
+    "shortened",
+]

@@ -1,0 +1,32 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+
+
+def brief(value: float, digits: int = 3) -> str:
+    """Write three digits; where that is long, `digits` of them and a power of ten."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    if 1e-3 <= abs(value) < 1e5:
+        return f"{float(f'{value:.3g}'):g}"
+    mantissa, _, power = f"{value:.{digits - 1}e}".partition("e")
+    return f"{float(mantissa):g}e{int(power)}"
+
+
+def percent(share: float) -> str:
+    """Write a share in percent: one above zero never reads as zero, nor one below 1 as all."""
+    value = 100 * share
+    if not math.isfinite(value):
+        return "-"
+    if value == 0 or value == 100:
+        return f"{value:.0f} %"
+    if value < 0.01:
+        return f"{brief(float(f'{value:.1g}'))} %"
+    return ">99.9 %" if value > 99.9 else f"{value:.2g} %" if value < 10 else f"{value:.1f} %"
+
+
+def decibels(ratio_db: float) -> str:
+    """Write a ratio in decibels; without any error it is `exact`."""
+    return "exact" if ratio_db == math.inf else f"{ratio_db:.1f} dB"
