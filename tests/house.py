@@ -28,7 +28,7 @@ FLOORS = {
         5: "pipeline",
         4: "capture modes analysis",
         3: "formats stats models gate results baselines dumps engine",
-        2: "files devices urls archives documents kernels metrics text",
+        2: "storage devices archives documents kernels metrics text",
         1: "registry",
         0: "errors _version",
     }.items()

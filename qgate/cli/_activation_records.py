@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qgate.errors import QgateError, unknown
-from qgate.urls import is_url, place_of
+from qgate.storage.places import is_url, place_of
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 _RECORD, _SAVE_DIR = "activations.json", "visualization.save_dir"
 _OPTIONS = ("model", "config", "list_layers", "write_config", "dry_run", "trust_remote_code")

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from qgate.cli._activation_records import is_place, redraw
 from qgate.cli._workers import add_workers, workers_from
 from qgate.errors import QgateError
-from qgate.urls import is_url, place_of
+from qgate.storage.places import is_url, place_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from qgate.pipeline.activations.settings import ActivationSettings
     from qgate.pipeline.activations.subjects import Subject
     from qgate.results.activations import ActivationsRecord
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 _NOTHING = "-"
 
@@ -186,7 +186,7 @@ def _print_settings(settings: ActivationSettings) -> None:
 def _write_config(name: str) -> int:
     from qgate.pipeline.activations.texts import default_config_text
     from qgate.report._files import write_text
-    from qgate.urls import check_writable, reaching
+    from qgate.storage.places import check_writable, reaching
 
     if name == _NOTHING:
         print(default_config_text(), end="")

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from qgate.cli._dump_selection import add_selection
 from qgate.cli.draw import add_analysis, analysis_of
 from qgate.errors import QgateError
+from qgate.storage.places import check_writable, place_of
 from qgate.text import one_line
-from qgate.urls import check_writable, place_of
 
 if TYPE_CHECKING:
     from qgate.results.portraits import DumpAnalysis
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 _FILE = "quick_analysis.png"
 _MOST, _TENSORS = 2**14, 500

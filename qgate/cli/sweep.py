@@ -30,14 +30,14 @@ from qgate.cli._numbers import from_one
 from qgate.cli._sweep_work import Lost, Made, Work, all_made_of, made_of
 from qgate.cli._workers import add_workers, workers_from
 from qgate.errors import QgateError
+from qgate.storage.places import check_writable, place_of
 from qgate.text import for_terminal, one_line
-from qgate.urls import check_writable, place_of
 
 if TYPE_CHECKING:
     from qgate.engine import Failure, Workers
     from qgate.pipeline.sweep_files import Part, Request
     from qgate.report.sweeps._entries import Entry
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 _WIDE, _THIN = "=" * 80, "-" * 60
 
@@ -242,7 +242,7 @@ def _outcomes(specs: list[str], work: Work, target: Target, workers: Workers) ->
 
 def _key(spec: str) -> str:
     from qgate.dumps.tensor_files import split_spec
-    from qgate.urls import identity
+    from qgate.storage.places import identity
 
     place, key = split_spec(spec)
     return f"{identity(place)} {key or ''}"

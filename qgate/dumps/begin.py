@@ -11,8 +11,6 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from qgate import urls
-from qgate.dumps.folders import Folder
 from qgate.dumps.layout import (
     PROBE,
     About,
@@ -24,14 +22,16 @@ from qgate.dumps.layout import (
     remove_rank,
     write_about,
 )
-from qgate.dumps.opening import writable_folder
 from qgate.errors import QgateError, unknown
+from qgate.storage import places
+from qgate.storage.folders import Folder
+from qgate.storage.opening import writable_folder
 
 Existing = Literal["refuse", "append", "overwrite"]
 EXISTING: tuple[Existing, ...] = ("refuse", "append", "overwrite")
 
 
-def check_store(place: urls.Place | str) -> None:
+def check_store(place: places.Place | str) -> None:
     """Reach a store and see that it can be written, by an object that is put and taken away.
 
     A folder of this machine is looked at when a dump is begun in it.

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qgate.dumps.folders import Folder
 from qgate.dumps.shards import ALIGNED, CODES, HEADER
+from qgate.storage.folders import Folder
 
 _LONGEST = 100 << 20
 _AHEAD = 4 << 20

@@ -20,10 +20,10 @@ from torch import Tensor
 from qgate.archives import check_archive, flat, is_dense, load_torch, not_dense
 from qgate.dumps import url_files
 from qgate.errors import QgateError
-from qgate.urls import is_url, place_of
+from qgate.storage.places import is_url, place_of
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 _HASHED_AT_ONCE = 2**24
 

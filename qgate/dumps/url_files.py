@@ -19,7 +19,7 @@ from qgate.errors import QgateError
 if TYPE_CHECKING:
     from upath import UPath
 
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 _FIRST, _LONGEST_HEAD = 1 << 16, 100 << 20
 # Servers that may answer with the whole file.

@@ -14,11 +14,11 @@ import pytest
 from qgate.errors import QgateError
 from qgate.plugin.options import spelled, value
 from qgate.plugin.selection import selection_of
-from qgate.urls import is_url, place_of
+from qgate.storage.places import is_url, place_of
 
 if TYPE_CHECKING:
     from qgate.pipeline.gates.dump_gates import DumpGates
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 # The parameter of a test that is left out, as there is no dump.
 NO_LAYER = "no_dump"
@@ -59,7 +59,7 @@ def dump_folder(config: pytest.Config) -> Place | None:
 
 def _there(place: Place, option: str) -> Place:
     """A store is asked at the start what is there: it may not be reached, or nobody may read it."""
-    from qgate.dumps.opening import folder_of
+    from qgate.storage.opening import folder_of
 
     kind = folder_of(place).kind()
     if kind != "folder":

@@ -15,12 +15,12 @@ import pytest
 from qgate.errors import QgateError
 from qgate.plugin.hooks import listed
 from qgate.plugin.settings import Kind, Settings, read_settings
-from qgate.urls import is_url, place_of
+from qgate.storage.places import is_url, place_of
 
 if TYPE_CHECKING:
     from qgate.gate.updating import Which
     from qgate.pipeline.setups import ModelSetup
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 _LIST = {"action": "append"}
 _OPTIONS: dict[str, dict[str, Any]] = {

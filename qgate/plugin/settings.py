@@ -16,7 +16,7 @@ import pytest
 
 from qgate.documents import toml
 from qgate.errors import QgateError, unknown
-from qgate.urls import is_url
+from qgate.storage.places import is_url
 
 NAME = "qgate.toml"
 # What an option is: a type, or the texts that it may be.

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qgate.files import replacing
-from qgate.urls import changing
+from qgate.storage.files import replacing
+from qgate.storage.places import changing
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 
 def write_text(path: Place, text: str) -> None:
@@ -22,7 +22,7 @@ def write_text(path: Place, text: str) -> None:
 
 
 def write_bytes(path: Place, data: bytes) -> None:
-    """A store takes an object as a whole; `urls.check_writable` refuses those that do not."""
+    """A store takes an object as a whole; `places.check_writable` refuses those that do not."""
     if not isinstance(path, Path):
         with _putting(path):
             path.write_bytes(data)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from qgate.cli import main
-from qgate.urls import place_of
+from qgate.storage.places import place_of
 from tests import bucket as stores
 from tests.dumps.gated import at, with_nan, write_dump
 from tests.dumps.making import known

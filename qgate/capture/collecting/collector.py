@@ -25,10 +25,10 @@ from qgate.capture.collecting.targets import choose, model_name
 from qgate.dumps.begin import check_store
 from qgate.dumps.writing import DumpWriter
 from qgate.errors import QgateError
-from qgate.urls import place_of
+from qgate.storage.places import place_of
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 Say = Callable[[str], None]
 

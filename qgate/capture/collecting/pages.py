@@ -10,9 +10,9 @@ import contextlib
 import os
 from pathlib import Path
 
-from qgate.dumps.folders import LocalFolder
 from qgate.dumps.layout import rank_name, shards_in
 from qgate.dumps.writing import DumpWriter
+from qgate.storage.folders import LocalFolder
 
 _EVERY = 64 << 20
 _LATEST = 4

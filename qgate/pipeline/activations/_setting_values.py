@@ -12,10 +12,10 @@ import yaml
 
 from qgate.documents import toml
 from qgate.errors import QgateError, unknown
-from qgate.urls import reaching
+from qgate.storage.places import reaching
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 # What a configuration has after its aliases are put in; ours have a hundred.
 _MOST_VALUES = 20_000

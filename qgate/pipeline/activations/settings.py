@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from qgate.errors import QgateError
 from qgate.pipeline.activations._setting_keys import Key, key, keys_of, made, value_of
 from qgate.pipeline.activations._setting_values import listed, parsed_file, resolved
-from qgate.urls import place_of
+from qgate.storage.places import place_of
 
 if TYPE_CHECKING:
     from qgate.models.samples import DataRequest
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 _REGEX = "a regular expression over module names"
 

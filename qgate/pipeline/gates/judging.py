@@ -21,7 +21,7 @@ from qgate.pipeline.gates.subjects import Subject
 from qgate.results.pictures import Plots
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from qgate.errors import QgateError
 from qgate.report._files import write_bytes
-from qgate.urls import changing, place_of, reaching
+from qgate.storage.places import changing, place_of, reaching
 
 if TYPE_CHECKING:
     from upath import UPath
 
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 T = TypeVar("T")
 

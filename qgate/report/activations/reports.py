@@ -24,10 +24,10 @@ from qgate.report.activations._tables import as_json, csv_files
 from qgate.results.activations import ACTIVATIONS, READABLE, ActivationsRecord
 from qgate.results.believing import of_type
 from qgate.results.portraits import ANALYSES
-from qgate.urls import check_writable, place_of, reaching
+from qgate.storage.places import check_writable, place_of, reaching
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 Progress = Callable[[int, int], None]
 RECORD, _LISTED, _KIND = "activations.json", "-written.json", "qgate activation report 1"

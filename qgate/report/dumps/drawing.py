@@ -24,10 +24,10 @@ from qgate.report.dumps.pages import Shown, page
 from qgate.report.dumps.texts import Said, said_of, tensor_stats
 from qgate.results.portraits import DumpAnalysis
 from qgate.results.rows import as_json, is_on_disk
-from qgate.urls import check_writable, place_of
+from qgate.storage.places import check_writable, place_of
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 Progress = Callable[[int, int], None]
 RECORD, LISTED, PAGE, STATISTICS = "analysis.json", "written.json", "index.html", "tensor_stats.txt"

@@ -15,7 +15,7 @@ from qgate.text import for_csv
 
 if TYPE_CHECKING:
     from qgate.report.plots.sweep import Picture
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 Record = dict[str, Any]
 

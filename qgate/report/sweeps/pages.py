@@ -30,7 +30,7 @@ from qgate.report.sweeps._record import MX_PREFIX, counted, share_text, shortene
 from qgate.text import for_html as text
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 PAGE, OTHER_PAGE = "index.html", "qgate-sweep.html"
 _OURS = "<!-- the page of a run of qgate sweep -->"

@@ -23,7 +23,7 @@ from qgate.modes import Calibration, CalibrationSettings, load_calibration
 from qgate.modes.calibration import SiteScale
 from qgate.pipeline.layers import storing
 from qgate.stats.value_counts import Counts, counts
-from qgate.urls import place_of
+from qgate.storage.places import place_of
 from tests.baselines.building import ORIGIN, key, recorded
 from tests.campaigns.fuzzing.target import Target
 from tests.dumps.making import GENERATIONS, known, record, write
@@ -232,7 +232,7 @@ TARGETS = (
            ("qgate.dumps.index:_read", "qgate.dumps.index:_take", "qgate.dumps.layout:read_about",
             "qgate.dumps.shard_reading:_opened", "qgate.dumps.shard_reading:_shaped"), share=30),
     Target("dump by a url", _dump, read_stored_dump,
-           ("qgate.dumps.ranged_shards:__init__", "qgate.dumps.object_folders:read")),
+           ("qgate.dumps.ranged_shards:__init__", "qgate.storage.object_folders:read")),
     Target("dump of the known collector", _known, read_dump, ("qgate.archives:load_torch",)),
     Target("baseline by a url", _baseline, read_stored_baseline, ("qgate.baselines._objects:_get",)),
     Target("baseline", _baseline, read_baseline,

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, Protocol
 
-from qgate import urls
 from qgate.errors import QgateError
-from qgate.files import neighbor, replacing
+from qgate.storage import places
+from qgate.storage.files import neighbor, replacing
 
 Kind = Literal["folder", "file", "nothing"]
 
@@ -37,7 +37,7 @@ class Folder(Protocol):
     cannot be reached.
     """
 
-    place: urls.Place
+    place: places.Place
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ class Folder(Protocol):
     def path(self) -> Path | None:
         """Where it is on this machine, for what maps or locks files."""
 
-    def at(self, name: str) -> urls.Place:
+    def at(self, name: str) -> places.Place:
         """Where a file is, for people."""
 
     def inside(self, name: str) -> Folder:
@@ -91,7 +91,7 @@ def files_in(folder: Folder) -> list[str]:
 class LocalFolder:
     """A folder of this machine. A link is what it leads to."""
 
-    place: urls.Place
+    place: places.Place
 
     def __init__(self, path: Path) -> None:
         self.place = self._path = path
