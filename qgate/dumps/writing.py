@@ -67,7 +67,8 @@ class DumpWriter:
         self.records = 0
         self.bytes_written = 0
         self.failed: str | None = None
-        self._files = rank_files(files.inside(rank_name(rank)), rank)
+        self.home = files.inside(rank_name(rank))
+        self._files = rank_files(self.home, rank)
         self._closed = False
         for record in self._files.found.records:
             self._know(record)

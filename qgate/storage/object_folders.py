@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from qgate.errors import QgateError
 from qgate.storage import places
-from qgate.storage.folders import Folder, Kind, Stamp, parts_of
+from qgate.storage.folders import Folder, Kind, NotRemovedError, Stamp, parts_of
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -70,8 +70,9 @@ class ObjectFolder:
         if self._listed is None:
             found: dict[str, tuple[bool, Stamp]] = {}
             for info in self._infos():
-                whole = str(info["name"]).rstrip("/")
-                self._is_file |= whole == self._root and info.get("type") == "file"
+                given = str(info["name"])
+                whole = given.rstrip("/")
+                self._is_file |= given == self._root and info.get("type") == "file"
                 name = whole.removeprefix(f"{self._root}/")
                 if whole != self._root and "/" not in name:
                     found[name] = info.get("type") == "directory", _stamp(info)
@@ -104,6 +105,9 @@ class ObjectFolder:
             return bytes(self._store.cat_file(f"{self._root}/{name}", start=start, end=stop))
 
     # Writing --------------------------------------------------------------------------------------
+
+    def make(self) -> None:
+        """Do nothing: what is put there has a name, and that is all."""
 
     def put(self, name: str, data: bytes, *, new: bool = False) -> None:
         path = f"{self._root}/{name}"
@@ -156,6 +160,21 @@ class ObjectFolder:
             for name in names:
                 with contextlib.suppress(FileNotFoundError, KeyError):
                     self._store.rm_file(f"{self._root}/{name}")
+
+    def try_writing(self, probe: str) -> None:
+        self._names()
+        if self._is_file:
+            raise NotADirectoryError(20, "it is a file", str(self.place))
+        if not self._root and self._store.protocol != "memory":
+            raise QgateError(f"{str(self.place)!r} names no bucket; add it, and a folder in it.")
+        try:
+            self.put(probe, b"\n")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.place)) from error
+        try:
+            self.remove(probe)
+        except OSError as error:
+            raise NotRemovedError(error.errno, error.strerror, probe) from error
 
 
 def _store_of(place: UPath) -> Any:

@@ -24,8 +24,7 @@ def empty_folder(place: places.Place | str, otherwise: str) -> Folder:
     kind = folder.kind()
     if kind == "file" or (kind == "folder" and folder.names()):
         raise QgateError(f"{str(folder.place)!r} {otherwise}: choose another folder.")
-    if folder.path is not None:
-        folder.path.mkdir(parents=True, exist_ok=True)
+    folder.make()
     return folder
 
 

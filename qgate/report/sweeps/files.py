@@ -8,9 +8,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qgate.report._files import write_text
 from qgate.report.sweeps import texts as sweep_text
 from qgate.report.sweeps._record import file_stem
+from qgate.storage.writing import write_text
 from qgate.text import for_csv
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from qgate.metrics import METRICS
-from qgate.report._files import write_text
 from qgate.report.pages.parts import (
     contents,
     document,
@@ -27,6 +26,7 @@ from qgate.report.pages.parts import (
 )
 from qgate.report.sweeps._entries import EQUAL_DB, KINDS, Entry, findings
 from qgate.report.sweeps._record import MX_PREFIX, counted, share_text, shortened
+from qgate.storage.writing import write_text
 from qgate.text import for_html as text
 
 if TYPE_CHECKING:
