@@ -488,10 +488,10 @@ def plain() -> Any:
 
 def contents(record: Any, place: Path, key: str) -> dict[str, bytes]:
     """What a picture of each kind that the key is about holds, with the names of all."""
-    from qgate.report.activations._places import home_of
     from qgate.report.activations._reading import look_of
     from qgate.report.activations.reports import _Writer
     from qgate.report.plots.activations.pictures import pictures
+    from qgate.storage.opening import folder_of
 
     look = look_of(record["settings"])
     told = {each.name: b"" for each in pictures(record, look)}
@@ -505,7 +505,7 @@ def contents(record: Any, place: Path, key: str) -> dict[str, bytes]:
             path = place / "one.png"
             sheet.figure.savefig(path, dpi=look.dpi / 4)
             told[each.name] = path.read_bytes()
-    writer = _Writer(record, home_of(place), look, None)
+    writer = _Writer(record, folder_of(place), look, None)
     names = [*writer._possible(writer.names), writer.page]
     return told | dict.fromkeys(names, b"")
 

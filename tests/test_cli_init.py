@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import qgate.files
+import qgate.storage.files
 from qgate.cli import main
 
 Capsys = pytest.CaptureFixture[str]
@@ -234,14 +234,14 @@ def test_a_write_that_fails_is_undone(
     (repository / ".gitignore").write_text("*.pyc\n")
     (repository / "suites").mkdir()
     (repository / "suites" / "test_canary.py").write_text("# mine\n")
-    make = qgate.files._created
+    make = qgate.storage.files._created
 
     def failing(path: Path) -> int:
         if path.name == f".{Path(name).name}.part":
             raise OSError(code, os.strerror(code), str(path))
         return make(path)
 
-    monkeypatch.setattr(qgate.files, "_created", failing)
+    monkeypatch.setattr(qgate.storage.files, "_created", failing)
     said = complaint(capsys, "--force")
     assert f"{name!r} cannot be written: {os.strerror(code)}. What was written before it" in said
     assert sorted(path.name for path in repository.iterdir()) == [".gitignore", "suites"]
@@ -250,7 +250,7 @@ def test_a_write_that_fails_is_undone(
 def test_folders_that_were_made_go_too(
     repository: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(qgate.files, "_created", lambda _: os.open("gone", os.O_RDONLY))
+    monkeypatch.setattr(qgate.storage.files, "_created", lambda _: os.open("gone", os.O_RDONLY))
     assert "'new/suites/test_activations.py' cannot be written" in complaint(capsys, "new")
     assert list(repository.iterdir()) == []
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from qgate import files
 from qgate.cli import main
 from qgate.cli.report import PLOT_CHOICES, has_colors
 from qgate.results import COLUMNS
 from qgate.results.pictures import PLOTS
+from qgate.storage import files
 from tests.results.making import record, write
 
 Capsys = pytest.CaptureFixture[str]
@@ -224,7 +224,7 @@ def test_no_permission_is_said(here: Path, capsys: Capsys, monkeypatch: pytest.M
         raise PermissionError(13, "Permission denied")
 
     (here / "locked").mkdir()
-    monkeypatch.setattr("qgate.files._created", refused)  # root may write everywhere
+    monkeypatch.setattr("qgate.storage.files._created", refused)  # root may write everywhere
     assert run("before", "-o", "locked/x.html") == 2
     assert "'locked/x.html': Permission denied; name a file" in capsys.readouterr().err
     assert list((here / "locked").iterdir()) == []
@@ -258,7 +258,7 @@ def test_what_cannot_be_written_leaves_all_as_it_was(
             raise PermissionError(1, "Operation not permitted", str(path), None, str(to))
         return move(path, to)
 
-    monkeypatch.setattr("qgate.files._created", making)
+    monkeypatch.setattr("qgate.storage.files._created", making)
     monkeypatch.setattr(Path, "write_bytes", full)
     monkeypatch.setattr(Path, "replace", moving)
     if when == "full" and bad == "h.jsonl":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qgate.files import forget, neighbor, replacing
+from qgate.storage.files import forget, neighbor, replacing
 from tests.baselines.faults import ended, in_child, started
 
 

@@ -304,6 +304,30 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
             ["qgate/gate/test_gate.py: pytest would collect a file named 'test_gate'", "test_data"],
         ),
     },
+    house.place_violations: {
+        "a path or a URL": (
+            {
+                "gate/a.py": "from pathlib import Path\n\ndef f(x):\n    isinstance(x, str | Path)\n",
+                "gate/b.py": "import pathlib\nisinstance(1, (str, pathlib.Path))\n",
+                "gate/c.py": "from upath import UPath as U\n",
+                "gate/d.py": "from qgate.storage.places import is_url\n",
+            },
+            ["qgate/gate/a.py:4", "qgate/gate/b.py:2", "c.py:1: imports upath", "d.py:1: imports"],
+        ),
+        "a folder with a path": (
+            {
+                "gate/a.py": "from qgate.storage.opening import folder_of\n"
+                "if folder_of('x').path:\n    ...\n",
+                "gate/b.py": "from qgate.storage.folders import Folder\n"
+                "def f(x: Folder):\n    return x.path is None\n",
+            },
+            ["qgate/gate/a.py:2: asks a folder", "qgate/gate/b.py:3: asks whether a folder"],
+        ),
+        "fewer than were known": (
+            {"dumps/merging.py": ""},
+            ["qgate/dumps/merging.py: asks 0 times whether", "lower its number"],
+        ),
+    },
     house.length_violations: {
         "a line too long": (
             {"formats/a.py": "x = 1\n" * 401},
@@ -364,6 +388,12 @@ GOOD: dict[Rule, Files] = {
     house.test_name_violations: {
         "gate.py": "def testify(): ...\nclass Attested: ...\ndef f():\n    test_x = 1\n",
         "latest_gate.py": "",
+    },
+    house.place_violations: {
+        "storage/a.py": "from pathlib import Path\nfrom upath import UPath\nisinstance(1, Path)\n",
+        "gate/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
+        "    from upath import UPath\nfrom qgate.storage.places import place_of\n"
+        "isinstance(1, str)\nx = f().path is None\n",
     },
     house.length_violations: {"formats/a.py": "x = 1\n" * 400},
 }

@@ -6,7 +6,7 @@ import fsspec
 import pytest
 
 from qgate.errors import QgateError
-from qgate.urls import check_writable, identity, is_url, place_of
+from qgate.storage.places import check_writable, identity, is_url, place_of
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from qgate.files import lock
+from qgate.storage.files import lock
 
 NAME = ".lock"
 

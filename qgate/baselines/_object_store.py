@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from qgate.baselines._object_lock import ObjectLock
 from qgate.errors import QgateError
-from qgate.urls import changing, check_writable, reaching
+from qgate.storage.places import changing, check_writable, reaching
 
 if TYPE_CHECKING:
     from upath import UPath

@@ -34,7 +34,7 @@ from qgate.baselines._object_store import (
 )
 from qgate.baselines.manifest import NAME as MANIFEST
 from qgate.errors import QgateError
-from qgate.urls import changing, check_writable, reaching
+from qgate.storage.places import changing, check_writable, reaching
 
 if TYPE_CHECKING:
     from upath import UPath

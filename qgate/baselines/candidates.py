@@ -18,7 +18,7 @@ from qgate.baselines.names import safe_name
 from qgate.baselines.origin import REFERENCE_FIELDS, Key, Origin, differences, kind_of
 from qgate.baselines.update import Update
 from qgate.errors import QgateError
-from qgate.files import forget, replacing
+from qgate.storage.files import forget, replacing
 
 VERSION = 2
 _MOST_BYTES, _MOST_TOGETHER = 16 << 20, 128 << 20

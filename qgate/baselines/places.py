@@ -19,7 +19,7 @@ from qgate.errors import QgateError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 
 def files_of(folder: Place, model: str) -> Files:

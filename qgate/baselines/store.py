@@ -17,7 +17,7 @@ from qgate.baselines.update import Change, Update, applied
 from qgate.errors import QgateError, unknown
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 LOCK_TIMEOUT_S = 60.0
 

@@ -6,14 +6,14 @@ import argparse
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qgate.errors import QgateError, unknown
-from qgate.urls import is_url, place_of
+from qgate.storage.opening import folder_of
+from qgate.storage.places import names_folder, place_of, user_place
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 _RECORD, _SAVE_DIR = "activations.json", "visualization.save_dir"
 _OPTIONS = ("model", "config", "list_layers", "write_config", "dry_run", "trust_remote_code")
@@ -24,7 +24,7 @@ def is_place(word: str) -> bool:
     """If a word of the command line names a record, or a folder that has one."""
     if word.startswith("-"):
         return False
-    return word.endswith(".json") or is_url(word) or Path(word).is_dir()
+    return word.endswith(".json") or names_folder(word)
 
 
 def redraw(
@@ -42,8 +42,7 @@ def redraw(
         if getattr(args, name) and (name, getattr(args, name)) != ("engine", "local"):
             option = f"--{name.replace('_', '-')}"
             raise QgateError(f"{option} is of a run; {word!r} is only drawn again.")
-    place = place_of(word)
-    path = _record_in(place.expanduser() if isinstance(place, Path) else place)
+    path = _record_in(user_place(word))
     said = _said(overrides)
     folder = place_of(said.pop(_SAVE_DIR, path.parent))
     record = read_record(path)
@@ -67,20 +66,11 @@ def redraw(
 
 def _record_in(place: Place) -> Place:
     """The one record of a folder, or the file itself."""
-    found: list[Place]
-    if isinstance(place, Path):
-        if not place.is_dir():
-            return place
-        found = [*sorted(place.glob(f"*{_RECORD}"))]
-    else:
-        from qgate.report.activations._places import Store
-
-        if place.name.endswith(".json"):
-            return place
-        store = Store(place)
-        if store.is_file:
-            return place
-        found = [place / name for name in sorted(store.names) if name.endswith(_RECORD)]
+    folder = folder_of(place)
+    named = place.name.endswith(".json")  # a store is not asked for a folder of that name
+    if (named and not (folder.path and folder.path.is_dir())) or folder.kind() == "file":
+        return place
+    found = [place / name for name in folder.names() if name.endswith(_RECORD)]
     if not found:
         raise QgateError(
             f"{str(place)!r} has no activations.json, which a run writes where output.formats has "

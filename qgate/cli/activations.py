@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 from qgate.cli._activation_records import is_place, redraw
 from qgate.cli._workers import add_workers, workers_from
 from qgate.errors import QgateError
-from qgate.urls import is_url, place_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from qgate.pipeline.activations.settings import ActivationSettings
     from qgate.pipeline.activations.subjects import Subject
     from qgate.results.activations import ActivationsRecord
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 _NOTHING = "-"
 
@@ -48,7 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", metavar="NAME", help="tiny-llama, hf:PATH, mamba:PATH, FILE.py:build; over "
         "model.path of the configuration")  # fmt: skip
-    add("--config", type=_file, metavar="FILE", help="a configuration (.yaml or .toml), or its URL")
+    add("--config", metavar="FILE", help="a configuration (.yaml or .toml), or its URL")
     add("--list-layers", nargs="?", const=".", metavar="REGEX", help="print the names of the "
         "model's modules (those that match), and stop")  # fmt: skip
     add("--write-config", nargs="?", const=_NOTHING, metavar="FILE", help="print the commented "
@@ -60,11 +59,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "hf: folder run on this machine; only for folders whose code you have read")  # fmt: skip
     add_workers(parser)
     parser.set_defaults(takes_more=True)
-
-
-def _file(text: str) -> str | Path:
-    """A path would take a slash away from a URL."""
-    return text if is_url(text) else Path(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -185,28 +179,20 @@ def _print_settings(settings: ActivationSettings) -> None:
 
 def _write_config(name: str) -> int:
     from qgate.pipeline.activations.texts import default_config_text
-    from qgate.report._files import write_text
-    from qgate.urls import check_writable, reaching
+    from qgate.storage.places import check_writable, user_place
+    from qgate.storage.writing import create_text
 
     if name == _NOTHING:
         print(default_config_text(), end="")
         return 0
-    path = place_of(name)
+    path = user_place(name)
     check_writable(path)
-    path = path.expanduser() if isinstance(path, Path) else path
     kind = path.suffix.lower()
     if kind not in (".yaml", ".yml", ".toml"):
         raise QgateError(f"{name!r} is no .yaml, .yml or .toml file.")
     text = default_config_text("toml" if kind == ".toml" else "yaml")
     try:
-        if isinstance(path, Path):
-            with path.open("x", encoding="utf-8") as file:
-                file.write(text)
-        else:
-            with reaching(path, FileExistsError):
-                if path.exists():
-                    raise FileExistsError
-            write_text(path, text)
+        create_text(path, text)
     except FileExistsError:
         raise QgateError(f"{name!r} is there already; give a new name.") from None
     print(f"{path}: every key with its default. qgate activations --model NAME --config {path}")
@@ -323,11 +309,12 @@ def _write(record: ActivationsRecord, folder: str, step: Any) -> list[Place]:
     """What a store refuses after hours of work, as a login ends, is kept on this machine."""
     from qgate.report.activations._reading import Look
     from qgate.report.activations.reports import UndrawnError, write_report
+    from qgate.storage.opening import folder_of
 
     try:
         return write_report(record, folder, progress=lambda done, of: step("pictures", done, of))
     except (OSError, QgateError) as error:
-        if isinstance(place_of(folder), Path) or isinstance(error, UndrawnError):
+        if folder_of(folder).path is not None or isinstance(error, UndrawnError):
             raise
         kept = tempfile.mkdtemp(prefix="qgate-activations-")
         write_report(record, kept, Look(formats=("json",)))

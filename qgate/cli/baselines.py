@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.errors import QgateError, unknown
-from qgate.urls import place_of
+from qgate.storage.places import place_of
 
 if TYPE_CHECKING:
     from qgate.baselines import Candidate, Store, Update

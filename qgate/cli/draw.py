@@ -21,7 +21,7 @@ from qgate.cli._numbers import from_one
 from qgate.cli._progress import progress
 from qgate.cli._workers import add_workers, workers_from
 from qgate.errors import QgateError
-from qgate.urls import place_of
+from qgate.storage.places import place_of
 
 if TYPE_CHECKING:
     from qgate.pipeline.dumps.analyses import Asked

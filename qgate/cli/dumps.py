@@ -21,7 +21,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qgate.cli._dump_selection import add_selection, wanted_of
@@ -280,9 +279,10 @@ def _export(args: argparse.Namespace) -> int:
 def _watch(args: argparse.Namespace) -> int:
     from qgate.cli._dump_texts import note_lines
     from qgate.dumps import Follower
+    from qgate.storage.opening import folder_of
 
     follower = Follower(args.folder)
-    pause = _PAUSE if isinstance(follower.folder, Path) else _PAUSE_OF_STORES
+    pause = _PAUSE if folder_of(follower.folder).path else _PAUSE_OF_STORES
     end = time.monotonic() + args.timeout
     came: dict[str, int] = {}
     while True:

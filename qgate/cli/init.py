@@ -28,7 +28,7 @@ from pathlib import Path
 from qgate.cli._ci_files import SERVICES, ci_files, ci_note
 from qgate.cli._repository import BASELINES, Place, inside, read_bytes
 from qgate.errors import QgateError, unknown
-from qgate.files import replacing
+from qgate.storage.files import replacing
 
 SETTINGS = "qgate.toml"
 EXAMPLE = "qgate_model.py"

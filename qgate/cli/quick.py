@@ -11,19 +11,17 @@ Of large tensors only the first rows are read, and of many tensors only 500.
 from __future__ import annotations
 
 import argparse
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.cli._dump_selection import add_selection
 from qgate.cli.draw import add_analysis, analysis_of
 from qgate.errors import QgateError
+from qgate.storage.places import check_writable, place_of
+from qgate.storage.writing import local_files, make_folder
 from qgate.text import one_line
-from qgate.urls import check_writable, place_of
 
 if TYPE_CHECKING:
-    from qgate.results.portraits import DumpAnalysis
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 _FILE = "quick_analysis.png"
 _MOST, _TENSORS = 2**14, 500
@@ -47,10 +45,11 @@ def run(args: argparse.Namespace) -> int:
 
     output = _output(args)
     analysis = analysis_of(args, _MOST, _TENSORS)
-    if isinstance(output, Path):
-        draw_quick(output, analysis)
-    else:
-        _draw_there(output, analysis)
+    with local_files([output]) as (picture,):
+        try:
+            draw_quick(picture, analysis)
+        except QgateError as error:
+            raise QgateError(str(error).replace(str(picture), str(output))) from None
     for line in findings(said_of(analysis)):
         print(line)
     for note in analysis["notes"]:
@@ -80,20 +79,5 @@ def _output(args: argparse.Namespace) -> Place:
         raise QgateError(
             f"--output-dir {args.output_dir!r} is a file; name a folder, or give --output."
         )
-    if isinstance(folder, Path):
-        folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     return folder / _FILE
-
-
-def _draw_there(output: Place, analysis: DumpAnalysis) -> None:
-    """A store is given the picture when it is whole."""
-    from qgate.report._files import write_bytes
-    from qgate.report.plots.dumps.quick import draw_quick
-
-    with tempfile.TemporaryDirectory() as made:
-        picture = Path(made) / output.name
-        try:
-            draw_quick(picture, analysis)
-        except QgateError as error:
-            raise QgateError(str(error).replace(str(picture), str(output))) from None
-        write_bytes(output, picture.read_bytes())

@@ -216,7 +216,7 @@ def _write(
 
 @contextlib.contextmanager
 def _placed(output: Path) -> Iterator[Path]:
-    from qgate.files import replacing
+    from qgate.storage.files import replacing
 
     with _naming(output), replacing(output) as place:
         yield place

@@ -30,14 +30,14 @@ from qgate.cli._numbers import from_one
 from qgate.cli._sweep_work import Lost, Made, Work, all_made_of, made_of
 from qgate.cli._workers import add_workers, workers_from
 from qgate.errors import QgateError
+from qgate.storage.places import check_writable, place_of
 from qgate.text import for_terminal, one_line
-from qgate.urls import check_writable, place_of
 
 if TYPE_CHECKING:
     from qgate.engine import Failure, Workers
     from qgate.pipeline.sweep_files import Part, Request
     from qgate.report.sweeps._entries import Entry
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 _WIDE, _THIN = "=" * 80, "-" * 60
 
@@ -207,11 +207,12 @@ def _outcomes(specs: list[str], work: Work, target: Target, workers: Workers) ->
     same command tries these files again.
     """
     from qgate.engine.journal import Journal
+    from qgate.storage.opening import folder_of
 
     asked = [__version__, work.plots, dataclasses.asdict(work.request), specs, str(target.root)]
     try:
         target.root.mkdir(parents=True, exist_ok=True)
-        opened = Journal(target.root if isinstance(target.root, Path) else Path(), asked)
+        opened = Journal(folder_of(target.root).path or Path(), asked)
     except OSError as error:
         raise QgateError(
             f"results cannot be written to {str(target.root)!r}: {error.strerror or error}. Name "
@@ -242,7 +243,7 @@ def _outcomes(specs: list[str], work: Work, target: Target, workers: Workers) ->
 
 def _key(spec: str) -> str:
     from qgate.dumps.tensor_files import split_spec
-    from qgate.urls import identity
+    from qgate.storage.places import identity
 
     place, key = split_spec(spec)
     return f"{identity(place)} {key or ''}"
@@ -326,11 +327,12 @@ def _written(spec: str, made: Iterable[Made | Lost], target: Target) -> Outcome:
 
 def _write(made: Made, target: Target) -> tuple[list[str], list[Entry]]:
     """Files of one tensor; the lines for the console, which are those of the logs, and its rows."""
-    from qgate.report._files import folder_for, safe_name, write_bytes, write_text
+    from qgate.report._files import folder_for, safe_name
     from qgate.report.sweeps import files as sweep_files
     from qgate.report.sweeps import texts as sweep_text
     from qgate.report.sweeps._entries import entry_of
     from qgate.report.sweeps._record import file_stem
+    from qgate.storage.writing import write_bytes, write_text
 
     swept = made.swept
     name = safe_name(swept.name)

@@ -6,13 +6,10 @@ others find it and check that it fits. A folder of a rank is made by one process
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from qgate import urls
-from qgate.dumps.folders import Folder
 from qgate.dumps.layout import (
     PROBE,
     About,
@@ -24,14 +21,16 @@ from qgate.dumps.layout import (
     remove_rank,
     write_about,
 )
-from qgate.dumps.opening import writable_folder
 from qgate.errors import QgateError, unknown
+from qgate.storage import places
+from qgate.storage.folders import Folder, NotRemovedError
+from qgate.storage.opening import writable_folder
 
 Existing = Literal["refuse", "append", "overwrite"]
 EXISTING: tuple[Existing, ...] = ("refuse", "append", "overwrite")
 
 
-def check_store(place: urls.Place | str) -> None:
+def check_store(place: places.Place | str) -> None:
     """Reach a store and see that it can be written, by an object that is put and taken away.
 
     A folder of this machine is looked at when a dump is begun in it.
@@ -39,18 +38,17 @@ def check_store(place: urls.Place | str) -> None:
     folder = writable_folder(place)
     if folder.path is not None:
         return
-    if folder.kind() == "file":
-        raise QgateError(f"{str(folder.place)!r} is a file; a dump is a folder.")
-    probe = f"{PROBE}{uuid.uuid4().hex}"
     try:
-        folder.put(probe, b"\n")
+        folder.try_writing(f"{PROBE}{uuid.uuid4().hex}")
+    except NotRemovedError:
+        pass
+    except NotADirectoryError:
+        raise QgateError(f"{str(folder.place)!r} is a file; a dump is a folder.") from None
     except OSError as error:
         raise QgateError(
             f"no dump can be written to {str(folder.place)!r}: {error.strerror or error}. Choose "
             "another folder."
         ) from None
-    with contextlib.suppress(OSError):
-        folder.remove(probe)
 
 
 def begin(
@@ -64,8 +62,7 @@ def begin(
     kind = folder.kind()
     if kind == "file":
         raise QgateError(f"{shown} is a file; a dump is a folder.")
-    if folder.path is not None:
-        folder.path.mkdir(parents=True, exist_ok=True)
+    folder.make()
     found = None if kind == "nothing" and folder.path is None else read_about(folder)
     if found is None:
         _refuse_others_files(folder, existing)

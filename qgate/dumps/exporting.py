@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qgate import urls
 from qgate.dumps.known_files import BACKWARD_NAMES
 from qgate.dumps.known_names import KnownName
-from qgate.dumps.opening import empty_folder
 from qgate.dumps.reading import Dump
 from qgate.dumps.records import Record
+from qgate.storage import places
+from qgate.storage.opening import empty_folder
 
 _LONGEST = 80
 _OURS = ("known_name", "generation", "timestamp", "counter", "overflow_info")
@@ -38,7 +38,7 @@ class Exported:
 
 
 def export_dump(
-    dump: Dump, folder: urls.Place | str, records: Iterable[Record] | None = None
+    dump: Dump, folder: places.Place | str, records: Iterable[Record] | None = None
 ) -> Exported:
     """Write the records, all unless told, into an empty folder."""
     output = empty_folder(folder, "is not empty")

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from qgate import urls
-from qgate.dumps.folders import Folder, Stamp, files_in
 from qgate.dumps.index import EVENT, Index
 from qgate.dumps.known_files import KnownDump, Unreadable, read_known
 from qgate.dumps.layout import About, ranks_in, read_about
-from qgate.dumps.opening import folder_of
 from qgate.dumps.records import Record
+from qgate.storage import places
+from qgate.storage.folders import Folder, Stamp, files_in
+from qgate.storage.opening import folder_of
 
 
 class Follower:
     """Looks at a folder, which may not be there yet, and reads only what is new."""
 
-    def __init__(self, folder: urls.Place | str) -> None:
+    def __init__(self, folder: places.Place | str) -> None:
         self._files = folder_of(folder)
-        self.folder: urls.Place = self._files.place
+        self.folder: places.Place = self._files.place
         self._about: About | None = None
         self._read_to: dict[int, dict[str, int]] = {}
         self._closed: dict[int, bool] = {}

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from qgate.dumps.folders import Folder, Stamp
 from qgate.dumps.layout import INDEX, index_parts_in
 from qgate.dumps.records import Record, plain
 from qgate.errors import QgateError
+from qgate.storage.folders import Folder, Stamp
 
 EVENT = "event"
 

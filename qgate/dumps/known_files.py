@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from qgate import urls
 from qgate.archives import load_torch, load_torch_bytes
-from qgate.dumps.folders import Folder, Stamp, files_in, parts_of
 from qgate.dumps.known_names import KnownName, parse
 from qgate.dumps.layout import about
 from qgate.dumps.reading import Dump, RankState
 from qgate.dumps.records import OPERATIONS, PHASES, Operation, Phase, Place, Record, plain
 from qgate.dumps.selecting import check_fields, is_wanted
 from qgate.errors import QgateError
+from qgate.storage import places
+from qgate.storage.folders import Folder, Stamp, files_in, parts_of
 
 _AT_ONCE = 8
 _STATS = ("min", "max", "mean", "std")
@@ -304,7 +304,7 @@ class KnownDump(Dump):
     def counts(self, record: Record, *, check: bool = True) -> dict[str, np.ndarray[Any, Any]]:  # noqa: ARG002
         raise QgateError(f"of {record.title} no counts were kept: {str(self.folder)!r} has none.")
 
-    def shard(self, record: Record) -> urls.Place | None:
+    def shard(self, record: Record) -> places.Place | None:
         place = record.tensor
         if place is None or not place.file or "/" in place.file:
             return None

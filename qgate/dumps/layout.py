@@ -19,9 +19,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from qgate._version import __version__
-from qgate.dumps.folders import Folder
 from qgate.dumps.records import plain
 from qgate.errors import QgateError
+from qgate.storage.folders import Folder
 
 KIND = "dump"
 # 2: hashes are XXH3 instead of SHA-256, and the index of a rank may be in parts.

@@ -17,8 +17,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from qgate import urls
-from qgate.dumps.folders import Folder, LocalFolder
 from qgate.dumps.index import line
 from qgate.dumps.known_files import KnownDump
 from qgate.dumps.layout import (
@@ -31,12 +29,14 @@ from qgate.dumps.layout import (
     remove_rank,
     shard_name,
 )
-from qgate.dumps.opening import folder_of, writable_folder
 from qgate.dumps.reading import Dump
 from qgate.dumps.records import Place, Record
 from qgate.dumps.writing import DumpWriter
 from qgate.errors import QgateError
-from qgate.files import neighbor
+from qgate.storage import places
+from qgate.storage.files import neighbor
+from qgate.storage.folders import Folder, LocalFolder
+from qgate.storage.opening import folder_of, writable_folder
 
 _MOST_MISSING = 1000
 _MARK = ".qgate-merge"
@@ -71,9 +71,9 @@ class RankPart:
     is put."""
 
     rank: int
-    folders: tuple[urls.Place, ...]
+    folders: tuple[places.Place, ...]
     known: tuple[bool, ...]
-    output: urls.Place
+    output: places.Place
 
 
 Each = Callable[[Callable[[RankPart], Merged], Sequence[RankPart]], Merged]
@@ -84,7 +84,7 @@ def _one_by_one(function: Callable[[RankPart], Merged], parts: Sequence[RankPart
 
 
 def merge_dumps(
-    folders: Sequence[urls.Place | str], output: urls.Place | str, each: Each = _one_by_one
+    folders: Sequence[places.Place | str], output: places.Place | str, each: Each = _one_by_one
 ) -> Merged:
     """One dump of many; two records of one rank and order clash. `each` is who does the ranks."""
     if not folders:
@@ -247,7 +247,7 @@ def _merge_into(part: RankPart, home: Folder) -> Merged:
 
 
 @functools.lru_cache(maxsize=4)
-def _known(folder: urls.Place, output: str) -> Dump:  # noqa: ARG001
+def _known(folder: places.Place, output: str) -> Dump:  # noqa: ARG001
     """Read once by each process that works on one output: all files of the folder have to be."""
     return Dump.open(folder)
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from qgate.dumps.folders import Folder
 from qgate.dumps.shards import ALIGNED, CODES, HEADER
+from qgate.storage.folders import Folder
+from qgate.storage.safetensors_heads import read_head
 
-_LONGEST = 100 << 20
 _AHEAD = 4 << 20
 _DTYPES = {code: getattr(torch, name) for name, code in CODES.items()}
 
@@ -25,17 +24,9 @@ class RangedShard:
 
     def __init__(self, home: Folder, name: str) -> None:
         self._home, self._name = home, name
-        data = home.read(name, 0, HEADER)
-        length = int.from_bytes(data[:8], "little")
-        if len(data) < 8 or not 2 <= length <= _LONGEST:
-            raise ValueError("it has no head")
-        self._start = 8 + length
-        if len(data) < self._start:
-            data += home.read(name, len(data), self._start)
-        head = json.loads(data[8 : self._start])
-        self._metadata: dict[str, str] = head.pop("__metadata__", {})
-        self._entries: dict[str, Any] = head
-        self._size = max((entry["data_offsets"][1] for entry in head.values()), default=0)
+        head = read_head(partial(home.read, name), HEADER)
+        self._start, self._metadata, self._entries = head.start, head.metadata, head.entries
+        self._size = max((entry["data_offsets"][1] for entry in self._entries.values()), default=0)
         self._last, self._kept = -1, (0, b"")
 
     def keys(self) -> list[str]:

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from qgate.dumps.folders import Folder
 from qgate.dumps.index import Index, Lines
 from qgate.dumps.layout import (
     INDEX,
@@ -23,9 +22,10 @@ from qgate.dumps.layout import (
     shards_in,
     unfinished_in,
 )
-from qgate.dumps.object_folders import ObjectFolder
 from qgate.dumps.shards import Block, ShardWriter, write_all
 from qgate.errors import QgateError
+from qgate.storage.folders import Folder
+from qgate.storage.object_folders import ObjectFolder
 
 
 class RankFiles(Protocol):

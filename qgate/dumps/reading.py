@@ -11,15 +11,15 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from qgate import urls
-from qgate.dumps.folders import Folder, Stamp
 from qgate.dumps.index import EVENT, Index, Lines
 from qgate.dumps.layout import INDEX, About, rank_name, ranks_in, read_about, unfinished_in
-from qgate.dumps.opening import folder_of
 from qgate.dumps.records import Record
 from qgate.dumps.selecting import check_fields, fits, is_wanted
 from qgate.dumps.shard_reading import ShardReader
 from qgate.errors import QgateError, unknown
+from qgate.storage import places
+from qgate.storage.folders import Folder, Stamp
+from qgate.storage.opening import folder_of
 
 _AT_ONCE = 16
 _RANKS_OPEN = 16
@@ -89,7 +89,7 @@ class Dump:
 
     def __init__(self, files: Folder, about: About) -> None:
         self.files, self.about = files, about
-        self.folder: urls.Place = files.place
+        self.folder: places.Place = files.place
         self.header: dict[str, Any] = about.header
         self.skipped: list[str] = []
         self.damaged: list[str] = []
@@ -99,7 +99,7 @@ class Dump:
         self._shards: dict[int, ShardReader] = {}
 
     @classmethod
-    def open(cls, folder: urls.Place | str) -> Dump:
+    def open(cls, folder: places.Place | str) -> Dump:
         """A dump of qgate, or a folder of the known collector as it is; by its path or URL."""
         files = folder_of(folder)
         kind, shown = files.kind(), repr(str(files.place))
@@ -220,7 +220,7 @@ class Dump:
         """The first elements of the values, flat; not proved by their hash."""
         return self._shard(record.rank).beginning(record, elements)
 
-    def shard(self, record: Record) -> urls.Place | None:
+    def shard(self, record: Record) -> places.Place | None:
         """The file that the values of a record are in."""
         place = record.tensor or record.counts
         return None if place is None else self._shard(record.rank).path(place)

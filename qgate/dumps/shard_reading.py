@@ -15,13 +15,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from qgate import urls
-from qgate.dumps.folders import Folder
 from qgate.dumps.layout import SHARD
 from qgate.dumps.ranged_shards import RangedShard
 from qgate.dumps.records import Place, Record
 from qgate.dumps.shards import RAW, block_of, block_of_array, digest_of
 from qgate.errors import QgateError
+from qgate.storage import places
+from qgate.storage.folders import Folder
 
 Array = np.ndarray[Any, Any]
 _OPEN_AT_ONCE, _HEADS = 8, 16
@@ -37,7 +37,7 @@ class ShardReader:
         self._open: OrderedDict[str, Any] = OrderedDict()
         self._most = _HEADS if home.path is None else _OPEN_AT_ONCE
 
-    def path(self, place: Place) -> urls.Place:
+    def path(self, place: Place) -> places.Place:
         """Where a shard is; a name that leads out of the dump is refused."""
         path = self._home.at(place.file)
         if not SHARD.fullmatch(place.file):
@@ -112,7 +112,7 @@ class ShardReader:
             raise _changed(path, record)
         return found
 
-    def _file(self, place: Place) -> tuple[urls.Place, Any]:
+    def _file(self, place: Place) -> tuple[places.Place, Any]:
         path = self.path(place)
         with self._lock:
             if place.file not in self._open:
@@ -153,12 +153,12 @@ def _shaped(found: Tensor, raw: str | None) -> Tensor:
     return found.view(dtype).reshape(shape)
 
 
-def _damaged(path: urls.Place, record: Record, error: Exception) -> QgateError:
+def _damaged(path: places.Place, record: Record, error: Exception) -> QgateError:
     why = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
     return QgateError(f"{str(path)!r}: {record.title} cannot be read ({why}); {_REMEDY}.")
 
 
-def _changed(path: urls.Place, record: Record) -> QgateError:
+def _changed(path: places.Place, record: Record) -> QgateError:
     return QgateError(
         f"{str(path)!r}: the values of {record.title} are not those that were written; {_REMEDY}."
     )

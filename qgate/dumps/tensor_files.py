@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qgate.archives import check_archive, flat, is_dense, load_torch, not_dense
-from qgate.dumps import url_files
+from qgate.archives import check_archive, flat, is_dense, not_dense
 from qgate.errors import QgateError
-from qgate.urls import is_url, place_of
+from qgate.storage import places
+from qgate.storage.tensor_reading import open_safetensors, read_npy, read_torch, safetensors_entries
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 _HASHED_AT_ONCE = 2**24
 
@@ -61,7 +61,7 @@ def expand(specs: list[str]) -> list[str]:
     """
     found: list[str] = []
     for spec in specs:
-        if glob.has_magic(spec) and (is_url(spec) or not Path(spec).exists()):
+        if places.is_pattern(spec):
             matches = [name for name in _matching(spec) if Path(name).suffix.lower() in READERS]
             found += matches or [spec]
         else:
@@ -70,12 +70,9 @@ def expand(specs: list[str]) -> list[str]:
 
 
 def _matching(pattern: str) -> list[str]:
-    place = place_of(pattern)
     try:
-        if isinstance(place, Path):
-            return sorted(glob.glob(str(place), recursive=True))  # noqa: PTH207
-        return sorted(place.fs.unstrip_protocol(name) for name in place.fs.glob(place.path))
-    except PermissionError:
+        return places.names_matching(pattern)
+    except (PermissionError, QgateError):
         raise
     except Exception as error:
         raise QgateError(f"{pattern!r} cannot be searched: {_first_line(error)}.") from None
@@ -123,11 +120,10 @@ def floats_in(spec: str) -> dict[str, int]:
         path, key = split_spec(spec)
         if key is not None or path.suffix.lower() != ".safetensors":
             return {}
-        head, _ = url_files.safetensors_head(path)
         found: dict[str, int] = {}
-        for name in _names(path) if isinstance(path, Path) else head:
-            start, end = head[name]["data_offsets"]
-            if head[name]["dtype"].startswith(("F", "BF")):
+        for name, entry in safetensors_entries(path).items():
+            start, end = entry["data_offsets"]
+            if entry["dtype"].startswith(("F", "BF")):
                 found[name] = end - start
         return found
     except Exception:
@@ -145,30 +141,12 @@ def _is_there(place: Place) -> bool:
 
 
 def split_spec(spec: str) -> tuple[Place, str | None]:
-    """The file of a spec, and the name of one tensor where it names one."""
-    if is_url(spec):
-        return _split_url(spec)
-    whole = Path(spec)
-    if whole.exists() or ":" not in spec:
-        return whole, None
-    file, _, key = spec.rpartition(":")
-    while file and not Path(file).exists() and ":" in file:
-        file, _, more = file.rpartition(":")
-        key = f"{more}:{key}"
-    return (Path(file), key) if Path(file).exists() else (whole, None)
-
-
-def _split_url(spec: str) -> tuple[Place, str | None]:
-    """By the ending of the file: asking a store what is there takes time."""
-    cuts = [spec.lower().find(f"{ending}:") + len(ending) for ending in READERS]
-    cuts = [cut for ending, cut in zip(READERS, cuts, strict=True) if cut >= len(ending)]
-    if not cuts:
-        return place_of(spec), None
-    return place_of(spec[: min(cuts)]), spec[min(cuts) + 1 :]
+    """Return the file of a spec, and the name of one tensor where it names one."""
+    return places.split_spec(spec, READERS)
 
 
 def _read_torch(path: Place, key: str | None) -> Iterator[StoredTensor]:
-    loaded = load_torch(path) if isinstance(path, Path) else url_files.read_torch_at(path)
+    loaded = read_torch(path)
     if isinstance(loaded, Tensor):
         yield from _pick(path, None, {"": loaded}, key)
     elif isinstance(loaded, Mapping) and isinstance(loaded.get("tensor"), Tensor) and key is None:
@@ -180,12 +158,9 @@ def _read_torch(path: Place, key: str | None) -> Iterator[StoredTensor]:
 
 
 def _read_safetensors(path: Place, key: str | None) -> Iterator[StoredTensor]:
-    if isinstance(path, Path):
-        yield from _read_local_safetensors(path, key)
-        return
-    head, start = url_files.safetensors_head(path)
-    for name in _chosen(path, key, list(head)):
-        yield StoredTensor(path, name, url_files.safetensors_entry(path, head[name], start))
+    with open_safetensors(path) as file:
+        for name in _chosen(path, key, list(file.keys())):
+            yield StoredTensor(path, name, file.get_tensor(name))
 
 
 def _chosen(path: Place, key: str | None, names: list[str]) -> list[str]:
@@ -196,28 +171,8 @@ def _chosen(path: Place, key: str | None, names: list[str]) -> list[str]:
     return names if key is None else [key]
 
 
-def _read_local_safetensors(path: Path, key: str | None) -> Iterator[StoredTensor]:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        for name in _chosen(path, key, list(file.keys())):
-            yield StoredTensor(path, name, file.get_tensor(name))
-
-
-def _names(path: Path) -> list[str]:
-    """In the order in which they are read."""
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        return list(file.keys())
-
-
 def _read_npy(path: Place, key: str | None) -> Iterator[StoredTensor]:
-    if isinstance(path, Path):
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    else:
-        array = url_files.read_npy_at(path)
-    yield from _pick(path, None, {"": _from_numpy(path, array)}, key)
+    yield from _pick(path, None, {"": _from_numpy(path, read_npy(path))}, key)
 
 
 def _read_npz(path: Place, key: str | None) -> Iterator[StoredTensor]:

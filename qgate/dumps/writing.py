@@ -18,15 +18,15 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from qgate import urls
 from qgate.dumps.begin import Existing, begin
 from qgate.dumps.index import Lines, line
 from qgate.dumps.layout import RUN, rank_name
-from qgate.dumps.opening import writable_folder
 from qgate.dumps.rank_files import rank_files
 from qgate.dumps.records import Place, Record
 from qgate.dumps.shards import Block, ShardWriter, block_of, block_of_array, digest_of
 from qgate.errors import QgateError
+from qgate.storage import places
+from qgate.storage.opening import writable_folder
 
 _MOST_MISSING = 1000
 
@@ -41,7 +41,7 @@ class DumpWriter:
 
     def __init__(
         self,
-        folder: urls.Place | str,
+        folder: places.Place | str,
         *,
         rank: int = 0,
         world_size: int = 1,
@@ -67,7 +67,8 @@ class DumpWriter:
         self.records = 0
         self.bytes_written = 0
         self.failed: str | None = None
-        self._files = rank_files(files.inside(rank_name(rank)), rank)
+        self.home = files.inside(rank_name(rank))
+        self._files = rank_files(self.home, rank)
         self._closed = False
         for record in self._files.found.records:
             self._know(record)

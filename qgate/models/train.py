@@ -45,10 +45,10 @@ def train(name: str, folder: Path, steps: int | None, seed: int) -> None:
     from safetensors.torch import save
     from tqdm import tqdm
 
-    from qgate.files import replacing
     from qgate.models import language, ngrams, training
     from qgate.models.tiny import TINY
     from qgate.report.plots.training import draw_curve
+    from qgate.storage.files import replacing
 
     tiny = TINY.get(name)
     if steps is not None and steps < 1:

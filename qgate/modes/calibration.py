@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from qgate.errors import QgateError
-from qgate.files import replacing
+from qgate.storage.files import replacing
 
 if TYPE_CHECKING:
     from torch import Tensor

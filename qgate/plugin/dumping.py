@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,11 +12,12 @@ import pytest
 from qgate.errors import QgateError
 from qgate.plugin.options import spelled, value
 from qgate.plugin.selection import selection_of
-from qgate.urls import is_url, place_of
+from qgate.storage.opening import folder_of
+from qgate.storage.places import is_readable, place_below, place_of, text_seen_from
 
 if TYPE_CHECKING:
     from qgate.pipeline.gates.dump_gates import DumpGates
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 # The parameter of a test that is left out, as there is no dump.
 NO_LAYER = "no_dump"
@@ -43,29 +42,16 @@ def dump_folder(config: pytest.Config) -> Place | None:
     given = value(config, "dump")
     if given is None:
         return None
-    place = place_of(given)
-    if not isinstance(place, Path):
-        return _there(place, f"{spelled(config, 'dump')} {given!r}")
-    folder = config.invocation_params.dir / place
+    place = place_below(config.invocation_params.dir, given)
     option = f"{spelled(config, 'dump')} {given!r}"
-    if not folder.is_dir():
-        what = "is a file: name the folder" if folder.exists() else "is not there"
-        near = "" if folder.is_absolute() and Path(given).is_absolute() else f" ({folder})"
-        raise QgateError(f"{option} {what}{near}.")
-    if not os.access(folder, os.R_OK | os.X_OK):
-        raise QgateError(f"{option} cannot be read: permission denied.")
-    return folder
-
-
-def _there(place: Place, option: str) -> Place:
-    """A store is asked at the start what is there: it may not be reached, or nobody may read it."""
-    from qgate.dumps.opening import folder_of
-
+    # A store is asked now what is there: it may not be reached, or nobody may read it.
     kind = folder_of(place).kind()
     if kind != "folder":
-        raise QgateError(
-            f"{option} {'is a file: name the folder' if kind == 'file' else 'is not there'}."
-        )
+        what = "is a file: name the folder" if kind == "file" else "is not there"
+        near = "" if place == place_of(given) else f" ({place})"
+        raise QgateError(f"{option} {what}{near}.")
+    if not is_readable(place):
+        raise QgateError(f"{option} cannot be read: permission denied.")
     return place
 
 
@@ -101,9 +87,7 @@ def dump_session_of(config: pytest.Config) -> DumpGates | None:
         name = dump_name(config, folder)
         asked = value(config, "dump")
         of_project = config.getoption("qgate_dump") is None
-        shown = asked
-        if of_project and not is_url(asked):
-            shown = os.path.relpath(asked, config.invocation_params.dir)
+        shown = text_seen_from(config.invocation_params.dir, asked) if of_project else asked
         subject = DumpSubject(folder, name, shown, given or "")
         session = DumpGates(subject, policy=policy_of(config).for_model(name), **how(config))
         session.check_policy()

@@ -15,12 +15,12 @@ import pytest
 from qgate.errors import QgateError
 from qgate.plugin.hooks import listed
 from qgate.plugin.settings import Kind, Settings, read_settings
-from qgate.urls import is_url, place_of
+from qgate.storage.places import names_folder, place_of, shown_below
 
 if TYPE_CHECKING:
     from qgate.gate.updating import Which
     from qgate.pipeline.setups import ModelSetup
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 _LIST = {"action": "append"}
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -240,12 +240,10 @@ def baselines_of(config: pytest.Config) -> Place:
 
 def shown_baselines(config: pytest.Config) -> str:
     """That folder as people are shown it: below the project without the way there."""
-    given = value(config, "baselines")
-    if given is not None and is_url(given):
-        return str(given)
-    folder, home = Path(given or home_of(config) / "baselines"), home_of(config)
-    shown = str(folder.relative_to(home) if folder.is_relative_to(home) else folder)
-    return shown if folder.is_dir() else f"{shown} (none yet)"
+    home = home_of(config)
+    folder = str(value(config, "baselines") or home / "baselines")
+    shown = shown_below(home, folder)
+    return shown if names_folder(folder) else f"{shown} (none yet)"
 
 
 def command_of(config: pytest.Config, paths: Sequence[str] = ()) -> str:

@@ -23,7 +23,7 @@ from qgate.text import for_terminal
 if TYPE_CHECKING:
     from qgate.gate import Policy
     from qgate.pipeline.gates.gating import GateSession
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 _SESSIONS: pytest.StashKey[dict[str, GateSession]] = pytest.StashKey()
 # Why the baselines cannot be reached; empty where they can.

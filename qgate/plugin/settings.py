@@ -16,7 +16,7 @@ import pytest
 
 from qgate.documents import toml
 from qgate.errors import QgateError, unknown
-from qgate.urls import is_url
+from qgate.storage.places import text_below
 
 NAME = "qgate.toml"
 # What an option is: a type, or the texts that it may be.
@@ -101,7 +101,7 @@ def _checked(home: Path, source: str, table: dict[str, Any], kinds: Mapping[str,
         elif kind is float and type(value) in (int, float):
             options[name] = float(value)
         elif kind is Path and isinstance(value, str) and value:
-            options[name] = value if is_url(value) else str(home / value)
+            options[name] = text_below(home, value)
         elif _is_plain(value, kind):
             options[name] = value
         else:

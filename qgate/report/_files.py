@@ -1,62 +1,14 @@
-"""Text files written whole or not at all, and folders that do not collide."""
+"""Folders for the results of single tensors, which do not collide."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-import tempfile
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from qgate.files import replacing
-from qgate.urls import changing
-
 if TYPE_CHECKING:
-    from qgate.urls import Place
-
-
-def write_text(path: Place, text: str) -> None:
-    write_bytes(path, text.encode("utf-8"))
-
-
-def write_bytes(path: Place, data: bytes) -> None:
-    """A store takes an object as a whole; `urls.check_writable` refuses those that do not."""
-    if not isinstance(path, Path):
-        with _putting(path):
-            path.write_bytes(data)
-        return
-    with replacing(path) as neighbor:
-        neighbor.write_bytes(data)
-
-
-def write_parts(path: Place, parts: Iterable[str]) -> None:
-    """A text that may be larger than the memory; a store gets it when there is all of it."""
-    if isinstance(path, Path):
-        with replacing(path) as neighbor:
-            _write_all(neighbor, parts)
-        return
-    with tempfile.TemporaryDirectory(prefix="qgate-") as made:
-        whole = Path(made) / "whole"
-        _write_all(whole, parts)
-        with _putting(path):
-            path.fs.put_file(str(whole), path.path)
-
-
-@contextlib.contextmanager
-def _putting(path: Place) -> Iterator[None]:
-    """What a store says against it, with the place that was to be written."""
-    try:
-        with changing():
-            yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
-
-
-def _write_all(path: Path, parts: Iterable[str]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        file.writelines(parts)
+    from qgate.storage.places import Place
 
 
 def safe_name(name: str) -> str:

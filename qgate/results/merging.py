@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from qgate.errors import QgateError
-from qgate.files import replacing
 from qgate.results.others import joined_others
 from qgate.results.reading import read
 from qgate.results.schema import Record, line
+from qgate.storage.files import replacing
 
 # What has to be the same in all files: records of different code or models do not mix.
 _SAME = ("qgate", "python", "torch", "device", "seed", "commit", "metrics", "limits")

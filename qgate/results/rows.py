@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, overload
 
 from qgate.errors import QgateError
-from qgate.files import temporary
+from qgate.storage.files import temporary
 
 T = TypeVar("T")
 _HELD = 1 << 19

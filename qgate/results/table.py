@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from qgate.files import replacing
 from qgate.results.ranking import binding_checks, bound_of, value_of
+from qgate.storage.files import replacing
 from qgate.text import for_csv
 
 COLUMNS = (

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any
 
 from qgate.errors import QgateError
-from qgate.files import replacing
 from qgate.results.schema import check_header, check_record, line
+from qgate.storage.files import replacing
 
 
 def write_whole(

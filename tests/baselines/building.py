@@ -12,7 +12,7 @@ import numpy as np
 from qgate.baselines import Key, Origin, ReferenceTensor, Store, Update
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 ORIGIN = Origin(
     model="tiny",

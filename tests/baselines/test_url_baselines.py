@@ -32,7 +32,7 @@ from qgate.baselines._objects import _kept_of
 from qgate.baselines.places import check_root, folders
 from qgate.cli import main
 from qgate.errors import QgateError
-from qgate.urls import place_of
+from qgate.storage.places import place_of
 from tests import bucket as stores
 from tests.baselines.building import (
     ORIGIN,
@@ -47,7 +47,7 @@ from tests.baselines.building import (
 )
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 bucket, memory, server = stores.bucket, stores.memory, stores.server
 BUCKET, keys, log_in = stores.BUCKET, stores.keys, stores.log_in

@@ -21,7 +21,7 @@ from qgate.engine import Failure, merged
 from qgate.engine import Merged as Outcome
 from qgate.errors import QgateError
 from qgate.pipeline.dumps.merges import merge_on
-from qgate.urls import place_of
+from qgate.storage.places import place_of
 from tests import bucket as stores
 from tests.dumps import merging_work
 from tests.dumps.making import known, record, write

@@ -19,7 +19,7 @@ from qgate.cli import main
 from qgate.dumps import Dump, DumpWriter, Follower, export_dump, problems, unnamed
 from qgate.dumps.shards import HEADER
 from qgate.errors import QgateError
-from qgate.urls import place_of
+from qgate.storage.places import place_of
 from tests import bucket as stores
 from tests.dumps.making import GENERATIONS, known, record
 

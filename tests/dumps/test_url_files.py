@@ -10,7 +10,7 @@ from safetensors.torch import save
 
 from qgate.dumps.tensor_files import expand, read_tensors, split_spec
 from qgate.errors import QgateError
-from qgate.urls import place_of
+from qgate.storage.places import place_of
 
 ROOT = "memory://bucket"
 DTYPES = [

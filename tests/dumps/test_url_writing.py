@@ -21,7 +21,7 @@ from qgate.capture.collecting import Collector
 from qgate.dumps import Dump, DumpWriter, merge_dumps, problems, unnamed
 from qgate.dumps.begin import check_store
 from qgate.errors import QgateError
-from qgate.urls import place_of
+from qgate.storage.places import place_of
 from tests import bucket as stores
 from tests.capture.collected import network, train
 from tests.dumps.making import record, write
@@ -320,7 +320,7 @@ def test_a_program_that_only_ends_leaves_a_dump_that_is_closed() -> None:
 _KILLED = """
 import os, signal, sys
 import qgate
-from qgate.dumps.object_folders import ObjectFolder
+from qgate.storage.object_folders import ObjectFolder
 from tests.capture.collected import network, train
 
 real, left = ObjectFolder.put, [int(sys.argv[2])]

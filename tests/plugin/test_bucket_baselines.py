@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qgate.baselines import Key, Store, Update
-from qgate.urls import place_of
+from qgate.storage.places import place_of
 from tests import bucket as stores
 from tests.plugin.conftest import Run
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from qgate.cli import main
-from qgate.urls import place_of
+from qgate.storage.places import place_of
 from tests import bucket as stores
 from tests.dumps.gated import at, with_nan, write_dump
 from tests.dumps.making import known
@@ -250,7 +250,7 @@ def test_a_folder_without_permission_is_a_usage_error(
     gates: Gates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root may read everything, so the system's answer is played here."""
-    monkeypatch.setattr("qgate.plugin.dumping.os.access", lambda *_: False)
+    monkeypatch.setattr("qgate.storage.places.os.access", lambda *_: False)
     result = gates("--dump", "dump")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*qgate: --dump 'dump' cannot be read: permission denied.*"])

@@ -18,7 +18,7 @@ from qgate.report.activations import reports
 from qgate.report.activations._reading import Look
 from qgate.report.activations.reports import check_folder, read_record, write_report
 from qgate.results.activations import ActivationsRecord
-from qgate.urls import place_of
+from qgate.storage.places import place_of
 from tests import bucket as stores
 from tests.report.activation_records import single
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from qgate.errors import QgateError
-from qgate.files import lock
 from qgate.report.gates._sections import trend_section
 from qgate.report.gates.history import Point, add_points, adding, point_of, read_points
 from qgate.results import Tally
+from qgate.storage.files import lock
 from tests.results.making import header, record
 
 
@@ -120,7 +120,7 @@ def test_a_history_that_cannot_be_locked_is_named(
     def refused(path: object, *_: object) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("qgate.files.os.open", refused)  # root may write everywhere
+    monkeypatch.setattr("qgate.storage.files.os.open", refused)  # root may write everywhere
     with pytest.raises(PermissionError) as told:
         add_points(tmp_path / "h.jsonl", [point(1)])
     assert told.value.filename == str(tmp_path / "h.jsonl")

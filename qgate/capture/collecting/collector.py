@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sys
-import threading
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -25,10 +23,10 @@ from qgate.capture.collecting.targets import choose, model_name
 from qgate.dumps.begin import check_store
 from qgate.dumps.writing import DumpWriter
 from qgate.errors import QgateError
-from qgate.urls import place_of
+from qgate.storage.places import at_exit, place_of
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 Say = Callable[[str], None]
 
@@ -113,9 +111,7 @@ class Collector:
             raise
         self._started = self._running = True
         _ACTIVE.append(self)
-        atexit.register(self._at_exit)
-        if not isinstance(self.folder, Path):
-            _early(self._at_exit)
+        at_exit(self.folder, self._at_exit)
         return self
 
     def step(self) -> None:
@@ -295,20 +291,6 @@ class Collector:
             self._progress.end()
         self.stop("the end of the program")
         self.wait()
-
-
-def _early(method: Callable[[], None]) -> None:
-    """At exit, before the threads are gone that look up the addresses of stores."""
-    register = getattr(threading, "_register_atexit", None)
-    found = weakref.WeakMethod(method)
-
-    def call() -> None:
-        there = found()
-        if there is not None:
-            there()
-
-    if register is not None:
-        register(call)
 
 
 def _run_eagerly(roots: Sequence[nn.Module]) -> Any:

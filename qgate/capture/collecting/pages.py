@@ -10,8 +10,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from qgate.dumps.folders import LocalFolder
-from qgate.dumps.layout import rank_name, shards_in
+from qgate.dumps.layout import shards_in
 from qgate.dumps.writing import DumpWriter
 
 _EVERY = 64 << 20
@@ -29,10 +28,10 @@ class Pages:
         if writer.bytes_written - self._seen < _EVERY:
             return
         self._seen = writer.bytes_written
-        if isinstance(writer.folder, Path):
-            home = writer.folder / rank_name(writer.rank)
-            for name in list(shards_in(LocalFolder(home)).values())[-_LATEST:]:
-                _hand_back(home / name)
+        path = writer.home.path
+        if path is not None:
+            for name in list(shards_in(writer.home).values())[-_LATEST:]:
+                _hand_back(path / name)
 
 
 def _hand_back(path: Path) -> None:

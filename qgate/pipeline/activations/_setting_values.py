@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from qgate.documents import toml
 from qgate.errors import QgateError, unknown
-from qgate.urls import reaching
+from qgate.storage.places import read_bytes
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 # What a configuration has after its aliases are put in; ours have a hundred.
 _MOST_VALUES = 20_000
@@ -33,10 +31,8 @@ def parsed_file(path: Place) -> dict[Any, Any]:
     kind = path.suffix.lower()
     if kind not in (".yaml", ".yml", ".toml"):
         raise QgateError(f"the configuration {str(path)!r} is no .yaml, .yml or .toml file.")
-    local = isinstance(path, Path)
     try:
-        with contextlib.nullcontext() if local else reaching(path, FileNotFoundError):
-            data = path.read_bytes()
+        data = read_bytes(path, FileNotFoundError)
         content = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise QgateError(

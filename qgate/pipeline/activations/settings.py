@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qgate.errors import QgateError
 from qgate.pipeline.activations._setting_keys import Key, key, keys_of, made, value_of
 from qgate.pipeline.activations._setting_values import listed, parsed_file, resolved
-from qgate.urls import place_of
+from qgate.storage.places import user_place
 
 if TYPE_CHECKING:
     from qgate.models.samples import DataRequest
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 _REGEX = "a regular expression over module names"
 
@@ -296,8 +295,7 @@ def read_settings(
     """
     known = {each.name: each for each in keys()}
     values: dict[str, Any] = {}
-    place = place_of(path) if path is not None else None
-    place = place.expanduser() if isinstance(place, Path) else place
+    place = None if path is None else user_place(path)
     if place is not None:
         for name, value in resolved(parsed_file(place), known, str(place)).items():
             values[name] = value_of(known[name], value, where=f"{place}: ")

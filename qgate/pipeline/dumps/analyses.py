@@ -39,10 +39,10 @@ from qgate.results.portraits import (
     TensorPortrait,
 )
 from qgate.results.rows import Rows
-from qgate.urls import place_of
+from qgate.storage.places import place_of
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 FORMATS = ("fp8_e4m3", "fp8_e5m2", "hif8", "mxfp8_e4m3", "mxfp4_e2m1", "nvfp4", "fp16", "bf16")
 _AS_WIDE = ("bf16", "float32", "float64")

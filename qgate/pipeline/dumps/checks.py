@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from qgate import urls
 from qgate.dumps.verifying import RankLook, damage_in, each_once, look_at
 from qgate.engine import Failure, Workers, outcomes
 from qgate.pipeline.dumps.looks import opened
+from qgate.storage import places
 
 Step = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class _Rank:
-    folder: urls.Place
+    folder: places.Place
     rank: int
 
 
@@ -25,7 +25,7 @@ class _Rank:
 class _Part:
     """Neighboring records of a rank."""
 
-    folder: urls.Place
+    folder: places.Place
     rank: int
     start: int
     stop: int
@@ -38,7 +38,7 @@ class Proof:
     hashed   tensors and counts that have a hash
     """
 
-    folder: urls.Place
+    folder: places.Place
     workers: Workers | int = 1
     looks: list[RankLook] = field(default_factory=list)
 

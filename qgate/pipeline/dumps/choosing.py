@@ -7,19 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from qgate import urls
 from qgate.dumps import Dump, Record, Seen, check_fields, is_wanted
 from qgate.errors import QgateError
+from qgate.storage import places
 
 
 class Located(NamedTuple):
     """A record and the dump that it is of."""
 
-    folder: urls.Place
+    folder: places.Place
     record: Record
 
     @property
-    def key(self) -> tuple[urls.Place, int, int]:
+    def key(self) -> tuple[places.Place, int, int]:
         return self.folder, self.record.rank, self.record.order
 
 
@@ -41,8 +41,8 @@ class Chosen:
     of: int = 0
     labels: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
-    lost: set[tuple[urls.Place, int, int]] = field(default_factory=set)
-    ends: dict[tuple[urls.Place, int], int] = field(default_factory=dict)
+    lost: set[tuple[places.Place, int, int]] = field(default_factory=set)
+    ends: dict[tuple[places.Place, int], int] = field(default_factory=dict)
 
     @property
     def count(self) -> int:

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qgate import urls
 from qgate.dumps import Dump, Record, nbytes
 from qgate.engine import Failure, Workers, outcomes
 from qgate.errors import QgateError
@@ -27,6 +26,7 @@ from qgate.pipeline.dumps.looks import opened, together
 from qgate.pipeline.dumps.pairs import Pairing, Rule, Twin, origins, paired, rule_of
 from qgate.stats import errors, serial
 from qgate.stats.plain_errors import plain_errors
+from qgate.storage import places
 
 _EXPONENTS = {
     torch.float16: (torch.int16, 0x7C00),
@@ -120,7 +120,7 @@ def _compared(actual: Dump, reference: Dump, pairs: Iterable[Twin]) -> Iterator[
 class _Part:
     """Neighboring pairs of two folders."""
 
-    folders: tuple[urls.Place, urls.Place]
+    folders: tuple[places.Place, places.Place]
     pairs: tuple[Twin, ...]
 
 

@@ -9,7 +9,6 @@ from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
-from qgate import urls
 from qgate.analysis.portraits.pools import (
     Pool,
     channels_of,
@@ -25,6 +24,7 @@ from qgate.pipeline.dumps.shown import Shown
 from qgate.results.portraits import TensorPortrait
 from qgate.results.rows import packed
 from qgate.stats import serial
+from qgate.storage import places
 
 _TOGETHER = 32 << 20
 _MOST_TOGETHER = 16
@@ -58,7 +58,7 @@ class Looked:
     shown: Shown = field(default_factory=Shown)
     pools: dict[Group, Pool] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    lost: list[tuple[urls.Place, int, int]] = field(default_factory=list)
+    lost: list[tuple[places.Place, int, int]] = field(default_factory=list)
 
 
 def together(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
@@ -82,7 +82,7 @@ def batches(places: Iterable[Located], glance: Glance) -> Iterator[Batch]:
 
 
 @functools.lru_cache(maxsize=4)
-def opened(folder: urls.Place) -> Dump:
+def opened(folder: places.Place) -> Dump:
     """A dump that this process has open; its index is read once."""
     return Dump.open(folder)
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 
-from qgate import urls
 from qgate.dumps import Merged, merge_dumps
 from qgate.dumps.merging import RankPart
 from qgate.engine import Workers, merged
 from qgate.errors import QgateError
+from qgate.storage import places
 
 
 def merge_on(
     workers: Workers | int,
-    folders: Sequence[urls.Place | str],
-    output: urls.Place | str,
+    folders: Sequence[places.Place | str],
+    output: places.Place | str,
     step: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Merged:
     """`step` is told how many ranks are done, of how many. A rank that is lost is an error."""

@@ -8,12 +8,12 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from torch import Tensor
 
-from qgate import formats, urls
+from qgate import formats
 from qgate.analysis.portraits.pairs import merged_scatter, pair_figures, scatter_of
 from qgate.dumps import Record
 from qgate.dumps.summing import nbytes
@@ -25,6 +25,9 @@ from qgate.pipeline.dumps.pairs import paired, rule_of
 from qgate.results.portraits import Comparison, Pair, TensorPortrait
 from qgate.results.rows import Rows
 from qgate.stats import serial
+
+if TYPE_CHECKING:
+    from qgate.storage.places import Place
 
 Kind = Literal["quant_types", "formats"]
 Twin = tuple[Located, Located]
@@ -129,7 +132,7 @@ class _Sides:
     """Records of a rank with either name, the actual ones first, and the dumps that they are of."""
 
     records: tuple[list[Record], list[Record]]
-    homes: dict[int, urls.Place]
+    homes: dict[int, Place]
 
 
 def _sides(

@@ -26,7 +26,7 @@ from qgate.results.activations import LayerActivations
 from qgate.results.pictures import MagnitudePicture
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 TITLE = "activations"
 """What the accepted record is called."""

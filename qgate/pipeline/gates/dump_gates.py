@@ -36,7 +36,7 @@ from qgate.pipeline.gates.subjects import commit_here
 from qgate.results.pictures import MagnitudePicture
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 VALUES = "values"
 """What the accepted record of the distributions is called."""

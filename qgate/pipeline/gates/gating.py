@@ -29,7 +29,7 @@ from qgate.pipeline.gates.subjects import ModelSubject
 from qgate.pipeline.gates.tasks import task_values
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 
 class GateSession(Judging):

@@ -19,9 +19,10 @@ from qgate.pipeline.gates.ledger import Decision, Known, Ledger
 from qgate.pipeline.gates.rows import record_rows, with_accepted
 from qgate.pipeline.gates.subjects import Subject
 from qgate.results.pictures import Plots
+from qgate.storage.places import shown_below
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ class Judging:
             Verdict(verdict.measured, tuple(ranked)),
             mode.name,
             label=label,
-            baseline=_shown(self.ledger.file(title)),
+            baseline=shown_below(Path.cwd(), self.ledger.file(title)),
             command=self._update_command(*self._again(label, mode.name)),
             report=self.report,
         )
@@ -212,11 +213,3 @@ def _gone(
     for layer in whole:
         gone |= known.by_layer.get((suite, layer), set())
     return gone - here
-
-
-def _shown(file: Place) -> str:
-    """A path as seen from here, where it lies below."""
-    here = Path.cwd()
-    if isinstance(file, Path) and file.is_relative_to(here):
-        return str(file.relative_to(here))
-    return str(file)

@@ -36,7 +36,7 @@ from qgate.modes import Mode
 from qgate.pipeline.gates.subjects import Subject
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 
 @dataclass(frozen=True)

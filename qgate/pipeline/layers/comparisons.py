@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from qgate.errors import QgateError
-from qgate.files import replacing
 from qgate.gate import grades_of
 from qgate.pipeline.layers.storing import (
     REFERENCE,
@@ -28,6 +27,7 @@ from qgate.pipeline.layers.storing import (
     read_dump,
 )
 from qgate.stats import AxisErrors, ErrorStats, errors
+from qgate.storage.files import replacing
 
 KIND = "comparison"
 VERSION = 1

@@ -21,7 +21,7 @@ import numpy as np
 
 from qgate.baselines import safe_name
 from qgate.errors import QgateError, unknown
-from qgate.files import replacing
+from qgate.storage.files import replacing
 
 Array = np.ndarray[Any, Any]
 

@@ -7,8 +7,8 @@ in the same folder gets names of its own.
 
 from __future__ import annotations
 
-import contextlib
 import json
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -16,18 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from qgate.errors import QgateError
-from qgate.report._files import write_text
 from qgate.report.activations._page import Shown, page
-from qgate.report.activations._places import Folder, Store, home_of
 from qgate.report.activations._reading import Look, clean, digest, look_of, model_stem
 from qgate.report.activations._tables import as_json, csv_files
 from qgate.results.activations import ACTIVATIONS, READABLE, ActivationsRecord
 from qgate.results.believing import of_type
 from qgate.results.portraits import ANALYSES
-from qgate.urls import check_writable, place_of, reaching
+from qgate.storage.folders import Folder, NotRemovedError, files_in
+from qgate.storage.opening import folder_of
+from qgate.storage.places import check_writable, place_of, read_bytes
+from qgate.storage.writing import local_files, write_text
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 Progress = Callable[[int, int], None]
 RECORD, _LISTED, _KIND = "activations.json", "-written.json", "qgate activation report 1"
@@ -54,12 +55,26 @@ def write_report(
     return _Writer(record, home, look, progress).write()
 
 
-def check_folder(folder: Place | str, look: Look) -> Folder | Store:
+def check_folder(folder: Place | str, look: Look) -> Folder:
     """Refuses what no report can be written to, before anything is computed."""
     place = place_of(folder)
     check_writable(place)
-    home = home_of(place)
-    home.check()
+    home, other = folder_of(place), "another folder (--visualization.save_dir)"
+    try:
+        home.try_writing(f".probe-{time.time_ns()}")
+    except NotADirectoryError as error:
+        raise QgateError(
+            f"{error.filename!r} is a file; give a folder to write to (save_dir)."
+        ) from None
+    except NotRemovedError as error:
+        raise QgateError(
+            f"nothing can be removed from {str(place)!r}: {error.strerror}. A report replaces what "
+            f"an earlier one wrote: give {other}. {error.filename} is left there."
+        ) from None
+    except OSError as error:
+        raise QgateError(
+            f"nothing can be written to {error.filename!r}: {error.strerror}. Give {other}."
+        ) from None
     name = look.report_name
     if name != Path(name).name or name.startswith(".") or not name.isprintable():
         raise QgateError(f"output.report_name {name!r} is no plain name of a file.")
@@ -69,10 +84,8 @@ def check_folder(folder: Place | str, look: Look) -> Folder | Store:
 def read_record(path: Place | str) -> ActivationsRecord:
     """A record as `activations.json` keeps it; one of another kind or version is refused."""
     path = place_of(path)
-    passed = FileNotFoundError, UnicodeDecodeError
     try:
-        with contextlib.nullcontext() if isinstance(path, Path) else reaching(path, *passed):
-            text = path.read_text(encoding="utf-8")
+        text = read_bytes(path, FileNotFoundError).decode("utf-8")
         told = json.loads(text, parse_constant=_no_number)
     except FileNotFoundError:
         raise QgateError(f"there is no record of activations at {str(path)!r}.") from None
@@ -127,7 +140,7 @@ class _Writer:
     def __init__(
         self,
         record: ActivationsRecord,
-        home: Folder | Store,
+        home: Folder,
         look: Look,
         progress: Progress | None,
     ) -> None:
@@ -145,7 +158,7 @@ class _Writer:
         self.page = (
             f"{look.report_name.removesuffix('.html')}.html" if "html" in look.formats else ""
         )
-        self.owners = _owners(home)
+        self.owners, self.taken = _owners(home), home.names()
         self.names = self._named()
 
     def write(self) -> list[Place]:
@@ -162,7 +175,8 @@ class _Writer:
             name = self.names.file(self.page)
             write_text(self.folder / name, page(self.record, shown, written, failed))
             written.insert(0, name)
-        self.home.remove(sorted({*before, *possible} - {*written, self.names.listed}))
+        kept = {*written, self.names.listed}
+        self.home.remove(*sorted(({*before, *possible} - kept) & {*files_in(self.home.fresh())}))
         self._list({*written, self.names.listed})
         if failed:
             first, why = next(iter(failed.items()))
@@ -185,7 +199,8 @@ class _Writer:
                 sheet = each.sheet()
                 if sheet is not None:
                     draw = partial(write, sheet, dpi=self.look.dpi, page=bool(self.page))
-                    told = self.home.drawn(files, draw)
+                    with local_files([self.folder / name for name in files]) as paths:
+                        told = draw(paths)
                     written += files
                     file = files[0] if files else each.name
                     shown.append(Shown(each.section, file, sheet.title, each.about, *told))
@@ -223,20 +238,22 @@ class _Writer:
         owner = self.owners.get(name)
         if owner is not None:
             return owner != self.record["model"]
-        return self.home.has(name)
+        return name in self.taken
 
     def _list(self, names: Iterable[str]) -> None:
         told = {"kind": _KIND, "model": self.record["model"], "files": sorted(names)}
         write_text(self.folder / self.names.listed, json.dumps(told) + "\n")
 
 
-def _owners(home: Folder | Store) -> dict[str, str]:
+def _owners(home: Folder) -> dict[str, str]:
     """Files of earlier reports with their models; only names inside the folder are believed."""
     found: dict[str, str] = {}
-    for text in home.texts(_LISTED):
+    for file in files_in(home):
+        if not file.endswith(_LISTED):
+            continue
         try:
-            told = json.loads(text)
-        except (ValueError, RecursionError):
+            told = json.loads(home.read(file).decode("utf-8"))
+        except (OSError, ValueError, RecursionError):
             continue
         if isinstance(told, dict) and told.get("kind") == _KIND:
             files = told["files"] if isinstance(told.get("files"), list) else []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import struct
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -18,16 +17,24 @@ from typing import TYPE_CHECKING
 
 from qgate.engine import Failure, Workers, outcomes, workers_of
 from qgate.errors import QgateError
-from qgate.report._files import write_bytes, write_parts, write_text
 from qgate.report.dumps._csv import TABLES
 from qgate.report.dumps.pages import Shown, page
 from qgate.report.dumps.texts import Said, said_of, tensor_stats
 from qgate.results.portraits import DumpAnalysis
 from qgate.results.rows import as_json, is_on_disk
-from qgate.urls import check_writable, place_of
+from qgate.storage.places import check_writable, is_taken, place_of
+from qgate.storage.writing import (
+    local_files,
+    make_folder,
+    remove_empty,
+    remove_file,
+    write_bytes,
+    write_parts,
+    write_text,
+)
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 Progress = Callable[[int, int], None]
 RECORD, LISTED, PAGE, STATISTICS = "analysis.json", "written.json", "index.html", "tensor_stats.txt"
@@ -54,14 +61,14 @@ def draw_analysis(
 
     folder = place_of(folder)
     check_folder(folder)
-    _make(folder)
+    make_folder(folder)
     before = _listed(folder)
     possible = [*_TEXTS, *(picture.path for picture in PICTURES)]
     _list(folder, sorted({*before, *possible}))
     write_parts(folder / RECORD, chain(as_json(analysis), ["\n"]))
     said = said or said_of(analysis)
     write_text(folder / STATISTICS, tensor_stats(analysis, said))
-    _make(folder / "statistics")
+    make_folder(folder / "statistics")
     for name, table in TABLES.items():
         write_parts(folder / "statistics" / name, table(analysis))
     titles: dict[str, str] = {}
@@ -108,12 +115,6 @@ def check_folder(folder: Place | str) -> None:
 # What a run may touch ----------------------------------------------------------------------------
 
 
-def _make(folder: Place) -> None:
-    """A store knows no folders: what is put there has a name, and that is all."""
-    if isinstance(folder, Path):
-        folder.mkdir(parents=True, exist_ok=True)
-
-
 def _listed(folder: Place) -> list[str]:
     """What an earlier run wrote; only paths that stay inside the folder are believed."""
     path = folder / LISTED
@@ -139,14 +140,10 @@ def _inside(name: str) -> bool:
 
 def _refuse_foreign(folder: Place, possible: Sequence[str], before: Sequence[str]) -> None:
     for name in possible:
-        if name not in before and _is_there(folder / name):
+        if name not in before and is_taken(folder / name):
             raise QgateError(
                 f"{str(folder / name)!r} is there and was not drawn by qgate; give another folder."
             )
-
-
-def _is_there(path: Place) -> bool:
-    return os.path.lexists(path) if isinstance(path, Path) else path.exists()
 
 
 def _list(folder: Place, names: Sequence[str]) -> None:
@@ -156,15 +153,9 @@ def _list(folder: Place, names: Sequence[str]) -> None:
 def _remove(folder: Place, names: set[str]) -> None:
     for name in sorted(names):
         path = folder / name
-        if not isinstance(path, Path):
-            if path.is_file():
-                path.unlink()
-            continue
-        if path.is_file() and not path.parent.is_symlink():
-            path.unlink()
+        remove_file(path)
         if path.parent != folder:
-            with contextlib.suppress(OSError):
-                path.parent.rmdir()
+            remove_empty(path.parent)
 
 
 # Pictures ----------------------------------------------------------------------------------------
@@ -184,7 +175,7 @@ def _drawn(
 
     folders = {picture.folder for picture in PICTURES} - {""}
     for name in folders:
-        _make(folder / name)
+        make_folder(folder / name)
     left = [picture.path for picture in PICTURES]
     asked = workers_of(workers)
     seen_there = asked.is_local or not is_on_disk(analysis)
@@ -201,26 +192,21 @@ def _drawn(
                     write_bytes(folder / told[0], data)
                 yield told
     for path in left:
-        if isinstance(folder, Path):
-            yield _draw(analysis, folder, path, dpi)
-            continue
-        told, data = _draw_elsewhere(path, (analysis, dpi))
-        if data:
-            write_bytes(folder / path, data)
+        with local_files([folder / path]) as (file,):
+            told = _draw(analysis, file, path, dpi)
         yield told
-    for name in folders if isinstance(folder, Path) else ():
-        with contextlib.suppress(OSError):
-            (folder / name).rmdir()
+    for name in folders:
+        remove_empty(folder / name)
 
 
-def _draw(analysis: DumpAnalysis, folder: Path, path: str, dpi: float | None) -> Drawn:
-    """One picture; what goes wrong in it is told, but for what the disk has to say."""
+def _draw(analysis: DumpAnalysis, file: Path, path: str, dpi: float | None) -> Drawn:
+    """Draw one picture; what goes wrong in it is told, but for what the disk has to say."""
     from qgate.report.plots.dumps.pictures import picture_at
 
     draw = picture_at(path).draw
     try:
         more = {} if dpi is None else {"dpi": dpi}
-        return path, draw(folder / path, analysis, **more), ""
+        return path, draw(file, analysis, **more), ""
     except OSError:
         raise
     except Exception as error:
@@ -233,7 +219,7 @@ def _draw_elsewhere(path: str, shared: tuple[DumpAnalysis, float | None]) -> tup
     with tempfile.TemporaryDirectory() as made:
         target = Path(made) / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        told = _draw(analysis, Path(made), path, dpi)
+        told = _draw(analysis, target, path, dpi)
         return told, target.read_bytes() if told[1] else b""
 
 

@@ -16,10 +16,10 @@ from qgate.results.portraits import (
 )
 from qgate.results.rows import Rows
 from qgate.results.streaming import Unfit, read_streaming
-from qgate.urls import place_of
+from qgate.storage.places import place_of
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 _MANY = {"tensors": TensorPortrait, "comparison.pairs": Pair, "ranks.tensors": RankTensor}
 

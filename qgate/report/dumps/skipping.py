@@ -11,7 +11,7 @@ from qgate.results.portraits import DumpAnalysis
 from qgate.text import counted, one_line
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 
 def skipped(analysis: DumpAnalysis, written: Sequence[Place], *, plots: bool) -> Iterator[str]:

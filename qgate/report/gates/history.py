@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from qgate.errors import QgateError
-from qgate.files import lock, replacing
 from qgate.results.others import is_finished, others_of
 from qgate.results.schema import Record, line, parse
 from qgate.results.summary import Tally
+from qgate.storage.files import lock, replacing
 
 SCHEMA = 1
 KIND = "qgate history point"

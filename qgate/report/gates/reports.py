@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from qgate.report._files import write_text
 from qgate.report.gates.comparison_texts import comparison_markdown
 from qgate.report.gates.comparisons import Comparison, Side
 from qgate.report.gates.data import comparison_csv, report_json
@@ -18,6 +17,7 @@ from qgate.results.pictures import Plots
 from qgate.results.reading import read, told_of
 from qgate.results.summary import Tally, set_up_lines
 from qgate.results.table import to_csv
+from qgate.storage.writing import write_text
 from qgate.text import one_line
 
 ENDINGS = (".html", ".md", ".csv", ".json")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qgate.errors import QgateError
-from qgate.files import replacing
 from qgate.report.plots.palette import GRAY, WHITE
+from qgate.storage.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,14 +8,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qgate.report._files import write_text
 from qgate.report.sweeps import texts as sweep_text
 from qgate.report.sweeps._record import file_stem
+from qgate.storage.writing import write_text
 from qgate.text import for_csv
 
 if TYPE_CHECKING:
     from qgate.report.plots.sweep import Picture
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 Record = dict[str, Any]
 

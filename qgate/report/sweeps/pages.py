@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from qgate.metrics import METRICS
-from qgate.report._files import write_text
 from qgate.report.pages.parts import (
     contents,
     document,
@@ -27,11 +26,12 @@ from qgate.report.pages.parts import (
 )
 from qgate.report.sweeps._entries import EQUAL_DB, KINDS, Entry, findings
 from qgate.report.sweeps._record import MX_PREFIX, share_text
+from qgate.storage.writing import write_text
 from qgate.text import counted, shortened
 from qgate.text import for_html as text
 
 if TYPE_CHECKING:
-    from qgate.urls import Place
+    from qgate.storage.places import Place
 
 PAGE, OTHER_PAGE = "index.html", "qgate-sweep.html"
 _OURS = "<!-- the page of a run of qgate sweep -->"

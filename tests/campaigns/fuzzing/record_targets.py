@@ -11,7 +11,6 @@ from qgate.cli import main
 from qgate.engine.journal import Journal
 from qgate.report._files import folder_for
 from qgate.report.activations._page import page
-from qgate.report.activations._places import home_of
 from qgate.report.activations._tables import csv_files
 from qgate.report.activations.reports import _owners, read_record
 from qgate.report.activations.texts import activation_text
@@ -22,6 +21,7 @@ from qgate.report.gates.history import add_points, point_of, read_points
 from qgate.report.sweeps.pages import write_page
 from qgate.results.merging import merge
 from qgate.results.summary import Tally
+from qgate.storage.opening import folder_of
 from tests.campaigns.fuzzing.target import Target
 from tests.report import activation_records, dump_records
 from tests.report.gate_records import made_header, made_records, write_results
@@ -129,7 +129,7 @@ def _lists(folder: Path) -> None:
 
 def _read_lists(folder: Path) -> None:
     _listed(folder / "drawn")
-    _owners(home_of(folder))
+    _owners(folder_of(folder))
     folder_for(folder / "swept", "t", "t.pt", ())
     write_page(folder / "swept", [], [("t", None)], "asked")
 
@@ -151,5 +151,5 @@ TARGETS = (
            ("qgate.engine.journal:_read", "qgate.engine.journal:__init__")),
     Target("what was drawn before", _lists, _read_lists,
            ("qgate.report.dumps.drawing:_listed", "qgate.report.activations.reports:_owners",
-            "qgate.report.activations._places:texts", "qgate.report._files:_belongs", "qgate.report.sweeps.pages:_read")),
+            "qgate.report._files:_belongs", "qgate.report.sweeps.pages:_read")),
 )  # fmt: skip

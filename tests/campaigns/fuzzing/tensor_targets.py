@@ -23,13 +23,13 @@ from qgate.modes import Calibration, CalibrationSettings, load_calibration
 from qgate.modes.calibration import SiteScale
 from qgate.pipeline.layers import storing
 from qgate.stats.value_counts import Counts, counts
-from qgate.urls import place_of
+from qgate.storage.places import place_of
 from tests.baselines.building import ORIGIN, key, recorded
 from tests.campaigns.fuzzing.target import Target
 from tests.dumps.making import GENERATIONS, known, record, write
 
 FILES = "qgate.dumps.tensor_files:"
-URLS = "qgate.dumps.url_files:"
+READING = "qgate.storage.tensor_reading:"
 
 
 def small() -> dict[str, torch.Tensor]:
@@ -216,23 +216,23 @@ TARGETS = (
            lambda f: torch.save(small(), f / "t.pt", _use_new_zipfile_serialization=False), _read_file,
            ("qgate.archives:load_torch",), share=20),
     Target("tensors .safetensors", lambda f: save_file(small(), f / "t.safetensors"), _read_file,
-           (f"{FILES}_read_local_safetensors",)),
+           (f"{READING}open_safetensors",)),
     Target("tensors .npy", lambda f: np.save(f / "t.npy", np.ones((4, 8), np.float32)), _read_file,
-           (f"{FILES}_read_npy",)),
+           (f"{READING}read_npy",)),
     Target("tensors .npz", _npz, _read_file, (f"{FILES}_read_npz", "qgate.archives:check_archive")),
-    Target("url .pt", lambda f: torch.save(small(), f / "t.pt"), _read_url, (f"{URLS}read_torch_at", "qgate.archives:load_torch_bytes", "qgate.archives:_check_pickle")),
+    Target("url .pt", lambda f: torch.save(small(), f / "t.pt"), _read_url, (f"{READING}read_torch", "qgate.archives:load_torch_bytes", "qgate.archives:_check_pickle")),
     Target("url .safetensors", lambda f: save_file(small(), f / "t.safetensors"), _read_url,
-           (f"{URLS}safetensors_head", f"{URLS}_range")),
+           ("qgate.storage.safetensors_heads:read_head", "qgate.storage.places:read_range")),
     Target("url .npy", lambda f: np.save(f / "t.npy", np.ones((4, 8), np.float32)), _read_url,
-           (f"{URLS}read_npy_at",)),
+           (f"{READING}read_npy",)),
     Target("url .npz", _npz, _read_url, (f"{FILES}_read_npz", "qgate.archives:check_archive")),
     Target("counts", _counts, lambda f: Counts.load(f / "c.npz"), ("qgate.stats.value_counts:load",)),
-    Target("token ids", _tokens, _read_tokens, (f"{FILES}_read_npy",)),
+    Target("token ids", _tokens, _read_tokens, (f"{READING}read_npy",)),
     Target("dump", _dump, read_dump,
            ("qgate.dumps.index:_read", "qgate.dumps.index:_take", "qgate.dumps.layout:read_about",
             "qgate.dumps.shard_reading:_opened", "qgate.dumps.shard_reading:_shaped"), share=30),
     Target("dump by a url", _dump, read_stored_dump,
-           ("qgate.dumps.ranged_shards:__init__", "qgate.dumps.object_folders:read")),
+           ("qgate.storage.safetensors_heads:read_head", "qgate.storage.object_folders:read")),
     Target("dump of the known collector", _known, read_dump, ("qgate.archives:load_torch",)),
     Target("baseline by a url", _baseline, read_stored_baseline, ("qgate.baselines._objects:_get",)),
     Target("baseline", _baseline, read_baseline,

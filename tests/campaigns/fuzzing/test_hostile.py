@@ -12,7 +12,7 @@ from qgate.baselines import Store
 from qgate.dumps.tensor_files import expand
 from qgate.engine.journal import Journal
 from qgate.errors import QgateError
-from qgate.files import lock
+from qgate.storage.files import lock
 from tests.baselines.building import accepting, key, recorded
 from tests.campaigns.fuzzing.guard import ROOM, guarded
 from tests.campaigns.fuzzing.hostile import BLOW_UPS, OUT, READ, RUNS, Runs

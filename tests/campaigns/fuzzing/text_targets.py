@@ -35,7 +35,7 @@ from qgate.plugin.dumping import dump_name
 from qgate.plugin.options import _OPTIONS, DEFAULTS, _kind
 from qgate.plugin.settings import read_settings as read_project
 from qgate.plugin.sharding import shard_of
-from qgate.urls import place_of
+from qgate.storage.places import place_of
 from tests.campaigns.fuzzing.target import Target, text_target
 from tests.dumps.making import write
 from tests.models.checkpoints import randomize

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, Protocol
 
-from qgate import urls
 from qgate.errors import QgateError
-from qgate.files import neighbor, replacing
+from qgate.storage import places
+from qgate.storage.files import neighbor, replacing
 
 Kind = Literal["folder", "file", "nothing"]
 
@@ -37,7 +37,7 @@ class Folder(Protocol):
     cannot be reached.
     """
 
-    place: urls.Place
+    place: places.Place
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ class Folder(Protocol):
     def path(self) -> Path | None:
         """Where it is on this machine, for what maps or locks files."""
 
-    def at(self, name: str) -> urls.Place:
+    def at(self, name: str) -> places.Place:
         """Where a file is, for people."""
 
     def inside(self, name: str) -> Folder:
@@ -71,6 +71,9 @@ class Folder(Protocol):
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         """A range of a file, or less where the file is shorter."""
 
+    def make(self) -> None:
+        """Make a folder of this machine, if it is not there; a store knows no folders."""
+
     def put(self, name: str, data: bytes, *, new: bool = False) -> None:
         """Write a file; a FileExistsError where it has to be new and is not."""
 
@@ -83,6 +86,16 @@ class Folder(Protocol):
     def remove(self, *names: str) -> None:
         """Remove files, if they are there."""
 
+    def try_writing(self, probe: str) -> None:
+        """Raise an OSError where nothing can be written or removed; nothing is left or made.
+
+        A store gets a file named `probe`. A NotADirectoryError names the file that is in the way.
+        """
+
+
+class NotRemovedError(OSError):
+    """What was put into a folder to try it cannot be removed; `filename` is its name."""
+
 
 def files_in(folder: Folder) -> list[str]:
     return [name for name, is_folder in folder.names().items() if not is_folder]
@@ -91,7 +104,7 @@ def files_in(folder: Folder) -> list[str]:
 class LocalFolder:
     """A folder of this machine. A link is what it leads to."""
 
-    place: urls.Place
+    place: places.Place
 
     def __init__(self, path: Path) -> None:
         self.place = self._path = path
@@ -139,6 +152,9 @@ class LocalFolder:
         with self.open(name, start) as file:
             return file.read() if stop is None else file.read(stop - start)
 
+    def make(self) -> None:
+        self._path.mkdir(parents=True, exist_ok=True)
+
     def put(self, name: str, data: bytes, *, new: bool = False) -> None:
         path = self._path / name
         if not new:
@@ -175,6 +191,13 @@ class LocalFolder:
     def remove(self, *names: str) -> None:
         for name in names:
             (self._path / name).unlink(missing_ok=True)
+
+    def try_writing(self, probe: str) -> None:  # noqa: ARG002
+        nearest = next(p for p in (self._path, *self._path.absolute().parents) if p.exists())
+        if not nearest.is_dir():
+            raise NotADirectoryError(20, "it is a file", str(nearest))
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise PermissionError(13, "permission denied", str(nearest))
 
 
 @contextlib.contextmanager

@@ -10,9 +10,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from qgate import urls
-from qgate.dumps.folders import Folder, Kind, Stamp, parts_of
 from qgate.errors import QgateError
+from qgate.storage import places
+from qgate.storage.folders import Folder, Kind, NotRemovedError, Stamp, parts_of
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -26,7 +26,7 @@ _UNKNOWN = (TypeError, ValueError, NotImplementedError)
 class ObjectFolder:
     """What is there is asked once, and with `fresh` again."""
 
-    place: urls.Place
+    place: places.Place
 
     def __init__(self, place: UPath, store: Any = None) -> None:
         self.place = self._url = place
@@ -70,8 +70,9 @@ class ObjectFolder:
         if self._listed is None:
             found: dict[str, tuple[bool, Stamp]] = {}
             for info in self._infos():
-                whole = str(info["name"]).rstrip("/")
-                self._is_file |= whole == self._root and info.get("type") == "file"
+                given = str(info["name"])
+                whole = given.rstrip("/")
+                self._is_file |= given == self._root and info.get("type") == "file"
                 name = whole.removeprefix(f"{self._root}/")
                 if whole != self._root and "/" not in name:
                     found[name] = info.get("type") == "directory", _stamp(info)
@@ -79,7 +80,7 @@ class ObjectFolder:
         return self._listed
 
     def _infos(self) -> list[dict[str, Any]]:
-        with urls.reaching(self.place, FileNotFoundError):
+        with places.reaching(self.place, FileNotFoundError):
             try:
                 self._store.invalidate_cache(self._root)
                 return list(self._store.ls(self._root, detail=True))
@@ -100,14 +101,17 @@ class ObjectFolder:
             stop = stamp.size
         if stop <= start:
             return b""
-        with urls.reaching(self.at(name), FileNotFoundError):
+        with places.reaching(self.at(name), FileNotFoundError):
             return bytes(self._store.cat_file(f"{self._root}/{name}", start=start, end=stop))
 
     # Writing --------------------------------------------------------------------------------------
 
+    def make(self) -> None:
+        """Do nothing: what is put there has a name, and that is all."""
+
     def put(self, name: str, data: bytes, *, new: bool = False) -> None:
         path = f"{self._root}/{name}"
-        with urls.changing():
+        with places.changing():
             if not new:
                 self._store.pipe_file(path, data)
                 return
@@ -135,7 +139,7 @@ class ObjectFolder:
 
     def take(self, path: Path, name: str) -> None:
         """Put a file of this machine there."""
-        with urls.changing():
+        with places.changing():
             self._store.put_file(str(path), f"{self._root}/{name}")
 
     def copy(self, source: Folder, name: str, as_name: str) -> None:
@@ -152,15 +156,30 @@ class ObjectFolder:
                 file.write(part)
 
     def remove(self, *names: str) -> None:
-        with urls.changing():
+        with places.changing():
             for name in names:
                 with contextlib.suppress(FileNotFoundError, KeyError):
                     self._store.rm_file(f"{self._root}/{name}")
 
+    def try_writing(self, probe: str) -> None:
+        self._names()
+        if self._is_file:
+            raise NotADirectoryError(20, "it is a file", str(self.place))
+        if not self._root and self._store.protocol != "memory":
+            raise QgateError(f"{str(self.place)!r} names no bucket; add it, and a folder in it.")
+        try:
+            self.put(probe, b"\n")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.place)) from error
+        try:
+            self.remove(probe)
+        except OSError as error:
+            raise NotRemovedError(error.errno, error.strerror, probe) from error
+
 
 def _store_of(place: UPath) -> Any:
     """What speaks to the store, without a memory of listings."""
-    with urls.reaching(place, FileNotFoundError):
+    with places.reaching(place, FileNotFoundError):
         return type(place.fs)(**{**place.storage_options, "use_listings_cache": False})
 
 

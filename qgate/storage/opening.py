@@ -4,33 +4,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qgate import urls
-from qgate.dumps.folders import Folder, LocalFolder
-from qgate.dumps.object_folders import ObjectFolder
 from qgate.errors import QgateError
+from qgate.storage import places
+from qgate.storage.folders import Folder, LocalFolder
+from qgate.storage.object_folders import ObjectFolder
 
 
-def folder_of(place: urls.Place | str) -> Folder:
+def folder_of(place: places.Place | str) -> Folder:
     """The folder at a path or URL; a store is not asked before something is read."""
-    found = urls.place_of(place) if isinstance(place, str) else place
+    found = places.place_of(place) if isinstance(place, str) else place
     if isinstance(found, Path):
         return LocalFolder(found)
     return ObjectFolder(found)
 
 
-def empty_folder(place: urls.Place | str, otherwise: str) -> Folder:
+def empty_folder(place: places.Place | str, otherwise: str) -> Folder:
     """A folder to write to, made where there is none; an error where it has anything in it."""
     folder = writable_folder(place)
     kind = folder.kind()
     if kind == "file" or (kind == "folder" and folder.names()):
         raise QgateError(f"{str(folder.place)!r} {otherwise}: choose another folder.")
-    if folder.path is not None:
-        folder.path.mkdir(parents=True, exist_ok=True)
+    folder.make()
     return folder
 
 
-def writable_folder(place: urls.Place | str) -> Folder:
+def writable_folder(place: places.Place | str) -> Folder:
     """A folder in a store that does not leave half a file behind."""
     folder = folder_of(place)
-    urls.check_writable(folder.place)
+    places.check_writable(folder.place)
     return folder

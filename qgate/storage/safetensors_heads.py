@@ -1,0 +1,44 @@
+"""The head of a safetensors file: which tensors it holds, and where their bytes lie."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_LONGEST = 100 << 20
+
+
+class NoHeadError(ValueError):
+    """A file does not begin as a safetensors file does."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """`entries` by name, with offsets from `start`, the byte at which the data begins."""
+
+    entries: dict[str, dict[str, Any]]
+    metadata: dict[str, str]
+    start: int
+
+
+def read_head(read: Callable[[int, int], bytes], first: int) -> Head:
+    """Read the head by `read(start, stop)`, at first so many bytes at once."""
+    data = read(0, first)
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or not 2 <= length <= _LONGEST:
+        raise NoHeadError("it has no head")
+    start = 8 + length
+    if len(data) < start:
+        data += read(len(data), start)
+    entries = json.loads(data[8:start])
+    if not isinstance(entries, dict):
+        raise NoHeadError("it has no head")
+    return Head(entries, entries.pop("__metadata__", {}), start)
+
+
+def write_head(entries: dict[str, Any]) -> bytes:
+    """Return the head of a file with these entries, without any bytes to fill up."""
+    text = json.dumps(entries).encode()
+    return len(text).to_bytes(8, "little") + text
