@@ -53,8 +53,8 @@ class Cost:
 
 def jobs() -> Iterator[tuple[str, Callable[[Path], Any]]]:
     """Name and what draws it; what draws returns the figure, or None where there is nothing."""
+    from qgate.charts.sheet import DPI
     from qgate.report.activations._reading import Look
-    from qgate.report.plots._sheet import DPI
     from qgate.report.plots.activations.pictures import pictures, write
     from qgate.report.plots.dumps.pictures import PICTURES
     from qgate.report.plots.sweep import PICTURES as SWEEPS
@@ -87,7 +87,7 @@ def jobs() -> Iterator[tuple[str, Callable[[Path], Any]]]:
 
 
 def _drawing(draw: Any, record: Any, dpi: int) -> Callable[[Path], Any]:
-    from qgate.report.plots._figure import save
+    from qgate.charts.figure import save
 
     def drawn(path: Path) -> Any:
         with np.errstate(all="ignore"):

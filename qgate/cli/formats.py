@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     fmt = formats.get(args.name)
     print("\n".join(describe(fmt)))
     if args.plot is not None:
-        from qgate.report.plots.formats import draw_values
+        from qgate.charts.formats import draw_values
 
         draw_values(
             args.plot,

@@ -45,9 +45,9 @@ def train(name: str, folder: Path, steps: int | None, seed: int) -> None:
     from safetensors.torch import save
     from tqdm import tqdm
 
+    from qgate.charts.training import draw_curve
     from qgate.models import language, ngrams, training
     from qgate.models.tiny import TINY
-    from qgate.report.plots.training import draw_curve
     from qgate.storage.files import replacing
 
     tiny = TINY.get(name)

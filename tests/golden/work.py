@@ -108,7 +108,7 @@ def _described(pictures: dict[str, list[str]]) -> Iterator[None]:
     """Replace rendering and saving in the one file that does both, before others import from it."""
     from PIL import Image as Images
 
-    from qgate.report.plots import _figure
+    from qgate.charts import figure as _figure
 
     def rendered(figure: Figure, _dpi: float = 0.0) -> Image:
         return Images.new("RGB", [round(40 * side) for side in figure.get_size_inches()])

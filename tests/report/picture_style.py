@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from qgate.report.plots._figure import SMALL
-from qgate.report.plots.palette import MAPS, PALETTE
+from qgate.charts.figure import SMALL
+from qgate.charts.palette import MAPS, PALETTE
 
 _TOUCH = 1.5
 

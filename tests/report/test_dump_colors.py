@@ -9,11 +9,11 @@ import pytest
 import torch
 from matplotlib.colors import to_hex
 
+from qgate.charts.palette import FORMAT_COLORS, PALETTE, format_color
 from qgate.cli import main
 from qgate.dumps import DumpWriter
 from qgate.formats import names as format_names
 from qgate.report.plots.dumps.pictures import PICTURES
-from qgate.report.plots.palette import FORMAT_COLORS, PALETTE, format_color
 from tests.dumps.making import record
 
 from . import dump_records

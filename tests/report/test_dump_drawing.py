@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from qgate.charts.sheet import Drawing
 from qgate.errors import QgateError
 from qgate.report.dumps import drawing as dump_drawing
 from qgate.report.dumps import texts as dump_text
@@ -22,7 +23,6 @@ from qgate.report.dumps._worst import worst_tensors
 from qgate.report.dumps.drawing import check_folder, draw_analysis
 from qgate.report.dumps.pages import page
 from qgate.report.dumps.records import read_analysis
-from qgate.report.plots._sheet import Drawing
 from qgate.report.plots.dumps import pictures as dump_pictures
 from qgate.report.plots.dumps.pictures import PICTURES
 from qgate.results.portraits import FOLDERS, DumpAnalysis

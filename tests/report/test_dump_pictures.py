@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from qgate.charts.sheet import Sheet, plain
 from qgate.report.dumps._findings import findings
 from qgate.report.dumps._reading import ratio_db, sqnr_db
-from qgate.report.plots._sheet import Sheet, plain
 from qgate.report.plots.dumps import distributions as dump_distributions
 from qgate.report.plots.dumps import heatmaps as dump_heatmaps
 from qgate.report.plots.dumps import overflow as dump_overflow

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from qgate.charts._page_style import HEAT_DARK, HEAT_LIGHT
 from qgate.gate.checks import Check
 from qgate.report.gates import _details, _panels
 from qgate.report.gates._words import factor, headline, plain_cells, times_cell
 from qgate.report.gates.pages import Section, page, summary_head
 from qgate.report.gates.runs import Run, run_of_records
-from qgate.report.pages._style import HEAT_DARK, HEAT_LIGHT
 from qgate.report.plots.gates import panels as gate_panels
 from qgate.results.ranking import times_text
 from qgate.results.schema import line

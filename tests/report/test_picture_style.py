@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from qgate.charts.figure import PANEL, SMALL, TICK, dress, new_figure, number_names, rendered
+from qgate.charts.palette import BLUE, COLORS
+from qgate.charts.sheet import Sheet, sheet
 from qgate.report.activations._reading import Look
-from qgate.report.plots._figure import PANEL, SMALL, TICK, dress, new_figure, number_names, rendered
-from qgate.report.plots._sheet import Sheet, sheet
 from qgate.report.plots.activations.pictures import pictures
 from qgate.report.plots.dumps.pictures import PICTURES as DUMPS
-from qgate.report.plots.palette import BLUE, COLORS
 from qgate.report.plots.sweep import PICTURES as SWEEPS
 
 from . import activation_records, dump_records, sweep_records

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from qgate.report.plots import _sheet
+from qgate.charts import sheet as _sheet
 from qgate.report.plots import sweep as plots
 from qgate.report.sweeps import texts as sweep_text
 

@@ -12,6 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from qgate.charts.page_parts import (
+    Cell,
+    contents,
+    document,
+    empty,
+    finding_list,
+    number,
+    section,
+    sortable,
+)
+from qgate.charts.page_parts import figures as figure_grid
 from qgate.report.activations._findings import findings, summary, systematic
 from qgate.report.activations._reading import (
     Loss,
@@ -24,17 +35,6 @@ from qgate.report.activations._reading import (
 )
 from qgate.report.activations.texts import keep_lines, max_over_rms, worst_layers
 from qgate.report.dumps._reading import figure_of
-from qgate.report.pages.parts import (
-    Cell,
-    contents,
-    document,
-    empty,
-    finding_list,
-    number,
-    section,
-    sortable,
-)
-from qgate.report.pages.parts import figures as figure_grid
 from qgate.results.activations import ActivationsRecord, LayerActivations
 from qgate.text import decibels, shortened
 from qgate.text import for_html as text

@@ -11,6 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from qgate.charts.page_parts import (
+    Cell,
+    contents,
+    document,
+    empty,
+    finding_list,
+    image,
+    number,
+    section,
+    sortable,
+)
+from qgate.charts.page_parts import figures as figure_grid
 from qgate.report.dumps._findings import Said, said_of, summary_line
 from qgate.report.dumps._reading import (
     figure_of,
@@ -22,18 +34,6 @@ from qgate.report.dumps._reading import (
     saturation_cost,
 )
 from qgate.report.dumps._worst import worst_tensors
-from qgate.report.pages.parts import (
-    Cell,
-    contents,
-    document,
-    empty,
-    finding_list,
-    image,
-    number,
-    section,
-    sortable,
-)
-from qgate.report.pages.parts import figures as figure_grid
 from qgate.results.portraits import FOLDERS, DumpAnalysis, TensorPortrait
 from qgate.text import decibels, percent, shortened
 from qgate.text import for_html as text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from qgate.charts.page_parts import scroll, section, wrapping
 from qgate.gate.checks import Check
 from qgate.report.gates._panels import Panels
 from qgate.report.gates._words import (
@@ -20,7 +21,6 @@ from qgate.report.gates._words import (
     verdict_of,
 )
 from qgate.report.gates.runs import Gate, Run
-from qgate.report.pages.parts import scroll, section, wrapping
 from qgate.text import for_html as text
 from qgate.text import shortened
 

@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from qgate.charts._page_style import HEAT_LIGHT, LIGHT_COLORS, heat_colors
+from qgate.charts.page_parts import scroll, section
 from qgate.report.gates.runs import EVERYWHERE, Gate, Growth, Run, Spot
-from qgate.report.pages._style import HEAT_LIGHT, LIGHT_COLORS, heat_colors
-from qgate.report.pages.parts import scroll, section
 from qgate.text import for_html as text
 from qgate.text import shortened
 

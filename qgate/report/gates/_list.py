@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from os.path import commonprefix
 
+from qgate.charts.page_parts import empty, head_cells, scroll, section, wrapping
 from qgate.report.gates._heat import natural
 from qgate.report.gates._words import (
     FAILED,
@@ -21,7 +22,6 @@ from qgate.report.gates._words import (
     verdict_of,
 )
 from qgate.report.gates.runs import Gate, Run
-from qgate.report.pages.parts import empty, head_cells, scroll, section, wrapping
 from qgate.text import for_html as text
 from qgate.text import one_line, shortened
 

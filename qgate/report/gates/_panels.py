@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from qgate.charts.page_parts import drawing, figures
 from qgate.report.gates.runs import Gate, Growth
-from qgate.report.pages.parts import drawing, figures
 from qgate.results.pictures import Plots
 from qgate.text import for_html as text
 from qgate.text import shortened

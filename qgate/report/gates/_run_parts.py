@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from qgate.charts.page_parts import section, wrapping
 from qgate.report.gates._words import first_of
 from qgate.report.gates.runs import Run
-from qgate.report.pages.parts import section, wrapping
 from qgate.results.others import others_text
 from qgate.text import for_html as text
 

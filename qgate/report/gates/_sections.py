@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from qgate.charts.page_parts import Cell, drawing, empty, figures, finding_list, number, sortable
 from qgate.report.gates.comparison_texts import (
     TITLES,
     cell_text,
@@ -19,15 +20,6 @@ from qgate.report.gates.comparisons import Comparison, Row
 from qgate.report.gates.history import ModePoint, Point
 from qgate.report.gates.pages import Section
 from qgate.report.gates.tables import middle_cut
-from qgate.report.pages.parts import (
-    Cell,
-    drawing,
-    empty,
-    figures,
-    finding_list,
-    number,
-    sortable,
-)
 from qgate.report.plots.gates.trends import Trend, TrendPoint, trend_lines
 from qgate.results.ranking import times_figure
 from qgate.text import for_html as text

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from qgate.charts.page_parts import contents, document, section
 from qgate.report.gates import _details, _head, _heat, _list, _panels, _run_parts
 from qgate.report.gates._details import failing, passing, unknown
 from qgate.report.gates._head import counts_of, summary_head, tone_of
@@ -19,7 +20,6 @@ from qgate.report.gates._panels import Panels
 from qgate.report.gates._run_parts import others, updates
 from qgate.report.gates._words import headline_parts
 from qgate.report.gates.runs import Run
-from qgate.report.pages.parts import contents, document, section
 from qgate.results.pictures import Plots
 from qgate.text import for_html as text
 from qgate.text import shortened

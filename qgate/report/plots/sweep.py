@@ -9,20 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qgate.charts.curves import Curve, Floats, Grid, Kind, draw_curves, draw_ground, marker_size
+from qgate.charts.figure import HEADLINE, LABEL, PANEL, TICK
+from qgate.charts.palette import BLACK, BLUE, DARK_GREEN, GRAY, ORANGE, RED, SKY, WHITE
+from qgate.charts.sheet import Drawing, Sheet, plain, sheet
 from qgate.metrics import METRICS
 from qgate.report.plots._boxes import advice_box, format_box, tensor_box
-from qgate.report.plots._curves import (
-    Curve,
-    Floats,
-    Grid,
-    Kind,
-    draw_curves,
-    draw_ground,
-    marker_size,
-)
-from qgate.report.plots._figure import HEADLINE, LABEL, PANEL, TICK
-from qgate.report.plots._sheet import Drawing, Sheet, plain, sheet
-from qgate.report.plots.palette import BLACK, BLUE, DARK_GREEN, GRAY, ORANGE, RED, SKY, WHITE
 from qgate.report.sweeps._record import (
     USUAL,
     Record,

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from qgate.metrics import METRICS
-from qgate.report.pages.parts import (
+from qgate.charts.page_parts import (
     contents,
     document,
     empty,
@@ -24,6 +23,7 @@ from qgate.report.pages.parts import (
     scroll,
     section,
 )
+from qgate.metrics import METRICS
 from qgate.report.sweeps._entries import EQUAL_DB, KINDS, Entry, findings
 from qgate.report.sweeps._record import MX_PREFIX, share_text
 from qgate.storage.writing import write_text

@@ -6,18 +6,9 @@ import math
 
 import numpy as np
 
-from qgate.report.activations._reading import (
-    Layers,
-    Look,
-    amax,
-    evenly,
-    in_panel,
-    name_of,
-    rounding_note,
-)
-from qgate.report.dumps._reading import figure_of, worst
-from qgate.report.plots._figure import dress
-from qgate.report.plots._sheet import (
+from qgate.charts.figure import dress
+from qgate.charts.palette import BLACK, COLORS
+from qgate.charts.sheet import (
     Sheet,
     columns_for,
     log_axis,
@@ -28,6 +19,16 @@ from qgate.report.plots._sheet import (
     sheet,
     signed_log,
 )
+from qgate.report.activations._reading import (
+    Layers,
+    Look,
+    amax,
+    evenly,
+    in_panel,
+    name_of,
+    rounding_note,
+)
+from qgate.report.dumps._reading import figure_of, worst
 from qgate.report.plots.activations._sheet import (
     grid,
     grid_sheet,
@@ -37,7 +38,6 @@ from qgate.report.plots.activations._sheet import (
     shared_limits,
     y_label,
 )
-from qgate.report.plots.palette import BLACK, COLORS
 from qgate.results.activations import ActivationsRecord
 from qgate.text import brief, counted
 

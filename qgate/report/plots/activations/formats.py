@@ -8,6 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qgate.charts.figure import SMALL, dress
+from qgate.charts.palette import BLACK, COLORS, GRAY, MAP, PALE, WARN, WHITE
+from qgate.charts.sheet import (
+    MARKERS,
+    Sheet,
+    color_bar,
+    colors_for,
+    columns_for,
+    dots,
+    height_for,
+    line,
+    panels,
+    patch,
+    plain,
+    rows_named,
+    sheet,
+    whole_numbers,
+)
 from qgate.report.activations._reading import (
     EXACT_DB,
     GAIN_DB,
@@ -28,25 +46,7 @@ from qgate.report.activations._reading import (
     worst_format,
 )
 from qgate.report.dumps._reading import Floats, worst
-from qgate.report.plots._figure import SMALL, dress
-from qgate.report.plots._sheet import (
-    MARKERS,
-    Sheet,
-    color_bar,
-    colors_for,
-    columns_for,
-    dots,
-    height_for,
-    line,
-    panels,
-    patch,
-    plain,
-    rows_named,
-    sheet,
-    whole_numbers,
-)
 from qgate.report.plots.activations._sheet import key, mark
-from qgate.report.plots.palette import BLACK, COLORS, GRAY, MAP, PALE, WARN, WHITE
 from qgate.results.activations import (
     ActivationsRecord,
     LayerActivations,

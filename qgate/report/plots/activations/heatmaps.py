@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qgate.charts.figure import LABEL, PANEL, SMALL, dress
+from qgate.charts.palette import BLACK, MAP, WARN
+from qgate.charts.sheet import Sheet, color_bar, plain, sheet, whole_numbers
 from qgate.report.activations._reading import Layers, Look, in_panel, name_of
 from qgate.report.dumps._reading import figure_of
-from qgate.report.plots._figure import LABEL, PANEL, SMALL, dress
-from qgate.report.plots._sheet import Sheet, color_bar, plain, sheet, whole_numbers
-from qgate.report.plots.palette import BLACK, MAP, WARN
 from qgate.results.activations import ActivationsRecord, LayerActivations
 from qgate.text import brief
 

@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from qgate.charts.palette import BLUE, GREEN, ORANGE, PINK, PURPLE, SKY, WHITE, YELLOW
+from qgate.charts.sheet import Sheet, line, log_axis, note
 from qgate.report.activations._reading import Layers, Look, in_panel, name_of, rounding_note
 from qgate.report.dumps._reading import worst
-from qgate.report.plots._sheet import Sheet, line, log_axis, note
 from qgate.report.plots.activations._sheet import (
     grid,
     grid_sheet,
@@ -17,7 +18,6 @@ from qgate.report.plots.activations._sheet import (
     shared_limits,
     y_label,
 )
-from qgate.report.plots.palette import BLUE, GREEN, ORANGE, PINK, PURPLE, SKY, WHITE, YELLOW
 from qgate.results.activations import ActivationsRecord, LayerActivations, Magnitude
 from qgate.text import brief
 

@@ -6,18 +6,9 @@ from collections import Counter
 
 import numpy as np
 
-from qgate.report.activations._reading import (
-    Layers,
-    Look,
-    kind_name,
-    leads,
-    name_of,
-    outlier_layers,
-    visible,
-)
-from qgate.report.dumps._reading import figure_of, worst
-from qgate.report.plots._figure import LABEL, TICK, dress
-from qgate.report.plots._sheet import (
+from qgate.charts.figure import LABEL, TICK, dress
+from qgate.charts.palette import COLORS, GRAY, PALE, WARN
+from qgate.charts.sheet import (
     Sheet,
     bars,
     height_for,
@@ -29,8 +20,17 @@ from qgate.report.plots._sheet import (
     sheet,
     whole_numbers,
 )
+from qgate.report.activations._reading import (
+    Layers,
+    Look,
+    kind_name,
+    leads,
+    name_of,
+    outlier_layers,
+    visible,
+)
+from qgate.report.dumps._reading import figure_of, worst
 from qgate.report.plots.activations._sheet import MOST_ROWS, grid, groups_of, key, mark
-from qgate.report.plots.palette import COLORS, GRAY, PALE, WARN
 from qgate.results.activations import ActivationsRecord
 from qgate.text import brief, counted, percent
 

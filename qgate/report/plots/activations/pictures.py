@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qgate.charts.figure import rendered, save
+from qgate.charts.sheet import Sheet
 from qgate.report.activations._reading import Look, clean, digest, stems
-from qgate.report.plots._figure import rendered, save
-from qgate.report.plots._sheet import Sheet
 from qgate.report.plots.activations.distributions import draw_boxes, draw_histograms
 from qgate.report.plots.activations.formats import (
     draw_alphas,

@@ -7,20 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qgate.charts.figure import PANEL, dress
+from qgate.charts.palette import BLACK, ORANGE, PINK, SKY, YELLOW
+from qgate.charts.sheet import Sheet, columns_for, line, panels, patch, plain, sheet, whole_numbers
 from qgate.report.activations._reading import Layers, Look, in_panel, name_of
-from qgate.report.plots._figure import PANEL, dress
-from qgate.report.plots._sheet import (
-    Sheet,
-    columns_for,
-    line,
-    panels,
-    patch,
-    plain,
-    sheet,
-    whole_numbers,
-)
 from qgate.report.plots.activations._sheet import key
-from qgate.report.plots.palette import BLACK, ORANGE, PINK, SKY, YELLOW
 from qgate.results.activations import ActivationsRecord, LayerActivations
 from qgate.text import brief
 

@@ -7,18 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qgate.report.dumps._reading import (
-    figure_of,
-    grouped,
-    layer_of,
-    quant_type_of,
-    row_titles,
-    tensor_title,
-    value_tensors,
-    worst,
-)
-from qgate.report.plots._figure import dress
-from qgate.report.plots._sheet import (
+from qgate.charts.figure import dress
+from qgate.charts.palette import BLACK, COLORS, MAP
+from qgate.charts.sheet import (
     Drawing,
     Sheet,
     color_bar,
@@ -34,8 +25,17 @@ from qgate.report.plots._sheet import (
     whole_numbers,
     wrapped,
 )
+from qgate.report.dumps._reading import (
+    figure_of,
+    grouped,
+    layer_of,
+    quant_type_of,
+    row_titles,
+    tensor_title,
+    value_tensors,
+    worst,
+)
 from qgate.report.plots.dumps.heatmaps import map_layers, maps_of
-from qgate.report.plots.palette import BLACK, COLORS, MAP
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
 from qgate.text import brief, counted, percent
 

@@ -5,19 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from qgate.report.dumps._losses import share_in
-from qgate.report.dumps._reading import (
-    fates,
-    figure_of,
-    figures_of,
-    flushed,
-    format_names,
-    grouped,
-    is_gradient,
-    tensor_title,
-)
-from qgate.report.plots._figure import SMALL, TICK, dress
-from qgate.report.plots._sheet import (
+from qgate.charts.figure import SMALL, TICK, dress
+from qgate.charts.palette import BLACK, COCOA, COLORS, INDIGO, ORANGE, WARN, WINE
+from qgate.charts.sheet import (
     Drawing,
     Sheet,
     bars,
@@ -32,6 +22,17 @@ from qgate.report.plots._sheet import (
     sheet,
     whole_numbers,
 )
+from qgate.report.dumps._losses import share_in
+from qgate.report.dumps._reading import (
+    fates,
+    figure_of,
+    figures_of,
+    flushed,
+    format_names,
+    grouped,
+    is_gradient,
+    tensor_title,
+)
 from qgate.report.plots.dumps.distributions import (
     border_entries,
     border_formats,
@@ -39,7 +40,6 @@ from qgate.report.plots.dumps.distributions import (
     span_of,
     stacked_binades,
 )
-from qgate.report.plots.palette import BLACK, COCOA, COLORS, INDIGO, ORANGE, WARN, WINE
 from qgate.results.portraits import DumpAnalysis, GroupPortrait
 from qgate.text import counted, percent
 

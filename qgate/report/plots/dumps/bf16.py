@@ -6,20 +6,9 @@ import math
 
 import numpy as np
 
-from qgate.report.dumps._reading import (
-    Floats,
-    by_kind,
-    figure_of,
-    grouped,
-    histogram_of,
-    kind_of,
-    kind_title,
-    quant_type_of,
-    value_tensors,
-    worst,
-)
-from qgate.report.plots._figure import SMALL, dress
-from qgate.report.plots._sheet import (
+from qgate.charts.figure import SMALL, dress
+from qgate.charts.palette import BLACK, COLORS
+from qgate.charts.sheet import (
     MOST_ROWS,
     Drawing,
     Sheet,
@@ -35,7 +24,18 @@ from qgate.report.plots._sheet import (
     sheet,
     signed_log,
 )
-from qgate.report.plots.palette import BLACK, COLORS
+from qgate.report.dumps._reading import (
+    Floats,
+    by_kind,
+    figure_of,
+    grouped,
+    histogram_of,
+    kind_of,
+    kind_title,
+    quant_type_of,
+    value_tensors,
+    worst,
+)
 from qgate.results.portraits import DumpAnalysis, GroupPortrait, Portrait
 from qgate.text import brief, counted, percent
 

@@ -8,6 +8,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qgate.charts.figure import TICK, dress
+from qgate.charts.palette import BLACK, COLORS
+from qgate.charts.sheet import (
+    Drawing,
+    Sheet,
+    dots,
+    format_colors,
+    format_markers,
+    legend,
+    line,
+    log_axis,
+    panels,
+    plain,
+    sheet,
+    type_colors,
+    whole_numbers,
+)
 from qgate.report.dumps._reading import (
     FINE_DB,
     Floats,
@@ -25,22 +42,6 @@ from qgate.report.dumps._reading import (
     worse_db,
     worst,
 )
-from qgate.report.plots._figure import TICK, dress
-from qgate.report.plots._sheet import (
-    Drawing,
-    Sheet,
-    dots,
-    format_colors,
-    format_markers,
-    legend,
-    line,
-    log_axis,
-    panels,
-    plain,
-    sheet,
-    type_colors,
-    whole_numbers,
-)
 from qgate.report.plots.dumps.distributions import (
     border_entries,
     border_formats,
@@ -48,7 +49,6 @@ from qgate.report.plots.dumps.distributions import (
     span_of,
     stacked_binades,
 )
-from qgate.report.plots.palette import BLACK, COLORS
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
 from qgate.text import brief, counted, decibels
 

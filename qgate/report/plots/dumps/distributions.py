@@ -8,19 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qgate.report.dumps._reading import (
-    Floats,
-    binades_of,
-    by_kind,
-    figure_of,
-    format_names,
-    kind_of,
-    kind_title,
-    quant_type_of,
-    worst,
-)
-from qgate.report.plots._figure import dress
-from qgate.report.plots._sheet import (
+from qgate.charts.figure import dress
+from qgate.charts.palette import BLACK, COLORS, GRAY, format_color
+from qgate.charts.sheet import (
     MOST_ROWS,
     Drawing,
     Sheet,
@@ -38,7 +28,17 @@ from qgate.report.plots._sheet import (
     type_colors,
     whole_numbers,
 )
-from qgate.report.plots.palette import BLACK, COLORS, GRAY, format_color
+from qgate.report.dumps._reading import (
+    Floats,
+    binades_of,
+    by_kind,
+    figure_of,
+    format_names,
+    kind_of,
+    kind_title,
+    quant_type_of,
+    worst,
+)
 from qgate.results.portraits import DumpAnalysis, Edges, GroupPortrait, Portrait
 from qgate.text import brief, counted, percent
 

@@ -8,23 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from qgate.report.dumps._reading import (
-    Floats,
-    by_kind,
-    fate_of,
-    figure_of,
-    format_named,
-    histogram_of,
-    kind_of,
-    kind_title,
-    quant_type_of,
-    tensor_title,
-    value_tensors,
-    worse_db,
-    worst,
-)
-from qgate.report.plots._figure import dress
-from qgate.report.plots._sheet import (
+from qgate.charts.figure import dress
+from qgate.charts.palette import BLACK, COLORS, GRAY, MAP
+from qgate.charts.sheet import (
     Drawing,
     Sheet,
     boxes_of,
@@ -42,7 +28,21 @@ from qgate.report.plots._sheet import (
     type_colors,
     whole_numbers,
 )
-from qgate.report.plots.palette import BLACK, COLORS, GRAY, MAP
+from qgate.report.dumps._reading import (
+    Floats,
+    by_kind,
+    fate_of,
+    figure_of,
+    format_named,
+    histogram_of,
+    kind_of,
+    kind_title,
+    quant_type_of,
+    tensor_title,
+    value_tensors,
+    worse_db,
+    worst,
+)
 from qgate.results.portraits import Comparison, DumpAnalysis, GroupPortrait
 from qgate.text import brief, counted, decibels
 

@@ -8,6 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qgate.charts.figure import LABEL, SMALL, TICK, dress
+from qgate.charts.palette import BLACK, GROUND, MAP, WARN, WHITE
+from qgate.charts.sheet import (
+    MOST_ROWS,
+    Drawing,
+    Sheet,
+    color_bar,
+    columns_for,
+    panels,
+    plain,
+    sheet,
+    wrapped,
+)
 from qgate.report.dumps._reading import (
     Floats,
     by_kind,
@@ -25,19 +38,6 @@ from qgate.report.dumps._reading import (
     tensor_title,
     worst,
 )
-from qgate.report.plots._figure import LABEL, SMALL, TICK, dress
-from qgate.report.plots._sheet import (
-    MOST_ROWS,
-    Drawing,
-    Sheet,
-    color_bar,
-    columns_for,
-    panels,
-    plain,
-    sheet,
-    wrapped,
-)
-from qgate.report.plots.palette import BLACK, GROUND, MAP, WARN, WHITE
 from qgate.results.portraits import DumpAnalysis, Map, TensorPortrait
 from qgate.text import brief, counted, percent
 

@@ -7,19 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from qgate.report.dumps._findings import sample_findings
-from qgate.report.dumps._reading import (
-    by_kind,
-    figure_of,
-    grouped,
-    kind_title,
-    layer_of,
-    tensor_title,
-    value_tensors,
-    worst,
-)
-from qgate.report.plots._figure import dress
-from qgate.report.plots._sheet import (
+from qgate.charts.figure import dress
+from qgate.charts.palette import COLORS, GRAY
+from qgate.charts.sheet import (
     Drawing,
     Sheet,
     boxes_of,
@@ -34,9 +24,19 @@ from qgate.report.plots._sheet import (
     signed_log,
     whole_numbers,
 )
+from qgate.report.dumps._findings import sample_findings
+from qgate.report.dumps._reading import (
+    by_kind,
+    figure_of,
+    grouped,
+    kind_title,
+    layer_of,
+    tensor_title,
+    value_tensors,
+    worst,
+)
 from qgate.report.plots.dumps.attention import draw_band
 from qgate.report.plots.dumps.distributions import span_of, stacked_binades
-from qgate.report.plots.palette import COLORS, GRAY
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
 from qgate.text import brief, counted
 

@@ -11,22 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qgate.report.dumps._losses import share_in
-from qgate.report.dumps._reading import (
-    cast_names,
-    fates,
-    figure_of,
-    grouped,
-    nonfinite,
-    quant_type_of,
-    row_titles,
-    saturated,
-    saturation_cost,
-    tensor_title,
-    worst,
-)
-from qgate.report.plots._figure import SMALL, dress
-from qgate.report.plots._sheet import (
+from qgate.charts.figure import SMALL, dress
+from qgate.charts.palette import COLORS, GRAY, WARN
+from qgate.charts.sheet import (
     Drawing,
     Sheet,
     bars,
@@ -44,7 +31,20 @@ from qgate.report.plots._sheet import (
     type_colors,
     whole_numbers,
 )
-from qgate.report.plots.palette import COLORS, GRAY, WARN
+from qgate.report.dumps._losses import share_in
+from qgate.report.dumps._reading import (
+    cast_names,
+    fates,
+    figure_of,
+    grouped,
+    nonfinite,
+    quant_type_of,
+    row_titles,
+    saturated,
+    saturation_cost,
+    tensor_title,
+    worst,
+)
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
 from qgate.text import counted, percent
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qgate.report.plots._sheet import Drawing
+from qgate.charts.sheet import Drawing
 from qgate.report.plots.dumps import attention as dump_attention
 from qgate.report.plots.dumps import backward as dump_backward
 from qgate.report.plots.dumps import bf16 as dump_bf16

@@ -6,21 +6,9 @@ import math
 
 import numpy as np
 
-from qgate.report.dumps._reading import (
-    cast_names,
-    fates,
-    figure_of,
-    format_label,
-    format_names,
-    grouped,
-    quant_type_of,
-    saturation_cost,
-    tensor_title,
-    value_tensors,
-    worst,
-)
-from qgate.report.plots._figure import dress
-from qgate.report.plots._sheet import (
+from qgate.charts.figure import dress
+from qgate.charts.palette import COLORS
+from qgate.charts.sheet import (
     Drawing,
     Sheet,
     boxes_of,
@@ -34,8 +22,20 @@ from qgate.report.plots._sheet import (
     signed_log,
     type_colors,
 )
+from qgate.report.dumps._reading import (
+    cast_names,
+    fates,
+    figure_of,
+    format_label,
+    format_names,
+    grouped,
+    quant_type_of,
+    saturation_cost,
+    tensor_title,
+    value_tensors,
+    worst,
+)
 from qgate.report.plots.dumps.comparisons import losses_of, worst_loss
-from qgate.report.plots.palette import COLORS
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
 from qgate.text import brief, counted, decibels, percent
 

@@ -6,11 +6,9 @@ import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from qgate.report.dumps._findings import Said, said_of, summary_line
-from qgate.report.dumps._reading import FINE_DB, grouped, quant_type_of, row_titles
-from qgate.report.dumps._worst import worst_tensors
-from qgate.report.plots._figure import LABEL, PANEL, SMALL, TICK, dress
-from qgate.report.plots._sheet import (
+from qgate.charts.figure import LABEL, PANEL, SMALL, TICK, dress
+from qgate.charts.palette import BLACK, BROWN, COLORS, GRAY, INK, WARN, format_color
+from qgate.charts.sheet import (
     Drawing,
     Sheet,
     bars,
@@ -22,13 +20,15 @@ from qgate.report.plots._sheet import (
     sheet,
     whole_numbers,
 )
+from qgate.report.dumps._findings import Said, said_of, summary_line
+from qgate.report.dumps._reading import FINE_DB, grouped, quant_type_of, row_titles
+from qgate.report.dumps._worst import worst_tensors
 from qgate.report.plots.dumps.distributions import (
     border_formats,
     draw_borders,
     span_of,
     stacked_binades,
 )
-from qgate.report.plots.palette import BLACK, BROWN, COLORS, GRAY, INK, WARN, format_color
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
 from qgate.text import decibels, shortened
 

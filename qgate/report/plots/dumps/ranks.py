@@ -8,6 +8,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qgate.charts.figure import SMALL, dress
+from qgate.charts.palette import BLACK, COLORS, DIVERGING, GRAY, MAP, WARN, WHITE
+from qgate.charts.sheet import (
+    MOST_ROWS,
+    Drawing,
+    Sheet,
+    color_bar,
+    panels,
+    plain,
+    sheet,
+    whole_numbers,
+)
 from qgate.report.dumps._reading import (
     apart_by_member,
     figure_of,
@@ -18,18 +30,6 @@ from qgate.report.dumps._reading import (
     tensor_title,
     worst,
 )
-from qgate.report.plots._figure import SMALL, dress
-from qgate.report.plots._sheet import (
-    MOST_ROWS,
-    Drawing,
-    Sheet,
-    color_bar,
-    panels,
-    plain,
-    sheet,
-    whole_numbers,
-)
-from qgate.report.plots.palette import BLACK, COLORS, DIVERGING, GRAY, MAP, WARN, WHITE
 from qgate.results.portraits import DumpAnalysis, PeerCell, RankRow, Ranks
 from qgate.text import brief, counted
 

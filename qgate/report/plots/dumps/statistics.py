@@ -6,18 +6,9 @@ import math
 
 import numpy as np
 
-from qgate.report.dumps._reading import (
-    by_kind,
-    figure_of,
-    kind_title,
-    outliers,
-    row_titles,
-    tensor_title,
-    value_tensors,
-    worst,
-)
-from qgate.report.plots._figure import SMALL, dress
-from qgate.report.plots._sheet import (
+from qgate.charts.figure import SMALL, dress
+from qgate.charts.palette import BLACK, COLORS, GRAY, WARN
+from qgate.charts.sheet import (
     MOST_ROWS,
     Drawing,
     Sheet,
@@ -31,7 +22,16 @@ from qgate.report.plots._sheet import (
     signed_log,
     wrapped,
 )
-from qgate.report.plots.palette import BLACK, COLORS, GRAY, WARN
+from qgate.report.dumps._reading import (
+    by_kind,
+    figure_of,
+    kind_title,
+    outliers,
+    row_titles,
+    tensor_title,
+    value_tensors,
+    worst,
+)
 from qgate.results.portraits import DumpAnalysis, TensorPortrait
 from qgate.text import brief
 

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Literal
 
-from qgate.report.plots.palette import BLUE, GRAY, RED
+from qgate.charts.palette import BLUE, GRAY, RED
 from qgate.text import brief as shared_brief
 from qgate.text import for_xml, one_line
 

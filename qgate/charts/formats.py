@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from qgate.report.plots._figure import PANEL, SMALL, new_figure, save
-from qgate.report.plots.palette import BLUE, GRAY, RED
+from qgate.charts.figure import PANEL, SMALL, new_figure, save
+from qgate.charts.palette import BLUE, GRAY, RED
 
 
 def draw_values(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qgate.charts.palette import GRAY, WHITE
 from qgate.errors import QgateError
-from qgate.report.plots.palette import GRAY, WHITE
 from qgate.storage.files import replacing
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from qgate.report.pages._script import SCRIPT
-from qgate.report.pages._style import STYLE
+from qgate.charts._page_script import SCRIPT
+from qgate.charts._page_style import STYLE
 from qgate.text import brief
 from qgate.text import for_html as text
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from qgate.report.plots._figure import LABEL, PANEL, SMALL, new_figure, save
-from qgate.report.plots.palette import BLUE, GRAY, RED
+from qgate.charts.figure import LABEL, PANEL, SMALL, new_figure, save
+from qgate.charts.palette import BLUE, GRAY, RED
 
 _SMOOTHED = 20
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from qgate.report.plots._figure import TICK, dress
-from qgate.report.plots.palette import BLACK, BLUE, DARK_GREEN, GRAY, ORANGE, RED, WHITE
+from qgate.charts.figure import TICK, dress
+from qgate.charts.palette import BLACK, BLUE, DARK_GREEN, GRAY, ORANGE, RED, WHITE
 from qgate.text import brief
 
 if TYPE_CHECKING:
