@@ -15,7 +15,7 @@ from qgate.cli import main, quick
 from qgate.dumps import DumpWriter
 from qgate.pipeline.dumps.analyses import Asked, analyze_dump
 from qgate.report.dumps._findings import summary_line
-from qgate.results.portraits import FOLDERS
+from qgate.summaries.record import FOLDERS
 from tests import bucket as stores
 from tests.dumps.making import known, record
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import qgate
-from qgate.analysis.portraits.pools import pool_of
 from qgate.capture.collecting.blocks import blocks_of
 from qgate.capture.collecting.figures import figures_of
 from qgate.capture.collecting.shares import shares_of
@@ -24,6 +23,7 @@ from qgate.pipeline.gates.dump_sites import (
     needs_values,
     pool,
 )
+from qgate.summaries.pooling import pool_of
 from tests.dumps.making import write
 
 EXAMPLE = [1.0, 460.0, 1000.0, math.inf, math.nan, 2.0**-10, 2.0**-12, 0.0]

@@ -14,7 +14,7 @@ import numpy as np
 
 from qgate.charts.figure import DPI, HEADLINE, SMALL, TICK, new_figure, save
 from qgate.charts.palette import BLACK, COLORS, FORMAT_COLORS, INK, WHITE, format_color
-from qgate.report.dumps._reading import SPELLED, tensor_title
+from qgate.summaries.reading import SPELLED, tensor_title
 from qgate.text import brief, distinct, one_line, shortened
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from qgate.storage.places import place_of
 
 if TYPE_CHECKING:
     from qgate.pipeline.dumps.analyses import Asked
-    from qgate.results.portraits import DumpAnalysis
+    from qgate.summaries.record import DumpAnalysis
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

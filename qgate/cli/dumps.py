@@ -245,7 +245,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 def _merge(args: argparse.Namespace) -> int:
     from qgate.cli._dump_texts import note_lines
-    from qgate.pipeline.dumps.merges import merge_on
+    from qgate.dumps.worker_merging import merge_on
 
     with progress("ranks") as step:
         merged = merge_on(workers_from(args), args.folders, args.output, step)

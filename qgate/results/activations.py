@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NotRequired, TypedDict
 
-from qgate.results.portraits import Histogram, Portrait
+from qgate.summaries.record import Histogram, Portrait
 
 ACTIVATIONS = "qgate activations 2"
 READABLE = (ACTIVATIONS, "qgate activations 1")

@@ -25,11 +25,11 @@ from qgate.modes import calibration
 from qgate.pipeline.activations.tables import tables_of
 from qgate.pipeline.layers import storing
 from qgate.report.activations.reports import read_record
-from qgate.report.dumps._reading import flushed
 from qgate.report.gates import data, history
 from qgate.results import read, schema
 from qgate.results.activations import ACTIVATIONS
-from qgate.results.portraits import ANALYSIS
+from qgate.summaries.reading import flushed
+from qgate.summaries.record import ANALYSIS
 
 OLD = Path(__file__).parent / "files" / "old"
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -13,7 +13,7 @@ from torch import Tensor
 from qgate.analysis.activations._powers import PowerSums
 from qgate.analysis.activations._reading import ROUNDING, Reading
 from qgate.analysis.activations.layer_stats import Ask, LayerStats
-from qgate.results.portraits import Portrait
+from qgate.summaries.record import Portrait
 
 
 def stats_of(xs: list[Tensor], ask: Ask | None = None) -> LayerStats:

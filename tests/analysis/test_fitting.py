@@ -14,8 +14,8 @@ import torch
 from qgate.analysis.portraits import fitting
 from qgate.analysis.portraits.fitting import coarsened, fits_of, group_portrait, qq_of
 from qgate.analysis.portraits.histograms import BINS, histogram_of
-from qgate.analysis.portraits.pools import pool_of, pool_of_statistics
 from qgate.formats import quantize
+from qgate.summaries.pooling import pool_of, pool_of_statistics
 
 N = 20_000
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from qgate import formats
 from qgate.analysis.portraits.loss_scaling import loss_scale
-from qgate.analysis.portraits.pools import pool_of
 from qgate.errors import QgateError
+from qgate.summaries.pooling import pool_of
 
 FORMATS = ("fp16", "fp8_e5m2", "fp8_e4m3", "hif8", "bf16", "fp4_e2m1", "fp6_e3m2")
 

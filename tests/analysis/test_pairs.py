@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qgate.analysis.portraits.pairs import central_range, merged_scatter, pair_figures, scatter_of
-from qgate.analysis.portraits.pools import pool_of
 from qgate.errors import QgateError
+from qgate.summaries.pooling import pool_of
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn)
 

@@ -16,8 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qgate import formats
-from qgate.analysis.portraits import _pool
-from qgate.analysis.portraits.pools import (
+from qgate.errors import QgateError
+from qgate.formats import ElementFormat
+from qgate.summaries import pool as _pool
+from qgate.summaries.pooling import (
     Pool,
     Pooling,
     channels_of,
@@ -26,8 +28,6 @@ from qgate.analysis.portraits.pools import (
     pool_of_counts,
     pool_of_statistics,
 )
-from qgate.errors import QgateError
-from qgate.formats import ElementFormat
 
 ELEMENTS = ("fp8_e4m3", "fp8_e5m2", "hif8", "fp16", "bf16", "fp4_e2m1")
 SCALED = ("mxfp8_e4m3", "mxfp4_e2m1", "nvfp4", "hif4", "int8")

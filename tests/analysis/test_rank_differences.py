@@ -13,8 +13,8 @@ import pytest
 import torch
 from scipy.spatial.distance import jensenshannon
 
-from qgate.analysis.portraits.pools import pool_of, pool_of_statistics
 from qgate.analysis.portraits.rank_differences import FEWEST, LIMIT, jensen_shannon, ranks_of
+from qgate.summaries.pooling import pool_of, pool_of_statistics
 
 
 @pytest.fixture(autouse=True)

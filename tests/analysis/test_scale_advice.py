@@ -17,11 +17,12 @@ import pytest
 import torch
 
 import qgate
-from qgate.analysis.sweeps import _search, advice, sweeping
+from qgate.analysis.sweeps import advice, sweeping
 from qgate.errors import QgateError
 from qgate.formats import FORMATS
 from qgate.report.sweeps import _record as reading
 from qgate.report.sweeps.texts import lines
+from qgate.scales import search as _search
 
 Floats = np.ndarray
 

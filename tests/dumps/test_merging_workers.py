@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-import qgate.pipeline.dumps.merges as merges
+import qgate.dumps.worker_merging as merges
 from qgate.cli import main
 from qgate.dumps import Dump, DumpWriter, Merged, merge_dumps, problems
 from qgate.dumps.index import Index
+from qgate.dumps.worker_merging import merge_on
 from qgate.engine import Failure, merged
 from qgate.engine import Merged as Outcome
 from qgate.errors import QgateError
-from qgate.pipeline.dumps.merges import merge_on
 from qgate.storage.places import place_of
 from tests import bucket as stores
 from tests.dumps import merging_work

@@ -7,10 +7,10 @@ import ray
 import torch
 from ray.cluster_utils import Cluster
 
+from qgate.dumps import worker_merging as merges
+from qgate.dumps.worker_merging import merge_on
 from qgate.engine import Failure, Workers, merged, outcomes
 from qgate.errors import QgateError
-from qgate.pipeline.dumps import merges
-from qgate.pipeline.dumps.merges import merge_on
 from tests.dumps import merging_work
 from tests.dumps.making import write
 from tests.engine import work

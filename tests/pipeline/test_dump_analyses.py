@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from qgate import QgateError, formats
-from qgate.analysis.portraits.pools import pool_of
 from qgate.dumps import Dump, DumpWriter
 from qgate.pipeline.dumps import analyses
 from qgate.pipeline.dumps.analyses import Asked, analyze_dump
 from qgate.pipeline.dumps.twins import compared_names
 from qgate.results import rows
+from qgate.summaries.pooling import pool_of
 from tests.dumps.making import GENERATIONS, known, record, write
 from tests.pipeline.dump_work import DEADLY, look_or_die
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from qgate import dumps
-from qgate.results.portraits import ANALYSIS, DumpAnalysis
+from qgate.summaries.record import ANALYSIS, DumpAnalysis
 
 Record = dict[str, Any]
 # name: largest, smallest normal, smallest subnormal, bits after the point, block

@@ -25,7 +25,7 @@ from qgate.report.dumps.pages import page
 from qgate.report.dumps.records import read_analysis
 from qgate.report.plots.dumps import pictures as dump_pictures
 from qgate.report.plots.dumps.pictures import PICTURES
-from qgate.results.portraits import FOLDERS, DumpAnalysis
+from qgate.summaries.record import FOLDERS, DumpAnalysis
 from qgate.text import for_csv
 from tests import bucket as stores
 

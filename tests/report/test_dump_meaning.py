@@ -19,7 +19,11 @@ from qgate.dumps import DumpWriter
 from qgate.formats import quantize
 from qgate.pipeline.dumps.analyses import Asked, analyze_dump
 from qgate.report.dumps._findings import findings, said_of
-from qgate.report.dumps._reading import (
+from qgate.report.dumps._worst import worst_tensors
+from qgate.report.dumps.pages import page
+from qgate.report.dumps.texts import tensor_stats
+from qgate.report.plots.dumps.pictures import PICTURES, picture_at
+from qgate.summaries.reading import (
     fate_of,
     is_quantized,
     ratios_db,
@@ -27,11 +31,7 @@ from qgate.report.dumps._reading import (
     saturation_cost,
     tensor_title,
 )
-from qgate.report.dumps._worst import worst_tensors
-from qgate.report.dumps.pages import page
-from qgate.report.dumps.texts import tensor_stats
-from qgate.report.plots.dumps.pictures import PICTURES, picture_at
-from qgate.results.portraits import DumpAnalysis
+from qgate.summaries.record import DumpAnalysis
 from tests.dumps.making import GENERATIONS, known, record
 
 from . import dump_records

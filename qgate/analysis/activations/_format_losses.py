@@ -10,13 +10,13 @@ import math
 import torch
 from torch import Tensor
 
-from qgate.analysis.portraits._fates import FateSums, Limit, fate_of_counts, target_of
-from qgate.analysis.portraits._pool import Pool
-from qgate.analysis.portraits._row_fates import fate_of_rows
 from qgate.formats import ElementFormat, IntFormat, get
 from qgate.formats.hif8 import HiF8Format
 from qgate.formats.quantizer import Quantizer
 from qgate.results.activations import PER_TENSOR
+from qgate.summaries.outcomes import FateSums, Limit, fate_of_counts, target_of
+from qgate.summaries.pool import Pool
+from qgate.summaries.row_outcomes import fate_of_rows
 
 
 def scaled_by_rows(fmt: object) -> bool:

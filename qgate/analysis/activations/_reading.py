@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from qgate.analysis.activations._powers import Centered, PowerPass, PowerSums
-from qgate.analysis.portraits._pool import of_counts
 from qgate.errors import QgateError
 from qgate.stats import serial
+from qgate.summaries.pool import of_counts
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -26,9 +26,6 @@ from qgate.analysis.activations._powers import PowerSums
 from qgate.analysis.activations._ranges import PERCENTILES, ChannelCounts
 from qgate.analysis.activations._reading import ENDS, ROUNDING, Reading, infinity, size_value
 from qgate.analysis.activations._vectors import CallVectors, Vector, largest_of
-from qgate.analysis.portraits._channels import channels_of
-from qgate.analysis.portraits._pool import Pool, of_counts
-from qgate.analysis.portraits._portraits import moments_of
 from qgate.errors import QgateError
 from qgate.results.activations import (
     ChannelRanges,
@@ -38,8 +35,11 @@ from qgate.results.activations import (
     Massive,
     Outliers,
 )
-from qgate.results.portraits import Histogram, Portrait
 from qgate.stats import massive_beyond, serial
+from qgate.summaries.channels import channels_of
+from qgate.summaries.figures import moments_of
+from qgate.summaries.pool import Pool, of_counts
+from qgate.summaries.record import Histogram, Portrait
 
 __all__ = ["Ask", "LayerStats", "OutlierRule", "Reading"]
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qgate.analysis.portraits._pool import Pool
-from qgate.analysis.portraits._portraits import quantiles_of
 from qgate.analysis.portraits.histograms import histogram_of
-from qgate.results.portraits import Fit
+from qgate.summaries.figures import quantiles_of
+from qgate.summaries.pool import Pool
+from qgate.summaries.record import Fit
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -11,7 +11,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from qgate.results.portraits import Histogram
+from qgate.summaries.record import Histogram
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from qgate.analysis.portraits._fates import Floats, Ints, scaled, target_of
-from qgate.analysis.portraits._pool import Pool
-from qgate.analysis.portraits.pools import pool_of
-from qgate.analysis.sweeps._levels import ceil_log2_ratio, floor_log2_ratio
-from qgate.analysis.sweeps._search import exponents_near, squared_errors
 from qgate.errors import QgateError
 from qgate.formats import ElementFormat
-from qgate.results.portraits import LossScale
+from qgate.scales.levels import ceil_log2_ratio, floor_log2_ratio
+from qgate.scales.search import exponents_near, squared_errors
+from qgate.summaries.outcomes import Floats, Ints, scaled, target_of
+from qgate.summaries.pool import Pool
+from qgate.summaries.pooling import pool_of
+from qgate.summaries.record import LossScale
 
 _CLOSE = 10**0.01
 _ONE_IN = 1000

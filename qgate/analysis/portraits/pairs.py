@@ -11,11 +11,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from qgate.analysis.portraits._pool import Pool
-from qgate.analysis.portraits._portraits import quantiles_of
-from qgate.analysis.portraits.pools import pool_of
 from qgate.errors import QgateError
 from qgate.stats import errors
+from qgate.summaries.figures import quantiles_of
+from qgate.summaries.pool import Pool
+from qgate.summaries.pooling import pool_of
 
 Floats = npt.NDArray[np.float64]
 _CHUNK = 2**17

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from qgate.results.portraits import PeerCell, TensorPortrait
+from qgate.summaries.record import PeerCell, TensorPortrait
 
 Floats = npt.NDArray[np.float64]
 FEWEST = 3

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qgate.analysis.portraits.peers import Peers
-from qgate.results.portraits import PeerCell, RankRow, Ranks, RankTensor, TensorPortrait
 from qgate.results.rows import Rows
+from qgate.summaries.record import PeerCell, RankRow, Ranks, RankTensor, TensorPortrait
 
 Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int64]

@@ -11,10 +11,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from qgate.analysis.portraits._channels import channel_amax
 from qgate.errors import QgateError, unknown
-from qgate.results.portraits import Map
 from qgate.stats import serial
+from qgate.summaries.channels import channel_amax
+from qgate.summaries.record import Map
 
 Kind = Literal["tokens", "attention"]
 Floats = npt.NDArray[np.float64]

@@ -11,8 +11,8 @@ import torch
 
 from qgate.analysis.sweeps._sums import Folded
 from qgate.formats import ElementFormat
-from qgate.results.portraits import HIDDEN_DB
 from qgate.stats import Counts, Values, massive_beyond, serial
+from qgate.summaries.record import HIDDEN_DB
 
 FIELD = "sqnr_db_without_massive"
 

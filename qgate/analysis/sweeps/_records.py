@@ -11,10 +11,10 @@ import torch
 
 from qgate._version import __version__
 from qgate.analysis.sweeps import advice as advising
-from qgate.analysis.sweeps._levels import Ends, Level, Usual
 from qgate.analysis.sweeps._sums import LevelSums
 from qgate.formats import ElementFormat
 from qgate.formats.mx import MxFormat
+from qgate.scales.levels import Ends, Level, Usual
 from qgate.stats import Counts, Values
 
 

@@ -55,7 +55,7 @@ from qgate.results.activations import (
     Proposal,
     Sensitive,
 )
-from qgate.results.portraits import Portrait
+from qgate.summaries.record import Portrait
 
 __all__ = ["ActivationsResult", "activations"]
 

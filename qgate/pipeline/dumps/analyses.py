@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, cast
 from qgate import formats
 from qgate.analysis.portraits.fitting import group_portrait
 from qgate.analysis.portraits.loss_scaling import loss_scale
-from qgate.analysis.portraits.pools import Pool, Pooling, edges_of
 from qgate.analysis.portraits.rank_differences import ranks_of, sample_cells
 from qgate.analysis.portraits.tensor_maps import tensor_map
+from qgate.dumps.choosing import Chosen, choose
 from qgate.dumps.summing import all_totals
 from qgate.engine import Failure, Workers, outcomes
 from qgate.errors import QgateError
-from qgate.pipeline.dumps.choosing import Chosen, choose
 from qgate.pipeline.dumps.looks import (
     Batch,
     Glance,
@@ -30,7 +29,10 @@ from qgate.pipeline.dumps.looks import (
 )
 from qgate.pipeline.dumps.shown import Shown
 from qgate.pipeline.dumps.twins import compare_formats, compare_quant_types, compared_names
-from qgate.results.portraits import (
+from qgate.results.rows import Rows
+from qgate.storage.places import place_of
+from qgate.summaries.pooling import Pool, Pooling, edges_of
+from qgate.summaries.record import (
     ANALYSIS,
     DumpAnalysis,
     GroupPortrait,
@@ -38,8 +40,6 @@ from qgate.results.portraits import (
     Map,
     TensorPortrait,
 )
-from qgate.results.rows import Rows
-from qgate.storage.places import place_of
 
 if TYPE_CHECKING:
     from qgate.storage.places import Place

@@ -9,22 +9,16 @@ from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
-from qgate.analysis.portraits.pools import (
-    Pool,
-    channels_of,
-    pool_of,
-    pool_of_counts,
-    pool_of_statistics,
-)
 from qgate.dumps import Dump, Record
+from qgate.dumps.choosing import Located
 from qgate.dumps.summing import nbytes
 from qgate.errors import QgateError
-from qgate.pipeline.dumps.choosing import Located
 from qgate.pipeline.dumps.shown import Shown
-from qgate.results.portraits import TensorPortrait
 from qgate.results.rows import packed
 from qgate.stats import serial
 from qgate.storage import places
+from qgate.summaries.pooling import Pool, channels_of, pool_of, pool_of_counts, pool_of_statistics
+from qgate.summaries.record import TensorPortrait
 
 _TOGETHER = 32 << 20
 _MOST_TOGETHER = 16

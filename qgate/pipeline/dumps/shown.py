@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, cast
 
-from qgate.pipeline.dumps.choosing import Located
-from qgate.results.portraits import TensorPortrait
+from qgate.dumps.choosing import Located
 from qgate.results.rows import packed, unpacked
+from qgate.summaries.record import TensorPortrait
 
 _MAPS, _ATTENTION_MAPS = 6, 6
 Kind = Literal["tokens", "attention"]

@@ -16,15 +16,15 @@ from torch import Tensor
 from qgate import formats
 from qgate.analysis.portraits.pairs import merged_scatter, pair_figures, scatter_of
 from qgate.dumps import Record
+from qgate.dumps.choosing import Chosen, Located
 from qgate.dumps.summing import nbytes
 from qgate.engine import Failure, Workers, outcomes
 from qgate.errors import QgateError, unknown
-from qgate.pipeline.dumps.choosing import Chosen, Located
 from qgate.pipeline.dumps.looks import together, values_of
 from qgate.pipeline.dumps.pairs import paired, rule_of
-from qgate.results.portraits import Comparison, Pair, TensorPortrait
 from qgate.results.rows import Rows
 from qgate.stats import serial
+from qgate.summaries.record import Comparison, Pair, TensorPortrait
 
 if TYPE_CHECKING:
     from qgate.storage.places import Place

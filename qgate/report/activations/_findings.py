@@ -22,8 +22,8 @@ from qgate.report.activations._reading import (
     target_value,
     visible,
 )
-from qgate.report.dumps._reading import figure_of, flushed, worst
 from qgate.results.activations import ActivationsRecord, LayerActivations, Proposal
+from qgate.summaries.reading import figure_of, flushed, worst
 from qgate.text import brief, counted, decibels, percent
 
 Level = Literal["fail", "warn", "info"]

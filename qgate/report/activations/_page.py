@@ -34,8 +34,8 @@ from qgate.report.activations._reading import (
     worst_format,
 )
 from qgate.report.activations.texts import keep_lines, max_over_rms, worst_layers
-from qgate.report.dumps._reading import figure_of
 from qgate.results.activations import ActivationsRecord, LayerActivations
+from qgate.summaries.reading import figure_of
 from qgate.text import decibels, shortened
 from qgate.text import for_html as text
 

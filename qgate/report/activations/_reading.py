@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from qgate.report.dumps._reading import figure_of, ratio_db
 from qgate.results.activations import (
     PER_TENSOR,
     ActivationsRecord,
     LayerActivations,
     Proposal,
 )
-from qgate.results.portraits import HIDDEN_DB
+from qgate.summaries.reading import figure_of, ratio_db
+from qgate.summaries.record import HIDDEN_DB
 from qgate.text import decibels, one_line, shortened
 
 BROKEN_DB = 10.0

@@ -21,11 +21,11 @@ from qgate.report.activations._reading import Look, clean, digest, look_of, mode
 from qgate.report.activations._tables import as_json, csv_files
 from qgate.results.activations import ACTIVATIONS, READABLE, ActivationsRecord
 from qgate.results.believing import of_type
-from qgate.results.portraits import ANALYSES
 from qgate.storage.folders import Folder, NotRemovedError, files_in
 from qgate.storage.opening import folder_of
 from qgate.storage.places import check_writable, place_of, read_bytes
 from qgate.storage.writing import local_files, write_text
+from qgate.summaries.record import ANALYSES
 
 if TYPE_CHECKING:
     from qgate.storage.places import Place

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from qgate.report.activations._findings import findings, summary
 from qgate.report.activations._reading import common_start, nonfinite, worst_format
-from qgate.report.dumps._reading import figure_of
 from qgate.results.activations import ActivationsRecord, LayerActivations
+from qgate.summaries.reading import figure_of
 from qgate.text import brief, one_line, shortened
 
 _WIDTH, _ROWS = 80, 12

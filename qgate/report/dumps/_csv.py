@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from qgate.report.dumps._reading import flushed, ratio_db, ratios_db
-from qgate.results.portraits import DumpAnalysis, GroupPortrait, TensorPortrait
+from qgate.summaries.reading import flushed, ratio_db, ratios_db
+from qgate.summaries.record import DumpAnalysis, GroupPortrait, TensorPortrait
 from qgate.text import csv_lines
 
 _IDENTITY = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from qgate.report.dumps._losses import Losses, Share, losses_in, median
-from qgate.report.dumps._reading import (
+from qgate.summaries.reading import (
     apart_by_member,
     by_kind,
     figure_of,
@@ -26,7 +26,7 @@ from qgate.report.dumps._reading import (
     two_ratios,
     worst,
 )
-from qgate.results.portraits import DumpAnalysis, PeerCell, TensorPortrait
+from qgate.summaries.record import DumpAnalysis, PeerCell, TensorPortrait
 from qgate.text import brief, counted, decibels, percent
 
 Level = Literal["fail", "warn", "info"]

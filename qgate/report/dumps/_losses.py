@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from qgate.report.dumps._reading import (
+from qgate.summaries.reading import (
     fates,
     figure_of,
     flushed,
@@ -18,7 +18,7 @@ from qgate.report.dumps._reading import (
     saturated,
     saturation_cost,
 )
-from qgate.results.portraits import DumpAnalysis, Fate, TensorPortrait
+from qgate.summaries.record import DumpAnalysis, Fate, TensorPortrait
 
 HIDDEN_DB = 6.0
 """An SQNR so far above that without massive elements hides what the others lose."""

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from qgate.report.dumps._findings import MUCH_FLUSHED, OUTLIER
-from qgate.report.dumps._reading import (
+from qgate.summaries.reading import (
     flushed,
     format_label,
     nonfinite,
@@ -17,7 +17,7 @@ from qgate.report.dumps._reading import (
     saturation_cost,
     two_ratios,
 )
-from qgate.results.portraits import DumpAnalysis, TensorPortrait
+from qgate.summaries.record import DumpAnalysis, TensorPortrait
 from qgate.text import brief, counted, percent
 
 

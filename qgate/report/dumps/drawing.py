@@ -20,7 +20,6 @@ from qgate.errors import QgateError
 from qgate.report.dumps._csv import TABLES
 from qgate.report.dumps.pages import Shown, page
 from qgate.report.dumps.texts import Said, said_of, tensor_stats
-from qgate.results.portraits import DumpAnalysis
 from qgate.results.rows import as_json, is_on_disk
 from qgate.storage.places import check_writable, is_taken, place_of
 from qgate.storage.writing import (
@@ -32,6 +31,7 @@ from qgate.storage.writing import (
     write_parts,
     write_text,
 )
+from qgate.summaries.record import DumpAnalysis
 
 if TYPE_CHECKING:
     from qgate.storage.places import Place

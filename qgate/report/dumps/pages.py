@@ -24,7 +24,8 @@ from qgate.charts.page_parts import (
 )
 from qgate.charts.page_parts import figures as figure_grid
 from qgate.report.dumps._findings import Said, said_of, summary_line
-from qgate.report.dumps._reading import (
+from qgate.report.dumps._worst import worst_tensors
+from qgate.summaries.reading import (
     figure_of,
     flushed,
     outliers,
@@ -33,8 +34,7 @@ from qgate.report.dumps._reading import (
     saturated,
     saturation_cost,
 )
-from qgate.report.dumps._worst import worst_tensors
-from qgate.results.portraits import FOLDERS, DumpAnalysis, TensorPortrait
+from qgate.summaries.record import FOLDERS, DumpAnalysis, TensorPortrait
 from qgate.text import decibels, percent, shortened
 from qgate.text import for_html as text
 

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from qgate.errors import QgateError
 from qgate.results.believing import of_type, required_of
-from qgate.results.portraits import (
+from qgate.results.rows import Rows
+from qgate.results.streaming import Unfit, read_streaming
+from qgate.storage.places import place_of
+from qgate.summaries.record import (
     ANALYSES,
     ANALYSIS,
     DumpAnalysis,
@@ -14,9 +17,6 @@ from qgate.results.portraits import (
     RankTensor,
     TensorPortrait,
 )
-from qgate.results.rows import Rows
-from qgate.results.streaming import Unfit, read_streaming
-from qgate.storage.places import place_of
 
 if TYPE_CHECKING:
     from qgate.storage.places import Place

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from qgate.report.dumps._reading import format_label
 from qgate.report.dumps.pages import SECTIONS
-from qgate.results.portraits import DumpAnalysis
+from qgate.summaries.reading import format_label
+from qgate.summaries.record import DumpAnalysis
 from qgate.text import counted, one_line
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import numpy as np
 
 from qgate.report.dumps._csv import formats_csv, groups_csv, tensors_csv
 from qgate.report.dumps._findings import Finding, Said, rank_findings, said_of, summary_line
-from qgate.report.dumps._reading import figure_of, figures_of, nonfinite, quant_type_of, row_titles
 from qgate.report.dumps._worst import worst_tensors
-from qgate.results.portraits import DumpAnalysis, TensorPortrait
+from qgate.summaries.reading import figure_of, figures_of, nonfinite, quant_type_of, row_titles
+from qgate.summaries.record import DumpAnalysis, TensorPortrait
 from qgate.text import brief, counted, decibels, one_line, percent, shortened
 
 __all__ = [

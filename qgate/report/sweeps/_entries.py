@@ -24,7 +24,7 @@ from qgate.report.sweeps._record import (
     usual_kind,
     usual_level,
 )
-from qgate.results.portraits import HIDDEN_DB
+from qgate.summaries.record import HIDDEN_DB
 from qgate.text import counted
 
 KINDS = {"tensor": "one scale", "block": "block offset"}

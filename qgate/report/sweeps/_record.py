@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qgate.results.portraits import HIDDEN_DB
+from qgate.summaries.record import HIDDEN_DB
 
 COSTLY_DB = 0.1
 MX_PREFIX = "mxfp_"

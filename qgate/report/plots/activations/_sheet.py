@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from qgate.charts.figure import LABEL, PANEL, SMALL, dress
 from qgate.charts.sheet import Sheet, legend, line, panels, plain, sheet, whole_numbers
 from qgate.report.activations._reading import Layers, amax, kinds, name_of, numbers, short_kinds
-from qgate.report.dumps._reading import worst
+from qgate.summaries.reading import worst
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

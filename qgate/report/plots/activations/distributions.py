@@ -28,7 +28,6 @@ from qgate.report.activations._reading import (
     name_of,
     rounding_note,
 )
-from qgate.report.dumps._reading import figure_of, worst
 from qgate.report.plots.activations._sheet import (
     grid,
     grid_sheet,
@@ -39,6 +38,7 @@ from qgate.report.plots.activations._sheet import (
     y_label,
 )
 from qgate.results.activations import ActivationsRecord
+from qgate.summaries.reading import figure_of, worst
 from qgate.text import brief, counted
 
 _BLUE = COLORS[0]

@@ -45,7 +45,6 @@ from qgate.report.activations._reading import (
     target_value,
     worst_format,
 )
-from qgate.report.dumps._reading import Floats, worst
 from qgate.report.plots.activations._sheet import key, mark
 from qgate.results.activations import (
     ActivationsRecord,
@@ -54,6 +53,7 @@ from qgate.results.activations import (
     Sensitive,
     Smoothed,
 )
+from qgate.summaries.reading import Floats, worst
 from qgate.text import counted, decibels
 
 if TYPE_CHECKING:

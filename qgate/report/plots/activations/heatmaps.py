@@ -11,8 +11,8 @@ from qgate.charts.figure import LABEL, PANEL, SMALL, dress
 from qgate.charts.palette import BLACK, MAP, WARN
 from qgate.charts.sheet import Sheet, color_bar, plain, sheet, whole_numbers
 from qgate.report.activations._reading import Layers, Look, in_panel, name_of
-from qgate.report.dumps._reading import figure_of
 from qgate.results.activations import ActivationsRecord, LayerActivations
+from qgate.summaries.reading import figure_of
 from qgate.text import brief
 
 LIMIT = 64.0

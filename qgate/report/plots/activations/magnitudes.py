@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from qgate.charts.palette import BLUE, GREEN, ORANGE, PINK, PURPLE, SKY, WHITE, YELLOW
 from qgate.charts.sheet import Sheet, line, log_axis, note
 from qgate.report.activations._reading import Layers, Look, in_panel, name_of, rounding_note
-from qgate.report.dumps._reading import worst
 from qgate.report.plots.activations._sheet import (
     grid,
     grid_sheet,
@@ -19,6 +18,7 @@ from qgate.report.plots.activations._sheet import (
     y_label,
 )
 from qgate.results.activations import ActivationsRecord, LayerActivations, Magnitude
+from qgate.summaries.reading import worst
 from qgate.text import brief
 
 _OF = {

@@ -29,9 +29,9 @@ from qgate.report.activations._reading import (
     outlier_layers,
     visible,
 )
-from qgate.report.dumps._reading import figure_of, worst
 from qgate.report.plots.activations._sheet import MOST_ROWS, grid, groups_of, key, mark
 from qgate.results.activations import ActivationsRecord
+from qgate.summaries.reading import figure_of, worst
 from qgate.text import brief, counted, percent
 
 _BLUE, _ORANGE = COLORS[0], COLORS[1]

@@ -25,7 +25,8 @@ from qgate.charts.sheet import (
     whole_numbers,
     wrapped,
 )
-from qgate.report.dumps._reading import (
+from qgate.report.plots.dumps.heatmaps import map_layers, maps_of
+from qgate.summaries.reading import (
     figure_of,
     grouped,
     layer_of,
@@ -35,8 +36,7 @@ from qgate.report.dumps._reading import (
     value_tensors,
     worst,
 )
-from qgate.report.plots.dumps.heatmaps import map_layers, maps_of
-from qgate.results.portraits import DumpAnalysis, TensorPortrait
+from qgate.summaries.record import DumpAnalysis, TensorPortrait
 from qgate.text import brief, counted, percent
 
 if TYPE_CHECKING:

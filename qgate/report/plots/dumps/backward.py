@@ -23,7 +23,14 @@ from qgate.charts.sheet import (
     whole_numbers,
 )
 from qgate.report.dumps._losses import share_in
-from qgate.report.dumps._reading import (
+from qgate.report.plots.dumps.distributions import (
+    border_entries,
+    border_formats,
+    draw_borders,
+    span_of,
+    stacked_binades,
+)
+from qgate.summaries.reading import (
     fates,
     figure_of,
     figures_of,
@@ -33,14 +40,7 @@ from qgate.report.dumps._reading import (
     is_gradient,
     tensor_title,
 )
-from qgate.report.plots.dumps.distributions import (
-    border_entries,
-    border_formats,
-    draw_borders,
-    span_of,
-    stacked_binades,
-)
-from qgate.results.portraits import DumpAnalysis, GroupPortrait
+from qgate.summaries.record import DumpAnalysis, GroupPortrait
 from qgate.text import counted, percent
 
 _DIRECTIONS = {"forward": COLORS[0], "backward": COLORS[1]}

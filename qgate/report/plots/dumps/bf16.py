@@ -24,7 +24,7 @@ from qgate.charts.sheet import (
     sheet,
     signed_log,
 )
-from qgate.report.dumps._reading import (
+from qgate.summaries.reading import (
     Floats,
     by_kind,
     figure_of,
@@ -36,7 +36,7 @@ from qgate.report.dumps._reading import (
     value_tensors,
     worst,
 )
-from qgate.results.portraits import DumpAnalysis, GroupPortrait, Portrait
+from qgate.summaries.record import DumpAnalysis, GroupPortrait, Portrait
 from qgate.text import brief, counted, percent
 
 _MOST_GROUPS = 4

@@ -25,7 +25,14 @@ from qgate.charts.sheet import (
     type_colors,
     whole_numbers,
 )
-from qgate.report.dumps._reading import (
+from qgate.report.plots.dumps.distributions import (
+    border_entries,
+    border_formats,
+    draw_borders,
+    span_of,
+    stacked_binades,
+)
+from qgate.summaries.reading import (
     FINE_DB,
     Floats,
     Kind,
@@ -42,14 +49,7 @@ from qgate.report.dumps._reading import (
     worse_db,
     worst,
 )
-from qgate.report.plots.dumps.distributions import (
-    border_entries,
-    border_formats,
-    draw_borders,
-    span_of,
-    stacked_binades,
-)
-from qgate.results.portraits import DumpAnalysis, TensorPortrait
+from qgate.summaries.record import DumpAnalysis, TensorPortrait
 from qgate.text import brief, counted, decibels
 
 if TYPE_CHECKING:

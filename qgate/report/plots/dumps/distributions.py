@@ -28,7 +28,7 @@ from qgate.charts.sheet import (
     type_colors,
     whole_numbers,
 )
-from qgate.report.dumps._reading import (
+from qgate.summaries.reading import (
     Floats,
     binades_of,
     by_kind,
@@ -39,7 +39,7 @@ from qgate.report.dumps._reading import (
     quant_type_of,
     worst,
 )
-from qgate.results.portraits import DumpAnalysis, Edges, GroupPortrait, Portrait
+from qgate.summaries.record import DumpAnalysis, Edges, GroupPortrait, Portrait
 from qgate.text import brief, counted, percent
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from qgate.charts.sheet import (
     type_colors,
     whole_numbers,
 )
-from qgate.report.dumps._reading import (
+from qgate.summaries.reading import (
     Floats,
     by_kind,
     fate_of,
@@ -43,7 +43,7 @@ from qgate.report.dumps._reading import (
     worse_db,
     worst,
 )
-from qgate.results.portraits import Comparison, DumpAnalysis, GroupPortrait
+from qgate.summaries.record import Comparison, DumpAnalysis, GroupPortrait
 from qgate.text import brief, counted, decibels
 
 _MOST_PANELS = 6

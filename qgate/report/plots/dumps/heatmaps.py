@@ -21,7 +21,7 @@ from qgate.charts.sheet import (
     sheet,
     wrapped,
 )
-from qgate.report.dumps._reading import (
+from qgate.summaries.reading import (
     Floats,
     by_kind,
     cast_names,
@@ -38,7 +38,7 @@ from qgate.report.dumps._reading import (
     tensor_title,
     worst,
 )
-from qgate.results.portraits import DumpAnalysis, Map, TensorPortrait
+from qgate.summaries.record import DumpAnalysis, Map, TensorPortrait
 from qgate.text import brief, counted, percent
 
 if TYPE_CHECKING:

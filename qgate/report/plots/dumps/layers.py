@@ -25,7 +25,9 @@ from qgate.charts.sheet import (
     whole_numbers,
 )
 from qgate.report.dumps._findings import sample_findings
-from qgate.report.dumps._reading import (
+from qgate.report.plots.dumps.attention import draw_band
+from qgate.report.plots.dumps.distributions import span_of, stacked_binades
+from qgate.summaries.reading import (
     by_kind,
     figure_of,
     grouped,
@@ -35,9 +37,7 @@ from qgate.report.dumps._reading import (
     value_tensors,
     worst,
 )
-from qgate.report.plots.dumps.attention import draw_band
-from qgate.report.plots.dumps.distributions import span_of, stacked_binades
-from qgate.results.portraits import DumpAnalysis, TensorPortrait
+from qgate.summaries.record import DumpAnalysis, TensorPortrait
 from qgate.text import brief, counted
 
 _MOST_LINES = 8

@@ -32,7 +32,7 @@ from qgate.charts.sheet import (
     whole_numbers,
 )
 from qgate.report.dumps._losses import share_in
-from qgate.report.dumps._reading import (
+from qgate.summaries.reading import (
     cast_names,
     fates,
     figure_of,
@@ -45,7 +45,7 @@ from qgate.report.dumps._reading import (
     tensor_title,
     worst,
 )
-from qgate.results.portraits import DumpAnalysis, TensorPortrait
+from qgate.summaries.record import DumpAnalysis, TensorPortrait
 from qgate.text import counted, percent
 
 _WORST = 15

@@ -18,7 +18,7 @@ from qgate.report.plots.dumps import quantization as dump_quantization
 from qgate.report.plots.dumps import quick as dump_quick
 from qgate.report.plots.dumps import ranks as dump_ranks
 from qgate.report.plots.dumps import statistics as dump_statistics
-from qgate.results.portraits import DumpAnalysis
+from qgate.summaries.record import DumpAnalysis
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from qgate.charts.sheet import (
     signed_log,
     type_colors,
 )
-from qgate.report.dumps._reading import (
+from qgate.report.plots.dumps.comparisons import losses_of, worst_loss
+from qgate.summaries.reading import (
     cast_names,
     fates,
     figure_of,
@@ -35,8 +36,7 @@ from qgate.report.dumps._reading import (
     value_tensors,
     worst,
 )
-from qgate.report.plots.dumps.comparisons import losses_of, worst_loss
-from qgate.results.portraits import DumpAnalysis, TensorPortrait
+from qgate.summaries.record import DumpAnalysis, TensorPortrait
 from qgate.text import brief, counted, decibels, percent
 
 _MOST_TYPES = 12

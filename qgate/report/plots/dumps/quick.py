@@ -21,7 +21,6 @@ from qgate.charts.sheet import (
     whole_numbers,
 )
 from qgate.report.dumps._findings import Said, said_of, summary_line
-from qgate.report.dumps._reading import FINE_DB, grouped, quant_type_of, row_titles
 from qgate.report.dumps._worst import worst_tensors
 from qgate.report.plots.dumps.distributions import (
     border_formats,
@@ -29,7 +28,8 @@ from qgate.report.plots.dumps.distributions import (
     span_of,
     stacked_binades,
 )
-from qgate.results.portraits import DumpAnalysis, TensorPortrait
+from qgate.summaries.reading import FINE_DB, grouped, quant_type_of, row_titles
+from qgate.summaries.record import DumpAnalysis, TensorPortrait
 from qgate.text import decibels, shortened
 
 if TYPE_CHECKING:

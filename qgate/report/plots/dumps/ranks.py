@@ -20,7 +20,7 @@ from qgate.charts.sheet import (
     sheet,
     whole_numbers,
 )
-from qgate.report.dumps._reading import (
+from qgate.summaries.reading import (
     apart_by_member,
     figure_of,
     layers_apart,
@@ -30,7 +30,7 @@ from qgate.report.dumps._reading import (
     tensor_title,
     worst,
 )
-from qgate.results.portraits import DumpAnalysis, PeerCell, RankRow, Ranks
+from qgate.summaries.record import DumpAnalysis, PeerCell, RankRow, Ranks
 from qgate.text import brief, counted
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from qgate.charts.sheet import (
     signed_log,
     wrapped,
 )
-from qgate.report.dumps._reading import (
+from qgate.summaries.reading import (
     by_kind,
     figure_of,
     kind_title,
@@ -32,7 +32,7 @@ from qgate.report.dumps._reading import (
     value_tensors,
     worst,
 )
-from qgate.results.portraits import DumpAnalysis, TensorPortrait
+from qgate.summaries.record import DumpAnalysis, TensorPortrait
 from qgate.text import brief
 
 _MOST_CURVES, _MOST_NAMED = 9, 3

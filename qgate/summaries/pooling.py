@@ -13,8 +13,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from qgate.analysis.portraits._channels import channels_of
-from qgate.analysis.portraits._fates import (
+from qgate.errors import QgateError, unknown
+from qgate.formats import ElementFormat, IntFormat
+from qgate.stats import Counts, counts, serial
+from qgate.stats._bits import BY_NAME, CHUNK, COUNTABLE, slabs
+from qgate.summaries.channels import channels_of
+from qgate.summaries.ends import Ends, Sums, chunks_of, ends_and_sums, share_of_rows
+from qgate.summaries.outcomes import (
     FateSums,
     Limit,
     Target,
@@ -24,13 +29,8 @@ from qgate.analysis.portraits._fates import (
     scaled,
     target_of,
 )
-from qgate.analysis.portraits._pool import Pool, Pooling, of_counts
-from qgate.analysis.portraits._reading import Ends, Sums, chunks_of, ends_and_sums, share_of_rows
-from qgate.analysis.portraits._row_fates import fate_of_rows
-from qgate.errors import QgateError, unknown
-from qgate.formats import ElementFormat, IntFormat
-from qgate.stats import Counts, counts, serial
-from qgate.stats._bits import BY_NAME, CHUNK, COUNTABLE, slabs
+from qgate.summaries.pool import Pool, Pooling, of_counts
+from qgate.summaries.row_outcomes import fate_of_rows
 
 __all__ = [
     "Pool",

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from qgate.results.portraits import DumpAnalysis, Fate, PeerCell, Portrait, TensorPortrait
+from qgate.summaries.record import DumpAnalysis, Fate, PeerCell, Portrait, TensorPortrait
 from qgate.text import decibels, distinct, one_line, shortened
 
 Floats = npt.NDArray[np.float64]

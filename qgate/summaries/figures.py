@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from qgate.analysis.portraits._reading import in_units
-from qgate.results.portraits import Binades, Portrait, Usage
+from qgate.summaries.ends import in_units
+from qgate.summaries.record import Binades, Portrait, Usage
 
 if TYPE_CHECKING:
-    from qgate.analysis.portraits._pool import Pool
+    from qgate.summaries.pool import Pool
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from qgate.results.portraits import Channels
+from qgate.summaries.record import Channels
 
 _CHUNK = 2**17
 _PLACES = 65

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from qgate.analysis.portraits._fates import FateSums, Floats, Ints, value_table
-from qgate.analysis.portraits._portraits import portrait_of
-from qgate.analysis.portraits._reading import Sums
 from qgate.errors import QgateError
-from qgate.results.portraits import Portrait
 from qgate.stats import Counts, massive_beyond
 from qgate.stats._bits import BY_NAME
+from qgate.summaries.ends import Sums
+from qgate.summaries.figures import portrait_of
+from qgate.summaries.outcomes import FateSums, Floats, Ints, value_table
+from qgate.summaries.record import Portrait
 
 # Patterns that wait to be put together with others of their group, and pools that do.
 _AT_ONCE, _MOST_WAITING = 1 << 17, 64

@@ -16,15 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from qgate.analysis.sweeps._search import quick_best_exponent
 from qgate.formats import FORMATS, ElementFormat, Format, IntFormat
 from qgate.formats.losses import Losses, losses_of_values
 from qgate.formats.quantizer import Quantizer
-from qgate.results.portraits import Edges, Fate
+from qgate.scales.search import quick_best_exponent
 from qgate.stats._bits import BY_NAME, decoded
+from qgate.summaries.record import Edges, Fate
 
 if TYPE_CHECKING:
-    from qgate.analysis.portraits._pool import Pool
+    from qgate.summaries.pool import Pool
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

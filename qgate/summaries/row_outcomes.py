@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from qgate.analysis.portraits._fates import FateSums
 from qgate.formats import Format
 from qgate.formats.engine.census import error_squares, losses_of, outcomes
 from qgate.formats.engine.job import Job, split
 from qgate.formats.quantizer import Quantizer
+from qgate.summaries.outcomes import FateSums
 
 _PIECE = 2**14
 """Elements at a time: float64 work on them stays in the cache."""

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from qgate.analysis.sweeps._levels import ceil_log2_ratio
 from qgate.formats import ElementFormat
+from qgate.scales.levels import ceil_log2_ratio
 from qgate.stats import serial
 
 Floats = npt.NDArray[np.float64]
