@@ -35,9 +35,9 @@ from qgate.dumps import Dump, merge_dumps, problems
 from qgate.engine import outcomes
 from qgate.pipeline.dumps.analyses import analyze_dump
 from qgate.pipeline.dumps.comparisons import compare_dumps
-from qgate.pipeline.sweep_files import Request, sweep_file
 from qgate.report.dumps.drawing import draw_analysis
 from qgate.results import rows
+from qgate.sweeps.requests import Request, sweep_file
 
 _SMALL = 256
 # How often the driver reads an index: to choose, to send, and to add up or to pair.

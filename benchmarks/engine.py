@@ -27,7 +27,7 @@ import torch
 from safetensors.torch import save_file
 
 from qgate.engine import Workers, merged, outcomes
-from qgate.pipeline.sweep_files import Request, sweep_file
+from qgate.sweeps.requests import Request, sweep_file
 
 ENGINES = {
     "one process": Workers(),

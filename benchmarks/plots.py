@@ -57,7 +57,7 @@ def jobs() -> Iterator[tuple[str, Callable[[Path], Any]]]:
     from qgate.report.activations._reading import Look
     from qgate.report.plots.activations.pictures import pictures, write
     from qgate.report.plots.dumps.pictures import PICTURES
-    from qgate.report.plots.sweep import PICTURES as SWEEPS
+    from qgate.sweeps.plots import PICTURES as SWEEPS
     from tests.report import activation_records, dump_records, sweep_records
 
     for record in sweep_records.realistic():

@@ -14,14 +14,14 @@ from qgate.errors import QgateError
 
 if TYPE_CHECKING:
     from qgate import analysis, capture, formats, models, modes, stats
-    from qgate.analysis.sweeps.sweeping import Sweep, sweep
-    from qgate.analysis.underflow import watch_underflow
     from qgate.formats.encoded import Encoded
     from qgate.formats.quantizer import Quantizer, encode, quantize
     from qgate.models.model import Model
     from qgate.modes.mode import Mode, Rule
     from qgate.pipeline.activations.runs import activations
     from qgate.pipeline.dumps.collecting import collect, collect_from_environment
+    from qgate.sweeps.compute import Sweep, sweep
+    from qgate.sweeps.underflow import watch_underflow
 
 __all__ = [
     "Encoded",
@@ -57,10 +57,10 @@ _HOME = {
     "collect_from_environment": "qgate.pipeline.dumps.collecting",
     "Quantizer": "qgate.formats.quantizer",
     "encode": "qgate.formats.quantizer",
-    "Sweep": "qgate.analysis.sweeps.sweeping",
+    "Sweep": "qgate.sweeps.compute",
     "quantize": "qgate.formats.quantizer",
-    "sweep": "qgate.analysis.sweeps.sweeping",
-    "watch_underflow": "qgate.analysis.underflow",
+    "sweep": "qgate.sweeps.compute",
+    "watch_underflow": "qgate.sweeps.underflow",
 }
 
 

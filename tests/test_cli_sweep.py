@@ -406,7 +406,7 @@ def test_workers_share_a_large_file(
 ) -> None:
     """Whole tensors, in the order of the file, and a part that is lost costs no other."""
     import qgate.engine
-    from qgate.pipeline.sweep_files import parts_of
+    from qgate.sweeps.requests import parts_of
 
     tensors = {f"w{i}": activation(4, seed=i) for i in range(37)}
     save_file({**tensors, "steps": torch.arange(3), "on": torch.ones(2) > 0}, "big.safetensors")
@@ -443,7 +443,7 @@ def test_workers_share_a_large_file(
     ],
 )
 def test_other_files_are_one_part(make: Callable[[], None], what: str) -> None:
-    from qgate.pipeline.sweep_files import Part, parts_of
+    from qgate.sweeps.requests import Part, parts_of
 
     make()
     name = "x.pt" if "torch" in what else "x.safetensors"

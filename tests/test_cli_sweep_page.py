@@ -144,7 +144,7 @@ def test_a_tensor_of_the_name_of_the_page_gets_another_folder() -> None:
 def test_a_page_that_cannot_be_written_is_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qgate.report.sweeps import pages
+    from qgate.sweeps import page as pages
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from qgate.analysis.sweeps.sweeping import sweep
 from qgate.errors import QgateError
 from qgate.formats import get
 from qgate.gate import Measured, Policy, failure_text, judge, parse_bound
 from qgate.metrics import METRICS, Metric
-from qgate.report.sweeps._entries import entry_of
-from qgate.report.sweeps.files import write
-from qgate.report.sweeps.pages import page
-from qgate.report.sweeps.texts import lines, results_text
 from qgate.stats import errors
+from qgate.sweeps.compute import sweep
+from qgate.sweeps.files import write
+from qgate.sweeps.findings import entry_of
+from qgate.sweeps.page import page
+from qgate.sweeps.texts import lines, results_text
 
 NAME, LABEL, UNIT = "peak_to_mean", "Peak to Mean", "mV"
 

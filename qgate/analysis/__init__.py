@@ -1,6 +1,6 @@
 """What formats do to tensors: sweeps over scales, underflow."""
 
-from qgate.analysis.sweeps.sweeping import Sweep, sweep
-from qgate.analysis.underflow import Range, Watch, range, watch_underflow
+from qgate.sweeps.compute import Sweep, sweep
+from qgate.sweeps.underflow import Range, Watch, range, watch_underflow
 
 __all__ = ["Range", "Sweep", "Watch", "range", "sweep", "watch_underflow"]

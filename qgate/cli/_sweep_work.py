@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from qgate.pipeline.sweep_files import Part, Request, Swept
+    from qgate.sweeps.requests import Part, Request, Swept
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Lost:
 
 def made_of(part: str | Part, work: Work) -> Iterator[Made]:
     """Tensor by tensor, so that one process holds no more than one."""
-    from qgate.pipeline.sweep_files import Part, sweep_part
+    from qgate.sweeps.requests import Part, sweep_part
 
     for swept in sweep_part(Part(part) if isinstance(part, str) else part, work.request):
         for record in swept.records:
@@ -55,7 +55,7 @@ def all_made_of(part: Part, work: Work) -> list[Made]:
 
 def _drawn(swept: Swept) -> tuple[dict[str, bytes], str]:
     """Pictures as bytes: where they are written is not for a worker to know."""
-    from qgate.report.sweeps import files as sweep_files
+    from qgate.sweeps import files as sweep_files
 
     found: dict[str, bytes] = {}
     with tempfile.TemporaryDirectory() as made:

@@ -172,7 +172,7 @@ def _watching(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    from qgate.analysis.underflow import watch_underflow
+    from qgate.sweeps.underflow import watch_underflow
 
     with watch_underflow(lambda _text: None) as watch:
         try:

@@ -35,9 +35,9 @@ from qgate.text import for_terminal, one_line
 
 if TYPE_CHECKING:
     from qgate.engine import Failure, Workers
-    from qgate.pipeline.sweep_files import Part, Request
-    from qgate.report.sweeps._entries import Entry
     from qgate.storage.places import Place
+    from qgate.sweeps.findings import Entry
+    from qgate.sweeps.requests import Part, Request
 
 _WIDE, _THIN = "=" * 80, "-" * 60
 
@@ -106,9 +106,9 @@ class Target:
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.analysis.sweeps.sweeping import element_of, mx_of, sweepable
     from qgate.dumps import expand
-    from qgate.report.sweeps.pages import OTHER_PAGE, PAGE, write_page
+    from qgate.sweeps.compute import element_of, mx_of, sweepable
+    from qgate.sweeps.page import OTHER_PAGE, PAGE, write_page
 
     asked = ",".join(args.elem_format or ["fp8_e4m3"]).split(",")
     only_blocks = args.granularity == "block"
@@ -161,7 +161,7 @@ def _asked(request: Request) -> str:
 
 
 def _request(args: argparse.Namespace) -> Request:
-    from qgate.pipeline.sweep_files import Request
+    from qgate.sweeps.requests import Request
 
     if not 2 <= args.scale_bits <= 8:
         raise QgateError(f"--scale-bits {args.scale_bits} is not allowed; it is from 2 to 8.")
@@ -268,7 +268,7 @@ def _taken_over(spec: str, known: Any, target: Target) -> Outcome:
 def _made(specs: list[str], work: Work, workers: Workers) -> Iterator[Iterable[Made | Lost]]:
     """What was made of each file, and what of it was lost with a process."""
     from qgate.engine import outcomes
-    from qgate.pipeline.sweep_files import parts_of
+    from qgate.sweeps.requests import parts_of
 
     if workers.is_here:
         for spec in specs:
@@ -296,7 +296,7 @@ def _joined(parts: list[Part], found: Iterator[list[Made] | Failure]) -> Iterato
 
 
 def _written(spec: str, made: Iterable[Made | Lost], target: Target) -> Outcome:
-    from qgate.report.sweeps.texts import answer
+    from qgate.sweeps.texts import answer
 
     outcome = Outcome(spec)
     for each in made:
@@ -327,12 +327,12 @@ def _written(spec: str, made: Iterable[Made | Lost], target: Target) -> Outcome:
 
 def _write(made: Made, target: Target) -> tuple[list[str], list[Entry]]:
     """Files of one tensor; the lines for the console, which are those of the logs, and its rows."""
-    from qgate.report._files import folder_for, safe_name
-    from qgate.report.sweeps import files as sweep_files
-    from qgate.report.sweeps import texts as sweep_text
-    from qgate.report.sweeps._entries import entry_of
-    from qgate.report.sweeps._record import file_stem
     from qgate.storage.writing import write_bytes, write_text
+    from qgate.sweeps import files as sweep_files
+    from qgate.sweeps import texts as sweep_text
+    from qgate.sweeps._folders import folder_for, safe_name
+    from qgate.sweeps.findings import entry_of
+    from qgate.sweeps.record import file_stem
 
     swept = made.swept
     name = safe_name(swept.name)
@@ -371,7 +371,7 @@ class _Speaker:
     """Prints lines, in ASCII where the terminal knows no more."""
 
     def __init__(self) -> None:
-        from qgate.report.sweeps import texts as sweep_text
+        from qgate.sweeps import texts as sweep_text
 
         self._calm = for_terminal
         self._plain = None if sweep_text.can_encode(sys.stdout) else sweep_text.plain

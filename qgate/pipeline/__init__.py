@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qgate.pipeline.model_portrait import ModelFigures, model_figures
     from qgate.pipeline.setups import ModelSetup
-    from qgate.pipeline.sweep_files import Request, sweep_file
+    from qgate.sweeps.requests import Request, sweep_file
 
 _HOME = {
     "ModelFigures": "model_portrait",

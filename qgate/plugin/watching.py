@@ -11,7 +11,7 @@ import pytest
 from qgate.plugin.options import value
 
 if TYPE_CHECKING:
-    from qgate.analysis.underflow import Watch
+    from qgate.sweeps.underflow import Watch
 
 _WATCH: pytest.StashKey[Watch] = pytest.StashKey()
 
@@ -24,7 +24,7 @@ def start_watching(config: pytest.Config) -> None:
     """Look at every tensor that is quantized until the run ends, where that is asked for."""
     if not is_watched(config):
         return
-    from qgate.analysis.underflow import watch_underflow
+    from qgate.sweeps.underflow import watch_underflow
 
     stack = contextlib.ExitStack()
     config.stash[_WATCH] = stack.enter_context(watch_underflow(lambda _text: None))
@@ -42,7 +42,7 @@ def underflow_lines(config: pytest.Config, parts: Iterable[Mapping[str, Any]]) -
     """Sum up what all processes of a run saw; nothing where it was not asked for."""
     if not is_watched(config):
         return []
-    from qgate.analysis.underflow import Watch, WatchedSite
+    from qgate.sweeps.underflow import Watch, WatchedSite
 
     watch = Watch()
     for part in parts:

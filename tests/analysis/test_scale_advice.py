@@ -17,12 +17,13 @@ import pytest
 import torch
 
 import qgate
-from qgate.analysis.sweeps import advice, sweeping
 from qgate.errors import QgateError
 from qgate.formats import FORMATS
-from qgate.report.sweeps import _record as reading
-from qgate.report.sweeps.texts import lines
 from qgate.scales import search as _search
+from qgate.sweeps import advice
+from qgate.sweeps import compute as sweeping
+from qgate.sweeps import record as reading
+from qgate.sweeps.texts import lines
 
 Floats = np.ndarray
 

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qgate
-from qgate.analysis.sweeps import advice
-from qgate.analysis.underflow import Watch
 from qgate.errors import QgateError
 from qgate.formats import FORMATS, definition
 from qgate.scales import levels as _levels
 from qgate.stats import block_counts, counts
+from qgate.sweeps import advice
+from qgate.sweeps.underflow import Watch
 
 ELEMENTS = ["fp8_e4m3", "fp8_e5m2", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1", "int8", "hif8"]
 MX = ["mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4_e2m1", "mxint8"]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import qgate
-from qgate.report.sweeps import texts
-from qgate.report.sweeps._entries import entry_of, findings
 from qgate.stats import block_counts, counts, massive_beyond
+from qgate.sweeps import texts
+from qgate.sweeps.findings import entry_of, findings
 
 
 def tensor(*, massive: bool = True) -> Tensor:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from qgate import formats
-from qgate.analysis.sweeps import advice
 from qgate.capture import running
 from qgate.formats import ElementFormat
 from qgate.formats.engine.work import DOUBLE
 from qgate.formats.floats import FloatFormat
 from qgate.pipeline.gates import format_rows
 from qgate.stats import value_counts
+from qgate.sweeps import advice
 from tests.mutants.bed import Bed
 from tests.mutants.mutant import Mutant, Sow, llama, mamba
 

@@ -13,9 +13,9 @@ from playwright.sync_api import Browser, expect
 from qgate.report.activations._reading import Look
 from qgate.report.activations.reports import write_report
 from qgate.report.dumps.drawing import draw_analysis
-from qgate.report.plots.sweep import PICTURES
-from qgate.report.sweeps._entries import Entry, entry_of
-from qgate.report.sweeps.pages import write_page
+from qgate.sweeps.findings import Entry, entry_of
+from qgate.sweeps.page import write_page
+from qgate.sweeps.plots import PICTURES
 from tests.browser import opened, serious_findings
 
 from . import activation_records, dump_records, sweep_records

@@ -18,7 +18,7 @@ from qgate.charts.sheet import Sheet, sheet
 from qgate.report.activations._reading import Look
 from qgate.report.plots.activations.pictures import pictures
 from qgate.report.plots.dumps.pictures import PICTURES as DUMPS
-from qgate.report.plots.sweep import PICTURES as SWEEPS
+from qgate.sweeps.plots import PICTURES as SWEEPS
 
 from . import activation_records, dump_records, sweep_records
 from .picture_style import has_data, violations

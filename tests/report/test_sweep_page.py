@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from qgate.report.sweeps._entries import Entry, entry_of, findings
-from qgate.report.sweeps.pages import page
+from qgate.sweeps.findings import Entry, entry_of, findings
+from qgate.sweeps.page import page
 
 from . import sweep_records
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from qgate.charts import sheet as _sheet
-from qgate.report.plots import sweep as plots
-from qgate.report.sweeps import texts as sweep_text
+from qgate.sweeps import plots
+from qgate.sweeps import texts as sweep_text
 
 from .sweep_records import (
     BLOCKS,

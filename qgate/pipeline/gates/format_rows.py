@@ -12,7 +12,6 @@ from torch import Tensor
 
 from qgate import formats
 from qgate.analysis.magnitude_pictures import magnitude_picture
-from qgate.analysis.sweeps.sweeping import Sweep, sweep
 from qgate.errors import QgateError
 from qgate.formats import BlockFormat
 from qgate.gate import Limits, Measured
@@ -20,6 +19,7 @@ from qgate.pipeline.gates.bench import Bench
 from qgate.pipeline.gates.passes import capture_sites, short_layer
 from qgate.results.pictures import Picture, SweepPicture
 from qgate.stats import counts
+from qgate.sweeps.compute import Sweep, sweep
 
 _NONE: Mapping[str, float] = MappingProxyType({})
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from qgate.cli import main
 from qgate.engine.journal import Journal
-from qgate.report._files import folder_for
 from qgate.report.activations._page import page
 from qgate.report.activations._tables import csv_files
 from qgate.report.activations.reports import _owners, read_record
@@ -18,10 +17,11 @@ from qgate.report.dumps.drawing import _listed, draw_analysis
 from qgate.report.dumps.records import read_analysis
 from qgate.report.gates._sections import trend_section
 from qgate.report.gates.history import add_points, point_of, read_points
-from qgate.report.sweeps.pages import write_page
 from qgate.results.merging import merge
 from qgate.results.summary import Tally
 from qgate.storage.opening import folder_of
+from qgate.sweeps._folders import folder_for
+from qgate.sweeps.page import write_page
 from tests.campaigns.fuzzing.target import Target
 from tests.report import activation_records, dump_records
 from tests.report.gate_records import made_header, made_records, write_results
@@ -151,5 +151,5 @@ TARGETS = (
            ("qgate.engine.journal:_read", "qgate.engine.journal:__init__")),
     Target("what was drawn before", _lists, _read_lists,
            ("qgate.report.dumps.drawing:_listed", "qgate.report.activations.reports:_owners",
-            "qgate.report._files:_belongs", "qgate.report.sweeps.pages:_read")),
+            "qgate.sweeps._folders:_belongs", "qgate.sweeps.page:_read")),
 )  # fmt: skip

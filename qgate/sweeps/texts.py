@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable
 from typing import TextIO
 
-from qgate.report.sweeps._advice import advice_lines, block_advice_lines
-from qgate.report.sweeps._losses import overflow_lines
-from qgate.report.sweeps._parts import (
+from qgate.sweeps._advice_texts import advice_lines, block_advice_lines
+from qgate.sweeps._loss_texts import overflow_lines
+from qgate.sweeps._text_parts import (
     THIN,
     failure,
     heading,
@@ -21,7 +21,7 @@ from qgate.report.sweeps._parts import (
     parameter_lines,
     title,
 )
-from qgate.report.sweeps._record import (
+from qgate.sweeps.record import (
     USUAL,
     Record,
     asked_format,
@@ -36,7 +36,7 @@ from qgate.report.sweeps._record import (
     usual_kind,
     worth_text,
 )
-from qgate.report.sweeps._tables import level_rows, metric_tables
+from qgate.sweeps.tables import level_rows, metric_tables
 from qgate.text import one_line, shortened
 
 _PLAIN = {

@@ -8,14 +8,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qgate.report.sweeps import texts as sweep_text
-from qgate.report.sweeps._record import file_stem
 from qgate.storage.writing import write_text
+from qgate.sweeps import texts as sweep_text
+from qgate.sweeps.record import file_stem
 from qgate.text import for_csv
 
 if TYPE_CHECKING:
-    from qgate.report.plots.sweep import Picture
     from qgate.storage.places import Place
+    from qgate.sweeps.plots import Picture
 
 Record = dict[str, Any]
 
@@ -45,7 +45,7 @@ def draw(folder: Path, record: Record) -> None:
 
 
 def _pictures(record: Record) -> list[tuple[str, Picture]]:
-    from qgate.report.plots.sweep import PICTURES
+    from qgate.sweeps.plots import PICTURES
 
     mine = [each for each in PICTURES if each.kind == record["kind"]]
     return [(f"{file_stem(record, each.stem)}.png", each) for each in mine]

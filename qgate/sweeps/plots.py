@@ -14,8 +14,8 @@ from qgate.charts.figure import HEADLINE, LABEL, PANEL, TICK
 from qgate.charts.palette import BLACK, BLUE, DARK_GREEN, GRAY, ORANGE, RED, SKY, WHITE
 from qgate.charts.sheet import Drawing, Sheet, plain, sheet
 from qgate.metrics import METRICS
-from qgate.report.plots._boxes import advice_box, format_box, tensor_box
-from qgate.report.sweeps._record import (
+from qgate.sweeps._plot_boxes import advice_box, format_box, tensor_box
+from qgate.sweeps.record import (
     USUAL,
     Record,
     decibel_text,

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qgate.analysis.sweeps.sweeping import has_mx, sweep
 from qgate.dumps import StoredTensor, floats_in, read_tensors
 from qgate.errors import QgateError
 from qgate.formats import get
 from qgate.stats import BlockCounts, Counts, Values, all_bf16, block_counts, counts
+from qgate.sweeps.compute import has_mx, sweep
 
 # What one worker sweeps at once of a file: its results wait to be written.
 _PART_BYTES, _PART_TENSORS = 2**28, 16

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from qgate.analysis.sweeps._sums import Folded
 from qgate.formats import ElementFormat
 from qgate.stats import Counts, Values, massive_beyond, serial
 from qgate.summaries.record import HIDDEN_DB
+from qgate.sweeps._sums import Folded
 
 FIELD = "sqnr_db_without_massive"
 

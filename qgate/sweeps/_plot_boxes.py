@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from qgate.report.sweeps._record import (
+from qgate.sweeps.record import (
     USUAL,
     Level,
     Record,

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from qgate._version import __version__
-from qgate.analysis.sweeps import advice as advising
-from qgate.analysis.sweeps._sums import LevelSums
 from qgate.formats import ElementFormat
 from qgate.formats.mx import MxFormat
 from qgate.scales.levels import Ends, Level, Usual
 from qgate.stats import Counts, Values
+from qgate.sweeps import advice as advising
+from qgate.sweeps._sums import LevelSums
 
 
 def record_of(

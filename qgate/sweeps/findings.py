@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NotRequired, TypedDict
 
-from qgate.report.sweeps._record import (
+from qgate.summaries.record import HIDDEN_DB
+from qgate.sweeps.record import (
     USUAL,
     Record,
     decibel_text,
@@ -24,7 +25,6 @@ from qgate.report.sweeps._record import (
     usual_kind,
     usual_level,
 )
-from qgate.summaries.record import HIDDEN_DB
 from qgate.text import counted
 
 KINDS = {"tensor": "one scale", "block": "block offset"}

@@ -24,9 +24,9 @@ from qgate.charts.page_parts import (
     section,
 )
 from qgate.metrics import METRICS
-from qgate.report.sweeps._entries import EQUAL_DB, KINDS, Entry, findings
-from qgate.report.sweeps._record import MX_PREFIX, share_text
 from qgate.storage.writing import write_text
+from qgate.sweeps.findings import EQUAL_DB, KINDS, Entry, findings
+from qgate.sweeps.record import MX_PREFIX, share_text
 from qgate.text import counted, shortened
 from qgate.text import for_html as text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from qgate.report.sweeps._record import (
+from qgate.sweeps.record import (
     Record,
     exponent_text,
     format_title,

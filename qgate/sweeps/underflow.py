@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from qgate import formats
-from qgate.analysis.sweeps.advice import SIGNIFICANT, severity
 from qgate.formats import BlockFormat, Quantizer
 from qgate.formats.quantizer import as_quantizer
 from qgate.stats import counts
+from qgate.sweeps.advice import SIGNIFICANT, severity
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from qgate.analysis.sweeps import advice as advising
-from qgate.analysis.sweeps._massive import tell_massive
-from qgate.analysis.sweeps._records import plain, record_of, tensor_parameters
-from qgate.analysis.sweeps._sources import blocks_of, summarized, values_of
-from qgate.analysis.sweeps._sums import LevelSums
 from qgate.errors import QgateError, unknown
 from qgate.formats import FORMATS, BlockFormat, ElementFormat, Format
 from qgate.formats.mx import MxFormat
 from qgate.scales.levels import Alignment, Level, ends_of, levels_of, usual_of
 from qgate.scales.search import Floats, best_exponent, merged_chunks
 from qgate.stats import BlockCounts, Counts, Values
+from qgate.sweeps import advice as advising
+from qgate.sweeps._massive import tell_massive
+from qgate.sweeps._recording import plain, record_of, tensor_parameters
+from qgate.sweeps._sources import blocks_of, summarized, values_of
+from qgate.sweeps._sums import LevelSums
 
 if TYPE_CHECKING:
     import pandas as pd

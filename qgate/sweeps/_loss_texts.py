@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qgate.report.sweeps._parts import THICK, THIN, heading, item, title
-from qgate.report.sweeps._record import (
+from qgate.sweeps._text_parts import THICK, THIN, heading, item, title
+from qgate.sweeps.record import (
     Level,
     Record,
     decibel_text,

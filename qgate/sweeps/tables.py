@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from qgate.metrics import METRICS, Metric
-from qgate.report.sweeps._parts import DASHES
-from qgate.report.sweeps._record import (
+from qgate.sweeps._text_parts import DASHES
+from qgate.sweeps.record import (
     Level,
     Record,
     exponent_text,

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 
 from qgate.metrics import METRICS
-from qgate.report.sweeps._parts import THICK, THIN, heading, item, title
-from qgate.report.sweeps._record import (
+from qgate.sweeps._text_parts import THICK, THIN, heading, item, title
+from qgate.sweeps.record import (
     Level,
     Record,
     decibel_text,
