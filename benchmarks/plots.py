@@ -53,9 +53,9 @@ class Cost:
 
 def jobs() -> Iterator[tuple[str, Callable[[Path], Any]]]:
     """Name and what draws it; what draws returns the figure, or None where there is nothing."""
+    from qgate.activation_stats.plots.pictures import pictures, write
+    from qgate.activation_stats.reading import Look
     from qgate.charts.sheet import DPI
-    from qgate.report.activations._reading import Look
-    from qgate.report.plots.activations.pictures import pictures, write
     from qgate.report.plots.dumps.pictures import PICTURES
     from qgate.sweeps.plots import PICTURES as SWEEPS
     from tests.report import activation_records, dump_records, sweep_records

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from qgate.activation_stats.files import write_report
+from qgate.activation_stats.reading import Look
 from qgate.cli import main
-from qgate.report.activations._reading import Look
-from qgate.report.activations.reports import write_report
 from tests.report.activation_records import broken, single
 
 Capsys = pytest.CaptureFixture[str]

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from qgate.activation_stats.settings import read_settings
 from qgate.cli import main
-from qgate.pipeline.activations.settings import read_settings
 from tests import bucket as stores
 
 bucket, memory, server = stores.bucket, stores.memory, stores.server

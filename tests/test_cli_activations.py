@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import qgate
+from qgate.activation_stats.settings import keys, read_settings
 from qgate.cli import main
 from qgate.errors import QgateError
-from qgate.pipeline.activations.settings import keys, read_settings
 
 Capsys = pytest.CaptureFixture[str]
 SAID = [
@@ -488,9 +488,9 @@ def plain() -> Any:
 
 def contents(record: Any, place: Path, key: str) -> dict[str, bytes]:
     """What a picture of each kind that the key is about holds, with the names of all."""
-    from qgate.report.activations._reading import look_of
-    from qgate.report.activations.reports import _Writer
-    from qgate.report.plots.activations.pictures import pictures
+    from qgate.activation_stats.files import _Writer
+    from qgate.activation_stats.plots.pictures import pictures
+    from qgate.activation_stats.reading import look_of
     from qgate.storage.opening import folder_of
 
     look = look_of(record["settings"])
@@ -539,7 +539,7 @@ def test_the_folder_is_the_one_that_was_asked_for(here: Path) -> None:
 def test_layers_come_one_by_one_where_the_model_does_not_fit(
     recorded: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qgate.pipeline.activations import hosts
+    from qgate.activation_stats import network_hosts as hosts
 
     monkeypatch.setattr(hosts, "fits", lambda *_: False)
     told = {name: recorded(**{"memory.auto_offload": name, "data.seq_len": "20"})["notes"]

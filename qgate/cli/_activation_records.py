@@ -34,9 +34,9 @@ def redraw(
     bars: AbstractContextManager[Any],
 ) -> int:
     """Page, pictures and tables of a record, beside it if no other folder is named."""
-    from qgate.report.activations._findings import findings
-    from qgate.report.activations.reports import check_folder, read_record, write_report
-    from qgate.report.activations.texts import activation_text
+    from qgate.activation_stats.files import check_folder, read_record, write_report
+    from qgate.activation_stats.findings import findings
+    from qgate.activation_stats.texts import activation_text
 
     for name in (*_OPTIONS, *_WORKERS):
         if getattr(args, name) and (name, getattr(args, name)) != ("engine", "local"):
@@ -84,10 +84,10 @@ def _record_in(place: Place) -> Place:
 
 def _said(overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """Settings that say how a record looks and where it is drawn; all others were of the run."""
-    from qgate.pipeline.activations._setting_keys import value_of
-    from qgate.pipeline.activations._setting_values import UNSAID, listed
-    from qgate.pipeline.activations.settings import keys
-    from qgate.report.activations._reading import KEYS
+    from qgate.activation_stats._setting_keys import value_of
+    from qgate.activation_stats._setting_values import UNSAID, listed
+    from qgate.activation_stats.reading import KEYS
+    from qgate.activation_stats.settings import keys
 
     known = {each.name: each for each in keys()}
     shown = {_SAVE_DIR, *KEYS.values()}
@@ -108,9 +108,9 @@ def _said(overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
 def _look(settings: Mapping[str, Any], said: Mapping[str, Any], path: Place) -> Any:
     """As the run asked for it, and over that what is said now; the record itself always stays."""
-    from qgate.pipeline.activations._setting_keys import value_of
-    from qgate.pipeline.activations.settings import keys
-    from qgate.report.activations._reading import KEYS, look_of
+    from qgate.activation_stats._setting_keys import value_of
+    from qgate.activation_stats.reading import KEYS, look_of
+    from qgate.activation_stats.settings import keys
 
     told = {
         each.name: value_of(each, settings[each.name], where=f"{str(path)!r}: ")

@@ -34,10 +34,10 @@ from qgate.errors import QgateError
 if TYPE_CHECKING:
     from torch import nn
 
+    from qgate.activation_stats.record import ActivationsRecord
+    from qgate.activation_stats.settings import ActivationSettings
+    from qgate.activation_stats.subjects import Subject
     from qgate.engine import Workers
-    from qgate.pipeline.activations.settings import ActivationSettings
-    from qgate.pipeline.activations.subjects import Subject
-    from qgate.results.activations import ActivationsRecord
     from qgate.storage.places import Place
 
 _NOTHING = "-"
@@ -62,7 +62,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.pipeline.activations.settings import read_settings
+    from qgate.activation_stats.settings import read_settings
 
     workers = workers_from(args)
     record, overrides = _words(args.more)
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     for note in notes:
         print(f"note    {note}", file=sys.stderr)
     name = _named(settings)
-    from qgate.pipeline.activations.subjects import subject_of, trusted_subject
+    from qgate.activation_stats.subjects import subject_of, trusted_subject
 
     model = trusted_subject(name) if args.trust_remote_code else name
     if args.list_layers is not None:
@@ -129,8 +129,8 @@ def _words(more: Sequence[str]) -> tuple[str | None, list[tuple[str, str]]]:
 
 def _check_key(name: str) -> None:
     """An unknown key is told before its missing value is."""
-    from qgate.pipeline.activations._setting_values import listed
-    from qgate.pipeline.activations.settings import keys
+    from qgate.activation_stats._setting_values import listed
+    from qgate.activation_stats.settings import keys
 
     listed(name, {each.name: each for each in keys()})
 
@@ -167,7 +167,7 @@ def _on_this_machine(
 
 
 def _print_settings(settings: ActivationSettings) -> None:
-    from qgate.pipeline.activations.settings import keys
+    from qgate.activation_stats.settings import keys
 
     for each in keys():
         value = each.of(settings)
@@ -178,7 +178,7 @@ def _print_settings(settings: ActivationSettings) -> None:
 
 
 def _write_config(name: str) -> int:
-    from qgate.pipeline.activations.texts import default_config_text
+    from qgate.activation_stats._setting_texts import default_config_text
     from qgate.storage.places import check_writable, user_place
     from qgate.storage.writing import create_text
 
@@ -240,17 +240,17 @@ def _list_layers(module: nn.Module, pattern: str) -> int:
 
 
 def _check_writing(settings: ActivationSettings) -> None:
-    from qgate.pipeline.activations.settings import changed
-    from qgate.report.activations._reading import look_of
-    from qgate.report.activations.reports import check_folder
+    from qgate.activation_stats.files import check_folder
+    from qgate.activation_stats.reading import look_of
+    from qgate.activation_stats.settings import changed
 
     check_folder(settings.visualization.save_dir, look_of(changed(settings)))
 
 
 def _dry_run(model: str | Subject, settings: ActivationSettings) -> int:
+    from qgate.activation_stats.plan import plan_of
+    from qgate.activation_stats.subjects import passes_of, subject_of
     from qgate.devices import resolve
-    from qgate.pipeline.activations.plan import plan_of
-    from qgate.pipeline.activations.subjects import passes_of, subject_of
 
     _check_writing(settings)
     subject = subject_of(model)
@@ -283,8 +283,8 @@ def _run(
     *,
     verbose: bool,
 ) -> int:
-    from qgate.pipeline.activations.runs import activations
-    from qgate.report.activations.texts import activation_text
+    from qgate.activation_stats.compute import activations
+    from qgate.activation_stats.texts import activation_text
 
     _check_writing(settings)
     with _bars() as step:
@@ -307,8 +307,8 @@ def _run(
 
 def _write(record: ActivationsRecord, folder: str, step: Any) -> list[Place]:
     """What a store refuses after hours of work, as a login ends, is kept on this machine."""
-    from qgate.report.activations._reading import Look
-    from qgate.report.activations.reports import UndrawnError, write_report
+    from qgate.activation_stats.files import UndrawnError, write_report
+    from qgate.activation_stats.reading import Look
     from qgate.storage.opening import folder_of
 
     try:

@@ -15,6 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from qgate.activation_stats.files import read_record
+from qgate.activation_stats.record import ACTIVATIONS
+from qgate.activation_stats.tables import tables_of
 from qgate.baselines import accepted, candidates, manifest
 from qgate.cli import main
 from qgate.dumps import Dump, layout, problems
@@ -22,12 +25,9 @@ from qgate.engine import journal
 from qgate.engine.journal import Journal
 from qgate.errors import QgateError
 from qgate.modes import calibration
-from qgate.pipeline.activations.tables import tables_of
 from qgate.pipeline.layers import storing
-from qgate.report.activations.reports import read_record
 from qgate.report.gates import data, history
 from qgate.results import read, schema
-from qgate.results.activations import ACTIVATIONS
 from qgate.summaries.reading import flushed
 from qgate.summaries.record import ANALYSIS
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from qgate.analysis.activations._format_losses import quantizer_of, table_name
-from qgate.analysis.activations.layer_stats import Ask, LayerStats
+from qgate.activation_stats._format_losses import quantizer_of, table_name
+from qgate.activation_stats.layer_stats import Ask, LayerStats
+from qgate.activation_stats.record import LayerActivations
 from qgate.formats import FORMATS
 from qgate.formats.quantizer import Quantizer, quantize
 from qgate.modes.formats import FORMAT_MODES
-from qgate.results.activations import LayerActivations
 from qgate.stats import massive_beyond
 
 FORMATS_ASKED = ("int8", "fp8_e4m3", "hif8", "bf16", "mxfp8_e4m3", "nvfp4")

@@ -10,9 +10,9 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from qgate.analysis.activations._powers import PowerSums
-from qgate.analysis.activations._reading import ROUNDING, Reading
-from qgate.analysis.activations.layer_stats import Ask, LayerStats
+from qgate.activation_stats._powers import PowerSums
+from qgate.activation_stats._tensor_pass import ROUNDING, Reading
+from qgate.activation_stats.layer_stats import Ask, LayerStats
 from qgate.summaries.record import Portrait
 
 

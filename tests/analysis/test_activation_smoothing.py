@@ -10,14 +10,9 @@ import torch
 from torch import Tensor
 
 import qgate
-from qgate.analysis.activations.smoothing import (
-    hadamard_block,
-    quantizer_of,
-    rotated,
-    smoothing_advice,
-)
+from qgate.activation_stats.record import Smoothed
+from qgate.activation_stats.smoothing import hadamard_block, quantizer_of, rotated, smoothing_advice
 from qgate.errors import QgateError
-from qgate.results.activations import Smoothed
 
 
 def layer(rows: int = 48, width: int = 64, out: int = 40) -> tuple[Tensor, Tensor]:

@@ -15,14 +15,15 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from qgate.analysis.activations import _ranges, _reading
-from qgate.analysis.activations._counts import RowShare
-from qgate.analysis.activations._exact import ExactSum
-from qgate.analysis.activations._ranges import ERROR, PERCENTILES, ChannelCounts
-from qgate.analysis.activations._reading import Reading
-from qgate.analysis.activations.layer_stats import Ask, LayerStats, OutlierRule
+from qgate.activation_stats import _ranges
+from qgate.activation_stats import _tensor_pass as _reading
+from qgate.activation_stats._counts import RowShare
+from qgate.activation_stats._exact import ExactSum
+from qgate.activation_stats._ranges import ERROR, PERCENTILES, ChannelCounts
+from qgate.activation_stats._tensor_pass import Reading
+from qgate.activation_stats.layer_stats import Ask, LayerStats, OutlierRule
+from qgate.activation_stats.record import LayerActivations
 from qgate.errors import QgateError
-from qgate.results.activations import LayerActivations
 
 RULE = OutlierRule()
 ASK = Ask(

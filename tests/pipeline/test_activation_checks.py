@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import qgate
+from qgate.activation_stats.findings import findings
+from qgate.activation_stats.settings import ActivationSettings, read_settings
+from qgate.activation_stats.subjects import Passes, passes_of, subject_of
 from qgate.errors import QgateError
-from qgate.pipeline.activations.settings import ActivationSettings, read_settings
-from qgate.pipeline.activations.subjects import Passes, passes_of, subject_of
-from qgate.report.activations._findings import findings
 
 transformers = pytest.importorskip("transformers")
 QUICK: dict[str, Any] = {"smoothing__enabled": False, "data__num_samples": 2}

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 import qgate
+from qgate.activation_stats import network_hosts as hosts
+from qgate.activation_stats.compute import ActivationsResult, activations
+from qgate.activation_stats.record import LayerActivations
+from qgate.activation_stats.sensitivity import Layers, Runs, Target, alone, propose, rank
+from qgate.activation_stats.subjects import Sample
 from qgate.errors import QgateError
-from qgate.pipeline.activations import hosts
-from qgate.pipeline.activations.runs import ActivationsResult, activations
-from qgate.pipeline.activations.sensitivity import Layers, Runs, Target, alone, propose, rank
-from qgate.pipeline.activations.subjects import Sample
-from qgate.results.activations import LayerActivations
 
 transformers = pytest.importorskip("transformers")
 TEXT = "the quick brown fox jumps over the lazy dog while seven old sailors drink cold beer . "

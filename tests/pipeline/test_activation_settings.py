@@ -14,12 +14,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qgate.activation_stats._setting_keys import Key
+from qgate.activation_stats._setting_texts import default_config_text
+from qgate.activation_stats._setting_values import UNSAID, listed, split_list
+from qgate.activation_stats.settings import ActivationSettings, changed, keys, read_settings
 from qgate.errors import QgateError
 from qgate.models.samples import DataRequest
-from qgate.pipeline.activations._setting_keys import Key
-from qgate.pipeline.activations._setting_values import UNSAID, listed, split_list
-from qgate.pipeline.activations.settings import ActivationSettings, changed, keys, read_settings
-from qgate.pipeline.activations.texts import default_config_text
 
 # A file as users of the known tool have it; it must load as it is.
 KNOWN_FILE = r"""

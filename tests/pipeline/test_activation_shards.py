@@ -17,12 +17,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from qgate.activation_stats import network_hosts as hosts
+from qgate.activation_stats import shards
+from qgate.activation_stats._sending import received, to_send
+from qgate.activation_stats.compute import activations
+from qgate.activation_stats.subjects import Sample, subject_of
 from qgate.engine import Sent, Workers
 from qgate.errors import QgateError
-from qgate.pipeline.activations import hosts, shards
-from qgate.pipeline.activations._sending import received, to_send
-from qgate.pipeline.activations.runs import activations
-from qgate.pipeline.activations.subjects import Sample, subject_of
 
 ALL: dict[str, Any] = {
     "enabled.magnitude_weight": True,
@@ -241,7 +242,7 @@ def test_samples_travel_as_plain_bits() -> None:
 
 
 def test_a_process_has_one_network_at_a_time() -> None:
-    from qgate.pipeline.activations.settings import MemorySettings
+    from qgate.activation_stats.settings import MemorySettings
 
     first, second = (hosts.sent(subject_of(Small()), (), MemorySettings()) for _ in range(2))
     try:

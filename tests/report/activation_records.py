@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from qgate.results.activations import ACTIVATIONS, ActivationsRecord
+from qgate.activation_stats.record import ACTIVATIONS, ActivationsRecord
 from tests.report.dump_records import FORMATS, PROBABILITIES, fate
 
 Record = dict[str, Any]

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import qgate
-from qgate.report.activations._findings import findings
-from qgate.report.activations._reading import look_of, losses, worst_format
-from qgate.report.activations.texts import activation_text
-from qgate.report.plots.activations.pictures import pictures
-from qgate.results.activations import ActivationsRecord
+from qgate.activation_stats.findings import findings
+from qgate.activation_stats.plots.pictures import pictures
+from qgate.activation_stats.reading import look_of, losses, worst_format
+from qgate.activation_stats.record import ActivationsRecord
+from qgate.activation_stats.texts import activation_text
 
 
 class Planted(torch.nn.Module):

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qgate.report.activations._reading import (
+from qgate.activation_stats.plots.formats import draw_proposal
+from qgate.activation_stats.plots.heatmaps import draw_flat
+from qgate.activation_stats.plots.pictures import Picture, pictures
+from qgate.activation_stats.reading import (
     KEYS,
     Look,
     clean,
@@ -21,10 +24,7 @@ from qgate.report.activations._reading import (
     stems,
     visible,
 )
-from qgate.report.plots.activations.formats import draw_proposal
-from qgate.report.plots.activations.heatmaps import draw_flat
-from qgate.report.plots.activations.pictures import Picture, pictures
-from qgate.results.activations import ActivationsRecord
+from qgate.activation_stats.record import ActivationsRecord
 from tests.report.activation_records import OUTLIER, RECORDS, usual
 
 LOOK = Look()
@@ -214,7 +214,7 @@ def test_layers_are_evenly_spaced() -> None:
 
 
 def test_a_look_has_the_defaults_of_the_settings() -> None:
-    from qgate.pipeline.activations.settings import keys
+    from qgate.activation_stats.settings import keys
 
     defaults = {each.name: each.default for each in keys()}
     assert look_of({}) == LOOK

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from qgate.activation_stats._csv import csv_files, tables
+from qgate.activation_stats.files import check_folder, read_record, write_report
+from qgate.activation_stats.findings import findings
+from qgate.activation_stats.reading import Look, losses
+from qgate.activation_stats.record import ActivationsRecord
+from qgate.activation_stats.texts import activation_text, keep_lines
 from qgate.errors import QgateError
-from qgate.report.activations._findings import findings
-from qgate.report.activations._reading import Look, losses
-from qgate.report.activations._tables import csv_files, tables
-from qgate.report.activations.reports import check_folder, read_record, write_report
-from qgate.report.activations.texts import activation_text, keep_lines
-from qgate.results.activations import ActivationsRecord
 from qgate.text import decibels
 from tests.report.activation_records import RECORDS, broken, hostile, single, usual
 
@@ -178,7 +178,7 @@ def test_a_second_run_replaces_the_first(tmp_path: Path) -> None:
 def test_a_run_that_was_killed_leaves_nothing_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import qgate.report.activations.reports as module
+    import qgate.activation_stats.files as module
 
     def kill(*_: object) -> None:
         raise KeyboardInterrupt
@@ -199,7 +199,7 @@ def test_a_run_that_was_killed_leaves_nothing_for_the_next(
 def test_a_picture_that_fails_takes_nothing_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qgate.report.plots.activations import pictures as activation_pictures
+    from qgate.activation_stats.plots import pictures as activation_pictures
 
     def fail(*_: object) -> None:
         raise ValueError("planted")

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from qgate.activation_stats import files as reports
+from qgate.activation_stats.files import check_folder, read_record, write_report
+from qgate.activation_stats.reading import Look
+from qgate.activation_stats.record import ActivationsRecord
 from qgate.errors import QgateError
-from qgate.report.activations import reports
-from qgate.report.activations._reading import Look
-from qgate.report.activations.reports import check_folder, read_record, write_report
-from qgate.results.activations import ActivationsRecord
 from qgate.storage.places import place_of
 from tests import bucket as stores
 from tests.report.activation_records import single
@@ -171,7 +171,7 @@ def test_a_run_that_was_killed_leaves_nothing_for_the_next(
 def test_a_picture_that_fails_takes_nothing_with_it(
     url: str, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qgate.report.plots.activations import pictures
+    from qgate.activation_stats.plots import pictures
 
     def half(figure: Any, path: Path, **_: Any) -> None:
         path.write_bytes(b"half")

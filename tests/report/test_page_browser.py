@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from qgate.report.activations._reading import Look
-from qgate.report.activations.reports import write_report
+from qgate.activation_stats.files import write_report
+from qgate.activation_stats.reading import Look
 from qgate.report.dumps.drawing import draw_analysis
 from qgate.sweeps.findings import Entry, entry_of
 from qgate.sweeps.page import write_page

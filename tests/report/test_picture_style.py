@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from qgate.activation_stats.plots.pictures import pictures
+from qgate.activation_stats.reading import Look
 from qgate.charts.figure import PANEL, SMALL, TICK, dress, new_figure, number_names, rendered
 from qgate.charts.palette import BLUE, COLORS
 from qgate.charts.sheet import Sheet, sheet
-from qgate.report.activations._reading import Look
-from qgate.report.plots.activations.pictures import pictures
 from qgate.report.plots.dumps.pictures import PICTURES as DUMPS
 from qgate.sweeps.plots import PICTURES as SWEEPS
 
@@ -145,7 +145,7 @@ def test_the_loss_map_of_activations_is_the_record() -> None:
     names = [label.get_text() for label in made.figure.axes[0].get_yticklabels()]
     cells = axes.images[0].get_array()
     assert cells is not None
-    from qgate.report.activations._reading import losses
+    from qgate.activation_stats.reading import losses
 
     assert list(cells[names.index("mlp.down_proj")]) == pytest.approx(
         [losses(e)["nvfp4"].worse for e in told]

@@ -12,17 +12,17 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from qgate.activation_stats.compute import activations
+from qgate.activation_stats.record import LayerActivations
 from qgate.baselines import Origin, ReferenceTensor
 from qgate.baselines.origin import COLLECTED
 from qgate.errors import QgateError, unknown
 from qgate.gate import Measured, Policy
 from qgate.metrics import METRICS
 from qgate.modes import Mode
-from qgate.pipeline.activations.runs import activations
 from qgate.pipeline.gates.bench import Bench
 from qgate.pipeline.gates.judging import Judging, Outcome
 from qgate.pipeline.gates.subjects import ModelSubject
-from qgate.results.activations import LayerActivations
 from qgate.results.pictures import MagnitudePicture
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ import io
 import json
 from pathlib import Path
 
+from qgate.activation_stats._csv import csv_files
+from qgate.activation_stats.files import _owners, read_record
+from qgate.activation_stats.page import page
+from qgate.activation_stats.texts import activation_text
 from qgate.cli import main
 from qgate.engine.journal import Journal
-from qgate.report.activations._page import page
-from qgate.report.activations._tables import csv_files
-from qgate.report.activations.reports import _owners, read_record
-from qgate.report.activations.texts import activation_text
 from qgate.report.dumps.drawing import _listed, draw_analysis
 from qgate.report.dumps.records import read_analysis
 from qgate.report.gates._sections import trend_section
@@ -146,10 +146,10 @@ TARGETS = (
     Target("results merged", _two, _merged, _RESULTS),
     Target("history", _history, _trend, ("qgate.report.gates.history:read_points", "qgate.results.schema:parse")),
     Target("analysis of a dump", _analysis, _redraw, ("qgate.report.dumps.records:read_analysis", "qgate.results.streaming:_value"), share=8),
-    Target("record of activations", _activations, _reread, ("qgate.report.activations.reports:read_record",), share=8),
+    Target("record of activations", _activations, _reread, ("qgate.activation_stats.files:read_record",), share=8),
     Target("journal of a sweep", _journal, _go_on,
            ("qgate.engine.journal:_read", "qgate.engine.journal:__init__")),
     Target("what was drawn before", _lists, _read_lists,
-           ("qgate.report.dumps.drawing:_listed", "qgate.report.activations.reports:_owners",
+           ("qgate.report.dumps.drawing:_listed", "qgate.activation_stats.files:_owners",
             "qgate.sweeps._folders:_belongs", "qgate.sweeps.page:_read")),
 )  # fmt: skip

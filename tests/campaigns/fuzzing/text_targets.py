@@ -17,6 +17,8 @@ import torch
 from safetensors.torch import save_file
 
 from qgate import formats, modes
+from qgate.activation_stats._setting_values import split_list
+from qgate.activation_stats.settings import keys, read_settings
 from qgate.baselines.names import quoted, safe_name, unquoted
 from qgate.cli import init as starter
 from qgate.cli._numbers import from_one
@@ -29,8 +31,6 @@ from qgate.gate.bounds import parse_bound
 from qgate.gate.policy import Policy
 from qgate.models import Sampling, load
 from qgate.models.samples import ByteTokenizer, DataRequest, read_samples
-from qgate.pipeline.activations._setting_values import split_list
-from qgate.pipeline.activations.settings import keys, read_settings
 from qgate.plugin.dumping import dump_name
 from qgate.plugin.options import _OPTIONS, DEFAULTS, _kind
 from qgate.plugin.settings import read_settings as read_project
@@ -252,7 +252,7 @@ def _tokenize(folder: Path) -> None:
 
 MAMBA = "qgate.models.mamba.checkpoint_"
 HUGGING = "qgate.models.huggingface"
-SETTINGS = "qgate.pipeline.activations._setting_values:"
+SETTINGS = "qgate.activation_stats._setting_values:"
 MODELS = (
     Target("mamba checkpoint", _mamba, lambda f: load(f"mamba:{f}", sampling=SHORT),
            (f"{MAMBA}config:read_json", f"{MAMBA}files:_open", f"{MAMBA}files:_safetensors"), share=20),
