@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 import qgate
-from qgate.capture.collecting.recorder import Recorder
+from qgate.collecting.recorder import Recorder
 
 
 class Layer(nn.Module):

@@ -31,11 +31,11 @@ from dumps import write
 from tabulate import tabulate
 
 from qgate import stats
+from qgate.comparing.dump_comparison import compare_dumps
+from qgate.drawing.compute import analyze_dump
+from qgate.drawing.files import draw_analysis
 from qgate.dumps import Dump, merge_dumps, problems
 from qgate.engine import outcomes
-from qgate.pipeline.dumps.analyses import analyze_dump
-from qgate.pipeline.dumps.comparisons import compare_dumps
-from qgate.report.dumps.drawing import draw_analysis
 from qgate.results import rows
 from qgate.sweeps.requests import Request, sweep_file
 

@@ -26,8 +26,8 @@ import torch
 from _turns import seconds
 from tabulate import tabulate
 
+from qgate.comparing.dump_comparison import compare_dumps
 from qgate.dumps import Dump, DumpWriter, Record
-from qgate.pipeline.dumps.comparisons import compare_dumps
 
 _NAMES = ("input", "weight", "output", "grad_output", "grad_input")
 

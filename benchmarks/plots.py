@@ -56,7 +56,7 @@ def jobs() -> Iterator[tuple[str, Callable[[Path], Any]]]:
     from qgate.activation_stats.plots.pictures import pictures, write
     from qgate.activation_stats.reading import Look
     from qgate.charts.sheet import DPI
-    from qgate.report.plots.dumps.pictures import PICTURES
+    from qgate.drawing.plots.pictures import PICTURES
     from qgate.sweeps.plots import PICTURES as SWEEPS
     from tests.report import activation_records, dump_records, sweep_records
 

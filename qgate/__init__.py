@@ -15,11 +15,11 @@ from qgate.errors import QgateError
 if TYPE_CHECKING:
     from qgate import analysis, capture, formats, models, modes, stats
     from qgate.activation_stats.compute import activations
+    from qgate.collecting.starting import collect, collect_from_environment
     from qgate.formats.encoded import Encoded
     from qgate.formats.quantizer import Quantizer, encode, quantize
     from qgate.models.model import Model
     from qgate.modes.mode import Mode, Rule
-    from qgate.pipeline.dumps.collecting import collect, collect_from_environment
     from qgate.sweeps.compute import Sweep, sweep
     from qgate.sweeps.underflow import watch_underflow
 
@@ -53,8 +53,8 @@ _HOME = {
     "Model": "qgate.models.model",
     "Rule": "qgate.modes.mode",
     "activations": "qgate.activation_stats.compute",
-    "collect": "qgate.pipeline.dumps.collecting",
-    "collect_from_environment": "qgate.pipeline.dumps.collecting",
+    "collect": "qgate.collecting.starting",
+    "collect_from_environment": "qgate.collecting.starting",
     "Quantizer": "qgate.formats.quantizer",
     "encode": "qgate.formats.quantizer",
     "Sweep": "qgate.sweeps.compute",

@@ -13,7 +13,7 @@ import pytest
 
 from qgate.capture import run as run_model
 from qgate.cli import main
-from qgate.pipeline.layers import storing as layer_dumps
+from qgate.comparing import layer_files as layer_dumps
 
 SMALL = ["--samples", "1", "--seqlen", "64", "--calib-samples", "1", "--calib-seqlen", "64"]
 Capsys = pytest.CaptureFixture[str]

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from qgate.cli import main
+from qgate.comparing.layer_files import DumpOf, writing
+from qgate.comparing.texts import comparison_lines
 from qgate.gate import failure_text, grades_of
-from qgate.pipeline.layers.storing import DumpOf, writing
-from qgate.report.compare_text import comparison_lines
 from qgate.stats import ErrorStats
 from tests.gate.making import ACCEPTED, carried, verdict
 

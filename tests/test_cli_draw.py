@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from qgate.cli import main, quick
+from qgate.drawing.compute import Asked, analyze_dump
+from qgate.drawing.findings import summary_line
 from qgate.dumps import DumpWriter
-from qgate.pipeline.dumps.analyses import Asked, analyze_dump
-from qgate.report.dumps._findings import summary_line
 from qgate.summaries.record import FOLDERS
 from tests import bucket as stores
 from tests.dumps.making import known, record

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import qgate
-from qgate.capture.collecting.blocks import blocks_of
-from qgate.capture.collecting.figures import figures_of
-from qgate.capture.collecting.shares import shares_of
-from qgate.capture.collecting.values import read
+from qgate.collecting.blocks import blocks_of
+from qgate.collecting.figures import figures_of
+from qgate.collecting.shares import shares_of
+from qgate.collecting.values import read
 from qgate.dumps import Dump
 from qgate.pipeline.gates.dump_sites import (
     Sites,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from qgate.text import one_line
 
 if TYPE_CHECKING:
+    from qgate.comparing.dump_differences import DumpComparison, PairErrors
     from qgate.dumps import Record
-    from qgate.pipeline.dumps.differences import DumpComparison, PairErrors
 
 _HEADS = (
     "rank", "order", "iter", "layer type", "L", "operation", "name", "call", "quant", "shape",

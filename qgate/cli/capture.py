@@ -22,7 +22,7 @@ from qgate.cli._model_options import add_model_options, setup_of
 from qgate.text import for_terminal
 
 if TYPE_CHECKING:
-    from qgate.pipeline.layers.storing import Dump
+    from qgate.comparing.layer_files import Dump
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.pipeline.layers.captures import capture_modes
+    from qgate.pipeline.layer_captures import capture_modes
 
     dumps = capture_modes(
         setup_of(args),
@@ -79,7 +79,7 @@ def _step(done: int, total: int) -> None:
 
 
 def _line(dump: Dump, folder: Path) -> str:
-    from qgate.pipeline.layers.storing import stats_path
+    from qgate.comparing.layer_files import stats_path
 
     first = next(iter(dump.layers.values()))
     tokens, width = first.shape

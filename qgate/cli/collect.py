@@ -29,7 +29,7 @@ from qgate.errors import QgateError
 if TYPE_CHECKING:
     from torch import nn
 
-    from qgate.capture.collecting import Collector
+    from qgate.collecting import Collector
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,9 +54,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.capture.collecting import FirstModel
+    from qgate.collecting import FirstModel
+    from qgate.collecting.starting import collect, enabled, settings_of
     from qgate.dumps.begin import check_store
-    from qgate.pipeline.dumps.collecting import collect, enabled, settings_of
 
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if not program or program == ["-m"]:

@@ -43,8 +43,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _one(args: argparse.Namespace) -> int:
-    from qgate.pipeline.layers.comparisons import comparison, is_clean, save_json
-    from qgate.report.compare_text import comparison_lines
+    from qgate.comparing.layer_comparison import comparison, is_clean, save_json
+    from qgate.comparing.texts import comparison_lines
 
     record = comparison(args.output_dir, args.mode, args.reference)
     print("\n".join(comparison_lines(record)))
@@ -56,8 +56,8 @@ def _one(args: argparse.Namespace) -> int:
 
 def _all(args: argparse.Namespace) -> int:
     from qgate.baselines import safe_name
-    from qgate.pipeline.layers.comparisons import comparable_modes, comparison, is_clean, save_json
-    from qgate.report.compare_text import summary_lines
+    from qgate.comparing.layer_comparison import comparable_modes, comparison, is_clean, save_json
+    from qgate.comparing.texts import summary_lines
 
     records, refused = [], []
     for mode in comparable_modes(args.output_dir, args.reference):

@@ -24,7 +24,7 @@ from qgate.errors import QgateError
 from qgate.storage.places import place_of
 
 if TYPE_CHECKING:
-    from qgate.pipeline.dumps.analyses import Asked
+    from qgate.drawing.compute import Asked
     from qgate.summaries.record import DumpAnalysis
 
 
@@ -50,7 +50,7 @@ def add_analysis(parser: argparse.ArgumentParser) -> None:
 
 def asked_of(args: argparse.Namespace, most: int | None, tensors: int | None) -> Asked:
     """The options as an analysis takes them."""
-    from qgate.pipeline.dumps.analyses import Asked
+    from qgate.drawing.compute import Asked
 
     told: dict[str, Any] = {}
     if args.format:
@@ -72,9 +72,9 @@ def asked_of(args: argparse.Namespace, most: int | None, tensors: int | None) ->
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.report.dumps.drawing import check_folder, draw_analysis
-    from qgate.report.dumps.skipping import skipped
-    from qgate.report.dumps.texts import findings, said_of
+    from qgate.drawing.files import check_folder, draw_analysis
+    from qgate.drawing.skipping import skipped
+    from qgate.drawing.texts import findings, said_of
 
     folder = place_of(args.output_dir)
     check_folder(folder)
@@ -100,10 +100,10 @@ def analysis_of(
     """Of the dumps that were named, or of a record that was kept."""
     first = place_of(args.folders[0])
     if len(args.folders) == 1 and first.suffix == ".json" and first.is_file():
-        from qgate.report.dumps.records import read_analysis
+        from qgate.drawing.reading import read_analysis
 
         return read_analysis(first)
-    from qgate.pipeline.dumps.analyses import analyze_dump
+    from qgate.drawing.compute import analyze_dump
 
     asked = asked_of(args, most, tensors)
     with progress("tensors") as step:

@@ -181,7 +181,7 @@ def _info(args: argparse.Namespace) -> int:
 def _verify(args: argparse.Namespace) -> int:
     from qgate.cli._dump_texts import note_lines
     from qgate.dumps import Dump
-    from qgate.pipeline.dumps.checks import Proof
+    from qgate.dumps.worker_verifying import Proof
 
     proof = Proof(Dump.open(args.folder).folder, workers_from(args))
     found = 0
@@ -207,10 +207,10 @@ def _verify(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> int:
     from qgate.cli._dump_texts import comparison_lines
+    from qgate.comparing.dump_comparison import compare_dumps
+    from qgate.comparing.pairing import rule_of
     from qgate.dumps import Dump
     from qgate.engine import Workers
-    from qgate.pipeline.dumps.comparisons import compare_dumps
-    from qgate.pipeline.dumps.pairs import rule_of
 
     dumps = Dump.open(args.actual), Dump.open(args.reference)
     rule = rule_of(*(_selected(dump, args) for dump in dumps))

@@ -40,8 +40,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.report.dumps.texts import findings, said_of
-    from qgate.report.plots.dumps.quick import draw_quick
+    from qgate.drawing.plots.quick import draw_quick
+    from qgate.drawing.texts import findings, said_of
 
     output = _output(args)
     analysis = analysis_of(args, _MOST, _TENSORS)

@@ -20,12 +20,12 @@ from qgate.activation_stats.record import ACTIVATIONS
 from qgate.activation_stats.tables import tables_of
 from qgate.baselines import accepted, candidates, manifest
 from qgate.cli import main
+from qgate.comparing import layer_files as storing
 from qgate.dumps import Dump, layout, problems
 from qgate.engine import journal
 from qgate.engine.journal import Journal
 from qgate.errors import QgateError
 from qgate.modes import calibration
-from qgate.pipeline.layers import storing
 from qgate.report.gates import data, history
 from qgate.results import read, schema
 from qgate.summaries.reading import flushed

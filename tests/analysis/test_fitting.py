@@ -11,9 +11,9 @@ import pytest
 import scipy.stats
 import torch
 
-from qgate.analysis.portraits import fitting
-from qgate.analysis.portraits.fitting import coarsened, fits_of, group_portrait, qq_of
-from qgate.analysis.portraits.histograms import BINS, histogram_of
+from qgate.drawing import fitting
+from qgate.drawing.fitting import coarsened, fits_of, group_portrait, qq_of
+from qgate.drawing.histograms import BINS, histogram_of
 from qgate.formats import quantize
 from qgate.summaries.pooling import pool_of, pool_of_statistics
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qgate import formats
-from qgate.analysis.portraits.loss_scaling import loss_scale
+from qgate.drawing.loss_scaling import loss_scale
 from qgate.errors import QgateError
 from qgate.summaries.pooling import pool_of
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qgate.analysis.portraits.pairs import central_range, merged_scatter, pair_figures, scatter_of
+from qgate.drawing.tensor_pairs import central_range, merged_scatter, pair_figures, scatter_of
 from qgate.errors import QgateError
 from qgate.summaries.pooling import pool_of
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from qgate.analysis.portraits.peers import stands_out
-from qgate.analysis.portraits.rank_differences import ranks_of, sample_cells
+from qgate.drawing.peers import stands_out
+from qgate.drawing.rank_differences import ranks_of, sample_cells
 from tests.analysis.test_rank_differences import portrait, run
 
 LAYERS, TENSORS = 3, 4

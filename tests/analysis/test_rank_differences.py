@@ -13,7 +13,7 @@ import pytest
 import torch
 from scipy.spatial.distance import jensenshannon
 
-from qgate.analysis.portraits.rank_differences import FEWEST, LIMIT, jensen_shannon, ranks_of
+from qgate.drawing.rank_differences import FEWEST, LIMIT, jensen_shannon, ranks_of
 from qgate.summaries.pooling import pool_of, pool_of_statistics
 
 

@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 import torch
 
-from qgate.analysis.portraits.tensor_maps import CELLS, tensor_map
+from qgate.drawing.tensor_maps import CELLS, tensor_map
 from qgate.errors import QgateError
 
 DTYPES = (

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import qgate
-from qgate.capture.collecting import functions
+from qgate.collecting import functions
 from tests.capture.collected import WIDTH, batch, found, loss_of, records
 
 

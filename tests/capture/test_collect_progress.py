@@ -13,7 +13,7 @@ from torch import nn
 
 import qgate
 from qgate import QgateError
-from qgate.capture.collecting.queue import WriterThread
+from qgate.collecting.queue import WriterThread
 from qgate.dumps import Dump, DumpWriter
 from tests.capture.collected import batch, found, has_hooks, loss_of, network, records, train
 
@@ -135,7 +135,7 @@ class Slow(DumpWriter):
 def test_a_slow_disk_makes_the_model_wait_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qgate.capture.collecting.collector.DumpWriter", Slow)
+    monkeypatch.setattr("qgate.collecting.collector.DumpWriter", Slow)
     model = network()
     most = 20_000
     with qgate.collect(model, tmp_path / "dump", memory=most, iterations=2) as collector:
@@ -191,7 +191,7 @@ class Full(DumpWriter):
 def test_a_full_disk_stops_collecting_and_not_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qgate.capture.collecting.collector.DumpWriter", Full)
+    monkeypatch.setattr("qgate.collecting.collector.DumpWriter", Full)
     right = train(network())
     losses: list[float] = []
     model = network()

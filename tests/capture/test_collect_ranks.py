@@ -12,8 +12,8 @@ import torch
 
 import qgate
 from qgate import QgateError
+from qgate.collecting.starting import place_of, run_of
 from qgate.dumps import Dump
-from qgate.pipeline.dumps.collecting import place_of, run_of
 from tests.capture.collected import found, network, records, train
 
 ROOT = Path(__file__).resolve().parents[2]

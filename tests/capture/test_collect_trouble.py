@@ -24,7 +24,7 @@ import os, random, resource, signal, sys, time, warnings
 from pathlib import Path
 import torch
 import qgate
-import qgate.capture.collecting
+import qgate.collecting
 from tests.capture.collected import network, train
 
 torch.optim.AdamW(network().parameters())  # loads what each of the runs would have to

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 import qgate
-from qgate.capture.collecting import device
-from qgate.capture.collecting.blocks import blocks_of
-from qgate.capture.collecting.figures import figures_of
-from qgate.capture.collecting.shares import shares_of
-from qgate.capture.collecting.values import COUNTABLE, array_of, read, value_table
+from qgate.collecting import device
+from qgate.collecting.blocks import blocks_of
+from qgate.collecting.figures import figures_of
+from qgate.collecting.shares import shares_of
+from qgate.collecting.values import COUNTABLE, array_of, read, value_table
 from qgate.stats import counts
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

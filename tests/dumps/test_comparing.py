@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from qgate.comparing import dump_comparison as comparisons
+from qgate.comparing.dump_comparison import DumpComparison, compare_dumps
 from qgate.dumps import Dump, DumpWriter, export_dump
 from qgate.engine import Failure, Workers
 from qgate.errors import QgateError
-from qgate.pipeline.dumps import comparisons
-from qgate.pipeline.dumps.comparisons import DumpComparison, compare_dumps
 from qgate.stats import errors
 from tests.dumps.making import known, record, write
 

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from qgate.cli import main
 from qgate.cli._dump_texts import comparison_lines
+from qgate.comparing import dump_differences as differences
+from qgate.comparing.dump_comparison import compare_dumps
+from qgate.comparing.dump_differences import DumpComparison, PairErrors
+from qgate.comparing.pairing import PARAMETERS, paired
 from qgate.dumps import Dump, DumpWriter, Place, Record, reading
 from qgate.dumps.records import plain
 from qgate.dumps.selecting import check_fields, is_wanted
-from qgate.pipeline.dumps import differences
-from qgate.pipeline.dumps.comparisons import compare_dumps
-from qgate.pipeline.dumps.differences import DumpComparison, PairErrors
-from qgate.pipeline.dumps.pairs import PARAMETERS, paired
 from tests.dumps.making import record, write
 
 KINDS = ("equal", "equal", "differs", "unfit", "summary")

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import qgate
-from qgate.capture.collecting import Collector
+from qgate.collecting import Collector
 from qgate.dumps import Dump, DumpWriter, merge_dumps, problems, unnamed
 from qgate.dumps.begin import check_store
 from qgate.errors import QgateError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from qgate.pipeline.dumps.looks import Batch, Looked, look
+from qgate.drawing.tensor_pass import Batch, Looked, look
 
 DEADLY = 2
 

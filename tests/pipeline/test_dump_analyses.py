@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from qgate import QgateError, formats
+from qgate.drawing import compute as analyses
+from qgate.drawing.compute import Asked, analyze_dump
+from qgate.drawing.quant_types import compared_names
 from qgate.dumps import Dump, DumpWriter
-from qgate.pipeline.dumps import analyses
-from qgate.pipeline.dumps.analyses import Asked, analyze_dump
-from qgate.pipeline.dumps.twins import compared_names
 from qgate.results import rows
 from qgate.summaries.pooling import pool_of
 from tests.dumps.making import GENERATIONS, known, record, write

@@ -5,11 +5,11 @@ import torch
 
 import qgate.dumps.reading as reading
 import qgate.dumps.verifying as verifying
-import qgate.pipeline.dumps.checks as checks
+import qgate.dumps.worker_verifying as checks
 from qgate.dumps import Dump, DumpWriter, problems
 from qgate.dumps.layout import rank_name
+from qgate.dumps.worker_verifying import Proof
 from qgate.engine import Failure
-from qgate.pipeline.dumps.checks import Proof
 from tests.dumps.making import record
 
 

@@ -11,9 +11,9 @@ from matplotlib.colors import to_hex
 
 from qgate.charts.palette import FORMAT_COLORS, PALETTE, format_color
 from qgate.cli import main
+from qgate.drawing.plots.pictures import PICTURES
 from qgate.dumps import DumpWriter
 from qgate.formats import names as format_names
-from qgate.report.plots.dumps.pictures import PICTURES
 from tests.dumps.making import record
 
 from . import dump_records
@@ -68,7 +68,7 @@ def test_a_topic_without_pictures_says_why(
         writer.add(record(0, module="a"), torch.randn(4, 32).bfloat16())
     monkeypatch.chdir(tmp_path)
     few = [p for p in PICTURES if p.folder in ("rank_analysis", "overflow_analysis", "heatmaps")]
-    monkeypatch.setattr("qgate.report.plots.dumps.pictures.PICTURES", tuple(few))
+    monkeypatch.setattr("qgate.drawing.plots.pictures.PICTURES", tuple(few))
     assert main(["draw", "d", "--format", "fp8_e4m3"]) == 0
     out = capsys.readouterr().out
     assert "skipped pictures  rank_analysis: There is only one rank." in out

@@ -16,15 +16,15 @@ import pandas as pd
 import pytest
 
 from qgate.charts.sheet import Drawing
+from qgate.drawing import files as dump_drawing
+from qgate.drawing import texts as dump_text
+from qgate.drawing.files import check_folder, draw_analysis
+from qgate.drawing.page import page
+from qgate.drawing.plots import pictures as dump_pictures
+from qgate.drawing.plots.pictures import PICTURES
+from qgate.drawing.reading import read_analysis
+from qgate.drawing.worst import worst_tensors
 from qgate.errors import QgateError
-from qgate.report.dumps import drawing as dump_drawing
-from qgate.report.dumps import texts as dump_text
-from qgate.report.dumps._worst import worst_tensors
-from qgate.report.dumps.drawing import check_folder, draw_analysis
-from qgate.report.dumps.pages import page
-from qgate.report.dumps.records import read_analysis
-from qgate.report.plots.dumps import pictures as dump_pictures
-from qgate.report.plots.dumps.pictures import PICTURES
 from qgate.summaries.record import FOLDERS, DumpAnalysis
 from qgate.text import for_csv
 from tests import bucket as stores

@@ -15,14 +15,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from qgate.drawing.compute import Asked, analyze_dump
+from qgate.drawing.findings import findings, said_of
+from qgate.drawing.page import page
+from qgate.drawing.plots.pictures import PICTURES, picture_at
+from qgate.drawing.texts import tensor_stats
+from qgate.drawing.worst import worst_tensors
 from qgate.dumps import DumpWriter
 from qgate.formats import quantize
-from qgate.pipeline.dumps.analyses import Asked, analyze_dump
-from qgate.report.dumps._findings import findings, said_of
-from qgate.report.dumps._worst import worst_tensors
-from qgate.report.dumps.pages import page
-from qgate.report.dumps.texts import tensor_stats
-from qgate.report.plots.dumps.pictures import PICTURES, picture_at
 from qgate.summaries.reading import (
     fate_of,
     is_quantized,

@@ -15,11 +15,11 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from qgate.charts.sheet import Sheet, plain
-from qgate.report.dumps._findings import findings
-from qgate.report.plots.dumps import distributions as dump_distributions
-from qgate.report.plots.dumps import heatmaps as dump_heatmaps
-from qgate.report.plots.dumps import overflow as dump_overflow
-from qgate.report.plots.dumps.pictures import PICTURES, Picture, by_folder
+from qgate.drawing.findings import findings
+from qgate.drawing.plots import distributions as dump_distributions
+from qgate.drawing.plots import heatmaps as dump_heatmaps
+from qgate.drawing.plots import overflow as dump_overflow
+from qgate.drawing.plots.pictures import PICTURES, Picture, by_folder
 from qgate.results.rows import Rows
 from qgate.summaries.reading import ratio_db, sqnr_db
 from qgate.summaries.record import FOLDERS, DumpAnalysis

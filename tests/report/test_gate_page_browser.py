@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from qgate.report.dumps.drawing import draw_analysis
+from qgate.drawing.files import draw_analysis
 from qgate.report.gates.pages import page as gate_page
 from qgate.report.gates.runs import run_of_records
 from tests import browser as browsers

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, expect
 
 from qgate.activation_stats.files import write_report
 from qgate.activation_stats.reading import Look
-from qgate.report.dumps.drawing import draw_analysis
+from qgate.drawing.files import draw_analysis
 from qgate.sweeps.findings import Entry, entry_of
 from qgate.sweeps.page import write_page
 from qgate.sweeps.plots import PICTURES

@@ -17,7 +17,7 @@ from qgate.activation_stats.reading import Look
 from qgate.charts.figure import PANEL, SMALL, TICK, dress, new_figure, number_names, rendered
 from qgate.charts.palette import BLUE, COLORS
 from qgate.charts.sheet import Sheet, sheet
-from qgate.report.plots.dumps.pictures import PICTURES as DUMPS
+from qgate.drawing.plots.pictures import PICTURES as DUMPS
 from qgate.sweeps.plots import PICTURES as SWEEPS
 
 from . import activation_records, dump_records, sweep_records

@@ -12,9 +12,9 @@ from qgate.activation_stats.files import _owners, read_record
 from qgate.activation_stats.page import page
 from qgate.activation_stats.texts import activation_text
 from qgate.cli import main
+from qgate.drawing.files import _listed, draw_analysis
+from qgate.drawing.reading import read_analysis
 from qgate.engine.journal import Journal
-from qgate.report.dumps.drawing import _listed, draw_analysis
-from qgate.report.dumps.records import read_analysis
 from qgate.report.gates._sections import trend_section
 from qgate.report.gates.history import add_points, point_of, read_points
 from qgate.results.merging import merge
@@ -145,11 +145,11 @@ TARGETS = (
     Target("results compared", _two, _compared, _RESULTS, allowed=_SAID, share=8),
     Target("results merged", _two, _merged, _RESULTS),
     Target("history", _history, _trend, ("qgate.report.gates.history:read_points", "qgate.results.schema:parse")),
-    Target("analysis of a dump", _analysis, _redraw, ("qgate.report.dumps.records:read_analysis", "qgate.results.streaming:_value"), share=8),
+    Target("analysis of a dump", _analysis, _redraw, ("qgate.drawing.reading:read_analysis", "qgate.results.streaming:_value"), share=8),
     Target("record of activations", _activations, _reread, ("qgate.activation_stats.files:read_record",), share=8),
     Target("journal of a sweep", _journal, _go_on,
            ("qgate.engine.journal:_read", "qgate.engine.journal:__init__")),
     Target("what was drawn before", _lists, _read_lists,
-           ("qgate.report.dumps.drawing:_listed", "qgate.activation_stats.files:_owners",
+           ("qgate.drawing.files:_listed", "qgate.activation_stats.files:_owners",
             "qgate.sweeps._folders:_belongs", "qgate.sweeps.page:_read")),
 )  # fmt: skip

@@ -14,6 +14,7 @@ from qgate.baselines import Store, read_candidates, stored_models, verify, write
 from qgate.baselines._journal import NAME as JOURNAL
 from qgate.baselines._journal import hashes_of, staged, written
 from qgate.baselines.candidates import Candidate
+from qgate.comparing import layer_files as storing
 from qgate.dumps import Dump
 from qgate.dumps.following import Follower
 from qgate.dumps.summing import totals
@@ -21,7 +22,6 @@ from qgate.dumps.tensor_files import read_tensors
 from qgate.dumps.verifying import problems, unnamed
 from qgate.modes import Calibration, CalibrationSettings, load_calibration
 from qgate.modes.calibration import SiteScale
-from qgate.pipeline.layers import storing
 from qgate.stats.value_counts import Counts, counts
 from qgate.storage.places import place_of
 from tests.baselines.building import ORIGIN, key, recorded
@@ -247,6 +247,6 @@ TARGETS = (
     Target("calibration", _calibration, lambda f: load_calibration(f / "c.json"),
            ("qgate.modes.calibration:load_calibration",)),
     Target("captured layers", _captured, read_captured,
-           ("qgate.pipeline.layers.storing:read_dump", "qgate.pipeline.layers.storing:open_layer",
-            "qgate.pipeline.layers.storing:_sha256")),
+           ("qgate.comparing.layer_files:read_dump", "qgate.comparing.layer_files:open_layer",
+            "qgate.comparing.layer_files:_sha256")),
 )  # fmt: skip

@@ -1,0 +1,67 @@
+"""What the format that a run is labeled with would lose of a tensor: shares of its finite elements.
+
+Of a format whose values stand alone, unscaled and from the counts; of an MX format with the scale
+of each block. Other formats scale a whole tensor or channel in ways that a label does not tell.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qgate.collecting.blocks import Blocks
+from qgate.collecting.figures import Figures
+from qgate.collecting.values import value_table
+from qgate.errors import QgateError
+from qgate.formats.losses import Losses, losses_of_values
+from qgate.stats._bits import BY_NAME
+
+if TYPE_CHECKING:
+    from qgate.formats._element import ElementFormat
+    from qgate.formats.mx import MxFormat
+
+_FORMATS = {"hifp8": "hif8", "hif8": "hif8", "fp8": "fp8_e4m3", "mxfp6": "mxfp6_e3m2"}
+
+
+@lru_cache(maxsize=16)
+def _format(label: str) -> ElementFormat | MxFormat | None:
+    from qgate.formats import FORMATS
+    from qgate.formats._element import ElementFormat
+    from qgate.formats.mx import MxFormat
+
+    try:
+        found = FORMATS.get(_FORMATS.get(label.lower(), label.lower()))
+    except QgateError:
+        return None
+    if isinstance(found, MxFormat):
+        return found
+    if isinstance(found, ElementFormat) and not found.name.startswith("int"):
+        return found
+    return None
+
+
+def shares_of(label: str, found: Figures, blocks: Blocks | None) -> dict[str, float]:
+    """Return the shares of the finite values that saturate in the format and that it flushes."""
+    from qgate.formats.mx import MxFormat
+
+    fmt = _format(label) if label else None
+    if isinstance(fmt, MxFormat):
+        losses = None if blocks is None else blocks.losses(fmt)
+    else:
+        losses = None if fmt is None else _losses_of_cast(fmt, found)
+    if fmt is None or losses is None or not losses.finite:
+        return {}
+    return {
+        f"{fmt.name}.saturated_share": losses.saturated_share,
+        f"{fmt.name}.flushed_share": losses.flushed_share,
+    }
+
+
+def _losses_of_cast(fmt: ElementFormat, found: Figures) -> Losses | None:
+    if found.counts is None:
+        return None
+    values = value_table(BY_NAME[found.counted_as])[found.counts["patterns"]]
+    losses = losses_of_values(fmt, values, found.counts["counts"].astype(np.int64))
+    return losses.before_rounding(found.nonfinite["posinf"], found.nonfinite["neginf"])

@@ -1,0 +1,217 @@
+"""Which modules are collected, and under which names what flows through them is kept."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from qgate.collecting.calls import Spot
+from qgate.errors import QgateError
+from qgate.models.sites import kind_of
+
+TYPES = ("attention", "linear", "conv", "norm", "embedding", "activation")
+
+_ROLES = {
+    "query": ("query", "q", "query_layer", "query_states"),
+    "key": ("key", "k", "key_layer", "key_states"),
+    "value": ("value", "v", "value_layer", "value_states"),
+}
+_WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A module to collect: record names of its inputs with the parameter each is, and its output.
+
+    A module without inputs and output is a place in which attention functions are expected.
+    """
+
+    module: nn.Module
+    spot: Spot
+    inputs: Mapping[str, str]
+    output: str
+    parameters: tuple[str, ...]
+    weight: bool = False
+    also: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What `sites` chose: modules, and whether attention functions count wherever they are."""
+
+    targets: list[Target]
+    names: dict[int, str]
+    paths: dict[str, str]
+    functions_everywhere: bool
+    pattern: re.Pattern[str] | None
+
+    def takes_functions_in(self, name: str) -> bool:
+        """Whether an attention function that a module runs is collected."""
+        return self.functions_everywhere or bool(self.pattern and self.pattern.search(name))
+
+
+def choose(root: nn.Module, sites: str | Sequence[str]) -> Chosen:
+    """`sites` is types and patterns of module names, with `|` between them, or a list of names."""
+    words = _split(sites) if isinstance(sites, str) else [str(name) for name in sites]
+    types = [word for word in words if word in TYPES]
+    pattern = _pattern([word for word in words if word not in TYPES], sites)
+    modules = _named(root)
+    inside = {
+        id(child)
+        for named in modules
+        if _is_fused(named.module)
+        for child in named.module.modules()
+        if child is not named.module
+    }
+    targets: list[Target] = []
+    for named in modules:
+        module, layer_type = named.module, type_of(named.module)
+        fits = pattern is not None and any(pattern.search(name) for name in named.names)
+        if id(module) in inside or not named.name or not (fits or layer_type in types):
+            continue
+        holder = layer_type == "other" and next(module.children(), None) is not None
+        if holder and not (pattern is not None and pattern.fullmatch(named.name)):
+            continue
+        spot = Spot(named.name, layer_type, layer_type, layer_of(root, named.path, named.name))
+        targets.append(_target(module, spot, named.names[1:]))
+    everywhere = "attention" in types
+    if not targets and not everywhere:
+        raise QgateError(f"sites {sites!r} match no module. {_there_is(modules)}")
+    names = {id(named.module): named.name for named in modules}
+    paths = {named.name: named.path for named in modules}
+    return Chosen(targets, names, paths, everywhere, pattern)
+
+
+def _pattern(words: Sequence[str], sites: str | Sequence[str]) -> re.Pattern[str] | None:
+    if not words:
+        return None
+    whole = words if isinstance(sites, str) else [f"^{re.escape(word)}$" for word in words]
+    try:
+        return re.compile("|".join(whole))
+    except re.error as error:
+        raise QgateError(f"sites {sites!r} is no regular expression: {error}.") from None
+
+
+def type_of(module: nn.Module) -> str:
+    """attention, linear, or another kind of module that computes; `other` for the rest."""
+    name = type(module).__name__.lower()
+    if isinstance(module, nn.MultiheadAttention) or "attention" in name or "attn" in name:
+        return "attention"
+    kind = kind_of(module)
+    if kind != "other":
+        return str(kind)
+    holds = any(type_of(child) == "linear" for child in module.children())
+    if "linear" in name and _has_weight(module) and not holds:
+        return "linear"
+    return "other"
+
+
+def layer_of(root: nn.Module, path: str, name: str) -> int | None:
+    """The index of the block: Megatron's own number, which counts over all stages, else the name's
+    first number."""
+    found = root
+    for part in path.split(".") if path else []:
+        found = found.get_submodule(part)
+        number = getattr(found, "layer_number", None)
+        if type(number) is int and number > 0:
+            return number - 1
+    numbers = [part for part in name.split(".") if part.isdecimal()]
+    return int(numbers[0]) if numbers else None
+
+
+@dataclass
+class _Named:
+    """A module with its full path, and its names without wrappers."""
+
+    module: nn.Module
+    path: str
+    names: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+def model_name(root: nn.Module) -> str:
+    """The class of the model, whatever wraps it: runs on one rank and on many are of one model."""
+    while [name for name, _ in root.named_children()] in (["module"], ["_orig_mod"]):
+        root = next(root.children())
+    kinds = type(root).__mro__
+    if kinds[1].__name__ == "FSDPModule":  # a class made of it and that of the model
+        return kinds[0].__name__.removeprefix("FSDP")
+    return kinds[0].__name__
+
+
+def _named(root: nn.Module) -> list[_Named]:
+    """Every module once, in the order of registration."""
+    outer = ""
+    inner = root
+    while [name for name, _ in inner.named_children()] == ["module"]:
+        outer, inner = f"{outer}module.", inner.get_submodule("module")
+    found: dict[int, _Named] = {}
+    for path, module in root.named_modules(remove_duplicate=False):
+        name = _WRAPPERS.sub("", f"{path}.".removeprefix(outer)).strip(".")
+        name = "" if f"{path}." in outer else name
+        named = found.setdefault(id(module), _Named(module, path, ()))
+        if name not in named.names:
+            named.names = (*named.names, name)
+    return list(found.values())
+
+
+def _target(module: nn.Module, spot: Spot, also: tuple[str, ...]) -> Target:
+    parameters = tuple(inspect.signature(module.forward).parameters)
+    if spot.layer_type == "attention":
+        roles = {
+            role: next((name for name in names if name in parameters), "")
+            for role, names in _ROLES.items()
+        }
+        if not all(roles.values()):
+            return Target(module, spot, {}, "", parameters, also=also)
+        if not _is_fused(module) and not any(
+            type_of(child) == "linear" for child in module.modules() if child is not module
+        ):
+            spot = Spot(spot.module, spot.layer_type, "FA", spot.layer)
+        return Target(module, spot, roles, "context", parameters, also=also)
+    weight = spot.layer_type in ("linear", "conv", "embedding", "norm") and _has_weight(module)
+    return Target(module, spot, {"input": ""}, "output", parameters, weight, also)
+
+
+def _is_fused(module: nn.Module) -> bool:
+    """Modules that use the weights of those inside them without calling them."""
+    return isinstance(module, nn.MultiheadAttention)
+
+
+def _has_weight(module: nn.Module) -> bool:
+    weight = module._parameters.get("weight", module.__dict__.get("weight"))
+    return isinstance(weight, Tensor) or hasattr(module, "parametrizations")
+
+
+def _split(pattern: str) -> list[str]:
+    """At each `|` that is not inside brackets."""
+    parts, depth = [""], 0
+    for place, letter in enumerate(pattern):
+        escaped = place > 0 and pattern[place - 1] == "\\"
+        depth += 0 if escaped else (letter in "([") - (letter in ")]")
+        if letter == "|" and depth == 0 and not escaped:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part for part in parts if part]
+
+
+def _there_is(modules: Sequence[_Named]) -> str:
+    kinds: dict[str, list[str]] = {}
+    for named in modules:
+        kind = type_of(named.module)
+        leaf = next(named.module.children(), None) is None
+        if named.name and (leaf or kind == "attention"):
+            kinds.setdefault(kind, []).append(named.name)
+    told = [
+        f"{len(found)} {kind} ({', '.join(found[:3])}{', …' if len(found) > 3 else ''})"
+        for kind, found in kinds.items()
+    ]
+    return f"There are: {'; '.join(told) or 'no modules inside it'}."
