@@ -21,8 +21,8 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from qgate.report.gates.pages import page
-from qgate.report.gates.runs import read_run
+from qgate.page.pages import page
+from qgate.page.runs import read_run
 from tests.browser import chromium
 from tests.report.gate_records import write_results
 

@@ -262,9 +262,7 @@ def test_what_cannot_be_written_leaves_all_as_it_was(
     monkeypatch.setattr(Path, "write_bytes", full)
     monkeypatch.setattr(Path, "replace", moving)
     if when == "full" and bad == "h.jsonl":
-        monkeypatch.setattr(
-            "qgate.report.gates.history.line", lambda _: full(Path(".h.jsonl.x"), b"")
-        )
+        monkeypatch.setattr("qgate.page.history.line", lambda _: full(Path(".h.jsonl.x"), b""))
     assert run("after", "--history", "h.jsonl", "-o", "r.html", "-o", "r.md") == 2
     said = capsys.readouterr()
     assert said.err.startswith(f"qgate report: {bad!r}: ")

@@ -26,10 +26,10 @@ from qgate.errors import QgateError
 from qgate.text import one_line
 
 if TYPE_CHECKING:
-    from qgate.report.gates.comparisons import Comparison
-    from qgate.report.gates.history import Point
-    from qgate.report.gates.reports import Loaded
-    from qgate.report.gates.terminal import Line
+    from qgate.page.comparisons import Comparison
+    from qgate.page.history import Point
+    from qgate.page.reports import Loaded
+    from qgate.page.terminal import Line
 
 _RESULTS = "results.jsonl"
 _NEARBY = 5
@@ -54,8 +54,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.report.gates.comparisons import compare
-    from qgate.report.gates.reports import load
+    from qgate.page.comparisons import compare
+    from qgate.page.reports import load
 
     outputs = args.output or [Path("report.html")]
     files = _files(args.results, args.label)
@@ -159,7 +159,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 def _check_outputs(outputs: Sequence[Path], history: Path | None, files: Sequence[Path]) -> None:
     """Before anything is read: a report that cannot be written is known at once."""
-    from qgate.report.gates.reports import ENDINGS
+    from qgate.page.reports import ENDINGS
 
     taken = {path.resolve() for path in files}
     if history is not None and history.resolve() in taken:
@@ -194,8 +194,8 @@ def _write(
     All are made beside their places before the first one is moved to its own, so whatever cannot
     be written leaves the others as they were.
     """
-    from qgate.report.gates.history import adding, point_of
-    from qgate.report.gates.reports import write_report
+    from qgate.page.history import adding, point_of
+    from qgate.page.reports import write_report
 
     history: Sequence[Point] = ()
     with contextlib.ExitStack() as stack:
@@ -237,9 +237,9 @@ def _naming(output: Path) -> Iterator[None]:
 
 
 def _told(loaded: Sequence[Loaded], comparison: Comparison | None) -> list[Line]:
-    from qgate.report.gates.comparison_texts import comparison_lines
-    from qgate.report.gates.reports import about
-    from qgate.report.gates.terminal import Line, counts_lines, errors, plain, tables
+    from qgate.page.comparison_texts import comparison_lines
+    from qgate.page.reports import about
+    from qgate.page.terminal import Line, counts_lines, errors, plain, tables
 
     width = shutil.get_terminal_size((80, 24)).columns
     lines: list[Line] = []

@@ -35,8 +35,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.report.gates.reports import write_page
-    from qgate.report.gates.runs import read_run
+    from qgate.page.reports import write_page
+    from qgate.page.runs import read_run
     from qgate.results import merge, read, to_csv
 
     paths = [results_in(path) for path in args.results]

@@ -21,9 +21,9 @@ from qgate.plugin.options import value
 from qgate.text import for_html, one_line
 
 if TYPE_CHECKING:
+    from qgate.page.plots.panels import Panel
+    from qgate.page.runs import Gate, Run
     from qgate.plugin.reporting import Reports
-    from qgate.report.gates.runs import Gate, Run
-    from qgate.report.plots.gates.panels import Panel
     from qgate.results.summary import Finding
 
 _COLUMNS = ("mode", "layer", "metric", "value", "limit", "margin", "change")
@@ -131,7 +131,7 @@ class HtmlColumns:
         run = self._reports.shown()
         if run is None:
             return
-        from qgate.report.gates.pages import map_fragment, summary_head
+        from qgate.page.pages import map_fragment, summary_head
 
         summary.append(summary_head(run))
         if self._left_out:
@@ -157,7 +157,7 @@ def worst_row(report: pytest.TestReport) -> Mapping[str, Any] | None:
 def _cells(record: Mapping[str, Any] | None) -> list[str]:
     shown = dict.fromkeys(_COLUMNS, ("", ""))
     if record is not None:
-        from qgate.report.gates.tables import far_text, limit_text, value_text
+        from qgate.page.tables import far_text, limit_text, value_text
         from qgate.results.summary import change_text, finding_of
 
         found = finding_of(record)
@@ -219,7 +219,7 @@ def _extra(kind: str, content: str, name: str = "") -> dict[str, Any]:
 
 def _panels(record: Mapping[str, Any]) -> tuple[list[Panel], list[str]]:
     """What can be drawn of a record, and what cannot; a suite of its own may put anything there."""
-    from qgate.report.plots.gates.panels import panels_of
+    from qgate.page.plots.panels import panels_of
 
     try:
         panels, problems = panels_of(record)
@@ -229,7 +229,7 @@ def _panels(record: Mapping[str, Any]) -> tuple[list[Panel], list[str]]:
 
 
 def _encoded(panel: Panel) -> str:
-    from qgate.report.plots.gates._svg import standalone
+    from qgate.page.plots._svg import standalone
 
     return base64.b64encode(standalone(panel.svg).encode("utf-8")).decode("ascii")
 

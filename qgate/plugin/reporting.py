@@ -27,7 +27,7 @@ from qgate.plugin.telling import Told, is_complete, tell, unused_lines
 from qgate.plugin.watching import underflow_lines
 
 if TYPE_CHECKING:
-    from qgate.report.gates.runs import Run
+    from qgate.page.runs import Run
 
 _KEY = "qgate"
 _PASSED: pytest.StashKey[bool] = pytest.StashKey()
@@ -274,7 +274,7 @@ class Reports:
 
     def _draw(self, page: Path) -> None:
         """The page of the run; whatever keeps it from being made is told, and is not green."""
-        from qgate.report.gates.reports import write_page
+        from qgate.page.reports import write_page
 
         try:
             write_page(page, [self._run], plots=value(self.config, "plots"))
@@ -292,7 +292,7 @@ class Reports:
 
     @cached_property
     def _run(self) -> Run:
-        from qgate.report.gates.runs import read_run
+        from qgate.page.runs import read_run
 
         return read_run(self._records())
 

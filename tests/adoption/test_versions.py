@@ -26,7 +26,7 @@ from qgate.engine import journal
 from qgate.engine.journal import Journal
 from qgate.errors import QgateError
 from qgate.modes import calibration
-from qgate.report.gates import data, history
+from qgate.page import data, history
 from qgate.results import read, schema
 from qgate.summaries.reading import flushed
 from qgate.summaries.record import ANALYSIS

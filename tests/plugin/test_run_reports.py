@@ -134,7 +134,7 @@ def test_a_fixture_that_is_not_there_is_told_in_one_line(project: Path, suites: 
 @pytest.mark.parametrize("error", ["OSError(28, 'disk full')", "ValueError('a bug')"])
 def test_a_page_that_cannot_be_made_is_not_green(project: Path, suites: Run, error: str) -> None:
     (project / "conftest.py").write_text(
-        "import qgate.report.gates.reports as reports\n"
+        "import qgate.page.reports as reports\n"
         f"def fail(*a, **k): raise {error}\n"
         "def pytest_configure(config): config._kept, reports.write_page = reports.write_page, fail\n"
         "def pytest_unconfigure(config): reports.write_page = config._kept\n"
@@ -155,8 +155,8 @@ def test_a_killed_run_leaves_records_that_a_page_can_be_made_of(project: Path, s
     assert told["exit"] is None
     assert list(told["models"]) == ["tiny-llama"]
     assert not (project / "qgate-out" / "report.html").exists()
-    from qgate.report.gates.reports import write_page
-    from qgate.report.gates.runs import read_run
+    from qgate.page.reports import write_page
+    from qgate.page.runs import read_run
 
     write_page(project / "late.html", [read_run(project / "qgate-out" / "results.jsonl")])
     assert "tiny-llama" in (project / "late.html").read_text(encoding="utf-8")

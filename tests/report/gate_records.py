@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from qgate.report.gates.runs import Run, run_of_records
+from qgate.page.runs import Run, run_of_records
 from qgate.results.pictures import Picture
 from qgate.results.schema import Record, line, new_header
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from qgate.report.gates.comparison_texts import (
+from qgate.page.comparison_texts import (
     comparison_lines,
     comparison_markdown,
     counts_text,
     headline,
     verdict_text,
 )
-from qgate.report.gates.comparisons import Comparison, Side, compare
-from qgate.report.gates.data import comparison_csv
-from qgate.report.gates.tables import shown_width
+from qgate.page.comparisons import Comparison, Side, compare
+from qgate.page.data import comparison_csv
+from qgate.page.tables import shown_width
 from tests.results.making import header, record
 from tests.results.test_texts import stored
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from qgate.errors import QgateError
-from qgate.report.gates._sections import trend_section
-from qgate.report.gates.history import Point, add_points, adding, point_of, read_points
+from qgate.page._sections import trend_section
+from qgate.page.history import Point, add_points, adding, point_of, read_points
 from qgate.results import Tally
 from qgate.storage.files import lock
 from tests.results.making import header, record

@@ -15,11 +15,11 @@ import pytest
 
 from qgate.charts._page_style import HEAT_DARK, HEAT_LIGHT
 from qgate.gate.checks import Check
-from qgate.report.gates import _details, _panels
-from qgate.report.gates._words import factor, headline, plain_cells, times_cell
-from qgate.report.gates.pages import Section, page, summary_head
-from qgate.report.gates.runs import Run, run_of_records
-from qgate.report.plots.gates import panels as gate_panels
+from qgate.page import _details, _panels
+from qgate.page._words import factor, headline, plain_cells, times_cell
+from qgate.page.pages import Section, page, summary_head
+from qgate.page.plots import panels as gate_panels
+from qgate.page.runs import Run, run_of_records
 from qgate.results.ranking import times_text
 from qgate.results.schema import line
 
@@ -339,7 +339,7 @@ def test_a_plot_that_cannot_be_drawn_costs_no_page(monkeypatch: pytest.MonkeyPat
 def test_without_plots_nothing_that_draws_is_loaded() -> None:
     code = (
         "import sys; from tests.report.gate_records import made_run\n"
-        "from qgate.report.gates.pages import page; page(made_run(12), plots='none')\n"
+        "from qgate.page.pages import page; page(made_run(12), plots='none')\n"
         "print([m for m in ('torch', 'matplotlib', 'pandas') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

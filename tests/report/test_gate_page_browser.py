@@ -12,8 +12,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from qgate.drawing.files import draw_analysis
-from qgate.report.gates.pages import page as gate_page
-from qgate.report.gates.runs import run_of_records
+from qgate.page.pages import page as gate_page
+from qgate.page.runs import run_of_records
 from tests import browser as browsers
 from tests.browser import Opened, opened, serious_findings
 

@@ -13,10 +13,10 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from qgate.cli import main
-from qgate.report.gates.history import point_of
-from qgate.report.gates.pages import map_fragment, page, summary_head
-from qgate.report.gates.reports import load, markdown_report
-from qgate.report.gates.runs import EVERYWHERE, Run, run_of_records
+from qgate.page.history import point_of
+from qgate.page.pages import map_fragment, page, summary_head
+from qgate.page.reports import load, markdown_report
+from qgate.page.runs import EVERYWHERE, Run, run_of_records
 from qgate.results import merge, read
 from qgate.results.others import told_others
 from qgate.results.schema import Record

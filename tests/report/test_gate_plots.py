@@ -18,15 +18,15 @@ from typing import Any
 
 import pytest
 
-from qgate.report.gates.runs import Growth
-from qgate.report.plots.gates import _axes, _findings, _lines, _svg, panels
-from qgate.report.plots.gates.errors import error_by_magnitude, error_histogram, worst_channels
-from qgate.report.plots.gates.growth import aligned, error_growth, growth_finding, layer_names
-from qgate.report.plots.gates.magnitudes import magnitude_histogram, magnitudes_finding
-from qgate.report.plots.gates.panels import panels_of
-from qgate.report.plots.gates.scatter import density, shades
-from qgate.report.plots.gates.sweeps import sweep_curve, sweep_finding
-from qgate.report.plots.gates.trends import Trend, TrendPoint, trend_finding, trend_lines
+from qgate.page.plots import _axes, _findings, _lines, _svg, panels
+from qgate.page.plots.errors import error_by_magnitude, error_histogram, worst_channels
+from qgate.page.plots.growth import aligned, error_growth, growth_finding, layer_names
+from qgate.page.plots.magnitudes import magnitude_histogram, magnitudes_finding
+from qgate.page.plots.panels import panels_of
+from qgate.page.plots.scatter import density, shades
+from qgate.page.plots.sweeps import sweep_curve, sweep_finding
+from qgate.page.plots.trends import Trend, TrendPoint, trend_finding, trend_lines
+from qgate.page.runs import Growth
 
 REFERENCES = Path(__file__).with_name("gate_plots")
 HOSTILE = "<script>alert('1')</script>&\x1b[31m\u202e\ud800\n" + "long " * 60
@@ -300,8 +300,8 @@ def test_names_stay_text() -> None:
 
 def test_drawing_loads_neither_torch_nor_matplotlib_nor_numpy() -> None:
     code = (
-        "import sys, qgate.report.plots.gates.panels, qgate.report.plots.gates.growth, "
-        "qgate.report.plots.gates.trends; "
+        "import sys, qgate.page.plots.panels, qgate.page.plots.growth, "
+        "qgate.page.plots.trends; "
         "print([m for m in ('torch', 'matplotlib', 'numpy', 'pandas') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

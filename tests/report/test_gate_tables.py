@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qgate.report.gates.tables import middle_cut, shown_width, site_text, table
-from qgate.report.gates.terminal import Line, failure_lines, plain, summary, tables
+from qgate.page.tables import middle_cut, shown_width, site_text, table
+from qgate.page.terminal import Line, failure_lines, plain, summary, tables
 from qgate.results import Tally
 from tests.report.gate_records import HOSTILE
 from tests.results.making import record

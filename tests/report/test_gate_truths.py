@@ -9,7 +9,7 @@ import pytest
 
 from qgate.cli import main
 from qgate.errors import QgateError
-from qgate.report.gates.runs import read_run
+from qgate.page.runs import read_run
 from qgate.results import read, write_whole
 from tests.results.making import record, write
 

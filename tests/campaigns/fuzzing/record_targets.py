@@ -15,8 +15,8 @@ from qgate.cli import main
 from qgate.drawing.files import _listed, draw_analysis
 from qgate.drawing.reading import read_analysis
 from qgate.engine.journal import Journal
-from qgate.report.gates._sections import trend_section
-from qgate.report.gates.history import add_points, point_of, read_points
+from qgate.page._sections import trend_section
+from qgate.page.history import add_points, point_of, read_points
 from qgate.results.merging import merge
 from qgate.results.summary import Tally
 from qgate.storage.opening import folder_of
@@ -141,10 +141,10 @@ _RESULTS = (
 )
 _SAID = (RefusedError,)
 TARGETS = (
-    Target("results", _results, _report, (*_RESULTS, "qgate.report.gates.data:report_json"), allowed=_SAID, share=12),
+    Target("results", _results, _report, (*_RESULTS, "qgate.page.data:report_json"), allowed=_SAID, share=12),
     Target("results compared", _two, _compared, _RESULTS, allowed=_SAID, share=8),
     Target("results merged", _two, _merged, _RESULTS),
-    Target("history", _history, _trend, ("qgate.report.gates.history:read_points", "qgate.results.schema:parse")),
+    Target("history", _history, _trend, ("qgate.page.history:read_points", "qgate.results.schema:parse")),
     Target("analysis of a dump", _analysis, _redraw, ("qgate.drawing.reading:read_analysis", "qgate.results.streaming:_value"), share=8),
     Target("record of activations", _activations, _reread, ("qgate.activation_stats.files:read_record",), share=8),
     Target("journal of a sweep", _journal, _go_on,

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from os.path import commonprefix
 
 from qgate.charts.page_parts import empty, head_cells, scroll, section, wrapping
-from qgate.report.gates._heat import natural
-from qgate.report.gates._words import (
+from qgate.page._heat import natural
+from qgate.page._words import (
     FAILED,
     IMPROVED,
     NEW,
@@ -21,7 +21,7 @@ from qgate.report.gates._words import (
     times_cell,
     verdict_of,
 )
-from qgate.report.gates.runs import Gate, Run
+from qgate.page.runs import Gate, Run
 from qgate.text import for_html as text
 from qgate.text import one_line, shortened
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from qgate.report.gates.comparison_texts import comparison_markdown
-from qgate.report.gates.comparisons import Comparison, Side
-from qgate.report.gates.data import comparison_csv, report_json
-from qgate.report.gates.history import Point
-from qgate.report.gates.runs import Run, run_of_records
+from qgate.page.comparison_texts import comparison_markdown
+from qgate.page.comparisons import Comparison, Side
+from qgate.page.data import comparison_csv, report_json
+from qgate.page.history import Point
+from qgate.page.runs import Run, run_of_records
 from qgate.results.ci import markdown_summary
 from qgate.results.pictures import Plots
 from qgate.results.reading import read, told_of
@@ -85,11 +85,11 @@ def write_page(
 ) -> None:
     """The page of a run, of several that of the last: one says what a change did by showing what
     came of it. A comparison has to be given, since runs keep only the worst of each gate."""
-    from qgate.report.gates.pages import page
+    from qgate.page.pages import page
 
     sections = []
     if comparison is not None or history:
-        from qgate.report.gates._sections import comparison_section, trend_section
+        from qgate.page._sections import comparison_section, trend_section
 
         if comparison is not None:
             sections.append(comparison_section(comparison))

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from qgate.report.plots.gates import _axes
-from qgate.report.plots.gates._axes import Axis
-from qgate.report.plots.gates._svg import (
+from qgate.page.plots import _axes
+from qgate.page.plots._axes import Axis
+from qgate.page.plots._svg import (
     color,
     cut_to_width,
     group,

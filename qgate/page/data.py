@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qgate._version import __version__
-from qgate.report.gates.comparisons import EQUAL, Comparison, Row
-from qgate.report.gates.history import Point
-from qgate.report.gates.runs import Gate, Run
+from qgate.page.comparisons import EQUAL, Comparison, Row
+from qgate.page.history import Point
+from qgate.page.runs import Gate, Run
 from qgate.results.schema import line
 from qgate.results.summary import Finding, ModeSummary, Tally
 from qgate.text import as_csv

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from qgate.charts._page_style import HEAT_LIGHT, LIGHT_COLORS, heat_colors
 from qgate.charts.page_parts import scroll, section
-from qgate.report.gates.runs import EVERYWHERE, Gate, Growth, Run, Spot
+from qgate.page.runs import EVERYWHERE, Gate, Growth, Run, Spot
 from qgate.text import for_html as text
 from qgate.text import shortened
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from qgate.charts.page_parts import Cell, drawing, empty, figures, finding_list, number, sortable
-from qgate.report.gates.comparison_texts import (
+from qgate.page.comparison_texts import (
     TITLES,
     cell_text,
     counts_text,
@@ -15,12 +15,12 @@ from qgate.report.gates.comparison_texts import (
     ratio_text,
     verdict_text,
 )
-from qgate.report.gates.comparisons import Cell as Compared
-from qgate.report.gates.comparisons import Comparison, Row
-from qgate.report.gates.history import ModePoint, Point
-from qgate.report.gates.pages import Section
-from qgate.report.gates.tables import middle_cut
-from qgate.report.plots.gates.trends import Trend, TrendPoint, trend_lines
+from qgate.page.comparisons import Cell as Compared
+from qgate.page.comparisons import Comparison, Row
+from qgate.page.history import ModePoint, Point
+from qgate.page.pages import Section
+from qgate.page.plots.trends import Trend, TrendPoint, trend_lines
+from qgate.page.tables import middle_cut
 from qgate.results.ranking import times_figure
 from qgate.text import for_html as text
 

@@ -6,20 +6,10 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
-from qgate.report.plots.gates import _axes
-from qgate.report.plots.gates._axes import BOTTOM, HEIGHT, LEFT, TOP, WIDTH
-from qgate.report.plots.gates._findings import density_finding
-from qgate.report.plots.gates._svg import (
-    box,
-    brief,
-    color,
-    document,
-    group,
-    label,
-    number,
-    numbers,
-    path,
-)
+from qgate.page.plots import _axes
+from qgate.page.plots._axes import BOTTOM, HEIGHT, LEFT, TOP, WIDTH
+from qgate.page.plots._findings import density_finding
+from qgate.page.plots._svg import box, brief, color, document, group, label, number, numbers, path
 from qgate.results.pictures import ErrorPicture
 
 SIDE = BOTTOM - TOP

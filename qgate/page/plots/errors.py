@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qgate.report.plots.gates import _axes
-from qgate.report.plots.gates._axes import BOTTOM, HEIGHT, LEFT, RIGHT, STRIP, TOP, WIDTH
-from qgate.report.plots.gates._findings import (
-    channels_finding,
-    histogram_finding,
-    magnitude_finding,
-    sides,
-)
-from qgate.report.plots.gates._svg import (
+from qgate.page.plots import _axes
+from qgate.page.plots._axes import BOTTOM, HEIGHT, LEFT, RIGHT, STRIP, TOP, WIDTH
+from qgate.page.plots._findings import channels_finding, histogram_finding, magnitude_finding, sides
+from qgate.page.plots._svg import (
     box,
     brief,
     color,

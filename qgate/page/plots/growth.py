@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from qgate.report.gates.runs import Growth
-from qgate.report.plots.gates import _axes, _lines
-from qgate.report.plots.gates._lines import Line
-from qgate.report.plots.gates._svg import brief, cut_to_width, document, label, text_width, times
+from qgate.page.plots import _axes, _lines
+from qgate.page.plots._lines import Line
+from qgate.page.plots._svg import brief, cut_to_width, document, label, text_width, times
+from qgate.page.runs import Growth
 
 HEIGHT, BOTTOM = 250.0, 212.0
 # A layer that multiplies the carried error by this much is named.

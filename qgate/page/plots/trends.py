@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from qgate.report.plots.gates import _axes, _lines
-from qgate.report.plots.gates._lines import Line
-from qgate.report.plots.gates._svg import brief, cut_to_width, document, label, markers, times
+from qgate.page.plots import _axes, _lines
+from qgate.page.plots._lines import Line
+from qgate.page.plots._svg import brief, cut_to_width, document, label, markers, times
 from qgate.text import one_line
 
 HEIGHT, BOTTOM = 250.0, 210.0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qgate.report.gates.tables import (
+from qgate.page.tables import (
     clipped,
     far_text,
     limit_text,

@@ -5,17 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from qgate.report.gates.comparisons import EQUAL, Cell, Comparison, Group, Row
-from qgate.report.gates.tables import (
-    clipped,
-    middle_cut,
-    short,
-    shown_width,
-    site_text,
-    table,
-    widest,
-)
-from qgate.report.gates.terminal import NARROWEST, Line, plain
+from qgate.page.comparisons import EQUAL, Cell, Comparison, Group, Row
+from qgate.page.tables import clipped, middle_cut, short, shown_width, site_text, table, widest
+from qgate.page.terminal import NARROWEST, Line, plain
 from qgate.results.ranking import times_figure
 from qgate.text import for_markdown, one_line
 

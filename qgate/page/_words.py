@@ -12,7 +12,7 @@ from qgate.gate.checks import ACCEPTABLE, Check
 from qgate.gate.texts import cells_of, sentence
 from qgate.gate.updating import hint
 from qgate.metrics import METRICS
-from qgate.report.gates.runs import Gate, Run
+from qgate.page.runs import Gate, Run
 from qgate.results.others import NOT_FINISHED, others_text
 from qgate.results.ranking import severity, times_figure, times_text
 from qgate.results.schema import Record

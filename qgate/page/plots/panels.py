@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qgate.report.plots.gates import _findings
-from qgate.report.plots.gates._checked import checked
-from qgate.report.plots.gates.errors import error_by_magnitude, error_histogram, worst_channels
-from qgate.report.plots.gates.magnitudes import magnitude_histogram, magnitudes_finding
-from qgate.report.plots.gates.scatter import density
-from qgate.report.plots.gates.sweeps import sweep_curve, sweep_finding
+from qgate.page.plots import _findings
+from qgate.page.plots._checked import checked
+from qgate.page.plots.errors import error_by_magnitude, error_histogram, worst_channels
+from qgate.page.plots.magnitudes import magnitude_histogram, magnitudes_finding
+from qgate.page.plots.scatter import density
+from qgate.page.plots.sweeps import sweep_curve, sweep_finding
 from qgate.text import one_line
 
 # So many pictures of one record are drawn; a record that has more was not written by qgate.

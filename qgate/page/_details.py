@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from qgate.charts.page_parts import scroll, section, wrapping
 from qgate.gate.checks import Check
-from qgate.report.gates._panels import Panels
-from qgate.report.gates._words import (
+from qgate.page._panels import Panels
+from qgate.page._words import (
     NEW,
     UNKNOWN,
     accepting,
@@ -20,7 +20,7 @@ from qgate.report.gates._words import (
     times_cell,
     verdict_of,
 )
-from qgate.report.gates.runs import Gate, Run
+from qgate.page.runs import Gate, Run
 from qgate.text import for_html as text
 from qgate.text import shortened
 

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qgate.charts.page_parts import contents, document, section
-from qgate.report.gates import _details, _head, _heat, _list, _panels, _run_parts
-from qgate.report.gates._details import failing, passing, unknown
-from qgate.report.gates._head import counts_of, summary_head, tone_of
-from qgate.report.gates._heat import heat_maps, map_fragment
-from qgate.report.gates._list import gate_table
-from qgate.report.gates._panels import Panels
-from qgate.report.gates._run_parts import others, updates
-from qgate.report.gates._words import headline_parts
-from qgate.report.gates.runs import Run
+from qgate.page import _details, _head, _heat, _list, _panels, _run_parts
+from qgate.page._details import failing, passing, unknown
+from qgate.page._head import counts_of, summary_head, tone_of
+from qgate.page._heat import heat_maps, map_fragment
+from qgate.page._list import gate_table
+from qgate.page._panels import Panels
+from qgate.page._run_parts import others, updates
+from qgate.page._words import headline_parts
+from qgate.page.runs import Run
 from qgate.results.pictures import Plots
 from qgate.text import for_html as text
 from qgate.text import shortened

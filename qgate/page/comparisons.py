@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from qgate.metrics import METRICS
-from qgate.report.gates._header_differences import Difference, differences
+from qgate.page._header_differences import Difference, differences
 from qgate.results.ranking import binding, binding_checks, severity
 from qgate.results.schema import Record
 

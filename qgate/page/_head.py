@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from qgate.report.gates._words import VERDICTS, headline, updated_text, verdict_of
-from qgate.report.gates.runs import Run
+from qgate.page._words import VERDICTS, headline, updated_text, verdict_of
+from qgate.page.runs import Run
 from qgate.results.others import NOT_FINISHED
 from qgate.text import for_html as text
 from qgate.text import shortened

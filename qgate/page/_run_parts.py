@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from qgate.charts.page_parts import section, wrapping
-from qgate.report.gates._words import first_of
-from qgate.report.gates.runs import Run
+from qgate.page._words import first_of
+from qgate.page.runs import Run
 from qgate.results.others import others_text
 from qgate.text import for_html as text
 
