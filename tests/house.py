@@ -23,19 +23,24 @@ from pathlib import Path
 FLOORS = {
     room: floor
     for floor, rooms in {
-        7: "plugin cli",
-        6: "report",
-        5: "pipeline",
-        4: "capture modes analysis",
-        3: "formats stats models gate results baselines dumps engine",
+        9: "plugin cli",
+        8: "pipeline page analysis",
+        7: "drawing",
+        6: "comparing collecting sweeps activation_stats",
+        5: "summaries",
+        4: "capture modes scales dumps",
+        3: "formats stats models gate results baselines engine charts",
         2: "storage devices documents kernels metrics text",
         1: "registry archives",
         0: "errors _version",
     }.items()
     for room in rooms.split()
 }
-TORCH_FREE = ("gate", "results", "report")
-NO_ENVIRONMENT = ("formats", "stats", "models", "modes", "capture", "analysis")
+TORCH_FREE = ("gate", "results", "charts", "page", "text")
+"""Rooms that work without torch."""
+SHOWING = ("findings", "page", "plots", "record", "tables", "texts")
+"""Files of any room that work without torch: what shows a record reads nothing else."""
+NO_ENVIRONMENT = ("formats", "stats", "models", "modes", "capture", "scales", "summaries", "sweeps")
 ENTRY_POINTS = ("__main__", "models.train")
 LOADED_ON_DEMAND = ("transformers", "datasets")
 PICKLERS = ("pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve")
@@ -92,6 +97,13 @@ class Module:
     def room(self) -> str:
         """The first component under the package, the empty text for the package's own file."""
         return _room(self.name)
+
+    @property
+    def torch_free(self) -> str:
+        """The room or the name because of which a file works without torch, or the empty text."""
+        if self.room in TORCH_FREE:
+            return self.room
+        return next((part for part in self.name.split(".")[2:] if part in SHOWING), "")
 
     @property
     def imports(self) -> list[Import]:
@@ -356,12 +368,12 @@ def torch_free_violations(package_dir: Path) -> list[str]:
 def _misplaced(module: Module, imported: Import) -> str:
     """Why a file may not import something, the empty text where it may."""
     top = imported.name.split(".")[0]
-    if _is_torch(imported.name) and module.room in TORCH_FREE:
-        return f"{module.room} works without torch"
+    if _is_torch(imported.name) and module.torch_free:
+        return f"{module.torch_free} works without torch"
     if top.strip("_").split("_")[0] == "pytest" and module.room != "plugin":
         return "only plugin knows pytest"
-    if top == "matplotlib" and module.name.split(".")[1:3] != ["report", "plots"]:
-        return "only report/plots draws"
+    if top == "matplotlib" and module.room != "charts" and "plots" not in module.name.split("."):
+        return "only charts and the plots of features draw"
     if top == "argparse" and module.room not in ("cli", "plugin"):
         return "only cli and plugin read a command line"
     if top in LOADED_ON_DEMAND and imported.when != "call":
@@ -383,12 +395,10 @@ def _torch_reached(found: list[Module]) -> list[str]:
         if any(each.when == "import" and _is_torch(each.name) for each in module.imports)
     }
     ways = {
-        module: _shortest(graph, module.name, loads_torch)
-        for module in found
-        if module.room in TORCH_FREE
+        module: _shortest(graph, module.name, loads_torch) for module in found if module.torch_free
     }
     return [
-        f"{module.shown}: {module.room} works without torch, but loads it through "
+        f"{module.shown}: {module.torch_free} works without torch, but loads it through "
         f"{' -> '.join(way[1:])}."
         for module, way in ways.items()
         if way

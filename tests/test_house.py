@@ -47,7 +47,7 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
     house.floor_violations: {
         "up": (
             {"formats/a.py": "import qgate.pipeline.run\n", "pipeline/run.py": ""},
-            ["qgate/formats/a.py:1: formats (floor 3) imports pipeline (floor 5)"],
+            ["qgate/formats/a.py:1: formats (floor 3) imports pipeline (floor 8)"],
         ),
         "up, to a room that is not built": (
             {"registry.py": "\nfrom qgate import stats\n"},
@@ -74,29 +74,29 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
         ),
         "sibling, on the top floor": (
             {"cli/a.py": "from qgate.plugin import b\n", "plugin/b.py": "import qgate.cli.a\n"},
-            ["cli (floor 7) imports its sibling plugin", "plugin (floor 7) imports its sibling"],
+            ["cli (floor 9) imports its sibling plugin", "plugin (floor 9) imports its sibling"],
         ),
         "__main__ is cli": (
-            {"__main__.py": "from qgate.plugin import b\n", "report/a.py": "import qgate.cli\n"},
-            ["qgate/__main__.py:1: cli (floor 7)", "report (floor 6) imports cli (floor 7)"],
+            {"__main__.py": "from qgate.plugin import b\n", "page/a.py": "import qgate.cli\n"},
+            ["qgate/__main__.py:1: cli (floor 9)", "page (floor 8) imports cli (floor 9)"],
         ),
         "by name": (
             {
                 "results.py": "import importlib\n\ndef f(name):\n"
-                "    importlib.import_module('qgate.report')\n"
+                "    importlib.import_module('qgate.page')\n"
                 "    importlib.import_module(f'qgate.pipeline.{name}')\n"
             },
-            ["results.py:4: results (floor 3) imports report", "results.py:5: results (floor 3)"],
+            ["results.py:4: results (floor 3) imports page", "results.py:5: results (floor 3)"],
         ),
         "from the roof": (
             {
-                "report/a.py": "from qgate import quantize\n",
+                "page/a.py": "from qgate import quantize\n",
                 "cli/b.py": "import qgate\n",
                 "modes.py": "from qgate import *\n",
             },
             [
-                "report (floor 6) imports qgate.quantize, which is no room",
-                "cli (floor 7) imports qgate, which is no room",
+                "page (floor 8) imports qgate.quantize, which is no room",
+                "cli (floor 9) imports qgate, which is no room",
                 "modes (floor 4) imports qgate.*, which is no room",
             ],
         ),
@@ -156,36 +156,36 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
             {
                 "gate/a.py": "def f():\n    import torch.nn as nn\n",
                 "results.py": "from torch import Tensor\n",
-                "report/a.py": "from safetensors.torch import load_file\n",
+                "page/a.py": "from safetensors.torch import load_file\n",
             },
             [
                 "qgate/gate/a.py:2: imports torch.nn: gate works without torch",
                 "qgate/results.py:1: imports torch.Tensor",
-                "qgate/report/a.py:1: imports safetensors.torch.load_file",
+                "qgate/page/a.py:1: imports safetensors.torch.load_file",
             ],
         ),
         "torch, through others": (
             {
-                "report/a.py": "from qgate.pipeline import run\n",
+                "page/a.py": "from qgate.pipeline import run\n",
                 "pipeline/run.py": "import qgate.stats.b\n",
                 "stats/b.py": "import torch\n",
             },
-            ["qgate/report/a.py: report works", "through qgate.pipeline.run -> qgate.stats.b."],
+            ["qgate/page/a.py: page works", "through qgate.pipeline.run -> qgate.stats.b."],
         ),
         "pytest": (
             {
                 "__init__.py": "import pytest\n",
                 "cli/a.py": "def f():\n    from _pytest import config\n",
-                "report/a.py": "import pytest_html\n",
+                "page/a.py": "import pytest_html\n",
             },
             ["qgate/__init__.py:1: imports pytest", "imports _pytest.config", "pytest_html"],
         ),
         "matplotlib": (
             {
-                "report/html.py": "def f():\n    import matplotlib.pyplot as plt\n",
-                "analysis/plots.py": "import matplotlib\n",
+                "page/html.py": "def f():\n    import matplotlib.pyplot as plt\n",
+                "sweeps/advice.py": "import matplotlib\n",
             },
-            ["report/html.py:2: imports matplotlib.pyplot: only report/plots", "analysis/plots.py"],
+            ["page/html.py:2: imports matplotlib.pyplot: only charts", "sweeps/advice.py"],
         ),
         "argparse": (
             {"formats/a.py": "from argparse import ArgumentParser\n"},
@@ -257,14 +257,8 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
             ["qgate/stats/a.py:3: reads os.environ"],
         ),
         "in every room where numbers are made": (
-            {
-                f"{room}.py": "import os\nos.getenv('X')\n"
-                for room in ("formats", "stats", "models", "modes", "capture", "analysis")
-            },
-            [
-                f"qgate/{room}.py:2"
-                for room in ("formats", "stats", "models", "modes", "capture", "analysis")
-            ],
+            {f"{room}.py": "import os\nos.getenv('X')\n" for room in house.NO_ENVIRONMENT},
+            [f"qgate/{room}.py:2" for room in house.NO_ENVIRONMENT],
         ),
     },
     house.pickle_violations: {
@@ -341,9 +335,9 @@ GOOD: dict[Rule, Files] = {
     house.floor_violations: {
         "__init__.py": "from qgate.cli import main\nfrom qgate import formats\n",
         "__main__.py": "from qgate.cli import main\n",
-        "cli/a.py": "from qgate import formats, report\nfrom . import b\nimport qgate.errors\n",
+        "cli/a.py": "from qgate import formats, page\nfrom . import b\nimport qgate.errors\n",
         "cli/b.py": "import importlib\n\nimportlib.import_module(f'qgate.cli.{input()}')\n",
-        "report/a.py": "from ..pipeline.run import x\nfrom qgatelike.plugin import y\n",
+        "page/a.py": "from ..sweeps.run import x\nfrom qgatelike.plugin import y\n",
         "formats/a.py": "from .b import x\nfrom ..registry import Registry\n",
         "registry.py": "from qgate.errors import unknown\n",
     },
@@ -357,10 +351,10 @@ GOOD: dict[Rule, Files] = {
     },
     house.torch_free_violations: {
         "formats/a.py": "import torch\nfrom torch import nn\n",
-        "report/a.py": "import qgate.formats.b\n\ndef f():\n    from qgate.formats import a\n",
+        "page/a.py": "import qgate.formats.b\n\ndef f():\n    from qgate.formats import a\n",
         "formats/b.py": "def f():\n    import torch\n",
-        "report/plots/a.py": "def f():\n    import matplotlib.pyplot\n",
-        "report/b.py": "import torchtime\n",
+        "drawing/plots/a.py": "def f():\n    import matplotlib.pyplot\n",
+        "page/b.py": "import torchtime\n",
         "plugin/a.py": "import pytest\nimport argparse\n",
         "__main__.py": "import argparse\n",
         "models/a.py": "def f():\n    import transformers, datasets\n",

@@ -25,6 +25,7 @@ from qgate.text import (
     for_xml,
     one_line,
     percent,
+    rounded_percent,
 )
 from tests.hostile import HOSTILE
 
@@ -181,4 +182,11 @@ def test_shares_never_read_as_none_or_all() -> None:
     shares = (0, 1e-9, 0.004, 0.0951, 0.5, 0.995, 0.9996, 1, math.nan)
     assert [percent(share) for share in shares] == [
         "0 %", "1e-7 %", "0.4 %", "9.5 %", "50.0 %", "99.5 %", ">99.9 %", "100 %", "-"
+    ]  # fmt: skip
+
+
+def test_shares_of_labels_are_rounded_and_never_read_as_none_or_all() -> None:
+    shares = (0, 1e-9, 0.004, 0.0951, 0.5, 0.995, 0.9996, 1)
+    assert [rounded_percent(share) for share in shares] == [
+        "0 %", "<0.1 %", "0.4 %", "9.5 %", "50 %", "99.5 %", ">99.9 %", "100 %"
     ]  # fmt: skip

@@ -1,0 +1,1 @@
+"""Statistics of activations: magnitudes, outliers, formats, and what is shown of them."""

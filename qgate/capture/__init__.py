@@ -6,12 +6,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from qgate.capture.captures import Capture
     from qgate.capture.comparing import compare, compare_runs
-    from qgate.capture.record import Capture
     from qgate.capture.running import pick_sites, run
 
 _HOME = {
-    "Capture": "record",
+    "Capture": "captures",
     "compare": "comparing",
     "compare_runs": "comparing",
     "pick_sites": "running",

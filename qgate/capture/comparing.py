@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qgate.capture.record import Capture
+from qgate.capture.captures import Capture
 from qgate.capture.running import pass_through, pick_sites
 from qgate.errors import QgateError
 from qgate.models.model import Model

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from qgate.capture.record import Capture
+from qgate.capture.captures import Capture
 from qgate.devices import exact_math
 from qgate.errors import QgateError, unknown
 from qgate.models.model import Model, inputs_hash

@@ -1,0 +1,1 @@
+"""What pages and pictures are made of: parts of pages, figures, one palette."""

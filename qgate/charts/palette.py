@@ -42,6 +42,13 @@ FORMAT_COLORS = {
     "float32": GRAY,
     "float64": INK,
 }
+# What other tools call formats.
+FORMAT_ALIASES = {
+    "hifp8": "hif8",
+    "mxfp8": "mxfp8_e4m3",
+    "mxfp4": "mxfp4_e2m1",
+    "bfloat16": "bf16",
+}
 _NEW = (WINE, OLIVE, TEAL, INDIGO, SAND, ROSE, SLATE, COCOA)
 PALETTE = frozenset(
     (*COLORS, *FORMAT_COLORS.values(), *_NEW, *BLUES, RED, BROWN, DARK_GREEN, WHITE, GRAY, PALE)

@@ -13,9 +13,16 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 
 from qgate.charts.figure import DPI, HEADLINE, SMALL, TICK, new_figure, save
-from qgate.charts.palette import BLACK, COLORS, FORMAT_COLORS, INK, WHITE, format_color
-from qgate.summaries.reading import SPELLED, tensor_title
-from qgate.text import brief, distinct, one_line, shortened
+from qgate.charts.palette import (
+    BLACK,
+    COLORS,
+    FORMAT_ALIASES,
+    FORMAT_COLORS,
+    INK,
+    WHITE,
+    format_color,
+)
+from qgate.text import brief, distinct, one_line, shortened, shortened_title
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -109,7 +116,7 @@ def wrapped(text: object, width: int) -> str:
     has too much goes from the beginning of its module."""
     first, comma, rest = one_line(text).partition(", ")
     if comma:
-        lines = [tensor_title({"title": first}, width), rest]
+        lines = [shortened_title(first, width), rest]
     else:
         clean = shortened(text, 2 * width)
         lines = textwrap.wrap(clean, width)
@@ -139,7 +146,7 @@ def format_markers(names: Iterable[str]) -> dict[str, str]:
 
 def type_colors(names: Iterable[str]) -> dict[str, str]:
     """Quant types have the color of the format that they spell, and others what is left."""
-    told = {name: SPELLED.get(name, name) for name in names}
+    told = {name: FORMAT_ALIASES.get(name, name) for name in names}
     found = {name: FORMAT_COLORS[fmt] for name, fmt in told.items() if fmt in FORMAT_COLORS}
     left = [color for color in COLORS if color not in found.values()] or list(COLORS)
     others = [name for name in told if name not in found]

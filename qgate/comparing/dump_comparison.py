@@ -20,8 +20,8 @@ from torch import Tensor
 
 from qgate.comparing.dump_differences import DumpComparison, Findings, Kind, PairErrors
 from qgate.comparing.pairing import Pairing, Rule, Twin, origins, paired, rule_of
-from qgate.drawing.tensor_pass import opened, together
 from qgate.dumps import Dump, Record, nbytes
+from qgate.dumps.choosing import opened, together
 from qgate.engine import Failure, Workers, outcomes
 from qgate.errors import QgateError
 from qgate.stats import errors, serial

@@ -1,0 +1,1 @@
+"""Dumps under all analyses: distributions, losses, ranks, and what is shown of them."""

@@ -15,8 +15,8 @@ from qgate.drawing.quant_types import compare_formats, compare_quant_types, comp
 from qgate.drawing.rank_differences import ranks_of, sample_cells
 from qgate.drawing.shown import Shown
 from qgate.drawing.tensor_maps import tensor_map
-from qgate.drawing.tensor_pass import Batch, Glance, Group, Looked, batches, look, opened, values_of
-from qgate.dumps.choosing import Chosen, choose
+from qgate.drawing.tensor_pass import Batch, Glance, Group, Looked, batches, look, values_of
+from qgate.dumps.choosing import Chosen, choose, opened
 from qgate.dumps.summing import all_totals
 from qgate.engine import Failure, Workers, outcomes
 from qgate.errors import QgateError

@@ -16,9 +16,9 @@ from torch import Tensor
 from qgate import formats
 from qgate.comparing.pairing import paired, rule_of
 from qgate.drawing.tensor_pairs import merged_scatter, pair_figures, scatter_of
-from qgate.drawing.tensor_pass import together, values_of
+from qgate.drawing.tensor_pass import values_of
 from qgate.dumps import Record
-from qgate.dumps.choosing import Chosen, Located
+from qgate.dumps.choosing import Chosen, Located, together
 from qgate.dumps.summing import nbytes
 from qgate.engine import Failure, Workers, outcomes
 from qgate.errors import QgateError, unknown

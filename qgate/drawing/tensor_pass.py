@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from torch import Tensor
 
 from qgate.drawing.shown import Shown
 from qgate.dumps import Dump, Record
-from qgate.dumps.choosing import Located
+from qgate.dumps.choosing import Located, opened, together
 from qgate.dumps.summing import nbytes
 from qgate.errors import QgateError
 from qgate.results.rows import packed
@@ -20,10 +19,7 @@ from qgate.storage import places
 from qgate.summaries.pooling import Pool, channels_of, pool_of, pool_of_counts, pool_of_statistics
 from qgate.summaries.record import TensorPortrait
 
-_TOGETHER = 32 << 20
-_MOST_TOGETHER = 16
 Group = tuple[str, str, str, str, str]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -55,30 +51,10 @@ class Looked:
     lost: list[tuple[places.Place, int, int]] = field(default_factory=list)
 
 
-def together(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
-    """Neighbors, as many as make it worth sending them to a process; fixed by the items alone."""
-    part: list[T] = []
-    total = 0
-    for item in items:
-        if part and (total + size(item) > _TOGETHER or len(part) >= _MOST_TOGETHER):
-            yield part
-            part, total = [], 0
-        part.append(item)
-        total += size(item)
-    if part:
-        yield part
-
-
 def batches(places: Iterable[Located], glance: Glance) -> Iterator[Batch]:
     """What one process looks at, part by part."""
     for part in together(places, lambda place: nbytes(place.record)):
         yield Batch(tuple(part), glance)
-
-
-@functools.lru_cache(maxsize=4)
-def opened(folder: places.Place) -> Dump:
-    """A dump that this process has open; its index is read once."""
-    return Dump.open(folder)
 
 
 def look(batch: Batch) -> Looked:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from qgate.dumps import Dump, Record, Seen, check_fields, is_wanted
 from qgate.errors import QgateError
 from qgate.storage import places
+
+_TOGETHER = 32 << 20
+_MOST_TOGETHER = 16
+T = TypeVar("T")
 
 
 class Located(NamedTuple):
@@ -124,3 +129,23 @@ def choose(dumps: Sequence[Dump], wanted: Mapping[str, object], most: int | None
 
 def says_something(record: Record) -> bool:
     return record.elements > 0 and record.dtype.startswith(("float", "bfloat"))
+
+
+@functools.lru_cache(maxsize=4)
+def opened(folder: places.Place) -> Dump:
+    """A dump that this process has open; its index is read once."""
+    return Dump.open(folder)
+
+
+def together(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Neighbors, as many as make it worth sending them to a process; fixed by the items alone."""
+    part: list[T] = []
+    total = 0
+    for item in items:
+        if part and (total + size(item) > _TOGETHER or len(part) >= _MOST_TOGETHER):
+            yield part
+            part, total = [], 0
+        part.append(item)
+        total += size(item)
+    if part:
+        yield part

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from qgate.drawing.tensor_pass import opened
+from qgate.dumps.choosing import opened
 from qgate.dumps.verifying import RankLook, damage_in, each_once, look_at
 from qgate.engine import Failure, Workers, outcomes
 from qgate.storage import places

@@ -1,1 +1,1 @@
-"""What the gates of a run found, as people read it: on a page, in a terminal, in a table."""
+"""The page and the texts of a run of gates."""

@@ -1,0 +1,1 @@
+"""Which powers of two suit a format."""

@@ -1,0 +1,1 @@
+"""Tensors as exact counts that add up, and what is read from them."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -12,14 +11,14 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from qgate.charts.palette import FORMAT_ALIASES
 from qgate.summaries.record import DumpAnalysis, Fate, PeerCell, Portrait, TensorPortrait
-from qgate.text import decibels, distinct, one_line, shortened
+from qgate.text import decibels, distinct, one_line, shortened, shortened_title
 
 Floats = npt.NDArray[np.float64]
 Kind = tuple[str, str, str]
 Key = TypeVar("Key")
 Item = TypeVar("Item")
-SPELLED = {"hifp8": "hif8", "mxfp8": "mxfp8_e4m3", "mxfp4": "mxfp4_e2m1", "bfloat16": "bf16"}
 
 
 def figure_of(record: Mapping[str, Any], name: str) -> float:
@@ -69,24 +68,9 @@ def kind_title(kind: Sequence[str], most: int = 40) -> str:
     return " ".join(shortened(word, max(8, most // 3 - 1)) for word in kind if word)
 
 
-_SHORT = (("rank ", "r"), ("iteration ", "it "), ("sample ", "s"), ("micro-batch ", "mb "))
-
-
 def tensor_title(tensor: Mapping[str, Any], most: int = 120) -> str:
-    """The title of a tensor. Where it is too long its module loses its beginning, so that the
-    name, the direction, the rank and the time, which tell tensors apart, stay."""
-    title = one_line(tensor.get("title") or "tensor without a name")
-    if len(title) <= most:
-        return title
-    head, *rest = title.split(", ")
-    for word, short in _SHORT:
-        rest = [short + part[len(word) :] if part.startswith(word) else part for part in rest]
-    tail = "".join(f", {part}" for part in rest)
-    layer = found.group() if (found := re.match(r"L\d+ ", head)) else ""
-    room = most - len(layer) - len(tail)
-    if len(layer + head[len(layer) :] + tail) <= most:
-        return head + tail
-    return shortened(title, most) if room < 16 else f"{layer}…{head[1 - room :]}{tail}"
+    """Return the title of a tensor, at most so long."""
+    return shortened_title(tensor.get("title") or "tensor without a name", most)
 
 
 def row_titles(tensors: Sequence[Mapping[str, Any]], most: int = 60) -> list[str]:
@@ -209,7 +193,7 @@ def is_quantized(tensor: Mapping[str, Any]) -> bool:
 def format_named(analysis: DumpAnalysis, label: str) -> str | None:
     """The format that a label such as `hifp8` means, if there are figures of it."""
     names = format_names(analysis)
-    name = label if label in names else SPELLED.get(label, label)
+    name = label if label in names else FORMAT_ALIASES.get(label, label)
     return name if name in names else None
 
 

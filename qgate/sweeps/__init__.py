@@ -1,0 +1,1 @@
+"""One quantizer over many scales: a curve, advice, texts, pictures and a page."""

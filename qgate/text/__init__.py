@@ -11,8 +11,8 @@ from qgate.text.escaping import (
     for_xml,
     one_line,
 )
-from qgate.text.names import counted, distinct, shortened
-from qgate.text.numbers import brief, decibels, percent
+from qgate.text.names import counted, distinct, shortened, shortened_title
+from qgate.text.numbers import brief, decibels, percent, rounded_percent
 
 __all__ = [
     "as_csv",
@@ -30,5 +30,7 @@ __all__ = [
     "for_xml",
     "one_line",
     "percent",
+    "rounded_percent",
     "shortened",
+    "shortened_title",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -13,6 +14,28 @@ def shortened(text: object, most: int = 40) -> str:
     line = one_line(text)
     head = (most - 1) // 2
     return line if len(line) <= most else f"{line[:head]}…{line[head + 1 - most :]}"
+
+
+_SHORT_FACTS = (("rank ", "r"), ("iteration ", "it "), ("sample ", "s"), ("micro-batch ", "mb "))
+
+
+def shortened_title(title: object, most: int = 120) -> str:
+    """Shorten `L0 module.name, rank 0, iteration 1`: the beginning of the module goes first.
+
+    The name, the direction, the rank and the time tell tensors apart, so they stay.
+    """
+    line = one_line(title)
+    if len(line) <= most:
+        return line
+    head, *facts = line.split(", ")
+    for word, short in _SHORT_FACTS:
+        facts = [short + fact[len(word) :] if fact.startswith(word) else fact for fact in facts]
+    tail = "".join(f", {fact}" for fact in facts)
+    layer = match.group() if (match := re.match(r"L\d+ ", head)) else ""
+    room = most - len(layer) - len(tail)
+    if len(head + tail) <= most:
+        return head + tail
+    return shortened(line, most) if room < 16 else f"{layer}…{head[1 - room :]}{tail}"
 
 
 def distinct(names: Sequence[str]) -> list[str]:

@@ -30,3 +30,18 @@ def percent(share: float) -> str:
 def decibels(ratio_db: float) -> str:
     """Write a ratio in decibels; without any error it is `exact`."""
     return "exact" if ratio_db == math.inf else f"{ratio_db:.1f} dB"
+
+
+def rounded_percent(share: float) -> str:
+    """Write a share for a label: whole percents in the middle, 0 and 100 only for none and all."""
+    if share <= 0:
+        return "0 %"
+    if share >= 1:
+        return "100 %"
+    if share < 0.001:
+        return "<0.1 %"
+    if share > 0.999:
+        return ">99.9 %"
+    decimals = 1 if share < 0.0995 or share > 0.9905 else 0
+    text = f"{100 * share:.{decimals}f}"
+    return f"{text.removesuffix('.0')} %"

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from qgate.analysis import error_pictures
-from qgate.analysis.error_pictures import BINS, LOW, SIZE, WORST, error_picture, stride
 from qgate.errors import QgateError
+from qgate.pipeline.gates import error_pictures
+from qgate.pipeline.gates.error_pictures import BINS, LOW, SIZE, WORST, error_picture, stride
 from qgate.stats import errors
 
 WIDE = st.floats(-1e4, 1e4, width=32) | st.sampled_from([0.0, math.nan, math.inf, -math.inf])

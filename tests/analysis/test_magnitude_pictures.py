@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from qgate import formats
-from qgate.analysis.magnitude_pictures import ends, magnitude_picture
+from qgate.pipeline.gates.magnitude_pictures import ends, magnitude_picture
 
 WIDE = st.floats(width=32, allow_nan=True, allow_infinity=True)
 

@@ -26,7 +26,7 @@ _SUITE = """
 import pytest
 import torch
 import qgate
-from qgate.analysis.error_pictures import error_picture
+from qgate.pipeline.gates.error_pictures import error_picture
 from qgate.gate import Measured
 
 def made(case):

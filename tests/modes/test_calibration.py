@@ -19,7 +19,7 @@ from qgate.models.mamba.rotated import ROTATED, rotated
 from qgate.modes import CalibrationSettings, measure
 from qgate.modes import definition as spec_block
 from qgate.modes.calibration import OBSERVED, quantile
-from qgate.pipeline import ModelSetup
+from qgate.pipeline.setups import ModelSetup
 from tests.models.checkpoints import randomize
 
 LENGTHS = (17, 40, 40, 1, 33, 40, 40, 40, 2, 2)

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from qgate.page.plots._svg import brief, power
 from qgate.results.pictures import ErrorBins, ErrorPicture
-from qgate.text import percent
+from qgate.text import rounded_percent
 
 # Errors are one-sided from this share on one side, of so many elements at least.
 ONE_SIDED, FEW = 0.75, 30
@@ -60,14 +60,14 @@ def histogram_finding(picture: ErrorPicture) -> str:
     share = max(below, above) / told if told else 0.0
     side = "below" if below > above else "above"
     if told >= FEW and told >= 0.05 * total and share >= ONE_SIDED:
-        return f"Errors are one-sided: {percent(share)} {side} zero"
+        return f"Errors are one-sided: {rounded_percent(share)} {side} zero"
     if beyond > BEYOND * total:
-        return f"{percent(beyond / total)} of errors are beyond ±{brief(bins['edge'])}"
+        return f"{rounded_percent(beyond / total)} of errors are beyond ±{brief(bins['edge'])}"
     if told < FEW or told < 0.05 * total:
         bins_inside = 1 if len(bins["counts"]) % 2 else 2
         width = brief(bins_inside * bins["edge"] / len(bins["counts"]))
-        return f"{percent(1 - told / total)} of errors are within ±{width} of zero"
-    return f"Errors are on both sides: {percent(share)} {side} zero"
+        return f"{rounded_percent(1 - told / total)} of errors are within ±{width} of zero"
+    return f"Errors are on both sides: {rounded_percent(share)} {side} zero"
 
 
 def density_finding(picture: ErrorPicture) -> str:
@@ -92,7 +92,7 @@ def density_finding(picture: ErrorPicture) -> str:
         and min(abs(2 * column - size + 1), abs(2 * row - size + 1)) > 2
     )
     if opposite >= WRONG_SIGN * total:
-        return f"{percent(opposite / total)} of values have the wrong sign"
+        return f"{rounded_percent(opposite / total)} of values have the wrong sign"
     reference, actual = (_reach(places, size, edge) for places in (columns, rows))
     if reference >= ENDS_APART * actual and _cells_apart(columns, rows, size) >= 2:
         return f"Actual ends at {brief(actual)} rms, the reference at {brief(reference)}"
@@ -104,8 +104,8 @@ def density_finding(picture: ErrorPicture) -> str:
         if abs(column - row) <= 1
     )
     if near >= NEAR * total:
-        return f"Actual follows the reference: {percent(near / total)} near the diagonal"
-    return f"Actual strays: only {percent(near / total)} near the diagonal"
+        return f"Actual follows the reference: {rounded_percent(near / total)} near the diagonal"
+    return f"Actual strays: only {rounded_percent(near / total)} near the diagonal"
 
 
 def _middle(place: int, size: int, edge: float) -> float:
@@ -132,12 +132,14 @@ def channels_finding(picture: ErrorPicture) -> str:
     if count < 2:
         return "All error is in the only channel"
     if running[0] >= ALONE:
-        return f"{percent(running[0])} of the error is in 1 of {count:,} channels"
+        return f"{rounded_percent(running[0])} of the error is in 1 of {count:,} channels"
     half = next((at for at, share in enumerate(running, 1) if share >= 0.5), None)
     if half is not None and half * CROWDED <= count:
         return f"Half of the error is in {half} of {count:,} channels"
     first = channels[0]["share"]
-    return f"No channel stands out: the worst of {count:,} holds {percent(first)} of the error"
+    return (
+        f"No channel stands out: the worst of {count:,} holds {rounded_percent(first)} of the error"
+    )
 
 
 def magnitude_finding(picture: ErrorPicture) -> str:
@@ -162,8 +164,8 @@ def magnitude_finding(picture: ErrorPicture) -> str:
         where, side = _threshold(low + at + 1), "above"
     size = "small" if side == "below" else "large"
     return (
-        f"Error sits in {size} values: {percent(held)} of it {side} {where} rms, "
-        f"where {percent(of)} of the energy is"
+        f"Error sits in {size} values: {rounded_percent(held)} of it {side} {where} rms, "
+        f"where {rounded_percent(of)} of the energy is"
     )
 
 

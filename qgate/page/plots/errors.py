@@ -19,7 +19,7 @@ from qgate.page.plots._svg import (
     text_width,
 )
 from qgate.results.pictures import ErrorPicture
-from qgate.text import percent
+from qgate.text import rounded_percent
 
 # Bars of one pixel at least: a bin with few elements is not an empty one.
 LEAST_BAR = 1.2
@@ -61,8 +61,8 @@ def error_histogram(picture: ErrorPicture) -> str:
     total = below + above or 1
     legend = _axes.legend(
         [
-            (_axes.swatch("blue"), f"below 0: {percent(below / total)}"),
-            (_axes.swatch("orange"), f"above: {percent(above / total)}"),
+            (_axes.swatch("blue"), f"below 0: {rounded_percent(below / total)}"),
+            (_axes.swatch("orange"), f"above: {rounded_percent(above / total)}"),
         ]
         if bins["edge"]
         else []
@@ -134,9 +134,9 @@ def worst_channels(picture: ErrorPicture) -> str:
     heads = label(RIGHT, STRIP, "own rel. MSE", "end", fill="muted")
     heads += group(
         _axes.stroke_sample("ink", "3 3", 1), transform=f"translate(10 {STRIP - 4:g})"
-    ) + label(23, STRIP, f"even: {percent(1.0 / max(count, 1))} each", fill="muted")
+    ) + label(23, STRIP, f"even: {rounded_percent(1.0 / max(count, 1))} each", fill="muted")
     rest = 1 - sum(channel["share"] for channel in shown)
-    said = f"The {len(shown)} worst of {count:,} channels; all others hold {percent(rest)}."
+    said = f"The {len(shown)} worst of {count:,} channels; all others hold {rounded_percent(rest)}."
     body = _axes.frame(x, y, drawn) + words + heads
     return document(WIDTH, HEIGHT, channels_finding(picture), said, body)
 

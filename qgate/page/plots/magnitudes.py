@@ -6,7 +6,7 @@ from qgate.page.plots import _axes
 from qgate.page.plots._axes import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
 from qgate.page.plots._svg import box, color, cut_to_width, document, label, number, path, power
 from qgate.results.pictures import MagnitudePicture
-from qgate.text import percent
+from qgate.text import rounded_percent
 
 # An end of the range this many octaves beyond the data is named, and not drawn to scale.
 NEAR_ENDS = 6
@@ -73,16 +73,16 @@ def _names(picture: MagnitudePicture, near: list[float | None]) -> str:
         end = picture["largest"] if at else picture["smallest"]
         if end is None and not lost:
             continue
-        text = f"{percent(lost / total)} {verb}"
+        text = f"{rounded_percent(lost / total)} {verb}"
         if end is not None and near[at] is None and not lost:
             text = f"range {'to' if at else 'from'} {power(2, round(end, 1))}"
         fill = "red" if lost else "muted"
         words += label(RIGHT if at else LEFT, TOP + 9, text, "end" if at else "start", fill=fill)
     notes = []
     if picture["zeros"]:
-        notes.append(f"zeros {percent(picture['zeros'] / total)}")
+        notes.append(f"zeros {rounded_percent(picture['zeros'] / total)}")
     if picture["nonfinite"]:
-        notes.append(f"not finite {percent(picture['nonfinite'] / total)}")
+        notes.append(f"not finite {rounded_percent(picture['nonfinite'] / total)}")
     return words + label(RIGHT, _axes.STRIP, ", ".join(notes), "end", fill="muted") * bool(notes)
 
 
@@ -95,9 +95,9 @@ def magnitudes_finding(picture: MagnitudePicture) -> str:
     name = cut_to_width(picture["format"], 120, 13)
     parts = []
     if picture["saturated"]:
-        parts.append(f"clips {percent(picture['saturated'] / total)}")
+        parts.append(f"clips {rounded_percent(picture['saturated'] / total)}")
     if picture["flushed"]:
-        parts.append(f"flushes {percent(picture['flushed'] / total)} to zero")
+        parts.append(f"flushes {rounded_percent(picture['flushed'] / total)} to zero")
     bad = picture["nonfinite"]
     also = f"; {bad:,} {'is' if bad == 1 else 'are'} not finite" if bad else ""
     if parts:

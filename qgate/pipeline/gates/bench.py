@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from qgate.analysis.error_pictures import error_picture
 from qgate.capture import Capture
 from qgate.capture.running import run
 from qgate.errors import QgateError
 from qgate.models import Model, Site
 from qgate.modes import Calibration, Mode, Quantized, apply
+from qgate.pipeline.gates.error_pictures import error_picture
 from qgate.pipeline.gates.ideals import TAPS, ideal_tensors
 from qgate.pipeline.gates.passes import (
     fed,

@@ -14,11 +14,11 @@ import numpy as np
 from torch import Tensor
 
 from qgate import formats
-from qgate.analysis.magnitude_pictures import magnitude_picture
 from qgate.dumps import Dump, Record
 from qgate.errors import QgateError
 from qgate.formats import BlockFormat, ElementFormat, Quantizer
 from qgate.formats.losses import Losses, losses_of_values
+from qgate.pipeline.gates.magnitude_pictures import magnitude_picture
 from qgate.results.pictures import MagnitudePicture
 from qgate.stats import Counts, counts
 from qgate.stats._bits import BY_NAME, COUNTABLE, DIRECT, decoded, slabs

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from qgate import formats
-from qgate.analysis.magnitude_pictures import magnitude_picture
 from qgate.errors import QgateError
 from qgate.formats import BlockFormat
 from qgate.gate import Limits, Measured
 from qgate.pipeline.gates.bench import Bench
+from qgate.pipeline.gates.magnitude_pictures import magnitude_picture
 from qgate.pipeline.gates.passes import capture_sites, short_layer
 from qgate.results.pictures import Picture, SweepPicture
 from qgate.stats import counts

@@ -1,1 +1,0 @@
-"""Streaming statistics of what flows through one layer."""

@@ -1,1 +1,0 @@
-"""Tensors as exact counts that add up, and what follows from them."""

@@ -1,1 +1,0 @@
-"""One quantizer over many scales: levels, sums, advice."""

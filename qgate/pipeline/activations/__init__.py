@@ -1,1 +1,0 @@
-"""Statistics of a model's activations: settings, one run, its record."""

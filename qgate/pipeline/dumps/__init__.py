@@ -1,1 +1,0 @@
-"""Dumps of runs: collected, compared, analyzed."""

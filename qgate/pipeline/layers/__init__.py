@@ -1,1 +1,0 @@
-"""What flows through the layers of a model, captured, stored and compared."""

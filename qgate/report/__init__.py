@@ -1,1 +1,0 @@
-"""Shows what was computed: it reads results and plain numbers, and needs no torch."""

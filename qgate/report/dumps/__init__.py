@@ -1,1 +1,0 @@
-"""What an analysis of dumps found, as texts, tables and a page."""

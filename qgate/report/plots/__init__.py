@@ -1,1 +1,0 @@
-"""All plots, one file each; the only place that knows matplotlib."""
