@@ -32,7 +32,7 @@ GUIDES = (
 API = (
     "qgate", "qgate.formats", "qgate.stats", "qgate.analysis", "qgate.models", "qgate.modes",
     "qgate.capture", "qgate.dumps", "qgate.gate", "qgate.baselines", "qgate.results",
-    "qgate.engine", "qgate.pipeline",
+    "qgate.engine",
 )  # fmt: skip
 # Where a page of the site takes the place of a file.
 MOVED = {

@@ -442,14 +442,14 @@ def test_text_and_pictures_need_no_torch(tmp_path: Path) -> None:
     program = """
 import json, pathlib, sys
 sys.modules["torch"] = None
-from qgate.report.sweeps import texts as sweep_text
+from qgate.sweeps import texts as sweep_text
 folder = pathlib.Path(sys.argv[1])
 record, block = (json.loads((folder / f"{name}.json").read_text()) for name in ("record", "block"))
 sweep_text.lines(record), sweep_text.lines(block), sweep_text.results_text(record)
 assert "matplotlib" not in sys.modules, "the text needs no matplotlib"
-from qgate.report.plots import sweep
-sweep.draw_summary(folder / "summary.png", record)
-sweep.draw_block(folder / "block.png", block)
+from qgate.sweeps import plots
+plots.draw_summary(folder / "summary.png", record)
+plots.draw_block(folder / "block.png", block)
 """
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False
