@@ -15,8 +15,6 @@ import torch
 from torch import nn
 
 from qgate._version import __version__
-from qgate.activation_stats._setting_keys import made, value_of
-from qgate.activation_stats._setting_values import listed as known_key
 from qgate.activation_stats.candidates import Asked, sensitivity_of
 from qgate.activation_stats.layer_stats import LayerStats
 from qgate.activation_stats.network_hosts import Host, Where, evaluating, placed
@@ -29,6 +27,8 @@ from qgate.activation_stats.record import (
     Sensitive,
 )
 from qgate.activation_stats.sensitivity import NO_LOSS, Progress, Target, predicts_next
+from qgate.activation_stats.setting_keys import made, value_of
+from qgate.activation_stats.setting_values import listed as known_key
 from qgate.activation_stats.settings import ActivationSettings, _check_together, changed, keys
 from qgate.activation_stats.shards import Statistics, gathered
 from qgate.activation_stats.smoothing import smoothing_advice

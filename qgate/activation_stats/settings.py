@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from qgate.activation_stats._setting_keys import Key, key, keys_of, made, value_of
-from qgate.activation_stats._setting_values import listed, parsed_file, resolved
+from qgate.activation_stats.setting_keys import Key, key, keys_of, made, value_of
+from qgate.activation_stats.setting_values import listed, parsed_file, resolved
 from qgate.errors import QgateError
+from qgate.models.samples import DataRequest
 from qgate.storage.places import user_place
 
 if TYPE_CHECKING:
@@ -68,8 +69,6 @@ class DataSettings:
 
     def request(self) -> DataRequest:
         """The same for `qgate.models.samples.read_samples`."""
-        from qgate.models.samples import DataRequest
-
         return DataRequest(
             source=self.source,
             num_samples=self.num_samples,

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from qgate.activation_stats._sending import received, to_send
 from qgate.activation_stats.settings import ActivationSettings
 from qgate.errors import QgateError, unknown
-from qgate.models import Model, load, names
+from qgate.models import Model, huggingface, load, names
+from qgate.models.huggingface import FolderTokenizer
 from qgate.models.loading import _folder
+from qgate.models.mamba.checkpoint import load_checkpoint
 from qgate.models.samples import ByteTokenizer, Samples, Tokenizer, check_ids, read_samples
 from qgate.models.samples.request import SOURCES
 from qgate.models.tiny import TINY
@@ -102,8 +104,6 @@ def subject_of(model: nn.Module | Model | Subject | str, tokenizer: Any = None) 
 
 
 def _part(module: nn.Module) -> str:
-    from qgate.models import huggingface
-
     return huggingface.language_part(module) if hasattr(module, "config") else ""
 
 
@@ -121,7 +121,6 @@ def _named(name: str, tokenizer: Any) -> Subject:
         file, _, function = name.strip().rpartition(":")
         again = partial(_loaded, f"{Path(file).expanduser().absolute()}:{function}")
         return Subject(made.module, made.name, made.part, lambda: given, made.inputs, again)
-    from qgate.models import huggingface
 
     folder = _folder(rest, name)
 
@@ -129,8 +128,6 @@ def _named(name: str, tokenizer: Any) -> Subject:
         return given or huggingface.tokenizer(folder)
 
     if scheme.lower() == "mamba":
-        from qgate.models.mamba.checkpoint import load_checkpoint
-
         read = partial(load_checkpoint, folder.absolute())
         return Subject(read(), name, "", own, again=read)
     again = partial(huggingface.load_network, folder.absolute())
@@ -144,8 +141,6 @@ def _loaded(name: str) -> nn.Module:
 
 def trusted_subject(name: str) -> Subject:
     """A folder of Hugging Face whose own Python files may run."""
-    from qgate.models import huggingface
-
     scheme, _, rest = name.partition(":")
     if scheme.lower() != "hf":
         raise QgateError(f"--trust-remote-code is for hf:PATH; the model is {name!r}.")
@@ -162,8 +157,6 @@ def _as_tokenizer(given: Any) -> Tokenizer | None:
         made: Tokenizer | None = given
         return made
     if callable(given) and hasattr(given, "convert_ids_to_tokens"):
-        from qgate.models.huggingface import FolderTokenizer
-
         return FolderTokenizer(given, Path(str(getattr(given, "name_or_path", "") or "")))
     raise QgateError(
         f"a tokenizer is one of transformers or has encode, decode and bos; {type(given).__name__} "

@@ -13,6 +13,7 @@ from qgate.baselines._files import Files, Stat, is_wanted
 from qgate.baselines._journal import Contents
 from qgate.baselines._locking import NAME as LOCK
 from qgate.baselines._locking import locked
+from qgate.baselines._object_store import check_store, folder_names
 from qgate.baselines._objects import Objects
 from qgate.errors import QgateError
 
@@ -79,7 +80,6 @@ def folders(root: Place) -> list[Place]:
     """The folders below a root, whatever is in them; none where there is no root."""
     if isinstance(root, Path):
         return [each for each in sorted(root.iterdir()) if each.is_dir()] if root.is_dir() else []
-    from qgate.baselines._object_store import folder_names
 
     return [root / name for name in folder_names(root)]
 
@@ -88,6 +88,5 @@ def check_root(root: Place, writing: bool) -> None:
     """Reach a store before anything is computed; for an update, see that one could be written."""
     if isinstance(root, Path):
         return
-    from qgate.baselines._object_store import check_store
 
     check_store(root, writing)

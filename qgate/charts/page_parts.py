@@ -6,8 +6,8 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from qgate.charts._page_script import SCRIPT
-from qgate.charts._page_style import STYLE
+from qgate.charts.page_script import SCRIPT
+from qgate.charts.page_style import STYLE
 from qgate.text import brief
 from qgate.text import for_html as text
 

@@ -84,9 +84,9 @@ def _record_in(place: Place) -> Place:
 
 def _said(overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """Settings that say how a record looks and where it is drawn; all others were of the run."""
-    from qgate.activation_stats._setting_keys import value_of
-    from qgate.activation_stats._setting_values import UNSAID, listed
     from qgate.activation_stats.reading import KEYS
+    from qgate.activation_stats.setting_keys import value_of
+    from qgate.activation_stats.setting_values import UNSAID, listed
     from qgate.activation_stats.settings import keys
 
     known = {each.name: each for each in keys()}
@@ -108,8 +108,8 @@ def _said(overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
 def _look(settings: Mapping[str, Any], said: Mapping[str, Any], path: Place) -> Any:
     """As the run asked for it, and over that what is said now; the record itself always stays."""
-    from qgate.activation_stats._setting_keys import value_of
     from qgate.activation_stats.reading import KEYS, look_of
+    from qgate.activation_stats.setting_keys import value_of
     from qgate.activation_stats.settings import keys
 
     told = {

@@ -129,7 +129,7 @@ def _words(more: Sequence[str]) -> tuple[str | None, list[tuple[str, str]]]:
 
 def _check_key(name: str) -> None:
     """An unknown key is told before its missing value is."""
-    from qgate.activation_stats._setting_values import listed
+    from qgate.activation_stats.setting_values import listed
     from qgate.activation_stats.settings import keys
 
     listed(name, {each.name: each for each in keys()})
@@ -178,7 +178,7 @@ def _print_settings(settings: ActivationSettings) -> None:
 
 
 def _write_config(name: str) -> int:
-    from qgate.activation_stats._setting_texts import default_config_text
+    from qgate.activation_stats.setting_texts import default_config_text
     from qgate.storage.places import check_writable, user_place
     from qgate.storage.writing import create_text
 

@@ -330,8 +330,8 @@ def _write(made: Made, target: Target) -> tuple[list[str], list[Entry]]:
     from qgate.storage.writing import write_bytes, write_text
     from qgate.sweeps import files as sweep_files
     from qgate.sweeps import texts as sweep_text
-    from qgate.sweeps._folders import folder_for, safe_name
     from qgate.sweeps.findings import entry_of
+    from qgate.sweeps.folders import folder_for, safe_name
     from qgate.sweeps.record import file_stem
 
     swept = made.swept

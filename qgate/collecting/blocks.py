@@ -15,7 +15,7 @@ import torch
 from qgate.collecting.values import BLOCK, Array, Reading, value_table
 from qgate.formats.losses import Losses
 from qgate.formats.mx import MxFormat
-from qgate.stats._bits import COUNTABLE
+from qgate.stats.bits import COUNTABLE
 
 _LARGEST_SCALE = 127
 

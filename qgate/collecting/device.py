@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qgate.collecting.settings import COUNTED
 from qgate.collecting.values import Array, Reading, all_blocks, array_of, memory_of, sampled_places
-from qgate.stats._bits import COUNTABLE
+from qgate.stats.bits import COUNTABLE
 
 _AT_ONCE = 2**26
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from qgate.collecting.values import Reading, value_table
-from qgate.stats._bits import COUNTABLE, short_name
+from qgate.stats.bits import COUNTABLE, short_name
 
 Array = np.ndarray[Any, Any]
 

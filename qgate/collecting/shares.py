@@ -15,8 +15,11 @@ from qgate.collecting.blocks import Blocks
 from qgate.collecting.figures import Figures
 from qgate.collecting.values import value_table
 from qgate.errors import QgateError
+from qgate.formats import FORMATS
+from qgate.formats._element import ElementFormat
 from qgate.formats.losses import Losses, losses_of_values
-from qgate.stats._bits import BY_NAME
+from qgate.formats.mx import MxFormat
+from qgate.stats.bits import BY_NAME
 
 if TYPE_CHECKING:
     from qgate.formats._element import ElementFormat
@@ -27,10 +30,6 @@ _FORMATS = {"hifp8": "hif8", "hif8": "hif8", "fp8": "fp8_e4m3", "mxfp6": "mxfp6_
 
 @lru_cache(maxsize=16)
 def _format(label: str) -> ElementFormat | MxFormat | None:
-    from qgate.formats import FORMATS
-    from qgate.formats._element import ElementFormat
-    from qgate.formats.mx import MxFormat
-
     try:
         found = FORMATS.get(_FORMATS.get(label.lower(), label.lower()))
     except QgateError:
@@ -44,8 +43,6 @@ def _format(label: str) -> ElementFormat | MxFormat | None:
 
 def shares_of(label: str, found: Figures, blocks: Blocks | None) -> dict[str, float]:
     """Return the shares of the finite values that saturate in the format and that it flushes."""
-    from qgate.formats.mx import MxFormat
-
     fmt = _format(label) if label else None
     if isinstance(fmt, MxFormat):
         losses = None if blocks is None else blocks.losses(fmt)

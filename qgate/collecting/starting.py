@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from qgate.collecting import Collector, Wanted
 from qgate.errors import QgateError
 
 if TYPE_CHECKING:
@@ -72,8 +73,6 @@ def collect(
     extra       kept with every record
     say         is called with the summary when the dump is closed
     """
-    from qgate.collecting import Collector, Wanted
-
     wanted = Wanted(
         sites=sites,
         phases=phases,

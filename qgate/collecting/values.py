@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qgate.stats._bits import COUNTABLE, decoded
+from qgate.stats.bits import COUNTABLE, decoded
 
 Array = np.ndarray[Any, Any]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from qgate.kernels.shapes import TILE
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -51,6 +53,4 @@ def interpreted() -> bool:
 
 def tile() -> int:
     """Elements per program: what registers hold; the interpreter is faster with more."""
-    from qgate.kernels.shapes import TILE
-
     return 2**16 if interpreted() else TILE

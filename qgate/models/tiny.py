@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qgate.errors import QgateError
+from qgate.models.llama import Llama, LlamaConfig
+from qgate.models.mamba.network import Mamba, MambaConfig
 from qgate.registry import Registry
 
 if TYPE_CHECKING:
@@ -28,10 +30,7 @@ class Tiny:
     def build(self) -> nn.Module:
         """The network, not trained."""
         if self.name == "tiny_mamba":
-            from qgate.models.mamba.network import Mamba, MambaConfig
-
             return Mamba(MambaConfig(**self.sizes))
-        from qgate.models.llama import Llama, LlamaConfig
 
         return Llama(LlamaConfig(**self.sizes))
 

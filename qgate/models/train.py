@@ -13,14 +13,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from qgate.charts.training import draw_curve
 from qgate.errors import QgateError
+from qgate.models import language, ngrams, training
+from qgate.models.tiny import TINY
+from qgate.storage.files import replacing
 
 _HELD_OUT = 2**17
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from qgate.models.tiny import TINY
-
     parser = argparse.ArgumentParser(
         prog="python -m qgate.models.train",
         description=__doc__,
@@ -44,11 +46,6 @@ def train(name: str, folder: Path, steps: int | None, seed: int) -> None:
     import torch
     from safetensors.torch import save
     from tqdm import tqdm
-
-    from qgate.charts.training import draw_curve
-    from qgate.models import language, ngrams, training
-    from qgate.models.tiny import TINY
-    from qgate.storage.files import replacing
 
     tiny = TINY.get(name)
     if steps is not None and steps < 1:

@@ -10,7 +10,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from qgate._version import __version__
 from qgate.errors import QgateError
+from qgate.models.model import inputs_hash
+from qgate.models.tapping import tapped
 from qgate.storage.files import replacing
 
 if TYPE_CHECKING:
@@ -143,8 +146,6 @@ def calibrated(
 
     One of something else is refused; where there is no file it is measured, and written there.
     """
-    from qgate.models.model import inputs_hash
-
     if path is not None and path.exists():
         found = load_calibration(path)
         samples = model.calibration_samples()
@@ -192,10 +193,6 @@ def measure(
     """Run the folded and rotated FP32 model on the calibration samples and observe its sites."""
     import numpy
     import torch
-
-    from qgate._version import __version__
-    from qgate.models.model import inputs_hash
-    from qgate.models.tapping import tapped
 
     if "rotated" not in (model.basis, *model.bases):
         raise QgateError(

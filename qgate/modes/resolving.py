@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from qgate.errors import QgateError, unknown
 from qgate.formats.quantizer import Quantizer
+from qgate.models.sites import KINDS
 from qgate.modes.mode import Mode, Rule
 from qgate.modes.plan import Entry, Plan
 from qgate.modes.selection import select, select_fitting
+from qgate.modes.simulated.planning import mamba_entries
 
 if TYPE_CHECKING:
     from qgate.models.model import Model
@@ -55,8 +57,6 @@ def make_plan(mode: Mode, model: Model, calibration: Calibration | None = None) 
         kind = "Mamba models" if mode.fits == "mamba" else "models other than Mamba"
         raise QgateError(f"mode {mode.name!r} does not fit {model.name}: it is for {kind}.")
     if mode.choices is not None:
-        from qgate.modes.simulated.planning import mamba_entries
-
         entries = mamba_entries(mode.choices, model, _needed(mode, calibration))
     elif mode.dtype is not None:
         entries = [Entry("*", f"runs in {mode.dtype}", None, "the whole model")]
@@ -97,8 +97,6 @@ def _needed(mode: Mode, calibration: Calibration | None) -> Calibration:
 
 def _decided(rules: Sequence[Rule], model: Model, mode: str) -> list[Entry]:
     """Each site by the first rule that finds it; a rule that decides none is an error."""
-    from qgate.models.sites import KINDS
-
     sites = [
         site
         for site in model.sites()

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from qgate.charts._page_style import HEAT_LIGHT, LIGHT_COLORS, heat_colors
 from qgate.charts.page_parts import scroll, section
+from qgate.charts.page_style import HEAT_LIGHT, LIGHT_COLORS, heat_colors
 from qgate.page.runs import EVERYWHERE, Gate, Growth, Run, Spot
 from qgate.text import for_html as text
 from qgate.text import shortened

@@ -9,6 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from qgate.charts.page_parts import drawing, figures
+from qgate.page.plots.growth import error_growth
+from qgate.page.plots.panels import panels_of
+from qgate.page.plots.svg import LIGHT
+from qgate.page.plots.svg import STYLE as COLORS
 from qgate.page.runs import Gate, Growth
 from qgate.results.pictures import Plots
 from qgate.text import for_html as text
@@ -64,8 +68,6 @@ class Panels:
 
     def _drawn(self, gate: Gate, small: bool) -> list[str]:
         try:
-            from qgate.page.plots.panels import panels_of
-
             panels, problems = panels_of(gate.record)
         # A record of a stranger may hold anything; a plot less is no reason to have no page.
         except Exception as error:
@@ -82,8 +84,6 @@ class Panels:
         shown = []
         for model in dict.fromkeys(line.model for line in lines):
             try:
-                from qgate.page.plots.growth import error_growth
-
                 svg = error_growth([line for line in lines if line.model == model], width=_WIDE)
             except Exception as error:
                 self.problems.append(f"error over depth: {type(error).__name__}: {error}")
@@ -98,9 +98,6 @@ class Panels:
 
     def style(self) -> str:
         """The colors of plots, in light, in dark and on paper."""
-        from qgate.page.plots._svg import LIGHT
-        from qgate.page.plots._svg import STYLE as COLORS
-
         return f"{COLORS}@media print{{.plot{{{LIGHT}}}}}"
 
     def told(self) -> str:

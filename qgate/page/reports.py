@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from qgate.page._sections import comparison_section, trend_section
 from qgate.page.comparison_texts import comparison_markdown
 from qgate.page.comparisons import Comparison, Side
 from qgate.page.data import comparison_csv, report_json
 from qgate.page.history import Point
+from qgate.page.pages import page
 from qgate.page.runs import Run, run_of_records
 from qgate.results.ci import markdown_summary
 from qgate.results.pictures import Plots
@@ -85,12 +87,8 @@ def write_page(
 ) -> None:
     """The page of a run, of several that of the last: one says what a change did by showing what
     came of it. A comparison has to be given, since runs keep only the worst of each gate."""
-    from qgate.page.pages import page
-
     sections = []
     if comparison is not None or history:
-        from qgate.page._sections import comparison_section, trend_section
-
         if comparison is not None:
             sections.append(comparison_section(comparison))
         if history:

@@ -229,7 +229,7 @@ def _panels(record: Mapping[str, Any]) -> tuple[list[Panel], list[str]]:
 
 
 def _encoded(panel: Panel) -> str:
-    from qgate.page.plots._svg import standalone
+    from qgate.page.plots.svg import standalone
 
     return base64.b64encode(standalone(panel.svg).encode("utf-8")).decode("ascii")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from qgate.stats._bits import slabs
+from qgate.stats.bits import slabs
 
 _FROM_DEVICE = 2**22
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

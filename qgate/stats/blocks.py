@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from qgate.errors import QgateError, unknown
-from qgate.stats import _bits
-from qgate.stats._summary import Floats, Ints
+from qgate.stats import bits as _bits
+from qgate.stats.summary import Floats, Ints
 
 _BATCH = 2**22
 _VIA = {"bf16": torch.bfloat16, "fp16": torch.float16}

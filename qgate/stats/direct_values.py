@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qgate.stats import _bits
-from qgate.stats._summary import Floats, Ints, Summary, require_percentile
+from qgate.stats import bits as _bits
+from qgate.stats.summary import Floats, Ints, Summary, require_percentile
 
 
 class Values(Summary):

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 import numpy as np
 from torch import Tensor
 
-from qgate.stats._summary import Floats
 from qgate.stats.direct_values import Values
+from qgate.stats.summary import Floats
 from qgate.stats.value_counts import Counts
 
 # Between what was measured on both sides: block outputs of the two small models reach 13 times the

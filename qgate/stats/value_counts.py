@@ -20,9 +20,9 @@ from torch import Tensor
 from qgate.archives import check_archive
 from qgate.errors import QgateError, unknown
 from qgate.kernels import counting, proving
-from qgate.stats import _bits
-from qgate.stats._summary import Floats, Ints, Summary
+from qgate.stats import bits as _bits
 from qgate.stats.direct_values import Values
+from qgate.stats.summary import Floats, Ints, Summary
 from qgate.storage.files import replacing
 
 _SLAB_ON_DEVICE = 2**30

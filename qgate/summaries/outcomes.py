@@ -20,7 +20,7 @@ from qgate.formats import FORMATS, ElementFormat, Format, IntFormat
 from qgate.formats.losses import Losses, losses_of_values
 from qgate.formats.quantizer import Quantizer
 from qgate.scales.search import quick_best_exponent
-from qgate.stats._bits import BY_NAME, decoded
+from qgate.stats.bits import BY_NAME, decoded
 from qgate.summaries.record import Edges, Fate
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import torch
 
 from qgate.errors import QgateError
 from qgate.stats import Counts, massive_beyond
-from qgate.stats._bits import BY_NAME
+from qgate.stats.bits import BY_NAME
 from qgate.summaries.ends import Sums
 from qgate.summaries.figures import portrait_of
 from qgate.summaries.outcomes import FateSums, Floats, Ints, value_table

@@ -16,7 +16,7 @@ from torch import Tensor
 from qgate.errors import QgateError, unknown
 from qgate.formats import ElementFormat, IntFormat
 from qgate.stats import Counts, counts, serial
-from qgate.stats._bits import BY_NAME, CHUNK, COUNTABLE, slabs
+from qgate.stats.bits import BY_NAME, CHUNK, COUNTABLE, slabs
 from qgate.summaries.channels import channels_of
 from qgate.summaries.ends import Ends, Sums, chunks_of, ends_and_sums, share_of_rows
 from qgate.summaries.outcomes import (

@@ -13,7 +13,7 @@ from torch import Tensor
 from qgate.errors import QgateError
 from qgate.formats.mx import MxFormat
 from qgate.stats import BlockCounts, Counts, Values, all_bf16, block_counts, counts
-from qgate.stats._bits import CHUNK, DIRECT, as_tensors, slabs
+from qgate.stats.bits import CHUNK, DIRECT, as_tensors, slabs
 from qgate.sweeps._sums import Folded
 
 _SUBNORMAL = -127

@@ -14,9 +14,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qgate.activation_stats._setting_keys import Key
-from qgate.activation_stats._setting_texts import default_config_text
-from qgate.activation_stats._setting_values import UNSAID, listed, split_list
+from qgate.activation_stats.setting_keys import Key
+from qgate.activation_stats.setting_texts import default_config_text
+from qgate.activation_stats.setting_values import UNSAID, listed, split_list
 from qgate.activation_stats.settings import ActivationSettings, changed, keys, read_settings
 from qgate.errors import QgateError
 from qgate.models.samples import DataRequest

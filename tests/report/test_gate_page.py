@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from qgate.charts._page_style import HEAT_DARK, HEAT_LIGHT
+from qgate.charts.page_style import HEAT_DARK, HEAT_LIGHT
 from qgate.gate.checks import Check
 from qgate.page import _details, _panels
 from qgate.page._words import factor, headline, plain_cells, times_cell

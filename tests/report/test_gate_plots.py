@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from qgate.page.plots import _axes, _findings, _lines, _svg, panels
+from qgate.page.plots import _axes, _findings, _lines, panels
+from qgate.page.plots import svg as _svg
 from qgate.page.plots.errors import error_by_magnitude, error_histogram, worst_channels
 from qgate.page.plots.growth import aligned, error_growth, growth_finding, layer_names
 from qgate.page.plots.magnitudes import magnitude_histogram, magnitudes_finding

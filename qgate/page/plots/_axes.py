@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from qgate.page.plots._svg import brief, color, group, label, number, path, power, text_width
+from qgate.page.plots.svg import brief, color, group, label, number, path, power, text_width
 
 WIDTH, HEIGHT = 340.0, 230.0
 LEFT, RIGHT, TOP, BOTTOM = 42.0, 332.0, 53.0, 192.0

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate
 
-from qgate.page.plots._svg import brief, power
+from qgate.page.plots.svg import brief, power
 from qgate.results.pictures import ErrorBins, ErrorPicture
 from qgate.text import rounded_percent
 

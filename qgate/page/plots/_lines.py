@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from qgate.page.plots import _axes
 from qgate.page.plots._axes import Axis
-from qgate.page.plots._svg import (
+from qgate.page.plots.svg import (
     color,
     cut_to_width,
     group,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from qgate.page.plots import _axes
 from qgate.page.plots._axes import BOTTOM, HEIGHT, LEFT, RIGHT, STRIP, TOP, WIDTH
 from qgate.page.plots._findings import channels_finding, histogram_finding, magnitude_finding, sides
-from qgate.page.plots._svg import (
+from qgate.page.plots.svg import (
     box,
     brief,
     color,

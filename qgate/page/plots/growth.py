@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from qgate.page.plots import _axes, _lines
 from qgate.page.plots._lines import Line
-from qgate.page.plots._svg import brief, cut_to_width, document, label, text_width, times
+from qgate.page.plots.svg import brief, cut_to_width, document, label, text_width, times
 from qgate.page.runs import Growth
 
 HEIGHT, BOTTOM = 250.0, 212.0

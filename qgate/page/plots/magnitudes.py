@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qgate.page.plots import _axes
 from qgate.page.plots._axes import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
-from qgate.page.plots._svg import box, color, cut_to_width, document, label, number, path, power
+from qgate.page.plots.svg import box, color, cut_to_width, document, label, number, path, power
 from qgate.results.pictures import MagnitudePicture
 from qgate.text import rounded_percent
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from qgate.page.plots import _axes
 from qgate.page.plots._axes import BOTTOM, HEIGHT, LEFT, TOP, WIDTH
 from qgate.page.plots._findings import density_finding
-from qgate.page.plots._svg import box, brief, color, document, group, label, number, numbers, path
+from qgate.page.plots.svg import box, brief, color, document, group, label, number, numbers, path
 from qgate.results.pictures import ErrorPicture
 
 SIDE = BOTTOM - TOP

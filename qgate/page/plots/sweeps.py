@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qgate.page.plots import _axes
 from qgate.page.plots._axes import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
-from qgate.page.plots._svg import (
+from qgate.page.plots.svg import (
     brief,
     color,
     cut_to_width,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from qgate.page.plots import _axes, _lines
 from qgate.page.plots._lines import Line
-from qgate.page.plots._svg import brief, cut_to_width, document, label, markers, times
+from qgate.page.plots.svg import brief, cut_to_width, document, label, markers, times
 from qgate.text import one_line
 
 HEIGHT, BOTTOM = 250.0, 210.0

@@ -21,8 +21,8 @@ from qgate.formats.losses import Losses, losses_of_values
 from qgate.pipeline.gates.magnitude_pictures import magnitude_picture
 from qgate.results.pictures import MagnitudePicture
 from qgate.stats import Counts, counts
-from qgate.stats._bits import BY_NAME, COUNTABLE, DIRECT, decoded, slabs
-from qgate.stats._summary import Floats, Ints, Summary
+from qgate.stats.bits import BY_NAME, COUNTABLE, DIRECT, decoded, slabs
+from qgate.stats.summary import Floats, Ints, Summary
 
 OUTSIDE = "outside"
 """The layer of what belongs to no block: embeddings, the head."""

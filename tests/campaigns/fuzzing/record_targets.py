@@ -20,7 +20,7 @@ from qgate.page.history import add_points, point_of, read_points
 from qgate.results.merging import merge
 from qgate.results.summary import Tally
 from qgate.storage.opening import folder_of
-from qgate.sweeps._folders import folder_for
+from qgate.sweeps.folders import folder_for
 from qgate.sweeps.page import write_page
 from tests.campaigns.fuzzing.target import Target
 from tests.report import activation_records, dump_records
@@ -151,5 +151,5 @@ TARGETS = (
            ("qgate.engine.journal:_read", "qgate.engine.journal:__init__")),
     Target("what was drawn before", _lists, _read_lists,
            ("qgate.drawing.files:_listed", "qgate.activation_stats.files:_owners",
-            "qgate.sweeps._folders:_belongs", "qgate.sweeps.page:_read")),
+            "qgate.sweeps.folders:_belongs", "qgate.sweeps.page:_read")),
 )  # fmt: skip

@@ -21,7 +21,7 @@ import torch
 
 from qgate.baselines import Key
 from qgate.cli import main
-from qgate.page.plots._svg import document, label
+from qgate.page.plots.svg import document, label
 from qgate.results import (
     github_annotation,
     github_error,

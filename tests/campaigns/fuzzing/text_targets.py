@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from qgate import formats, modes
-from qgate.activation_stats._setting_values import split_list
+from qgate.activation_stats.setting_values import split_list
 from qgate.activation_stats.settings import keys, read_settings
 from qgate.baselines.names import quoted, safe_name, unquoted
 from qgate.cli import init as starter
@@ -252,7 +252,7 @@ def _tokenize(folder: Path) -> None:
 
 MAMBA = "qgate.models.mamba.checkpoint_"
 HUGGING = "qgate.models.huggingface"
-SETTINGS = "qgate.activation_stats._setting_values:"
+SETTINGS = "qgate.activation_stats.setting_values:"
 MODELS = (
     Target("mamba checkpoint", _mamba, lambda f: load(f"mamba:{f}", sampling=SHORT),
            (f"{MAMBA}config:read_json", f"{MAMBA}files:_open", f"{MAMBA}files:_safetensors"), share=20),

@@ -10,7 +10,8 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from types import NoneType
 from typing import Any
 
-from qgate.activation_stats._setting_values import split_list
+from qgate import formats
+from qgate.activation_stats.setting_values import split_list
 from qgate.errors import QgateError, unknown
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
@@ -172,8 +173,6 @@ def _one(known: Key, given: Any, text: bool) -> Any:
 
 
 def _registered(name: str) -> str:
-    from qgate import formats
-
     return formats.get(name).name
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from qgate.activation_stats._setting_keys import Key, sections_of
+from qgate.activation_stats.setting_keys import Key, sections_of
 from qgate.activation_stats.settings import ActivationSettings, keys
 from qgate.errors import unknown
 
