@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from qgate.cli import main, quick
-from qgate.drawing.compute import Asked, analyze_dump
+from qgate.drawing.compute import DrawingRequest, analyze_dump
 from qgate.drawing.findings import summary_line
 from qgate.dumps import DumpWriter
 from qgate.summaries.record import FOLDERS
@@ -128,7 +128,7 @@ def test_the_overview_says_of_how_many_tensors_it_is(
     monkeypatch.setattr(quick, "_TENSORS", 7)
     assert run("quick", dump, "--layer", 0) == 0
     assert "7 of 30 tensors were looked at, evenly spaced" in capsys.readouterr().out
-    looked = analyze_dump(dump, asked=Asked(tensors=7))
+    looked = analyze_dump(dump, asked=DrawingRequest(tensors=7))
     assert summary_line(looked).startswith("7 of 60 tensors, evenly spaced, ")
 
 

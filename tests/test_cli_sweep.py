@@ -443,13 +443,13 @@ def test_workers_share_a_large_file(
     ],
 )
 def test_other_files_are_one_part(make: Callable[[], None], what: str) -> None:
-    from qgate.sweeps.requests import Part, parts_of
+    from qgate.sweeps.requests import FilePart, parts_of
 
     make()
     name = "x.pt" if "torch" in what else "x.safetensors"
     if Path("x").exists():
         Path("x").rename(name)
-    assert parts_of(name) == [Part(name)]
+    assert parts_of(name) == [FilePart(name)]
 
 
 @pytest.mark.usefixtures("one_ray_for_a_test")

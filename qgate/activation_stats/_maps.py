@@ -7,13 +7,13 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from qgate.activation_stats._tensor_pass import Reading, chunks
+from qgate.activation_stats._tensor_pass import TensorReading, chunks
 from qgate.activation_stats.record import HeatMap
 
 ROWS, COLUMNS = 96, 160
 
 
-def heat_map(reading: Reading, sample: int) -> HeatMap:
+def heat_map(reading: TensorReading, sample: int) -> HeatMap:
     """A cell is the largest finite magnitude in it; the figures are of all magnitudes."""
     tokens, channels = reading.table.shape
     starts = _starts(channels, COLUMNS)

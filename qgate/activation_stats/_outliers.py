@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from qgate.activation_stats._tensor_pass import Reading
+from qgate.activation_stats._tensor_pass import TensorReading
 from qgate.activation_stats.record import Channel, Outliers, Token
 from qgate.errors import QgateError
 
@@ -60,7 +60,7 @@ class OutlierRule:
 
 
 @dataclass
-class Place:
+class OutlierPlace:
     """A token or an element; `ident` is the id of its token, -1 where there is none."""
 
     sample: int
@@ -113,15 +113,17 @@ class OutlierStats:
         self.ratio = math.nan
         self.positions: Counter[int] = Counter()
         self.idents: Counter[int] = Counter()
-        self.worst: list[Place] = []
-        self.massive: list[Place] = []
+        self.worst: list[OutlierPlace] = []
+        self.massive: list[OutlierPlace] = []
         self.tokens_out: Ints = np.zeros(0, dtype=np.int64)
         self.samples_out: Ints = np.zeros(0, dtype=np.int64)
         self._calls: list[_Call] = []
         self._median = self._largest = 0.0
         self._out = np.zeros(0, dtype=bool)
 
-    def add(self, reading: Reading, sample: int, positions: Ints, idents: Ints | None) -> None:
+    def add(
+        self, reading: TensorReading, sample: int, positions: Ints, idents: Ints | None
+    ) -> None:
         """One call; `finish` follows when the sample is through."""
         call = _Call(reading.tokens, positions, idents)
         self._calls.append(call)
@@ -135,7 +137,7 @@ class OutlierStats:
         if reading.amax > self.rule.massive_above:
             self._add_massive(reading, sample, positions, idents)
 
-    def _signed(self, reading: Reading, call: _Call) -> dict[int, tuple[float, int]]:
+    def _signed(self, reading: TensorReading, call: _Call) -> dict[int, tuple[float, int]]:
         """The channels of the largest tokens, where the rule could find them with this call alone;
         a module that is called again can make outliers of them later."""
         rows = call.largest(self.rule.top)
@@ -145,7 +147,7 @@ class OutlierStats:
         values = part.gather(1, channels[:, None]).view(-1).tolist()
         return dict(zip(rows.tolist(), zip(values, channels.tolist(), strict=True), strict=True))
 
-    def _add_channels(self, reading: Reading) -> None:
+    def _add_channels(self, reading: TensorReading) -> None:
         width = len(reading.channels)
         if len(self._out) < width:
             self.tokens_out = _wider(self.tokens_out, width)
@@ -166,7 +168,7 @@ class OutlierStats:
         self._out[chosen] = True
 
     def _add_massive(
-        self, reading: Reading, sample: int, positions: Ints, idents: Ints | None
+        self, reading: TensorReading, sample: int, positions: Ints, idents: Ints | None
     ) -> None:
         median = reading.size_quantile(0.5)
         beyond = max(self.rule.massive_above, self.rule.massive_times * median)
@@ -183,7 +185,9 @@ class OutlierStats:
                 break
             row, channel = divmod(flat, part.shape[1])
             ident = -1 if idents is None else int(idents[rows[row]])
-            place = Place(sample, int(positions[rows[row]]), float(part[row, channel]), channel)
+            place = OutlierPlace(
+                sample, int(positions[rows[row]]), float(part[row, channel]), channel
+            )
             place.ident, place.ratio = ident, size / median if median else math.nan
             self.massive.append(place)
         self.massive = sorted(self.massive, key=lambda p: p.badness)[: self.rule.top]
@@ -223,7 +227,7 @@ class OutlierStats:
                 if ratio > self.rule.threshold and abs(value) > self.rule.floor:
                     ident = -1 if call.idents is None else int(call.idents[row])
                     position = int(call.positions[row])
-                    self.worst.append(Place(sample, position, value, channel, ident, ratio))
+                    self.worst.append(OutlierPlace(sample, position, value, channel, ident, ratio))
         self.worst = sorted(self.worst, key=lambda p: p.badness)[: self.rule.top]
 
     def merge(self, other: OutlierStats) -> None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from qgate.activation_stats._tensor_pass import Reading
+from qgate.activation_stats._tensor_pass import TensorReading
 from qgate.activation_stats.record import ChannelRanges
 
 Floats = npt.NDArray[np.float64]
@@ -65,7 +65,7 @@ class ChannelCounts:
         self._held = 0
         self._odd = False
 
-    def add(self, reading: Reading) -> None:
+    def add(self, reading: TensorReading) -> None:
         if reading.amax:
             self._lift(max((_bin(reading.amax) // _STEPS - _BELOW) * _STEPS, 1))
         width = reading.table.shape[1]

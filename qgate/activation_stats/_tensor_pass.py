@@ -36,7 +36,7 @@ _serials = itertools.count(1)
 
 
 @dataclass(eq=False)
-class Reading:
+class TensorReading:
     """A tensor as tokens by channels, with what one pass over it found.
 
     Magnitudes and ends are of finite values; where there is none, a magnitude is 0 and an end NaN.
@@ -61,7 +61,7 @@ class Reading:
     serial: int = field(default_factory=lambda: next(_serials))
 
     @staticmethod
-    def of(tensor: Tensor, counted_as: str | None = None, channel_axis: int = -1) -> Reading:
+    def of(tensor: Tensor, counted_as: str | None = None, channel_axis: int = -1) -> TensorReading:
         """The last dimension, or `channel_axis`, are the channels and all others tokens."""
         with serial(), torch.no_grad():
             return _read(as_table(tensor, channel_axis), counted_as)
@@ -319,7 +319,7 @@ class _Ends:
         return low[:n], high[:n], lows, highs
 
 
-def _read(table: Tensor, counted_as: str | None) -> Reading:
+def _read(table: Tensor, counted_as: str | None) -> TensorReading:
     name = counted_as or ("float16" if table.dtype == torch.float16 else "bfloat16")
     n, width = table.shape
     step = max(_PART // width, 1)
@@ -357,4 +357,4 @@ def _read(table: Tensor, counted_as: str | None) -> Reading:
     nan, posinf, neginf = ends.kinds
     found = (tokens, channels, lows, highs, counts)
     centered = powers.centered() if wide else None
-    return Reading(table, name, *found, nan, posinf, neginf, vanished, centered)
+    return TensorReading(table, name, *found, nan, posinf, neginf, vanished, centered)

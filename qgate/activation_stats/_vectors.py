@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qgate.activation_stats._exact import ExactSum
-from qgate.activation_stats._tensor_pass import ENDS, Figures, Reading, figures_of
+from qgate.activation_stats._tensor_pass import ENDS, Figures, TensorReading, figures_of
 from qgate.activation_stats.record import Magnitude
 
 Floats = npt.NDArray[np.float64]
@@ -63,7 +63,7 @@ class CallVectors:
     channel_figures: Figures
 
     @staticmethod
-    def of(reading: Reading) -> CallVectors:
+    def of(reading: TensorReading) -> CallVectors:
         figures = reading.token_figures, reading.channel_figures
         return CallVectors(reading.tokens, reading.channels, *figures)
 

@@ -8,7 +8,15 @@ from typing import TypeVar
 
 from qgate.activation_stats.network_hosts import Host, Where, host_of
 from qgate.activation_stats.record import Proposal, Sensitive
-from qgate.activation_stats.sensitivity import Layers, Progress, Runs, Target, alone, propose, rank
+from qgate.activation_stats.sensitivity import (
+    Layers,
+    Progress,
+    Runs,
+    SensitivityTarget,
+    alone,
+    propose,
+    rank,
+)
 from qgate.activation_stats.subjects import Sample
 from qgate.engine import Failure, Sent, Workers, outcomes
 from qgate.errors import QgateError
@@ -18,7 +26,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class CandidateRequest:
     """All samples, and the layers that can be quantized."""
 
     samples: Sequence[Sample]
@@ -27,15 +35,15 @@ class Asked:
 
 
 @dataclass(frozen=True, eq=False)
-class Bench:
+class CandidateBench:
     """The network, and what is measured with it; packed once for other processes."""
 
     where: Where
-    asked: Asked | Sent[Asked]
+    asked: CandidateRequest | Sent[CandidateRequest]
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
+class FormatCandidate:
     """A layer that is quantized alone."""
 
     format: str
@@ -48,23 +56,23 @@ class Search:
 
     format: str
     ranking: Sequence[str]
-    target: Target
+    target: SensitivityTarget
 
 
 # What the last bench of this process is worth keeping of: references, and quantized weights.
-_kept: list[tuple[Host, Asked, Runs, Layers]] = []
+_kept: list[tuple[Host, CandidateRequest, Runs, Layers]] = []
 
 
 def sensitivity_of(
     where: Where,
-    asked: Asked,
+    asked: CandidateRequest,
     formats: Sequence[str],
-    targets: Sequence[Target],
+    targets: Sequence[SensitivityTarget],
     workers: Workers,
     progress: Progress | None = None,
 ) -> tuple[list[Sensitive], list[Proposal]]:
     """Layers by format, the most harmful first, and a proposal for each format and target."""
-    bench = Bench(where, asked if isinstance(where, Host) else Sent(asked))
+    bench = CandidateBench(where, asked if isinstance(where, Host) else Sent(asked))
     try:
         rankings = _ranked(bench, asked.names, formats, workers, progress)
         items = [
@@ -79,13 +87,13 @@ def sensitivity_of(
 
 
 def _ranked(
-    bench: Bench,
+    bench: CandidateBench,
     names: Sequence[str],
     formats: Sequence[str],
     workers: Workers,
     progress: Progress | None,
 ) -> dict[str, list[Sensitive]]:
-    items = [Candidate(fmt, name) for fmt in formats for name in names]
+    items = [FormatCandidate(fmt, name) for fmt in formats for name in names]
     found: dict[str, list[Sensitive]] = {fmt: [] for fmt in formats}
     measured = _outcomes(measure, items, bench, workers, _candidate_text)
     for item in items:
@@ -95,17 +103,17 @@ def _ranked(
     return {fmt: rank(each) for fmt, each in found.items()}
 
 
-def measure(item: Candidate, bench: Bench) -> Sensitive:
+def measure(item: FormatCandidate, bench: CandidateBench) -> Sensitive:
     runs, layers = _tools(bench, item.format)
     return alone(runs, layers, item.name)
 
 
-def search(item: Search, bench: Bench) -> Proposal:
+def search(item: Search, bench: CandidateBench) -> Proposal:
     runs, layers = _tools(bench, item.format)
     return propose(runs, layers, item.ranking, item.target)
 
 
-def _candidate_text(item: Candidate) -> str:
+def _candidate_text(item: FormatCandidate) -> str:
     return f"{item.name} in {item.format}"
 
 
@@ -114,9 +122,9 @@ def _search_text(item: Search) -> str:
 
 
 def _outcomes(
-    function: Callable[[Item, Bench], Result],
+    function: Callable[[Item, CandidateBench], Result],
     items: Sequence[Item],
-    bench: Bench,
+    bench: CandidateBench,
     workers: Workers,
     text: Callable[[Item], str],
 ) -> Generator[Result, None, None]:
@@ -129,7 +137,7 @@ def _outcomes(
         yield each
 
 
-def _tools(bench: Bench, fmt: str) -> tuple[Runs, Layers]:
+def _tools(bench: CandidateBench, fmt: str) -> tuple[Runs, Layers]:
     """Made once by each process; weights are kept of one format at a time."""
     host = host_of(bench.where)
     asked = bench.asked.value() if isinstance(bench.asked, Sent) else bench.asked

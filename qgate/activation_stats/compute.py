@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from qgate._version import __version__
-from qgate.activation_stats.candidates import Asked, sensitivity_of
+from qgate.activation_stats.candidates import CandidateRequest, sensitivity_of
 from qgate.activation_stats.layer_stats import LayerStats
 from qgate.activation_stats.network_hosts import Host, Where, evaluating, placed
-from qgate.activation_stats.plan import Plan, kind_in, layer_number, plan_of, weight_table
+from qgate.activation_stats.plan import ActivationPlan, kind_in, layer_number, plan_of, weight_table
 from qgate.activation_stats.record import (
     ACTIVATIONS,
     ActivationsRecord,
@@ -26,13 +26,13 @@ from qgate.activation_stats.record import (
     Proposal,
     Sensitive,
 )
-from qgate.activation_stats.sensitivity import NO_LOSS, Progress, Target, predicts_next
+from qgate.activation_stats.sensitivity import NO_LOSS, Progress, SensitivityTarget, predicts_next
 from qgate.activation_stats.setting_keys import made, value_of
 from qgate.activation_stats.setting_values import listed as known_key
 from qgate.activation_stats.settings import ActivationSettings, _check_together, changed, keys
 from qgate.activation_stats.shards import Statistics, gathered
 from qgate.activation_stats.smoothing import smoothing_advice
-from qgate.activation_stats.subjects import Passes, Subject, passes_of, subject_of
+from qgate.activation_stats.subjects import MeasuredNetwork, Passes, passes_of, subject_of
 from qgate.activation_stats.tables import Row, tables_of
 from qgate.capture.flowing import INPUT, WEIGHT, Flowed, listed
 from qgate.devices import resolve
@@ -64,7 +64,7 @@ class ActivationsResult:
 
 
 def activations(
-    model: nn.Module | Model | Subject | str,
+    model: nn.Module | Model | MeasuredNetwork | str,
     data: Any = None,
     *,
     settings: ActivationSettings | None = None,
@@ -112,9 +112,9 @@ def _with(settings: ActivationSettings, overrides: dict[str, Any]) -> Activation
 class _Run:
     def __init__(
         self,
-        subject: Subject,
+        subject: MeasuredNetwork,
         passes: Passes,
-        plan: Plan,
+        plan: ActivationPlan,
         settings: ActivationSettings,
         workers: Workers,
         progress: Progress | None,
@@ -258,9 +258,12 @@ class _Run:
         if not own.enabled:
             return [], []
         names = [n for n in self.plan.sensitive if self._quantizable(n)]
-        targets = [Target(sqnr_db=own.target_sqnr_db), Target(loss=own.target_loss)]
-        targets = [each for each in targets if each != Target()]
-        asked = Asked(self.passes.samples, names, predicts)
+        targets = [
+            SensitivityTarget(sqnr_db=own.target_sqnr_db),
+            SensitivityTarget(loss=own.target_loss),
+        ]
+        targets = [each for each in targets if each != SensitivityTarget()]
+        asked = CandidateRequest(self.passes.samples, names, predicts)
         return sensitivity_of(where, asked, own.formats, targets, self.workers, self.progress)
 
     def _quantizable(self, name: str) -> bool:

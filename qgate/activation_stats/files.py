@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from qgate.activation_stats._csv import as_json, csv_files
-from qgate.activation_stats.page import Shown, page
+from qgate.activation_stats.page import EmbeddedPicture, page
 from qgate.activation_stats.reading import Look, clean, digest, look_of, model_stem
 from qgate.activation_stats.record import ACTIVATIONS, READABLE, ActivationsRecord
 from qgate.errors import QgateError
@@ -186,7 +186,7 @@ class _Writer:
             )
         return [self.folder / name for name in written]
 
-    def _draw(self, written: list[str], failed: dict[str, str]) -> list[Shown]:
+    def _draw(self, written: list[str], failed: dict[str, str]) -> list[EmbeddedPicture]:
         """The pictures one by one, so that there is never more than one in memory."""
         if not self.pictures:
             return []
@@ -203,7 +203,9 @@ class _Writer:
                         told = draw(paths)
                     written += files
                     file = files[0] if files else each.name
-                    shown.append(Shown(each.section, file, sheet.title, each.about, *told))
+                    shown.append(
+                        EmbeddedPicture(each.section, file, sheet.title, each.about, *told)
+                    )
             except OSError:
                 raise
             except Exception as error:

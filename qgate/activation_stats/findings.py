@@ -32,7 +32,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Finding:
+class ActivationFinding:
     """One sentence; `fail` breaks a run, `warn` costs accuracy, `info` is good to know."""
 
     level: Level
@@ -42,7 +42,7 @@ class Finding:
         return f"{_MARKS[self.level]}  {self.text}"
 
 
-def findings(record: ActivationsRecord) -> list[Finding]:
+def findings(record: ActivationsRecord) -> list[ActivationFinding]:
     """All of them, the broken ones first."""
     told = [
         *_nonfinite(record),
@@ -71,24 +71,28 @@ def summary(record: ActivationsRecord) -> str:
     return f"{where}, {counted(modules, 'module')}; {source}"
 
 
-def _nonfinite(record: ActivationsRecord) -> Iterator[Finding]:
+def _nonfinite(record: ActivationsRecord) -> Iterator[ActivationFinding]:
     bad = [each for each in record["layers"] if nonfinite(each)]
     if bad:
         total = sum(map(nonfinite, bad))
         first = ", ".join(f"{name_of(e)} ({e['role']})" for e in bad[:_SHOWN])
         more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
-        yield Finding("fail", f"{counted(total, 'value')} NaN or infinite, first in {first}{more}")
+        yield ActivationFinding(
+            "fail", f"{counted(total, 'value')} NaN or infinite, first in {first}{more}"
+        )
 
 
-def _unseen(record: ActivationsRecord) -> Iterator[Finding]:
+def _unseen(record: ActivationsRecord) -> Iterator[ActivationFinding]:
     unseen = [each for each in record["layers"] if not each["calls"] and each["role"] != "weight"]
     if unseen:
         names = ", ".join(f"{name_of(e)} ({e['role']})" for e in unseen[:_SHOWN])
         more = f" and {len(unseen) - _SHOWN} more" if len(unseen) > _SHOWN else ""
-        yield Finding("fail", f"no sample reached {names}{more}: nothing is known of them")
+        yield ActivationFinding(
+            "fail", f"no sample reached {names}{more}: nothing is known of them"
+        )
 
 
-def _formats(record: ActivationsRecord) -> Iterator[Finding]:
+def _formats(record: ActivationsRecord) -> Iterator[ActivationFinding]:
     """What breaks which format, of what is quantized: inputs, or outputs where there are none."""
     role = "input" if of_role(record, "input") else "output"
     layers = of_role(record, role)
@@ -101,12 +105,12 @@ def _formats(record: ActivationsRecord) -> Iterator[Finding]:
         if broken:
             text = f"{name} breaks {counted(broken, role)} of {len(told)} (SQNR, or that without "
             text += f"massive elements, below {BROKEN_DB:g} dB), worst {name_of(bad)}: {loss}"
-            yield Finding("warn", text)
+            yield ActivationFinding("warn", text)
         else:
-            yield Finding("info", f"{name}: worst {role} {name_of(bad)}, {loss}")
+            yield ActivationFinding("info", f"{name}: worst {role} {name_of(bad)}, {loss}")
 
 
-def _flattered(record: ActivationsRecord) -> Iterator[Finding]:
+def _flattered(record: ActivationsRecord) -> Iterator[ActivationFinding]:
     """Layers whose SQNR tells of massive elements and not of all others."""
     for name in format_names(record):
         told = [(losses(each)[name], each) for each in record["layers"] if name in losses(each)]
@@ -120,7 +124,7 @@ def _flattered(record: ActivationsRecord) -> Iterator[Finding]:
         zeroed = flushed(layer["portrait"]["formats"][name])
         if zeroed > 0.5:
             text += f"; {percent(zeroed)} of its values become zero"
-        yield Finding("warn" if loss.worse < BROKEN_DB else "info", text)
+        yield ActivationFinding("warn" if loss.worse < BROKEN_DB else "info", text)
 
 
 def _named(hit: Sequence[tuple[Any, LayerActivations]]) -> str:
@@ -135,10 +139,10 @@ def _those(layer: LayerActivations) -> str:
     return f"its {counted(found['elements'], 'element')} beyond {brief(found['beyond'])}"
 
 
-def _proposals(record: ActivationsRecord) -> Iterator[Finding]:
+def _proposals(record: ActivationsRecord) -> Iterator[ActivationFinding]:
     for each in record["proposals"]:
         total = sum(1 for one in record["sensitivity"] if one["format"] == each["format"])
-        yield Finding(*_proposal(each, total))
+        yield ActivationFinding(*_proposal(each, total))
 
 
 def _proposal(each: Proposal, total: int) -> tuple[Level, str]:
@@ -171,7 +175,7 @@ def systematic(record: ActivationsRecord) -> list[tuple[str, int, int, float]]:
     return sorted(told, key=lambda row: (-row[2], -row[3], row[0], row[1]))
 
 
-def _channels(record: ActivationsRecord) -> Iterator[Finding]:
+def _channels(record: ActivationsRecord) -> Iterator[ActivationFinding]:
     told = systematic(record)
     if told:
         # Of an input first: there it can be taken away.
@@ -180,14 +184,14 @@ def _channels(record: ActivationsRecord) -> Iterator[Finding]:
         )
         away = ": smoothing or a rotation takes it away" if kind.endswith(" input") else ""
         more = f"; {len(told) - 1} more of that kind in the tables" if len(told) > 1 else ""
-        yield Finding(
+        yield ActivationFinding(
             "warn",
             f"channel {channel} of {kind} stands out throughout in {counted(layers, 'layer')}, up "
             f"to {brief(ratio)} times the median channel{away}{more}",
         )
 
 
-def _tokens(record: ActivationsRecord) -> Iterator[Finding]:
+def _tokens(record: ActivationsRecord) -> Iterator[ActivationFinding]:
     layers = outlier_layers(record)
     if not layers:
         return
@@ -195,13 +199,15 @@ def _tokens(record: ActivationsRecord) -> Iterator[Finding]:
     hit = [each for each in layers if sum(each["outliers"]["counts"])]
     undefined = sum(each["outliers"]["undefined"] for each in layers)
     if undefined:
-        yield Finding(
+        yield ActivationFinding(
             "warn", f"the outlier rule is undefined {undefined} times: the median token is all zero"
         )
     if not hit:
         near = worst(layers, lambda each: figure_of(each["outliers"], "token_ratio"))
         about = f"; the nearest, in {name_of(near[0][0])}, has {brief(near[0][1])}" if near else ""
-        yield Finding("info", f"no token is above {limit:g} times the median token{about}")
+        yield ActivationFinding(
+            "info", f"no token is above {limit:g} times the median token{about}"
+        )
         return
     places: Counter[str] = Counter()
     texts: Counter[str] = Counter()
@@ -219,10 +225,10 @@ def _tokens(record: ActivationsRecord) -> Iterator[Finding]:
         what, count = texts.most_common(1)[0]
         if leads(count, sum(texts.values())):
             text += f", {percent(count / sum(texts.values()))} “{visible(what)}”"
-    yield Finding("warn", text)
+    yield ActivationFinding("warn", text)
 
 
-def _massive(record: ActivationsRecord) -> Iterator[Finding]:
+def _massive(record: ActivationsRecord) -> Iterator[ActivationFinding]:
     told = [
         (abs(place["value"]), each, place)
         for each in record["layers"]
@@ -235,14 +241,14 @@ def _massive(record: ActivationsRecord) -> Iterator[Finding]:
     where += f", channel {place['channel']}" if "channel" in place else ""
     where += f", “{visible(place['text'])}”" if "text" in place else ""
     many = len({(each["module"], each["role"]) for _, each, _ in told})
-    yield Finding(
+    yield ActivationFinding(
         "warn",
         f"massive single activations in {counted(many, 'layer')}, the largest {brief(size)} in "
         f"{name_of(layer)} ({layer['role']}; {where})",
     )
 
 
-def _smoothing(record: ActivationsRecord) -> Iterator[Finding]:
+def _smoothing(record: ActivationsRecord) -> Iterator[ActivationFinding]:
     found: defaultdict[str, list[tuple[LayerActivations, Any]]] = defaultdict(list)
     for each in record["layers"]:
         for one in each.get("smoothing", []):
@@ -251,7 +257,7 @@ def _smoothing(record: ActivationsRecord) -> Iterator[Finding]:
         layer, one = max(told, key=lambda pair: pair[1]["after_db"] - pair[1]["before_db"])
         gain = one["after_db"] - one["before_db"]
         if gain < GAIN_DB:
-            yield Finding("info", f"{name}: smoothing gains at most {gain:.1f} dB")
+            yield ActivationFinding("info", f"{name}: smoothing gains at most {gain:.1f} dB")
             continue
         text = (
             f"{name}: smoothing gains up to {gain:.1f} dB ({name_of(layer)} at α {one['alpha']:g})"
@@ -265,16 +271,16 @@ def _smoothing(record: ActivationsRecord) -> Iterator[Finding]:
                 if most > 0
                 else ""
             )
-        yield Finding("info", text)
+        yield ActivationFinding("info", text)
 
 
-def _tails(record: ActivationsRecord) -> Iterator[Finding]:
+def _tails(record: ActivationsRecord) -> Iterator[ActivationFinding]:
     layers = [each for each in record["layers"] if each["role"] != "weight"]
     found = worst(layers, lambda each: figure_of(each["portrait"], "kurtosis"))
     several = sum(math.isfinite(figure_of(each["portrait"], "kurtosis")) for each in layers) > 1
     if several and found[0][1] > 0:
         layer, value = found[0]
-        yield Finding(
+        yield ActivationFinding(
             "info", f"heaviest tails: {name_of(layer)} ({layer['role']}), kurtosis {brief(value)}"
         )
 

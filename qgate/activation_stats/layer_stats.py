@@ -24,7 +24,7 @@ from qgate.activation_stats._maps import heat_map
 from qgate.activation_stats._outliers import Decode, OutlierRule, OutlierStats
 from qgate.activation_stats._powers import PowerSums
 from qgate.activation_stats._ranges import PERCENTILES, ChannelCounts
-from qgate.activation_stats._tensor_pass import ENDS, ROUNDING, Reading, infinity, size_value
+from qgate.activation_stats._tensor_pass import ENDS, ROUNDING, TensorReading, infinity, size_value
 from qgate.activation_stats._vectors import CallVectors, Vector, largest_of
 from qgate.activation_stats.record import (
     ChannelRanges,
@@ -41,7 +41,7 @@ from qgate.summaries.figures import moments_of
 from qgate.summaries.pool import Pool, of_counts
 from qgate.summaries.record import Histogram, Portrait
 
-__all__ = ["Ask", "LayerStats", "OutlierRule", "Reading"]
+__all__ = ["Ask", "LayerStats", "OutlierRule", "TensorReading"]
 
 Reduced = Literal["token", "channel", "all"]
 Floats = npt.NDArray[np.float64]
@@ -113,16 +113,20 @@ class LayerStats:
 
     def update(
         self,
-        tensor: Tensor | Reading,
+        tensor: Tensor | TensorReading,
         sample: int = 0,
         positions: Sequence[int] | Ints | None = None,
         tokens: Sequence[int] | Ints | None = None,
     ) -> None:
         """One call. `positions` and ids of `tokens` are one per row of tokens by channels; without
         positions they are counted from 0 in each call."""
-        reading = tensor if isinstance(tensor, Reading) else Reading.of(tensor, self.counted_as)
+        reading = (
+            tensor
+            if isinstance(tensor, TensorReading)
+            else TensorReading.of(tensor, self.counted_as)
+        )
         if self.counted_as is not None and reading.counted_as != self.counted_as:
-            reading = Reading.of(reading.table, self.counted_as)
+            reading = TensorReading.of(reading.table, self.counted_as)
         self.counted_as = reading.counted_as
         if self._sample != sample:
             self.finish()
@@ -137,7 +141,7 @@ class LayerStats:
             self._add(reading, sample, places, idents)
         self._calls += 1
 
-    def _add(self, reading: Reading, sample: int, places: Ints, idents: Ints | None) -> None:
+    def _add(self, reading: TensorReading, sample: int, places: Ints, idents: Ints | None) -> None:
         self._add_values(reading)
         width = reading.table.shape[1]
         # Of several widths the widest, whichever comes first.
@@ -152,7 +156,7 @@ class LayerStats:
         if self.ask.heat_map == sample and self.map is None:
             self.map = heat_map(reading, sample)
 
-    def _add_values(self, reading: Reading) -> None:
+    def _add_values(self, reading: TensorReading) -> None:
         n, width = reading.table.shape
         self.calls += 1
         self.tokens += n

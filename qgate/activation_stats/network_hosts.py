@@ -12,7 +12,7 @@ from torch import nn
 
 from qgate.activation_stats._sending import fingerprint
 from qgate.activation_stats.settings import MemorySettings
-from qgate.activation_stats.subjects import Subject
+from qgate.activation_stats.subjects import MeasuredNetwork
 from qgate.capture.offloading import fits, layer_by_layer
 from qgate.devices import resolve
 from qgate.engine import Sent, Workers
@@ -82,7 +82,7 @@ def _unpacked(sent: Sent[Recipe]) -> Recipe:
         ) from error
 
 
-def sent(subject: Subject, blocks: tuple[str, ...], memory: MemorySettings) -> Sent[Recipe]:
+def sent(subject: MeasuredNetwork, blocks: tuple[str, ...], memory: MemorySettings) -> Sent[Recipe]:
     """For other processes; a module that nothing names goes there itself, with its weights."""
     again = subject.again
     own = subject.module if again is None else None
@@ -99,7 +99,7 @@ def sent(subject: Subject, blocks: tuple[str, ...], memory: MemorySettings) -> S
 
 @contextlib.contextmanager
 def placed(
-    subject: Subject, blocks: tuple[str, ...], memory: MemorySettings, workers: Workers
+    subject: MeasuredNetwork, blocks: tuple[str, ...], memory: MemorySettings, workers: Workers
 ) -> Iterator[Where]:
     """Where passes run: here, for as long as this is open, or with the workers."""
     if not workers.is_here:

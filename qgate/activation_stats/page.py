@@ -67,7 +67,7 @@ thead th { overflow-wrap: normal; } td.number { white-space: nowrap; }
 
 
 @dataclass(frozen=True)
-class Shown:
+class EmbeddedPicture:
     """A picture that was drawn: in which section, its file, its sentence, and itself as a PNG."""
 
     section: str
@@ -81,7 +81,7 @@ class Shown:
 
 def page(
     record: ActivationsRecord,
-    shown: Sequence[Shown],
+    shown: Sequence[EmbeddedPicture],
     files: Sequence[str],
     failed: Mapping[str, str],
 ) -> str:
@@ -119,13 +119,13 @@ def _keep(record: ActivationsRecord) -> str:
     )
 
 
-def _contents(shown: Sequence[Shown]) -> str:
+def _contents(shown: Sequence[EmbeddedPicture]) -> str:
     links = [("layers", "Worst layers", 0)]
     links += [(n, title, sum(s.section == n for s in shown)) for n, (title, _) in SECTIONS.items()]
     return contents([*links, ("settings", "Settings", 0), ("files", "Files", 0)])
 
 
-def _figure(picture: Shown) -> str:
+def _figure(picture: EmbeddedPicture) -> str:
     title = text(picture.title)
     data = base64.b64encode(picture.data).decode("ascii")
     return (
@@ -137,7 +137,7 @@ def _figure(picture: Shown) -> str:
     )
 
 
-def _section(record: ActivationsRecord, name: str, shown: Sequence[Shown]) -> str:
+def _section(record: ActivationsRecord, name: str, shown: Sequence[EmbeddedPicture]) -> str:
     title, why = SECTIONS[name]
     table = _TABLES[name](record) if name in _TABLES else ""
     body = "\n".join(filter(None, [figure_grid([_figure(each) for each in shown]), table]))

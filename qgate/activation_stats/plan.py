@@ -30,7 +30,7 @@ _NUMBER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
 @dataclass
-class Plan:
+class ActivationPlan:
     """asks by (module, role), panels by kind of picture and pattern, and the linear layers that
     are smoothed and quantized alone."""
 
@@ -70,7 +70,7 @@ def weight_table(module: nn.Module) -> Tensor | None:
     return weight.reshape(1, -1) if weight.dim() < 2 else weight.flatten(1)
 
 
-def plan_of(root: nn.Module, settings: ActivationSettings, part: str = "") -> Plan:
+def plan_of(root: nn.Module, settings: ActivationSettings, part: str = "") -> ActivationPlan:
     """What a model is looked at for; `part` finds the modules that count where nothing is said."""
     return _Planner(root, settings, part).plan()
 
@@ -78,7 +78,7 @@ def plan_of(root: nn.Module, settings: ActivationSettings, part: str = "") -> Pl
 class _Planner:
     def __init__(self, root: nn.Module, settings: ActivationSettings, part: str) -> None:
         self.root, self.settings, self.part = root, settings, compiled(part, "part")
-        self.found = Plan(blocks=_blocks(root, self.part))
+        self.found = ActivationPlan(blocks=_blocks(root, self.part))
         self.selected = self._selection()
         self.emptied: list[str] = []
         view = settings.visualization
@@ -91,7 +91,7 @@ class _Planner:
             persistence=own.persistence,
         )
 
-    def plan(self) -> Plan:
+    def plan(self) -> ActivationPlan:
         view = self.settings.visualization
         on = view.enabled
         magnitude = self._panels("magnitude.patterns", view.magnitude.patterns, self._linears)

@@ -317,7 +317,7 @@ def rank(found: Iterable[Sensitive]) -> list[Sensitive]:
 
 
 @dataclass(frozen=True)
-class Target:
+class SensitivityTarget:
     """An SQNR of the model's output that is to be reached, or a loss that is not to be passed."""
 
     sqnr_db: float | None = None
@@ -343,7 +343,9 @@ class Target:
         return self.loss is not None and value <= self.loss
 
 
-def propose(runs: Runs, layers: Layers, ranking: Sequence[str], target: Target) -> Proposal:
+def propose(
+    runs: Runs, layers: Layers, ranking: Sequence[str], target: SensitivityTarget
+) -> Proposal:
     """The fewest layers to keep as they are that reach the target with all others quantized.
 
     Bisection over the ranking, then each kept layer is tried without, from the least harmful. Every

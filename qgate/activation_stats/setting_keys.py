@@ -19,7 +19,7 @@ _NULL = ("null", "none", "~")
 
 
 @dataclass(frozen=True)
-class Key:
+class SettingKey:
     """One key: `kind` is the type of it, or of its items where `many` is true."""
 
     name: str
@@ -69,9 +69,9 @@ def key(default: Any, doc: str, **rules: Any) -> Any:
     return field(default=default, metadata={"doc": doc, "rules": rules})
 
 
-def keys_of(kind: type, prefix: str = "") -> list[Key]:
+def keys_of(kind: type, prefix: str = "") -> list[SettingKey]:
     """The keys of a dataclass and of those inside it, by their dotted names, in their order."""
-    found: list[Key] = []
+    found: list[SettingKey] = []
     hints = typing.get_type_hints(kind)
     for each in fields(kind):
         hint = hints[each.name]
@@ -94,13 +94,13 @@ def sections_of(kind: type, prefix: str = "") -> dict[str, str]:
     return found
 
 
-def _key(name: str, hint: Any, default: Any, metadata: typing.Mapping[str, Any]) -> Key:
+def _key(name: str, hint: Any, default: Any, metadata: typing.Mapping[str, Any]) -> SettingKey:
     options = [each for each in typing.get_args(hint) if each not in (NoneType, ...)]
     nullable = NoneType in typing.get_args(hint)
     hint = options[0] if nullable else hint
     many = typing.get_origin(hint) is tuple
     kind = typing.get_args(hint)[0] if many else hint
-    return Key(name, kind, default, metadata["doc"], many, nullable, metadata["rules"])
+    return SettingKey(name, kind, default, metadata["doc"], many, nullable, metadata["rules"])
 
 
 def made(kind: type, values: dict[str, Any], prefix: str = "", **more: Any) -> Any:
@@ -118,7 +118,7 @@ def made(kind: type, values: dict[str, Any], prefix: str = "", **more: Any) -> A
     return kind(**given)
 
 
-def value_of(known: Key, given: Any, *, text: bool = False, where: str = "") -> Any:
+def value_of(known: SettingKey, given: Any, *, text: bool = False, where: str = "") -> Any:
     """The value of a key; `text` is how a command line says it."""
     if isinstance(given, str) and known.nullable and given.strip().lower() in _NULL:
         given = None
@@ -150,7 +150,7 @@ def _shown(given: Any) -> str:
     return shown if len(shown) <= 80 else f"{shown[:77]}…"
 
 
-def _one(known: Key, given: Any, text: bool) -> Any:
+def _one(known: SettingKey, given: Any, text: bool) -> Any:
     value = _READERS[known.kind](given, text)
     rules = known.rules
     if "choices" in rules and value not in rules["choices"]:

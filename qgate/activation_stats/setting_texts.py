@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from qgate.activation_stats.setting_keys import Key, sections_of
+from qgate.activation_stats.setting_keys import SettingKey, sections_of
 from qgate.activation_stats.settings import ActivationSettings, keys
 from qgate.errors import unknown
 
@@ -43,7 +43,7 @@ def _toml() -> str:
     """Keys of a table come before the tables inside it; TOML has no null, so such a key is out."""
     sections = sections_of(ActivationSettings)
     lines = [_HEADING.rstrip()]
-    by_section: dict[str, list[Key]] = {name: [] for name in ["", *sections]}
+    by_section: dict[str, list[SettingKey]] = {name: [] for name in ["", *sections]}
     for each in keys():
         by_section[each.name.rpartition(".")[0]].append(each)
     for section, inside in by_section.items():

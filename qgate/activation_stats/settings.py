@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from qgate.activation_stats.setting_keys import Key, key, keys_of, made, value_of
+from qgate.activation_stats.setting_keys import SettingKey, key, keys_of, made, value_of
 from qgate.activation_stats.setting_values import listed, parsed_file, resolved
 from qgate.errors import QgateError
 from qgate.models.samples import DataRequest
@@ -280,7 +280,7 @@ class ActivationSettings:
     source: Any = field(default=None, compare=False)
 
 
-def keys() -> list[Key]:
+def keys() -> list[SettingKey]:
     """Every key: its dotted name, type, default, and what it means."""
     return keys_of(ActivationSettings)
 

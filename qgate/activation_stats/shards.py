@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from qgate.activation_stats.layer_stats import Ask, LayerStats, Reading
+from qgate.activation_stats.layer_stats import Ask, LayerStats, TensorReading
 from qgate.activation_stats.network_hosts import Host, Where, host_of
 from qgate.activation_stats.sensitivity import Progress
 from qgate.activation_stats.subjects import Sample
@@ -26,7 +26,7 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True, eq=False)
-class Shard:
+class SampleShard:
     """Consecutive samples; `start` is the number of the first."""
 
     start: int
@@ -53,7 +53,7 @@ class Statistics:
 
 
 @dataclass(frozen=True, eq=False)
-class Watch:
+class WatchedNetwork:
     """The network, and what is asked of what flows in it."""
 
     where: Where
@@ -66,7 +66,7 @@ class Watch:
         return found
 
 
-def statistics_of(shard: Shard, watch: Watch) -> Statistics:
+def statistics_of(shard: SampleShard, watch: WatchedNetwork) -> Statistics:
     """One forward pass per sample."""
     host = host_of(watch.where)
     seen = _Seen(host, watch.asks)
@@ -105,7 +105,7 @@ class _Seen:
         self.layers = {key: LayerStats(*key, ask) for key, ask in asks.items()}
         kinds = {name: kind_of(host.root.get_submodule(name)) for name, _ in asks}
         self._axes = {name: 1 if kind == "conv" else -1 for name, kind in kinds.items()}
-        self._once: Once[dict[object, Reading]] = Once(lambda _: {})
+        self._once: Once[dict[object, TensorReading]] = Once(lambda _: {})
 
     def take(self, at: int, sample: Sample) -> None:
         self._at = at
@@ -120,7 +120,7 @@ class _Seen:
         way = (axis, stats.counted_as)
         reading = ways.get(way) or ways.get((axis, None))
         if reading is None or stats.counted_as not in (None, reading.counted_as):
-            reading = ways[way] = Reading.of(tensor, stats.counted_as, axis)
+            reading = ways[way] = TensorReading.of(tensor, stats.counted_as, axis)
             ways[axis, reading.counted_as] = reading
         whole = self._ids is not None and len(self._ids) == len(reading.table)
         stats.update(reading, self._at, None, self._ids if whole else None)
@@ -136,7 +136,7 @@ def gathered(
     """Of all samples; a shard whose worker is lost for good fails the run, because statistics of
     the others would be another result."""
     flowing_asks = {key: ask for key, ask in asks.items() if key[1] != WEIGHT}
-    watch = Watch(where, flowing_asks)
+    watch = WatchedNetwork(where, flowing_asks)
     count = len(samples)
     size = count if workers.is_here else SAMPLES
     told = progress or (lambda _what, _done, _of: None)
@@ -165,6 +165,6 @@ def gathered(
     return found.result
 
 
-def _cut(samples: Sequence[Sample], size: int) -> Iterator[Shard]:
+def _cut(samples: Sequence[Sample], size: int) -> Iterator[SampleShard]:
     for start in range(0, len(samples), size):
-        yield Shard(start, samples[start : start + size])
+        yield SampleShard(start, samples[start : start + size])

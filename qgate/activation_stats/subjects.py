@@ -56,7 +56,7 @@ class Sample:
 
 
 @dataclass(eq=False)
-class Subject:
+class MeasuredNetwork:
     """A network; `tokenizer` makes its samples when they are text, and `again` loads it in another
     process, where it was not `given` as it is."""
 
@@ -86,16 +86,18 @@ class Passes:
         return sum(s.ids.numel() for s in self.samples if s.ids is not None)
 
 
-def subject_of(model: nn.Module | Model | Subject | str, tokenizer: Any = None) -> Subject:
+def subject_of(
+    model: nn.Module | Model | MeasuredNetwork | str, tokenizer: Any = None
+) -> MeasuredNetwork:
     """A module, a qgate.Model, or the name of one."""
-    if isinstance(model, Subject):
+    if isinstance(model, MeasuredNetwork):
         return model
     if isinstance(model, Model):
         made = _as_tokenizer(tokenizer)
-        return Subject(model.module, model.name, model.part, lambda: made, model.inputs)
+        return MeasuredNetwork(model.module, model.name, model.part, lambda: made, model.inputs)
     if isinstance(model, nn.Module):
         made = _as_tokenizer(tokenizer)
-        return Subject(model, type(model).__name__, _part(model), lambda: made)
+        return MeasuredNetwork(model, type(model).__name__, _part(model), lambda: made)
     if not isinstance(model, str):
         raise QgateError(
             f"a model is a torch.nn.Module, a qgate.Model or a name, not {type(model).__name__}."
@@ -107,7 +109,7 @@ def _part(module: nn.Module) -> str:
     return huggingface.language_part(module) if hasattr(module, "config") else ""
 
 
-def _named(name: str, tokenizer: Any) -> Subject:
+def _named(name: str, tokenizer: Any) -> MeasuredNetwork:
     scheme, colon, rest = name.strip().partition(":")
     given = _as_tokenizer(tokenizer)
     if not colon:
@@ -115,12 +117,12 @@ def _named(name: str, tokenizer: Any) -> Subject:
             raise unknown("model", name, names())
         tiny = TINY.get(name)
         tokens = lambda: given or ByteTokenizer()  # noqa: E731
-        return Subject(tiny.load(), tiny.title, "", tokens, again=tiny.load)
+        return MeasuredNetwork(tiny.load(), tiny.title, "", tokens, again=tiny.load)
     if scheme.lower() not in ("hf", "mamba"):
         made = load(name)
         file, _, function = name.strip().rpartition(":")
         again = partial(_loaded, f"{Path(file).expanduser().absolute()}:{function}")
-        return Subject(made.module, made.name, made.part, lambda: given, made.inputs, again)
+        return MeasuredNetwork(made.module, made.name, made.part, lambda: given, made.inputs, again)
 
     folder = _folder(rest, name)
 
@@ -129,17 +131,17 @@ def _named(name: str, tokenizer: Any) -> Subject:
 
     if scheme.lower() == "mamba":
         read = partial(load_checkpoint, folder.absolute())
-        return Subject(read(), name, "", own, again=read)
+        return MeasuredNetwork(read(), name, "", own, again=read)
     again = partial(huggingface.load_network, folder.absolute())
     network = again()
-    return Subject(network, name, huggingface.language_part(network), own, again=again)
+    return MeasuredNetwork(network, name, huggingface.language_part(network), own, again=again)
 
 
 def _loaded(name: str) -> nn.Module:
     return load(name).module
 
 
-def trusted_subject(name: str) -> Subject:
+def trusted_subject(name: str) -> MeasuredNetwork:
     """A folder of Hugging Face whose own Python files may run."""
     scheme, _, rest = name.partition(":")
     if scheme.lower() != "hf":
@@ -148,7 +150,7 @@ def trusted_subject(name: str) -> Subject:
     again = partial(huggingface.load_network, folder, trust_remote_code=True)
     network = again()
     tokens = partial(huggingface.tokenizer, folder, trust_remote_code=True)
-    return Subject(network, name, huggingface.language_part(network), tokens, again=again)
+    return MeasuredNetwork(network, name, huggingface.language_part(network), tokens, again=again)
 
 
 def _as_tokenizer(given: Any) -> Tokenizer | None:
@@ -164,7 +166,7 @@ def _as_tokenizer(given: Any) -> Tokenizer | None:
     )
 
 
-def passes_of(subject: Subject, data: Any, settings: ActivationSettings) -> Passes:
+def passes_of(subject: MeasuredNetwork, data: Any, settings: ActivationSettings) -> Passes:
     """The samples: text of a source, rows of token ids, or whatever the module is called with."""
     if data is None and subject.own is not None and settings.data.source == "builtin":
         data = subject.own
@@ -189,7 +191,7 @@ def passes_of(subject: Subject, data: Any, settings: ActivationSettings) -> Pass
     return found
 
 
-def _read(subject: Subject, settings: ActivationSettings) -> Samples:
+def _read(subject: MeasuredNetwork, settings: ActivationSettings) -> Samples:
     source = settings.data.source
     known = subject.tokenizer() if not source.strip().lower().startswith("tokens:") else None
     if known is None and not source.strip().lower().startswith("tokens:"):
@@ -303,7 +305,7 @@ def _positions(module: nn.Module) -> int | None:
     return min([*told, *([] if said is None else [said])], default=None)
 
 
-def _check(subject: Subject, passes: Passes) -> None:
+def _check(subject: MeasuredNetwork, passes: Passes) -> None:
     """Ids beyond the embedding and rows beyond the positions are obscure errors later."""
     rows = [s.ids[None] for s in passes.samples if s.ids is not None]
     if not rows:

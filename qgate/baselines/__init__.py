@@ -12,19 +12,19 @@ from qgate.baselines.checking import prune, unused, verify
 from qgate.baselines.names import safe_name
 from qgate.baselines.origin import Key, Origin, differences, notes
 from qgate.baselines.packing import joined, pack, unpack
-from qgate.baselines.rows import ReferenceTensor, Rows, row_sample, same_rows
+from qgate.baselines.rows import BaselineRows, ReferenceTensor, row_sample, same_rows
 from qgate.baselines.store import Store, stored_models
-from qgate.baselines.update import Change, Update, brief
+from qgate.baselines.update import StoredChange, Update, brief
 
 __all__ = [
     "Accepted",
+    "BaselineRows",
     "Candidate",
-    "Change",
     "Key",
     "Origin",
     "ReferenceTensor",
-    "Rows",
     "Store",
+    "StoredChange",
     "Update",
     "accepted_file",
     "brief",

@@ -25,7 +25,7 @@ _TIMES = ("LastModified", "last_modified", "updated", "mtime", "modify", "Last-M
 
 
 @dataclass(frozen=True)
-class Entry:
+class ObjectListing:
     """What a listing says of an object; another content or another writing is another entry."""
 
     size: int
@@ -34,14 +34,14 @@ class Entry:
     modified: datetime | None
 
     @staticmethod
-    def of(info: Mapping[str, Any]) -> Entry:
+    def of(info: Mapping[str, Any]) -> ObjectListing:
         tag, times = ([info[name] for name in names if info.get(name)] for names in (_TAGS, _TIMES))
         modified = next((_moment(each) for each in times if _moment(each)), None)
         texts = tuple(map(str, tag)), tuple(map(str, times))
-        return Entry(int(info.get("size") or 0), *texts, modified)
+        return ObjectListing(int(info.get("size") or 0), *texts, modified)
 
 
-Listing = dict[str, Entry]
+Listing = dict[str, ObjectListing]
 
 
 def scheme(place: UPath) -> str:
@@ -65,7 +65,7 @@ def listed(fs: Any, root: str) -> Listing:
             fs.ls(root)
     start = f"{root}/"
     return {
-        name.removeprefix(start): Entry.of(info)
+        name.removeprefix(start): ObjectListing.of(info)
         for name, info in found.items()
         if name.startswith(start) and not name.endswith("/") and info.get("type") == "file"
     }

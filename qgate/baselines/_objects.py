@@ -24,8 +24,8 @@ from qgate.baselines._object_lock import ObjectLock, created_anew
 from qgate.baselines._object_store import (
     REMEDY,
     UNLISTED,
-    Entry,
     Listing,
+    ObjectListing,
     is_visible,
     listed,
     scheme,
@@ -102,7 +102,7 @@ class Objects:
         found = {}
         for name in {JOURNAL, MANIFEST, *wanted}:
             with contextlib.suppress(FileNotFoundError):
-                found[name] = Entry.of(self._fs.info(self._path(name)))
+                found[name] = ObjectListing.of(self._fs.info(self._path(name)))
         return found
 
     def _read_once(
@@ -279,6 +279,6 @@ class Objects:
 
 
 @functools.cache
-def _kept_of(shown: str) -> dict[str, tuple[Entry, bytes]]:  # noqa: ARG001
+def _kept_of(shown: str) -> dict[str, tuple[ObjectListing, bytes]]:  # noqa: ARG001
     """Small contents that this process has read, with what identified them in the listing."""
     return {}

@@ -9,7 +9,7 @@ from qgate.baselines.accepted import FOLDER, accepted_file, inspect_accepted
 from qgate.baselines.manifest import NAME, Manifest, read_manifest, read_reference, reference_file
 from qgate.baselines.origin import Key
 from qgate.baselines.store import Store
-from qgate.baselines.update import Change, Update
+from qgate.baselines.update import StoredChange, Update
 from qgate.errors import QgateError
 
 
@@ -108,7 +108,7 @@ def prune(
     store: Store,
     keep_modes: Collection[str],
     keep_keys: Mapping[str, Collection[Key]] | None = None,
-) -> list[Change]:
+) -> list[StoredChange]:
     """Remove the accepted errors of other modes, and of other keys in the modes of `keep_keys`.
 
     To keep nothing is not what anyone asks for, but what an empty selection looks like.

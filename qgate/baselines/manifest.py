@@ -14,7 +14,7 @@ from safetensors.numpy import load, save
 
 from qgate.baselines._reading import Fields, read_json
 from qgate.baselines.origin import DEVICE_FORM, Origin, is_device
-from qgate.baselines.rows import ReferenceTensor, Rows, row_count
+from qgate.baselines.rows import BaselineRows, ReferenceTensor, row_count
 from qgate.errors import QgateError
 
 VERSION = 1
@@ -33,7 +33,7 @@ class TensorRecord:
 
     shape: tuple[int, ...]
     sha256: str
-    rows: Rows | None
+    rows: BaselineRows | None
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,11 @@ def _tensors(entry: Fields) -> dict[str, TensorRecord]:
     return found
 
 
-def _rows(read: Fields | None, shape: tuple[int, ...]) -> Rows | None:
+def _rows(read: Fields | None, shape: tuple[int, ...]) -> BaselineRows | None:
     if read is None:
         return None
     read.only("seed", "count", "of")
-    rows = Rows(read.whole("seed", 0), read.whole("count", 1), read.whole("of", 1))
+    rows = BaselineRows(read.whole("seed", 0), read.whole("count", 1), read.whole("of", 1))
     if rows.count > rows.of or rows.of != row_count(shape):
         raise read.wrong(
             f"{read.place} draws {rows.count} of {rows.of} rows, but shape {list(shape)} has "

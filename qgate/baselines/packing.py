@@ -11,7 +11,7 @@ from typing import Any
 
 from qgate.baselines.manifest import TensorRecord, read_reference, records_of, reference_bytes
 from qgate.baselines.origin import Key, Origin, differences
-from qgate.baselines.rows import Rows
+from qgate.baselines.rows import BaselineRows
 from qgate.baselines.update import Update
 from qgate.errors import QgateError
 
@@ -80,7 +80,7 @@ def joined(updates: Iterable[Update]) -> Update:
 
 
 def _plain(records: Mapping[str, TensorRecord]) -> list[list[Any]]:
-    def drawn(rows: Rows | None) -> list[int] | None:
+    def drawn(rows: BaselineRows | None) -> list[int] | None:
         return None if rows is None else [rows.seed, rows.count, rows.of]
 
     return [[site, [list(r.shape), r.sha256, drawn(r.rows)]] for site, r in records.items()]
@@ -88,4 +88,4 @@ def _plain(records: Mapping[str, TensorRecord]) -> list[list[Any]]:
 
 def _record(plain: list[Any]) -> TensorRecord:
     shape, sha256, rows = plain
-    return TensorRecord(tuple(shape), sha256, None if rows is None else Rows(*rows))
+    return TensorRecord(tuple(shape), sha256, None if rows is None else BaselineRows(*rows))

@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Rows:
+class BaselineRows:
     """`count` rows drawn from `of` with a seed; a row runs along a tensor's last axis."""
 
     seed: int
@@ -39,7 +39,7 @@ def row_count(shape: tuple[int, ...]) -> int:
     return math.prod(shape[:-1]) if len(shape) > 1 else math.prod(shape)
 
 
-def row_sample(array: Array, cap_bytes: int | None, seed: int) -> tuple[Array, Rows | None]:
+def row_sample(array: Array, cap_bytes: int | None, seed: int) -> tuple[Array, BaselineRows | None]:
     """The array and None where it fits under the cap, else as many of its rows as do; one at least.
 
     Rows come as a matrix, or as a vector where the array is one.
@@ -51,11 +51,11 @@ def row_sample(array: Array, cap_bytes: int | None, seed: int) -> tuple[Array, R
             f"seed {seed} and a cap of {cap_bytes} bytes are not allowed; both are from 0."
         )
     of = row_count(array.shape)
-    rows = Rows(seed, min(of, max(1, cap_bytes * of // array.nbytes)), of)
+    rows = BaselineRows(seed, min(of, max(1, cap_bytes * of // array.nbytes)), of)
     return same_rows(array, rows), rows
 
 
-def same_rows(array: Array, rows: Rows | None) -> Array:
+def same_rows(array: Array, rows: BaselineRows | None) -> Array:
     """A live tensor cut to the rows that are stored, so that both can be compared."""
     if rows is None:
         return array
@@ -74,7 +74,7 @@ class ReferenceTensor:
 
     values: Array
     shape: tuple[int, ...]
-    rows: Rows | None = None
+    rows: BaselineRows | None = None
 
     @classmethod
     def of(cls, array: Array, cap_bytes: int | None = None, seed: int = 0) -> ReferenceTensor:

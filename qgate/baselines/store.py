@@ -13,7 +13,7 @@ from qgate.baselines.names import safe_name
 from qgate.baselines.origin import Origin
 from qgate.baselines.places import files_of, folders
 from qgate.baselines.rows import ReferenceTensor
-from qgate.baselines.update import Change, Update, applied
+from qgate.baselines.update import StoredChange, Update, applied
 from qgate.errors import QgateError, unknown
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Store:
         """The manifest, if there is one."""
         return self._manifest(self._read(NAME))
 
-    def commit(self, update: Update, timeout_s: float = LOCK_TIMEOUT_S) -> list[Change]:
+    def commit(self, update: Update, timeout_s: float = LOCK_TIMEOUT_S) -> list[StoredChange]:
         """Write an update whole, or not at all, on top of what is there by then.
 
         Without a change the lock is not waited for, and nothing is written but what an update that
@@ -129,7 +129,7 @@ class Store:
             with self.files.changing(timeout_s):
                 pass
 
-    def preview(self, update: Update) -> list[Change]:
+    def preview(self, update: Update) -> list[StoredChange]:
         """What `commit` would change; nothing is written."""
         return self._planned(update)[1]
 
@@ -150,7 +150,7 @@ class Store:
             )
         return QgateError(f"{what}. They are as they were: {self.files.remedy}.")
 
-    def _planned(self, update: Update) -> tuple[dict[str, bytes | None], list[Change]]:
+    def _planned(self, update: Update) -> tuple[dict[str, bytes | None], list[StoredChange]]:
         modes = {mode: accepted_file(mode) for mode in update.modes()}
         needed = {NAME, *modes.values(), *(reference_file(basis) for basis in update.references)}
         files = self._read(*needed)

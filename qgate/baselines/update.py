@@ -24,7 +24,7 @@ from qgate.metrics import METRICS
 
 
 @dataclass(frozen=True)
-class Change:
+class StoredChange:
     """One entry of one file, before and after; None where it was not, or is no more."""
 
     file: str
@@ -124,13 +124,13 @@ def applied(
     manifest: Manifest | None,
     accepted: Mapping[str, Accepted],
     damaged: Collection[str] = (),
-) -> tuple[dict[str, bytes | None], list[Change]]:
+) -> tuple[dict[str, bytes | None], list[StoredChange]]:
     """The files to write (None: to remove) and the changes that are in them.
 
     References in `damaged` bases are written again though the manifest does not change.
     """
     files: dict[str, bytes | None] = {}
-    changes: list[Change] = []
+    changes: list[StoredChange] = []
     new = _manifest(update, manifest)
     if new is not None and new != manifest:
         changes += _manifest_changes(manifest, new)
@@ -145,7 +145,7 @@ def applied(
         file = reference_file(basis)
         if file not in files:
             files[file] = reference_bytes(update.references[basis])
-            changes.append(Change(file, "all tensors", "damaged", "restored"))
+            changes.append(StoredChange(file, "all tensors", "damaged", "restored"))
     for mode in update.modes():
         old = accepted.get(mode)
         made = _accepted(update, mode, old)
@@ -211,7 +211,7 @@ def _accepted(update: Update, mode: str, old: Accepted | None) -> Accepted | Non
     return replace(made, device=now.device if alone else "mixed", values=values)
 
 
-def _manifest_changes(old: Manifest | None, new: Manifest) -> list[Change]:
+def _manifest_changes(old: Manifest | None, new: Manifest) -> list[StoredChange]:
     def entries(manifest: Manifest | None) -> dict[str, str]:
         if manifest is None:
             return {}
@@ -227,7 +227,7 @@ def _manifest_changes(old: Manifest | None, new: Manifest) -> list[Change]:
     return _compared(NAME, entries(old), entries(new))
 
 
-def _accepted_changes(file: str, old: Accepted | None, new: Accepted | None) -> list[Change]:
+def _accepted_changes(file: str, old: Accepted | None, new: Accepted | None) -> list[StoredChange]:
     def entries(accepted: Accepted | None) -> dict[str, float | str]:
         if accepted is None or not accepted.values:
             return {}
@@ -240,7 +240,7 @@ def _accepted_changes(file: str, old: Accepted | None, new: Accepted | None) -> 
 
 def _compared(
     file: str, old: Mapping[str, float | str], new: Mapping[str, float | str]
-) -> list[Change]:
+) -> list[StoredChange]:
     names = list(dict.fromkeys([*old, *new]))
     pairs = [(name, old.get(name), new.get(name)) for name in names]
-    return [Change(file, name, was, now) for name, was, now in pairs if was != now]
+    return [StoredChange(file, name, was, now) for name, was, now in pairs if was != now]

@@ -30,7 +30,7 @@ _EDGE, _LABEL = 0.085, 0.015
 
 
 @dataclass(frozen=True)
-class Grid:
+class PanelGrid:
     """The levels all panels share: where they are and what they are."""
 
     x: Floats
@@ -70,7 +70,7 @@ class Curve:
         return np.where(np.abs(distance) < _SAME_COSINE, 0.0, distance)
 
 
-def draw_curves(axes: Axes, grid: Grid, curves: Sequence[Curve], kind: Kind) -> None:
+def draw_curves(axes: Axes, grid: PanelGrid, curves: Sequence[Curve], kind: Kind) -> None:
     """Everything inside one panel but its title."""
     draw_ground(axes, grid)
     shown = [(curve, curve.plotted(kind)) for curve in curves]
@@ -102,7 +102,7 @@ def _drawable(values: Floats, kind: Kind) -> Mask:
     return finite if kind == "decibel" else finite & (values > 0)
 
 
-def draw_ground(axes: Axes, grid: Grid) -> None:
+def draw_ground(axes: Axes, grid: PanelGrid) -> None:
     """What all panels have in common: the shading, the marked exponents, the grid."""
     from matplotlib.ticker import MaxNLocator
 
@@ -121,7 +121,7 @@ def draw_ground(axes: Axes, grid: Grid) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, steps=[1, 2, 5, 10]))
 
 
-def _shade(axes: Axes, grid: Grid, mask: Mask, alpha: float) -> None:
+def _shade(axes: Axes, grid: PanelGrid, mask: Mask, alpha: float) -> None:
     """Neighbors in one piece, so that no seams show."""
     edges = grid.edges
     start: float | None = None
@@ -133,11 +133,11 @@ def _shade(axes: Axes, grid: Grid, mask: Mask, alpha: float) -> None:
             start = None
 
 
-def marker_size(grid: Grid) -> float:
+def marker_size(grid: PanelGrid) -> float:
     return 5.5 if len(grid.x) <= 30 else 4.2
 
 
-def _draw_line(axes: Axes, grid: Grid, curve: Curve, y: Floats) -> None:
+def _draw_line(axes: Axes, grid: PanelGrid, curve: Curve, y: Floats) -> None:
     size = marker_size(grid)
     order = np.argsort(grid.x)
     axes.plot(grid.x[order], y[order], color=curve.color, linewidth=1.2, alpha=0.75)
@@ -172,7 +172,7 @@ def _draw_star(axes: Axes, x: float, y: float, *, at_edge: bool = False) -> None
 
 
 def _draw_at_edge(
-    axes: Axes, grid: Grid, curves: Sequence[tuple[Curve, Mask]], at_top: bool, words: str
+    axes: Axes, grid: PanelGrid, curves: Sequence[tuple[Curve, Mask]], at_top: bool, words: str
 ) -> None:
     """Levels the axis has no place for, in a row along its edge, named once."""
     y = 1 - _EDGE if at_top else _EDGE

@@ -37,7 +37,7 @@ _NAMES = {
 
 
 @dataclass(frozen=True)
-class Place:
+class RepositoryFolder:
     """A repository, and the folder in it that takes the suites."""
 
     root: Path

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from qgate.sweeps.requests import Part, Request, Swept
+    from qgate.sweeps.requests import FilePart, Request, Swept
 
 
 @dataclass(frozen=True)
-class Work:
+class SweepWork:
     """What all files have in common."""
 
     request: Request
@@ -21,7 +21,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Made:
+class SweptTensor:
     """A tensor swept, its pictures by name of the file, and why some could not be drawn."""
 
     swept: Swept
@@ -37,18 +37,18 @@ class Lost:
     reason: str
 
 
-def made_of(part: str | Part, work: Work) -> Iterator[Made]:
+def made_of(part: str | FilePart, work: SweepWork) -> Iterator[SweptTensor]:
     """Tensor by tensor, so that one process holds no more than one."""
-    from qgate.sweeps.requests import Part, sweep_part
+    from qgate.sweeps.requests import FilePart, sweep_part
 
-    for swept in sweep_part(Part(part) if isinstance(part, str) else part, work.request):
+    for swept in sweep_part(FilePart(part) if isinstance(part, str) else part, work.request):
         for record in swept.records:
             record["tensor"]["source"] = swept.source
         pictures, undrawn = _drawn(swept) if work.plots else ({}, "")
-        yield Made(swept, pictures, undrawn)
+        yield SweptTensor(swept, pictures, undrawn)
 
 
-def all_made_of(part: Part, work: Work) -> list[Made]:
+def all_made_of(part: FilePart, work: SweepWork) -> list[SweptTensor]:
     """The same for a worker, which sends all of a part at once."""
     return list(made_of(part, work))
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from qgate.activation_stats.record import ActivationsRecord
     from qgate.activation_stats.settings import ActivationSettings
-    from qgate.activation_stats.subjects import Subject
+    from qgate.activation_stats.subjects import MeasuredNetwork
     from qgate.engine import Workers
     from qgate.storage.places import Place
 
@@ -247,7 +247,7 @@ def _check_writing(settings: ActivationSettings) -> None:
     check_folder(settings.visualization.save_dir, look_of(changed(settings)))
 
 
-def _dry_run(model: str | Subject, settings: ActivationSettings) -> int:
+def _dry_run(model: str | MeasuredNetwork, settings: ActivationSettings) -> int:
     from qgate.activation_stats.plan import plan_of
     from qgate.activation_stats.subjects import passes_of, subject_of
     from qgate.devices import resolve
@@ -276,7 +276,7 @@ def _dry_run(model: str | Subject, settings: ActivationSettings) -> int:
 
 
 def _run(
-    model: str | Subject,
+    model: str | MeasuredNetwork,
     settings: ActivationSettings,
     workers: Workers,
     notes: Sequence[str],

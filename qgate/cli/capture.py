@@ -22,7 +22,7 @@ from qgate.cli._model_options import add_model_options, setup_of
 from qgate.text import for_terminal
 
 if TYPE_CHECKING:
-    from qgate.comparing.layer_files import Dump
+    from qgate.comparing.layer_files import LayerCapture
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +78,7 @@ def _step(done: int, total: int) -> None:
         print(f"\r  sample {done} of {total}{end}", end="", file=sys.stderr, flush=True)
 
 
-def _line(dump: Dump, folder: Path) -> str:
+def _line(dump: LayerCapture, folder: Path) -> str:
     from qgate.comparing.layer_files import stats_path
 
     first = next(iter(dump.layers.values()))

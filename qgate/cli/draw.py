@@ -24,7 +24,7 @@ from qgate.errors import QgateError
 from qgate.storage.places import place_of
 
 if TYPE_CHECKING:
-    from qgate.drawing.compute import Asked
+    from qgate.drawing.compute import DrawingRequest
     from qgate.summaries.record import DumpAnalysis
 
 
@@ -48,9 +48,9 @@ def add_analysis(parser: argparse.ArgumentParser) -> None:
     add_workers(parser)
 
 
-def asked_of(args: argparse.Namespace, most: int | None, tensors: int | None) -> Asked:
+def asked_of(args: argparse.Namespace, most: int | None, tensors: int | None) -> DrawingRequest:
     """The options as an analysis takes them."""
-    from qgate.drawing.compute import Asked
+    from qgate.drawing.compute import DrawingRequest
 
     told: dict[str, Any] = {}
     if args.format:
@@ -60,7 +60,7 @@ def asked_of(args: argparse.Namespace, most: int | None, tensors: int | None) ->
         if len(names) != 2 or not all(names):
             raise QgateError(f"--compare {args.compare!r}: give two names, as in hifp8,mxfp8.")
         told["compare"] = names
-    return Asked(
+    return DrawingRequest(
         rows=args.rows,
         seed=args.seed,
         workers=workers_from(args),

@@ -26,7 +26,7 @@ from importlib.resources import files as packaged
 from pathlib import Path
 
 from qgate.cli._ci_files import SERVICES, ci_files, ci_note
-from qgate.cli._repository import BASELINES, Place, inside, read_bytes
+from qgate.cli._repository import BASELINES, RepositoryFolder, inside, read_bytes
 from qgate.errors import QgateError, unknown
 from qgate.storage.files import replacing
 
@@ -65,7 +65,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    place = Place(args.folder, inside(args.into))
+    place = RepositoryFolder(args.folder, inside(args.into))
     services = list(dict.fromkeys(args.ci))
     folders = place.missing_folders()
     of_ci = [file for each in services for file in ci_files(each, place.root, place.into)]
@@ -139,7 +139,7 @@ def _chosen(given: Sequence[str] | None) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _files(place: Place, suites: Sequence[str]) -> list[File]:
+def _files(place: RepositoryFolder, suites: Sequence[str]) -> list[File]:
     folder = place.suites
     found = [
         File(folder / f"test_{name}.py", starter(f"suites/test_{name}.py.txt")) for name in suites
@@ -214,7 +214,7 @@ def _report(steps: Sequence[Step], root: Path, dry: bool) -> str:
     return "\n".join(lines)
 
 
-def _notes(place: Place, steps: Sequence[Step]) -> Iterator[str]:
+def _notes(place: RepositoryFolder, steps: Sequence[Step]) -> Iterator[str]:
     """What in this repository gets in the way of what was written."""
     missing = _missing_settings(place)
     if missing:
@@ -245,7 +245,7 @@ def _notes(place: Place, steps: Sequence[Step]) -> Iterator[str]:
         yield f"git ignores {names}:\nadd them with --force, as below, or CI has none."
 
 
-def _missing_settings(place: Place) -> list[str]:
+def _missing_settings(place: RepositoryFolder) -> list[str]:
     """The lines of the settings that a [tool.qgate] lacks; limits are the defaults."""
     table = place.table("tool", "qgate")
     lines = starter(SETTINGS).decode().partition("[limits]")[0].splitlines()
@@ -253,7 +253,7 @@ def _missing_settings(place: Place) -> list[str]:
     return [] if table is None else [f"  {keys[key]}" for key in keys if key not in table]
 
 
-def _next(place: Place, of_ci: Sequence[Path]) -> str:
+def _next(place: RepositoryFolder, of_ci: Sequence[Path]) -> str:
     """The three commands that lead to a green gate under version control."""
     into = shlex.quote(str(place.into))
     start = "--qgate-" if "update-baselines" in place.taken else "--"

@@ -26,10 +26,10 @@ from qgate.errors import QgateError
 from qgate.text import one_line
 
 if TYPE_CHECKING:
-    from qgate.page.comparisons import Comparison
+    from qgate.page.comparisons import RunComparison
     from qgate.page.history import Point
     from qgate.page.reports import Loaded
-    from qgate.page.terminal import Line
+    from qgate.page.terminal import TerminalLine
 
 _RESULTS = "results.jsonl"
 _NEARBY = 5
@@ -187,7 +187,7 @@ def _write(
     outputs: Sequence[Path],
     args: argparse.Namespace,
     loaded: Sequence[Loaded],
-    comparison: Comparison | None,
+    comparison: RunComparison | None,
 ) -> Sequence[Point]:
     """Every output, then the history, whose points are returned.
 
@@ -236,13 +236,13 @@ def _naming(output: Path) -> Iterator[None]:
 # What is told -----------------------------------------------------------------------------------
 
 
-def _told(loaded: Sequence[Loaded], comparison: Comparison | None) -> list[Line]:
+def _told(loaded: Sequence[Loaded], comparison: RunComparison | None) -> list[TerminalLine]:
     from qgate.page.comparison_texts import comparison_lines
     from qgate.page.reports import about
-    from qgate.page.terminal import Line, counts_lines, errors, plain, tables
+    from qgate.page.terminal import TerminalLine, counts_lines, errors, plain, tables
 
     width = shutil.get_terminal_size((80, 24)).columns
-    lines: list[Line] = []
+    lines: list[TerminalLine] = []
     for each in loaded:
         lines += plain([f"{each.run.name}: {about(each.run)}"], width)
         last = each is loaded[-1]
@@ -251,13 +251,13 @@ def _told(loaded: Sequence[Loaded], comparison: Comparison | None) -> list[Line]
         lines += errors(each.broken)
         if each.run.torn:
             lines += plain([each.run.torn], width, "yellow")
-        lines.append(Line(""))
+        lines.append(TerminalLine(""))
     if comparison is not None:
-        lines += [*comparison_lines(comparison, width), Line("")]
+        lines += [*comparison_lines(comparison, width), TerminalLine("")]
     return lines
 
 
-def _print(lines: Sequence[Line]) -> None:
+def _print(lines: Sequence[TerminalLine]) -> None:
     colors = has_colors(sys.stdout.isatty())
     for each in lines:
         print(each.painted(colors))

@@ -20,7 +20,7 @@ from qgate.errors import QgateError
 from qgate.text import one_line
 
 if TYPE_CHECKING:
-    from qgate.results import Merged
+    from qgate.results import MergedResults
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if any(target.exists() and path.samefile(target) for path in paths):
         raise QgateError(f"{str(target)!r} is one of the files given: name another --output.")
 
-    def check(merged: Merged) -> None:
+    def check(merged: MergedResults) -> None:
         if merged.missing and not args.partial:
             named = ", ".join(map(str, merged.missing))
             raise QgateError(

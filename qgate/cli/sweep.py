@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from qgate._version import __version__
 from qgate.cli._numbers import from_one
-from qgate.cli._sweep_work import Lost, Made, Work, all_made_of, made_of
+from qgate.cli._sweep_work import Lost, SweepWork, SweptTensor, all_made_of, made_of
 from qgate.cli._workers import add_workers, workers_from
 from qgate.errors import QgateError
 from qgate.storage.places import check_writable, place_of
@@ -36,8 +36,8 @@ from qgate.text import for_terminal, one_line
 if TYPE_CHECKING:
     from qgate.engine import Failure, Workers
     from qgate.storage.places import Place
-    from qgate.sweeps.findings import Entry
-    from qgate.sweeps.requests import Part, Request
+    from qgate.sweeps.findings import SweptFormat
+    from qgate.sweeps.requests import FilePart, Request
 
 _WIDE, _THIN = "=" * 80, "-" * 60
 
@@ -85,19 +85,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass
-class Outcome:
+class SweepOutcome:
     """What became of one file: lines for the console, and the tensors with a reason if bad."""
 
     spec: str
     lines: list[str] = field(default_factory=list)
     results: list[tuple[str, str | None]] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[SweptFormat] = field(default_factory=list)
     lost: bool = False
 
 
 @dataclass
-class Target:
+class SweepTarget:
     """Where results go, and how much is said on the way."""
 
     root: Place
@@ -118,15 +118,15 @@ def run(args: argparse.Namespace) -> int:
     request = _request(args)
     workers = workers_from(args)
     specs = expand(args.tensors)
-    work = Work(request, not args.no_plots)
+    work = SweepWork(request, not args.no_plots)
     root = place_of(args.output_dir or Path("draw") / "scaling_analysis")
     check_writable(root)
-    target = Target(root, args.quiet, [root / PAGE, root / OTHER_PAGE])
+    target = SweepTarget(root, args.quiet, [root / PAGE, root / OTHER_PAGE])
     say = _Speaker()
     say(f"Processing {len(specs)} tensor file(s)...", _WIDE)
     results: list[tuple[str, str | None]] = []
     answers: list[str] = []
-    entries: list[Entry] = []
+    entries: list[SweptFormat] = []
     with _progress(len(specs)) as step:
         for number, outcome in enumerate(_outcomes(specs, work, target, workers), 1):
             say("", f"[{number}/{len(specs)}] Processing: {one_line(outcome.spec)}", _THIN)
@@ -200,7 +200,9 @@ def _request(args: argparse.Namespace) -> Request:
     )
 
 
-def _outcomes(specs: list[str], work: Work, target: Target, workers: Workers) -> Iterator[Outcome]:
+def _outcomes(
+    specs: list[str], work: SweepWork, target: SweepTarget, workers: Workers
+) -> Iterator[SweepOutcome]:
     """Files in their order, whoever sweeps them; those that an unfinished run did are taken over.
 
     The journal goes when every file has been swept, and stays where a process ended, so that the
@@ -258,14 +260,16 @@ def _is_done(journal: Any, key: str) -> bool:
     return not failed and all(place_of(folder).is_dir() for folder in known["folders"])
 
 
-def _taken_over(spec: str, known: Any, target: Target) -> Outcome:
+def _taken_over(spec: str, known: Any, target: SweepTarget) -> SweepOutcome:
     target.taken += map(place_of, known["folders"])
     results = [(name, reason) for name, reason in known["results"]]
     lines = [f"✅ Swept before, and not again: {name}" for name, _ in results]
-    return Outcome(spec, lines, results, list(known["answers"]), list(known["entries"]))
+    return SweepOutcome(spec, lines, results, list(known["answers"]), list(known["entries"]))
 
 
-def _made(specs: list[str], work: Work, workers: Workers) -> Iterator[Iterable[Made | Lost]]:
+def _made(
+    specs: list[str], work: SweepWork, workers: Workers
+) -> Iterator[Iterable[SweptTensor | Lost]]:
     """What was made of each file, and what of it was lost with a process."""
     from qgate.engine import outcomes
     from qgate.sweeps.requests import parts_of
@@ -274,9 +278,9 @@ def _made(specs: list[str], work: Work, workers: Workers) -> Iterator[Iterable[M
         for spec in specs:
             yield made_of(spec, work)
         return
-    asked: deque[list[Part]] = deque()
+    asked: deque[list[FilePart]] = deque()
 
-    def parts() -> Iterator[Part]:
+    def parts() -> Iterator[FilePart]:
         for spec in specs:
             asked.append(parts_of(spec))
             yield from asked[-1]
@@ -287,7 +291,9 @@ def _made(specs: list[str], work: Work, workers: Workers) -> Iterator[Iterable[M
         yield _joined(asked.popleft(), itertools.chain([first], found))
 
 
-def _joined(parts: list[Part], found: Iterator[list[Made] | Failure]) -> Iterator[Made | Lost]:
+def _joined(
+    parts: list[FilePart], found: Iterator[list[SweptTensor] | Failure]
+) -> Iterator[SweptTensor | Lost]:
     for part, made in zip(parts, found, strict=False):
         if isinstance(made, list):
             yield from made
@@ -295,10 +301,10 @@ def _joined(parts: list[Part], found: Iterator[list[Made] | Failure]) -> Iterato
             yield Lost(str(part), made.reason)
 
 
-def _written(spec: str, made: Iterable[Made | Lost], target: Target) -> Outcome:
+def _written(spec: str, made: Iterable[SweptTensor | Lost], target: SweepTarget) -> SweepOutcome:
     from qgate.sweeps.texts import answer
 
-    outcome = Outcome(spec)
+    outcome = SweepOutcome(spec)
     for each in made:
         if isinstance(each, Lost):
             outcome.lost = True
@@ -325,7 +331,7 @@ def _written(spec: str, made: Iterable[Made | Lost], target: Target) -> Outcome:
     return outcome
 
 
-def _write(made: Made, target: Target) -> tuple[list[str], list[Entry]]:
+def _write(made: SweptTensor, target: SweepTarget) -> tuple[list[str], list[SweptFormat]]:
     """Files of one tensor; the lines for the console, which are those of the logs, and its rows."""
     from qgate.storage.writing import write_bytes, write_text
     from qgate.sweeps import files as sweep_files
@@ -340,7 +346,7 @@ def _write(made: Made, target: Target) -> tuple[list[str], list[Entry]]:
     target.taken.append(folder)
     folder.mkdir(parents=True, exist_ok=True)
     shown: list[str] = []
-    entries: list[Entry] = []
+    entries: list[SweptFormat] = []
     by_log: dict[str, list[str]] = {}
     for record in swept.records:
         start = _stamp()

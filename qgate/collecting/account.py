@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable, Sequence
 
-from qgate.collecting.calls import Again, Call, Calls, Spot, without_gradient
-from qgate.collecting.targets import Target
+from qgate.collecting.calls import Again, Calls, CollectedPlace, ModuleCall, without_gradient
+from qgate.collecting.targets import CollectedModule
 
 _MOST = 8
 
@@ -19,19 +19,19 @@ class Account:
         self.iterations: list[int] = []
         self.missing: list[str] = []
         self.notes: list[str] = []
-        self._expected: dict[tuple[Call | Again, str], Spot] = {}
+        self._expected: dict[tuple[ModuleCall | Again, str], CollectedPlace] = {}
         self._failures: dict[str, list[str]] = {}
 
     def kept(self, operation: str, name: str) -> None:
         self.records[f"{operation} {name}"] += 1
 
-    def expect(self, call: Call | Again, spot: Spot, names: Iterable[str]) -> None:
+    def expect(self, call: ModuleCall | Again, spot: CollectedPlace, names: Iterable[str]) -> None:
         self._expected |= {(call, name): spot for name in names}
 
-    def arrived(self, call: Call | Again, name: str) -> None:
+    def arrived(self, call: ModuleCall | Again, name: str) -> None:
         self._expected.pop((call, name), None)
 
-    def failed(self, spot: Spot, error: BaseException) -> None:
+    def failed(self, spot: CollectedPlace, error: BaseException) -> None:
         why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         self._failures.setdefault(why[:200], []).append(spot.module)
 
@@ -39,7 +39,9 @@ class Account:
         """A record that was taken and could not be stored; told by the thread that writes."""
         self.missing.append(f"{title}: {error}")
 
-    def end(self, label: int, calls: Calls, targets: Sequence[Target], backward: bool) -> None:
+    def end(
+        self, label: int, calls: Calls, targets: Sequence[CollectedModule], backward: bool
+    ) -> None:
         """An iteration is over: what did not come by now will not come."""
         self.iterations.append(label)
         when = f"iteration {label}"

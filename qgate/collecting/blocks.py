@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from qgate.collecting.values import BLOCK, Array, Reading, value_table
+from qgate.collecting.values import BLOCK, Array, ValueReading, value_table
 from qgate.formats.losses import Losses
 from qgate.formats.mx import MxFormat
 from qgate.stats.bits import COUNTABLE
@@ -79,7 +79,7 @@ class Blocks:
         return np.repeat(of_block, self.lengths)
 
 
-def blocks_of(reading: Reading) -> Blocks | None:
+def blocks_of(reading: ValueReading) -> Blocks | None:
     """The blocks of what was sampled; None where no values were."""
     if reading.sample is None or reading.lengths is None or reading.counted_as is None:
         return None
@@ -101,7 +101,7 @@ def blocks_of(reading: Reading) -> Blocks | None:
     return Blocks(sizes, lengths, largest)
 
 
-def _magnitudes(reading: Reading) -> Array:
+def _magnitudes(reading: ValueReading) -> Array:
     sample = reading.sample
     assert sample is not None
     return _table(reading.dtype)[sample] if reading.dtype in COUNTABLE else np.abs(sample)

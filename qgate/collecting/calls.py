@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Spot:
+class CollectedPlace:
     """A place that is collected: what all its records have in common."""
 
     module: str
@@ -25,10 +25,10 @@ class Spot:
 
 
 @dataclass(eq=False)
-class Call:
+class ModuleCall:
     """One forward call; `watched` once its gradients are waited for."""
 
-    spot: Spot
+    spot: CollectedPlace
     iteration: int
     micro_batch: int
     sample: int | None
@@ -41,11 +41,11 @@ class Again:
     """A call made again in a backward pass; which one it stands for is known when that is over."""
 
     calls: Calls
-    spot: Spot
+    spot: CollectedPlace
     group: list[Again]
-    call: Call | None = None
+    call: ModuleCall | None = None
 
-    def resolved(self) -> Call | None:
+    def resolved(self) -> ModuleCall | None:
         if self.call is None:
             self.calls.resolve(self.spot, self.group)
         return self.call
@@ -55,15 +55,17 @@ class Again:
 class Calls:
     """The calls of one iteration."""
 
-    made: dict[Spot, list[Call]] = field(default_factory=dict)
-    _groups: dict[tuple[Spot, int], list[Again]] = field(default_factory=dict)
+    made: dict[CollectedPlace, list[ModuleCall]] = field(default_factory=dict)
+    _groups: dict[tuple[CollectedPlace, int], list[Again]] = field(default_factory=dict)
 
-    def begin(self, spot: Spot, iteration: int, micro_batch: int, sample: int | None) -> Call:
+    def begin(
+        self, spot: CollectedPlace, iteration: int, micro_batch: int, sample: int | None
+    ) -> ModuleCall:
         made = self.made.setdefault(spot, [])
-        made.append(Call(spot, iteration, micro_batch, sample, len(made)))
+        made.append(ModuleCall(spot, iteration, micro_batch, sample, len(made)))
         return made[-1]
 
-    def again(self, spot: Spot, node: int) -> Again | None:
+    def again(self, spot: CollectedPlace, node: int) -> Again | None:
         """A call made again by a node of the backward pass.
 
         None if all calls have a graph already: what is computed then only refills it.
@@ -76,7 +78,7 @@ class Calls:
         group.append(Again(self, spot, group))
         return group[-1]
 
-    def resolve(self, spot: Spot, group: list[Again]) -> None:
+    def resolve(self, spot: CollectedPlace, group: list[Again]) -> None:
         """Stretches are made again from the last to the first, each in its own order.
 
         Micro-batches come back in the order in which they went.
@@ -89,7 +91,7 @@ class Calls:
             again.call, call.watched = call, True
 
 
-def without_gradient(calls: Calls) -> list[Spot]:
+def without_gradient(calls: Calls) -> list[CollectedPlace]:
     """Places all of whose calls ran without a graph."""
     return [spot for spot, made in calls.made.items() if not any(call.watched for call in made)]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qgate.collecting.device import Pending, start_on_cuda
-from qgate.collecting.values import Reading, can_be_read, read
+from qgate.collecting.values import ValueReading, can_be_read, read
 from qgate.dumps.records import Record
 
 
@@ -30,7 +30,7 @@ class Snapshot:
 
     shape: tuple[int, ...]
     dtype: str
-    reading: Reading | None = None
+    reading: ValueReading | None = None
     values: Tensor | None = None
     pending: Pending | None = None
     size: int = 0

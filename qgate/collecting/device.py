@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from qgate.collecting.settings import COUNTED
-from qgate.collecting.values import Array, Reading, all_blocks, array_of, memory_of, sampled_places
+from qgate.collecting.values import (
+    Array,
+    ValueReading,
+    all_blocks,
+    array_of,
+    memory_of,
+    sampled_places,
+)
 from qgate.stats.bits import COUNTABLE
 
 _AT_ONCE = 2**26
@@ -31,12 +38,12 @@ class Pending:
     values: Tensor | None
     done: torch.cuda.Event
 
-    def finish(self) -> tuple[Reading, Tensor | None]:
+    def finish(self) -> tuple[ValueReading, Tensor | None]:
         self.done.synchronize()
         low, high, nan, posinf, neginf, total, squares = self.figures.tolist()
         kinds = {"nan": int(nan), "posinf": int(posinf), "neginf": int(neginf)}
         counts = None if self.counts is None else self.counts.numpy()
-        return Reading(
+        return ValueReading(
             self.dtype,
             self.elements,
             low,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from qgate.collecting.values import Reading, value_table
+from qgate.collecting.values import ValueReading, value_table
 from qgate.stats.bits import COUNTABLE, short_name
 
 Array = np.ndarray[Any, Any]
@@ -29,7 +29,7 @@ class Figures:
     counted_as: str
 
 
-def figures_of(reading: Reading) -> Figures:
+def figures_of(reading: ValueReading) -> Figures:
     """The figures of a reading, for which the model need not wait."""
     stats: dict[str, float] = {}
     finite = reading.elements - sum(reading.nonfinite.values())
@@ -51,7 +51,7 @@ def figures_of(reading: Reading) -> Figures:
     )
 
 
-def _counts(reading: Reading) -> Array | None:
+def _counts(reading: ValueReading) -> Array | None:
     if reading.counted_as is None or (reading.counts is None and reading.sample is None):
         return None
     if reading.counts is None and reading.sample is not None:
@@ -83,7 +83,7 @@ def _patterns(counts: Array) -> dict[str, Array]:
     return {"patterns": there.astype(np.uint16), "counts": counts[there].astype(narrow)}
 
 
-def _moments(reading: Reading) -> tuple[float, float]:
+def _moments(reading: ValueReading) -> tuple[float, float]:
     """Mean and standard deviation, as a population, of the finite values that were counted."""
     if reading.dtype in COUNTABLE:
         counts = _counts(reading)

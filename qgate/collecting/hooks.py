@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qgate.collecting.calls import Again, Call, Spot, tensors_in
+from qgate.collecting.calls import Again, CollectedPlace, ModuleCall, tensors_in
 from qgate.collecting.functions import AttentionFunctions, attention_weights, told_of
 from qgate.collecting.graph import Edge, edges_of, inside_module_call, watch_gradients
 from qgate.collecting.recorder import Recorder
-from qgate.collecting.targets import Chosen, Target, layer_of
+from qgate.collecting.targets import ChosenModules, CollectedModule, layer_of
 from qgate.dumps.records import Phase
 
 
@@ -22,8 +22,8 @@ from qgate.dumps.records import Phase
 class _Open:
     """A call that has begun and not returned."""
 
-    spot: Spot
-    call: Call | Again
+    spot: CollectedPlace
+    call: ModuleCall | Again
     edges: dict[str, Edge]
     extra: dict[str, Any]
     weights: Callable[[], Tensor] | None = None
@@ -32,7 +32,7 @@ class _Open:
 class Hooks:
     """Listens to the chosen modules and to attention functions, and tells the recorder."""
 
-    def __init__(self, root: nn.Module, chosen: Chosen, recorder: Recorder) -> None:
+    def __init__(self, root: nn.Module, chosen: ChosenModules, recorder: Recorder) -> None:
         self._root, self._chosen, self._recorder = root, chosen, recorder
         self._wanted = recorder.wanted
         self._open: dict[int, list[_Open | None]] = {}
@@ -72,13 +72,19 @@ class Hooks:
     # Modules -----------------------------------------------------------------------------------
 
     def _begins(
-        self, target: Target, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        target: CollectedModule,
+        _module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> None:
         if not torch.compiler.is_compiling():
             opened = self._guarded(target.spot, lambda: self._open_module(target, args, kwargs))
             self._open.setdefault(id(target), []).append(opened)
 
-    def _returns(self, target: Target, _module: nn.Module, _args: Any, result: Any) -> None:
+    def _returns(
+        self, target: CollectedModule, _module: nn.Module, _args: Any, result: Any
+    ) -> None:
         if torch.compiler.is_compiling():
             return
         waiting = self._open.get(id(target))
@@ -87,11 +93,11 @@ class Hooks:
             self._guarded(target.spot, lambda: self._close(opened, target.output, result))
 
     def _open_module(
-        self, target: Target, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, target: CollectedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> _Open | None:
         if not target.output:
             opened = self._opened(target.spot, {}, {})
-            if opened is not None and isinstance(opened.call, Call):
+            if opened is not None and isinstance(opened.call, ModuleCall):
                 opened.call.watched = True  # nothing but its weights is kept
             return opened
         extra: dict[str, Any] = {"also": list(target.also)} if target.also else {}
@@ -113,7 +119,7 @@ class Hooks:
         module = inside_module_call(self._chosen.names) or ""
         if module in self._whole or not self._chosen.takes_functions_in(module):
             return None
-        spot = Spot(module, "attention", "FA", self._layer(module))
+        spot = CollectedPlace(module, "attention", "FA", self._layer(module))
 
         def begin() -> _Open | None:
             return self._opened(
@@ -139,7 +145,7 @@ class Hooks:
 
     def _opened(
         self,
-        spot: Spot,
+        spot: CollectedPlace,
         given: Mapping[str, Tensor],
         extra: dict[str, Any],
         weights: Callable[[], Tensor] | None = None,
@@ -147,7 +153,7 @@ class Hooks:
         call = self._recorder.begin(spot)
         if call is None:
             return None
-        if isinstance(call, Call) and self._wanted.forward:
+        if isinstance(call, ModuleCall) and self._wanted.forward:
             for name, tensor in given.items():
                 self._keep(call, "pre", name, tensor, extra)
         wants_gradients = self._wanted.backward and torch.is_grad_enabled()
@@ -159,7 +165,7 @@ class Hooks:
         if not returned:
             raise TypeError(f"it returned {type(result).__name__} and no tensor")
         call = opened.call
-        if isinstance(call, Call) and self._wanted.forward:
+        if isinstance(call, ModuleCall) and self._wanted.forward:
             if output:
                 self._keep(call, "post", output, returned[0], opened.extra)
             if self._wanted.attention_weights and call.spot.layer_type == "attention":
@@ -168,13 +174,13 @@ class Hooks:
             self._await_gradients(opened, returned[0])
 
     def _keep(
-        self, call: Call, phase: Phase, name: str, tensor: Tensor, extra: dict[str, Any]
+        self, call: ModuleCall, phase: Phase, name: str, tensor: Tensor, extra: dict[str, Any]
     ) -> None:
         """One that cannot be read does not cost the others of its call."""
         keep = functools.partial(self._recorder.keep, call, "forward", phase, name, tensor, extra)
         self._guarded(call.spot, keep)
 
-    def _keep_weights(self, opened: _Open, call: Call, returned: list[Tensor]) -> None:
+    def _keep_weights(self, opened: _Open, call: ModuleCall, returned: list[Tensor]) -> None:
         name, extra = "attention_weights", opened.extra
         if opened.weights is not None:
             weights = opened.weights()
@@ -206,11 +212,11 @@ class Hooks:
         handles, names = watch_gradients(output, opened.edges, arrived)
         if handles:
             self._on_graph += handles
-            if isinstance(call, Call):
+            if isinstance(call, ModuleCall):
                 call.watched = True
             recorder.account.expect(call, opened.spot, [f"grad_{n or 'output'}" for n in names])
 
-    def _guarded(self, spot: Spot, work: Callable[[], Any]) -> Any:
+    def _guarded(self, spot: CollectedPlace, work: Callable[[], Any]) -> Any:
         """A tensor that cannot be read is told of at the end; the model runs on."""
         try:
             return work()
@@ -220,7 +226,7 @@ class Hooks:
 
 
 def _given(
-    target: Target, parameter: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    target: CollectedModule, parameter: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Tensor | None:
     """The tensor of a call by its parameter; the first tensor there is without one."""
     if not parameter:
@@ -232,7 +238,7 @@ def _given(
     return given if isinstance(given, Tensor) else None
 
 
-def _weight(target: Target, kwargs: Mapping[str, Any]) -> Tensor | None:
+def _weight(target: CollectedModule, kwargs: Mapping[str, Any]) -> Tensor | None:
     """The weight of a call; the parameter behind one that is computed at each look."""
     module = target.module
     if isinstance(kwargs.get("weight"), Tensor):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qgate.collecting.account import Account
 from qgate.collecting.blocks import blocks_of
-from qgate.collecting.calls import Again, Call, Calls, Spot
+from qgate.collecting.calls import Again, Calls, CollectedPlace, ModuleCall
 from qgate.collecting.copies import Snapshot, Snapshots
 from qgate.collecting.figures import figures_of
 from qgate.collecting.graph import executing_node, in_backward
@@ -63,7 +63,7 @@ class Recorder:
             if self.writer is not None:
                 self._order = itertools.count(self.writer.next_order)
 
-    def begin(self, spot: Spot) -> Call | Again | None:
+    def begin(self, spot: CollectedPlace) -> ModuleCall | Again | None:
         """A place is called; None where nothing of this call is wanted."""
         if not self.listening:
             return None
@@ -78,7 +78,7 @@ class Recorder:
 
     def keep(
         self,
-        call: Call,
+        call: ModuleCall,
         operation: Operation,
         phase: Phase,
         name: str,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from qgate.collecting.calls import Spot
+from qgate.collecting.calls import CollectedPlace
 from qgate.errors import QgateError
 from qgate.models.sites import kind_of
 
@@ -24,14 +24,14 @@ _WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_
 
 
 @dataclass(frozen=True, eq=False)
-class Target:
+class CollectedModule:
     """A module to collect: record names of its inputs with the parameter each is, and its output.
 
     A module without inputs and output is a place in which attention functions are expected.
     """
 
     module: nn.Module
-    spot: Spot
+    spot: CollectedPlace
     inputs: Mapping[str, str]
     output: str
     parameters: tuple[str, ...]
@@ -40,10 +40,10 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenModules:
     """What `sites` chose: modules, and whether attention functions count wherever they are."""
 
-    targets: list[Target]
+    targets: list[CollectedModule]
     names: dict[int, str]
     paths: dict[str, str]
     functions_everywhere: bool
@@ -54,7 +54,7 @@ class Chosen:
         return self.functions_everywhere or bool(self.pattern and self.pattern.search(name))
 
 
-def choose(root: nn.Module, sites: str | Sequence[str]) -> Chosen:
+def choose(root: nn.Module, sites: str | Sequence[str]) -> ChosenModules:
     """`sites` is types and patterns of module names, with `|` between them, or a list of names."""
     words = _split(sites) if isinstance(sites, str) else [str(name) for name in sites]
     types = [word for word in words if word in TYPES]
@@ -67,7 +67,7 @@ def choose(root: nn.Module, sites: str | Sequence[str]) -> Chosen:
         for child in named.module.modules()
         if child is not named.module
     }
-    targets: list[Target] = []
+    targets: list[CollectedModule] = []
     for named in modules:
         module, layer_type = named.module, type_of(named.module)
         fits = pattern is not None and any(pattern.search(name) for name in named.names)
@@ -76,14 +76,16 @@ def choose(root: nn.Module, sites: str | Sequence[str]) -> Chosen:
         holder = layer_type == "other" and next(module.children(), None) is not None
         if holder and not (pattern is not None and pattern.fullmatch(named.name)):
             continue
-        spot = Spot(named.name, layer_type, layer_type, layer_of(root, named.path, named.name))
+        spot = CollectedPlace(
+            named.name, layer_type, layer_type, layer_of(root, named.path, named.name)
+        )
         targets.append(_target(module, spot, named.names[1:]))
     everywhere = "attention" in types
     if not targets and not everywhere:
         raise QgateError(f"sites {sites!r} match no module. {_there_is(modules)}")
     names = {id(named.module): named.name for named in modules}
     paths = {named.name: named.path for named in modules}
-    return Chosen(targets, names, paths, everywhere, pattern)
+    return ChosenModules(targets, names, paths, everywhere, pattern)
 
 
 def _pattern(words: Sequence[str], sites: str | Sequence[str]) -> re.Pattern[str] | None:
@@ -162,7 +164,7 @@ def _named(root: nn.Module) -> list[_Named]:
     return list(found.values())
 
 
-def _target(module: nn.Module, spot: Spot, also: tuple[str, ...]) -> Target:
+def _target(module: nn.Module, spot: CollectedPlace, also: tuple[str, ...]) -> CollectedModule:
     parameters = tuple(inspect.signature(module.forward).parameters)
     if spot.layer_type == "attention":
         roles = {
@@ -170,14 +172,14 @@ def _target(module: nn.Module, spot: Spot, also: tuple[str, ...]) -> Target:
             for role, names in _ROLES.items()
         }
         if not all(roles.values()):
-            return Target(module, spot, {}, "", parameters, also=also)
+            return CollectedModule(module, spot, {}, "", parameters, also=also)
         if not _is_fused(module) and not any(
             type_of(child) == "linear" for child in module.modules() if child is not module
         ):
-            spot = Spot(spot.module, spot.layer_type, "FA", spot.layer)
-        return Target(module, spot, roles, "context", parameters, also=also)
+            spot = CollectedPlace(spot.module, spot.layer_type, "FA", spot.layer)
+        return CollectedModule(module, spot, roles, "context", parameters, also=also)
     weight = spot.layer_type in ("linear", "conv", "embedding", "norm") and _has_weight(module)
-    return Target(module, spot, {"input": ""}, "output", parameters, weight, also)
+    return CollectedModule(module, spot, {"input": ""}, "output", parameters, weight, also)
 
 
 def _is_fused(module: nn.Module) -> bool:

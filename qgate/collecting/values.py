@@ -29,7 +29,7 @@ _PART = 2**16
 
 
 @dataclass
-class Reading:
+class ValueReading:
     """What a tensor showed: `sample` is bit patterns of a type that is counted, else values.
 
     low, high   the finite extremes; NaN where nothing is finite
@@ -66,7 +66,7 @@ def can_be_read(x: Tensor) -> bool:
     )
 
 
-def read(x: Tensor, most: int | None, seed: int, into: Tensor | None = None) -> Reading:
+def read(x: Tensor, most: int | None, seed: int, into: Tensor | None = None) -> ValueReading:
     """Of a tensor on the CPU; `most` elements are sampled, all of them without it.
 
     With `into`, of the same shape and dtype, it is copied there while its parts are at hand.
@@ -79,7 +79,9 @@ def read(x: Tensor, most: int | None, seed: int, into: Tensor | None = None) -> 
     else:
         offsets, lengths = sampled_places(tuple(x.shape), x.stride(), most, seed)
         sample = array_of(memory_of(x)).take(offsets)
-    return Reading(x.dtype, x.numel(), low, high, nonfinite, len(sample), sample, lengths=lengths)
+    return ValueReading(
+        x.dtype, x.numel(), low, high, nonfinite, len(sample), sample, lengths=lengths
+    )
 
 
 def memory_of(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from qgate.comparing.dump_differences import DumpComparison, Findings, Kind, PairErrors
-from qgate.comparing.pairing import Pairing, Rule, Twin, origins, paired, rule_of
+from qgate.comparing.pairing import Pairing, PairingRule, Twin, origins, paired, rule_of
 from qgate.dumps import Dump, Record, nbytes
 from qgate.dumps.choosing import opened, together
 from qgate.engine import Failure, Workers, outcomes
@@ -45,7 +45,7 @@ def compare_dumps(
     reference: Dump,
     step: Callable[[int], None] | None = None,
     *,
-    rule: Rule | None = None,
+    rule: PairingRule | None = None,
     workers: Workers | None = None,
     **wanted: object,
 ) -> DumpComparison:

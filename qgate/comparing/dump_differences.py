@@ -14,9 +14,9 @@ from typing import Any, Literal, TypeVar, overload
 import numpy as np
 
 from qgate.comparing.pairing import Origin, Pairing
-from qgate.dumps import Place, Record
+from qgate.dumps import Record, StoredValues
 from qgate.dumps.records import plain
-from qgate.results.rows import Made, Rows
+from qgate.results.rows import LazySequence, StoredRows
 
 Kind = Literal["equal", "differs", "unfit", "summary"]
 _KINDS: tuple[Kind, ...] = ("equal", "differs", "unfit", "summary")
@@ -73,7 +73,7 @@ class PairErrors:
 _IN_ROWS = tuple(each.name for each in fields(PairErrors) if each.name not in ("kind", "origin"))
 
 
-class _Meant(Made[T]):
+class _Meant(LazySequence[T]):
     """Rows as what they stand for."""
 
     def __init__(self, rows: Sequence[Any], make: Callable[[Any], T]) -> None:
@@ -90,7 +90,7 @@ class _Meant(Made[T]):
 class _Table:
     """All pairs in the order in which they were compared: what is looked for, and the rest."""
 
-    rows: Rows[dict[str, Any]]
+    rows: StoredRows[dict[str, Any]]
     kinds: Array
     origins: Array
     bad: Array
@@ -211,7 +211,7 @@ class DumpComparison:
 class Findings:
     """Filled rank after rank, so that what is in memory of a pair is 43 bytes."""
 
-    _rows: Rows[dict[str, Any]] = field(default_factory=lambda: Rows(held=_HELD))
+    _rows: StoredRows[dict[str, Any]] = field(default_factory=lambda: StoredRows(held=_HELD))
     _kinds: array[int] = field(default_factory=lambda: array("B"))
     _origins: array[int] = field(default_factory=lambda: array("B"))
     _bad: array[int] = field(default_factory=lambda: array("B"))
@@ -219,11 +219,11 @@ class Findings:
     _relative_mse: array[float] = field(default_factory=lambda: array("d"))
     _max_abs: array[float] = field(default_factory=lambda: array("d"))
     _nonfinite: int = 0
-    _only: tuple[Rows[dict[str, Any]], ...] = field(
-        default_factory=lambda: (Rows(held=_HELD), Rows(held=_HELD))
+    _only: tuple[StoredRows[dict[str, Any]], ...] = field(
+        default_factory=lambda: (StoredRows(held=_HELD), StoredRows(held=_HELD))
     )
     _apart: array[int] = field(default_factory=lambda: array("B"))
-    _notes: Rows[dict[str, Any]] = field(default_factory=lambda: Rows(held=_HELD))
+    _notes: StoredRows[dict[str, Any]] = field(default_factory=lambda: StoredRows(held=_HELD))
 
     def add(self, pair: PairErrors) -> None:
         told = {name: getattr(pair, name) for name in _IN_ROWS}
@@ -296,7 +296,7 @@ def _record_of(row: Mapping[str, Any]) -> Record:
     told = plain(row)
     for name in ("tensor", "counts"):
         if name in told:
-            told[name] = Place(**told[name])
+            told[name] = StoredValues(**told[name])
     if "stats" in told:
         told["stats"] = {name: float(value) for name, value in told["stats"].items()}
     return Record(**{**told, "shape": tuple(told["shape"])})

@@ -15,7 +15,7 @@ import torch
 from qgate.comparing.layer_files import (
     REFERENCE,
     Array,
-    Dump,
+    LayerCapture,
     LayerRecord,
     Moments,
     captured,
@@ -100,7 +100,7 @@ def save_json(path: Path, record: Record) -> None:
 # Which two -------------------------------------------------------------------------------------
 
 
-def _pair(folder: Path, mode: str, reference: str) -> tuple[Dump, Dump]:
+def _pair(folder: Path, mode: str, reference: str) -> tuple[LayerCapture, LayerCapture]:
     actual, true = find(folder, mode), find(folder, reference)
     bases = {dump.of.basis for dump in (true if len(actual) > 1 else actual)}
     a = _in(bases, actual) or actual[0]
@@ -116,11 +116,11 @@ def _pair(folder: Path, mode: str, reference: str) -> tuple[Dump, Dump]:
     return a, r
 
 
-def _in(bases: Iterable[str], dumps: list[Dump]) -> Dump | None:
+def _in(bases: Iterable[str], dumps: list[LayerCapture]) -> LayerCapture | None:
     return next((dump for dump in dumps if dump.of.basis in bases), None)
 
 
-def _check_pair(actual: Dump, true: Dump, folder: Path) -> None:
+def _check_pair(actual: LayerCapture, true: LayerCapture, folder: Path) -> None:
     """Refuse numbers that would mean nothing."""
     a, r = actual.of, true.of
     fields = [*_PAIRED, *(["calibration"] if a.calibration and r.calibration else [])]
@@ -156,18 +156,18 @@ def _brief(value: object) -> str:
     return repr(value) if len(text) < 40 else f"{text[:12]}…"
 
 
-def _machine(dump: Dump) -> str:
+def _machine(dump: LayerCapture) -> str:
     return f"{dump.of.device}, torch {dump.of.torch}, qgate {dump.of.qgate}, {dump.of.created}"
 
 
-def _bad_casts(dump: Dump) -> int:
+def _bad_casts(dump: LayerCapture) -> int:
     return sum(int(counts.get("nonfinite", 0)) for counts in dump.casts.values())
 
 
 # One layer -------------------------------------------------------------------------------------
 
 
-def _layer(folder: Path, actual: Dump, true: Dump, name: str) -> Record:
+def _layer(folder: Path, actual: LayerCapture, true: LayerCapture, name: str) -> Record:
     """All numbers of a layer; what is no number is null, and `reasons` says why."""
     a, r = open_layer(folder, actual, name), open_layer(folder, true, name)
     found = errors(torch.from_numpy(a), torch.from_numpy(r), channel_axis=1, token_axis=0, worst=3)

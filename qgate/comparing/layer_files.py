@@ -154,7 +154,7 @@ class DumpOf:
 
 
 @dataclass(frozen=True)
-class Dump:
+class LayerCapture:
     """One mode on disk; `casts` are the integer casts of the run, by module."""
 
     of: DumpOf
@@ -224,19 +224,19 @@ class LayerWriter:
         self._file.close()
 
 
-class DumpWriter:
+class LayerCaptureWriter:
     """The files of one mode while it is computed."""
 
     def __init__(self, layers: dict[str, LayerWriter]) -> None:
         self.layers = layers
         self.casts: dict[str, dict[str, int]] = {}
-        self.result: Dump | None = None
+        self.result: LayerCapture | None = None
 
 
 @contextlib.contextmanager
 def writing(
     folder: Path, of: DumpOf, sites: Mapping[str, str], replaced: Iterable[Path] = ()
-) -> Iterator[DumpWriter]:
+) -> Iterator[LayerCaptureWriter]:
     """Files that appear together when all went well, the statistics last; else none does.
 
     `sites` are by layer name, `replaced` is what goes just before.
@@ -248,13 +248,13 @@ def writing(
             part = stack.enter_context(replacing(layer_path(folder, of.stem, layer)))
             writers[layer] = LayerWriter(part, site)
             stack.callback(writers[layer].close)
-        writer = DumpWriter(writers)
+        writer = LayerCaptureWriter(writers)
         yield writer
         layers = {
             layer: each.finish(layer_path(folder, of.stem, layer).name, of.samples)
             for layer, each in writers.items()
         }
-        writer.result = Dump(of, layers, writer.casts)
+        writer.result = LayerCapture(of, layers, writer.casts)
         stats.write_text(writer.result.to_text(), encoding="utf-8", newline="\n")
         for path in (stats_path(folder, of.stem), *replaced):
             path.unlink(missing_ok=True)
@@ -276,7 +276,7 @@ def captured(folder: Path) -> list[str]:
     return [match[1] for match in found if match]
 
 
-def find(folder: Path, mode: str) -> list[Dump]:
+def find(folder: Path, mode: str) -> list[LayerCapture]:
     """The dumps of a mode: one, or of the reference one per basis."""
     if folder.exists() and not folder.is_dir():
         raise QgateError(
@@ -305,7 +305,7 @@ def _key(name: str) -> str:
     return name.strip().lower().replace("_", "-")
 
 
-def read_dump(folder: Path, stem: str) -> Dump:
+def read_dump(folder: Path, stem: str) -> LayerCapture:
     """What a stats file says, believed field by field."""
     path = stats_path(folder, stem)
     try:
@@ -328,7 +328,7 @@ def read_dump(folder: Path, stem: str) -> Dump:
         _check(bool(layers), "it has no layer: nothing was captured")
         layers = dict(sorted(layers.items(), key=lambda item: layer_index(item[0])))
         casts = {str(name): dict(counts) for name, counts in record["casts"].items()}
-        return Dump(of, layers, casts)
+        return LayerCapture(of, layers, casts)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise QgateError(
@@ -364,7 +364,7 @@ def _refused(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def open_layer(folder: Path, dump: Dump, layer: str) -> Array:
+def open_layer(folder: Path, dump: LayerCapture, layer: str) -> Array:
     """The values of a layer, mapped and not read, after the file proved to be the one recorded."""
     record = dump.layers[layer]
     path = folder / record.file

@@ -37,7 +37,7 @@ class Pairing:
 
 
 @dataclass(frozen=True)
-class Rule:
+class PairingRule:
     """How the records of two dumps find each other: what all of them say decides for each.
 
     by_module   all have the names of their modules
@@ -48,7 +48,7 @@ class Rule:
     known: tuple[str, ...]
 
 
-def rule_of(actual: Iterable[Record], reference: Iterable[Record]) -> Rule:
+def rule_of(actual: Iterable[Record], reference: Iterable[Record]) -> PairingRule:
     """What one side does not know of its run, as an older file its sample, keeps nothing apart."""
     by_module = True
     known = set(_RUN)
@@ -58,11 +58,11 @@ def rule_of(actual: Iterable[Record], reference: Iterable[Record]) -> Rule:
             by_module = by_module and bool(record.module)
             told.update(name for name in _RUN if getattr(record, name) is not None)
         known &= told
-    return Rule(by_module, tuple(name for name in _RUN if name in known))
+    return PairingRule(by_module, tuple(name for name in _RUN if name in known))
 
 
 def paired(
-    actual: Sequence[Record], reference: Sequence[Record], rule: Rule | None = None
+    actual: Sequence[Record], reference: Sequence[Record], rule: PairingRule | None = None
 ) -> Pairing:
     """Records of one rank may be paired by themselves, with the `rule` of all of them."""
     rule = rule or rule_of(actual, reference)

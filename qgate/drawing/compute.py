@@ -13,14 +13,14 @@ from qgate.drawing.fitting import group_portrait
 from qgate.drawing.loss_scaling import loss_scale
 from qgate.drawing.quant_types import compare_formats, compare_quant_types, compared_names
 from qgate.drawing.rank_differences import ranks_of, sample_cells
-from qgate.drawing.shown import Shown
+from qgate.drawing.shown import PicturedTensors
 from qgate.drawing.tensor_maps import tensor_map
 from qgate.drawing.tensor_pass import Batch, Glance, Group, Looked, batches, look, values_of
-from qgate.dumps.choosing import Chosen, choose, opened
+from qgate.dumps.choosing import ChosenRecords, choose, opened
 from qgate.dumps.summing import all_totals
 from qgate.engine import Failure, Workers, outcomes
 from qgate.errors import QgateError
-from qgate.results.rows import Rows
+from qgate.results.rows import StoredRows
 from qgate.storage.places import place_of
 from qgate.summaries.pooling import Pool, Pooling, edges_of
 from qgate.summaries.record import (
@@ -43,7 +43,7 @@ Step = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class DrawingRequest:
     """What to analyze.
 
     formats   names of formats and dtypes whose losses are measured
@@ -70,8 +70,8 @@ class Asked:
 class _Found:
     """What all batches said, in the order of the records."""
 
-    shown: Shown = field(default_factory=Shown)
-    tensors: Rows[TensorPortrait] = field(default_factory=Rows)
+    shown: PicturedTensors = field(default_factory=PicturedTensors)
+    tensors: StoredRows[TensorPortrait] = field(default_factory=StoredRows)
     pooling: defaultdict[Group, Pooling] = field(default_factory=lambda: defaultdict(Pooling))
     notes: list[str] = field(default_factory=list)
 
@@ -81,13 +81,13 @@ class _Found:
 
 
 def analyze_dump(
-    *folders: str | Place, asked: Asked | None = None, step: Step | None = None
+    *folders: str | Place, asked: DrawingRequest | None = None, step: Step | None = None
 ) -> DumpAnalysis:
     """All that is drawn of dumps; `step` is told how many tensors are done, of how many.
 
     Several dumps are looked at as one: two runs with other quant types, or a rank in each.
     """
-    asked = asked or Asked()
+    asked = asked or DrawingRequest()
     if not folders:
         raise QgateError("no dump was given to analyze; name its folder.")
     opened.cache_clear()  # what was opened before may have been written anew
@@ -128,7 +128,9 @@ def _known(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(formats.get(name).name for name in names))
 
 
-def _look(chosen: Chosen, glance: Glance, workers: Workers | int, step: Step | None) -> _Found:
+def _look(
+    chosen: ChosenRecords, glance: Glance, workers: Workers | int, step: Step | None
+) -> _Found:
     found, done, deaths = _Found(), 0, 0
     for part, looked in _looked_at(batches(chosen, glance), workers):
         done += len(part.places)
@@ -185,7 +187,7 @@ def _loss_scales(pools: Mapping[Group, Pool], names: Sequence[str]) -> list[Loss
     return [scale for scale in found if scale is not None]
 
 
-def _maps(shown: Shown, most: int | None) -> list[Map]:
+def _maps(shown: PicturedTensors, most: int | None) -> list[Map]:
     return [
         tensor_map(
             values_of(place, most),
@@ -220,7 +222,7 @@ def _names(dtype: str) -> tuple[str, ...]:
     return (dtype, short) if not dtype.startswith("float8") else (dtype, "bf16")
 
 
-def _settings(asked: Asked, measured: Sequence[str]) -> dict[str, Any]:
+def _settings(asked: DrawingRequest, measured: Sequence[str]) -> dict[str, Any]:
     return {
         "formats": list(measured),
         "compare": None if asked.compare is None else list(asked.compare),

@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qgate.drawing.page import Shown, page
+from qgate.drawing.page import LinkedPicture, page
 from qgate.drawing.tables import TABLES
 from qgate.drawing.texts import Said, said_of, tensor_stats
 from qgate.engine import Failure, Workers, outcomes, workers_of
@@ -82,7 +82,9 @@ def draw_analysis(
             if progress is not None:
                 progress(done, len(PICTURES))
     shown = [
-        Shown(picture.path, titles[picture.path], picture.about, *_size(folder / picture.path))
+        LinkedPicture(
+            picture.path, titles[picture.path], picture.about, *_size(folder / picture.path)
+        )
         for picture in PICTURES
         if picture.path in titles
     ]

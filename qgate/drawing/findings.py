@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qgate.drawing.losses import Losses, Share, losses_in, median
+from qgate.drawing.losses import FormatLosses, Share, losses_in, median
 from qgate.summaries.reading import (
     apart_by_member,
     by_kind,
@@ -37,7 +37,7 @@ _HUGE = 2.0**60
 
 
 @dataclass(frozen=True)
-class Finding:
+class DumpFinding:
     """One sentence; `fail` breaks a run, `warn` costs accuracy, `info` is good to know. `cost` is
     the share that is lost, and of findings of one level the costly ones come first."""
 
@@ -50,7 +50,7 @@ class Finding:
 class Said:
     """What page, text and terminal say of an analysis, found once; `formats` are `format_rows`."""
 
-    findings: list[Finding]
+    findings: list[DumpFinding]
     formats: list[dict[str, Any]]
 
 
@@ -60,14 +60,14 @@ def said_of(analysis: DumpAnalysis) -> Said:
     return Said(_sorted_findings(analysis, losses, rows), rows)
 
 
-def findings(analysis: DumpAnalysis) -> list[Finding]:
+def findings(analysis: DumpAnalysis) -> list[DumpFinding]:
     """All of them, the broken ones first."""
     return said_of(analysis).findings
 
 
 def _sorted_findings(
-    analysis: DumpAnalysis, losses: Mapping[str, Losses], rows: list[dict[str, Any]]
-) -> list[Finding]:
+    analysis: DumpAnalysis, losses: Mapping[str, FormatLosses], rows: list[dict[str, Any]]
+) -> list[DumpFinding]:
     bare = {
         n: lost for n, lost in losses.items() if not analysis["formats"].get(n, _BARE)["scaled"]
     }
@@ -88,10 +88,10 @@ def _sorted_findings(
     return sorted(found, key=lambda finding: (order[finding.level], -finding.cost))
 
 
-def _nonfinite(analysis: DumpAnalysis) -> list[Finding]:
+def _nonfinite(analysis: DumpAnalysis) -> list[DumpFinding]:
     broken = [tensor for tensor in analysis["tensors"] if nonfinite(tensor)]
     if not analysis["tensors"]:
-        return [Finding("fail", "The dump holds no tensors to analyze.")]
+        return [DumpFinding("fail", "The dump holds no tensors to analyze.")]
     if not broken:
         return []
     kinds = {
@@ -102,7 +102,7 @@ def _nonfinite(analysis: DumpAnalysis) -> list[Finding]:
     first = min(broken, key=lambda tensor: (tensor["order"], tensor["rank"]))
     holds = "holds" if len(broken) == 1 else "hold"
     return [
-        Finding(
+        DumpFinding(
             "fail",
             f"{counted(len(broken), 'tensor')} {holds} values that are not finite ({told}); "
             f"the first in order of execution is {tensor_title(first)}.",
@@ -110,16 +110,16 @@ def _nonfinite(analysis: DumpAnalysis) -> list[Finding]:
     ]
 
 
-def _weights(analysis: DumpAnalysis) -> list[Finding]:
+def _weights(analysis: DumpAnalysis) -> list[DumpFinding]:
     ranks = analysis["ranks"]
     if not ranks or not ranks["unequal_weights"]:
         return []
     names = ranks["unequal_weights"]
     text = f"{counted(len(names), 'weight')} not equal on all ranks, such as "
-    return [Finding("warn", f"{text}{tensor_title({'title': names[0]})}.")]
+    return [DumpFinding("warn", f"{text}{tensor_title({'title': names[0]})}.")]
 
 
-def _overflow(analysis: DumpAnalysis, bare: Mapping[str, Losses]) -> list[Finding]:
+def _overflow(analysis: DumpAnalysis, bare: Mapping[str, FormatLosses]) -> list[DumpFinding]:
     """What casts saturate; formats with scales of their own saturate by design."""
     told = {name: lost.saturated for name, lost in bare.items() if lost.saturated.tensor}
     names = [n for n, edges in analysis["formats"].items() if not edges["scaled"]]
@@ -133,7 +133,7 @@ def _overflow(analysis: DumpAnalysis, bare: Mapping[str, Losses]) -> list[Findin
             text = f"Cast as they are, no finite values saturate in {', '.join(names)}."
         else:
             return []
-        return [Finding("info", text)]
+        return [DumpFinding("info", text)]
     name = max(told, key=lambda n: told[n].worst)
     worst = told[name]
     assert worst.tensor is not None
@@ -144,7 +144,7 @@ def _overflow(analysis: DumpAnalysis, bare: Mapping[str, Losses]) -> list[Findin
         f"Cast as they are, values saturate, worst in {where}: {percent(share)} "
         f"of its values in {name}, {percent(cost)} of its squared error; {more}."
     )
-    return [Finding("warn", text, math.inf)]
+    return [DumpFinding("warn", text, math.inf)]
 
 
 def _most(shares: Mapping[str, Share]) -> tuple[str, TensorPortrait, float] | None:
@@ -155,7 +155,7 @@ def _most(shares: Mapping[str, Share]) -> tuple[str, TensorPortrait, float] | No
     return max(found, key=lambda each: each[2], default=None)
 
 
-def _flush(bare: Mapping[str, Losses]) -> list[Finding]:
+def _flush(bare: Mapping[str, FormatLosses]) -> list[DumpFinding]:
     most = _most({name: lost.flushed for name, lost in bare.items()})
     if most is None:
         return []
@@ -168,7 +168,7 @@ def _flush(bare: Mapping[str, Losses]) -> list[Finding]:
     of_all = lost.of_all
     level: Level = "warn" if share > MUCH_FLUSHED else "info"
     return [
-        Finding(
+        DumpFinding(
             level,
             f"Cast as they are, {percent(of_all)} of all {whose} become zero in {name}; worst "
             f"{percent(share)} in {tensor_title(tensor)}.",
@@ -177,7 +177,7 @@ def _flush(bare: Mapping[str, Losses]) -> list[Finding]:
     ]
 
 
-def format_rows(analysis: DumpAnalysis, losses: Mapping[str, Losses]) -> list[dict[str, Any]]:
+def format_rows(analysis: DumpAnalysis, losses: Mapping[str, FormatLosses]) -> list[dict[str, Any]]:
     """One row per format, the worst format first.
 
     worst, worst_db, worst_rest_db    the worst tensor, its SQNR and that without massive elements
@@ -206,7 +206,7 @@ def format_rows(analysis: DumpAnalysis, losses: Mapping[str, Losses]) -> list[di
     return sorted(rows, key=lambda row: min(row["worst_db"], row["worst_rest_db"]))
 
 
-def _losses(rows: list[dict[str, Any]]) -> list[Finding]:
+def _losses(rows: list[dict[str, Any]]) -> list[DumpFinding]:
     if not rows:
         return []
     first = rows[0]
@@ -220,10 +220,10 @@ def _losses(rows: list[dict[str, Any]]) -> list[Finding]:
     if len(rows) > 1:
         last = max(rows, key=lambda row: row["median_rest_db"])
         text += f"; {last['label']} loses least: median {decibels(last['median_rest_db'])}"
-    return [Finding(level, f"{text}.")]
+    return [DumpFinding(level, f"{text}.")]
 
 
-def _hidden(analysis: DumpAnalysis, losses: Mapping[str, Losses]) -> list[Finding]:
+def _hidden(analysis: DumpAnalysis, losses: Mapping[str, FormatLosses]) -> list[DumpFinding]:
     """Formats that look good in a layer only because of a few massive elements."""
     found = []
     for name, lost in losses.items():
@@ -237,12 +237,12 @@ def _hidden(analysis: DumpAnalysis, losses: Mapping[str, Losses]) -> list[Findin
             f"{tensor_title(hidden.worst)} has {decibels(whole)} with them and {decibels(rest)} "
             "without."
         )
-        found.append(Finding("warn" if rest < FEW_DB else "info", text, hidden.tensors / 1e9))
+        found.append(DumpFinding("warn" if rest < FEW_DB else "info", text, hidden.tensors / 1e9))
     return found
 
 
-def _loss_scales(analysis: DumpAnalysis) -> list[Finding]:
-    found: list[Finding] = []
+def _loss_scales(analysis: DumpAnalysis) -> list[DumpFinding]:
+    found: list[DumpFinding] = []
     for row in analysis["loss_scales"]:
         before, after = percent(figure_of(row, "flush")), percent(figure_of(row, "at_best"))
         if row["least"] > row["largest"]:
@@ -250,18 +250,18 @@ def _loss_scales(analysis: DumpAnalysis) -> list[Finding]:
                 f"{row['format']}: no loss scale saves all gradients; at 2^{row['advised']} "
                 f"{after} become zero ({before} without)."
             )
-            found.append(Finding("warn", text, figure_of(row, "at_best")))
+            found.append(DumpFinding("warn", text, figure_of(row, "at_best")))
         elif row["least"] > 0:
             text = (
                 f"{row['format']}: a loss scale of 2^{row['advised']} (2^{row['least']} to "
                 f"2^{row['largest']} will do) lowers the gradients that become zero from {before} "
                 f"to {after}."
             )
-            found.append(Finding("info", text))
+            found.append(DumpFinding("info", text))
     return found
 
 
-def rank_findings(analysis: DumpAnalysis) -> list[Finding]:
+def rank_findings(analysis: DumpAnalysis) -> list[DumpFinding]:
     """Which rank stands out, in which layers; or that none does."""
     ranks = analysis["ranks"]
     if not ranks or len(ranks["rows"]) < 2:
@@ -272,24 +272,24 @@ def rank_findings(analysis: DumpAnalysis) -> list[Finding]:
     if out is None:
         if apart or (ranks["unequal_weights"] and len(ranks["rows"]) > 2):
             return apart
-        return [Finding("info", f"{none_stands_out(len(ranks['rows']))}.")]
+        return [DumpFinding("info", f"{none_stands_out(len(ranks['rows']))}.")]
     mine = [tensor for tensor in ranks["tensors"] if tensor["farthest"] == out]
     text = f"Rank {out} of {len(ranks['rows'])} stands out{layers_apart(cells, out)}"
     far = worst(mine, lambda tensor: figure_of(tensor, "factor"))
     if far:
         times = brief(far[0][1]) if far[0][1] < _HUGE else "more than 2^60, or all zeros,"
         text += f": a factor of {times} at {tensor_title(far[0][0])}"
-    return [Finding("warn", f"{text}."), *apart]
+    return [DumpFinding("warn", f"{text}."), *apart]
 
 
-def sample_findings(analysis: DumpAnalysis) -> list[Finding]:
+def sample_findings(analysis: DumpAnalysis) -> list[DumpFinding]:
     """Which sample stands out, in which layers; of three or more, or that none does."""
     cells = analysis.get("samples") or []
     count = len({cell["member"] for cell in cells})
     found = _apart(cells, "sample", count)
     if found or count < 3:
         return found
-    return [Finding("info", f"No sample of {count} stands out.")]
+    return [DumpFinding("info", f"No sample of {count} stands out.")]
 
 
 def _factor_text(log2: float) -> str:
@@ -301,9 +301,9 @@ def _factor_text(log2: float) -> str:
     return f", {brief(factor)} times their root mean square" if abs(factor - 1) > 0.01 else ""
 
 
-def _apart(cells: Sequence[PeerCell], word: str, count: int) -> list[Finding]:
+def _apart(cells: Sequence[PeerCell], word: str, count: int) -> list[DumpFinding]:
     """Ranks or samples that stand out in some layer; of two, which one of them cannot be told."""
-    found: list[Finding] = []
+    found: list[DumpFinding] = []
     for member, mine in apart_by_member(cells).items():
         if count == 2 and found:
             break
@@ -318,11 +318,11 @@ def _apart(cells: Sequence[PeerCell], word: str, count: int) -> list[Finding]:
             f"tensors, worst at {tensor_title(first)}"
         )
         text += _factor_text(first["log2"])
-        found.append(Finding("warn", f"{text}.", first["ratio"] / 1e6))
+        found.append(DumpFinding("warn", f"{text}.", first["ratio"] / 1e6))
     return found
 
 
-def _channels(analysis: DumpAnalysis) -> list[Finding]:
+def _channels(analysis: DumpAnalysis) -> list[DumpFinding]:
     found = worst([t for t in analysis["tensors"] if t.get("channels")], outliers)
     if not found or found[0][1] < OUTLIER:
         return []
@@ -331,10 +331,10 @@ def _channels(analysis: DumpAnalysis) -> list[Finding]:
     text = (
         f"Channel {channel} of {tensor_title(tensor)} is {brief(factor)} times the median channel."
     )
-    return [Finding("info", text)]
+    return [DumpFinding("info", text)]
 
 
-def _pairs(analysis: DumpAnalysis) -> list[Finding]:
+def _pairs(analysis: DumpAnalysis) -> list[DumpFinding]:
     told = analysis["comparison"]
     found = worst(told["pairs"] if told else [], lambda pair: -figure_of(pair, "correlation"))
     if not told or not found:
@@ -345,7 +345,7 @@ def _pairs(analysis: DumpAnalysis) -> list[Finding]:
         f"{told['second']} against {told['first']}: least correlation {-value:.4f} of "
         f"{counted(len(told['pairs']), 'pair')}, at {tensor_title(pair)}."
     )
-    return [Finding(level, text)]
+    return [DumpFinding(level, text)]
 
 
 def summary_line(analysis: DumpAnalysis) -> str:

@@ -93,7 +93,7 @@ class Hidden:
 
 
 @dataclass
-class Losses:
+class FormatLosses:
     """Of one format: SQNRs, what saturates, and what becomes zero, also of the gradients alone.
 
     ratios, rests  SQNRs with all elements, and without massive ones
@@ -137,11 +137,11 @@ def share_in(items: Iterable[Any], name: str, what: Callable[[Fate], float]) -> 
     return whole.of_all
 
 
-def losses_in(analysis: DumpAnalysis) -> dict[str, Losses]:
+def losses_in(analysis: DumpAnalysis) -> dict[str, FormatLosses]:
     """By format, those of the settings first."""
-    found: dict[str, Losses] = {}
+    found: dict[str, FormatLosses] = {}
     for tensor in analysis["tensors"]:
         for name, fate in (tensor.get("formats") or {}).items():
-            found.setdefault(name, Losses()).add(tensor, fate)
+            found.setdefault(name, FormatLosses()).add(tensor, fate)
     known = [name for name in analysis["formats"] if name in found]
     return {name: found[name] for name in dict.fromkeys([*known, *found])}

@@ -69,7 +69,7 @@ SECTIONS: dict[str, tuple[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Shown:
+class LinkedPicture:
     """A picture that was drawn: its path from the page, its sentence, and its size in pixels."""
 
     path: str
@@ -81,7 +81,7 @@ class Shown:
 
 def page(
     analysis: DumpAnalysis,
-    pictures: Sequence[Shown],
+    pictures: Sequence[LinkedPicture],
     files: Sequence[str],
     *,
     failed: Mapping[str, str] | None = None,
@@ -90,7 +90,7 @@ def page(
 ) -> str:
     """The whole page; `files` are linked to, `failed` says why pictures are missing."""
     said = said or said_of(analysis)
-    by_folder: dict[str, list[Shown]] = {folder: [] for folder in ("", *FOLDERS)}
+    by_folder: dict[str, list[LinkedPicture]] = {folder: [] for folder in ("", *FOLDERS)}
     for picture in pictures:
         by_folder[picture.path.rpartition("/")[0]].append(picture)
     name = str(analysis["dump"].get("folder") or "a dump")
@@ -116,18 +116,18 @@ def _findings(said: Said, failed: Mapping[str, str]) -> str:
     return f"<h2 id='findings'>Findings</h2>\n{finding_list(rows)}"
 
 
-def _contents(by_folder: Mapping[str, Sequence[Shown]]) -> str:
+def _contents(by_folder: Mapping[str, Sequence[LinkedPicture]]) -> str:
     links = [("worst", "Worst tensors", 0), ("formats", "Formats", 0)]
     links += [(folder, SECTIONS[folder][0], len(by_folder[folder])) for folder in FOLDERS]
     links += [("files", "Files", 0)]
     return contents(links)
 
 
-def _figure(picture: Shown) -> str:
+def _figure(picture: LinkedPicture) -> str:
     return image(picture.path, picture.title, picture.about, picture.width, picture.height)
 
 
-def _folder(folder: str, pictures: Sequence[Shown], drawn: bool) -> str:
+def _folder(folder: str, pictures: Sequence[LinkedPicture], drawn: bool) -> str:
     title, why = SECTIONS[folder]
     if pictures:
         return section(folder, title, figure_grid([_figure(picture) for picture in pictures]))

@@ -18,13 +18,13 @@ from qgate.comparing.pairing import paired, rule_of
 from qgate.drawing.tensor_pairs import merged_scatter, pair_figures, scatter_of
 from qgate.drawing.tensor_pass import values_of
 from qgate.dumps import Record
-from qgate.dumps.choosing import Chosen, Located, together
+from qgate.dumps.choosing import ChosenRecords, Located, together
 from qgate.dumps.summing import nbytes
 from qgate.engine import Failure, Workers, outcomes
 from qgate.errors import QgateError, unknown
-from qgate.results.rows import Rows
+from qgate.results.rows import StoredRows
 from qgate.stats import serial
-from qgate.summaries.record import Comparison, Pair, TensorPortrait
+from qgate.summaries.record import FormatComparison, Pair, TensorPortrait
 
 if TYPE_CHECKING:
     from qgate.storage.places import Place
@@ -66,7 +66,7 @@ def compared_names(
     return (first, second), "formats"
 
 
-def compare_formats(tensors: Sequence[TensorPortrait], names: tuple[str, str]) -> Comparison:
+def compare_formats(tensors: Sequence[TensorPortrait], names: tuple[str, str]) -> FormatComparison:
     """Two formats need no pairs: every tensor has been put in both."""
     known = sum(all(name in tensor.get("formats", {}) for name in names) for tensor in tensors)
     return {
@@ -79,14 +79,14 @@ def compare_formats(tensors: Sequence[TensorPortrait], names: tuple[str, str]) -
 
 
 def compare_quant_types(
-    chosen: Chosen,
+    chosen: ChosenRecords,
     names: tuple[str, str],
     *,
     workers: Workers | int = 1,
     most: int | None = None,
-) -> Comparison:
+) -> FormatComparison:
     """Tensors labeled with the second name, against the same tensors labeled with the first."""
-    pairs: Rows[Pair] = Rows()
+    pairs: StoredRows[Pair] = StoredRows()
     places, of = array("q"), Counter[str]()
     scatter: dict[str, Any] | None = None
     parts = (_Part(tuple(part), most) for part in together(_twins(chosen, names, of), _size))
@@ -97,7 +97,7 @@ def compare_quant_types(
             places.append(order)
             pairs.append(pair)
         scatter = _both(scatter, done.scatter)
-    found: Comparison = {
+    found: FormatComparison = {
         "kind": "quant_types",
         "first": names[0],
         "second": names[1],
@@ -109,7 +109,7 @@ def compare_quant_types(
     return found
 
 
-def _twins(chosen: Chosen, names: tuple[str, str], of: Counter[str]) -> Iterator[Twin]:
+def _twins(chosen: ChosenRecords, names: tuple[str, str], of: Counter[str]) -> Iterator[Twin]:
     """Rank after rank; `of` counts the tensors of either name."""
     rule = rule_of(
         *((place.record for place in chosen if place.record.quant_type == name) for name in names)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qgate.drawing.peers import Peers
-from qgate.results.rows import Rows
+from qgate.results.rows import StoredRows
 from qgate.summaries.record import PeerCell, RankRow, Ranks, RankTensor, TensorPortrait
 
 Floats = npt.NDArray[np.float64]
@@ -76,7 +76,7 @@ def ranks_of(portraits: Sequence[TensorPortrait]) -> Ranks | None:
     own = _own(portraits)
     if len(own) < 2:
         return None
-    tensors: Rows[RankTensor] = Rows()
+    tensors: StoredRows[RankTensor] = StoredRows()
     peers = Peers()
     factors, chances = array("d"), array("d")
     far: dict[int, array[float]] = defaultdict(lambda: array("d"))

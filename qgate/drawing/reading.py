@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from qgate.errors import QgateError
 from qgate.results.believing import of_type, required_of
-from qgate.results.rows import Rows
+from qgate.results.rows import StoredRows
 from qgate.results.streaming import Unfit, read_streaming
 from qgate.storage.places import place_of
 from qgate.summaries.record import (
@@ -61,4 +61,4 @@ def _without_rows(value: Any) -> Any:
     """Rows on disk were looked at when they were read."""
     if isinstance(value, dict):
         return {name: _without_rows(inner) for name, inner in value.items()}
-    return [] if isinstance(value, Rows) else value
+    return [] if isinstance(value, StoredRows) else value

@@ -26,7 +26,7 @@ class _Candidate(NamedTuple):
         return -self.size, self.number
 
 
-class Shown:
+class PicturedTensors:
     """Tensors whose channels differ most, one of each site, and the first attention weights."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Shown:
         if tensor["name"] == "attention_weights":
             self._add_attention(_Candidate(0.0, self._number, site, place, packed(tensor)))
 
-    def follow(self, other: Shown) -> None:
+    def follow(self, other: PicturedTensors) -> None:
         """What came after it, looked at by another process."""
         for found in other._widest.values():
             self._add_wide(found._replace(number=found.number + self._number))

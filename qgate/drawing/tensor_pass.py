@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from qgate.drawing.shown import Shown
+from qgate.drawing.shown import PicturedTensors
 from qgate.dumps import Dump, Record
 from qgate.dumps.choosing import Located, opened, together
 from qgate.dumps.summing import nbytes
@@ -24,7 +24,7 @@ Group = tuple[str, str, str, str, str]
 
 @dataclass(frozen=True)
 class Glance:
-    """How much of each tensor is looked at; see `Asked`."""
+    """How much of each tensor is looked at; see `DrawingRequest`."""
 
     formats: tuple[str, ...]
     rows: int
@@ -45,7 +45,7 @@ class Looked:
     """What was found in a batch, tensors packed as rows; one that cannot be read is a note."""
 
     tensors: list[bytes] = field(default_factory=list)
-    shown: Shown = field(default_factory=Shown)
+    shown: PicturedTensors = field(default_factory=PicturedTensors)
     pools: dict[Group, Pool] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     lost: list[tuple[places.Place, int, int]] = field(default_factory=list)

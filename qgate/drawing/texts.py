@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from qgate.drawing.findings import Finding, Said, rank_findings, said_of, summary_line
+from qgate.drawing.findings import DumpFinding, Said, rank_findings, said_of, summary_line
 from qgate.drawing.tables import formats_csv, groups_csv, tensors_csv
 from qgate.drawing.worst import worst_tensors
 from qgate.summaries.reading import figure_of, figures_of, nonfinite, quant_type_of, row_titles
@@ -83,7 +83,7 @@ def _wrapped(text: str, first: str = "- ") -> list[str]:
     ]
 
 
-def _found(findings: Sequence[Finding]) -> str:
+def _found(findings: Sequence[DumpFinding]) -> str:
     lines = [
         line
         for finding in findings

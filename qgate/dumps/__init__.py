@@ -2,9 +2,9 @@
 
 from qgate.dumps.exporting import Exported, export_dump
 from qgate.dumps.following import Follower
-from qgate.dumps.merging import Merged, merge_dumps
+from qgate.dumps.merging import MergedDump, merge_dumps
 from qgate.dumps.reading import Dump, RankState
-from qgate.dumps.records import Place, Record
+from qgate.dumps.records import Record, StoredValues
 from qgate.dumps.selecting import FIELDS, Seen, check_fields, is_wanted
 from qgate.dumps.summing import nbytes, totals
 from qgate.dumps.tensor_files import StoredTensor, expand, floats_in, read_tensors
@@ -17,12 +17,12 @@ __all__ = [
     "DumpWriter",
     "Exported",
     "Follower",
-    "Merged",
-    "Place",
+    "MergedDump",
     "RankState",
     "Record",
     "Seen",
     "StoredTensor",
+    "StoredValues",
     "check_fields",
     "expand",
     "export_dump",

@@ -29,7 +29,7 @@ class Located(NamedTuple):
 
 
 @dataclass
-class Chosen:
+class ChosenRecords:
     """The records that are asked for and say something of floating point values.
 
     They are read anew whenever they are passed over, so what is held of them does not grow.
@@ -88,9 +88,9 @@ class Chosen:
                 yield place
 
 
-def choose(dumps: Sequence[Dump], wanted: Mapping[str, object], most: int | None) -> Chosen:
+def choose(dumps: Sequence[Dump], wanted: Mapping[str, object], most: int | None) -> ChosenRecords:
     """What there is to look at, and notes on what is not looked at."""
-    chosen = Chosen(dumps, check_fields(wanted), most)
+    chosen = ChosenRecords(dumps, check_fields(wanted), most)
     seen = Seen(chosen.wanted)
     records = found = 0
     left: list[Record] = []

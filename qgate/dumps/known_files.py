@@ -21,7 +21,7 @@ from qgate.archives import load_torch, load_torch_bytes
 from qgate.dumps.known_names import KnownName, parse
 from qgate.dumps.layout import about
 from qgate.dumps.reading import Dump, RankState
-from qgate.dumps.records import OPERATIONS, PHASES, Operation, Phase, Place, Record, plain
+from qgate.dumps.records import OPERATIONS, PHASES, Operation, Phase, Record, StoredValues, plain
 from qgate.dumps.selecting import check_fields, is_wanted
 from qgate.errors import QgateError
 from qgate.storage import places
@@ -168,7 +168,7 @@ def _record(
         shape=tuple(tensor.shape),
         dtype=str(tensor.dtype).removeprefix("torch."),
         stats={key: float(value) for key, value in numbers.items() if _is_finite(value)},
-        tensor=Place(file, "tensor", ""),
+        tensor=StoredValues(file, "tensor", ""),
         extra=plain(extra),
     )
 

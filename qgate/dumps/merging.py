@@ -30,7 +30,7 @@ from qgate.dumps.layout import (
     shard_name,
 )
 from qgate.dumps.reading import Dump
-from qgate.dumps.records import Place, Record
+from qgate.dumps.records import Record, StoredValues
 from qgate.dumps.writing import DumpWriter
 from qgate.errors import QgateError
 from qgate.storage import places
@@ -43,7 +43,7 @@ _MARK = ".qgate-merge"
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedDump:
     """What came together; `same` records were in several folders and are there once.
 
     `missing` are the first thousand of `missing_count`.
@@ -55,8 +55,8 @@ class Merged:
     missing: tuple[str, ...] = ()
     missing_count: int = 0
 
-    def __add__(self, other: Merged) -> Merged:
-        return Merged(
+    def __add__(self, other: MergedDump) -> MergedDump:
+        return MergedDump(
             self.ranks + other.ranks,
             self.records + other.records,
             self.same + other.same,
@@ -76,16 +76,18 @@ class RankPart:
     output: places.Place
 
 
-Each = Callable[[Callable[[RankPart], Merged], Sequence[RankPart]], Merged]
+Each = Callable[[Callable[[RankPart], MergedDump], Sequence[RankPart]], MergedDump]
 
 
-def _one_by_one(function: Callable[[RankPart], Merged], parts: Sequence[RankPart]) -> Merged:
-    return sum(map(function, parts), Merged())
+def _one_by_one(
+    function: Callable[[RankPart], MergedDump], parts: Sequence[RankPart]
+) -> MergedDump:
+    return sum(map(function, parts), MergedDump())
 
 
 def merge_dumps(
     folders: Sequence[places.Place | str], output: places.Place | str, each: Each = _one_by_one
-) -> Merged:
+) -> MergedDump:
     """One dump of many; two records of one rank and order clash. `each` is who does the ranks."""
     if not folders:
         raise QgateError("there are no dumps to put together.")
@@ -208,7 +210,7 @@ def _created(dump: Dump) -> str:
 # One rank ---------------------------------------------------------------------------------------
 
 
-def merge_rank(part: RankPart) -> Merged:
+def merge_rank(part: RankPart) -> MergedDump:
     """Put a rank together; whoever does it again does the same, and takes nothing away.
 
     On this machine it is made under a name of its own, and gets the right one when it is whole.
@@ -231,7 +233,7 @@ def merge_rank(part: RankPart) -> Merged:
     return merged
 
 
-def _merge_into(part: RankPart, home: Folder) -> Merged:
+def _merge_into(part: RankPart, home: Folder) -> MergedDump:
     with contextlib.ExitStack() as stack:
         sources = []
         for folder, known in zip(part.folders, part.known, strict=True):
@@ -243,7 +245,7 @@ def _merge_into(part: RankPart, home: Folder) -> Merged:
                     temporary = tempfile.TemporaryDirectory(dir=beside, prefix=".converted-")
                     shown = _converted(dump, part.rank, Path(stack.enter_context(temporary)))
                 sources.append((shown, str(folder), dump.events(part.rank)))
-        return _merge_rank(sources, part.rank, home) if sources else Merged()
+        return _merge_rank(sources, part.rank, home) if sources else MergedDump()
 
 
 @functools.lru_cache(maxsize=4)
@@ -263,7 +265,7 @@ def _converted(dump: Dump, rank: int, made: Path) -> Dump:
 
 def _merge_rank(
     sources: Sequence[tuple[Dump, str, list[dict[str, Any]]]], rank: int, home: Folder
-) -> Merged:
+) -> MergedDump:
     """Of dumps with the folders that they were given as, by which their user knows them, and with
     what was told of the writing."""
     chosen: dict[int, tuple[int, Record]] = {}
@@ -295,7 +297,7 @@ def _merge_rank(
             file.write(line(shards.moved(*chosen[order]).to_dict()))
         told = {"missing": missing[:_MOST_MISSING], "missing_count": count}
         file.write(line({"event": "close", **ended, **told}))
-    return Merged(1, len(chosen), same, tuple(missing[:_MOST_MISSING]), count)
+    return MergedDump(1, len(chosen), same, tuple(missing[:_MOST_MISSING]), count)
 
 
 def _identical(a: Record, b: Record) -> bool:
@@ -333,7 +335,9 @@ class _Shards:
             counts=self._place(number, record, record.counts),
         )
 
-    def _place(self, number: int, record: Record, place: Place | None) -> Place | None:
+    def _place(
+        self, number: int, record: Record, place: StoredValues | None
+    ) -> StoredValues | None:
         if place is None:
             return None
         source = number, place.file

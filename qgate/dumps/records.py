@@ -24,7 +24,7 @@ _MOST = 2**63
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StoredValues:
     """Where values are: a key in a file of the dump, and the hash of their bytes.
 
     Dumps of version 1 have SHA-256, under that name, or the hash of version 2.
@@ -76,8 +76,8 @@ class Record:
     stats: Mapping[str, float] = field(default_factory=dict)
     nonfinite: Mapping[str, int] = field(default_factory=dict)
     sampled: float = 1.0
-    tensor: Place | None = None
-    counts: Place | None = None
+    tensor: StoredValues | None = None
+    counts: StoredValues | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -135,7 +135,7 @@ class Record:
                 raise QgateError(f"{name} of a record is {str(value)[:60]!r}.")
         for name in ("tensor", "counts"):
             if made.get(name) is not None:
-                made[name] = Place(**{**made[name], "file": sys.intern(made[name]["file"])})
+                made[name] = StoredValues(**{**made[name], "file": sys.intern(made[name]["file"])})
         made["shape"] = _shape_of(tuple(made.get("shape", ())))
         if "nonfinite" in made:
             made["nonfinite"] = _counts_of(tuple(made["nonfinite"].items()))
@@ -217,7 +217,7 @@ def _number(value: object) -> bool:
 
 
 def _place(value: object) -> bool:
-    names = {f.name for f in dataclasses.fields(Place)}
+    names = {f.name for f in dataclasses.fields(StoredValues)}
     return value is None or (
         isinstance(value, dict) and value.keys() == names and all(map(_text, value.values()))
     )

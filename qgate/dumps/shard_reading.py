@@ -17,7 +17,7 @@ from torch import Tensor
 
 from qgate.dumps.layout import SHARD
 from qgate.dumps.ranged_shards import RangedShard
-from qgate.dumps.records import Place, Record
+from qgate.dumps.records import Record, StoredValues
 from qgate.dumps.shards import RAW, block_of, block_of_array, digest_of
 from qgate.errors import QgateError
 from qgate.storage import places
@@ -37,7 +37,7 @@ class ShardReader:
         self._open: OrderedDict[str, Any] = OrderedDict()
         self._most = _HEADS if home.path is None else _OPEN_AT_ONCE
 
-    def path(self, place: Place) -> places.Place:
+    def path(self, place: StoredValues) -> places.Place:
         """Where a shard is; a name that leads out of the dump is refused."""
         path = self._home.at(place.file)
         if not SHARD.fullmatch(place.file):
@@ -112,7 +112,7 @@ class ShardReader:
             raise _changed(path, record)
         return found
 
-    def _file(self, place: Place) -> tuple[places.Place, Any]:
+    def _file(self, place: StoredValues) -> tuple[places.Place, Any]:
         path = self.path(place)
         with self._lock:
             if place.file not in self._open:
@@ -136,7 +136,7 @@ def _opened(home: Folder, name: str) -> Any:
     return safe_open(home.path / name, framework="pt")
 
 
-def _place_of(record: Record) -> Place:
+def _place_of(record: Record) -> StoredValues:
     if record.tensor is None:
         raise QgateError(f"of {record.title} only a summary was kept, not the values.")
     return record.tensor

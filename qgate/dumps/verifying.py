@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from qgate.dumps.layout import rank_name, shards_in
 from qgate.dumps.reading import Dump, RankState
-from qgate.dumps.records import Place, Record
+from qgate.dumps.records import Record, StoredValues
 from qgate.dumps.summing import nbytes
 from qgate.errors import QgateError
 
@@ -84,13 +84,13 @@ def look_at(dump: Dump, rank: int) -> RankLook:
 
 def damage_in(dump: Dump, rank: int, start: int = 0, stop: int | None = None) -> Iterator[str]:
     """What is wrong with the values of some records of a rank, counted as they stand there."""
-    proved: set[tuple[Place, tuple[int, ...], str]] = set()
+    proved: set[tuple[StoredValues, tuple[int, ...], str]] = set()
     for record in dump.records_of(rank)[start:stop]:
         yield from _of_record(dump, record, proved)
 
 
 def _of_record(
-    dump: Dump, record: Record, proved: set[tuple[Place, tuple[int, ...], str]]
+    dump: Dump, record: Record, proved: set[tuple[StoredValues, tuple[int, ...], str]]
 ) -> Iterator[str]:
     """Values that several records share are read once."""
     for place, read in ((record.tensor, dump.tensor), (record.counts, dump.counts)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 
-from qgate.dumps import Merged, merge_dumps
+from qgate.dumps import MergedDump, merge_dumps
 from qgate.dumps.merging import RankPart
 from qgate.engine import Workers, merged
 from qgate.errors import QgateError
@@ -17,10 +17,10 @@ def merge_on(
     folders: Sequence[places.Place | str],
     output: places.Place | str,
     step: Callable[[int, int], None] = lambda _done, _total: None,
-) -> Merged:
+) -> MergedDump:
     """`step` is told how many ranks are done, of how many. A rank that is lost is an error."""
 
-    def each(function: Callable[[RankPart], Merged], parts: Sequence[RankPart]) -> Merged:
+    def each(function: Callable[[RankPart], MergedDump], parts: Sequence[RankPart]) -> MergedDump:
         found = merged(
             function, operator.add, parts, workers, step=lambda done: step(done, len(parts))
         )
@@ -31,6 +31,6 @@ def merge_on(
                 f"rank {parts[place].rank} was not put together: {failure.reason}{more}. Nothing "
                 f"was written to {str(output)!r}."
             )
-        return found.result or Merged()
+        return found.result or MergedDump()
 
     return merge_dumps(folders, output, each)

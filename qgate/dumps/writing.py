@@ -22,7 +22,7 @@ from qgate.dumps.begin import Existing, begin
 from qgate.dumps.index import Lines, line
 from qgate.dumps.layout import RUN, rank_name
 from qgate.dumps.rank_files import rank_files
-from qgate.dumps.records import Place, Record
+from qgate.dumps.records import Record, StoredValues
 from qgate.dumps.shards import Block, ShardWriter, block_of, block_of_array, digest_of
 from qgate.errors import QgateError
 from qgate.storage import places
@@ -61,8 +61,8 @@ class DumpWriter:
         self._pending: list[Record] = []
         self._missing: list[str] = []
         self._missing_count = 0
-        self._places: dict[tuple[str, tuple[int, ...], str], Place] = {}
-        self._counted: dict[str, Place] = {}
+        self._places: dict[tuple[str, tuple[int, ...], str], StoredValues] = {}
+        self._counted: dict[str, StoredValues] = {}
         self._orders: set[int] = set()
         self.records = 0
         self.bytes_written = 0
@@ -154,18 +154,18 @@ class DumpWriter:
             raise
         return record
 
-    def _stored(self, block: Block, order: int) -> Place:
+    def _stored(self, block: Block, order: int) -> StoredValues:
         identity = (block.dtype, block.shape, block.digest)
         if identity not in self._places:
             file = self._put({str(order): block})
-            self._places[identity] = Place(file, str(order), identity[2])
+            self._places[identity] = StoredValues(file, str(order), identity[2])
         return self._places[identity]
 
-    def _stored_counts(self, arrays: Mapping[str, Block], order: int) -> Place:
+    def _stored_counts(self, arrays: Mapping[str, Block], order: int) -> StoredValues:
         digest, key = digest_of(arrays), f"{order}.counts"
         if digest not in self._counted:
             file = self._put({f"{key}.{name}": block for name, block in arrays.items()})
-            self._counted[digest] = Place(file, key, digest)
+            self._counted[digest] = StoredValues(file, key, digest)
         return self._counted[digest]
 
     def _put(self, blocks: Mapping[str, Block]) -> str:

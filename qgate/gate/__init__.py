@@ -7,19 +7,19 @@ from qgate.gate.limits import Limits
 from qgate.gate.measured import SCOPES, Measured
 from qgate.gate.policy import Policy
 from qgate.gate.texts import failure_text, first_line
-from qgate.gate.updating import WHICH, Change, Update, decide_update
+from qgate.gate.updating import WHICH, EntryChange, GateUpdate, decide_update
 from qgate.gate.verdict import Verdict, judge
 
 __all__ = [
     "SCOPES",
     "WHICH",
     "Bound",
-    "Change",
     "Check",
+    "EntryChange",
+    "GateUpdate",
     "Limits",
     "Measured",
     "Policy",
-    "Update",
     "Verdict",
     "decide_update",
     "failure_text",

@@ -32,7 +32,7 @@ State = Literal["new", "worse", "improved", "same", "removed"]
 
 
 @dataclass(frozen=True)
-class Change:
+class EntryChange:
     """One entry, old → new; a removed one is a whole site and scope without a metric."""
 
     site: str
@@ -44,12 +44,12 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Update:
+class GateUpdate:
     """Entries to write, (site, scope) to remove, and the failures that remain."""
 
     values: dict[Key, float | str]
     removed: tuple[tuple[str, str], ...]
-    changes: tuple[Change, ...]
+    changes: tuple[EntryChange, ...]
     remaining: tuple[Check, ...]
     hint: str
 
@@ -58,7 +58,7 @@ class Update:
         return not self.remaining
 
 
-def decide_update(verdict: Verdict, which: Which = "failed") -> Update:
+def decide_update(verdict: Verdict, which: Which = "failed") -> GateUpdate:
     """What `--update-baselines` writes for a verdict."""
     if which not in WHICH:
         raise unknown("choice of what to update", which, WHICH)
@@ -82,20 +82,20 @@ def decide_update(verdict: Verdict, which: Which = "failed") -> Update:
         if check.kind not in ACCEPTABLE
         or (check.key not in values and (check.site, check.scope) not in removed)
     )
-    return Update(values, removed, tuple(changes), remaining, hint(remaining))
+    return GateUpdate(values, removed, tuple(changes), remaining, hint(remaining))
 
 
-def _change(check: Check) -> Change | None:
+def _change(check: Check) -> EntryChange | None:
     """What an update could do about one check, None where there is nothing."""
     if check.kind == "absent":
-        return Change(*check.key, "removed", None, None)
+        return EntryChange(*check.key, "removed", None, None)
     if check.kind not in ACCEPTABLE or not is_finite(check.value):
         return None
     if check.kind == "missing":
-        return Change(*check.key, "new", None, check.text or check.value)
+        return EntryChange(*check.key, "new", None, check.text or check.value)
     state: State = "improved" if check.improved else "same" if check.passed else "worse"
     old, new = check.accepted_text or check.against, check.text or check.value
-    return Change(*check.key, state, old, new)
+    return EntryChange(*check.key, state, old, new)
 
 
 def _wanted(state: State, which: Which) -> bool:
@@ -104,14 +104,14 @@ def _wanted(state: State, which: Which) -> bool:
     return which == "failed" and state in ("worse", "improved", "removed")
 
 
-def _parts(verdict: Verdict, which: Which, broken: set[tuple[str, str]]) -> Iterator[Change]:
+def _parts(verdict: Verdict, which: Which, broken: set[tuple[str, str]]) -> Iterator[EntryChange]:
     """Numbers of the parts, recorded with a site that is new, and where all is rewritten."""
     for measured in verdict.measured:
         if measured.key in broken or (measured.accepted and which != "all"):
             continue
         for metric in measured.part_metrics():
             if metric not in measured.compared:
-                yield Change(*measured.key, metric, "new", None, measured.value(metric))
+                yield EntryChange(*measured.key, metric, "new", None, measured.value(metric))
 
 
 def hint(failed: tuple[Check, ...]) -> str:

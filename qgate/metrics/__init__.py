@@ -5,17 +5,26 @@ CSV files and pages, which read its fields and never its name.
 """
 
 from qgate.metrics import error_metrics, gate_metrics
-from qgate.metrics._table import METRICS, PARTS, Direction, Metric, MetricTable, Part, Source, Sums
+from qgate.metrics._table import (
+    METRICS,
+    PARTS,
+    Direction,
+    ErrorSumsLike,
+    Metric,
+    MetricTable,
+    Source,
+    TensorPart,
+)
 
 __all__ = [
     "METRICS",
     "PARTS",
     "Direction",
+    "ErrorSumsLike",
     "Metric",
     "MetricTable",
-    "Part",
     "Source",
-    "Sums",
+    "TensorPart",
     "error_metrics",
     "gate_metrics",
 ]

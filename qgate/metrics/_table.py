@@ -15,7 +15,7 @@ Logarithm = Literal["", "decibel", "log2"]
 Source = Literal["errors", "gate", "task", "plan", "format", "dump", "activations"]
 
 
-class Sums(Protocol):
+class ErrorSumsLike(Protocol):
     """The error sums that a formula reads, see `qgate.stats.ErrorSums`."""
 
     @property
@@ -82,7 +82,7 @@ class Metric:
     sources: tuple[Source, ...] = ("errors",)
     column: str = ""
     unit: str = ""
-    formula: Callable[[Sums], float] | None = None
+    formula: Callable[[ErrorSumsLike], float] | None = None
     exact: float = 0.0
     degree: int = 0
     bounded: bool = False
@@ -107,7 +107,7 @@ class Metric:
         """The head of a column: `SQNR dB`, `rel. MSE`."""
         return f"{self.short} {self.unit}".rstrip()
 
-    def function(self, sums: Sums) -> float:
+    def function(self, sums: ErrorSumsLike) -> float:
         """Read it from error sums; NaN for no pairs."""
         if self.formula is None or not sums.count:
             return math.nan
@@ -147,7 +147,7 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """A part of a tensor that metrics can be about; `room` as in `Metric`."""
 
     name: str
@@ -157,8 +157,8 @@ class Part:
 
 # Of the worst channel 0.11 was seen to come and go, of whole tensors 0.02.
 PARTS = (
-    Part("worst_channel", "of the worst channel", room=5.0),
-    Part("without_massive", "without massive elements"),
+    TensorPart("worst_channel", "of the worst channel", room=5.0),
+    TensorPart("without_massive", "without massive elements"),
 )
 
 

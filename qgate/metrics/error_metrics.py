@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 
-from qgate.metrics._table import METRICS, Metric, Sums
+from qgate.metrics._table import METRICS, ErrorSumsLike, Metric
 
 _SMALLEST = 5e-324
 
@@ -31,15 +31,15 @@ def _squares(total: float, largest: float) -> float:
     return math.nan if total == 0 and largest != 0 else total
 
 
-def _error_squares(s: Sums) -> float:
+def _error_squares(s: ErrorSumsLike) -> float:
     return _squares(s.sum_square_error, s.max_abs_error)
 
 
-def _reference_squares(s: Sums) -> float:
+def _reference_squares(s: ErrorSumsLike) -> float:
     return _squares(s.sum_square_reference, s.max_abs_reference)
 
 
-def _magnitudes(s: Sums) -> float:
+def _magnitudes(s: ErrorSumsLike) -> float:
     """Error over reference."""
     if s.sum_abs_reference == 0:
         return math.inf
@@ -63,21 +63,21 @@ def _clamped(product: float, a_square: float, r_square: float) -> float:
     return ratio if math.isnan(ratio) else max(-1.0, min(1.0, ratio))
 
 
-def _scales_log10(s: Sums) -> float:
+def _scales_log10(s: ErrorSumsLike) -> float:
     return _log10(s.scale_reference) - _log10(s.scale_error)
 
 
-def _sqnr_db(s: Sums) -> float:
+def _sqnr_db(s: ErrorSumsLike) -> float:
     ratio = _log10(_reference_squares(s)) - _log10(_error_squares(s))
     return 10 * ratio + 20 * _scales_log10(s)
 
 
-def _psnr_db(s: Sums) -> float:
+def _psnr_db(s: ErrorSumsLike) -> float:
     noise = _log10(_error_squares(s) / s.count)
     return 20 * (_log10(s.max_abs_reference) + _scales_log10(s)) - 10 * noise
 
 
-def _relative_mse(s: Sums) -> float:
+def _relative_mse(s: ErrorSumsLike) -> float:
     reference = _reference_squares(s)
     if reference == 0:
         return math.inf

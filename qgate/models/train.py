@@ -64,7 +64,7 @@ def train(name: str, folder: Path, steps: int | None, seed: int) -> None:
     network = tiny.build()
     with tqdm(total=steps, unit="step") as bar:
 
-        def told(step: int, curve: training.Curve) -> None:
+        def told(step: int, curve: training.TrainingCurve) -> None:
             bar.update()
             latest = curve.held_out.get(step)
             bar.set_postfix(bits=f"{sum(curve.trained[-20:]) / len(curve.trained[-20:]):.3f}")

@@ -19,7 +19,7 @@ _WARM_UP = 0.04
 
 
 @dataclass
-class Curve:
+class TrainingCurve:
     """Bits per byte of the training batches, and of the held-out text now and then."""
 
     trained: list[float] = field(default_factory=list)
@@ -34,8 +34,8 @@ def fit(
     steps: int,
     rate: float,
     seed: int,
-    told: Callable[[int, Curve], None],
-) -> Curve:
+    told: Callable[[int, TrainingCurve], None],
+) -> TrainingCurve:
     """Train in place; `told` hears after every step."""
     initialize(network, seed)
     ids = byte_ids(text)
@@ -47,7 +47,7 @@ def fit(
         lr=rate,
         betas=(0.9, 0.95),
     )
-    curve = Curve()
+    curve = TrainingCurve()
     network.train()
     for step in range(1, steps + 1):
         for group in optimizer.param_groups:

@@ -20,7 +20,7 @@ from qgate.page._words import (
     times_cell,
     verdict_of,
 )
-from qgate.page.runs import Gate, Run
+from qgate.page.runs import RecordedGate, Run
 from qgate.text import for_html as text
 from qgate.text import shortened
 
@@ -99,7 +99,7 @@ def _size_without_plots(block: str) -> int:
     return len(block.encode()) if start < 0 else len((block[:start] + block[end:]).encode())
 
 
-def _block(run: Run, gate: Gate, panels: Panels, rows: int, *, is_open: bool) -> str:
+def _block(run: Run, gate: RecordedGate, panels: Panels, rows: int, *, is_open: bool) -> str:
     verdict = verdict_of(gate, run)
     record = gate.record
     tone = "warn" if verdict == NEW else "fail"
@@ -117,7 +117,7 @@ def _block(run: Run, gate: Gate, panels: Panels, rows: int, *, is_open: bool) ->
     )
 
 
-def _table(gate: Gate, rows: int) -> str:
+def _table(gate: RecordedGate, rows: int) -> str:
     checks = [check for record in gate.failed for check in failed_checks(record)]
     lines = "\n".join(_cells(check) for check in checks[:rows])
     heads = "".join(f"<th scope='col'>{name}</th>" for name in _HEAD)
@@ -156,7 +156,7 @@ def _why(check: Check) -> str:
     return words.get(check.kind, "") + where
 
 
-def _next(run: Run, gate: Gate) -> str:
+def _next(run: Run, gate: RecordedGate) -> str:
     command, why = accepting(run, gate)
     rows = [("test", gate.node, True), ("run it again", again(run, gate), True)]
     if command:
@@ -227,8 +227,8 @@ def passing(run: Run, panels: Panels) -> str:
     return section("passing", "Passing gates", body)
 
 
-def _wanted(run: Run, plots: str) -> Iterator[Gate]:
+def _wanted(run: Run, plots: str) -> Iterator[RecordedGate]:
     if plots not in ("worst", "all"):
         return
-    passed: Sequence[Gate] = [g for g in run.gates if g.passed and g.record.get("pictures")]
+    passed: Sequence[RecordedGate] = [g for g in run.gates if g.passed and g.record.get("pictures")]
     yield from passed if plots == "all" else passed[:_WORST]

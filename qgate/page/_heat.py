@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from qgate.charts.page_parts import scroll, section
 from qgate.charts.page_style import HEAT_LIGHT, LIGHT_COLORS, heat_colors
-from qgate.page.runs import EVERYWHERE, Gate, Growth, Run, Spot
+from qgate.page.runs import EVERYWHERE, Growth, LayerError, RecordedGate, Run
 from qgate.text import for_html as text
 from qgate.text import shortened
 
@@ -104,7 +104,7 @@ def heat_maps(run: Run) -> str:
     return section("map", "Modes and layers", f"{about}\n{_legend(scale)}\n{chr(10).join(maps)}")
 
 
-def map_fragment(run: Run, link: Callable[[Gate], str], most: int) -> str:
+def map_fragment(run: Run, link: Callable[[RecordedGate], str], most: int) -> str:
     """The same for a page that is not ours, with its looks, in light colors; `link` is the address
     of a gate there. Empty where there would be a single cell, or more of them than `most`."""
     if not 1 < len(run.spots) <= most:
@@ -137,7 +137,9 @@ def _legend(scale: _Scale | None) -> str:
     return f"<ul class='legend' aria-label='Colors: relative MSE'>{''.join(items)}</ul>"
 
 
-def _map(model: str, spots: Sequence[Spot], growth: Sequence[Growth], scale: _Scale | None) -> str:
+def _map(
+    model: str, spots: Sequence[LayerError], growth: Sequence[Growth], scale: _Scale | None
+) -> str:
     layers = _in_order({spot.layer for spot in spots}, [g for g in growth if g.model == model])
     modes = sorted({spot.mode for spot in spots}, key=natural)
     at = {(spot.mode, spot.layer): spot for spot in spots}
@@ -171,7 +173,7 @@ def _title(name: str, most: int) -> str:
     return f" title='{text(name)}'" if len(name) > most else ""
 
 
-def _cell(spot: Spot | None, scale: _Scale | None) -> str:
+def _cell(spot: LayerError | None, scale: _Scale | None) -> str:
     if spot is None:
         return "<td class=none>"
     state = "" if not spot.failed else "open" if spot.gate.is_new else "bad"

@@ -21,7 +21,7 @@ from qgate.page._words import (
     times_cell,
     verdict_of,
 )
-from qgate.page.runs import Gate, Run
+from qgate.page.runs import RecordedGate, Run
 from qgate.text import for_html as text
 from qgate.text import one_line, shortened
 
@@ -126,7 +126,7 @@ def _short(name: object) -> str:
     return shortened(name, _LONGEST)
 
 
-def _row(gate: Gate, run: Run, several: bool, detailed: bool) -> str:
+def _row(gate: RecordedGate, run: Run, several: bool, detailed: bool) -> str:
     record, check = gate.record, binding_of(gate)
     verdict = verdict_of(gate, run)
     word = f"<a href='#details-{gate.number}'>{verdict}</a>" if detailed else verdict
@@ -148,7 +148,7 @@ def _row(gate: Gate, run: Run, several: bool, detailed: bool) -> str:
     )
 
 
-def _searched(gate: Gate) -> str:
+def _searched(gate: RecordedGate) -> str:
     """What the filter finds a row by besides its cells: where else it failed, and in what.
 
     A row names one comparison, and who looks for another that failed has to find its gate.

@@ -13,7 +13,7 @@ from qgate.page.plots.growth import error_growth
 from qgate.page.plots.panels import panels_of
 from qgate.page.plots.svg import LIGHT
 from qgate.page.plots.svg import STYLE as COLORS
-from qgate.page.runs import Gate, Growth
+from qgate.page.runs import Growth, RecordedGate
 from qgate.results.pictures import Plots
 from qgate.text import for_html as text
 from qgate.text import shortened
@@ -45,7 +45,7 @@ class Panels:
     problems: list[str] = field(default_factory=list)
     left_out: int = 0
 
-    def of_gate(self, gate: Gate, *, small: bool = False) -> str:
+    def of_gate(self, gate: RecordedGate, *, small: bool = False) -> str:
         """The panels of a gate's worst comparison, or why there are none; `small` are a few."""
         if self.plots == "none":
             return ""
@@ -66,7 +66,7 @@ class Panels:
         self.left -= size
         return figures(shown, "panels")
 
-    def _drawn(self, gate: Gate, small: bool) -> list[str]:
+    def _drawn(self, gate: RecordedGate, small: bool) -> list[str]:
         try:
             panels, problems = panels_of(gate.record)
         # A record of a stranger may hold anything; a plot less is no reason to have no page.

@@ -16,7 +16,7 @@ from qgate.page.comparison_texts import (
     verdict_text,
 )
 from qgate.page.comparisons import Cell as Compared
-from qgate.page.comparisons import Comparison, Row
+from qgate.page.comparisons import Row, RunComparison
 from qgate.page.history import ModePoint, Point
 from qgate.page.pages import Section
 from qgate.page.plots.trends import Trend, TrendPoint, trend_lines
@@ -30,7 +30,7 @@ _ROWS = 200
 _RUNS = 50
 
 
-def comparison_section(comparison: Comparison) -> Section:
+def comparison_section(comparison: RunComparison) -> Section:
     """What differs in the headers first, then a table for each group that has rows."""
     told = [
         ("warn" if each.warning else "info", each.text(comparison.names))
@@ -48,7 +48,7 @@ def comparison_section(comparison: Comparison) -> Section:
             if len(found) > _ROWS:
                 rest = f"{len(found) - _ROWS:,} more are in the CSV and JSON of this report."
                 parts.append(f"<p class='about'>{text(rest)}</p>")
-    return Section("comparison", "Comparison", "\n".join(part for part in parts if part))
+    return Section("comparison", "RunComparison", "\n".join(part for part in parts if part))
 
 
 def _rows(found: Sequence[Row], names: Sequence[str], label: str) -> str:

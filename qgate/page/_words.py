@@ -12,7 +12,7 @@ from qgate.gate.checks import ACCEPTABLE, Check
 from qgate.gate.texts import cells_of, sentence
 from qgate.gate.updating import hint
 from qgate.metrics import METRICS
-from qgate.page.runs import Gate, Run
+from qgate.page.runs import RecordedGate, Run
 from qgate.results.others import NOT_FINISHED, others_text
 from qgate.results.ranking import severity, times_figure, times_text
 from qgate.results.schema import Record
@@ -44,7 +44,7 @@ _ABOUT = frozenset(
 )
 
 
-def verdict_of(gate: Gate, run: Run) -> str:
+def verdict_of(gate: RecordedGate, run: Run) -> str:
     """A gate that passed and then broke has no verdict: nobody knows what it would have said."""
     if not gate.passed:
         return NEW if gate.is_new else FAILED
@@ -71,14 +71,14 @@ def failed_checks(record: Record) -> list[Check]:
     return [check_of(record, place) for place in places]
 
 
-def binding_of(gate: Gate) -> Check | None:
+def binding_of(gate: RecordedGate) -> Check | None:
     """The check that decided a gate or came nearest to its limit."""
     if gate.check is None:
         return None
     return check_of(gate.record, gate.record["checks"].index(gate.check))
 
 
-def gate_line(gate: Gate) -> str:
+def gate_line(gate: RecordedGate) -> str:
     """`relative_mse 9.2e-04 > 3.5e-05 at layers.0.mixer (mode 2-1): 27x accepted (+3 more)`."""
     label = "format" if gate.record["suite"] in _OF_FORMATS else "mode"
     where = f"at {gate.record['site']} ({label} {gate.record['mode']})"
@@ -92,7 +92,7 @@ def gate_line(gate: Gate) -> str:
     return sentence(check, where) + more
 
 
-def near(gate: Gate) -> str:
+def near(gate: RecordedGate) -> str:
     """How far from its limit: `0.98x its limit (budget)`."""
     if gate.check is None:
         return "nothing compared"
@@ -227,7 +227,7 @@ def times_cell(check: Check | None) -> tuple[str, float]:
 # What to type next --------------------------------------------------------------------------------
 
 
-def again(run: Run, gate: Gate) -> str:
+def again(run: Run, gate: RecordedGate) -> str:
     """The command that runs one gate again; of a file that has none the options are a guess from
     the command of the run."""
     if known := gate.record.get("commands"):
@@ -235,7 +235,7 @@ def again(run: Run, gate: Gate) -> str:
     return shlex.join(["pytest", gate.node, *_options(run.header.get("command") or ())])
 
 
-def accepting(run: Run, gate: Gate) -> tuple[str, str]:
+def accepting(run: Run, gate: RecordedGate) -> tuple[str, str]:
     """The command that accepts what a gate measured, or why nothing accepts it."""
     failed = [check for record in gate.failed for check in failed_checks(record)]
     if why := hint(tuple(failed)):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from qgate.page.comparisons import EQUAL, Cell, Comparison, Group, Row
+from qgate.page.comparisons import EQUAL, Cell, Group, Row, RunComparison
 from qgate.page.tables import clipped, middle_cut, short, shown_width, site_text, table, widest
-from qgate.page.terminal import NARROWEST, Line, plain
+from qgate.page.terminal import NARROWEST, TerminalLine, plain
 from qgate.results.ranking import times_figure
 from qgate.text import for_markdown, one_line
 
@@ -24,7 +24,7 @@ _MARKDOWN_ROWS = 15
 _LEAST_SITE = 24
 
 
-def counts_text(comparison: Comparison) -> str:
+def counts_text(comparison: RunComparison) -> str:
     """`1 broke, 0 fixed, 2 worse, 0 better, 0 new, 0 gone, 9 equal (within 2 %)`."""
     counts = comparison.counts
     parts = [f"{counts[group]:,} {group}" for group in TITLES]
@@ -35,7 +35,7 @@ def counts_text(comparison: Comparison) -> str:
     )
 
 
-def headline(comparison: Comparison) -> str:
+def headline(comparison: RunComparison) -> str:
     """Which runs are compared with which."""
     first, *later = (
         f"{one_line(name)}{_modes(comparison, place)}"
@@ -44,7 +44,7 @@ def headline(comparison: Comparison) -> str:
     return f"{', '.join(later)} compared with {first}"
 
 
-def _modes(comparison: Comparison, place: int) -> str:
+def _modes(comparison: RunComparison, place: int) -> str:
     """The modes of a run, where they are what is compared."""
     rows = [row for row in comparison.rows if not row.mode]
     found = dict.fromkeys(cell.mode for row in rows if (cell := row.cells[place]))
@@ -87,7 +87,9 @@ def mode_text(row: Row) -> str:
 # Terminal ----------------------------------------------------------------------------------------
 
 
-def comparison_lines(comparison: Comparison, width: int, rows: int = _ROWS) -> list[Line]:
+def comparison_lines(
+    comparison: RunComparison, width: int, rows: int = _ROWS
+) -> list[TerminalLine]:
     """What differs in the headers, the counts, and a table for each group that has rows."""
     width = max(width, NARROWEST)
     lines = plain([headline(comparison)], width)
@@ -98,10 +100,10 @@ def comparison_lines(comparison: Comparison, width: int, rows: int = _ROWS) -> l
     for group, title in TITLES.items():
         found = comparison.of(group)
         if found:
-            lines += [Line(""), Line(title, "red" if group == "broke" else "")]
-            lines += [Line(each) for each in _table(found[:rows], comparison.names, width)]
+            lines += [TerminalLine(""), TerminalLine(title, "red" if group == "broke" else "")]
+            lines += [TerminalLine(each) for each in _table(found[:rows], comparison.names, width)]
             if len(found) > rows:
-                lines.append(Line(f"+{len(found) - rows} more"))
+                lines.append(TerminalLine(f"+{len(found) - rows} more"))
     return lines
 
 
@@ -154,7 +156,7 @@ def _two_lines(found: Sequence[Row], names: Sequence[str], site: int) -> list[st
 
 
 def comparison_markdown(
-    comparison: Comparison, rows: int = _MARKDOWN_ROWS, most: int = 18_000
+    comparison: RunComparison, rows: int = _MARKDOWN_ROWS, most: int = 18_000
 ) -> str:
     """A section under the summary of the run; tables end where it would get longer than `most`."""
     lines = [f"## Comparison: {for_markdown(headline(comparison))}", ""]

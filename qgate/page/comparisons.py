@@ -156,7 +156,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """Rows by group, those that moved most first; what differs in the headers."""
 
     names: tuple[str, ...]
@@ -184,7 +184,7 @@ class Comparison:
         return not self.counts["broke"]
 
 
-def compare(sides: Sequence[Side]) -> Comparison:
+def compare(sides: Sequence[Side]) -> RunComparison:
     """The first run is what the others are compared with."""
     free = _free_suites(sides)
     by_side = [_without_modes(side.held, free) for side in sides]
@@ -201,7 +201,7 @@ def compare(sides: Sequence[Side]) -> Comparison:
             "nothing in common", "no comparison is in the first run and in all the others", ()
         )
         found = [apart, *found]
-    return Comparison(tuple(side.name for side in sides), tuple(found), tuple(rows), bool(free))
+    return RunComparison(tuple(side.name for side in sides), tuple(found), tuple(rows), bool(free))
 
 
 def _free_suites(sides: Sequence[Side]) -> set[str]:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qgate._version import __version__
-from qgate.page.comparisons import EQUAL, Comparison, Row
+from qgate.page.comparisons import EQUAL, Row, RunComparison
 from qgate.page.history import Point
-from qgate.page.runs import Gate, Run
+from qgate.page.runs import RecordedGate, Run
 from qgate.results.schema import line
 from qgate.results.summary import Finding, ModeSummary, Tally
 from qgate.text import as_csv
@@ -23,7 +23,7 @@ _ROW = ("group", "suite", "model", "mode", "layer", "site", "scope", "metric")
 
 def report_json(
     runs: Sequence[tuple[Run, Tally]],
-    comparison: Comparison | None = None,
+    comparison: RunComparison | None = None,
     history: Sequence[Point] = (),
 ) -> str:
     """Runs with all gates, their comparison without what is equal, and the history.
@@ -93,7 +93,7 @@ def _check(check: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: check[name] if check else None for name in names}
 
 
-def _gate(gate: Gate) -> dict[str, Any]:
+def _gate(gate: RecordedGate) -> dict[str, Any]:
     names = ("suite", "model", "mode", "layer", "site", "scope")
     return {
         "node": gate.node,
@@ -108,7 +108,7 @@ def _gate(gate: Gate) -> dict[str, Any]:
     }
 
 
-def _comparison(comparison: Comparison) -> dict[str, Any]:
+def _comparison(comparison: RunComparison) -> dict[str, Any]:
     return {
         "runs": list(comparison.names),
         "differences": [
@@ -135,7 +135,7 @@ def _point(point: Point) -> dict[str, Any]:
     return {**vars(point), "command": list(point.command), "modes": modes}
 
 
-def comparison_csv(comparison: Comparison) -> str:
+def comparison_csv(comparison: RunComparison) -> str:
     """Every row, also the equal ones: for each run its value, how many times its limit that is,
     and whether it passed; the ratio to the first run for each later one."""
     names = _distinct(comparison.names)

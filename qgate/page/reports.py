@@ -9,7 +9,7 @@ from pathlib import Path
 
 from qgate.page._sections import comparison_section, trend_section
 from qgate.page.comparison_texts import comparison_markdown
-from qgate.page.comparisons import Comparison, Side
+from qgate.page.comparisons import RunComparison, Side
 from qgate.page.data import comparison_csv, report_json
 from qgate.page.history import Point
 from qgate.page.pages import page
@@ -58,7 +58,7 @@ def write_report(
     loaded: Sequence[Loaded],
     *,
     plots: Plots = "worst",
-    comparison: Comparison | None = None,
+    comparison: RunComparison | None = None,
     history: Sequence[Point] = (),
 ) -> None:
     """One file; its ending says what it is."""
@@ -83,7 +83,7 @@ def write_page(
     *,
     plots: Plots = "worst",
     history: Sequence[Point] = (),
-    comparison: Comparison | None = None,
+    comparison: RunComparison | None = None,
 ) -> None:
     """The page of a run, of several that of the last: one says what a change did by showing what
     came of it. A comparison has to be given, since runs keep only the worst of each gate."""
@@ -96,7 +96,7 @@ def write_page(
     write_text(output, page(runs[-1], plots=plots, sections=sections))
 
 
-def markdown_report(loaded: Sequence[Loaded], comparison: Comparison | None = None) -> str:
+def markdown_report(loaded: Sequence[Loaded], comparison: RunComparison | None = None) -> str:
     """The summary of the last run, and what is different in it; less than a comment may have."""
     last = loaded[-1]
     notes = [*last.broken, *([last.run.torn] if last.run.torn else [])]

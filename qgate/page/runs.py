@@ -28,7 +28,7 @@ _SCOPES = ("carried", "local", "sweep", "forward", "backward", "task")
 
 
 @dataclass(frozen=True)
-class Gate:
+class RecordedGate:
     """One test: its verdict, and the comparison that decided it or came nearest to its limit."""
 
     number: int
@@ -80,7 +80,7 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class Spot:
+class LayerError:
     """The error of one layer in one mode, in the scope that tells most, and its worst gate."""
 
     model: str
@@ -89,7 +89,7 @@ class Spot:
     order: int
     scope: str
     error: float | None
-    gate: Gate
+    gate: RecordedGate
     gates: int
     failed: int
 
@@ -111,8 +111,8 @@ class Run:
 
     name: str
     header: Record
-    gates: tuple[Gate, ...]
-    spots: tuple[Spot, ...]
+    gates: tuple[RecordedGate, ...]
+    spots: tuple[LayerError, ...]
     growth: tuple[Growth, ...]
     comparisons: int
     checks: int
@@ -124,7 +124,7 @@ class Run:
         return dict(self.header.get("broken") or {})
 
     @property
-    def failed(self) -> list[Gate]:
+    def failed(self) -> list[RecordedGate]:
         return [gate for gate in self.gates if not gate.passed]
 
     @property
@@ -225,7 +225,7 @@ def run_of(header: Record, found: Mapping[str, _Gathered], name: str, torn: str)
     in_order = sorted(found.items(), key=lambda each: (each[1].order, each[0]))
     ranked = sorted(in_order, key=lambda each: _rank(each[1].worst), reverse=True)
     gates = {
-        node: Gate(
+        node: RecordedGate(
             number=number,
             node=node,
             record=known.worst,
@@ -249,7 +249,7 @@ def run_of(header: Record, found: Mapping[str, _Gathered], name: str, torn: str)
     )
 
 
-def _spots(gates: Mapping[str, Gate], found: Mapping[str, _Gathered]) -> list[Spot]:
+def _spots(gates: Mapping[str, RecordedGate], found: Mapping[str, _Gathered]) -> list[LayerError]:
     places: dict[tuple[str, str, str], list[str]] = {}
     for node in gates:
         record = found[node].worst
@@ -265,7 +265,7 @@ def _spots(gates: Mapping[str, Gate], found: Mapping[str, _Gathered]) -> list[Sp
                 errors[scope] = max(errors.get(scope, 0.0), error)
         scope = next((s for s in _SCOPES if s in errors), "")
         spots.append(
-            Spot(
+            LayerError(
                 model,
                 mode,
                 layer,

@@ -44,7 +44,7 @@ _ANSI = {"red": "\x1b[31m", "green": "\x1b[32m", "yellow": "\x1b[33m"}
 
 
 @dataclass(frozen=True)
-class Line:
+class TerminalLine:
     """One line, and its color where there are colors; never a command to a CI service that reads
     them from the log, whatever a site is called."""
 
@@ -59,18 +59,18 @@ class Line:
         return f"{start}{self.text}\x1b[0m" if start else self.text
 
 
-def plain(texts: Sequence[str], width: int, color: Color = "") -> list[Line]:
+def plain(texts: Sequence[str], width: int, color: Color = "") -> list[TerminalLine]:
     """Sentences, broken between words where they are longer than a line."""
     return [
-        Line(each, color)
+        TerminalLine(each, color)
         for text in texts
         for each in _folded(one_line(text), max(width, NARROWEST))
     ]
 
 
-def errors(texts: Sequence[str]) -> list[Line]:
+def errors(texts: Sequence[str]) -> list[TerminalLine]:
     """One line each, however long: logs are searched for them, and a terminal folds by itself."""
-    return [Line(one_line(text), "red") for text in texts]
+    return [TerminalLine(one_line(text), "red") for text in texts]
 
 
 def _folded(text: str, width: int) -> list[str]:
@@ -93,7 +93,7 @@ def summary(
     *,
     modes: int = _MODES,
     rows: int = _FAILURES,
-) -> list[Line]:
+) -> list[TerminalLine]:
     """The end of `pytest suites`: counts, modes, a line for every failure; of the header what else
     failed. Other tests are named by pytest."""
     width = max(width, NARROWEST)
@@ -104,7 +104,7 @@ def summary(
         lines += failure_lines(each, width)
     rest = tally.counts.failed - sum(tally.unknown.values()) - len(known[:rows])
     if rest > 0:
-        lines.append(Line(f"+{rest} more in results.jsonl"))
+        lines.append(TerminalLine(f"+{rest} more in results.jsonl"))
     return lines + improved_lines(tally, width)
 
 
@@ -115,7 +115,7 @@ def tables(
     *,
     modes: int = 40,
     rows: int = 20,
-) -> list[Line]:
+) -> list[TerminalLine]:
     """What `qgate report` prints: the same, with the failures as a table."""
     width = max(width, NARROWEST)
     lines = [*counts_lines(tally, width, header), *mode_table(tally.modes, width, modes)]
@@ -123,15 +123,17 @@ def tables(
     lines += unknown_lines(tally.unknown, width)
     known = [each for each in tally.failures if not each.is_new]
     if known:
-        lines += [Line(""), Line("Failures, worst first", "red")]
-        lines += [Line(text) for text in _failure_table(known[:rows], width)]
+        lines += [TerminalLine(""), TerminalLine("Failures, worst first", "red")]
+        lines += [TerminalLine(text) for text in _failure_table(known[:rows], width)]
     rest = tally.counts.failed - sum(tally.unknown.values()) - len(known[:rows])
     if rest > 0:
-        lines.append(Line(f"+{rest} more in results.jsonl"))
+        lines.append(TerminalLine(f"+{rest} more in results.jsonl"))
     return lines + improved_lines(tally, width)
 
 
-def counts_lines(tally: Tally, width: int, header: Mapping[str, Any] = _NO_HEADER) -> list[Line]:
+def counts_lines(
+    tally: Tally, width: int, header: Mapping[str, Any] = _NO_HEADER
+) -> list[TerminalLine]:
     """Those of gates; where all of them passed, what else went wrong stands before."""
     counts = tally.counts
     color: Color = "red" if counts.failed or not counts.passed else "green"
@@ -140,7 +142,7 @@ def counts_lines(tally: Tally, width: int, header: Mapping[str, Any] = _NO_HEADE
     return [*lines, *also] if counts.failed else [*also, *lines]
 
 
-def wrong_lines(tally: Tally, width: int, header: Mapping[str, Any]) -> list[Line]:
+def wrong_lines(tally: Tally, width: int, header: Mapping[str, Any]) -> list[TerminalLine]:
     """What went wrong beside the gates."""
     wrong = ["" if is_finished(header) else NOT_FINISHED, others_text(others_of(header))]
     if not (tally.counts.failed or header.get("broken") or any(wrong)):
@@ -148,7 +150,7 @@ def wrong_lines(tally: Tally, width: int, header: Mapping[str, Any]) -> list[Lin
     return plain(list(filter(None, wrong)), width, "red")
 
 
-def unknown_lines(unknown: Mapping[tuple[str, str], int], width: int) -> list[Line]:
+def unknown_lines(unknown: Mapping[tuple[str, str], int], width: int) -> list[TerminalLine]:
     """What only lacks errors that were accepted: nothing is known to be wrong."""
     if not unknown:
         return []
@@ -160,12 +162,12 @@ def unknown_lines(unknown: Mapping[tuple[str, str], int], width: int) -> list[Li
     return plain([told], width, "yellow")
 
 
-def improved_lines(tally: Tally, width: int) -> list[Line]:
+def improved_lines(tally: Tally, width: int) -> list[TerminalLine]:
     count = tally.counts.improved
     return plain([f"{count} improved: bank it with --update-baselines"], width) if count else []
 
 
-def failure_lines(finding: Finding, width: int) -> list[Line]:
+def failure_lines(finding: Finding, width: int) -> list[TerminalLine]:
     """`failed: SITE (SCOPE, MODEL, mode M): METRIC VALUE, limit <= BOUND, 26.6x its limit`; on two
     lines where one is too narrow, the layer always whole."""
     what = one_line(check_text(finding.check)) if finding.check else "nothing compared"
@@ -173,24 +175,24 @@ def failure_lines(finding: Finding, width: int) -> list[Line]:
     site = one_line(finding.site)
     line = f"failed: {site} {told}: {what}"
     if shown_width(line) <= width:
-        return [Line(line, "red")]
+        return [TerminalLine(line, "red")]
     room = width - shown_width(f"failed:  {told}:")
     if room < min(shown_width(site), _NARROW_SITE):
         told = middle_cut(told, width - shown_width("failed:  :") - _NARROW_SITE)
         room = width - shown_width(f"failed:  {told}:")
     head = f"failed: {site_text(site, finding.layer, room)} {told}:"
-    return [Line(clipped(head, width), "red"), *_indented(what, width)]
+    return [TerminalLine(clipped(head, width), "red"), *_indented(what, width)]
 
 
-def _indented(text: str, width: int) -> list[Line]:
+def _indented(text: str, width: int) -> list[TerminalLine]:
     folded = _folded(text, width - 8)
-    return [Line(f"{' ' * 8}{each.strip()}", "red") for each in folded]
+    return [TerminalLine(f"{' ' * 8}{each.strip()}", "red") for each in folded]
 
 
 # Tables ------------------------------------------------------------------------------------------
 
 
-def mode_table(modes: Sequence[ModeSummary], width: int, most: int) -> list[Line]:
+def mode_table(modes: Sequence[ModeSummary], width: int, most: int) -> list[TerminalLine]:
     """One row per mode: how many of its gates failed, the worst against its limit, what it
     carries."""
     if not modes:
@@ -206,11 +208,11 @@ def mode_table(modes: Sequence[ModeSummary], width: int, most: int) -> list[Line
         width,
         [each.worst for each in shown if each.worst],
     )
-    return [*map(Line, lines), *_more(len(modes) - len(shown), "more mode")]
+    return [*map(TerminalLine, lines), *_more(len(modes) - len(shown), "more mode")]
 
 
-def _more(rest: int, what: str) -> list[Line]:
-    return [Line(f"+{rest} {what}{'s' if rest > 1 else ''}")] if rest > 0 else []
+def _more(rest: int, what: str) -> list[TerminalLine]:
+    return [TerminalLine(f"+{rest} {what}{'s' if rest > 1 else ''}")] if rest > 0 else []
 
 
 def _best(

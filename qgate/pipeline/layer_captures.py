@@ -19,9 +19,9 @@ from qgate._version import __version__
 from qgate.capture.running import pass_through
 from qgate.comparing.layer_files import (
     REFERENCE,
-    Dump,
     DumpOf,
-    DumpWriter,
+    LayerCapture,
+    LayerCaptureWriter,
     captured,
     read_dump,
     stats_path,
@@ -60,7 +60,7 @@ def capture_modes(
     overwrite: bool = False,
     say: Say = lambda _text: None,
     step: Step = lambda _done, _total: None,
-) -> Iterator[Dump]:
+) -> Iterator[LayerCapture]:
     """The dumps, one after the other as they appear in the folder: the references come first."""
     setup.check_modes(wanted)
     _check_writable(folder)
@@ -251,7 +251,7 @@ def _capture(
     sites: Mapping[str, str],
     gone: Sequence[Path],
     step: Step,
-) -> Dump:
+) -> LayerCapture:
     there = set(run.model.layers)
     lost = [site for site in sites.values() if site.rpartition(":")[0] not in there]
     if lost:
@@ -270,7 +270,11 @@ def _capture(
 
 
 def _pass_all(
-    run: _Run, samples: Sequence[Any], sites: Mapping[str, str], writer: DumpWriter, step: Step
+    run: _Run,
+    samples: Sequence[Any],
+    sites: Mapping[str, str],
+    writer: LayerCaptureWriter,
+    step: Step,
 ) -> None:
     layers = {site: layer for layer, site in sites.items()}
     tapped = [site for site in run.model.sites() if site.name in layers]

@@ -22,7 +22,7 @@ from qgate.text import for_html, one_line
 
 if TYPE_CHECKING:
     from qgate.page.plots.panels import Panel
-    from qgate.page.runs import Gate, Run
+    from qgate.page.runs import RecordedGate, Run
     from qgate.plugin.reporting import Reports
     from qgate.results.summary import Finding
 
@@ -258,6 +258,6 @@ def _nearest(run: Run) -> str:
     return f"<h2>Passed, and nearest to their limits</h2>{''.join(drawn)}" if drawn else ""
 
 
-def _address(gate: Gate) -> str:
+def _address(gate: RecordedGate) -> str:
     """The row of a gate on a page of pytest-html, whose ids are names of tests."""
     return f"#{quote(gate.node, safe='')}"

@@ -25,7 +25,7 @@ from qgate.plugin.selection import Selection
 from qgate.text import one_line
 
 if TYPE_CHECKING:
-    from qgate.page.terminal import Line
+    from qgate.page.terminal import TerminalLine
 
 _MOST = 20
 _ANNOTATIONS = 50
@@ -107,7 +107,7 @@ def tell(
 
 def _lines(
     config: pytest.Config, told: Told, rows: Sequence[Mapping[str, Any]], width: int
-) -> list[Line]:
+) -> list[TerminalLine]:
     from qgate.page.terminal import errors, plain, summary, wrong_lines
     from qgate.results import Tally
     from qgate.results.summary import set_up_lines

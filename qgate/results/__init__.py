@@ -1,7 +1,7 @@
 """Results: what is stored of a run, and the texts made of it. Computing writes, showing reads."""
 
 from qgate.results.ci import github_annotation, github_error, junit_properties, markdown_summary
-from qgate.results.merging import Merged, merge
+from qgate.results.merging import MergedResults, merge
 from qgate.results.ranking import binding, measured_places, worst_first
 from qgate.results.reading import Records, read
 from qgate.results.schema import (
@@ -12,7 +12,7 @@ from qgate.results.schema import (
     latest,
     new_header,
 )
-from qgate.results.summary import Counts, Tally
+from qgate.results.summary import GateCounts, Tally
 from qgate.results.table import COLUMNS, to_csv
 from qgate.results.writing import Writer, write_whole
 
@@ -20,8 +20,8 @@ __all__ = [
     "COLUMNS",
     "REQUIRED",
     "SCHEMA",
-    "Counts",
-    "Merged",
+    "GateCounts",
+    "MergedResults",
     "Record",
     "Records",
     "Tally",

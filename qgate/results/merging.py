@@ -22,7 +22,7 @@ Shard = dict[str, Any] | None
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedResults:
     """How many records came together, what was found torn, and which shards are not there."""
 
     records: int
@@ -31,8 +31,10 @@ class Merged:
 
 
 def merge(
-    paths: Sequence[Path | str], path: Path | str, check: Callable[[Merged], None] | None = None
-) -> Merged:
+    paths: Sequence[Path | str],
+    path: Path | str,
+    check: Callable[[MergedResults], None] | None = None,
+) -> MergedResults:
     """One file of many, ordered by test, attempt and place of the site.
 
     Of a comparison that two files have, after a crashed worker, one that failed is kept. What
@@ -62,7 +64,7 @@ def merge(
             *(header.get("notes") or []),
             *(f"shard {each} is missing" for each in missing),
         ]
-    merged = Merged(len(found), tuple(torn), tuple(missing))
+    merged = MergedResults(len(found), tuple(torn), tuple(missing))
     if check is not None:
         check(merged)
     with replacing(Path(path)) as fresh, fresh.open("w", encoding="utf-8") as file:

@@ -23,7 +23,7 @@ _HELD = 1 << 19
 _RECENT = 64
 
 
-class Made(Sequence[T], Generic[T]):
+class LazySequence(Sequence[T], Generic[T]):
     """A sequence of what is made when it is asked for, by `_one`."""
 
     def _one(self, place: int) -> T:
@@ -39,7 +39,7 @@ class Made(Sequence[T], Generic[T]):
         return self._one(range(len(self))[place])
 
 
-class Rows(Made[T]):
+class StoredRows(LazySequence[T]):
     """Like a list of dictionaries that is added to; those on disk are mappings that look them up.
 
     held   how many numbers and texts are kept in memory, of all records; 100 bytes each
@@ -114,8 +114,8 @@ class Rows(Made[T]):
         return {**self.__dict__, "_recent": {}}
 
 
-class _Ordered(Made[T]):
-    def __init__(self, rows: Rows[T], places: array[int]) -> None:
+class _Ordered(LazySequence[T]):
+    def __init__(self, rows: StoredRows[T], places: array[int]) -> None:
         self._rows, self._places = rows, places
 
     def __len__(self) -> int:
@@ -129,7 +129,7 @@ def is_on_disk(value: object) -> bool:
     """Whether rows in it are: only processes of this machine can read them then."""
     if isinstance(value, dict):
         return any(map(is_on_disk, value.values()))
-    return isinstance(value, Rows | _Ordered)
+    return isinstance(value, StoredRows | _Ordered)
 
 
 def as_json(value: object) -> Iterator[str]:
@@ -167,7 +167,7 @@ class _Row(Mapping[str, Any]):
 
     __slots__ = ("_place", "_rows")
 
-    def __init__(self, rows: Rows[Any], place: int) -> None:
+    def __init__(self, rows: StoredRows[Any], place: int) -> None:
         self._rows, self._place = rows, place
 
     def __getitem__(self, name: str) -> Any:

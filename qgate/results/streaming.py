@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, TextIO
 
 from qgate.results.believing import Believe
-from qgate.results.rows import Rows
+from qgate.results.rows import StoredRows
 
 _AT_ONCE = 1 << 20
 _SPACE = " \t\n\r"
@@ -67,7 +67,7 @@ class _Reader:
         return self._value()
 
     def _rows(self, path: str, believe: Believe) -> Any:
-        rows: Rows[Any] = Rows()
+        rows: StoredRows[Any] = StoredRows()
         self._take("[")
         while self._next() != "]":
             if len(rows):

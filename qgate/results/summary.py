@@ -20,7 +20,7 @@ MOST_FAILED = 40
 
 
 @dataclass(frozen=True)
-class Counts:
+class GateCounts:
     """Comparisons that passed and failed, checks, and comparisons improved or without baseline."""
 
     passed: int
@@ -139,9 +139,9 @@ class Tally:
         _add(parts.setdefault(place, _Part()), record)
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> GateCounts:
         parts = list(self._parts())
-        return Counts(
+        return GateCounts(
             *(
                 sum(getattr(part, name) for part in parts)
                 for name in ("passed", "failed", "checks", "improved", "missing")

@@ -53,7 +53,7 @@ class Usual:
 
 
 @dataclass(frozen=True)
-class Ends:
+class MeetingExponents:
     """The exponents at which the largest and the smallest magnitude meet the format's limits."""
 
     maximum: float
@@ -93,7 +93,7 @@ def ends_of(
     max_exp: float | None,
     min_exp: float | None,
     alignment: Alignment,
-) -> Ends:
+) -> MeetingExponents:
     """From the tensor's magnitudes and the format's largest value and smallest normal one.
 
     "exact" is what the words promise: from the smallest scale at which nothing overflows to the
@@ -128,10 +128,10 @@ def ends_of(
     if min_exp is not None:
         high = high if max_exp is not None else max(high, math.ceil(min_exp))
         low = min_exp
-    return Ends(high, low, given)
+    return MeetingExponents(high, low, given)
 
 
-def levels_of(ends: Ends, count: int, usual: Usual, best: int) -> list[Level]:
+def levels_of(ends: MeetingExponents, count: int, usual: Usual, best: int) -> list[Level]:
     """Return `count` evenly spaced levels, the integers between, and the usual scale; descending.
 
     The integers go on to one beyond the best power of two, but never beyond a given end. A tensor

@@ -25,7 +25,7 @@ def in_units(value: float, exponent: int) -> float:
 
 
 @dataclass(frozen=True)
-class Sums:
+class ValueSums:
     """Of n finite values and their squares, in units of a power of two that keeps float64 numbers
     near the ends of their range apart from zero and infinity."""
 
@@ -35,35 +35,35 @@ class Sums:
     square: float = 0.0
 
     @staticmethod
-    def of(values: Floats, weights: Floats | None = None) -> Sums:
+    def of(values: Floats, weights: Floats | None = None) -> ValueSums:
         amax = float(np.abs(values).max(initial=0.0))
         exponent = math.frexp(amax)[1]
         exponent = exponent if abs(exponent) > 300 else 0
         v = np.ldexp(values, -exponent) if exponent else values
         if weights is None:
-            return Sums(v.size, exponent, float(v.sum()), float(v @ v))
+            return ValueSums(v.size, exponent, float(v.sum()), float(v @ v))
         n = int(weights.sum())
-        return Sums(n, exponent, float(v @ weights), float((v * v) @ weights))
+        return ValueSums(n, exponent, float(v @ weights), float((v * v) @ weights))
 
     @staticmethod
-    def of_moments(n: int, mean: float, std: float) -> Sums:
+    def of_moments(n: int, mean: float, std: float) -> ValueSums:
         unit = math.frexp(max(abs(mean), std))[1]
         unit = unit if abs(unit) > 300 else 0
         m, s = math.ldexp(mean, -unit), math.ldexp(std, -unit)
-        return Sums(n, unit, n * m, n * (m * m + s * s))
+        return ValueSums(n, unit, n * m, n * (m * m + s * s))
 
-    def __add__(self, other: Sums) -> Sums:
-        if not isinstance(other, Sums):
+    def __add__(self, other: ValueSums) -> ValueSums:
+        if not isinstance(other, ValueSums):
             return NotImplemented
         if not self.square or not other.square:
             more = self if self.square else other
-            return Sums(self.n + other.n, more.exponent, self.total + other.total, more.square)
+            return ValueSums(self.n + other.n, more.exponent, self.total + other.total, more.square)
         unit = max(self.exponent, other.exponent)
         totals, squares = (
             sum(in_units(getattr(s, name), power * (s.exponent - unit)) for s in (self, other))
             for name, power in (("total", 1), ("square", 2))
         )
-        return Sums(self.n + other.n, unit, totals, squares)
+        return ValueSums(self.n + other.n, unit, totals, squares)
 
     def moments(self) -> dict[str, float]:
         """Mean, standard deviation as a population, and root mean square."""
@@ -76,7 +76,7 @@ class Sums:
 
 
 @dataclass
-class Ends:
+class ExactFigures:
     """Exact figures of all elements; low, high and least are NaN where there is none."""
 
     low: float = math.nan
@@ -95,9 +95,9 @@ def chunks_of(x: Tensor) -> Iterator[npt.NDArray[np.floating]]:
         yield flat[start : start + _CHUNK]
 
 
-def ends_and_sums(x: Tensor) -> tuple[Ends, Sums]:
+def ends_and_sums(x: Tensor) -> tuple[ExactFigures, ValueSums]:
     """Of a tensor too wide to be counted as it is."""
-    ends, sums = Ends(), Sums()
+    ends, sums = ExactFigures(), ValueSums()
     integer, real = np.dtype(f"u{x.itemsize}"), np.dtype(f"f{x.itemsize}")
     magnitude = np.array(2 ** (8 * x.itemsize - 1) - 1, dtype=integer)
     one = np.array(1, dtype=integer)
@@ -120,7 +120,7 @@ def ends_and_sums(x: Tensor) -> tuple[Ends, Sums]:
         ends.zeros += bits.size - int(np.count_nonzero(bits))
         # Zero minus one is the largest integer, so the least is that of the others.
         least = min(least, int((bits - one).min()))
-        sums += Sums.of(part.astype(np.float64))
+        sums += ValueSums.of(part.astype(np.float64))
     if least < magnitude:
         ends.least = float(np.array([least + 1], dtype=integer).view(real)[0])
     return ends, sums

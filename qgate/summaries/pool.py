@@ -14,7 +14,7 @@ import torch
 from qgate.errors import QgateError
 from qgate.stats import Counts, massive_beyond
 from qgate.stats.bits import BY_NAME
-from qgate.summaries.ends import Sums
+from qgate.summaries.ends import ValueSums
 from qgate.summaries.figures import portrait_of
 from qgate.summaries.outcomes import FateSums, Floats, Ints, value_table
 from qgate.summaries.record import Portrait
@@ -51,7 +51,7 @@ class Pool:
     high: float = math.nan
     least: float = math.nan
     vanished: int = 0
-    sums: Sums | None = None
+    sums: ValueSums | None = None
     fates: Mapping[str, FateSums] = field(default_factory=dict, repr=False)
 
     def __add__(self, other: Pool) -> Pool:
@@ -93,11 +93,11 @@ class Pool:
             fates,
         )
 
-    def _own_sums(self) -> Sums:
+    def _own_sums(self) -> ValueSums:
         if self.sums is not None:
             return self.sums
         values, weights = self.weighted
-        return Sums.of(values, weights.astype(np.float64))
+        return ValueSums.of(values, weights.astype(np.float64))
 
     @cached_property
     def massive(self) -> float:
@@ -144,7 +144,7 @@ class Pool:
         return portrait_of(self)
 
 
-def _sums_of(pools: Sequence[Pool]) -> Sums | None:
+def _sums_of(pools: Sequence[Pool]) -> ValueSums | None:
     """None where the counts have them; what comes before the first that has its own is counted."""
     at = next((place for place, pool in enumerate(pools) if pool.sums is not None), None)
     if at is None:

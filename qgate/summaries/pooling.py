@@ -18,7 +18,7 @@ from qgate.formats import ElementFormat, IntFormat
 from qgate.stats import Counts, counts, serial
 from qgate.stats.bits import BY_NAME, CHUNK, COUNTABLE, slabs
 from qgate.summaries.channels import channels_of
-from qgate.summaries.ends import Ends, Sums, chunks_of, ends_and_sums, share_of_rows
+from qgate.summaries.ends import ExactFigures, ValueSums, chunks_of, ends_and_sums, share_of_rows
 from qgate.summaries.outcomes import (
     FateSums,
     Limit,
@@ -131,13 +131,13 @@ def _known(stats: Mapping[str, float], nonfinite: Mapping[str, int]) -> dict[str
     return kinds | {name: float(end) for name, end in ends.items() if math.isfinite(end)}
 
 
-def _known_sums(stats: Mapping[str, float], finite: int) -> Sums | None:
+def _known_sums(stats: Mapping[str, float], finite: int) -> ValueSums | None:
     mean, std = stats.get("mean", math.nan), stats.get("std", math.nan)
     there = finite > 0 and math.isfinite(mean) and math.isfinite(std)
-    return Sums.of_moments(finite, mean, std) if there else None
+    return ValueSums.of_moments(finite, mean, std) if there else None
 
 
-def _with_ends(pool: Pool, ends: Ends, sums: Sums) -> Pool:
+def _with_ends(pool: Pool, ends: ExactFigures, sums: ValueSums) -> Pool:
     """Of the values themselves, in place of those that were rounded to be counted."""
     return replace(
         pool,

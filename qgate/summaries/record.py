@@ -217,7 +217,7 @@ class Pair(TypedDict):
     elements: int
 
 
-class Comparison(TypedDict):
+class FormatComparison(TypedDict):
     """Two quant types of the dump or two formats, side by side.
 
     kind      quant_types or formats
@@ -337,7 +337,7 @@ class DumpAnalysis(TypedDict):
     notes: list[str]
     tensors: Sequence[TensorPortrait]
     groups: list[GroupPortrait]
-    comparison: Comparison | None
+    comparison: FormatComparison | None
     loss_scales: list[LossScale]
     ranks: Ranks | None
     samples: NotRequired[list[PeerCell]]

@@ -12,7 +12,7 @@ import torch
 from qgate._version import __version__
 from qgate.formats import ElementFormat
 from qgate.formats.mx import MxFormat
-from qgate.scales.levels import Ends, Level, Usual
+from qgate.scales.levels import Level, MeetingExponents, Usual
 from qgate.stats import Counts, Values
 from qgate.sweeps import advice as advising
 from qgate.sweeps._sums import LevelSums
@@ -106,7 +106,9 @@ def _level(sums: LevelSums, i: int, place: Level, scale_bits: int, finite: int) 
     }
 
 
-def tensor_parameters(ends: Ends, levels: int, scale_bits: int, usual: Usual) -> dict[str, Any]:
+def tensor_parameters(
+    ends: MeetingExponents, levels: int, scale_bits: int, usual: Usual
+) -> dict[str, Any]:
     return {
         "levels": levels,
         "max_exp": float(ends.maximum),

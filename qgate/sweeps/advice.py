@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from qgate.metrics import METRICS
+from qgate.sweeps.record import COSTLY_DB
 
 Level = dict[str, Any]
 
 SIGNIFICANT, HIGH = 0.001, 0.01
-COSTLY_DB = 0.1
-"""What the composite score may cost against the best MSE before a summary says so."""
 WEIGHTS = {"mse": 0.3, "cosine": 0.3, "psnr_db": 0.2, "mae": 0.1, "relative_error": 0.1}
 _SAME = 1e-9
 # How a reason names the scale in use.

@@ -15,7 +15,7 @@ from qgate.text import for_csv
 
 if TYPE_CHECKING:
     from qgate.storage.places import Place
-    from qgate.sweeps.plots import Picture
+    from qgate.sweeps.plots import SweptPicture
 
 Record = dict[str, Any]
 
@@ -44,7 +44,7 @@ def draw(folder: Path, record: Record) -> None:
         picture.draw(folder / name, record)
 
 
-def _pictures(record: Record) -> list[tuple[str, Picture]]:
+def _pictures(record: Record) -> list[tuple[str, SweptPicture]]:
     from qgate.sweeps.plots import PICTURES
 
     mine = [each for each in PICTURES if each.kind == record["kind"]]

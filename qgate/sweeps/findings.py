@@ -32,7 +32,7 @@ EQUAL_DB = 0.005
 _MOST_NAMED = 20
 
 
-class Entry(TypedDict):
+class SweptFormat(TypedDict):
     """What the page keeps of one sweep: plain data, which an unfinished run writes down."""
 
     tensor: str
@@ -60,7 +60,7 @@ class Entry(TypedDict):
 
 def entry_of(
     record: Record, folder: str, files: Sequence[str], pictures: Mapping[str, bytes]
-) -> Entry:
+) -> SweptFormat:
     best, used = recommended(record), usual_level(record)
     offset = record["kind"] == "block"
     return {
@@ -98,13 +98,13 @@ def _size(data: bytes) -> tuple[int, int]:
 
 
 def findings(
-    entries: Sequence[Entry], results: Sequence[tuple[str, str | None]]
+    entries: Sequence[SweptFormat], results: Sequence[tuple[str, str | None]]
 ) -> list[tuple[str, str]]:
     bad = [(name, reason) for name, reason in results if reason]
     rows = [("fail", f"{name}: {reason}") for name, reason in bad[:_MOST_NAMED]]
     if len(bad) > _MOST_NAMED:
         rows.append(("fail", f"and {len(bad) - _MOST_NAMED} more tensors that failed"))
-    groups: dict[tuple[str, str, str], list[Entry]] = {}
+    groups: dict[tuple[str, str, str], list[SweptFormat]] = {}
     for each in entries:
         key = (each["format"], each["kind"], each.get("usual", ""))
         groups.setdefault(key, []).append(each)
@@ -115,7 +115,7 @@ def findings(
     return sorted(rows, key=lambda row: ("fail", "warn", "info").index(row[0]))
 
 
-def _about(what: str, mine: Sequence[Entry]) -> list[tuple[str, str]]:
+def _about(what: str, mine: Sequence[SweptFormat]) -> list[tuple[str, str]]:
     rows = []
     severe = [each for each in mine if each["severe"]]
     if severe:

@@ -25,7 +25,7 @@ from qgate.charts.page_parts import (
 )
 from qgate.metrics import METRICS
 from qgate.storage.writing import write_text
-from qgate.sweeps.findings import EQUAL_DB, KINDS, Entry, findings
+from qgate.sweeps.findings import EQUAL_DB, KINDS, SweptFormat, findings
 from qgate.sweeps.record import MX_PREFIX, share_text
 from qgate.text import counted, shortened
 from qgate.text import for_html as text
@@ -49,7 +49,10 @@ td.fail { font-weight: 600; }
 
 
 def write_page(
-    root: Place, entries: Sequence[Entry], results: Sequence[tuple[str, str | None]], asked: str
+    root: Place,
+    entries: Sequence[SweptFormat],
+    results: Sequence[tuple[str, str | None]],
+    asked: str,
 ) -> Place:
     """The page in its root; `results` are all tensors, with a reason where one did not pass.
 
@@ -66,7 +69,7 @@ def _read(place: Place) -> str:
     return str(place.read_text(encoding="utf-8", errors="replace"))
 
 
-def _others(root: Place, entries: Sequence[Entry]) -> dict[str, list[str]]:
+def _others(root: Place, entries: Sequence[SweptFormat]) -> dict[str, list[str]]:
     """Results in the root that are not of this run, by their folder."""
     mine = {each["folder"] for each in entries}
     found: dict[str, list[str]] = {}
@@ -78,7 +81,7 @@ def _others(root: Place, entries: Sequence[Entry]) -> dict[str, list[str]]:
 
 
 def page(
-    entries: Sequence[Entry],
+    entries: Sequence[SweptFormat],
     results: Sequence[tuple[str, str | None]],
     asked: str,
     others: Mapping[str, Sequence[str]],
@@ -116,7 +119,7 @@ def page(
     return document(title, parts, style=_STYLE)
 
 
-def _worst_first(each: Entry) -> tuple[bool, bool, float]:
+def _worst_first(each: SweptFormat) -> tuple[bool, bool, float]:
     ratio = min(each["sqnr_db"], each["rest_db"])
     return not each["failed"], not math.isnan(ratio), -math.inf if math.isnan(ratio) else ratio
 
@@ -124,7 +127,7 @@ def _worst_first(each: Entry) -> tuple[bool, bool, float]:
 # The table ---------------------------------------------------------------------------------------
 
 
-def _table(rows: Sequence[Entry]) -> str:
+def _table(rows: Sequence[SweptFormat]) -> str:
     if not rows:
         return empty("No tensor could be swept.")
     body = "\n".join(map(_row, rows[:_MOST_ROWS]))
@@ -138,7 +141,7 @@ def _table(rows: Sequence[Entry]) -> str:
     return f"{scroll(table, 'tensors and formats')}\n{rest}"
 
 
-def _row(each: Entry) -> str:
+def _row(each: SweptFormat) -> str:
     name = f"<a href='{_link(each['folder'])}/'>{text(each['tensor'])}</a>"
     if each["failed"]:
         name += f" <span class='fail'>{text(each['failed'])}</span>"
@@ -164,7 +167,7 @@ def _row(each: Entry) -> str:
     )
 
 
-def _metrics(rows: Sequence[Entry]) -> str:
+def _metrics(rows: Sequence[SweptFormat]) -> str:
     """All metrics of all sweeps; what they mean is in the heads."""
     known = METRICS.of("errors")
     if not rows:
@@ -242,13 +245,13 @@ def _links(others: Mapping[str, Sequence[str]]) -> str:
 # Pictures ----------------------------------------------------------------------------------------
 
 
-def _pictured(rows: Sequence[Entry]) -> list[Entry]:
+def _pictured(rows: Sequence[SweptFormat]) -> list[SweptFormat]:
     """The sweeps of the worst tensors, as many as a page can hold."""
     shown = list(dict.fromkeys(each["folder"] for each in rows))[:_MOST_PICTURED]
     return [each for folder in shown for each in rows if each["folder"] == folder]
 
 
-def _pictures(rows: Sequence[Entry], pictured: Sequence[Entry]) -> str:
+def _pictures(rows: Sequence[SweptFormat], pictured: Sequence[SweptFormat]) -> str:
     drawn = [
         image(
             "/".join(map(quote, (each["folder"], name))),

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qgate.charts.curves import Curve, Floats, Grid, Kind, draw_curves, draw_ground, marker_size
+from qgate.charts.curves import (
+    Curve,
+    Floats,
+    Kind,
+    PanelGrid,
+    draw_curves,
+    draw_ground,
+    marker_size,
+)
 from qgate.charts.figure import HEADLINE, LABEL, PANEL, TICK
 from qgate.charts.palette import BLACK, BLUE, DARK_GREEN, GRAY, ORANGE, RED, SKY, WHITE
 from qgate.charts.sheet import Drawing, Sheet, plain, sheet
@@ -44,7 +52,7 @@ _FIRST = ("mse", "cosine", "psnr_db")
 
 
 @dataclass(frozen=True)
-class Picture:
+class SweptPicture:
     """For which kind of sweep, its file without format and ending, and what draws it."""
 
     kind: str
@@ -99,12 +107,12 @@ def _label(axes: Axes, text: str) -> None:
     axes.set_xlabel(f"saturates \u2190   {text}   \u2192 flushes", fontsize=LABEL)
 
 
-def _grid(record: Record) -> Grid:
+def _grid(record: Record) -> PanelGrid:
     levels = record["levels"]
     block = record["kind"] == "block"
     ends = [marked(record, mark) for mark in ("maximum", "minimum")]
     usual = usual_level(record)
-    return Grid(
+    return PanelGrid(
         x=np.array([number(level["exponent"]) for level in levels]),
         integer=np.array([bool(level["integer"]) for level in levels]),
         overflow=np.array([level["severity"]["overflow"] == "high" for level in levels]),
@@ -119,7 +127,7 @@ def _values(record: Record, name: str) -> Floats:
     return np.array([metric(level, name) for level in record["levels"]])
 
 
-def _draw_metric(axes: Axes, record: Record, grid: Grid, name: str) -> None:
+def _draw_metric(axes: Axes, record: Record, grid: PanelGrid, name: str) -> None:
     known = METRICS.get(name)
     kind: Kind = "cosine" if known.bounded else "error"
     unit = f" ({known.unit})" if known.unit else ""
@@ -134,7 +142,7 @@ def _draw_metric(axes: Axes, record: Record, grid: Grid, name: str) -> None:
         axes.set_title(title, loc="left", fontsize=PANEL, color=DARK_GREEN, y=1.0)
 
 
-def _draw_ratios(axes: Axes, record: Record, grid: Grid) -> None:
+def _draw_ratios(axes: Axes, record: Record, grid: PanelGrid) -> None:
     from matplotlib.lines import Line2D
 
     shown = [Curve(_values(record, name), color) for name, color in _RATIOS.items()]
@@ -172,7 +180,7 @@ def _above(axes: Axes, handles: Sequence[Artist], columns: int = 2) -> None:
     )
 
 
-def _draw_shares(axes: Axes, record: Record, grid: Grid) -> None:
+def _draw_shares(axes: Axes, record: Record, grid: PanelGrid) -> None:
     """Elements and energy lost at both ends, in percent; zero has a place on this axis."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -249,7 +257,7 @@ def _bare(made: Sheet, place: SubplotSpec) -> Axes:
     return axes
 
 
-def _draw_legend(axes: Axes, record: Record, grid: Grid) -> None:
+def _draw_legend(axes: Axes, record: Record, grid: PanelGrid) -> None:
     """One legend for all panels, and only what is in the picture."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -295,8 +303,8 @@ draw_metrics = Drawing(_build_metrics)
 draw_summary = Drawing(_build_summary)
 draw_block = Drawing(_build_block)
 
-PICTURES: tuple[Picture, ...] = (
-    Picture("tensor", "scaling_test", "Six metrics over the scales.", draw_metrics),
-    Picture("tensor", "scaling_summary", "MSE, cosine and SQNR, larger.", draw_summary),
-    Picture("block", "block_scaling", "Offsets to the block exponents.", draw_block),
+PICTURES: tuple[SweptPicture, ...] = (
+    SweptPicture("tensor", "scaling_test", "Six metrics over the scales.", draw_metrics),
+    SweptPicture("tensor", "scaling_summary", "MSE, cosine and SQNR, larger.", draw_summary),
+    SweptPicture("block", "block_scaling", "Offsets to the block exponents.", draw_block),
 )

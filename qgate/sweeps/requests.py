@@ -54,7 +54,7 @@ class Swept:
 
 
 @dataclass(frozen=True)
-class Part:
+class FilePart:
     """Some tensors of a file, by name; none named are all."""
 
     spec: str
@@ -65,7 +65,7 @@ class Part:
         return f"{self.spec}:{self.names[0]}" if len(self.names) == 1 else f"{self.spec}{named}"
 
 
-def parts_of(spec: str) -> list[Part]:
+def parts_of(spec: str) -> list[FilePart]:
     """Neighboring tensors of a file that are worth a worker's while; their results stay small."""
     parts: list[list[str]] = []
     room = 0
@@ -75,10 +75,10 @@ def parts_of(spec: str) -> list[Part]:
             room = _PART_BYTES
         parts[-1].append(name)
         room -= size
-    return [Part(spec, tuple(names)) for names in parts] if len(parts) > 1 else [Part(spec)]
+    return [FilePart(spec, tuple(names)) for names in parts] if len(parts) > 1 else [FilePart(spec)]
 
 
-def sweep_part(part: Part, request: Request) -> Iterator[Swept]:
+def sweep_part(part: FilePart, request: Request) -> Iterator[Swept]:
     for spec in [f"{part.spec}:{name}" for name in part.names] or [part.spec]:
         yield from sweep_file(spec, request)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qgate.activation_stats._powers import PowerSums
-from qgate.activation_stats._tensor_pass import ROUNDING, Reading
+from qgate.activation_stats._tensor_pass import ROUNDING, TensorReading
 from qgate.activation_stats.layer_stats import Ask, LayerStats
 from qgate.summaries.record import Portrait
 
@@ -103,7 +103,7 @@ def test_moments_are_the_same_bits_in_any_order_and_split_also_of_two_widths() -
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_powers_of_counts_are_those_of_the_values(dtype: torch.dtype) -> None:
     x = torch.from_numpy(draws(300)).to(dtype)
-    reading = Reading.of(x)
+    reading = TensorReading.of(x)
     assert isinstance(reading.powers, PowerSums)
     found, flat = reading.powers.moments(), x.double().numpy().reshape(-1)
     assert found["kurtosis"] == pytest.approx(scipy.stats.kurtosis(flat), rel=1e-11)
@@ -132,4 +132,4 @@ def test_a_quantile_of_magnitudes_is_exact(p: float, dtype: torch.dtype) -> None
     sizes = x.double().abs()
     sizes = sizes[sizes.isfinite()].numpy()
     exact = float(np.quantile(sizes, p, method="lower"))
-    assert Reading.of(x).size_quantile(p) == exact
+    assert TensorReading.of(x).size_quantile(p) == exact

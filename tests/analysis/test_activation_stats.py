@@ -20,7 +20,7 @@ from qgate.activation_stats import _tensor_pass as _reading
 from qgate.activation_stats._counts import RowShare
 from qgate.activation_stats._exact import ExactSum
 from qgate.activation_stats._ranges import ERROR, PERCENTILES, ChannelCounts
-from qgate.activation_stats._tensor_pass import Reading
+from qgate.activation_stats._tensor_pass import TensorReading
 from qgate.activation_stats.layer_stats import Ask, LayerStats, OutlierRule
 from qgate.activation_stats.record import LayerActivations
 from qgate.errors import QgateError
@@ -336,7 +336,7 @@ def test_percentiles_merge_and_grow_with_the_largest_value() -> None:
     xs[3] *= 1e-3
     one, two, both = ChannelCounts(), ChannelCounts(), ChannelCounts()
     for k, x in enumerate(xs):
-        reading = Reading.of(x)
+        reading = TensorReading.of(x)
         (one if k % 2 else two).add(reading)
         both.add(reading)
     one.merge(two)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qgate import QgateError
-from qgate.baselines import ReferenceTensor, Rows, row_sample, same_rows
+from qgate.baselines import BaselineRows, ReferenceTensor, row_sample, same_rows
 
 SHAPES = st.lists(st.integers(1, 7), min_size=0, max_size=4).map(tuple)
 
@@ -38,9 +38,9 @@ def test_a_sample_is_rows_of_the_tensor(shape: tuple[int, ...], cap: int, seed: 
 
 def test_the_draw_is_pinned() -> None:
     """Other indices would compare a live tensor with other rows of the stored one."""
-    assert Rows(0, 4, 12).indices().tolist() == PINNED[0]
-    assert Rows(7, 4, 12).indices().tolist() == PINNED[7]
-    large = Rows(1, 500, 5120).indices()
+    assert BaselineRows(0, 4, 12).indices().tolist() == PINNED[0]
+    assert BaselineRows(7, 4, 12).indices().tolist() == PINNED[7]
+    large = BaselineRows(1, 500, 5120).indices()
     assert hashlib.sha256(large.astype("<i8").tobytes()).hexdigest()[:16] == PINNED_LARGE
 
 
@@ -49,10 +49,10 @@ PINNED_LARGE = "c0023b9f8d7327dd"
 
 
 def test_the_draw_is_spread() -> None:
-    indices = Rows(1, 500, 5120).indices()
+    indices = BaselineRows(1, 500, 5120).indices()
     quarters = np.histogram(indices, bins=4, range=(0, 5120))[0]
     assert (quarters > 90).all()
-    assert len(set(indices) & set(Rows(2, 500, 5120).indices())) < 120
+    assert len(set(indices) & set(BaselineRows(2, 500, 5120).indices())) < 120
 
 
 def test_another_tensor_is_refused() -> None:

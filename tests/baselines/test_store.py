@@ -16,10 +16,10 @@ from safetensors.numpy import save
 
 from qgate import QgateError
 from qgate.baselines import (
+    BaselineRows,
     Key,
     Origin,
     ReferenceTensor,
-    Rows,
     Store,
     Update,
     differences,
@@ -54,7 +54,7 @@ def test_a_baseline_comes_back(tmp_path: Path) -> None:
     found = store.reference("plain")
     assert list(found) == ["layers.0:output", "layers.1:output"]
     for site, tensor in tensors().items():
-        assert found[site].rows == tensor.rows == Rows(3, 8, 12)
+        assert found[site].rows == tensor.rows == BaselineRows(3, 8, 12)
         assert found[site].shape == (2, 6, 4)
         assert np.array_equal(found[site].values, tensor.values)
     accepted = store.accepted("my mode")

@@ -4,10 +4,10 @@ import os
 import signal
 from pathlib import Path
 
-from qgate.dumps.merging import Merged, RankPart, merge_rank
+from qgate.dumps.merging import MergedDump, RankPart, merge_rank
 
 
-def killed_once(part: RankPart) -> Merged:
+def killed_once(part: RankPart) -> MergedDump:
     """After all is written, but before anybody is told of it; later tries are whole."""
     home = part.output if isinstance(part.output, Path) else None
     merged = merge_rank(part)

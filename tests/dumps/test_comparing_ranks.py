@@ -23,7 +23,7 @@ from qgate.comparing import dump_differences as differences
 from qgate.comparing.dump_comparison import compare_dumps
 from qgate.comparing.dump_differences import DumpComparison, PairErrors
 from qgate.comparing.pairing import PARAMETERS, paired
-from qgate.dumps import Dump, DumpWriter, Place, Record, reading
+from qgate.dumps import Dump, DumpWriter, Record, StoredValues, reading
 from qgate.dumps.records import plain
 from qgate.dumps.selecting import check_fields, is_wanted
 from tests.dumps.making import record, write
@@ -84,7 +84,7 @@ def run(seed: int, modules: bool) -> tuple[list[Held], list[Held]]:
                         orders[side] += 1 + rng.randrange(2) * (rng.random() < 0.1)
                         if only == 1 - side or (only is None and rng.random() < 0.05):
                             continue
-                        kept = Place(f"{side}", f"{rank}.{orders[side]}", "")
+                        kept = StoredValues(f"{side}", f"{rank}.{orders[side]}", "")
                         made = record(
                             orders[side],
                             **told,
@@ -238,7 +238,7 @@ def test_ten_times_as_many_ranks_take_bytes_per_pair(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(differences, "_HELD", 0)
 
     def records() -> Iterator[Record]:
-        where = Place("f", "k", "the same")
+        where = StoredValues("f", "k", "the same")
         for rank in range(ranks):
             for order in range(100):
                 yield record(order, rank=rank, module=f"m{order}", tensor=where, shape=(rank,))

@@ -15,11 +15,11 @@ import torch
 
 import qgate.dumps.worker_merging as merges
 from qgate.cli import main
-from qgate.dumps import Dump, DumpWriter, Merged, merge_dumps, problems
+from qgate.dumps import Dump, DumpWriter, MergedDump, merge_dumps, problems
 from qgate.dumps.index import Index
 from qgate.dumps.worker_merging import merge_on
 from qgate.engine import Failure, merged
-from qgate.engine import Merged as Outcome
+from qgate.engine import MergedDump as Outcome
 from qgate.errors import QgateError
 from qgate.storage.places import place_of
 from tests import bucket as stores
@@ -192,7 +192,7 @@ def test_what_goes_wrong_leaves_nothing_in_a_store(
     assert list(memory.store) == []
     memory.pseudo_dirs[:] = [""]  # which other stores do not have
     with pytest.raises(QgateError, match=r"2 ranks were put together, and 0 of them are in"):
-        merge_dumps([tmp_path / "a"], out, lambda *_: Merged(ranks=2))
+        merge_dumps([tmp_path / "a"], out, lambda *_: MergedDump(ranks=2))
     assert list(memory.store) == []
     memory.pseudo_dirs[:] = [""]  # which other stores do not have
     real = type(memory).put_file
@@ -209,10 +209,10 @@ def test_what_goes_wrong_leaves_nothing_in_a_store(
     memory.pseudo_dirs[:] = [""]  # which other stores do not have
     monkeypatch.undo()
 
-    def second(function: Any, parts: Any) -> Merged:
+    def second(function: Any, parts: Any) -> MergedDump:
         with pytest.raises(QgateError, match="is being merged into, or"):
             merge_dumps([tmp_path / "a"], out)
-        return sum(map(function, parts), Merged())
+        return sum(map(function, parts), MergedDump())
 
     assert merge_dumps([tmp_path / "a"], out, second).ranks == 2
     assert list(problems(Dump.open(out))) == []

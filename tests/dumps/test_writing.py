@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from qgate.dumps import Dump, DumpWriter, Follower, Place, Record, problems, unnamed
+from qgate.dumps import Dump, DumpWriter, Follower, Record, StoredValues, problems, unnamed
 from qgate.errors import QgateError
 from tests.dumps.making import record, write
 
@@ -419,7 +419,7 @@ def test_a_line_is_believed_field_by_field(told: dict[str, Any], words: str) -> 
 
 
 def test_a_record_without_a_name_is_none() -> None:
-    line = record(tensor=Place("tensors-000000.safetensors", "0", "ab")).to_dict()
+    line = record(tensor=StoredValues("tensors-000000.safetensors", "0", "ab")).to_dict()
     assert Record.from_dict(line).to_dict() == line
     del line["name"]
     with pytest.raises(QgateError, match="has no name"):

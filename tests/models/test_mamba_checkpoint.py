@@ -323,6 +323,6 @@ def test_bad_shapes_are_found_before_weights_are_read(
     def read(shard: Any, name: str) -> Tensor:
         raise AssertionError(f"{name} of {shard.path} was read")
 
-    monkeypatch.setattr(checkpoint_files.Shard, "float32", read)
+    monkeypatch.setattr(checkpoint_files.CheckpointShard, "float32", read)
     with pytest.raises(QgateError, match="A_log"):
         load_checkpoint(folder)

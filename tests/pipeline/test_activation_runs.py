@@ -17,7 +17,7 @@ import qgate
 from qgate.activation_stats import network_hosts as hosts
 from qgate.activation_stats.compute import ActivationsResult, activations
 from qgate.activation_stats.record import LayerActivations
-from qgate.activation_stats.sensitivity import Layers, Runs, Target, alone, propose, rank
+from qgate.activation_stats.sensitivity import Layers, Runs, SensitivityTarget, alone, propose, rank
 from qgate.activation_stats.subjects import Sample
 from qgate.errors import QgateError
 
@@ -372,7 +372,7 @@ def test_a_proposal_is_measured_and_no_layer_of_it_is_spare() -> None:
     runs, layers = runs_of(model)
     order = [each["module"] for each in rank(alone(runs, layers, n) for n in layers.names)]
     none = runs.errors(layers, layers.names).sqnr_db
-    target = Target(sqnr_db=none + 3)
+    target = SensitivityTarget(sqnr_db=none + 3)
     found = propose(runs, layers, order, target)
     assert found["reached"]
     assert found["all_quantized"] == none
@@ -381,8 +381,8 @@ def test_a_proposal_is_measured_and_no_layer_of_it_is_spare() -> None:
     for name in found["keep"]:
         assert runs.errors(layers, [*rest, name]).sqnr_db < none + 3
     assert found["curve"][0] == (0, none)
-    assert propose(runs, layers, order, Target(sqnr_db=-5.0))["keep"] == []
-    loss = propose(runs, layers, order, Target(loss=0.01))
+    assert propose(runs, layers, order, SensitivityTarget(sqnr_db=-5.0))["keep"] == []
+    loss = propose(runs, layers, order, SensitivityTarget(loss=0.01))
     assert not loss["reached"]
 
 

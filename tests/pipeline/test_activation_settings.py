@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qgate.activation_stats.setting_keys import Key
+from qgate.activation_stats.setting_keys import SettingKey
 from qgate.activation_stats.setting_texts import default_config_text
 from qgate.activation_stats.setting_values import UNSAID, listed, split_list
 from qgate.activation_stats.settings import ActivationSettings, changed, keys, read_settings
@@ -136,7 +136,7 @@ NAMES = [each.name for each in keys()]
 by_name = pytest.mark.parametrize("each", keys(), ids=NAMES)
 
 
-def another(each: Key) -> Any:
+def another(each: SettingKey) -> Any:
     """A value of a key that is not its default."""
     default = each.default[0] if isinstance(each.default, tuple) else each.default
     value: Any
@@ -221,7 +221,7 @@ def test_nothing_said_is_the_defaults(tmp_path: Path) -> None:
 
 
 @by_name
-def test_a_key_is_set_by_a_file_and_by_the_command_line(each: Key, tmp_path: Path) -> None:
+def test_a_key_is_set_by_a_file_and_by_the_command_line(each: SettingKey, tmp_path: Path) -> None:
     value = another(each)
     for name in {each.name, each.name.removeprefix(UNSAID), f"--{each.name.replace('_', '-')}"}:
         assert changed(read_settings(None, [(name, said(value))])) == {each.name: value}

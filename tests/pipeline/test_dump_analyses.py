@@ -12,7 +12,7 @@ import torch
 
 from qgate import QgateError, formats
 from qgate.drawing import compute as analyses
-from qgate.drawing.compute import Asked, analyze_dump
+from qgate.drawing.compute import DrawingRequest, analyze_dump
 from qgate.drawing.quant_types import compared_names
 from qgate.dumps import Dump, DumpWriter
 from qgate.results import rows
@@ -24,7 +24,7 @@ FEW = ("fp8_e4m3", "mxfp4_e2m1")
 
 
 def analyzed(*folders, **asked):
-    return analyze_dump(*folders, asked=Asked(**{"formats": FEW, **asked}))
+    return analyze_dump(*folders, asked=DrawingRequest(**{"formats": FEW, **asked}))
 
 
 def noise(*shape, seed=0, dtype=torch.bfloat16):
@@ -77,7 +77,9 @@ def test_any_number_of_processes_says_the_same(ranks):
 def test_the_record_is_json_and_counts_what_it_saw(ranks):
     folder, _ = ranks
     seen = []
-    analysis = analyze_dump(folder, asked=Asked(formats=FEW), step=lambda *told: seen.append(told))
+    analysis = analyze_dump(
+        folder, asked=DrawingRequest(formats=FEW), step=lambda *told: seen.append(told)
+    )
     assert json.loads(json.dumps(analysis, allow_nan=False)) == json.loads(json.dumps(analysis))
     assert seen[-1] == (6, 6)
     assert analysis["dump"]["records"] == 6
@@ -337,7 +339,7 @@ def test_a_tensor_that_kills_its_worker_is_left_out_alone(tmp_path, monkeypatch)
     without = analyzed(*folders)
     monkeypatch.setattr(analyses, "look", look_or_die)
     steps = []
-    asked = Asked(formats=FEW, workers=2)
+    asked = DrawingRequest(formats=FEW, workers=2)
     found = analyze_dump(*folders, asked=asked, step=lambda *told: steps.append(told))
     kept = [t for t in without["tensors"] if t["order"] != DEADLY]
     assert json.loads(json.dumps(found["tensors"])) == json.loads(json.dumps(kept))
@@ -379,7 +381,7 @@ def test_what_is_written_meanwhile_is_not_compared(tmp_path):
             with DumpWriter(folder, existing="append") as writer:
                 writer.add(record(100 + done, module="late", quant_type=quant), noise(4, 32))
 
-    found = analyze_dump(*folders, asked=Asked(formats=FEW), step=grow)
+    found = analyze_dump(*folders, asked=DrawingRequest(formats=FEW), step=grow)
     assert len(found["tensors"]) == 8
     assert (len(found["comparison"]["pairs"]), found["comparison"]["unpaired"]) == (4, 0)
 

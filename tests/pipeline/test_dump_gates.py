@@ -18,7 +18,7 @@ from qgate.errors import QgateError
 from qgate.formats.losses import Losses
 from qgate.gate import Policy
 from qgate.pipeline.gates.dump_gates import DumpGates, DumpSubject, portrait
-from qgate.pipeline.gates.dump_sites import Pool, Sites, losses_of_pool, needs_values, pool
+from qgate.pipeline.gates.dump_sites import SitePool, Sites, losses_of_pool, needs_values, pool
 from qgate.pipeline.gates.judging import Outcome
 from tests.dumps.gated import at, tensors, with_nan, with_outliers, write_dump
 from tests.dumps.making import known
@@ -65,7 +65,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # What is pooled -------------------------------------------------------------------------------------
 
 
-def pools(folder: Path) -> dict[str, Pool]:
+def pools(folder: Path) -> dict[str, SitePool]:
     dump = Dump.open(folder)
     return {site.name: pool(dump, site.records) for site in Sites.of(dump).sites}
 

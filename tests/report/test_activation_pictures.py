@@ -11,7 +11,7 @@ import pytest
 
 from qgate.activation_stats.plots.formats import draw_proposal
 from qgate.activation_stats.plots.heatmaps import draw_flat
-from qgate.activation_stats.plots.pictures import Picture, pictures
+from qgate.activation_stats.plots.pictures import ActivationPicture, pictures
 from qgate.activation_stats.reading import (
     KEYS,
     Look,
@@ -30,7 +30,7 @@ from tests.report.activation_records import OUTLIER, RECORDS, usual
 LOOK = Look()
 
 
-def named(record: ActivationsRecord, name: str, look: Look = LOOK) -> Picture:
+def named(record: ActivationsRecord, name: str, look: Look = LOOK) -> ActivationPicture:
     return next(each for each in pictures(record, look) if each.name == name)
 
 

@@ -159,7 +159,7 @@ def test_a_picture_that_fails_is_told_and_costs_no_other(
     def fails(_analysis: DumpAnalysis) -> None:
         raise ZeroDivisionError("of <nothing>")
 
-    broken = dump_pictures.Picture("heatmaps", "bad.png", "Bad.", Drawing(fails))
+    broken = dump_pictures.DumpPicture("heatmaps", "bad.png", "Bad.", Drawing(fails))
     monkeypatch.setattr(dump_pictures, "PICTURES", (broken, *FEW))
     with pytest.raises(
         QgateError, match=r"1 of 4 pictures .* heatmaps/bad\.png: ZeroDivisionError"

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qgate.drawing.compute import Asked, analyze_dump
+from qgate.drawing.compute import DrawingRequest, analyze_dump
 from qgate.drawing.findings import findings, said_of
 from qgate.drawing.page import page
 from qgate.drawing.plots.pictures import PICTURES, picture_at
@@ -79,7 +79,7 @@ def plant(told: Any, x: Tensor) -> Tensor:
 
 
 def analyzed(folder: Path, formats: tuple[str, ...] = FORMATS) -> DumpAnalysis:
-    return analyze_dump(folder, asked=Asked(formats=formats))
+    return analyze_dump(folder, asked=DrawingRequest(formats=formats))
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from qgate.drawing.findings import findings
 from qgate.drawing.plots import distributions as dump_distributions
 from qgate.drawing.plots import heatmaps as dump_heatmaps
 from qgate.drawing.plots import overflow as dump_overflow
-from qgate.drawing.plots.pictures import PICTURES, Picture, by_folder
-from qgate.results.rows import Rows
+from qgate.drawing.plots.pictures import PICTURES, DumpPicture, by_folder
+from qgate.results.rows import StoredRows
 from qgate.summaries.reading import ratio_db, sqnr_db
 from qgate.summaries.record import FOLDERS, DumpAnalysis
 from qgate.text import brief, percent, shortened
@@ -45,7 +45,7 @@ def extreme(request: pytest.FixtureRequest) -> DumpAnalysis:
         return dump_records.EXTREMES[request.param]()
 
 
-def built(picture: Picture, analysis: DumpAnalysis) -> Sheet | None:
+def built(picture: DumpPicture, analysis: DumpAnalysis) -> Sheet | None:
     with np.errstate(all="ignore"):
         return picture.draw.build(analysis)
 
@@ -273,9 +273,9 @@ def test_records_on_disk_are_drawn_as_those_in_memory(normal: DumpAnalysis) -> N
     told, ranks = few["comparison"], few["ranks"]
     kept: Any = {
         **few,
-        "tensors": Rows(few["tensors"], held=0),
-        "comparison": {**told, "pairs": Rows(told["pairs"], held=0)},
-        "ranks": {**ranks, "tensors": Rows(ranks["tensors"], held=0)},
+        "tensors": StoredRows(few["tensors"], held=0),
+        "comparison": {**told, "pairs": StoredRows(told["pairs"], held=0)},
+        "ranks": {**ranks, "tensors": StoredRows(ranks["tensors"], held=0)},
     }
     drawn = 0
     for picture in PICTURES:

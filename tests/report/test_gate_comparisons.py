@@ -18,7 +18,7 @@ from qgate.page.comparison_texts import (
     headline,
     verdict_text,
 )
-from qgate.page.comparisons import Comparison, Side, compare
+from qgate.page.comparisons import RunComparison, Side, compare
 from qgate.page.data import comparison_csv
 from qgate.page.tables import shown_width
 from tests.results.making import header, record
@@ -31,14 +31,14 @@ def side(name: str, *records: dict[str, Any], **given: Any) -> Side:
     return Side(name, header(**given), map(stored, records))
 
 
-def compared(first: Records, *later: Records, **given: Any) -> Comparison:
+def compared(first: Records, *later: Records, **given: Any) -> RunComparison:
     names = ["before", "after", "third"]
     return compare(
         [side(n, *each, **given) for n, each in zip(names, (first, *later), strict=False)]
     )
 
 
-def groups(comparison: Comparison) -> dict[str, list[str]]:
+def groups(comparison: RunComparison) -> dict[str, list[str]]:
     return {group: [row.site for row in comparison.of(group)] for group in ("broke", "fixed", "worse", "better", "new", "gone", "equal")}  # fmt: skip
 
 

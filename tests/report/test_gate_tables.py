@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qgate.page.tables import middle_cut, shown_width, site_text, table
-from qgate.page.terminal import Line, failure_lines, plain, summary, tables
+from qgate.page.terminal import TerminalLine, failure_lines, plain, summary, tables
 from qgate.results import Tally
 from tests.report.gate_records import HOSTILE
 from tests.results.making import record
@@ -20,7 +20,7 @@ SNAPSHOTS = Path(__file__).parent / "gate_texts"
 # How to write them anew: remove the file, run this test, and look at what it wrote.
 
 
-def check_snapshot(name: str, lines: list[Line]) -> None:
+def check_snapshot(name: str, lines: list[TerminalLine]) -> None:
     path = SNAPSHOTS / f"{name}.txt"
     text = "".join(f"{line.color[:1] or ' '} {line.text}".rstrip() + "\n" for line in lines)
     if not path.exists():
@@ -212,9 +212,9 @@ def test_columns_are_as_wide_as_what_is_in_them() -> None:
 
 
 def test_colors_only_where_asked() -> None:
-    assert Line("x", "red").painted(True) == "\x1b[31mx\x1b[0m"
-    assert Line("x", "red").painted(False) == "x"
-    assert Line("x").painted(True) == "x"
+    assert TerminalLine("x", "red").painted(True) == "\x1b[31mx\x1b[0m"
+    assert TerminalLine("x", "red").painted(False) == "x"
+    assert TerminalLine("x").painted(True) == "x"
 
 
 def test_what_a_tally_keeps_does_not_grow_with_records() -> None:

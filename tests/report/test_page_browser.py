@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, expect
 from qgate.activation_stats.files import write_report
 from qgate.activation_stats.reading import Look
 from qgate.drawing.files import draw_analysis
-from qgate.sweeps.findings import Entry, entry_of
+from qgate.sweeps.findings import SweptFormat, entry_of
 from qgate.sweeps.page import write_page
 from qgate.sweeps.plots import PICTURES
 from tests.browser import opened, serious_findings
@@ -24,7 +24,7 @@ NAME = "<script>alert(1)</script>'\"&.pt"
 
 
 def _sweep(folder: Path) -> Path:
-    entries: list[Entry] = []
+    entries: list[SweptFormat] = []
     for number, name in enumerate((NAME, "model.layers.11.mlp.down_proj.pt", "small.pt")):
         (folder / f"t{number}").mkdir()
         for record in sweep_records.realistic():

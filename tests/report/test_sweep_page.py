@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from qgate.sweeps.findings import Entry, entry_of, findings
+from qgate.sweeps.findings import SweptFormat, entry_of, findings
 from qgate.sweeps.page import page
 
 from . import sweep_records
@@ -22,7 +22,7 @@ def png() -> bytes:
     return made.getvalue()
 
 
-def entry(number: int = 0, **more: Any) -> Entry:
+def entry(number: int = 0, **more: Any) -> SweptFormat:
     made = entry_of(
         sweep_records.realistic()[0], f"t{number:03}", ["a.json"], {"summary.png": png()}
     )
@@ -46,7 +46,7 @@ def test_a_tensor_without_a_level_has_an_entry() -> None:
     assert "–" in page([made], [("x", "16384 NaN")], "", {})
 
 
-def said(*entries: Entry, bad: int = 0) -> list[tuple[str, str]]:
+def said(*entries: SweptFormat, bad: int = 0) -> list[tuple[str, str]]:
     results = [(f"t{i}", "is broken") for i in range(bad)]
     return findings(list(entries), [*results, *((each["tensor"], None) for each in entries)])
 

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qgate.errors import QgateError
-from qgate.results.rows import Rows, as_json, is_on_disk
+from qgate.results.rows import StoredRows, as_json, is_on_disk
 
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 PLAIN = st.recursive(
@@ -37,7 +37,7 @@ def plain(value: Any) -> Any:
 
 @given(RECORDS, st.integers(0, 30), st.randoms(use_true_random=False))
 def test_they_are_what_a_list_is(records: list[dict[str, Any]], held: int, random: Any) -> None:
-    rows = Rows(records, held=held)
+    rows = StoredRows(records, held=held)
     assert len(rows) == len(records)
     assert [plain(row) for row in rows] == records
     places = list(range(-len(records), len(records)))
@@ -56,10 +56,10 @@ def test_they_are_what_a_list_is(records: list[dict[str, Any]], held: int, rando
 
 
 def test_few_are_a_plain_list_and_many_are_not() -> None:
-    few = Rows([{"a": 1}, {"b": [2]}])
+    few = StoredRows([{"a": 1}, {"b": [2]}])
     assert few.settled() == [{"a": 1}, {"b": [2]}]
     assert type(few.settled()) is type(few.ordered([1])) is list
-    many = Rows([{"a": [i]} for i in range(9)], held=12)
+    many = StoredRows([{"a": [i]} for i in range(9)], held=12)
     assert [type(row) is dict for row in many] == [True] * 4 + [False] * 5
     assert is_on_disk({"of": {"it": many.settled()}})
     assert is_on_disk(many.ordered([3, 1]))
@@ -69,34 +69,34 @@ def test_few_are_a_plain_list_and_many_are_not() -> None:
 @pytest.mark.parametrize("place", [9, -10])
 def test_what_is_not_there_is_an_index_error(place: int) -> None:
     with pytest.raises(IndexError):
-        Rows([{"a": i} for i in range(9)], held=4)[place]
+        StoredRows([{"a": i} for i in range(9)], held=4)[place]
 
 
 def test_a_field_that_is_not_there_is_a_key_error() -> None:
-    (row,) = Rows([{"a": [1], "b": 2}], held=0)
+    (row,) = StoredRows([{"a": [1], "b": 2}], held=0)
     with pytest.raises(KeyError, match="'c'"):
         row["c"]
 
 
 def test_their_text_is_that_of_the_lists() -> None:
     records = [{"a": i, "é\n": [i / 3, None], "c": {"d": "\u2028", "e": -1e-320}} for i in range(9)]
-    rows = Rows(records, held=20)
+    rows = StoredRows(records, held=20)
     whole = {"first": [1], "rows": rows.settled(), "more": {"x": rows.ordered(range(9)), "y": 1}}
     plain = {"first": [1], "rows": records, "more": {"x": records, "y": 1}}
     assert json.loads("".join(as_json(whole))) == plain
     assert "".join(as_json(plain)) == json.dumps(plain)
     with pytest.raises(ValueError, match="not JSON compliant"):
-        "".join(as_json({"rows": Rows([{"a": float("nan")}], held=0)}))
+        "".join(as_json({"rows": StoredRows([{"a": float("nan")}], held=0)}))
 
 
-def rows_of(folder: Path, count: int = 50) -> Rows[dict[str, Any]]:
+def rows_of(folder: Path, count: int = 50) -> StoredRows[dict[str, Any]]:
     """On disk in a folder of the test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tempfile.tempdir", str(folder))
-        return Rows([{"a": i, "b": [i] * 3} for i in range(count)], held=10)
+        return StoredRows([{"a": i, "b": [i] * 3} for i in range(count)], held=10)
 
 
-def _sum(rows: Rows[dict[str, Any]]) -> int:
+def _sum(rows: StoredRows[dict[str, Any]]) -> int:
     return sum(row["a"] + sum(row["b"]) for row in rows)
 
 
@@ -122,7 +122,7 @@ def test_where_the_file_is_not_there_is_said(tmp_path: Path) -> None:
 
 def test_passing_over_a_hundred_times_as_many_takes_no_more_memory() -> None:
     def highest(count: int) -> int:
-        rows = Rows(({"a": i, "b": [i / 7] * 64} for i in range(count)), held=0)
+        rows = StoredRows(({"a": i, "b": [i / 7] * 64} for i in range(count)), held=0)
         tracemalloc.start()
         assert (
             sum(row["a"] + len(row["b"]) for row in rows) == count * (count - 1) // 2 + 64 * count
@@ -149,7 +149,7 @@ def test_a_full_disk_is_said_and_nothing_stays(tmp_path: Path) -> None:
             with pytest.raises(
                 QgateError, match="do not fit in memory cannot be written to"
             ) as said:
-                list(Rows(({"a": [i] * 100} for i in range(1000)), held=0))
+                list(StoredRows(({"a": [i] * 100} for i in range(1000)), held=0))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert f"{tmp_path}: File too large; make room there, or set TMPDIR" in str(said.value)
@@ -162,18 +162,18 @@ def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tempfile.tempdir", str(tmp_path / "no"))
         with pytest.raises(QgateError, match="No such file or directory; make room there, or set"):
-            Rows([{"a": 1}], held=0)
+            StoredRows([{"a": 1}], held=0)
 
 
 def test_what_is_added_after_reading_takes_no_place_of_others() -> None:
-    rows = Rows([{"a": [i]} for i in range(9)], held=0)
+    rows = StoredRows([{"a": [i]} for i in range(9)], held=0)
     assert rows[1]["a"] == [1]
     rows.append({"a": [9]})
     assert [row["a"] for row in rows] == [[i] for i in range(10)]
 
 
 def test_threads_read_at_once() -> None:
-    rows = Rows([{"a": i, "b": [i] * 50} for i in range(2000)], held=0)
+    rows = StoredRows([{"a": i, "b": [i] * 50} for i in range(2000)], held=0)
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(_sum, [rows] * 8)) == [sum(range(2000)) * 51] * 8
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from qgate.results import (
     COLUMNS,
-    Counts,
+    GateCounts,
     Tally,
     Writer,
     binding,
@@ -130,7 +130,7 @@ def test_a_tally_counts_what_it_lets_by() -> None:
     records = [stored(each) for each in MIXED]
     assert list(tally.watching(records)) == records
     assert tally.counts == Tally(MIXED).counts
-    assert tally.counts == Counts(passed=2, failed=7, checks=10, improved=1, missing=1)
+    assert tally.counts == GateCounts(passed=2, failed=7, checks=10, improved=1, missing=1)
     assert (tally.gates, tally.failed_gates) == (9, 7)
     assert [each.site for each in tally.failures] == WORST[:7]
     assert tally.unknown == {("tiny", "2-1"): 1}

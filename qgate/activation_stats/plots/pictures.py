@@ -40,7 +40,7 @@ _PAGE_DPI, _PAGE_WIDTH = 100, 1300
 
 
 @dataclass(frozen=True)
-class Picture:
+class ActivationPicture:
     """One picture: its file without the model's name and without an ending."""
 
     section: str
@@ -53,7 +53,7 @@ class Picture:
             return self.build()
 
 
-def pictures(record: ActivationsRecord, look: Look) -> list[Picture]:
+def pictures(record: ActivationsRecord, look: Look) -> list[ActivationPicture]:
     """Each has a name of its own."""
     found = list(_all(record, look))
     seen: dict[str, int] = {}
@@ -65,7 +65,7 @@ def pictures(record: ActivationsRecord, look: Look) -> list[Picture]:
     return found
 
 
-def _all(record: ActivationsRecord, look: Look) -> Iterator[Picture]:
+def _all(record: ActivationsRecord, look: Look) -> Iterator[ActivationPicture]:
     panels = record["panels"]
     names = stems(dict.fromkeys(pattern for kind in panels.values() for pattern in kind))
     yield from _outliers(record, look)
@@ -73,12 +73,18 @@ def _all(record: ActivationsRecord, look: Look) -> Iterator[Picture]:
         about = (
             f"SQNR of the {role} in each format, the worse of with and without massive elements."
         )
-        yield Picture("formats", f"sqnr-{role}", about, partial(draw_losses, record, role, look))
+        yield ActivationPicture(
+            "formats", f"sqnr-{role}", about, partial(draw_losses, record, role, look)
+        )
     yield from _sensitivity(record, look)
     if any("smoothing" in each for each in record["layers"]):
         about = "Difficulty moved from activations to weights; what it is predicted to gain."
-        yield Picture("smoothing", "smoothing-alpha", about, partial(draw_alphas, record, look))
-        yield Picture("smoothing", "smoothing-gain", about, partial(draw_smoothing, record, look))
+        yield ActivationPicture(
+            "smoothing", "smoothing-alpha", about, partial(draw_alphas, record, look)
+        )
+        yield ActivationPicture(
+            "smoothing", "smoothing-gain", about, partial(draw_smoothing, record, look)
+        )
     for role, ending in (
         ("input", "_input-input"),
         ("output", "_output-output"),
@@ -88,7 +94,7 @@ def _all(record: ActivationsRecord, look: Look) -> Iterator[Picture]:
         parts = {"combined": patterns} if look.combined_plot and patterns else {}
         for name, mine in (parts or {names[p]: [p] for p in patterns}).items():
             about = f"Magnitudes of each layer's {role}; {', '.join(mine)}"
-            yield Picture(
+            yield ActivationPicture(
                 "magnitude",
                 f"{name}{ending}",
                 about,
@@ -96,14 +102,14 @@ def _all(record: ActivationsRecord, look: Look) -> Iterator[Picture]:
             )
     for pattern in panels.get("distribution", {}):
         if "boxplot" in look.plot_types:
-            yield Picture(
+            yield ActivationPicture(
                 "distribution",
                 f"{names[pattern]}-distribution",
                 pattern,
                 partial(draw_boxes, record, pattern, look),
             )
         if "histogram" in look.plot_types:
-            yield Picture(
+            yield ActivationPicture(
                 "distribution",
                 f"{names[pattern]}-histogram",
                 pattern,
@@ -112,11 +118,11 @@ def _all(record: ActivationsRecord, look: Look) -> Iterator[Picture]:
     yield from _ranges(record, look, names)
     for place, layer in enumerate(map_layers(record, look)):
         if place == 0:
-            yield Picture(
+            yield ActivationPicture(
                 "heatmap", "heatmap-heatmap-3d", layer["module"], partial(draw_surface, layer, look)
             )
         if place < look.flat_layers:
-            yield Picture(
+            yield ActivationPicture(
                 "heatmap",
                 f"heatmap-heatmap-2d-layer{place}",
                 layer["module"],
@@ -124,40 +130,40 @@ def _all(record: ActivationsRecord, look: Look) -> Iterator[Picture]:
             )
 
 
-def _outliers(record: ActivationsRecord, look: Look) -> Iterator[Picture]:
+def _outliers(record: ActivationsRecord, look: Look) -> Iterator[ActivationPicture]:
     if not record["panels"].get("outliers"):
         return
     if look.layer_wise:
         about = "Outlier tokens of each layer, by the known rule."
-        yield Picture(
+        yield ActivationPicture(
             "outliers", "outlier-count", about, partial(draw_outlier_counts, record, look)
         )
     if look.position:
         about = "Where in the sequence they are."
-        yield Picture(
+        yield ActivationPicture(
             "outliers", "outlier-position", about, partial(draw_outlier_positions, record, look)
         )
     if look.token:
         about = "Which tokens they are."
-        yield Picture(
+        yield ActivationPicture(
             "outliers", "outlier-token", about, partial(draw_outlier_tokens, record, look)
         )
     about = "Channels that stand out, and single massive activations."
-    yield Picture(
+    yield ActivationPicture(
         "outliers", "outlier-channel", about, partial(draw_outlier_channels, record, look)
     )
 
 
-def _sensitivity(record: ActivationsRecord, look: Look) -> Iterator[Picture]:
+def _sensitivity(record: ActivationsRecord, look: Look) -> Iterator[ActivationPicture]:
     for name in dict.fromkeys(each["format"] for each in record["sensitivity"]):
         about = f"Each layer quantized alone in {name}."
-        yield Picture(
+        yield ActivationPicture(
             "sensitivity",
             f"sensitivity-{clean(name)}",
             about,
             partial(draw_sensitivity, record, name, look),
         )
-        yield Picture(
+        yield ActivationPicture(
             "sensitivity",
             f"sensitivity-{clean(name)}-proposal",
             about,
@@ -165,19 +171,21 @@ def _sensitivity(record: ActivationsRecord, look: Look) -> Iterator[Picture]:
         )
 
 
-def _ranges(record: ActivationsRecord, look: Look, names: dict[str, str]) -> Iterator[Picture]:
+def _ranges(
+    record: ActivationsRecord, look: Look, names: dict[str, str]
+) -> Iterator[ActivationPicture]:
     role = "input" if look.percentile_input else "output"
     line = "-line" if look.style == "line" else ""
     for pattern in record["panels"].get("percentile_range", {}):
         layers = range_layers(record, pattern, look)
         for layer, label in zip(layers, _labels(layers), strict=True):
-            yield Picture(
+            yield ActivationPicture(
                 "percentiles",
                 f"{label}-{names[pattern]}-{role}-percentile{line}",
                 layer["module"],
                 partial(draw_range, layer, look),
             )
-        yield Picture(
+        yield ActivationPicture(
             "percentiles",
             f"{names[pattern]}-{role}-percentile-multi",
             pattern,

@@ -43,7 +43,7 @@ from qgate.summaries.reading import (
     worse_db,
     worst,
 )
-from qgate.summaries.record import Comparison, DumpAnalysis, GroupPortrait
+from qgate.summaries.record import DumpAnalysis, FormatComparison, GroupPortrait
 from qgate.text import brief, counted, decibels
 
 _MOST_PANELS = 6
@@ -252,7 +252,7 @@ def _build_fits(analysis: DumpAnalysis) -> Sheet | None:
     return made
 
 
-def _formats(analysis: DumpAnalysis, told: Comparison) -> tuple[str, str] | None:
+def _formats(analysis: DumpAnalysis, told: FormatComparison) -> tuple[str, str] | None:
     """The two formats to compare: those named, or those the two quant types stand for."""
     first, second = (format_named(analysis, told[key]) for key in ("first", "second"))
     return (first, second) if first and second and first != second else None

@@ -22,7 +22,7 @@ from qgate.summaries.record import DumpAnalysis
 
 
 @dataclass(frozen=True)
-class Picture:
+class DumpPicture:
     """A file below the folder of all, what is in it in general, and what draws it."""
 
     folder: str
@@ -35,11 +35,11 @@ class Picture:
         return f"{self.folder}/{self.file}" if self.folder else self.file
 
 
-def _in(folder: str, *rows: tuple[str, str, Drawing[DumpAnalysis]]) -> tuple[Picture, ...]:
-    return tuple(Picture(folder, f"{name}.png", about, draw) for name, about, draw in rows)
+def _in(folder: str, *rows: tuple[str, str, Drawing[DumpAnalysis]]) -> tuple[DumpPicture, ...]:
+    return tuple(DumpPicture(folder, f"{name}.png", about, draw) for name, about, draw in rows)
 
 
-PICTURES: tuple[Picture, ...] = (
+PICTURES: tuple[DumpPicture, ...] = (
     *_in("", ("quick_analysis", "The overview on one page.", dump_quick.draw_quick)),
     *_in(
         "distributions",
@@ -175,9 +175,9 @@ PICTURES: tuple[Picture, ...] = (
 )
 
 
-def picture_at(path: str) -> Picture:
+def picture_at(path: str) -> DumpPicture:
     return next(picture for picture in PICTURES if picture.path == path)
 
 
-def by_folder(folder: str) -> tuple[Picture, ...]:
+def by_folder(folder: str) -> tuple[DumpPicture, ...]:
     return tuple(picture for picture in PICTURES if picture.folder == folder)

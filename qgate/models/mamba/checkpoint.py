@@ -9,7 +9,7 @@ from torch import nn
 
 from qgate.errors import QgateError
 from qgate.models.mamba.checkpoint_config import read_config
-from qgate.models.mamba.checkpoint_files import Shard, open_shards
+from qgate.models.mamba.checkpoint_files import CheckpointShard, open_shards
 from qgate.models.mamba.network import Mamba, MambaConfig
 
 _EMBEDDING, _HEAD = "backbone.embeddings.weight", "lm_head.weight"
@@ -53,9 +53,11 @@ def _skeleton(config: MambaConfig, folder: Path, tensors: int) -> Mamba:
         ) from None
 
 
-def _compare(network: Mamba, shards: list[Shard], folder: Path, config: MambaConfig) -> None:
+def _compare(
+    network: Mamba, shards: list[CheckpointShard], folder: Path, config: MambaConfig
+) -> None:
     wanted = {name: tuple(p.shape) for name, p in network.named_parameters(remove_duplicate=False)}
-    where: dict[str, Shard] = {}
+    where: dict[str, CheckpointShard] = {}
     for shard in shards:
         for name in shard.shapes:
             if name in where:
@@ -84,7 +86,7 @@ def _compare(network: Mamba, shards: list[Shard], folder: Path, config: MambaCon
             )
 
 
-def _compare_head(network: Mamba, shards: list[Shard], folder: Path) -> None:
+def _compare_head(network: Mamba, shards: list[CheckpointShard], folder: Path) -> None:
     """A file may hold the shared weight twice, but not two weights."""
     for shard in shards:
         if _HEAD in shard.shapes and not torch.equal(network.lm_head.weight, shard.float32(_HEAD)):

@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Shard:
+class CheckpointShard:
     """A file of weights: the shapes in it, under the names of our network, and its reader."""
 
     path: Path
@@ -44,7 +44,7 @@ class Shard:
         return tensor.to(torch.float32, copy=True)
 
 
-def open_shards(folder: Path) -> list[Shard]:
+def open_shards(folder: Path) -> list[CheckpointShard]:
     """The weight files of a folder: one, or those that an index names."""
     for file in WEIGHTS:
         if (folder / file).is_file():
@@ -72,7 +72,7 @@ def _indexed(index: Path) -> list[Path]:
     return [index.parent / file for file in files]
 
 
-def _open(path: Path) -> Shard:
+def _open(path: Path) -> CheckpointShard:
     try:
         with path.open("rb") as file:
             if file.read(23) == b"version https://git-lfs":
@@ -86,14 +86,14 @@ def _open(path: Path) -> Shard:
         raise _unreadable(path, error) from None
 
 
-def _safetensors(path: Path) -> Shard:
+def _safetensors(path: Path) -> CheckpointShard:
     file: Any = safe_open(path, framework="pt", device="cpu")
     stored = {_ours(name): name for name in file.keys()}  # noqa: SIM118
     shapes = {ours: tuple(file.get_slice(name).get_shape()) for ours, name in stored.items()}
-    return Shard(path, shapes, lambda name: file.get_tensor(stored[name]))
+    return CheckpointShard(path, shapes, lambda name: file.get_tensor(stored[name]))
 
 
-def _pickled(path: Path) -> Shard:
+def _pickled(path: Path) -> CheckpointShard:
     loaded = load_torch(path, dense=True)
     if not isinstance(loaded, Mapping) or not all(isinstance(v, Tensor) for v in loaded.values()):
         raise QgateError(
@@ -101,7 +101,7 @@ def _pickled(path: Path) -> Shard:
         )
     tensors = {_ours(str(name)): tensor for name, tensor in loaded.items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return Shard(path, shapes, tensors.pop)
+    return CheckpointShard(path, shapes, tensors.pop)
 
 
 def _ours(name: str) -> str:

@@ -22,7 +22,7 @@ SPLITS = ("validation", "val", "test", "train")
 
 
 @dataclass(frozen=True)
-class Known:
+class NamedDataset:
     """A data set with a short name: where it is, and which part of it is read."""
 
     hub: str
@@ -34,11 +34,11 @@ class Known:
 
 
 KNOWN = {
-    "pile": Known("mit-han-lab/pile-val-backup", "validation"),
-    "wikitext2": Known("Salesforce/wikitext", "train", "wikitext-2-raw-v1", joined=True),
-    "c4": Known("allenai/c4", "train", files="en/c4-train.00000-of-01024.json.gz"),
+    "pile": NamedDataset("mit-han-lab/pile-val-backup", "validation"),
+    "wikitext2": NamedDataset("Salesforce/wikitext", "train", "wikitext-2-raw-v1", joined=True),
+    "c4": NamedDataset("allenai/c4", "train", files="en/c4-train.00000-of-01024.json.gz"),
     # Its own form is a script; this is what the hub made of it.
-    "redpajama": Known(
+    "redpajama": NamedDataset(
         "togethercomputer/RedPajama-Data-1T-Sample", "train", revision="refs/convert/parquet"
     ),
 }
@@ -72,7 +72,7 @@ def from_hub(
     *,
     subset: str | None = None,
     split: str | None = None,
-    known: Known | None = None,
+    known: NamedDataset | None = None,
 ) -> tuple[Column, str]:
     """The texts of a data set of the hub, or of its copy in the cache, and which part it was."""
     more: dict[str, Any] = {}

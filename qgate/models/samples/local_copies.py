@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qgate.errors import QgateError
-from qgate.models.samples.hub import SPLITS, Known, from_disk
+from qgate.models.samples.hub import SPLITS, NamedDataset, from_disk
 from qgate.models.samples.request import DataRequest
 from qgate.models.samples.text_files import Rows, format_of, is_known, read_rows
 
@@ -19,7 +19,7 @@ _NO_DATA = re.compile(
 
 
 def read_local(
-    place: Path, request: DataRequest, known: Known | None = None
+    place: Path, request: DataRequest, known: NamedDataset | None = None
 ) -> tuple[Rows, str, list[str]]:
     """Rows, what was read, and what a reader should know.
 

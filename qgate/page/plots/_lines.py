@@ -52,7 +52,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ColoredLines:
     """The lines in color and the gray ones."""
 
     colored: Sequence[Line]
@@ -66,10 +66,10 @@ class Chosen:
         return [value for row in rows for value in row if value is not None]
 
 
-def chosen(ranked: Sequence[Line]) -> Chosen:
+def chosen(ranked: Sequence[Line]) -> ColoredLines:
     """Of lines in the order of their importance."""
     kept = len(ranked) if len(ranked) <= MOST_COLORED else COLORED_OF_MANY
-    return Chosen(ranked[:kept], ranked[kept:])
+    return ColoredLines(ranked[:kept], ranked[kept:])
 
 
 def name_room(lines: Sequence[Line]) -> float:
@@ -94,7 +94,7 @@ def _same_start(names: Sequence[str]) -> int:
     return sum(1 for _ in columns)
 
 
-def drawn(lines: Chosen, x: Axis, y: Axis) -> str:
+def drawn(lines: ColoredLines, x: Axis, y: Axis) -> str:
     """The lines themselves; gray ones first, so that none hides one in color."""
     out = "".join(_stroke(line.values, x, y) for line in lines.gray)
     out = group(out, stroke=color("gray"), stroke_opacity=0.55, fill="none")

@@ -29,7 +29,7 @@ def error_growth(lines: Sequence[Growth], *, width: float = _axes.WIDTH) -> str:
     colored = list(chosen.colored)
     if chosen.gray:
         colored = [replace(line, beside=()) for line in colored]
-    chosen = _lines.Chosen(colored, shown[len(colored) :])
+    chosen = _lines.ColoredLines(colored, shown[len(colored) :])
     right = width - _lines.name_room(chosen.colored) - 2
     air = 0.02 * len(layers) + 0.15
     x = _axes.Axis("linear", -air, max(len(layers) - 1, 0) + air, _axes.LEFT, right)

@@ -20,8 +20,8 @@ from qgate.gate import Measured, Policy
 from qgate.metrics import METRICS
 from qgate.modes import Mode
 from qgate.pipeline.gates.dump_sites import (
-    Pool,
-    Site,
+    DumpSite,
+    SitePool,
     Sites,
     drawn,
     layer_in_name,
@@ -166,7 +166,7 @@ class DumpGates(Judging):
 
     def __init__(self, subject: DumpSubject, baselines: Place, policy: Policy, **how: Any) -> None:
         super().__init__(subject, baselines, policy, **how)
-        self._pools: OrderedDict[str, dict[str, Pool]] = OrderedDict()
+        self._pools: OrderedDict[str, dict[str, SitePool]] = OrderedDict()
         self._accepted: dict[str, set[tuple[str, str]]] | None = None
         self._is_sound = False
 
@@ -261,7 +261,7 @@ class DumpGates(Judging):
             suite, mode, rows, layer, self._about(), title=VALUES, label="dump", whole=[layer]
         )
 
-    def _in_layer(self, suite: str, layer: str) -> list[Site]:
+    def _in_layer(self, suite: str, layer: str) -> list[DumpSite]:
         if layer not in self.layers(suite):
             raise unknown(f"layer of the dump {self.subject.name}", layer, self.layers(suite))
         return self.subject.sites.in_layer(layer)
@@ -272,7 +272,7 @@ class DumpGates(Judging):
     def _again(self, label: str, name: str) -> list[tuple[str, str]]:
         return [(label, name)] if label == "format" else []
 
-    def _pool(self, site: Site) -> Pool:
+    def _pool(self, site: DumpSite) -> SitePool:
         """The values of a site; those of the layers looked at last are kept."""
         layer = self._pools.setdefault(site.layer, {})
         self._pools.move_to_end(site.layer)
@@ -286,7 +286,7 @@ class DumpGates(Judging):
         return sum(len(each.values) for layer in self._pools.values() for each in layer.values())
 
 
-def portrait(pooled: Pool) -> dict[str, float | None]:
+def portrait(pooled: SitePool) -> dict[str, float | None]:
     """Where values lie; what is compared are octaves, so that a drift is a factor.
 
     log2_mean      of the mean magnitude
@@ -334,8 +334,8 @@ def _log2(value: float, unit: float = 1.0) -> float:
 
 
 def _row(
-    site: Site,
-    pooled: Pool,
+    site: DumpSite,
+    pooled: SitePool,
     values: Mapping[str, float | None],
     gated: tuple[str, ...],
     pictures: tuple[MagnitudePicture, ...],

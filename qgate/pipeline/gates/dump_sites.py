@@ -30,7 +30,7 @@ _ROOM = 2**24
 
 
 @dataclass(frozen=True)
-class Site:
+class DumpSite:
     """A place in the model and a direction, with all that was collected there."""
 
     name: str
@@ -48,7 +48,7 @@ class Site:
 class Sites:
     """The sites of a dump in the order of execution; `left_out` counts records by why."""
 
-    sites: list[Site]
+    sites: list[DumpSite]
     left_out: Counter[str] = field(default_factory=Counter)
 
     @classmethod
@@ -62,13 +62,13 @@ class Sites:
                 found.setdefault(site_name(record), []).append(record)
         return cls(
             [
-                Site(name, layer_name(of[0].layer), of[0].operation, place, tuple(of))
+                DumpSite(name, layer_name(of[0].layer), of[0].operation, place, tuple(of))
                 for place, (name, of) in enumerate(found.items())
             ],
             left_out,
         )
 
-    def in_layer(self, layer: str) -> list[Site]:
+    def in_layer(self, layer: str) -> list[DumpSite]:
         return [site for site in self.sites if site.layer == layer]
 
     @cached_property
@@ -127,7 +127,7 @@ def layer_order(layer: str) -> tuple[bool, int, str]:
 
 
 @dataclass(eq=False)
-class Pool(Summary):
+class SitePool(Summary):
     """How often each value occurs at a site, over all its records.
 
     nonfinite   elements that are not finite in the tensors as they flowed
@@ -160,7 +160,7 @@ class Pool(Summary):
         return max(super().amax, self.largest) if len(self.values) else self.largest
 
 
-def pool(dump: Dump, records: Sequence[Record]) -> Pool:
+def pool(dump: Dump, records: Sequence[Record]) -> SitePool:
     """The counts of all these records together."""
     by_dtype: dict[str, Ints] = {}
     nonfinite, first_bad, rounded, elements, largest = 0, "", False, 0, 0.0
@@ -181,7 +181,7 @@ def pool(dump: Dump, records: Sequence[Record]) -> Pool:
     distinct, place = np.unique(values[finite], return_inverse=True)
     summed = np.zeros(len(distinct), dtype=np.int64)
     np.add.at(summed, place, weights[finite])
-    return Pool(
+    return SitePool(
         distinct,
         summed,
         int(weights[np.isnan(values)].sum()),
@@ -214,7 +214,7 @@ def _counted(dump: Dump, record: Record) -> tuple[str, Ints, int]:
     return made.dtype, made.counts, odd
 
 
-def drawn(pooled: Pool, fmt: str = "", losses: Losses | None = None) -> MagnitudePicture:
+def drawn(pooled: SitePool, fmt: str = "", losses: Losses | None = None) -> MagnitudePicture:
     """Draw where the values of a site lie, and how many of them a format loses."""
     losses = losses or Losses()
     return magnitude_picture(
@@ -243,7 +243,7 @@ def needs_values(fmt: str) -> bool:
     return not isinstance(found, ElementFormat) or Quantizer(fmt).granularity is not None
 
 
-def losses_of_pool(pooled: Pool, fmt: str) -> Losses:
+def losses_of_pool(pooled: SitePool, fmt: str) -> Losses:
     """Count the losses of a plain cast, from how often each value occurs."""
     found = formats.get(fmt)
     assert isinstance(found, ElementFormat)

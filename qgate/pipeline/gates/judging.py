@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from qgate.baselines import Change, Origin, Store
+from qgate.baselines import Origin, Store, StoredChange
 from qgate.errors import QgateError
 from qgate.gate import Measured, Policy, Verdict, failure_text, judge
 from qgate.gate.checks import ACCEPTABLE, Check
 from qgate.gate.updating import Which, hint
 from qgate.modes import Mode
-from qgate.pipeline.gates.ledger import Decision, Known, Ledger
+from qgate.pipeline.gates.ledger import AcceptedErrors, Decision, Ledger
 from qgate.pipeline.gates.rows import record_rows, with_accepted
 from qgate.pipeline.gates.subjects import Subject
 from qgate.results.pictures import Plots
@@ -194,13 +194,13 @@ class Judging:
         )
         self.ledger.propose(folder, decision, outcome.verdict.failed, source)
 
-    def commit(self, dry_run: bool = False) -> list[Change]:
+    def commit(self, dry_run: bool = False) -> list[StoredChange]:
         """Write what was collected, and return what changed; or only say what would."""
         return self.ledger.commit(dry_run)
 
 
 def _gone(
-    known: Known, suite: str, measured: Sequence[Measured], whole: Sequence[str]
+    known: AcceptedErrors, suite: str, measured: Sequence[Measured], whole: Sequence[str]
 ) -> set[tuple[str, str]]:
     """What was accepted in the layers and scopes measured here, and was not measured now.
 

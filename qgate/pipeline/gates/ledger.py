@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from qgate.baselines import (
     Accepted,
     Candidate,
-    Change,
     Key,
     Origin,
     ReferenceTensor,
     Store,
+    StoredChange,
     Update,
     accepted_file,
     brief,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Known:
+class AcceptedErrors:
     """The accepted errors of one file, as gates ask for them."""
 
     values: Mapping[Key, float | str] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Ledger:
         self._sources: dict[tuple[str, Key], tuple[float | str, str]] = {}
         self._origin: Origin | None = None
         self._looked: list[Origin | None] = []
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, AcceptedErrors] = {}
         self._records_anew = False
 
     @cached_property
@@ -145,7 +145,7 @@ class Ledger:
     def file(self, title: str) -> Place:
         return self.store.folder / accepted_file(title)
 
-    def known(self, title: str, calibrated: bool) -> Known:
+    def known(self, title: str, calibrated: bool) -> AcceptedErrors:
         """The accepted errors of that title, none where they were never recorded."""
         if title not in self._known:
             found = self.store.accepted(title)
@@ -157,10 +157,10 @@ class Ledger:
                     f"Refresh them with --mode {mode} --update-baselines."
                 )
             sound = found is not None and not stale
-            self._known[title] = self._indexed(found) if found and sound else Known()
+            self._known[title] = self._indexed(found) if found and sound else AcceptedErrors()
         return self._known[title]
 
-    def _indexed(self, accepted: Accepted) -> Known:
+    def _indexed(self, accepted: Accepted) -> AcceptedErrors:
         by_site: dict[tuple[str, str, str], dict[str, float | str]] = {}
         by_layer: dict[tuple[str, str], set[tuple[str, str]]] = {}
         for key, value in accepted.values.items():
@@ -168,9 +168,9 @@ class Ledger:
         for suite, site, scope in by_site:
             layer = self.subject.layer_of(site)
             by_layer.setdefault((suite, layer), set()).add((site, scope))
-        return Known(accepted.values, accepted.device, by_site, by_layer)
+        return AcceptedErrors(accepted.values, accepted.device, by_site, by_layer)
 
-    def same_device(self, known: Known) -> bool:
+    def same_device(self, known: AcceptedErrors) -> bool:
         """Whether the accepted errors were measured with the arithmetic of this device."""
         return known.device in (None, self.origin().device)
 
@@ -224,7 +224,7 @@ class Ledger:
         self._update = None
         return update
 
-    def commit(self, dry_run: bool = False) -> list[Change]:
+    def commit(self, dry_run: bool = False) -> list[StoredChange]:
         """Write what was collected, and return what changed; or only say what would."""
         update = self.finish()
         if update is None:

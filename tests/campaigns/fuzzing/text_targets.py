@@ -105,7 +105,7 @@ def _pyproject(folder: Path) -> None:
 
 
 def _init(folder: Path) -> None:
-    place = starter.Place(folder, PurePosixPath("suites"))
+    place = starter.RepositoryFolder(folder, PurePosixPath("suites"))
     assert place.project is not None
     assert place.shares in (True, False)
     assert place.taken is not None
