@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from qgate.activation_stats._csv import as_json, csv_files
 from qgate.activation_stats.page import EmbeddedPicture, page
 from qgate.activation_stats.reading import Look, clean, digest, look_of, model_stem
 from qgate.activation_stats.record import ACTIVATIONS, READABLE, ActivationsRecord
+from qgate.activation_stats.tables import as_json, csv_files
 from qgate.errors import QgateError
 from qgate.results.believing import of_type
 from qgate.storage.folders import Folder, NotRemovedError, files_in

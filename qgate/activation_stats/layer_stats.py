@@ -120,11 +120,9 @@ class LayerStats:
     ) -> None:
         """One call. `positions` and ids of `tokens` are one per row of tokens by channels; without
         positions they are counted from 0 in each call."""
-        reading = (
-            tensor
-            if isinstance(tensor, TensorReading)
-            else TensorReading.of(tensor, self.counted_as)
-        )
+        reading = tensor
+        if not isinstance(reading, TensorReading):
+            reading = TensorReading.of(reading, self.counted_as)
         if self.counted_as is not None and reading.counted_as != self.counted_as:
             reading = TensorReading.of(reading.table, self.counted_as)
         self.counted_as = reading.counted_as
@@ -319,8 +317,7 @@ class LayerStats:
         return massive_beyond(self._counted().value_counts()) if self.ask.formats else math.inf
 
     def massive(self) -> Massive | None:
-        beyond = self.beyond()
-        if beyond == math.inf:
+        if (beyond := self.beyond()) == math.inf:
             return None
         values, weights = self._counted().weighted
         return Massive(beyond=beyond, elements=int(weights[np.abs(values) > beyond].sum()))
@@ -346,26 +343,25 @@ class LayerStats:
             return None
         low, high = float(values[0]), float(values[-1])
         high = high if high > low else low + max(abs(low), 1.0) * 2.0**-20
-        counts, _ = np.histogram(values, self.ask.bins, (low, high), weights=weights)
+        counts = np.histogram(values, self.ask.bins, (low, high), weights=weights)[0]
         return Histogram(low=low, high=high, counts=counts.astype(np.int64).tolist())
 
     def magnitudes(self) -> dict[str, Magnitude]:
         self.finish()
-        made = {name: self.vectors[name].magnitude() for name in self.ask.reduced}
-        return {name: value for name, value in made.items() if value is not None}
+        made = ((name, self.vectors[name].magnitude()) for name in self.ask.reduced)
+        return {name: value for name, value in made if value is not None}
 
     def outlier_record(self, decode: Decode | None = None) -> Outliers | None:
         self.finish()
         if self.outliers is None or not self.calls:
             return None
-        rms = self.moments().get("rms", 0.0)
-        return self.outliers.record(self.amax, self.tokens, rms, decode)
+        return self.outliers.record(self.amax, self.tokens, self.moments().get("rms", 0.0), decode)
 
     def channel_ranges(self) -> ChannelRanges | None:
         if self.ranges is None or not len(self.highs):
             return None
-        wanted = self.ask.percentiles or PERCENTILES
-        return self.ranges.ranges(self.lows, self.highs, wanted, absolute=self.ask.absolute)
+        percentiles = self.ask.percentiles or PERCENTILES
+        return self.ranges.ranges(self.lows, self.highs, percentiles, absolute=self.ask.absolute)
 
     def record(
         self,

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from qgate.activation_stats._csv import csv_files, tables
 from qgate.activation_stats.files import check_folder, read_record, write_report
 from qgate.activation_stats.findings import findings
 from qgate.activation_stats.reading import Look, losses
 from qgate.activation_stats.record import ActivationsRecord
+from qgate.activation_stats.tables import csv_files, tables
 from qgate.activation_stats.texts import activation_text, keep_lines
 from qgate.errors import QgateError
 from qgate.text import decibels

@@ -7,9 +7,9 @@ import io
 import json
 from pathlib import Path
 
-from qgate.activation_stats._csv import csv_files
 from qgate.activation_stats.files import _owners, read_record
 from qgate.activation_stats.page import page
+from qgate.activation_stats.tables import csv_files
 from qgate.activation_stats.texts import activation_text
 from qgate.cli import main
 from qgate.drawing.files import _listed, draw_analysis
