@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from qgate.formats.engine.parts import Call, Parts
+from qgate.formats._options import Floats, Rounding
+from qgate.formats._work import DOUBLE, Call, Parts, Work, widen
 
 if TYPE_CHECKING:
     import torch
     from torch import Generator, Tensor
 
-    from qgate.formats.engine.work import Work
-
-Rounding = Literal["even", "away", "zero", "stochastic"]
-ROUNDINGS: tuple[Rounding, ...] = ("even", "away", "zero", "stochastic")
-Floats = npt.NDArray[np.float64]
+_OPTIONS = frozenset(
+    {"scale", "granularity", "axis", "block", "rounding", "saturate", "inf", "generator"}
+)
 
 
 @dataclass(frozen=True)
@@ -35,12 +34,24 @@ class ElementFormat(abc.ABC):
 
     name: str
 
-    kind: ClassVar[str] = "element"
+    kind: ClassVar[Literal["element"]] = "element"
+    options: ClassVar[frozenset[str]] = _OPTIONS
     block: ClassVar[int | None] = None
     scale: ClassVar[str] = "-"
     rounding: ClassVar[Rounding] = "even"
     tapered: ClassVar[bool] = False
     """If precision falls with the distance from 1, so that the best scale fills no range."""
+    always_scaled: ClassVar[bool] = False
+    """If values mean nothing without a scale, so that one is made from x unless it is given."""
+    scale_rules: ClassVar[tuple[str, ...]] = ()
+
+    needs_amax: ClassVar[bool] = False
+    stored: ClassVar[dict[str, int]] = {"scales": 1}
+
+    @property
+    def element(self) -> ElementFormat:
+        """The format itself; a block format has another."""
+        return self
 
     @property
     @abc.abstractmethod
@@ -162,8 +173,6 @@ class ElementFormat(abc.ABC):
 
     def nearest(self, x: Tensor) -> Tensor:
         """float64 numbers, each to the value the format rounds it to; overflow saturates."""
-        from qgate.formats.engine.work import DOUBLE
-
         return self.cast(x, DOUBLE, rounding=self.rounding)
 
     def to_grid(
@@ -213,17 +222,8 @@ class ElementFormat(abc.ABC):
 
     def unscale(self, stored: dict[str, Tensor], call: Call) -> Tensor:
         """The float64 scale of `split` again."""
-        from qgate.formats.engine.work import widen
-
         del call
-
         return widen(stored["scales"])
-
-    def shortcut(self, x: Tensor, out: Tensor, call: Call) -> bool:
-        """Write the quantized chunk to `out` in a faster way; False where that is not exact."""
-        from qgate.formats.engine import fast_element
-
-        return fast_element.shortcut(self, x, out, call)
 
     def to_codes(self, y: Tensor, work: Work) -> Tensor:
         """The codes of float64 values of this format; NaN becomes its code, or 0 without one."""

@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
-from qgate.formats._element import Floats
-from qgate.formats.engine.parts import Call, Parts
+from qgate.formats._options import SCALE_RULES, CastOptions, Floats
+from qgate.formats._work import Call, Parts
+from qgate.formats.definition import round_by_list
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from qgate.formats.quantizer import Quantizer
-
-SCALE_RULES = ("floor", "ceil", "even", "rceil")
 
 
 @dataclass(frozen=True)
@@ -33,6 +30,7 @@ class MxFormat(BlockFormat):
         {"axis", "block", "scale_rule", "scale_bits", "rounding", "generator", "inf"}
     )
     scale: ClassVar[str] = "E8M0"
+    scale_rules: ClassVar[tuple[str, ...]] = SCALE_RULES
     default_block: ClassVar[int] = 32
 
     @property
@@ -72,15 +70,8 @@ class MxFormat(BlockFormat):
         codes = stored["scales"].to(call.work.integer)
         return call.work.power(codes - limit).masked_fill_(codes == 2 * limit + 1, float("nan"))
 
-    def shortcut(self, x: Tensor, out: Tensor, call: Call) -> bool:
-        from qgate.formats.engine import fast_mx
-
-        return fast_mx.shortcut(self, x, out, call)
-
-    def define(self, x: Floats, q: Quantizer, state: float | None, double: bool) -> Floats:
+    def define(self, x: Floats, q: CastOptions, state: float | None, double: bool) -> Floats:
         del state, double
-        from qgate.formats.definition import round_by_list
-
         limit = 2 ** (q.scale_bits - 1) - 1
         exponent = self.define_exponents(np.abs(x).max(axis=1), q.scale_rule, limit)
         bad = poisoned(x, q)

@@ -355,7 +355,7 @@ MUTANTS = (
     llama("double-rounding", "mxfp4", _twice(3), _Q_INPUT),
     llama("subnormals-flushed", "mxfp4", lambda bed: bed.wrap(fast_mx, "_round", _flushed), _Q_INPUT),
     llama("clip-at-126", "int8", _saturating_early, _Q_INPUT),
-    llama("scale-rounded-to-bf16", "int8", lambda bed: bed.wrap(integers.IntFormat, "shortcut", _scaled_in_bf16), ATTENTION + "q_proj:weight"),
+    llama("scale-rounded-to-bf16", "int8", lambda bed: bed.wrap(fast_element, "shortcut", _scaled_in_bf16), ATTENTION + "q_proj:weight"),
     llama("amax-of-half-the-channels", "int8", lambda bed: bed.wrap(quantizing, "quantize", _amax_of_half), _Q_INPUT),
     llama("weight-per-tensor-for-per-channel", "int8", lambda bed: bed.wrap(resolving, "_quantizer", _per_tensor), ATTENTION + "q_proj:(weight|output)"),
     llama("bf16-truncates", "bf16", lambda bed: bed.wrap(applying, "in_dtype", _truncated_to_bf16), ATTENTION + "q_proj:output"),

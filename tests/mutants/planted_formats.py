@@ -13,7 +13,7 @@ from qgate import formats
 from qgate.analysis.sweeps import advice
 from qgate.capture import running
 from qgate.formats import ElementFormat
-from qgate.formats.engine.work import DOUBLE
+from qgate.formats._work import DOUBLE
 from qgate.formats.floats import FloatFormat
 from qgate.pipeline.gates import format_rows
 from qgate.stats import value_counts

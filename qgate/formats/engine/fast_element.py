@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from qgate.formats._element import ElementFormat, round_to_integer
-from qgate.formats.engine.parts import Call
-from qgate.formats.engine.scratch import buffer
-from qgate.formats.engine.work import DOUBLE, SINGLE, narrow
+from qgate.formats._scratch import buffer
+from qgate.formats._work import DOUBLE, SINGLE, Call
+from qgate.formats.engine.dtypes import narrow
 from qgate.formats.integers import IntFormat
 
 _ORDINARY = 2.0**100
@@ -28,7 +28,7 @@ def shortcut(fmt: ElementFormat, x: Tensor, out: Tensor, call: Call) -> bool:
     ordinary = (scale > 1 / _ORDINARY) & (scale < _ORDINARY)
     if not q.saturate or not bool(ordinary.all()):
         return False
-    # Quotients and products of 24-bit numbers in float64: see `work.divide` for why it suffices.
+    # Quotients and products of 24-bit numbers in float64: see `Call.divide` for why it suffices.
     t = buffer("double", x.shape, DOUBLE.dtype, x.device).copy_(x).div_(scale)
     t.clamp_(*fmt.bounds(narrow=q.narrow))
     if isinstance(fmt, IntFormat) and fmt.step == 1.0:

@@ -7,19 +7,15 @@ float32's ends; other chunks are left to the exact way.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from qgate.formats._element import ElementFormat, Rounding, round_to_integer
-from qgate.formats.engine.parts import Call
-from qgate.formats.engine.scratch import Shelf, buffer
-from qgate.formats.engine.work import SINGLE
+from qgate.formats._element import ElementFormat, round_to_integer
+from qgate.formats._options import Rounding
+from qgate.formats._scratch import Shelf, buffer
+from qgate.formats._work import SINGLE, Call
 from qgate.formats.floats import FloatFormat
-
-if TYPE_CHECKING:
-    from qgate.formats.mx import MxFormat
+from qgate.formats.mx import MxFormat
 
 _TABLE_PAYS_FROM = 2**20
 _WIDE = 32

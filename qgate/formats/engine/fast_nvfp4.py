@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from qgate.formats._element import round_to_integer
-from qgate.formats.engine.parts import Call
-from qgate.formats.engine.scratch import buffer
-from qgate.formats.engine.work import FP32_MAX, SINGLE, narrow, to_single_grid
-from qgate.formats.floats import FloatFormat
-
-if TYPE_CHECKING:
-    from qgate.formats.nvfp4 import Nvfp4Format
+from qgate.formats._scratch import buffer
+from qgate.formats._work import SINGLE, Call
+from qgate.formats.engine.dtypes import FP32_MAX, narrow
+from qgate.formats.floats import FloatFormat, to_single_grid
+from qgate.formats.nvfp4 import Nvfp4Format
 
 _ORDINARY = 2.0**80
 
