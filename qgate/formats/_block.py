@@ -68,7 +68,7 @@ class BlockFormat(abc.ABC):
         return self.element.values()
 
     def prepare(self, amax: Tensor) -> Tensor | None:
-        """What has to be known of the whole tensor, from its largest finite magnitude (float64)."""
+        """What has to be known of the whole tensor, from its largest finite magnitude."""
         del amax
         return None
 

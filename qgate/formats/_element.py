@@ -116,15 +116,19 @@ class ElementFormat(abc.ABC):
         values = self.values()
         return np.asarray(values[values >= 0])
 
+    @cached_property
+    def _ends(self) -> tuple[float, float]:
+        values = self.values()
+        return float(values[values > 0][0]), float(values[-1])
+
     @property
     def max(self) -> float:
-        return float(self.values()[-1])
+        return self._ends[1]
 
     @property
     def min_subnormal(self) -> float:
         """The smallest positive value (equal to `min_normal` where there are no subnormals)."""
-        values = self.values()
-        return float(values[values > 0][0])
+        return self._ends[0]
 
     def bounds(self, *, narrow: bool = True) -> tuple[float, float]:
         """The smallest and the largest value used."""
@@ -164,12 +168,16 @@ class ElementFormat(abc.ABC):
         codes = np.flatnonzero(np.isnan(self.code_values()))
         return int(codes[0]) if len(codes) else None
 
-    @property
-    def negative_zero(self) -> int | None:
-        """The code of -0, or None where there is a single zero."""
+    @cached_property
+    def _negative_zero(self) -> int | None:
         values = self.code_values()
         codes = np.flatnonzero((values == 0) & np.signbit(values))
         return int(codes[0]) if len(codes) else None
+
+    @property
+    def negative_zero(self) -> int | None:
+        """The code of -0, or None where there is a single zero."""
+        return self._negative_zero
 
     def nearest(self, x: Tensor) -> Tensor:
         """float64 numbers, each to the value the format rounds it to; overflow saturates."""

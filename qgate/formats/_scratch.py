@@ -38,13 +38,28 @@ def buffer(slot: str, shape: Sequence[int], dtype: torch.dtype, device: torch.de
     size = math.prod(shape)
     if device.type != "cpu" or size > _LARGEST_KEPT or tracing():
         return torch.empty(tuple(shape), dtype=dtype, device=device)
-    buffers: dict[tuple[str, torch.dtype], Tensor] = _held.__dict__.setdefault("buffers", {})
-    kept = buffers.get((slot, dtype))
-    if kept is None or kept.numel() < size:
-        with torch.inference_mode(False):
+    buffers: dict[tuple[str, torch.dtype], tuple[Tensor, Tensor]]
+    buffers = _held.__dict__.setdefault("buffers", {})
+    kept, shaped = buffers.get((slot, dtype), (None, None))
+    if shaped is not None and shaped.shape == shape:
+        return shaped
+    with torch.inference_mode(False):
+        if kept is None or kept.numel() < size:
             kept = torch.empty(size, dtype=dtype, device="cpu")
-        buffers[slot, dtype] = kept
-    return kept[:size].view(tuple(shape))
+        shaped = kept[:size].view(tuple(shape))
+    buffers[slot, dtype] = kept, shaped
+    return shaped
+
+
+def whole(number: int) -> Tensor:
+    """A number as an int32 tensor, which spares its conversion in each operation.
+
+    What does not fit wraps around, as sums with it do.
+    """
+    import torch
+
+    number = (number + 2**31) % 2**32 - 2**31
+    return torch.tensor(number, dtype=torch.int32, device="cpu")
 
 
 class Shelf:

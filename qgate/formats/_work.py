@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from qgate.formats._options import CastOptions
 from qgate.formats._scratch import Shelf
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 _shelf = Shelf(256)
 _UNIT32 = 2.0**-149
+_ORDINARY = 2.0**-100, 2.0**100
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,8 @@ class Call:
     """What a format has to know: the options, the float type, and what was found out before.
 
     `state` is the scale of an element format, or what a block format keeps for the whole tensor;
-    `numel` the size of the whole tensor, of which a format sees one chunk at a time.
+    `numel` the size of the whole tensor, of which a format sees one chunk at a time; `amax_bits`
+    the largest magnitudes of the groups as bits of x's dtype, where they are known and finite.
     """
 
     q: CastOptions
@@ -104,6 +108,7 @@ class Call:
     double: bool
     state: Tensor | None = None
     numel: int = 0
+    amax_bits: Tensor | None = None
 
     def divide(self, x: Tensor, scale: Tensor) -> Tensor:
         """x / scale in float64, good for one more rounding.
@@ -151,6 +156,8 @@ def widen(x: Tensor) -> Tensor:
     """x as float64, exactly."""
     if x.dtype == DOUBLE.dtype:
         return x
+    if (number := ordinary_number(x)) is not None:
+        return x.new_full(x.shape, number, dtype=DOUBLE.dtype)
     single = x.to(SINGLE.dtype)
     y = single.to(DOUBLE.dtype)
     bits = single.view(SINGLE.integer).bitwise_and(0x7FFFFFFF)
@@ -159,6 +166,22 @@ def widen(x: Tensor) -> Tensor:
         exact = (bits.to(DOUBLE.dtype) * _UNIT32).copysign(y)
         y = y.where(~tiny, exact)
     return y
+
+
+def ordinary_number(x: Tensor) -> float | None:
+    """The number that is all of x, which saves many operations on one; None far from one.
+
+    No step from there to a scale meets a subnormal float32. A device is not asked.
+    """
+    if x.numel() != 1 or x.device.type != "cpu":
+        return None
+    number = float(x.item())
+    return number if _ORDINARY[0] < number < _ORDINARY[1] else None
+
+
+def single(number: float) -> float:
+    """An ordinary number rounded to float32."""
+    return float(np.float32(number))
 
 
 def any_set(mask: Tensor) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
 from qgate.formats._element import ElementFormat
 from qgate.formats._options import CastOptions, Floats
-from qgate.formats._work import Call, Parts
+from qgate.formats._work import DOUBLE, Call, Parts, ordinary_number, single, widen
 from qgate.formats.definition import round_by_list
 from qgate.formats.floats import to_single_grid
 
@@ -44,8 +44,11 @@ class Nvfp4Format(BlockFormat):
     def prepare(self, amax: Tensor) -> Tensor:
         """s_enc as float64 holding a float32 number."""
         bound = self.scale_element.max * self.max
-        single = to_single_grid(amax).clamp_(max=_FP32_MAX)
-        encode = to_single_grid(bound / single).clamp_(max=_FP32_MAX)
+        if (number := ordinary_number(amax)) is not None:
+            return amax.new_full((), single(bound / single(number)), dtype=DOUBLE.dtype)
+        amax = widen(amax)
+        rounded = to_single_grid(amax).clamp_(max=_FP32_MAX)
+        encode = to_single_grid(bound / rounded).clamp_(max=_FP32_MAX)
         return encode.where(amax > 0, 1.0)
 
     def split(self, x: Tensor, call: Call) -> Parts:
@@ -86,18 +89,18 @@ class Nvfp4Format(BlockFormat):
         return float(np.minimum(encode, np.float32(_FP32_MAX)))
 
     def define(self, x: Floats, q: CastOptions, state: float | None, double: bool) -> Floats:
-        single = np.float32
-        encode_scale = single(state)
-        decode_scale = single(1) / encode_scale
-        factor = encode_scale * (single(1) / single(6))
+        fp32 = np.float32
+        encode_scale = fp32(state)
+        decode_scale = fp32(1) / encode_scale
+        factor = encode_scale * (fp32(1) / fp32(6))
         with np.errstate(all="ignore"):
-            amax = np.abs(x).max(axis=1).astype(single)
-            wanted = np.minimum(amax * factor, single(self.scale_element.max))
-            scale = round_by_list(wanted.astype(np.float64), self.scale_element).astype(single)
-            encode = np.minimum(single(1) / (scale * decode_scale), single(_FP32_MAX))
+            amax = np.abs(x).max(axis=1).astype(fp32)
+            wanted = np.minimum(amax * factor, fp32(self.scale_element.max))
+            scale = round_by_list(wanted.astype(np.float64), self.scale_element).astype(fp32)
+            encode = np.minimum(fp32(1) / (scale * decode_scale), fp32(_FP32_MAX))
             scaled = x * encode.astype(np.float64)[:, None]
             if not double:
-                scaled = scaled.astype(single).astype(np.float64)
+                scaled = scaled.astype(fp32).astype(np.float64)
         codes = round_by_list(scaled, self.element, rounding=q.rounding)
         values = codes * scale.astype(np.float64)[:, None] * float(decode_scale)
         return np.where(poisoned(x, q)[:, None], np.nan, values)

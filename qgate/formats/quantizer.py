@@ -121,7 +121,7 @@ def as_quantizer(fmt: str | Format | Quantizer, options: Options) -> Quantizer:
     if options or not isinstance(fmt, str):
         return Quantizer(fmt, **options)
     default = _defaults.get(fmt)
-    if default is None or default.format is not FORMATS.get(fmt):
+    if default is None or FORMATS.entries.get(default.format.name) is not default.format:
         default = _defaults[fmt] = Quantizer(fmt)
     return default
 

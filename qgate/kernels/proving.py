@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+DEVICES = {"cuda"}
+"""Types of devices that there can be kernels for."""
 _verdicts: dict[Hashable, bool] = {}
 _held = threading.RLock()
 
@@ -26,7 +28,7 @@ class KernelWarning(UserWarning):
 
 def serves(device: torch.device) -> bool:
     """If there can be kernels for tensors of this device."""
-    return device.type == "cuda" and _there()
+    return device.type in DEVICES and _there()
 
 
 def _there() -> bool:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from qgate.formats._literals import BF16, FP16
-from qgate.formats._scratch import buffer
+from qgate.formats._scratch import Shelf, buffer
 from qgate.formats._work import DOUBLE, Call, any_set
 from qgate.formats.floats import FP32
 
@@ -25,6 +25,7 @@ INFINITY = {
     torch.bfloat16: 0x7F80,
 }
 _NARROW = {torch.float32: FP32, torch.float16: FP16, torch.bfloat16: BF16}
+_masks = Shelf(4)
 FP32_MAX = torch.finfo(torch.float32).max
 _TINY32 = 2.0**-126
 _UNIT32 = 2.0**-149
@@ -37,7 +38,8 @@ def magnitude_bits(x: Tensor) -> Tensor:
     """
     integer = NATIVE_INTEGER[x.dtype]
     bits = buffer("magnitude", x.shape, integer, x.device)
-    return torch.bitwise_and(x.view(integer), torch.iinfo(integer).max, out=bits)
+    mask = _masks.get(integer, lambda: torch.tensor(torch.iinfo(integer).max, dtype=integer))
+    return torch.bitwise_and(x.view(integer), mask, out=bits)
 
 
 def narrow(y: Tensor, dtype: torch.dtype) -> Tensor:

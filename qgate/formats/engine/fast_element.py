@@ -25,8 +25,7 @@ def shortcut(fmt: ElementFormat, x: Tensor, out: Tensor, call: Call) -> bool:
         y = fmt.cast(single, SINGLE, rounding=q.rounding, saturate=q.saturate, narrow=q.narrow)
         out.copy_(y)
         return True
-    ordinary = (scale > 1 / _ORDINARY) & (scale < _ORDINARY)
-    if not q.saturate or not bool(ordinary.all()):
+    if not q.saturate or not _ordinary(scale):
         return False
     # Quotients and products of 24-bit numbers in float64: see `Call.divide` for why it suffices.
     t = buffer("double", x.shape, DOUBLE.dtype, x.device).copy_(x).div_(scale)
@@ -47,6 +46,12 @@ def shortcut(fmt: ElementFormat, x: Tensor, out: Tensor, call: Call) -> bool:
     else:
         out.copy_(narrow(t, out.dtype))
     return True
+
+
+def _ordinary(scale: Tensor) -> bool:
+    if scale.numel() == 1:
+        return 1 / _ORDINARY < scale.item() < _ORDINARY
+    return bool(((scale > 1 / _ORDINARY) & (scale < _ORDINARY)).all())
 
 
 def _halfway(x: Tensor) -> bool:

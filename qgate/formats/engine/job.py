@@ -19,45 +19,51 @@ from torch import Tensor
 
 from qgate.errors import QgateError
 from qgate.formats._scratch import tracing
-from qgate.formats._work import DOUBLE, Call, Parts, widen
+from qgate.formats._work import DOUBLE, Call, Parts, ordinary_number, single, widen
 from qgate.formats.definition import CLEARLY_LESS
 from qgate.formats.engine.dtypes import FP32_MAX, INFINITY, INPUTS, NATIVE_INTEGER, magnitude_bits
 from qgate.formats.floats import to_single_grid
 from qgate.formats.settings import Settings
-from qgate.kernels import magnitudes
+from qgate.kernels import magnitudes, proving
 
 _CHUNK_PER_THREAD = 2**18  # bytes of input
 _CHUNK_ON_DEVICE = 2**25
 _COUNTING_PAYS_FROM = 2**17
 
 
-@dataclass(frozen=True)
+@dataclass
 class Chunk:
-    """One chunk of a layout: slices into the whole blocks, or into the short last ones."""
+    """One chunk of a layout: slices into the whole blocks, or into the short last ones.
+
+    Without slices it is all of a tensor without short blocks.
+    """
 
     layout: Layout
-    tail: bool
-    outer: slice
-    blocks: slice
-    block: slice
-    inner: slice
+    tail: bool = False
+    slices: tuple[slice, slice, slice, slice] | None = None
 
     def data(self, t: Tensor) -> Tensor:
         """This chunk of an [outer, length, inner] tensor."""
-        whole = self.layout.whole * self.layout.block
+        layout = self.layout
+        if self.slices is None:
+            return t.view(layout.outer, layout.whole, layout.block, layout.inner)
+        whole = layout.whole * layout.block
         if self.tail:
             view = t[:, whole:].unsqueeze(1)
         else:
-            view = t[:, :whole].unflatten(1, (self.layout.whole, self.layout.block))
-        return view[self.outer, self.blocks, self.block, self.inner]
+            view = t[:, :whole].unflatten(1, (layout.whole, layout.block))
+        return view[self.slices]
 
     def group(self, t: Tensor) -> Tensor:
         """This chunk of an [outer, blocks, k, inner] tensor with one row per group."""
+        if self.slices is None:
+            return t
+        outer, blocks, _, inner = self.slices
         view = t[:, self.layout.whole :] if self.tail else t[:, : self.layout.whole]
-        return view[self.outer, self.blocks, :, self.inner]
+        return view[outer, blocks, :, inner]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Layout:
     shape: torch.Size
     itemsize: int
@@ -85,7 +91,7 @@ class Layout:
     def restore(self, t: Tensor) -> Tensor:
         """The inverse of `arrange`, contiguous."""
         if self.moved is None:
-            return t.reshape(self.shape)
+            return t.view(self.shape)
         shape = list(self.shape)
         shape.insert(0, shape.pop(self.moved))
         return t.reshape(shape).movedim(0, self.moved).contiguous()
@@ -102,6 +108,9 @@ class Layout:
         if device.type != "cpu" and not fixed:
             room = _CHUNK_ON_DEVICE
         whole_length = self.whole * self.block
+        if whole_length == self.length and self.outer * self.length * self.inner <= room:
+            yield Chunk(self)
+            return
         for tail in (False, True):
             size = self.length - whole_length if tail else self.block
             count = (1 if self.length > whole_length else 0) if tail else self.whole
@@ -117,22 +126,21 @@ class Layout:
                 for n in range(0, count, blocks_step):
                     for b in range(0, size, block_step):
                         for i in range(0, self.inner, inner_step):
-                            yield Chunk(
-                                self,
-                                tail,
+                            slices = (
                                 slice(o, o + outer_step),
                                 slice(n, n + blocks_step),
                                 slice(b, b + block_step),
                                 slice(i, i + inner_step),
                             )
+                            yield Chunk(self, tail, slices)
 
 
 def layout_of(x: Tensor, q: Settings) -> Layout:
     shape, n, size = x.shape, x.numel(), x.itemsize
     if q.granularity in (None, "tensor"):
         return Layout(shape, size, 1, n, 1, max(n, 1), 1, ())
-    axis = q.axis_of(x.dim())
     sizes = list(shape) or [1]
+    axis = len(sizes) - 1 if q.axis is None else q.axis_of(x.dim())
     before, length, after = math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])
     if q.granularity == "block":
         groups = -(-length // q.block)
@@ -159,6 +167,7 @@ class Job:
         self.layout = layout_of(x, q)
         self.data = self.layout.arrange(self.x)
         self.scale: Tensor | None = None
+        self.amax_bits: Tensor | None = None
         if q.format.kind == "element" and q.granularity is not None:
             self.scale = self._scale()
 
@@ -169,10 +178,13 @@ class Job:
         if fmt.kind == "element" or not fmt.needs_amax or not x.numel():
             return None
         finite = x.device.type != "cpu"  # asking first would wait for the device
-        bits = self._amax_bits(finite=finite).amax()
+        groups = self._amax_bits(finite=finite)
+        bits = groups.amax()
         if not finite and bits.item() >= INFINITY[x.dtype]:
             bits = self._amax_bits(finite=True).amax()
-        return fmt.prepare(widen(bits.reshape(()).view(x.dtype)))
+        elif not finite:
+            self.amax_bits = groups
+        return fmt.prepare(bits.view(x.dtype))
 
     @property
     def fixed(self) -> bool:
@@ -186,7 +198,8 @@ class Job:
         known = self.scale is not None or self.q.format.kind == "element"
         for chunk in self.chunks(parts_of_groups=known):
             state = self.state if self.scale is None else chunk.group(self.scale)
-            yield chunk, Call(self.q, DOUBLE, self.double, state, self.x.numel())
+            amax = None if self.amax_bits is None else chunk.group(self.amax_bits)
+            yield chunk, Call(self.q, DOUBLE, self.double, state, self.x.numel(), amax)
 
     def rows(self, k: int, dtype: torch.dtype) -> Tensor:
         """Room for k numbers per group."""
@@ -205,18 +218,23 @@ class Job:
 
     def _amax_bits(self, *, finite: bool = False) -> Tensor:
         """The largest (finite) magnitude of each group, as bits of x's dtype."""
-        rows = self.rows(1, NATIVE_INTEGER[self.x.dtype])
-        if rows.numel() == 1 and not finite and not tracing():
+        layout, native = self.layout, NATIVE_INTEGER[self.x.dtype]
+        kernels = self.x.device.type in proving.DEVICES and not finite and not tracing()
+        if kernels and layout.outer * layout.groups * layout.inner == 1:
             largest = magnitudes.largest(self.data)
             if largest is not None:
-                return largest.to(rows.dtype).view(rows.shape)
+                return largest.to(native).view(1, 1, 1, 1)
+        rows = None
         for chunk in self.chunks(parts_of_groups=True):
             found = magnitude_bits(chunk.data(self.data))
             if finite:
                 found.masked_fill_(found >= INFINITY[self.x.dtype], 0)
+            if chunk.slices is None:
+                return found.amax(2, keepdim=True)
+            rows = self.rows(1, native) if rows is None else rows
             room = chunk.group(rows)
             torch.maximum(room, found.amax(2, keepdim=True), out=room)
-        return rows
+        return self.rows(1, native) if rows is None else rows
 
     def _scale(self) -> Tensor:
         """The scale of each group as float64 [outer, groups, 1, inner]; NaN spoils its group."""
@@ -224,6 +242,10 @@ class Job:
         if q.scale is not None:
             return given_scale(q, self)
         bits = self._amax_bits()
+        if not self.double and not fmt.tapered:
+            number = ordinary_number(bits.view(self.x.dtype))
+            if number is not None:
+                return bits.new_full(bits.shape, single(number / fmt.max), dtype=torch.float64)
         infinity = INFINITY[self.x.dtype]
         spoilt = bits > infinity if q.inf == "saturate" else bits >= infinity
         amax = widen(bits.view(self.x.dtype))
@@ -246,8 +268,10 @@ def check(x: Any, q: Settings) -> None:
         raise TypeError(f"cannot quantize a {x.dtype} tensor; allowed: {allowed}.")
     if x.layout != torch.strided:
         raise TypeError(f"cannot quantize a tensor of layout {x.layout}; call .to_dense() first.")
-    if q.granularity in ("channel", "block"):
+    if q.axis is not None:
         q.axis_of(x.dim())
+    if q.generator is None and q.scale is None:
+        return
     for name, thing in (("generator", q.generator), ("scale", q.scale)):
         device = getattr(thing, "device", x.device)
         on_cpu_scalar = name == "scale" and isinstance(thing, Tensor) and thing.dim() == 0
