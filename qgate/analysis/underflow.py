@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from qgate import formats
 from qgate.analysis.sweeps.advice import SIGNIFICANT, severity
-from qgate.formats import BlockFormat, Quantizer
+from qgate.formats import Quantizer
 from qgate.formats.quantizer import as_quantizer
 from qgate.stats import counts
 
@@ -108,7 +108,7 @@ def range(x: Tensor, format: str | Format | Quantizer, **options: Unpack[Options
         max=fmt.max,
         min_normal=fmt.min_normal,
         min_subnormal=fmt.min_subnormal,
-        scaled=isinstance(fmt, BlockFormat) or q.granularity is not None,
+        scaled=q.granularity is not None,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from qgate.formats._block import BlockFormat, Format
+from qgate.formats._block import BlockFormat, Format, is_format
 from qgate.formats._element import ElementFormat
 from qgate.formats._literals import FORMATS
 from qgate.formats._options import ROUNDINGS
@@ -33,6 +33,7 @@ __all__ = [
     "aliases",
     "encode",
     "get",
+    "is_format",
     "names",
     "observe",
     "quantize",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeGuard
 
 import numpy as np
 
@@ -25,7 +25,6 @@ class BlockFormat(abc.ABC):
 
     kind: ClassVar[Literal["block"]] = "block"
     always_scaled: ClassVar[bool] = True
-    scale_rules: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[frozenset[str]]
     scale: ClassVar[str]
     default_block: ClassVar[int]
@@ -97,6 +96,11 @@ class BlockFormat(abc.ABC):
 
 
 Format = ElementFormat | BlockFormat
+
+
+def is_format(fmt: object) -> TypeGuard[Format]:
+    """Tell formats from their names and from everything else."""
+    return isinstance(fmt, Format)
 
 
 def non_finite(amax_bits: Tensor, call: Call) -> Tensor:

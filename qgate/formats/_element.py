@@ -43,7 +43,6 @@ class ElementFormat(abc.ABC):
     """If precision falls with the distance from 1, so that the best scale fills no range."""
     always_scaled: ClassVar[bool] = False
     """If values mean nothing without a scale, so that one is made from x unless it is given."""
-    scale_rules: ClassVar[tuple[str, ...]] = ()
 
     needs_amax: ClassVar[bool] = False
     stored: ClassVar[dict[str, int]] = {"scales": 1}

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
-from qgate.formats._options import SCALE_RULES, CastOptions, Floats
+from qgate.formats._block import BlockFormat, Format, block_amax_bits, non_finite, poisoned
+from qgate.formats._options import CastOptions, Floats
 from qgate.formats._work import Call, Parts
 from qgate.formats.definition import round_by_list
 
@@ -30,7 +30,6 @@ class MxFormat(BlockFormat):
         {"axis", "block", "scale_rule", "scale_bits", "rounding", "generator", "inf"}
     )
     scale: ClassVar[str] = "E8M0"
-    scale_rules: ClassVar[tuple[str, ...]] = SCALE_RULES
     default_block: ClassVar[int] = 32
 
     @property
@@ -99,3 +98,8 @@ class MxFormat(BlockFormat):
         else:
             shared = log2_floor - emax + (one_to_two > self.max / 2.0**emax)
         return np.where(finite, np.where(amax == 0, -limit, shared), np.inf)
+
+
+def mx_format(fmt: Format) -> MxFormat | None:
+    """Return a format that is a microscaling one, None for others."""
+    return fmt if isinstance(fmt, MxFormat) else None

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, get_args
 
 from qgate.errors import QgateError
-from qgate.formats._block import BlockFormat, Format
-from qgate.formats._element import ElementFormat
+from qgate.formats._block import Format, is_format
 from qgate.formats._literals import FORMATS
 from qgate.formats._options import (
     Granularity,
@@ -75,7 +74,7 @@ class Quantizer(Settings):
         options = Options.__annotations__
         given = {k: v for k, v in locals().items() if k in options and v is not None}
         found = FORMATS.get(fmt) if isinstance(fmt, str) else fmt
-        if not isinstance(found, ElementFormat | BlockFormat):
+        if not is_format(found):
             raise TypeError(f"a format is a name or a qgate format, not {fmt!r}.")
         super().__init__(found, given)
 

@@ -10,21 +10,20 @@ import math
 import torch
 from torch import Tensor
 
-from qgate.analysis.portraits._fates import FateSums, Limit, fate_of_counts, target_of
+from qgate.analysis.portraits._fates import FateSums, Target, fate_of_counts, target_of
 from qgate.analysis.portraits._pool import Pool
 from qgate.analysis.portraits._row_fates import fate_of_rows
-from qgate.formats import ElementFormat, IntFormat, get
-from qgate.formats.hif8 import HiF8Format
+from qgate.formats import get
 from qgate.formats.quantizer import Quantizer
 from qgate.results.activations import PER_TENSOR
 
 
-def scaled_by_rows(fmt: object) -> bool:
+def scaled_by_rows(fmt: Target) -> bool:
     """If modes give each token and output channel a scale of its own in this format.
 
     Blocks bring theirs, and formats of a wide range are cast as they are.
     """
-    return isinstance(fmt, ElementFormat) and fmt.bits < 16 and not isinstance(fmt, HiF8Format)
+    return fmt.kind == "element" and fmt.bits < 16 and not fmt.tapered
 
 
 def quantizer_of(name: str) -> Quantizer:
@@ -49,8 +48,8 @@ def format_losses(
     """
     target = target_of(name)
     rows = torch.empty(0, 1) if rows is None else rows
-    if not isinstance(target, Limit | ElementFormat) or isinstance(target, IntFormat):
+    if target.kind == "block" or (target.kind == "element" and target.always_scaled):
         return fate_of_rows(target, rows, 0.0 if math.isnan(pool.amax) else pool.amax, massive)
-    exact = not wide or isinstance(target, Limit)
+    exact = not wide or target.kind == "dtype"
     values = None if exact else rows.reshape(-1).double().numpy()
     return fate_of_counts(target, pool, values, massive)

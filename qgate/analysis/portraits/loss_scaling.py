@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from qgate.analysis.portraits._fates import Floats, Ints, scaled, target_of
+from qgate.analysis.portraits._fates import Floats, Ints, target_of
 from qgate.analysis.portraits._pool import Pool
 from qgate.analysis.portraits.pools import pool_of
 from qgate.analysis.sweeps._levels import ceil_log2_ratio, floor_log2_ratio
@@ -33,7 +33,7 @@ def loss_scale(x: Pool | Tensor, fmt: str) -> LossScale | None:
     Of a tensor wider than 16 bits the values are those rounded to bf16; the largest is exact.
     """
     target = target_of(fmt)
-    if not isinstance(target, ElementFormat) or scaled(target):
+    if target.kind != "element" or target.always_scaled:
         raise QgateError(
             f"{target.name} needs no loss scale: it is for formats that cast values as they are, "
             "such as fp16, e5m2 or hif8."

@@ -14,7 +14,6 @@ from qgate import formats
 from qgate.analysis.magnitude_pictures import magnitude_picture
 from qgate.analysis.sweeps.sweeping import Sweep, sweep
 from qgate.errors import QgateError
-from qgate.formats import BlockFormat
 from qgate.gate import Limits, Measured
 from qgate.pipeline.gates.bench import Bench
 from qgate.pipeline.gates.passes import capture_sites, short_layer
@@ -77,7 +76,7 @@ def _at_the_end(swept: Sweep, known: float) -> bool:
 
 
 def _sweep(tensor: Tensor, fmt: str, **ends: float) -> Sweep:
-    if isinstance(formats.get(fmt), BlockFormat):
+    if formats.get(fmt).kind == "block":
         return sweep(tensor.bfloat16(), fmt, granularity="block", **ends)  # type: ignore[arg-type]
     return sweep(counts(tensor.bfloat16()), fmt, **ends)  # type: ignore[arg-type]
 
