@@ -66,7 +66,8 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
+        globals()[name] = value = getattr(importlib.import_module(_HOME[name]), name)
+        return value
     if name in __all__:
         return importlib.import_module(f"qgate.{name}")
     raise AttributeError(f"module 'qgate' has no attribute {name!r}")

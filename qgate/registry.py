@@ -21,27 +21,27 @@ class Registry(Generic[T]):
 
     def __init__(self, what: str) -> None:
         self.what = what
-        self._entries: dict[str, T] = {}
+        self.entries: dict[str, T] = {}
         self._aliases: dict[str, str] = {}
 
     def add(self, entry: T, *aliases: str) -> T:
         for name in (entry.name, *aliases):
-            if name in self._entries or name in self._aliases:
+            if name in self.entries or name in self._aliases:
                 raise QgateError(f"{self.what} {name!r} is registered twice.")
-        self._entries[entry.name] = entry
+        self.entries[entry.name] = entry
         self._aliases.update(dict.fromkeys(aliases, entry.name))
         return entry
 
     def remove(self, name: str) -> None:
         """Take back an entry with its aliases."""
-        del self._entries[name]
+        del self.entries[name]
         self._aliases = {alias: of for alias, of in self._aliases.items() if of != name}
 
     def get(self, name: str) -> T:
         key = str(name).strip().lower().replace("-", "_")
-        entry = self._entries.get(self._aliases.get(key, key))
+        entry = self.entries.get(self._aliases.get(key, key))
         if entry is None:
-            raise unknown(self.what, name, self._entries, self._aliases)
+            raise unknown(self.what, name, self.entries, self._aliases)
         return entry
 
     def aliases(self, name: str) -> list[str]:
@@ -49,10 +49,10 @@ class Registry(Generic[T]):
         return [alias for alias, target in self._aliases.items() if target == name]
 
     def names(self) -> list[str]:
-        return list(self._entries)
+        return list(self.entries)
 
     def __iter__(self) -> Iterator[T]:
-        return iter(self._entries.values())
+        return iter(self.entries.values())
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)

@@ -16,7 +16,7 @@ import subprocess
 import types
 import typing
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -289,6 +289,13 @@ def _import_graph(found: list[Module]) -> dict[str, list[str]]:
     return graph
 
 
+def _file_of(name: str, files: Container[str]) -> str:
+    """The file that an imported name is in, the empty text if it is none of the package's."""
+    while name and name not in files:
+        name = name.rpartition(".")[0]
+    return name
+
+
 def _shortest(graph: dict[str, list[str]], start: str, goals: set[str]) -> list[str] | None:
     """The shortest way along at least one import from a file to one of the goals."""
     waiting = deque([[start]])
@@ -338,8 +345,13 @@ def floor_violations(package_dir: Path) -> list[str]:
 
 
 def cycle_violations(package_dir: Path) -> list[str]:
-    """No file needs itself in order to be imported."""
-    graph = _import_graph(modules(package_dir))
+    """No file needs itself, wherever imports stand: in functions and under TYPE_CHECKING too."""
+    found = modules(package_dir)
+    graph = _import_graph(found)
+    for module in found:
+        later = (each.name for each in module.imports if each.when != "import")
+        targets = (_file_of(name, graph) for name in later)
+        graph[module.name] += [target for target in targets if target not in ("", module.name)]
     cycles: dict[frozenset[str], list[str]] = {}
     for name in sorted(graph):
         way = _shortest(graph, name, {name})

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import qgate
+from qgate.formats._work import widen
+from qgate.formats.engine.dtypes import narrow
 from qgate.formats.engine.job import Job
-from qgate.formats.engine.work import narrow, widen
 from qgate.kernels import cases, comparing, proving
 from qgate.stats.error_stats import errors
 from qgate.stats.value_counts import counts

@@ -141,6 +141,22 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
             },
             ["import cycle: qgate.modes.a -> qgate.stats -> qgate.modes.a"],
         ),
+        "through a function": (
+            {
+                "stats/a.py": "from qgate.stats.b import x\n",
+                "stats/b.py": "def f():\n    from qgate.stats import a\n",
+            },
+            ["import cycle: qgate.stats.a -> qgate.stats.b -> qgate.stats.a"],
+        ),
+        "through names of types": (
+            {
+                "stats/a.py": "from qgate.stats.b import x\n",
+                "stats/b.py": "from typing import TYPE_CHECKING\n"
+                "if TYPE_CHECKING:\n    from qgate.stats.c import C\n",
+                "stats/c.py": "def f():\n    import qgate.stats.a\n",
+            },
+            ["qgate.stats.a -> qgate.stats.b -> qgate.stats.c -> qgate.stats.a"],
+        ),
         "two cycles": (
             {
                 "stats/a.py": "from . import b\n",
@@ -345,9 +361,10 @@ GOOD: dict[Rule, Files] = {
         "__init__.py": "from qgate.stats.a import x\n",
         "stats/__init__.py": "from qgate.stats.a import x\nfrom qgate.stats import b\n",
         "stats/a.py": "from typing import TYPE_CHECKING\nimport qgate.stats.c\n"
-        "if TYPE_CHECKING:\n    from qgate.stats import b\n",
+        "if TYPE_CHECKING:\n    from qgate.stats.d import D\n",
         "stats/b.py": "from qgate.stats.a import x\n",
-        "stats/c.py": "def f():\n    from qgate.stats import a\n",
+        "stats/c.py": "def f():\n    from qgate.stats import d\n    import torch\n",
+        "stats/d.py": "",
     },
     house.torch_free_violations: {
         "formats/a.py": "import torch\nfrom torch import nn\n",

@@ -11,20 +11,19 @@ import torch
 from torch import Tensor
 
 from qgate.activation_stats.record import PER_TENSOR
-from qgate.formats import ElementFormat, IntFormat, get
-from qgate.formats.hif8 import HiF8Format
+from qgate.formats import get
 from qgate.formats.quantizer import Quantizer
-from qgate.summaries.outcomes import FateSums, Limit, fate_of_counts, target_of
+from qgate.summaries.outcomes import FateSums, Target, fate_of_counts, target_of
 from qgate.summaries.pool import Pool
 from qgate.summaries.row_outcomes import fate_of_rows
 
 
-def scaled_by_rows(fmt: object) -> bool:
+def scaled_by_rows(fmt: Target) -> bool:
     """If modes give each token and output channel a scale of its own in this format.
 
     Blocks bring theirs, and formats of a wide range are cast as they are.
     """
-    return isinstance(fmt, ElementFormat) and fmt.bits < 16 and not isinstance(fmt, HiF8Format)
+    return fmt.kind == "element" and fmt.bits < 16 and not fmt.tapered
 
 
 def quantizer_of(name: str) -> Quantizer:
@@ -49,8 +48,8 @@ def format_losses(
     """
     target = target_of(name)
     rows = torch.empty(0, 1) if rows is None else rows
-    if not isinstance(target, Limit | ElementFormat) or isinstance(target, IntFormat):
+    if target.kind == "block" or (target.kind == "element" and target.always_scaled):
         return fate_of_rows(target, rows, 0.0 if math.isnan(pool.amax) else pool.amax, massive)
-    exact = not wide or isinstance(target, Limit)
+    exact = not wide or target.kind == "dtype"
     values = None if exact else rows.reshape(-1).double().numpy()
     return fate_of_counts(target, pool, values, massive)

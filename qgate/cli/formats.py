@@ -95,7 +95,6 @@ def table() -> str:
 def describe(fmt: Format) -> list[str]:
     """Facts, then the values of the codes."""
     from qgate import formats
-    from qgate.formats import BlockFormat
 
     other = formats.aliases(fmt.name)
     lines = [f"{fmt.name}" + (f" (also {', '.join(other)})" if other else "")]
@@ -108,7 +107,7 @@ def describe(fmt: Format) -> list[str]:
         "rounding": fmt.rounding,
         "notes": fmt.notes,
     }
-    if isinstance(fmt, BlockFormat):
+    if fmt.kind == "block":
         facts |= {"block": f"{fmt.block} elements", "scale": fmt.scale}
         lines += [f"  {key:18} {value}" for key, value in facts.items()]
         lines += ["", *(inspect.getdoc(type(fmt)) or "").splitlines()]

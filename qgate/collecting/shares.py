@@ -18,7 +18,7 @@ from qgate.errors import QgateError
 from qgate.formats import FORMATS
 from qgate.formats._element import ElementFormat
 from qgate.formats.losses import Losses, losses_of_values
-from qgate.formats.mx import MxFormat
+from qgate.formats.mx import MxFormat, mx_format
 from qgate.stats.bits import BY_NAME
 
 if TYPE_CHECKING:
@@ -34,21 +34,21 @@ def _format(label: str) -> ElementFormat | MxFormat | None:
         found = FORMATS.get(_FORMATS.get(label.lower(), label.lower()))
     except QgateError:
         return None
-    if isinstance(found, MxFormat):
-        return found
-    if isinstance(found, ElementFormat) and not found.name.startswith("int"):
-        return found
-    return None
+    if found.kind == "block":
+        return mx_format(found)
+    return None if found.always_scaled else found
 
 
 def shares_of(label: str, found: Figures, blocks: Blocks | None) -> dict[str, float]:
     """Return the shares of the finite values that saturate in the format and that it flushes."""
     fmt = _format(label) if label else None
-    if isinstance(fmt, MxFormat):
+    if fmt is None:
+        return {}
+    if fmt.kind == "block":
         losses = None if blocks is None else blocks.losses(fmt)
     else:
-        losses = None if fmt is None else _losses_of_cast(fmt, found)
-    if fmt is None or losses is None or not losses.finite:
+        losses = _losses_of_cast(fmt, found)
+    if losses is None or not losses.finite:
         return {}
     return {
         f"{fmt.name}.saturated_share": losses.saturated_share,

@@ -12,7 +12,7 @@ from qgate.errors import QgateError
 from qgate.formats import ElementFormat
 from qgate.scales.levels import ceil_log2_ratio, floor_log2_ratio
 from qgate.scales.search import exponents_near, squared_errors
-from qgate.summaries.outcomes import Floats, Ints, scaled, target_of
+from qgate.summaries.outcomes import Floats, Ints, target_of
 from qgate.summaries.pool import Pool
 from qgate.summaries.pooling import pool_of
 from qgate.summaries.record import LossScale
@@ -33,7 +33,7 @@ def loss_scale(x: Pool | Tensor, fmt: str) -> LossScale | None:
     Of a tensor wider than 16 bits the values are those rounded to bf16; the largest is exact.
     """
     target = target_of(fmt)
-    if not isinstance(target, ElementFormat) or scaled(target):
+    if target.kind != "element" or target.always_scaled:
         raise QgateError(
             f"{target.name} needs no loss scale: it is for formats that cast values as they are, "
             "such as fp16, e5m2 or hif8."

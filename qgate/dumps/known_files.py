@@ -311,6 +311,13 @@ class KnownDump(Dump):
         return self.files.at(place.file)
 
 
+def _open(files: Folder) -> Dump | None:
+    return KnownDump(files) if KnownDump.is_one(files) else None
+
+
+Dump.openers.append(_open)
+
+
 def ordered(found: list[KnownFile]) -> list[Record]:
     """Records with their place in the order of their rank, and how often each came before."""
     orders: Counter[int] = Counter()

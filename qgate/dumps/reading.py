@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
@@ -87,6 +87,9 @@ class Dump:
     damaged   those among them that were a part of it: torn, empty
     """
 
+    openers: ClassVar[list[Callable[[Folder], Dump | None]]] = []
+    """Open folders of other programs, each those of one; None is a folder that is not its."""
+
     def __init__(self, files: Folder, about: About) -> None:
         self.files, self.about = files, about
         self.folder: places.Place = files.place
@@ -109,13 +112,12 @@ class Dump:
         about = read_about(files)
         if about is not None:
             return Dump(files, about)
-        from qgate.dumps.known_files import KnownDump
-
-        if not KnownDump.is_one(files):
-            raise QgateError(
-                f"{shown} is no dump: it has no dump.json, and no .pt files of the known collector."
-            )
-        return KnownDump(files)
+        for opened in (opener(files) for opener in cls.openers):
+            if opened is not None:
+                return opened
+        raise QgateError(
+            f"{shown} is no dump: it has no dump.json, and no .pt files of the known collector."
+        )
 
     @property
     def world_size(self) -> int:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from qgate.formats._block import BlockFormat
-from qgate.formats._element import ROUNDINGS, ElementFormat
-from qgate.formats._literals import FORMATS, Format
+from qgate.formats._block import BlockFormat, Format, is_format
+from qgate.formats._element import ElementFormat
+from qgate.formats._literals import FORMATS
+from qgate.formats._options import ROUNDINGS
 from qgate.formats.integers import IntFormat
 
 if TYPE_CHECKING:
     from qgate.formats.encoded import Encoded
     from qgate.formats.engine.census import Effects, report
-    from qgate.formats.observing import observe
-    from qgate.formats.quantizer import Quantizer, encode, quantize
+    from qgate.formats.quantizer import Quantizer, encode, observe, quantize
 
 __all__ = [
     "FORMATS",
@@ -33,6 +33,7 @@ __all__ = [
     "aliases",
     "encode",
     "get",
+    "is_format",
     "names",
     "observe",
     "quantize",
@@ -44,7 +45,7 @@ _HOME = {
     "Encoded": "encoded",
     "Quantizer": "quantizer",
     "encode": "quantizer",
-    "observe": "observing",
+    "observe": "quantizer",
     "quantize": "quantizer",
     "report": "engine.census",
 }

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeGuard
 
 import numpy as np
 
-from qgate.formats._element import ElementFormat, Floats, Rounding
-from qgate.formats.engine.parts import Call, Parts
+from qgate.formats._element import ElementFormat
+from qgate.formats._options import CastOptions, Floats, Rounding
+from qgate.formats._work import Call, Parts, Work
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from qgate.formats.engine.work import Work
-    from qgate.formats.quantizer import Quantizer
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,8 @@ class BlockFormat(abc.ABC):
     name: str
     element: ElementFormat
 
-    kind: ClassVar[str] = "block"
+    kind: ClassVar[Literal["block"]] = "block"
+    always_scaled: ClassVar[bool] = True
     options: ClassVar[frozenset[str]]
     scale: ClassVar[str]
     default_block: ClassVar[int]
@@ -68,7 +67,7 @@ class BlockFormat(abc.ABC):
         return self.element.values()
 
     def prepare(self, amax: Tensor) -> Tensor | None:
-        """What has to be known of the whole tensor, from its largest finite magnitude (float64)."""
+        """What has to be known of the whole tensor, from its largest finite magnitude."""
         del amax
         return None
 
@@ -86,19 +85,22 @@ class BlockFormat(abc.ABC):
     def unscale(self, stored: dict[str, Tensor], call: Call) -> Tensor:
         """The float64 scale of `split` again, from what was stored."""
 
-    def shortcut(self, x: Tensor, out: Tensor, call: Call) -> bool:
-        """Write the quantized chunk to `out` in a faster way; False where that is not exact."""
-        del x, out, call
-        return False
-
     @abc.abstractmethod
-    def define(self, x: Floats, q: Quantizer, state: float | None, double: bool) -> Floats:
+    def define(self, x: Floats, q: CastOptions, state: float | None, double: bool) -> Floats:
         """The readable definition for the rows of x, each one block (`definition.py`)."""
 
     def define_state(self, x: Floats) -> float | None:
         """`prepare` in the readable definition."""
         del x
         return None
+
+
+Format = ElementFormat | BlockFormat
+
+
+def is_format(fmt: object) -> TypeGuard[Format]:
+    """Tell formats from their names and from everything else."""
+    return isinstance(fmt, Format)
 
 
 def non_finite(amax_bits: Tensor, call: Call) -> Tensor:
@@ -112,7 +114,7 @@ def block_amax_bits(x: Tensor, work: Work) -> Tensor:
     return x.view(work.integer).bitwise_and(work.magnitude_mask).amax(2, keepdim=True)
 
 
-def poisoned(x: Floats, q: Quantizer) -> np.ndarray:
+def poisoned(x: Floats, q: CastOptions) -> np.ndarray:
     """`non_finite` in the readable definition, for rows."""
     bad = np.isnan(x) if q.inf == "saturate" else ~np.isfinite(x)
     return np.asarray(bad.any(axis=1))

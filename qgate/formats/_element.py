@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from qgate.formats.engine.parts import Call, Parts
+from qgate.formats._options import Floats, Rounding
+from qgate.formats._work import DOUBLE, Call, Parts, Work, widen
 
 if TYPE_CHECKING:
     import torch
     from torch import Generator, Tensor
 
-    from qgate.formats.engine.work import Work
-
-Rounding = Literal["even", "away", "zero", "stochastic"]
-ROUNDINGS: tuple[Rounding, ...] = ("even", "away", "zero", "stochastic")
-Floats = npt.NDArray[np.float64]
+_OPTIONS = frozenset(
+    {"scale", "granularity", "axis", "block", "rounding", "saturate", "inf", "generator"}
+)
 
 
 @dataclass(frozen=True)
@@ -35,12 +34,23 @@ class ElementFormat(abc.ABC):
 
     name: str
 
-    kind: ClassVar[str] = "element"
+    kind: ClassVar[Literal["element"]] = "element"
+    options: ClassVar[frozenset[str]] = _OPTIONS
     block: ClassVar[int | None] = None
     scale: ClassVar[str] = "-"
     rounding: ClassVar[Rounding] = "even"
     tapered: ClassVar[bool] = False
     """If precision falls with the distance from 1, so that the best scale fills no range."""
+    always_scaled: ClassVar[bool] = False
+    """If values mean nothing without a scale, so that one is made from x unless it is given."""
+
+    needs_amax: ClassVar[bool] = False
+    stored: ClassVar[dict[str, int]] = {"scales": 1}
+
+    @property
+    def element(self) -> ElementFormat:
+        """The format itself; a block format has another."""
+        return self
 
     @property
     @abc.abstractmethod
@@ -105,15 +115,19 @@ class ElementFormat(abc.ABC):
         values = self.values()
         return np.asarray(values[values >= 0])
 
+    @cached_property
+    def _ends(self) -> tuple[float, float]:
+        values = self.values()
+        return float(values[values > 0][0]), float(values[-1])
+
     @property
     def max(self) -> float:
-        return float(self.values()[-1])
+        return self._ends[1]
 
     @property
     def min_subnormal(self) -> float:
         """The smallest positive value (equal to `min_normal` where there are no subnormals)."""
-        values = self.values()
-        return float(values[values > 0][0])
+        return self._ends[0]
 
     def bounds(self, *, narrow: bool = True) -> tuple[float, float]:
         """The smallest and the largest value used."""
@@ -153,17 +167,19 @@ class ElementFormat(abc.ABC):
         codes = np.flatnonzero(np.isnan(self.code_values()))
         return int(codes[0]) if len(codes) else None
 
-    @property
-    def negative_zero(self) -> int | None:
-        """The code of -0, or None where there is a single zero."""
+    @cached_property
+    def _negative_zero(self) -> int | None:
         values = self.code_values()
         codes = np.flatnonzero((values == 0) & np.signbit(values))
         return int(codes[0]) if len(codes) else None
 
+    @property
+    def negative_zero(self) -> int | None:
+        """The code of -0, or None where there is a single zero."""
+        return self._negative_zero
+
     def nearest(self, x: Tensor) -> Tensor:
         """float64 numbers, each to the value the format rounds it to; overflow saturates."""
-        from qgate.formats.engine.work import DOUBLE
-
         return self.cast(x, DOUBLE, rounding=self.rounding)
 
     def to_grid(
@@ -213,17 +229,8 @@ class ElementFormat(abc.ABC):
 
     def unscale(self, stored: dict[str, Tensor], call: Call) -> Tensor:
         """The float64 scale of `split` again."""
-        from qgate.formats.engine.work import widen
-
         del call
-
         return widen(stored["scales"])
-
-    def shortcut(self, x: Tensor, out: Tensor, call: Call) -> bool:
-        """Write the quantized chunk to `out` in a faster way; False where that is not exact."""
-        from qgate.formats.engine import fast_element
-
-        return fast_element.shortcut(self, x, out, call)
 
     def to_codes(self, y: Tensor, work: Work) -> Tensor:
         """The codes of float64 values of this format; NaN becomes its code, or 0 without one."""

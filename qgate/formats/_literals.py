@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from qgate.formats._block import BlockFormat
-from qgate.formats._element import ElementFormat
+from qgate.formats._block import Format
 from qgate.formats.floats import FloatFormat
 from qgate.formats.hif4 import Hif4Format
 from qgate.formats.hif8 import HiF8Format
@@ -11,8 +10,6 @@ from qgate.formats.integers import IntFormat
 from qgate.formats.mx import MxFormat
 from qgate.formats.nvfp4 import Nvfp4Format
 from qgate.registry import Registry
-
-Format = ElementFormat | BlockFormat
 
 FORMATS: Registry[Format] = Registry("format")
 _add = FORMATS.add
@@ -22,6 +19,8 @@ E5M2 = FloatFormat("fp8_e5m2", 5, 2, "ieee", bias=15)
 E3M2 = FloatFormat("fp6_e3m2", 3, 2, "none", bias=3)
 E2M3 = FloatFormat("fp6_e2m3", 2, 3, "none", bias=1)
 E2M1 = FloatFormat("fp4_e2m1", 2, 1, "none", bias=1)
+FP16 = FloatFormat("fp16", 5, 10, "ieee", bias=15)
+BF16 = FloatFormat("bf16", 8, 7, "ieee", bias=127)
 
 # Not formats of their own: the elements of MXINT8 and HiF4, and the scale types.
 MXINT8_ELEMENT = IntFormat("mxint8 element", 8, fraction_bits=6)
@@ -37,8 +36,8 @@ _add(E2M1, "e2m1")
 _add(HiF8Format("hif8"), "hifp8", "hifloat8")
 _add(IntFormat("int8", 8))
 _add(IntFormat("int4", 4))
-_add(FloatFormat("fp16", 5, 10, "ieee", bias=15), "float16")
-_add(FloatFormat("bf16", 8, 7, "ieee", bias=127), "bfloat16")
+_add(FP16, "float16")
+_add(BF16, "bfloat16")
 _add(MxFormat("mxfp8_e4m3", E4M3), "mxfp8")
 _add(MxFormat("mxfp8_e5m2", E5M2))
 _add(MxFormat("mxfp6_e3m2", E3M2))

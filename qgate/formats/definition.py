@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 
 from qgate.errors import QgateError
-from qgate.formats._block import BlockFormat
-from qgate.formats._element import ElementFormat, Floats, Rounding
-
-if TYPE_CHECKING:
-    from qgate.formats.quantizer import Quantizer
+from qgate.formats._element import ElementFormat
+from qgate.formats._options import Floats, Rounding
+from qgate.formats.settings import Settings
 
 CLEARLY_LESS = 1 - 2.0**-40
 """Times an error: what is less than that is less in whatever order the sums were added."""
@@ -82,19 +80,18 @@ def round_to_bits(x: Floats, bits: int) -> Floats:
     return np.asarray(np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits))
 
 
-def quantize(x: Floats, q: Quantizer, *, double: bool = False) -> Floats:
+def quantize(x: Floats, q: Settings, *, double: bool = False) -> Floats:
     """What `qgate.quantize` has to return, before the cast to the tensor's dtype.
 
     `double` says that x came from a float64 tensor: its scales are float64 then, not float32.
     """
     x = np.asarray(x, dtype=np.float64)
-    if isinstance(q.format, BlockFormat):
-        fmt = q.format
+    fmt = q.format
+    if fmt.kind == "block":
         state = fmt.define_state(x)
         return _by_blocks(x, q, lambda rows: fmt.define(rows, q, state, double))
-    element = q.format
     if q.scale is None and q.granularity is None:
-        return round_by_list(x, element, rounding=q.rounding, saturate=q.saturate, narrow=q.narrow)
+        return round_by_list(x, fmt, rounding=q.rounding, saturate=q.saturate, narrow=q.narrow)
     if q.granularity == "block":
         return _by_blocks(x, q, lambda rows: _scaled(rows, q, double))
     if q.granularity == "channel":
@@ -105,7 +102,7 @@ def quantize(x: Floats, q: Quantizer, *, double: bool = False) -> Floats:
     return _scaled(x.reshape(1, -1), q, double).reshape(x.shape)
 
 
-def amax_scales(groups: Floats, q: Quantizer, double: bool) -> Floats:
+def amax_scales(groups: Floats, q: Settings, double: bool) -> Floats:
     """amax / max of each row as a number of the scale's dtype: float32, or float64 for float64."""
     number = np.float64 if double else np.float32
     largest = float(np.finfo(number).max)
@@ -116,7 +113,7 @@ def amax_scales(groups: Floats, q: Quantizer, double: bool) -> Floats:
     return np.where(np.isinf(amax) & (q.inf != "saturate"), np.nan, scales)
 
 
-def better_scales(groups: Floats, scales: Floats, q: Quantizer) -> Floats:
+def better_scales(groups: Floats, scales: Floats, q: Settings) -> Floats:
     """The scale of each row of a tapered format: 1, unless amax / max has a smaller error.
 
     Compared are sums of squared errors before the cast to the tensor's dtype. Sums that agree to
@@ -124,7 +121,7 @@ def better_scales(groups: Floats, scales: Floats, q: Quantizer) -> Floats:
     Inf keep the scale that they have.
     """
     fmt, q = q.format, q.deterministic()
-    assert isinstance(fmt, ElementFormat)
+    assert fmt.kind == "element"
     amax = np.abs(groups).max(axis=1, initial=0.0)
     unit = np.exp2(np.frexp(np.where(amax > 0, amax, 1.0))[1] - 1.0)[:, None]
 
@@ -137,9 +134,9 @@ def better_scales(groups: Floats, scales: Floats, q: Quantizer) -> Floats:
     return np.where(keeps | ~np.isfinite(amax), scales, 1.0)
 
 
-def _scaled(groups: Floats, q: Quantizer, double: bool) -> Floats:
+def _scaled(groups: Floats, q: Settings, double: bool) -> Floats:
     """Groups of an element format, each a row with a scale of its own; without one it is NaN."""
-    assert isinstance(q.format, ElementFormat)
+    assert q.format.kind == "element"
     if q.scale is None:
         scales = amax_scales(groups, q, double)
         scales = better_scales(groups, scales, q) if q.format.tapered else scales
@@ -153,7 +150,7 @@ def _scaled(groups: Floats, q: Quantizer, double: bool) -> Floats:
     return y * scales
 
 
-def _by_blocks(x: Floats, q: Quantizer, define: Rows) -> Floats:
+def _by_blocks(x: Floats, q: Settings, define: Callable[[Floats], Floats]) -> Floats:
     """Each block as a row: the whole ones, then what is left at the end of every line."""
     moved = np.moveaxis(x, q.axis_of(x.ndim), -1) if x.ndim else x.reshape(1)
     lines = moved.reshape(-1, moved.shape[-1])
@@ -166,9 +163,3 @@ def _by_blocks(x: Floats, q: Quantizer, define: Rows) -> Floats:
             y[:, part] = define(blocks.reshape(-1, width)).reshape(blocks.shape)
     y = y.reshape(moved.shape)
     return np.moveaxis(y, -1, q.axis_of(x.ndim)) if x.ndim else y.reshape(())
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Rows = Callable[[Floats], Floats]

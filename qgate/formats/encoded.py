@@ -1,15 +1,18 @@
-"""The encoded form of a tensor: element codes, scales, and the way back."""
+"""Tensors to codes and scales, and back."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+import torch
+from torch import Tensor
 
-    from qgate.formats.quantizer import Quantizer
+from qgate.errors import QgateError
+from qgate.formats._options import NanPolicy
+from qgate.formats._work import DOUBLE, Call, widen
+from qgate.formats.engine.dtypes import INPUTS, combine, narrow
+from qgate.formats.engine.job import Job, layout_of, split
+from qgate.formats.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Encoded:
     micro         HiF4's one-bit levels, three bytes per block: of its octets, its quads 0-7, 8-15
     """
 
-    quantizer: Quantizer
+    quantizer: Settings
     codes: Tensor
     dtype: torch.dtype
     scales: Tensor | None = None
@@ -35,10 +38,77 @@ class Encoded:
 
     def decode(self, dtype: torch.dtype | None = None) -> Tensor:
         """The values again: equal to `quantize` of the tensor that was encoded."""
-        from qgate.formats.engine import codec
-
-        return codec.decode(self, dtype)
+        return _decode(self, dtype or self.dtype)
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.codes.shape)) or "scalar"
         return f"Encoded({self.quantizer.format.name}, {shape}, {self.codes.device})"
+
+
+def encode_tensor(x: Tensor, q: Settings, nan: NanPolicy) -> Encoded:
+    """Encode a tensor that was checked; `nan` says what to store where the format has no NaN."""
+    x, element, fmt = x.detach(), q.format.element, q.format
+    stores_nan = fmt.kind == "block" or fmt.nan_code is not None
+    holes = x.isnan() if nan != "error" and not stores_nan else None
+    if holes is not None:
+        x = x.masked_fill(holes, 0.0)
+    elif not stores_nan:
+        count = int(x.isnan().sum())
+        if count:
+            raise QgateError(
+                f"{fmt.name} has no NaN and x has {count}; "
+                "encode(..., nan='max') or nan='zero' stores that instead."
+            )
+    job = Job(x, q)
+    layout = job.layout
+    codes = torch.empty(
+        layout.outer, layout.length, layout.inner, dtype=element.code_dtype(), device=x.device
+    )
+    stored: dict[str, Tensor] = {}
+    if fmt.kind == "block":
+        stored = {name: job.rows(k, torch.uint8) for name, k in fmt.stored.items()}
+    for chunk, _, _, parts in split(job):
+        chunk.data(codes).copy_(element.to_codes(parts.elements, DOUBLE))
+        for name, rows in stored.items():
+            chunk.group(rows).copy_(parts.stored[name])
+    codes = layout.restore(codes)
+    if holes is not None and nan == "max":
+        largest = element.to_codes(x.new_full((1,), element.max, dtype=torch.float64), DOUBLE)
+        codes[holes] = largest.to(codes.device)
+    if job.scale is not None:
+        stored["scales"] = narrow(job.scale, torch.float64 if job.double else torch.float32)
+    state = job.state
+    if state is not None and fmt.kind == "block":
+        state = narrow(fmt.tensor_scale(state), torch.float32)
+    shaped = {name: job.shaped(rows) for name, rows in stored.items()}
+    return Encoded(
+        q, codes, job.dtype, shaped.get("scales"), state, shaped.get("micro"), double=job.double
+    )
+
+
+def _decode(e: Encoded, dtype: torch.dtype) -> Tensor:
+    q = e.quantizer
+    if dtype not in INPUTS:
+        allowed = ", ".join(str(each) for each in INPUTS)
+        raise TypeError(f"cannot decode to {dtype!r}; allowed: {allowed}.")
+    element, layout = q.format.element, layout_of(e.codes, q)
+    data = layout.arrange(e.codes)
+    out = torch.empty(data.shape, dtype=dtype, device=data.device)
+    stored = {}
+    for name, shaped in (("scales", e.scales), ("micro", e.micro)):
+        if shaped is not None:
+            stored[name] = shaped.reshape(
+                layout.outer, layout.groups, q.format.stored[name], layout.inner
+            )
+    state = None if e.tensor_scale is None else widen(e.tensor_scale)
+    for chunk in layout.chunks(data.device, parts_of_groups=False, fixed=False):
+        rows = {name: chunk.group(value) for name, value in stored.items()}
+        call = Call(q, DOUBLE, e.double, state)
+        elements = element.from_codes(chunk.data(data), DOUBLE)
+        if rows:
+            scale = q.format.unscale(rows, call)[:, :, : elements.shape[2]]
+            value = combine(elements, scale, dtype, call)
+        else:
+            value = narrow(elements, dtype)
+        chunk.data(out).copy_(value)
+    return layout.restore(out)

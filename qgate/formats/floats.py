@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from qgate.formats._element import ElementFormat, Floats
+from qgate.formats._element import ElementFormat
+from qgate.formats._options import Floats
+from qgate.formats._work import DOUBLE, Work
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from qgate.formats.engine.work import Work
 
 
 @dataclass(frozen=True)
@@ -118,3 +118,11 @@ def _code_values(fmt: FloatFormat) -> Floats:
     signed = np.asarray(values, dtype=np.float64)
     signed.setflags(write=False)
     return signed
+
+
+FP32 = FloatFormat("fp32", 8, 23, "ieee", bias=127)
+
+
+def to_single_grid(y: Tensor) -> Tensor:
+    """float64 numbers rounded to float32 numbers, still as float64."""
+    return FP32.cast(y, DOUBLE, rounding="even", saturate=False)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
-from qgate.formats._element import ElementFormat, Floats, Rounding
-from qgate.formats.engine.parts import Call, Parts
+from qgate.formats._element import ElementFormat
+from qgate.formats._options import CastOptions, Floats, Rounding
+from qgate.formats._work import Call, Parts
+from qgate.formats.definition import round_by_list, round_to_bits
 from qgate.formats.floats import FloatFormat
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from qgate.formats.quantizer import Quantizer
 
 _BF16 = FloatFormat("bf16", 8, 7, "ieee", bias=127)
 _SEVENTH = 0.142578125  # 1/7 as a bf16 number
@@ -93,9 +93,7 @@ class Hif4Format(BlockFormat):
         e8, e16 = _unpack(stored["micro"])
         return scale * (1.0 + e8.repeat_interleave(8, 2)) * (1.0 + e16.repeat_interleave(4, 2))
 
-    def define(self, x: Floats, q: Quantizer, state: float | None, double: bool) -> Floats:
-        from qgate.formats.definition import round_by_list, round_to_bits
-
+    def define(self, x: Floats, q: CastOptions, state: float | None, double: bool) -> Floats:
         del state, double
         bad = poisoned(x, q)[:, None]
         block = np.zeros((len(x), 64))

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from qgate.formats._element import ElementFormat, Floats, Rounding
+from qgate.formats._element import ElementFormat
+from qgate.formats._options import Floats, Rounding
+from qgate.formats._work import Work
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
-
-    from qgate.formats.engine.work import Work
 
 # dot prefix, its length, exponent bits, mantissa bits
 _DOTS = ((0b11, 2, 4, 1), (0b10, 2, 3, 2), (0b01, 2, 2, 3), (0b001, 3, 1, 3), (0b0001, 4, 0, 3))

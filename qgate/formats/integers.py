@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from qgate.formats._element import ElementFormat, Floats
+from qgate.formats._element import ElementFormat
+from qgate.formats._options import Floats
+from qgate.formats._work import Work
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from qgate.formats.engine.work import Work
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,9 @@ class IntFormat(ElementFormat):
 
     width: int
     fraction_bits: int = 0
+
+    options: ClassVar[frozenset[str]] = ElementFormat.options | {"narrow"}
+    always_scaled: ClassVar[bool] = True
 
     @property
     def bits(self) -> int:

@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
-from qgate.formats._element import Floats
-from qgate.formats.engine.parts import Call, Parts
+from qgate.formats._block import BlockFormat, Format, block_amax_bits, non_finite, poisoned
+from qgate.formats._options import CastOptions, Floats
+from qgate.formats._work import Call, Parts
+from qgate.formats.definition import round_by_list
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from qgate.formats.quantizer import Quantizer
-
-SCALE_RULES = ("floor", "ceil", "even", "rceil")
 
 
 @dataclass(frozen=True)
@@ -72,15 +69,8 @@ class MxFormat(BlockFormat):
         codes = stored["scales"].to(call.work.integer)
         return call.work.power(codes - limit).masked_fill_(codes == 2 * limit + 1, float("nan"))
 
-    def shortcut(self, x: Tensor, out: Tensor, call: Call) -> bool:
-        from qgate.formats.engine import fast_mx
-
-        return fast_mx.shortcut(self, x, out, call)
-
-    def define(self, x: Floats, q: Quantizer, state: float | None, double: bool) -> Floats:
+    def define(self, x: Floats, q: CastOptions, state: float | None, double: bool) -> Floats:
         del state, double
-        from qgate.formats.definition import round_by_list
-
         limit = 2 ** (q.scale_bits - 1) - 1
         exponent = self.define_exponents(np.abs(x).max(axis=1), q.scale_rule, limit)
         bad = poisoned(x, q)
@@ -108,3 +98,8 @@ class MxFormat(BlockFormat):
         else:
             shared = log2_floor - emax + (one_to_two > self.max / 2.0**emax)
         return np.where(finite, np.where(amax == 0, -limit, shared), np.inf)
+
+
+def mx_format(fmt: Format) -> MxFormat | None:
+    """Return a format that is a microscaling one, None for others."""
+    return fmt if isinstance(fmt, MxFormat) else None

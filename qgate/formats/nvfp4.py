@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
-from qgate.formats._element import ElementFormat, Floats
-from qgate.formats.engine.parts import Call, Parts
+from qgate.formats._element import ElementFormat
+from qgate.formats._options import CastOptions, Floats
+from qgate.formats._work import DOUBLE, Call, Parts, ordinary_number, single, widen
+from qgate.formats.definition import round_by_list
+from qgate.formats.floats import to_single_grid
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from qgate.formats.quantizer import Quantizer
 
 _FP32_MAX = float(np.finfo(np.float32).max)
 
@@ -42,29 +43,28 @@ class Nvfp4Format(BlockFormat):
 
     def prepare(self, amax: Tensor) -> Tensor:
         """s_enc as float64 holding a float32 number."""
-        from qgate.formats.engine.work import to_single_grid
-
         bound = self.scale_element.max * self.max
-        single = to_single_grid(amax).clamp_(max=_FP32_MAX)
-        encode = to_single_grid(bound / single).clamp_(max=_FP32_MAX)
+        if (number := ordinary_number(amax)) is not None:
+            return amax.new_full((), single(bound / single(number)), dtype=DOUBLE.dtype)
+        amax = widen(amax)
+        rounded = to_single_grid(amax).clamp_(max=_FP32_MAX)
+        encode = to_single_grid(bound / rounded).clamp_(max=_FP32_MAX)
         return encode.where(amax > 0, 1.0)
 
     def split(self, x: Tensor, call: Call) -> Parts:
-        from qgate.formats.engine.work import to_single_grid as fp32
-
         q, work, state = call.q, call.work, call.state
         assert state is not None
         bits = block_amax_bits(x, work)
         bad = non_finite(bits, call)
-        amax = fp32(bits.view(work.dtype)).masked_fill_(bad, 0.0)
+        amax = to_single_grid(bits.view(work.dtype)).masked_fill_(bad, 0.0)
         decode = self.tensor_scale(state)
-        factor = fp32(state * fp32(state.new_tensor(1.0 / 6.0)))
-        wanted = fp32(amax * factor).clamp_(max=self.scale_element.max)
+        factor = to_single_grid(state * to_single_grid(state.new_tensor(1.0 / 6.0)))
+        wanted = to_single_grid(amax * factor).clamp_(max=self.scale_element.max)
         block_scale = self.scale_element.cast(wanted, work, rounding="even")
-        encode = fp32(1.0 / fp32(block_scale * decode)).clamp_(max=_FP32_MAX)
+        encode = to_single_grid(1.0 / to_single_grid(block_scale * decode)).clamp_(max=_FP32_MAX)
         scaled = (x * encode).masked_fill_(bad, 0.0)
         if not call.double:
-            scaled = fp32(scaled)
+            scaled = to_single_grid(scaled)
         elements = self.element.cast(scaled, work, rounding=q.rounding, generator=q.generator)
         scale = (block_scale * decode).masked_fill_(bad, float("nan"))
         codes = self.scale_element.to_codes(block_scale.masked_fill(bad, float("nan")), work)
@@ -72,19 +72,12 @@ class Nvfp4Format(BlockFormat):
 
     def tensor_scale(self, state: Tensor) -> Tensor:
         """s_dec, the scale that decoding multiplies with."""
-        from qgate.formats.engine.work import to_single_grid
-
         return to_single_grid(1.0 / state)
 
     def unscale(self, stored: dict[str, Tensor], call: Call) -> Tensor:
         assert call.state is not None
         block_scale = self.scale_element.from_codes(stored["scales"], call.work)
         return block_scale * call.state
-
-    def shortcut(self, x: Tensor, out: Tensor, call: Call) -> bool:
-        from qgate.formats.engine import fast_nvfp4
-
-        return fast_nvfp4.shortcut(self, x, out, call)
 
     def define_state(self, x: Floats) -> float:
         finite = np.abs(x[np.isfinite(x)])
@@ -95,21 +88,19 @@ class Nvfp4Format(BlockFormat):
             encode = np.float32(self.scale_element.max * self.max) / amax
         return float(np.minimum(encode, np.float32(_FP32_MAX)))
 
-    def define(self, x: Floats, q: Quantizer, state: float | None, double: bool) -> Floats:
-        from qgate.formats.definition import round_by_list
-
-        single = np.float32
-        encode_scale = single(state)
-        decode_scale = single(1) / encode_scale
-        factor = encode_scale * (single(1) / single(6))
+    def define(self, x: Floats, q: CastOptions, state: float | None, double: bool) -> Floats:
+        fp32 = np.float32
+        encode_scale = fp32(state)
+        decode_scale = fp32(1) / encode_scale
+        factor = encode_scale * (fp32(1) / fp32(6))
         with np.errstate(all="ignore"):
-            amax = np.abs(x).max(axis=1).astype(single)
-            wanted = np.minimum(amax * factor, single(self.scale_element.max))
-            scale = round_by_list(wanted.astype(np.float64), self.scale_element).astype(single)
-            encode = np.minimum(single(1) / (scale * decode_scale), single(_FP32_MAX))
+            amax = np.abs(x).max(axis=1).astype(fp32)
+            wanted = np.minimum(amax * factor, fp32(self.scale_element.max))
+            scale = round_by_list(wanted.astype(np.float64), self.scale_element).astype(fp32)
+            encode = np.minimum(fp32(1) / (scale * decode_scale), fp32(_FP32_MAX))
             scaled = x * encode.astype(np.float64)[:, None]
             if not double:
-                scaled = scaled.astype(single).astype(np.float64)
+                scaled = scaled.astype(fp32).astype(np.float64)
         codes = round_by_list(scaled, self.element, rounding=q.rounding)
         values = codes * scale.astype(np.float64)[:, None] * float(decode_scale)
         return np.where(poisoned(x, q)[:, None], np.nan, values)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from qgate.kernels.launching import bits, launch, tile
 from qgate.kernels.shapes import ROUNDINGS, Grid, Lie, Rounding, kind_of, power_of_two
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LONGEST = 4096
 
@@ -55,7 +55,7 @@ class Nvfp4Cast:
     def run(self, x: Tensor, out: Tensor, lie: Lie) -> None:
         programs = importlib.import_module("qgate.kernels.programs.nvfp4")
         room, n = tile(), x.numel()
-        amax = x.new_zeros(1, dtype=bits_dtype())
+        amax = x.new_zeros(1, dtype=torch.int32)
         launch(
             programs.largest_finite, -(-n // room), bits(x), amax, n, TILE=room,
             KIND=kind_of(x.dtype),
@@ -125,9 +125,3 @@ def _run(programs: Any, x: Tensor, out: Tensor, lie: Lie, *more: Tensor, **const
             programs.quantize_rows, count, bits(x), *given, lie.outer * lie.groups, ROWS=across,
             TAIL=lie.kind[1], **constants,
         )  # fmt: skip
-
-
-def bits_dtype() -> Any:
-    import torch
-
-    return torch.int32

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 
 def patterns(dtype: torch.dtype) -> Tensor:
     """Of 16 bits all there are; of 32 what lies at and beside the numbers of 16."""
-    import torch
-
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32, device="cpu")
     if dtype.itemsize == 2:
         return every.to(torch.int16).view(dtype)
@@ -23,8 +18,6 @@ def patterns(dtype: torch.dtype) -> Tensor:
 
 def numbers(dtype: torch.dtype) -> Tensor:
     """The patterns three times: by size, so that neighbors share an exponent, by bits, mixed."""
-    import torch
-
     every = patterns(dtype)
     finite = every[every.isfinite()]
     by_size = finite[finite.abs().sort(stable=True).indices]
@@ -49,8 +42,6 @@ def lying(x: Tensor, block: int, kind: tuple[bool, bool]) -> Tensor:
 
 def ordinary(dtype: torch.dtype, exponent: int = 0, count: int = 2**13) -> Tensor:
     """A bell curve with outliers, in units of 2**exponent."""
-    import torch
-
     seeded = torch.Generator("cpu").manual_seed(1)
     x = torch.randn(count, generator=seeded, device="cpu")
     x[::97] *= 50

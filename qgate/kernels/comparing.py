@@ -10,15 +10,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from qgate.kernels import cases, proving
 from qgate.kernels.launching import flat_bits, launch
 from qgate.kernels.shapes import kind_of
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 TILE = 4096
 AT_ONCE = 2**28
@@ -64,8 +62,6 @@ def compared(actual: Tensor, reference: Tensor, shift: int) -> Partials | None:
 
 
 def _compared(actual: Tensor, reference: Tensor, shift: int) -> Partials:
-    import torch
-
     programs = importlib.import_module("qgate.kernels.programs.comparing")
     n, device, keys = len(actual), actual.device, _keys(shift)
     tiles, spread = -(-n // TILE), min(max(n // _PER_TABLE, 1), _TABLES)
@@ -90,8 +86,6 @@ def _keys(shift: int) -> int:
 
 def by_torch(actual: Tensor, reference: Tensor, shift: int) -> Partials:
     """The definition."""
-    import torch
-
     parts = [
         _slice_by_torch(actual[i : i + _SLICE], reference[i : i + _SLICE], shift)
         for i in range(0, len(actual), _SLICE)
@@ -105,8 +99,6 @@ def by_torch(actual: Tensor, reference: Tensor, shift: int) -> Partials:
 
 
 def _slice_by_torch(actual: Tensor, reference: Tensor, shift: int) -> Partials:
-    import torch
-
     there = _tiled(torch.ones_like(actual, dtype=torch.bool))
     a, r = _tiled(actual), _tiled(reference)
     kinds_a, kinds_r = _kinds(a), _kinds(r)
@@ -147,23 +139,17 @@ def _slice_by_torch(actual: Tensor, reference: Tensor, shift: int) -> Partials:
 
 def _tiled(x: Tensor) -> Tensor:
     """With zeros up to whole tiles."""
-    import torch
-
     return torch.nn.functional.pad(x, (0, -len(x) % TILE)).view(-1, TILE)
 
 
 def _kinds(x: Tensor) -> Tensor:
     """0 finite, 1 NaN, 2 and 3 the infinities."""
-    import torch
-
     kinds = x.isnan().to(torch.int8)
     return kinds.masked_fill_(x == float("inf"), 2).masked_fill_(x == -float("inf"), 3)
 
 
 def _totals(*values: Tensor) -> Tensor:
     """A row for each, of the totals of its tiles."""
-    import torch
-
     x = torch.stack(values).view(len(values), -1, TILE // _WIDTH, _WIDTH)
     total = x[:, :, 0] + 0.0
     for i in range(1, x.shape[2]):
@@ -192,8 +178,6 @@ def difference(found: Partials, wanted: Partials) -> str:
 
 def trials(actual: torch.dtype, reference: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
     """Neighbors of every size and kind, equals, what was rounded, constants, short last tiles."""
-    import torch
-
     a, r = cases.numbers(actual), cases.numbers(reference)
     n = min(len(a), len(r)) - 5
     yield a[5 : 5 + n], r[:n]

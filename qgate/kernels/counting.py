@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from qgate.kernels import cases, proving
 from qgate.kernels.launching import bits, flat_bits, launch, tile
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 AT_ONCE = 2**30
 _TABLES = 16
@@ -29,8 +27,6 @@ def count(x: Tensor) -> Tensor | None:
 
 
 def _count(x: Tensor) -> Tensor:
-    import torch
-
     programs = importlib.import_module("qgate.kernels.programs.counting")
     patterns, room, flat = 256**x.dtype.itemsize, tile(), flat_bits(x)
     total = torch.zeros(patterns, dtype=torch.int64, device=x.device)
@@ -55,8 +51,6 @@ def _wrong(x: Tensor) -> str:
 
 def _trials(dtype: torch.dtype) -> list[Tensor]:
     """All patterns often and rarely, one alone, and a length that fills no tile."""
-    import torch
-
     if dtype.itemsize == 2:
         every = cases.numbers(dtype)
         return [every, cases.ordinary(dtype)[:-3], every[:1], torch.zeros(5000, dtype=dtype)]
@@ -66,8 +60,6 @@ def _trials(dtype: torch.dtype) -> list[Tensor]:
 
 def counted_by_torch(x: Tensor) -> Tensor:
     """The definition."""
-    import torch
-
     patterns = 256**x.dtype.itemsize
     index = bits(x.reshape(-1)).to(torch.int32).bitwise_and_(patterns - 1)
     return torch.bincount(index, minlength=patterns)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from qgate.kernels.shapes import TILE
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def bits(x: Tensor) -> Tensor:
     """The numbers as integers of their width, which is how programs load them."""
-    import torch
-
     if x.dtype.itemsize == 1:
         return x.view(torch.uint8)
     return x.view(torch.int16 if x.dtype.itemsize == 2 else torch.int32)
@@ -30,8 +29,6 @@ def launch(
     program: Any, programs: int, x: Tensor, *arguments: Any, warps: int = 4, **constants: Any
 ) -> None:
     """Fusing a product with a sum is off: it rounds once where the definition rounds twice."""
-    import torch
-
     for each in (x, *arguments):
         if isinstance(each, torch.Tensor) and not each.is_contiguous():
             raise ValueError("a program got a tensor with gaps: it would read what is in them.")
@@ -42,8 +39,6 @@ def launch(
 
 def interpreted() -> bool:
     """If triton was told to run programs in numpy, on tensors of the CPU."""
-    import importlib
-
     try:
         knobs = importlib.import_module("triton.knobs")
     except ImportError:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from qgate.kernels import cases, proving
 from qgate.kernels.launching import bits, flat_bits, launch, tile
 from qgate.kernels.shapes import kind_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def largest(x: Tensor) -> Tensor | None:
@@ -24,8 +23,6 @@ def largest(x: Tensor) -> Tensor | None:
 
 def found(x: Tensor) -> Tensor:
     """Without the proof."""
-    import torch
-
     programs = importlib.import_module("qgate.kernels.programs.magnitudes")
     flat, room = flat_bits(x), tile()
     most = torch.zeros(1, dtype=torch.int32, device=x.device)
@@ -36,8 +33,6 @@ def found(x: Tensor) -> Tensor:
 
 def by_torch(x: Tensor) -> Tensor:
     """The definition."""
-    import torch
-
     native = bits(x.reshape(-1))
     return native.bitwise_and(torch.iinfo(native.dtype).max).amax().reshape(1).to(torch.int32)
 

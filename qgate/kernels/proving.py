@@ -10,12 +10,12 @@ import importlib.util
 import threading
 import warnings
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+import torch
+from torch import Tensor
 
+DEVICES = {"cuda"}
+"""Types of devices that there can be kernels for."""
 _verdicts: dict[Hashable, bool] = {}
 _held = threading.RLock()
 
@@ -26,12 +26,10 @@ class KernelWarning(UserWarning):
 
 def serves(device: torch.device) -> bool:
     """If there can be kernels for tensors of this device."""
-    return device.type == "cuda" and _there()
+    return device.type in DEVICES and _there()
 
 
 def _there() -> bool:
-    import torch
-
     return torch.version.hip is None and importlib.util.find_spec("triton") is not None
 
 
@@ -58,8 +56,6 @@ def proven(way: Hashable, device: torch.device, what: str, prove: Callable[[], s
 
 def difference(actual: Tensor, expected: Tensor, given: Tensor | None = None) -> str:
     """Where two results differ in a bit, the empty text where none do; a NaN equals a NaN."""
-    import torch
-
     a, e = actual.cpu(), expected.cpu()
     if a.shape != e.shape or a.dtype != e.dtype:
         return f"{a.dtype} {tuple(a.shape)} instead of {e.dtype} {tuple(e.shape)}"

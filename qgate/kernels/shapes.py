@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 Rounding = Literal["even", "away", "zero"]
 ROUNDINGS: dict[str, int] = {"even": 0, "away": 1, "zero": 2}

@@ -193,7 +193,7 @@ class MetricTable(Registry[Metric]):
 
     def find(self, name: str) -> Metric:
         """Return a metric of the whole or of a part by its exact name, else a plain one."""
-        known = self._entries.get(name) or self._parts.get(name)
+        known = self.entries.get(name) or self._parts.get(name)
         return known or Metric(name=name, label=name, direction="lower", definition="", sources=())
 
     def get(self, name: str) -> Metric:
@@ -201,11 +201,11 @@ class MetricTable(Registry[Metric]):
         if name in self._parts:
             return self._parts[name]
         whole, at, part = name.partition("@")
-        if at and whole in self._entries:
+        if at and whole in self.entries:
             raise unknown("part of a tensor", part, [each.name for each in PARTS])
-        if name not in self._entries:
-            raise unknown(self.what, name, self._entries)
-        return self._entries[name]
+        if name not in self.entries:
+            raise unknown(self.what, name, self.entries)
+        return self.entries[name]
 
     def of(self, source: Source) -> list[Metric]:
         """List the metrics of one source, in the order they were added."""

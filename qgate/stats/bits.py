@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -57,8 +58,6 @@ def _from_numpy(x: npt.NDArray[np.generic]) -> Tensor:
     """A view, also of memory-mapped files that are open for reading only."""
     if x.dtype.kind != "f":
         raise TypeError(f"expected floating point numbers, not a numpy array of {x.dtype}.")
-    import warnings
-
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(x)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from qgate.summaries.ends import in_units
-from qgate.summaries.record import Binades, Portrait, Usage
-
-if TYPE_CHECKING:
-    from qgate.summaries.pool import Pool
+from qgate.summaries.record import Binades, Usage
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -69,44 +65,3 @@ def usage_of(patterns: npt.NDArray[np.uint16], counts: Ints) -> Usage:
     share = fields[fields > 0] / max(int(counts.sum()), 1)
     bits = -float(share @ np.log2(share)) if len(share) > 1 else 0.0
     return Usage(exponents=len(share), patterns=len(patterns), exponent_bits=bits)
-
-
-def portrait_of(pool: Pool) -> Portrait:
-    """Plain data; what does not exist or is not finite is left out."""
-    values, weights = pool.weighted
-    found: dict[str, Any] = {
-        "tensors": pool.tensors,
-        "elements": pool.elements,
-        "counted": pool.counted,
-        "source": pool.source,
-        "counted_as": pool.counted_as,
-        "nan": pool.nan,
-        "posinf": pool.posinf,
-        "neginf": pool.neginf,
-    }
-    numbers: dict[str, float] = {
-        "min": pool.low,
-        "max": pool.high,
-        "amax": pool.amax,
-        "amin": pool.least,
-        **moments_of(values, weights),
-    }
-    if pool.sums is not None:
-        numbers |= pool.sums.moments()
-    if pool.low == pool.high:
-        numbers = {k: v for k, v in numbers.items() if k not in ("skew", "kurtosis")} | {"std": 0.0}
-    if pool.counted:
-        found["zeros"] = pool.zeros
-    if len(values):
-        places = np.array([float(p) for p in PROBABILITIES])
-        at = quantiles_of(values, weights, places).clip(pool.low, pool.high)
-        at[[0, -1]] = pool.low, pool.high
-        found["quantiles"] = dict(zip(PROBABILITIES, at.tolist(), strict=True))
-    if (binades := binades_of(values, weights)) is not None:
-        found["binades"] = binades
-    if pool.counted and pool.counted_as == "bfloat16":
-        found["usage"] = usage_of(pool.patterns, pool.counts)
-    if pool.fates:
-        found["formats"] = {name: sums.fate() for name, sums in pool.fates.items()}
-    found |= {name: value for name, value in numbers.items() if math.isfinite(value)}
-    return cast(Portrait, found)

@@ -10,21 +10,18 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from qgate.formats import FORMATS, ElementFormat, Format, IntFormat
+from qgate.formats import FORMATS, ElementFormat, Format
 from qgate.formats.losses import Losses, losses_of_values
 from qgate.formats.quantizer import Quantizer
 from qgate.scales.search import quick_best_exponent
 from qgate.stats.bits import BY_NAME, decoded
 from qgate.summaries.record import Edges, Fate
-
-if TYPE_CHECKING:
-    from qgate.summaries.pool import Pool
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -35,6 +32,9 @@ class Limit:
     """A wide dtype: too many values for a format, but it has ends."""
 
     name: str
+
+    kind: ClassVar[Literal["dtype"]] = "dtype"
+    always_scaled: ClassVar[bool] = False
 
     @property
     def numpy(self) -> type[np.float32] | type[np.float64]:
@@ -73,19 +73,17 @@ def target_of(name: str) -> Target:
     return FORMATS.get(name)
 
 
-def scaled(target: Target) -> bool:
-    """If it brings scales of its own: blocks, and integers, which mean nothing without one."""
-    return not isinstance(target, Limit | ElementFormat) or isinstance(target, IntFormat)
-
-
 def edges_of(names: Iterable[str]) -> dict[str, Edges]:
     """What formats and dtypes can represent, by their own names; blocks in units of the scale."""
     found = {}
     for t in map(target_of, names):
         found[t.name] = Edges(
-            max=t.max, min_normal=t.min_normal, min_subnormal=t.min_subnormal, scaled=scaled(t)
+            max=t.max,
+            min_normal=t.min_normal,
+            min_subnormal=t.min_subnormal,
+            scaled=t.always_scaled,
         )
-        if isinstance(t, IntFormat) and (granularity := Quantizer(t).granularity):
+        if t.kind == "element" and (granularity := Quantizer(t).granularity):
             found[t.name]["granularity"] = granularity
     return found
 
@@ -209,9 +207,26 @@ def _squares(
     )
 
 
+class CountedTensors(Protocol):
+    """What counting tells of tensors; `Pool` says what the fields are."""
+
+    @property
+    def counted_as(self) -> str: ...
+    @property
+    def patterns(self) -> npt.NDArray[np.uint16]: ...
+    @property
+    def counts(self) -> Ints: ...
+    @property
+    def posinf(self) -> int: ...
+    @property
+    def neginf(self) -> int: ...
+    @property
+    def vanished(self) -> int: ...
+
+
 def fate_of_counts(
     target: ElementFormat | Limit,
-    pool: Pool,
+    pool: CountedTensors,
     rows: Floats | None = None,
     massive: float | None = None,
 ) -> FateSums:
@@ -223,7 +238,7 @@ def fate_of_counts(
     counted, counts = value_table(pool.counted_as)[pool.patterns], pool.counts
     losses = losses_of_values(target, counted, counts)
     losses = losses.before_rounding(
-        pool.posinf, pool.neginf, pool.vanished, lost=isinstance(target, ElementFormat)
+        pool.posinf, pool.neginf, pool.vanished, lost=target.kind == "element"
     )
     finite = np.isfinite(counted)
     often = counts[finite].astype(np.float64)
@@ -239,7 +254,7 @@ def fate_of_counts(
     rest: list[float | None] = [None] * 3
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         casts = [cast]
-        if isinstance(target, ElementFormat):
+        if target.kind == "element":
             # The scale is that of the whole tensor, also where the error is of some rows.
             k = _least_losing(target, counted[finite], often)
             casts.append(_scaled_by(target, values, k))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,13 @@ from qgate.errors import QgateError
 from qgate.stats import Counts, massive_beyond
 from qgate.stats.bits import BY_NAME
 from qgate.summaries.ends import ValueSums
-from qgate.summaries.figures import portrait_of
+from qgate.summaries.figures import (
+    PROBABILITIES,
+    binades_of,
+    moments_of,
+    quantiles_of,
+    usage_of,
+)
 from qgate.summaries.outcomes import FateSums, Floats, Ints, value_table
 from qgate.summaries.record import Portrait
 
@@ -141,7 +148,46 @@ class Pool:
         return Counts(self.counted_as, dense)
 
     def portrait(self) -> Portrait:
-        return portrait_of(self)
+        """Plain data; what does not exist or is not finite is left out."""
+        values, weights = self.weighted
+        found: dict[str, Any] = {
+            "tensors": self.tensors,
+            "elements": self.elements,
+            "counted": self.counted,
+            "source": self.source,
+            "counted_as": self.counted_as,
+            "nan": self.nan,
+            "posinf": self.posinf,
+            "neginf": self.neginf,
+        }
+        numbers: dict[str, float] = {
+            "min": self.low,
+            "max": self.high,
+            "amax": self.amax,
+            "amin": self.least,
+            **moments_of(values, weights),
+        }
+        if self.sums is not None:
+            numbers |= self.sums.moments()
+        if self.low == self.high:
+            numbers = {k: v for k, v in numbers.items() if k not in ("skew", "kurtosis")} | {
+                "std": 0.0
+            }
+        if self.counted:
+            found["zeros"] = self.zeros
+        if len(values):
+            places = np.array([float(p) for p in PROBABILITIES])
+            at = quantiles_of(values, weights, places).clip(self.low, self.high)
+            at[[0, -1]] = self.low, self.high
+            found["quantiles"] = dict(zip(PROBABILITIES, at.tolist(), strict=True))
+        if (binades := binades_of(values, weights)) is not None:
+            found["binades"] = binades
+        if self.counted and self.counted_as == "bfloat16":
+            found["usage"] = usage_of(self.patterns, self.counts)
+        if self.fates:
+            found["formats"] = {name: sums.fate() for name, sums in self.fates.items()}
+        found |= {name: value for name, value in numbers.items() if math.isfinite(value)}
+        return cast(Portrait, found)
 
 
 def _sums_of(pools: Sequence[Pool]) -> ValueSums | None:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from qgate.errors import QgateError, unknown
-from qgate.formats import ElementFormat, IntFormat
 from qgate.stats import Counts, counts, serial
 from qgate.stats.bits import BY_NAME, CHUNK, COUNTABLE, slabs
 from qgate.summaries.channels import channels_of
@@ -26,7 +25,6 @@ from qgate.summaries.outcomes import (
     edges_of,
     fate_of_counts,
     fate_of_limit,
-    scaled,
     target_of,
 )
 from qgate.summaries.pool import Pool, Pooling, of_counts
@@ -107,10 +105,8 @@ def pool_of_counts(
     pool = replace(pool, elements=elements, source="counts", **_known(stats, nonfinite))
     if dtype.removeprefix("torch.") in ("float32", "float64"):
         pool = replace(pool, sums=_known_sums(stats, int(pool.weighted[1].sum())))
-    targets = [t for t in map(target_of, formats) if isinstance(t, Limit | ElementFormat)]
-    fates = {
-        t.name: fate_of_counts(t, pool, massive=pool.massive) for t in targets if not scaled(t)
-    }
+    targets = [t for t in map(target_of, formats) if t.kind != "block" and not t.always_scaled]
+    fates = {t.name: fate_of_counts(t, pool, massive=pool.massive) for t in targets}
     return replace(pool, fates=fates)
 
 
@@ -153,7 +149,7 @@ def _with_ends(pool: Pool, ends: ExactFigures, sums: ValueSums) -> Pool:
 
 
 def _fate(target: Target, pool: Pool, x: Tensor, share: Tensor) -> FateSums:
-    if not isinstance(target, Limit | ElementFormat) or isinstance(target, IntFormat):
+    if target.kind == "block" or (target.kind == "element" and target.always_scaled):
         amax = 0.0 if math.isnan(pool.amax) else pool.amax
         return fate_of_rows(target, share, amax, pool.massive)
     if x.dtype not in _WIDE:

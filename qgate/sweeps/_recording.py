@@ -28,7 +28,7 @@ def record_of(
     sums: LevelSums,
     scale_bits: int,
 ) -> dict[str, Any]:
-    element = fmt if isinstance(fmt, ElementFormat) else fmt.element
+    element = fmt.element
     odd = {"NaN": summary.nan, "Inf": summary.posinf + summary.neginf}
     bad = " and ".join(f"{count} {what}" for what, count in odd.items() if count)
     rounded = summary.rounded_from

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from qgate.errors import QgateError, unknown
-from qgate.formats import FORMATS, BlockFormat, ElementFormat, Format
-from qgate.formats.mx import MxFormat
+from qgate.formats import FORMATS, ElementFormat, Format, is_format
+from qgate.formats.mx import MxFormat, mx_format
 from qgate.scales.levels import Alignment, Level, ends_of, levels_of, usual_of
 from qgate.scales.search import Floats, best_exponent, merged_chunks
 from qgate.stats import BlockCounts, Counts, Values
@@ -120,7 +120,7 @@ def sweep(
         return _sweep_blocks(
             x, mx_of(format), max_exp, min_exp, scale_bits, block, axis, name, shape
         )
-    fmt, mx = element_of(format), isinstance(sweepable(format), MxFormat)
+    fmt, mx = element_of(format), sweepable(format).kind == "block"
     return _sweep_tensor(x, fmt, mx, levels, max_exp, min_exp, alignment, scale_bits, name, shape)
 
 
@@ -133,28 +133,26 @@ def sweepable(format: Any, *, block: bool = False) -> Format:
             names = [each.name for each in FORMATS if (has_mx(each) if block else _is_swept(each))]
             also = itertools.chain.from_iterable(map(FORMATS.aliases, names))
             raise unknown("format", format, names, also) from None
-    if not isinstance(format, ElementFormat | BlockFormat):
+    if not is_format(format):
         raise TypeError(f"a format is a name or a qgate format, not {type(format).__name__}.")
     return format
 
 
 def _is_swept(fmt: Format) -> bool:
-    return isinstance(fmt, ElementFormat | MxFormat)
+    return fmt.kind == "element" or mx_format(fmt) is not None
 
 
 def element_of(format: str | ElementFormat | MxFormat) -> ElementFormat:
     """The element format that a tensor sweep scales."""
     fmt = sweepable(format)
-    if isinstance(fmt, ElementFormat):
-        return fmt
-    if isinstance(fmt, MxFormat):
+    if _is_swept(fmt):
         return fmt.element
     raise QgateError(
         f"{fmt.name} has scales of its own and cannot be swept; sweep {_element_name(fmt)}."
     )
 
 
-def _element_name(fmt: BlockFormat) -> str:
+def _element_name(fmt: Format) -> str:
     known = next((f.name for f in FORMATS if f == fmt.element), None)
     return f"its elements, {known}" if known else "its elements"
 
@@ -164,7 +162,7 @@ def mx_of(format: str | ElementFormat | MxFormat) -> MxFormat:
     fmt = sweepable(format, block=True)
     found = _mx_twin(fmt)
     if found is None:
-        names = ", ".join(each.name for each in FORMATS if isinstance(each, MxFormat))
+        names = ", ".join(each.name for each in FORMATS if mx_format(each))
         raise QgateError(
             f"{fmt.name} has no MX format, so no block sweep; those that have: {names}."
         )
@@ -177,9 +175,9 @@ def has_mx(format: str | Format) -> bool:
 
 
 def _mx_twin(fmt: Format) -> MxFormat | None:
-    if isinstance(fmt, MxFormat):
-        return fmt
-    candidates = (each for each in FORMATS if isinstance(each, MxFormat))
+    if fmt.kind == "block":
+        return mx_format(fmt)
+    candidates = filter(None, map(mx_format, FORMATS))
     return next(
         (m for m in candidates if m.element == fmt or (fmt.name, m.name) == ("int8", "mxint8")),
         None,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from qgate import formats
-from qgate.formats import BlockFormat, Quantizer
+from qgate.formats import Quantizer
 from qgate.formats.quantizer import as_quantizer
 from qgate.stats import counts
 from qgate.sweeps.advice import SIGNIFICANT, severity
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from qgate.formats import Format
-    from qgate.formats.quantizer import Options
+    from qgate.formats._options import Options
 
 _PACKAGE = str(Path(__file__).parent.parent)
 # The frame in which a module runs with its hooks.
@@ -108,7 +108,7 @@ def range(x: Tensor, format: str | Format | Quantizer, **options: Unpack[Options
         max=fmt.max,
         min_normal=fmt.min_normal,
         min_subnormal=fmt.min_subnormal,
-        scaled=isinstance(fmt, BlockFormat) or q.granularity is not None,
+        scaled=q.granularity is not None,
     )
 
 

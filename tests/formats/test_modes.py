@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import qgate
-from qgate.formats import FORMATS, definition
-from qgate.formats.engine import fast_mx, quantizing, scratch, work
+from qgate.formats import FORMATS, _scratch, _work, definition
+from qgate.formats.engine import fast_mx, quantizing
 
 ALL = FORMATS.names()
 
@@ -17,10 +17,10 @@ ALL = FORMATS.names()
 @pytest.fixture
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a fresh process: no table and no buffer was made yet."""
-    monkeypatch.setattr(quantizing, "_tables", scratch.Shelf(64))
-    monkeypatch.setattr(fast_mx, "_stacks", scratch.Shelf(8))
-    monkeypatch.setattr(work, "_shelf", scratch.Shelf(256))
-    monkeypatch.setattr(scratch, "_held", threading.local())
+    monkeypatch.setattr(quantizing, "_tables", _scratch.Shelf(64))
+    monkeypatch.setattr(fast_mx, "_stacks", _scratch.Shelf(8))
+    monkeypatch.setattr(_work, "_shelf", _scratch.Shelf(256))
+    monkeypatch.setattr(_scratch, "_held", threading.local())
 
 
 def inputs() -> list[torch.Tensor]:

@@ -26,6 +26,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """As if the CPU had kernels; the list counts their runs."""
     runs: list[int] = []
     monkeypatch.setattr(proving, "_verdicts", {})
+    monkeypatch.setattr(proving, "DEVICES", {"cpu"})
     monkeypatch.setattr(proving, "serves", lambda device: device == CPU)
     return runs
 

@@ -22,8 +22,12 @@ from tests.mutants.mutant import MAMBA, Sow, llama, mamba
 # Formats -----------------------------------------------------------------------------------------
 
 
-def _truncating(module: Any) -> Sow:
-    return lambda bed: bed.patch.setattr(module, "round_to_integer", lambda t, *_: t.trunc_())
+def _truncating(bed: Bed) -> None:
+    bed.patch.setattr(fast_element, "round_to_integer", lambda t, *_: t.trunc_())
+
+
+def truncating_blocks(bed: Bed) -> None:
+    bed.wrap(fast_mx, "_round", lambda plain: lambda *given: plain(*given[:-1], "zero"))
 
 
 def _exponent_off_by(steps: int) -> Sow:
@@ -72,11 +76,11 @@ def _twice(bits: int) -> Sow:
 
 
 def _flushed(plain: Any) -> Any:
-    def rounded(element: Any, x: Tensor, _size: Tensor, top: Tensor, *rest: Any) -> None:
-        shift = (element.min_exponent - element.max_exponent) << 23
+    def rounded(steps: Any, x: Tensor, _size: Tensor, top: Tensor, *rest: Any) -> None:
+        shift = (steps.element.min_exponent - steps.element.max_exponent) << 23
         smallest = (top + shift).view(torch.float32)
         kept = x.where(x.abs() >= smallest, 0.0)
-        plain(element, kept, kept.view(torch.int32) & 0x7FFFFFFF, top, *rest)
+        plain(steps, kept, kept.view(torch.int32) & 0x7FFFFFFF, top, *rest)
 
     return rounded
 
@@ -346,8 +350,8 @@ _Q_INPUT = ATTENTION + "q_proj:input"
 
 MUTANTS = (
     # Rounding, scales and blocks.
-    llama("int8-truncates", "int8", _truncating(fast_element), _Q_INPUT),
-    llama("mxfp8-truncates", "mxfp8", _truncating(fast_mx), _Q_INPUT),
+    llama("int8-truncates", "int8", _truncating, _Q_INPUT),
+    llama("mxfp8-truncates", "mxfp8", truncating_blocks, _Q_INPUT),
     llama("block-scale-one-exponent-low", "mxfp8", _exponent_off_by(-1), _Q_INPUT),
     llama("block-scale-one-exponent-high", "mxfp4", _exponent_off_by(1), _Q_INPUT),
     llama("block-of-64-for-32", "mxfp4", _blocks_of(64), _Q_INPUT),
@@ -355,7 +359,7 @@ MUTANTS = (
     llama("double-rounding", "mxfp4", _twice(3), _Q_INPUT),
     llama("subnormals-flushed", "mxfp4", lambda bed: bed.wrap(fast_mx, "_round", _flushed), _Q_INPUT),
     llama("clip-at-126", "int8", _saturating_early, _Q_INPUT),
-    llama("scale-rounded-to-bf16", "int8", lambda bed: bed.wrap(integers.IntFormat, "shortcut", _scaled_in_bf16), ATTENTION + "q_proj:weight"),
+    llama("scale-rounded-to-bf16", "int8", lambda bed: bed.wrap(fast_element, "shortcut", _scaled_in_bf16), ATTENTION + "q_proj:weight"),
     llama("amax-of-half-the-channels", "int8", lambda bed: bed.wrap(quantizing, "quantize", _amax_of_half), _Q_INPUT),
     llama("weight-per-tensor-for-per-channel", "int8", lambda bed: bed.wrap(resolving, "_quantizer", _per_tensor), ATTENTION + "q_proj:(weight|output)"),
     llama("bf16-truncates", "bf16", lambda bed: bed.wrap(applying, "in_dtype", _truncated_to_bf16), ATTENTION + "q_proj:output"),

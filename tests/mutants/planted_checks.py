@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, log_softmax
 
 from qgate.formats import Quantizer
-from qgate.formats.engine import fast_mx
 from qgate.gate import checks
 from qgate.modes import applying
 from qgate.pipeline.gates import bench as benches
@@ -20,7 +19,7 @@ from qgate.pipeline.gates import ideals, self_checks, tasks
 from qgate.pipeline.gates.bench import Bench
 from tests.mutants.bed import Bed
 from tests.mutants.mutant import Mutant, Sow, llama, mamba
-from tests.mutants.planted import altered
+from tests.mutants.planted import altered, truncating_blocks
 
 # The task -----------------------------------------------------------------------------------------
 
@@ -174,13 +173,9 @@ def _turned_wrongly(bed: Bed) -> None:
 # The canary ---------------------------------------------------------------------------------------
 
 
-def _truncating(bed: Bed) -> None:
-    bed.patch.setattr(fast_mx, "round_to_integer", lambda t, *_: t.trunc_())
-
-
 def _defined_by_truncation(bed: Bed) -> None:
     """The definition truncates too: the healthy quantizer agrees with its ideal."""
-    _truncating(bed)
+    truncating_blocks(bed)
     plain = ideals.define
 
     def define(x: Any, q: Quantizer) -> Any:
@@ -268,7 +263,7 @@ REFERENCE = (
     llama("norm-in-float16-since-day-one", "", _norm_in_half, says="relative_mse", unrecorded=True, survives=_BETWEEN),
 )  # fmt: skip
 CANARY = (
-    llama("everything-truncates", "", _truncating, Q_OUTPUT.replace(":output", ":input"), says="over the ideal declared quantizer, 0.5 allowed"),
+    llama("everything-truncates", "", truncating_blocks, Q_OUTPUT.replace(":output", ":input"), says="over the ideal declared quantizer, 0.5 allowed"),
     llama("the-definition-truncates-too", "", _defined_by_truncation, says=NOTHING),
     llama("rounding-is-ignored", "", _rounding_ignored, says=NOTHING),
     llama("budget-of-20-db", "", _policy(budget_db=20.0), says=NOTHING),

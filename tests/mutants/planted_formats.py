@@ -12,7 +12,9 @@ from torch import Tensor
 from qgate import formats
 from qgate.capture import running
 from qgate.formats import ElementFormat
-from qgate.formats.engine.work import DOUBLE
+from qgate.formats._scratch import Shelf
+from qgate.formats._work import DOUBLE
+from qgate.formats.engine import fast_mx
 from qgate.formats.floats import FloatFormat
 from qgate.pipeline.gates import format_rows
 from qgate.stats import value_counts
@@ -121,6 +123,7 @@ def _element(**facts: float) -> Sow:
                 return value if self.name == "fp8_e4m3" else plain(self)
 
             bed.patch.setattr(FloatFormat, fact, property(other))
+        bed.patch.setattr(fast_mx, "_steps", Shelf(64))
 
     return sow
 

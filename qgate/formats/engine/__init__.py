@@ -1,9 +1,8 @@
-"""The machinery that drives formats over tensors; the only part of `formats` that loads torch.
+"""The machinery that drives formats over tensors; it loads torch, and the formats do not.
 
-job         checks a tensor, lays it out in groups (layout), finds its scales
-quantizing  chunk by chunk through a format's exact `split` or its shortcut (fast_*)
-codec       to codes and scales, and back
-gradient    straight-through
+job         checks a tensor, lays it out in groups, finds its scales
+quantizing  chunk by chunk through a shortcut (fast_*) or a format's exact `split`; the gradient
+on_device   by a kernel, where there is one for the device
 census      counts of what happened
-work        exact conversions between dtypes; parts, scratch: what they hand to each other
+dtypes      the bits of torch's dtypes, and the exact cast to them
 """

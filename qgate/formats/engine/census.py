@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from qgate.formats._element import ElementFormat
-from qgate.formats.engine.job import Job, element_of, saturated, split
-from qgate.formats.engine.parts import Parts
+from qgate.formats._block import Format
+from qgate.formats._options import Options
+from qgate.formats._work import Parts
+from qgate.formats.engine.job import Job, saturated, split
 from qgate.formats.losses import Losses
-from qgate.formats.quantizer import as_quantizer
-
-if TYPE_CHECKING:
-    from qgate.formats._literals import Format
-    from qgate.formats.quantizer import Options, Quantizer
+from qgate.formats.quantizer import Quantizer, as_quantizer
 
 _TOTALS = ("elements", "finite", "saturated", "inf")
 
@@ -60,7 +57,7 @@ def report(x: Tensor, fmt: str | Format | Quantizer, **options: Unpack[Options])
     """Count what `quantize(x, fmt, ...)` saturates, flushes to zero and stores as subnormal."""
     q = as_quantizer(fmt, options)
     job = Job(x, q, looking=True)
-    smallest = element_of(q.format).min_normal
+    smallest = q.format.element.min_normal
     rows = {kind: job.rows(1, torch.int64) for kind in (*counted_of(q), "subnormal")}
     squares = torch.zeros(3, dtype=torch.float64, device=x.device)
     for chunk, _, wide, parts in split(job):
@@ -83,13 +80,13 @@ def report(x: Tensor, fmt: str | Format | Quantizer, **options: Unpack[Options])
 
 def counted_of(q: Quantizer) -> list[str]:
     """List the counts of a quantizer: one with scales has no range that a value could be beyond."""
-    is_cast = isinstance(q.format, ElementFormat) and q.granularity is None
+    is_cast = q.granularity is None
     return [f.name for f in fields(Losses) if is_cast or f.name != "beyond_range"]
 
 
 def outcomes(wide: Tensor, parts: Parts, q: Quantizer) -> dict[str, Tensor]:
     """Find which elements of a chunk each count of `Losses` is of; kinds without any may miss."""
-    element, size = element_of(q.format), wide.abs()
+    element, size = q.format.element, wide.abs()
     zero = size == 0
     good = nonzero = ~zero
     hits = {"zeros": zero, "nonzero": nonzero}

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from qgate.formats._element import ElementFormat, round_to_integer
-from qgate.formats.engine.parts import Call
-from qgate.formats.engine.scratch import buffer
-from qgate.formats.engine.work import DOUBLE, SINGLE, narrow
+from qgate.formats._scratch import buffer
+from qgate.formats._work import DOUBLE, SINGLE, Call
+from qgate.formats.engine.dtypes import narrow
 from qgate.formats.integers import IntFormat
 
 _ORDINARY = 2.0**100
@@ -25,10 +25,9 @@ def shortcut(fmt: ElementFormat, x: Tensor, out: Tensor, call: Call) -> bool:
         y = fmt.cast(single, SINGLE, rounding=q.rounding, saturate=q.saturate, narrow=q.narrow)
         out.copy_(y)
         return True
-    ordinary = (scale > 1 / _ORDINARY) & (scale < _ORDINARY)
-    if not q.saturate or not bool(ordinary.all()):
+    if not q.saturate or not _ordinary(scale):
         return False
-    # Quotients and products of 24-bit numbers in float64: see `work.divide` for why it suffices.
+    # Quotients and products of 24-bit numbers in float64: see `Call.divide` for why it suffices.
     t = buffer("double", x.shape, DOUBLE.dtype, x.device).copy_(x).div_(scale)
     t.clamp_(*fmt.bounds(narrow=q.narrow))
     if isinstance(fmt, IntFormat) and fmt.step == 1.0:
@@ -47,6 +46,12 @@ def shortcut(fmt: ElementFormat, x: Tensor, out: Tensor, call: Call) -> bool:
     else:
         out.copy_(narrow(t, out.dtype))
     return True
+
+
+def _ordinary(scale: Tensor) -> bool:
+    if scale.numel() == 1:
+        return 1 / _ORDINARY < scale.item() < _ORDINARY
+    return bool(((scale > 1 / _ORDINARY) & (scale < _ORDINARY)).all())
 
 
 def _halfway(x: Tensor) -> bool:

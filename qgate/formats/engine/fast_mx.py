@@ -7,24 +7,42 @@ float32's ends; other chunks are left to the exact way.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from qgate.formats._element import ElementFormat, Rounding, round_to_integer
-from qgate.formats.engine.parts import Call
-from qgate.formats.engine.scratch import Shelf, buffer
-from qgate.formats.engine.work import SINGLE
+from qgate.formats._element import round_to_integer
+from qgate.formats._options import Rounding
+from qgate.formats._scratch import Shelf, buffer, whole
+from qgate.formats._work import SINGLE, Call
 from qgate.formats.floats import FloatFormat
-
-if TYPE_CHECKING:
-    from qgate.formats.mx import MxFormat
+from qgate.formats.mx import MxFormat
 
 _TABLE_PAYS_FROM = 2**20
 _WIDE = 32
 
 _stacks = Shelf(8)
+_steps = Shelf(64)
+
+
+class Steps:
+    """What a format and a scale rule add to exponents, as tensors: numbers are converted anew."""
+
+    def __init__(self, fmt: MxFormat, rule: str) -> None:
+        self.element = element = fmt.element
+        self.has_exponents = isinstance(element, FloatFormat)
+        smallest = (
+            element.min_exponent if isinstance(element, FloatFormat) else element.max_exponent
+        )
+        span = element.max_exponent - smallest + element.mantissa
+        self.lowest, self.highest = (span - 124 + SINGLE.bias) << 23, (120 + SINGLE.bias) << 23
+        self.one_zero = element.negative_zero is None
+        self.saturates = rule in ("floor", "even")
+        self.carry = fmt.carry(rule, 23)
+        self.to_carry = whole(self.carry)
+        self.to_limit = whole(int((element.max / 2.0**element.max_exponent - 1) * 2**23))
+        self.to_smallest = whole((smallest - element.max_exponent) << 23)
+        self.twice_bias = whole((2 * SINGLE.bias + element.mantissa) << 23)
+        self.magnitude, self.exponent = whole(SINGLE.magnitude_mask), whole(SINGLE.exponent_mask)
 
 
 def shortcut(fmt: MxFormat, x: Tensor, out: Tensor, call: Call) -> bool:
@@ -32,10 +50,11 @@ def shortcut(fmt: MxFormat, x: Tensor, out: Tensor, call: Call) -> bool:
     q = call.q
     if call.double or q.rounding == "stochastic" or q.scale_bits != 8:
         return False
+    steps = _steps.get((fmt, q.scale_rule), lambda: Steps(fmt, q.scale_rule))
+    size = buffer("size", x.shape, torch.int32, x.device)
     by_table = x.dtype.itemsize == 2 and x.device.type == "cpu" and call.numel >= _TABLE_PAYS_FROM
     if by_table:
         codes = buffer("codes", x.shape, torch.int32, x.device).copy_(x.view(torch.int16))
-        size = buffer("size", x.shape, torch.int32, x.device)
         size = torch.bitwise_and(codes, 0x7FFF, out=size)
         amax = size.amax(2, keepdim=True).to(torch.int16)
         amax = amax.view(x.dtype).to(torch.float32).view(torch.int32)
@@ -43,74 +62,60 @@ def shortcut(fmt: MxFormat, x: Tensor, out: Tensor, call: Call) -> bool:
         single = x
         if x.dtype != torch.float32:
             single = buffer("single", x.shape, torch.float32, x.device).copy_(x)
-        size = buffer("size", x.shape, torch.int32, x.device)
-        size = torch.bitwise_and(single.view(torch.int32), SINGLE.magnitude_mask, out=size)
+        size = torch.bitwise_and(single.view(torch.int32), steps.magnitude, out=size)
         amax = size.amax(2, keepdim=True)
-    found = _top(fmt, amax, q.scale_rule)
+    found = _top(steps, amax)
     if found is None:
         return False
     top, fields = found
-    clamp = q.scale_rule in ("floor", "even")
     if not by_table:
-        _round(fmt.element, single, size, top, out, q.rounding, clamp)
+        _round(steps, single, size, top, out, q.rounding)
         return True
     key = (fmt, q.rounding, x.dtype, out.dtype)
-    stack = _stacks.get(key, lambda: Stack(fmt.element, q.rounding, x.dtype, out.dtype))
+    stack = _stacks.get(key, lambda: Stack(fmt, q.rounding, x.dtype, out.dtype))
     stack.look_up(codes, top, fields, out)
     return True
 
 
-def _top(fmt: MxFormat, amax: Tensor, rule: str) -> tuple[Tensor, range] | None:
+def _top(steps: Steps, amax: Tensor) -> tuple[Tensor, range] | None:
     """The exponent fields of S + emax, in place, and their range as numbers.
 
     None if a block is too near float32's ends.
     """
-    element = fmt.element
-    smallest = element.min_exponent if isinstance(element, FloatFormat) else element.max_exponent
-    span = element.max_exponent - smallest + element.mantissa
-    lowest, highest = (span - 124 + SINGLE.bias) << 23, (120 + SINGLE.bias) << 23
     ends = torch.aminmax(amax)
     low, high = int(ends.min.item()), int(ends.max.item())
-    if high > highest:
+    if high > steps.highest:
         return None
-    if low < lowest:
+    if low < steps.lowest:
         # Blocks of zeros are zeros at any scale: give them one that is in use.
         amax = amax.where(amax != 0, high or SINGLE.bias << 23)
         low = int(amax.amin().item())
         high = max(high, low)
-        if low < lowest:
+        if low < steps.lowest:
             return None
-    carry = fmt.carry(rule, 23)
-    fields = range((low + carry) >> 23, ((high + carry) >> 23) + 1)
-    return (amax + carry).bitwise_and_(SINGLE.exponent_mask), fields
+    if steps.carry:
+        amax = amax + steps.to_carry
+    fields = range((low + steps.carry) >> 23, ((high + steps.carry) >> 23) + 1)
+    return amax.bitwise_and_(steps.exponent), fields
 
 
 def _round(
-    element: ElementFormat,
-    x: Tensor,
-    size: Tensor,
-    top: Tensor,
-    out: Tensor,
-    rounding: Rounding,
-    clamp: bool,
+    steps: Steps, x: Tensor, size: Tensor, top: Tensor, out: Tensor, rounding: Rounding
 ) -> None:
     """x in float32, `size` its magnitude bits (used up)."""
     work = buffer("single", x.shape, torch.float32, x.device)
-    if clamp:
-        mantissa_of_max = int((element.max / 2.0**element.max_exponent - 1) * 2**23)
-        limit = (top + mantissa_of_max).view(torch.float32)
-        torch.minimum(x, limit, out=work)
-        x = torch.maximum(work, limit.neg_(), out=work)
-    if isinstance(element, FloatFormat):
-        size.bitwise_and_(SINGLE.exponent_mask)
-        smallest = top + ((element.min_exponent - element.max_exponent) << 23)
-        exponent = torch.maximum(size, smallest, out=size)
-    else:
-        exponent = top
-    one = (2 * SINGLE.bias + element.mantissa) << 23
-    inverse = exponent.neg_().add_(one).view(torch.float32)
-    t = round_to_integer(torch.mul(x, inverse, out=work), SINGLE, rounding)
-    if element.negative_zero is None:
+    if steps.saturates:
+        limit = (top + steps.to_limit).view(torch.float32)
+        x = torch.clamp(x, -limit, limit, out=work)
+    exponent = top
+    if steps.has_exponents:
+        exponent = torch.maximum(
+            size.bitwise_and_(steps.exponent), top + steps.to_smallest, out=size
+        )
+    inverse = torch.sub(steps.twice_bias, exponent, out=exponent).view(torch.float32)
+    t = torch.mul(x, inverse, out=work)
+    t = t.round_() if rounding == "even" else round_to_integer(t, SINGLE, rounding)
+    if steps.one_zero:
         t = t.add_(0.0)
     if out.dtype == torch.float32:
         torch.div(t, inverse, out=out)
@@ -125,9 +130,9 @@ class Stack:
     """
 
     def __init__(
-        self, element: ElementFormat, rounding: Rounding, dtype: torch.dtype, out_dtype: torch.dtype
+        self, fmt: MxFormat, rounding: Rounding, dtype: torch.dtype, out_dtype: torch.dtype
     ) -> None:
-        self.element, self.rounding, self.dtype = element, rounding, dtype
+        self.steps, self.rounding, self.dtype = Steps(fmt, "floor"), rounding, dtype
         self.rows = torch.empty(256, 2**16, dtype=out_dtype, device="cpu")
         self.filled: set[int] = set()
 
@@ -146,5 +151,5 @@ class Stack:
         x = every.view(self.dtype).to(torch.float32)
         size = x.view(torch.int32).bitwise_and(SINGLE.magnitude_mask)
         top = torch.tensor([field << 23], dtype=torch.int32, device="cpu")
-        _round(self.element, x, size, top, self.rows[field], self.rounding, clamp=True)
+        _round(self.steps, x, size, top, self.rows[field], self.rounding)
         self.filled.add(field)

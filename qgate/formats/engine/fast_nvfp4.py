@@ -3,54 +3,84 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from qgate.formats._element import round_to_integer
-from qgate.formats.engine.parts import Call
-from qgate.formats.engine.scratch import buffer
-from qgate.formats.engine.work import FP32_MAX, SINGLE, narrow, to_single_grid
+from qgate.formats._options import Rounding
+from qgate.formats._scratch import Shelf, buffer, whole
+from qgate.formats._work import SINGLE, Call, single
+from qgate.formats.engine.dtypes import FP32_MAX, narrow
 from qgate.formats.floats import FloatFormat
-
-if TYPE_CHECKING:
-    from qgate.formats.nvfp4 import Nvfp4Format
+from qgate.formats.nvfp4 import Nvfp4Format
 
 _ORDINARY = 2.0**80
+_steps = Shelf(16)
+
+
+class Steps:
+    """Facts of the elements and of the scales, with masks that need no conversion."""
+
+    def __init__(self, fmt: Nvfp4Format) -> None:
+        assert isinstance(fmt.element, FloatFormat)
+        assert isinstance(fmt.scale_element, FloatFormat)
+        self.largest, self.largest_scale = fmt.element.max, fmt.scale_element.max
+        self.element, self.scale = Grid(fmt.element), Grid(fmt.scale_element)
+        self.magnitude = whole(SINGLE.magnitude_mask)
+
+
+class Grid:
+    """How float32 numbers within the range of a format are rounded to it."""
+
+    def __init__(self, fmt: FloatFormat) -> None:
+        self.smallest = (fmt.min_exponent + SINGLE.bias) << 23
+        self.twice_bias = whole((2 * SINGLE.bias + fmt.mantissa) << 23)
+        self.exponent = whole(SINGLE.exponent_mask)
+
+    def round(self, t: Tensor, bits: Tensor, rounding: Rounding) -> Tensor:
+        """Round t in place; `bits` has room for its bits."""
+        bits = torch.bitwise_and(t.view(torch.int32), self.exponent, out=bits)
+        bits.clamp_(min=self.smallest)
+        inverse = torch.sub(self.twice_bias, bits, out=bits).view(torch.float32)
+        t = t.mul_(inverse)
+        t = t.round_() if rounding == "even" else round_to_integer(t, SINGLE, rounding)
+        return t.div_(inverse)
 
 
 def shortcut(fmt: Nvfp4Format, x: Tensor, out: Tensor, call: Call) -> bool:
     """Write the quantized chunk to `out`, or return False."""
-    q, state, element = call.q, call.state, fmt.element
+    q, state = call.q, call.state
     assert state is not None
-    assert isinstance(element, FloatFormat)
-    encode_scale = float(state)
     if call.double or q.rounding == "stochastic":
         return False
+    encode_scale = float(state.item())
     if not 1 / _ORDINARY < encode_scale < _ORDINARY:
         return False
-    t = buffer("single", x.shape, torch.float32, x.device).copy_(x)
+    steps = _steps.get(fmt, lambda: Steps(fmt))
+    t = buffer("single", x.shape, torch.float32, x.device)
+    x = x if x.dtype == torch.float32 else t.copy_(x)
     size = buffer("size", x.shape, torch.int32, x.device)
-    size = torch.bitwise_and(t.view(torch.int32), SINGLE.magnitude_mask, out=size)
-    amax = size.amax(2, keepdim=True)
-    if amax.amax().item() >= SINGLE.exponent_mask:
-        return False
-    decode_scale = to_single_grid(1.0 / state)
-    factor = to_single_grid(state * to_single_grid(state.new_tensor(1.0 / 6.0)))
-    wanted = (amax.view(torch.float32) * factor.float()).clamp_(max=fmt.scale_element.max)
-    block_scale = fmt.scale_element.cast(wanted, SINGLE, rounding="even")
-    encode = (block_scale * decode_scale.float()).reciprocal_().clamp_(max=FP32_MAX)
-    t = t.mul_(encode).clamp_(-element.max, element.max)
-    bits = torch.bitwise_and(t.view(torch.int32), SINGLE.exponent_mask, out=size)
-    bits.clamp_(min=(element.min_exponent + SINGLE.bias) << 23)
-    one = (2 * SINGLE.bias + element.mantissa) << 23
-    inverse = bits.neg_().add_(one).view(torch.float32)
-    t = round_to_integer(t.mul_(inverse), SINGLE, q.rounding).div_(inverse)
-    t = t.mul_(block_scale)
-    if out.dtype == torch.float32 or not _has_ties(fmt, float(decode_scale), out.dtype):
-        out.copy_(t.mul_(decode_scale.float()))
+    if call.amax_bits is not None and call.amax_bits.dtype == torch.int32:
+        amax = call.amax_bits
+    else:
+        size = torch.bitwise_and(x.view(torch.int32), steps.magnitude, out=size)
+        amax = size.amax(2, keepdim=True)
+        if amax.amax().item() >= SINGLE.exponent_mask:
+            return False
+    decode_scale = single(1.0 / encode_scale)
+    factor = single(encode_scale * single(1.0 / 6.0))
+    decode = torch.full((), decode_scale, dtype=torch.float32, device=x.device)
+    wanted = (amax.view(torch.float32) * factor).clamp_(max=steps.largest_scale)
+    block_scale = steps.scale.round(wanted, torch.empty_like(amax), "even")
+    encode = (block_scale * decode).reciprocal_().clamp_(max=FP32_MAX)
+    t = torch.mul(x, encode, out=t).clamp_(-steps.largest, steps.largest)
+    t = steps.element.round(t, size, q.rounding).mul_(block_scale)
+    if out.dtype == torch.float32:
+        torch.mul(t, decode, out=out)
+    elif not _has_ties(fmt, decode_scale, out.dtype):
+        out.copy_(t.mul_(decode))
     else:
         out.copy_(narrow(t.to(torch.float64).mul_(decode_scale), out.dtype))
     return True

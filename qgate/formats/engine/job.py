@@ -1,11 +1,16 @@
-"""One tensor and one quantizer: checked, laid out in groups, its scales found.
+"""One tensor and one quantizer: checked, laid out in groups that share a scale, its scales found.
 
-This is the first pass over a tensor; the second goes through `Job.calls`, chunk by chunk.
+Every tensor is seen as [outer, length, inner]; groups are runs of `block` elements along the
+middle, the last of which may be shorter. Chunks are [outer, blocks, block, inner] views of a size
+that fits the cache, with whole groups, or parts of groups once their scales are known. `Job` is
+the first pass over a tensor; the second goes through `Job.calls`, chunk by chunk.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,30 +18,144 @@ import torch
 from torch import Tensor
 
 from qgate.errors import QgateError
-from qgate.formats._element import ElementFormat
-from qgate.formats._literals import Format
-from qgate.formats.engine.layout import Chunk, layout_of
-from qgate.formats.engine.parts import Call, Parts
-from qgate.formats.engine.scale_choice import better_scale
-from qgate.formats.engine.scratch import tracing
-from qgate.formats.engine.work import (
-    DOUBLE,
-    FP32_MAX,
-    INFINITY,
-    INPUTS,
-    NATIVE_INTEGER,
-    magnitude_bits,
-    to_single_grid,
-    widen,
-)
-from qgate.formats.quantizer import Quantizer
-from qgate.kernels import magnitudes
+from qgate.formats._scratch import tracing
+from qgate.formats._work import DOUBLE, Call, Parts, ordinary_number, single, widen
+from qgate.formats.definition import CLEARLY_LESS
+from qgate.formats.engine.dtypes import FP32_MAX, INFINITY, INPUTS, NATIVE_INTEGER, magnitude_bits
+from qgate.formats.floats import to_single_grid
+from qgate.formats.settings import Settings
+from qgate.kernels import magnitudes, proving
+
+_CHUNK_PER_THREAD = 2**18  # bytes of input
+_CHUNK_ON_DEVICE = 2**25
+_COUNTING_PAYS_FROM = 2**17
+
+
+@dataclass
+class Chunk:
+    """One chunk of a layout: slices into the whole blocks, or into the short last ones.
+
+    Without slices it is all of a tensor without short blocks.
+    """
+
+    layout: Layout
+    tail: bool = False
+    slices: tuple[slice, slice, slice, slice] | None = None
+
+    def data(self, t: Tensor) -> Tensor:
+        """This chunk of an [outer, length, inner] tensor."""
+        layout = self.layout
+        if self.slices is None:
+            return t.view(layout.outer, layout.whole, layout.block, layout.inner)
+        whole = layout.whole * layout.block
+        if self.tail:
+            view = t[:, whole:].unsqueeze(1)
+        else:
+            view = t[:, :whole].unflatten(1, (layout.whole, layout.block))
+        return view[self.slices]
+
+    def group(self, t: Tensor) -> Tensor:
+        """This chunk of an [outer, blocks, k, inner] tensor with one row per group."""
+        if self.slices is None:
+            return t
+        outer, blocks, _, inner = self.slices
+        view = t[:, self.layout.whole :] if self.tail else t[:, : self.layout.whole]
+        return view[outer, blocks, :, inner]
+
+
+@dataclass
+class Layout:
+    shape: torch.Size
+    itemsize: int
+    outer: int
+    length: int
+    inner: int
+    block: int
+    groups: int
+    """Along the middle, a short last one included."""
+    group_shape: tuple[int, ...]
+    moved: int | None = None
+    """The axis that was put first, if one was."""
+
+    @property
+    def whole(self) -> int:
+        """Blocks of full length."""
+        return self.length // self.block
+
+    def arrange(self, x: Tensor) -> Tensor:
+        """x as [outer, length, inner], a view where it can be one."""
+        if self.moved is not None:
+            x = x.movedim(self.moved, 0)
+        return x.reshape(self.outer, self.length, self.inner)
+
+    def restore(self, t: Tensor) -> Tensor:
+        """The inverse of `arrange`, contiguous."""
+        if self.moved is None:
+            return t.view(self.shape)
+        shape = list(self.shape)
+        shape.insert(0, shape.pop(self.moved))
+        return t.reshape(shape).movedim(0, self.moved).contiguous()
+
+    def chunks(
+        self, device: torch.device, *, parts_of_groups: bool, fixed: bool
+    ) -> Iterator[Chunk]:
+        """All chunks; `fixed` makes their order and sizes independent of the number of threads."""
+        if 0 in (self.outer, self.length, self.inner):
+            return
+        room = _CHUNK_PER_THREAD // self.itemsize
+        if not fixed:
+            room *= min(torch.get_num_threads(), 16)
+        if device.type != "cpu" and not fixed:
+            room = _CHUNK_ON_DEVICE
+        whole_length = self.whole * self.block
+        if whole_length == self.length and self.outer * self.length * self.inner <= room:
+            yield Chunk(self)
+            return
+        for tail in (False, True):
+            size = self.length - whole_length if tail else self.block
+            count = (1 if self.length > whole_length else 0) if tail else self.whole
+            if count == 0:
+                continue
+            inner = self.inner if parts_of_groups else min(self.inner, max(room // size, 1))
+            inner_step = min(inner, room)
+            block_step = max(room // inner_step, 1) if parts_of_groups else size
+            block_step = min(block_step, size)
+            blocks_step = min(max(room // (inner_step * block_step), 1), count)
+            outer_step = max(room // (inner_step * block_step * blocks_step), 1)
+            for o in range(0, self.outer, outer_step):
+                for n in range(0, count, blocks_step):
+                    for b in range(0, size, block_step):
+                        for i in range(0, self.inner, inner_step):
+                            slices = (
+                                slice(o, o + outer_step),
+                                slice(n, n + blocks_step),
+                                slice(b, b + block_step),
+                                slice(i, i + inner_step),
+                            )
+                            yield Chunk(self, tail, slices)
+
+
+def layout_of(x: Tensor, q: Settings) -> Layout:
+    shape, n, size = x.shape, x.numel(), x.itemsize
+    if q.granularity in (None, "tensor"):
+        return Layout(shape, size, 1, n, 1, max(n, 1), 1, ())
+    sizes = list(shape) or [1]
+    axis = len(sizes) - 1 if q.axis is None else q.axis_of(x.dim())
+    before, length, after = math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])
+    if q.granularity == "block":
+        groups = -(-length // q.block)
+        group_shape = (*sizes[:axis], groups, *sizes[axis + 1 :])
+        return Layout(shape, size, before, length, after, q.block, groups, group_shape)
+    rest = before * after
+    if after == 1 and axis != 0:
+        return Layout(shape, size, 1, rest, length, max(rest, 1), 1, (length,))
+    return Layout(shape, size, length, rest, 1, max(rest, 1), 1, (length,), moved=axis or None)
 
 
 class Job:
     """One tensor, one quantizer: the layout and what is known of the whole tensor."""
 
-    def __init__(self, x: Tensor, q: Quantizer, *, looking: bool = False) -> None:
+    def __init__(self, x: Tensor, q: Settings, *, looking: bool = False) -> None:
         """`looking` is for counting only: random rounding gives way to the format's own, so that
         nothing is drawn from a generator."""
         check(x, q)
@@ -48,20 +167,24 @@ class Job:
         self.layout = layout_of(x, q)
         self.data = self.layout.arrange(self.x)
         self.scale: Tensor | None = None
-        if isinstance(q.format, ElementFormat) and q.granularity is not None:
+        self.amax_bits: Tensor | None = None
+        if q.format.kind == "element" and q.granularity is not None:
             self.scale = self._scale()
 
     @cached_property
     def state(self) -> Tensor | None:
         """What a block format has to know of the whole tensor."""
         fmt, x = self.q.format, self.x
-        if isinstance(fmt, ElementFormat) or not fmt.needs_amax or not x.numel():
+        if fmt.kind == "element" or not fmt.needs_amax or not x.numel():
             return None
         finite = x.device.type != "cpu"  # asking first would wait for the device
-        bits = self._amax_bits(finite=finite).amax()
+        groups = self._amax_bits(finite=finite)
+        bits = groups.amax()
         if not finite and bits.item() >= INFINITY[x.dtype]:
             bits = self._amax_bits(finite=True).amax()
-        return fmt.prepare(widen(bits.reshape(()).view(x.dtype)))
+        elif not finite:
+            self.amax_bits = groups
+        return fmt.prepare(bits.view(x.dtype))
 
     @property
     def fixed(self) -> bool:
@@ -72,10 +195,11 @@ class Job:
 
     def calls(self) -> Iterator[tuple[Chunk, Call]]:
         """The chunks for the second pass, each with what its kernel is told."""
-        known = self.scale is not None or isinstance(self.q.format, ElementFormat)
+        known = self.scale is not None or self.q.format.kind == "element"
         for chunk in self.chunks(parts_of_groups=known):
             state = self.state if self.scale is None else chunk.group(self.scale)
-            yield chunk, Call(self.q, DOUBLE, self.double, state, self.x.numel())
+            amax = None if self.amax_bits is None else chunk.group(self.amax_bits)
+            yield chunk, Call(self.q, DOUBLE, self.double, state, self.x.numel(), amax)
 
     def rows(self, k: int, dtype: torch.dtype) -> Tensor:
         """Room for k numbers per group."""
@@ -94,25 +218,34 @@ class Job:
 
     def _amax_bits(self, *, finite: bool = False) -> Tensor:
         """The largest (finite) magnitude of each group, as bits of x's dtype."""
-        rows = self.rows(1, NATIVE_INTEGER[self.x.dtype])
-        if rows.numel() == 1 and not finite and not tracing():
+        layout, native = self.layout, NATIVE_INTEGER[self.x.dtype]
+        kernels = self.x.device.type in proving.DEVICES and not finite and not tracing()
+        if kernels and layout.outer * layout.groups * layout.inner == 1:
             largest = magnitudes.largest(self.data)
             if largest is not None:
-                return largest.to(rows.dtype).view(rows.shape)
+                return largest.to(native).view(1, 1, 1, 1)
+        rows = None
         for chunk in self.chunks(parts_of_groups=True):
             found = magnitude_bits(chunk.data(self.data))
             if finite:
                 found.masked_fill_(found >= INFINITY[self.x.dtype], 0)
+            if chunk.slices is None:
+                return found.amax(2, keepdim=True)
+            rows = self.rows(1, native) if rows is None else rows
             room = chunk.group(rows)
             torch.maximum(room, found.amax(2, keepdim=True), out=room)
-        return rows
+        return self.rows(1, native) if rows is None else rows
 
     def _scale(self) -> Tensor:
         """The scale of each group as float64 [outer, groups, 1, inner]; NaN spoils its group."""
-        q, fmt = self.q, element_of(self.q.format)
+        q, fmt = self.q, self.q.format.element
         if q.scale is not None:
             return given_scale(q, self)
         bits = self._amax_bits()
+        if not self.double and not fmt.tapered:
+            number = ordinary_number(bits.view(self.x.dtype))
+            if number is not None:
+                return bits.new_full(bits.shape, single(number / fmt.max), dtype=torch.float64)
         infinity = INFINITY[self.x.dtype]
         spoilt = bits > infinity if q.inf == "saturate" else bits >= infinity
         amax = widen(bits.view(self.x.dtype))
@@ -127,7 +260,7 @@ class Job:
         return better_scale(self, scale, bits) if fmt.tapered else scale
 
 
-def check(x: Any, q: Quantizer) -> None:
+def check(x: Any, q: Settings) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"qgate quantizes torch tensors, not {type(x).__name__}.")
     if x.dtype not in INPUTS:
@@ -135,8 +268,10 @@ def check(x: Any, q: Quantizer) -> None:
         raise TypeError(f"cannot quantize a {x.dtype} tensor; allowed: {allowed}.")
     if x.layout != torch.strided:
         raise TypeError(f"cannot quantize a tensor of layout {x.layout}; call .to_dense() first.")
-    if q.granularity in ("channel", "block"):
+    if q.axis is not None:
         q.axis_of(x.dim())
+    if q.generator is None and q.scale is None:
+        return
     for name, thing in (("generator", q.generator), ("scale", q.scale)):
         device = getattr(thing, "device", x.device)
         on_cpu_scalar = name == "scale" and isinstance(thing, Tensor) and thing.dim() == 0
@@ -144,7 +279,7 @@ def check(x: Any, q: Quantizer) -> None:
             raise QgateError(f"the {name} is on {device} and x on {x.device}; put them together.")
 
 
-def given_scale(q: Quantizer, job: Job) -> Tensor:
+def given_scale(q: Settings, job: Job) -> Tensor:
     """The user's scale as float64 [outer, groups, 1, inner], on the grid of the scale's dtype."""
     layout = job.layout
     scale = q.scale
@@ -169,10 +304,6 @@ def given_scale(q: Quantizer, job: Job) -> Tensor:
     return scale.reshape(layout.outer, layout.groups, 1, layout.inner)
 
 
-def element_of(fmt: Format) -> ElementFormat:
-    return fmt if isinstance(fmt, ElementFormat) else fmt.element
-
-
 def split(job: Job) -> Iterator[tuple[Chunk, Call, Tensor, Parts]]:
     """Each chunk as float64 with its elements and scale: what `report` and gradients look at."""
     for chunk, call in job.calls():
@@ -180,13 +311,62 @@ def split(job: Job) -> Iterator[tuple[Chunk, Call, Tensor, Parts]]:
         yield chunk, call, wide, job.q.format.split(wide, call)
 
 
-def saturated(parts: Parts, q: Quantizer) -> Tensor:
+def saturated(parts: Parts, q: Settings) -> Tensor:
     """Find where x, rounded without a bound, is beyond the largest value at its scale.
 
     Inf is; NaN is not, nor is an element of a group whose scale is NaN or zero.
     """
-    element = element_of(q.format)
+    element = q.format.element
     low, high = element.bounds(narrow=q.narrow)
     upper = parts.ratios >= element.saturates_from(q.rounding, high)
     lower = parts.ratios <= -element.saturates_from(q.rounding, -low)
     return (upper | lower) & (parts.scale > 0)
+
+
+def better_scale(job: Job, aligned: Tensor, amax_bits: Tensor) -> Tensor:
+    """Return `definition.better_scales` of a job, as [outer, groups, 1, inner].
+
+    A group with NaN or Inf keeps the scale that it has.
+    """
+    amax = widen(amax_bits.view(job.x.dtype))
+    unit = DOUBLE.power(torch.frexp(amax)[1].to(torch.int64) - 1)
+    unit = unit.masked_fill(amax == 0, 1.0)
+    if job.x.dtype.itemsize == 2 and aligned.numel() == 1 and job.x.numel() >= _COUNTING_PAYS_FROM:
+        errors = None if tracing() else _counted_errors(job, aligned, unit)
+    else:
+        errors = None
+    plain, scaled = errors if errors is not None else _summed_errors(job, aligned, unit)
+    keeps = (scaled < plain * CLEARLY_LESS) | (amax_bits >= INFINITY[job.x.dtype])
+    return aligned.where(keeps, torch.ones_like(aligned))
+
+
+def _summed_errors(job: Job, aligned: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
+    plain, scaled = (job.rows(1, torch.float64) for _ in range(2))
+    for chunk in job.chunks(parts_of_groups=True):
+        x, size = widen(chunk.data(job.data)), chunk.group(unit)
+        for scale, sums in ((None, plain), (chunk.group(aligned), scaled)):
+            squares = _squares(job, x, scale, size)
+            chunk.group(sums).add_(squares.sum(2, keepdim=True))
+    return plain, scaled
+
+
+def _counted_errors(job: Job, aligned: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of one group of 16-bit numbers, from how often each of them occurs."""
+    counts = torch.zeros(2**16, dtype=torch.int64, device=job.x.device)
+    for chunk in job.chunks(parts_of_groups=True):
+        codes = chunk.data(job.data).reshape(-1).view(torch.int16).to(torch.int32) + 2**15
+        counts += torch.bincount(codes, minlength=2**16)
+    there = counts.nonzero().reshape(-1)
+    numbers = (there - 2**15).to(torch.int16).view(job.x.dtype)
+    x, often = widen(numbers).view(1, 1, -1, 1), counts[there].to(torch.float64).view(1, 1, -1, 1)
+    squares = (_squares(job, x, scale, unit) for scale in (None, aligned))
+    plain, scaled = ((each * often).sum(2, keepdim=True) for each in squares)
+    return plain, scaled
+
+
+def _squares(job: Job, x: Tensor, scale: Tensor | None, unit: Tensor) -> Tensor:
+    """Squared errors in units of a power of two, which keeps those of float64 numbers finite."""
+    fmt = job.q.format
+    assert fmt.kind == "element"
+    parts = fmt.split(x, Call(job.q.deterministic(), DOUBLE, job.double, scale))
+    return ((parts.elements * parts.scale - x) / unit).square()

@@ -7,17 +7,21 @@ arithmetic for blocks, a table for 16-bit input) it is taken when it gives the s
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from qgate.formats._element import ElementFormat
-from qgate.formats.engine import on_device
-from qgate.formats.engine.job import Job, check
-from qgate.formats.engine.parts import Call
-from qgate.formats.engine.scratch import Shelf, buffer
-from qgate.formats.engine.work import DOUBLE, narrow, widen
-from qgate.formats.quantizer import Quantizer
+from qgate.formats._block import Format
+from qgate.formats._scratch import Shelf, buffer
+from qgate.formats._work import DOUBLE, Call, widen
+from qgate.formats.engine import fast_element, fast_mx, fast_nvfp4, on_device
+from qgate.formats.engine.dtypes import combine
+from qgate.formats.engine.job import Job, check, saturated, split
+from qgate.formats.mx import MxFormat
+from qgate.formats.nvfp4 import Nvfp4Format
+from qgate.formats.settings import Settings
+from qgate.kernels import proving
 
 _TABLE_PAYS_FROM = 2**14
 _SCALED_TABLE_PAYS_FROM = 2**19
@@ -25,20 +29,18 @@ _SCALED_TABLE_PAYS_FROM = 2**19
 _tables = Shelf(64)
 
 # Called with every tensor and quantizer before quantization; they only look.
-observers: list[Callable[[Tensor, Quantizer], None]] = []
+observers: list[Callable[[Tensor, Any], None]] = []
 
 
-def announce(x: Tensor, q: Quantizer) -> None:
+def announce(x: Tensor, q: Settings) -> None:
     """Tell the observers."""
     for observer in tuple(observers):
         observer(x, q)
 
 
-def quantize(x: Tensor, q: Quantizer) -> Tensor:
+def quantize(x: Tensor, q: Settings) -> Tensor:
     announce(x, q)
     if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
-        from qgate.formats.engine.gradient import StraightThrough
-
         check(x, q)
         result: Tensor = StraightThrough.apply(x, q)  # type: ignore[no-untyped-call]
         return result
@@ -51,12 +53,13 @@ def forward(job: Job, *, kernels: bool = True) -> Tensor:
     out = torch.empty(
         layout.outer, layout.length, layout.inner, dtype=job.dtype, device=job.x.device
     )
+    kernels = kernels and job.x.device.type in proving.DEVICES
     if out.numel() and not (kernels and on_device.quantize(job, out, by_definition)):
         if (table := _table_for(job)) is not None:
             _look_up(job, table, out)
         else:
             for chunk, call in job.calls():
-                _quantize_chunk(chunk.data(job.data), chunk.data(out), call)
+                _quantize_chunk(job.q.format, chunk.data(job.data), chunk.data(out), call)
     return layout.restore(out)
 
 
@@ -65,23 +68,25 @@ def by_definition(job: Job) -> Tensor:
     return forward(job, kernels=False)
 
 
-def _quantize_chunk(x: Tensor, out: Tensor, call: Call) -> None:
-    if not call.q.format.shortcut(x, out, call):
-        parts = call.q.format.split(widen(x), call)
+def _quantize_chunk(fmt: Format, x: Tensor, out: Tensor, call: Call) -> None:
+    if not _shortcut(fmt, x, out, call):
+        parts = fmt.split(widen(x), call)
         out.copy_(combine(parts.elements, parts.scale, out.dtype, call))
 
 
-def combine(elements: Tensor, scale: Tensor, dtype: torch.dtype, call: Call) -> Tensor:
-    """elements * scale, rounded once to dtype."""
-    if call.double and dtype != torch.float64:
-        return narrow(call.multiply(elements, scale), dtype)
-    return narrow(elements * scale, dtype)
+def _shortcut(fmt: Format, x: Tensor, out: Tensor, call: Call) -> bool:
+    """Write the quantized chunk to `out` in a faster way; False where that is not exact."""
+    if fmt.kind == "element":
+        return fast_element.shortcut(fmt, x, out, call)
+    if isinstance(fmt, MxFormat):
+        return fast_mx.shortcut(fmt, x, out, call)
+    return isinstance(fmt, Nvfp4Format) and fast_nvfp4.shortcut(fmt, x, out, call)
 
 
 def _table_for(job: Job) -> Tensor | None:
     """What each of the 65,536 numbers of a 16-bit dtype becomes, where one scale serves all."""
     q, x, fmt = job.q, job.x, job.q.format
-    if x.dtype.itemsize != 2 or job.fixed or not isinstance(fmt, ElementFormat):
+    if x.dtype.itemsize != 2 or job.fixed or fmt.kind == "block":
         return None
     if job.scale is not None:
         pays = job.scale.numel() == 1 and x.numel() >= _SCALED_TABLE_PAYS_FROM
@@ -93,7 +98,7 @@ def _table_for(job: Job) -> Tensor | None:
 
 
 def _tabulate(
-    q: Quantizer,
+    q: Settings,
     scale: Tensor | None,
     dtype: torch.dtype,
     out_dtype: torch.dtype,
@@ -101,7 +106,8 @@ def _tabulate(
 ) -> Tensor:
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32, device=device).to(torch.int16)
     table = torch.empty(2**16, 1, 1, 1, dtype=out_dtype, device=device)
-    _quantize_chunk(every.view(dtype).view(-1, 1, 1, 1), table, Call(q, DOUBLE, False, scale))
+    x = every.view(dtype).view(-1, 1, 1, 1)
+    _quantize_chunk(q.format, x, table, Call(q, DOUBLE, False, scale))
     return table.view(-1)
 
 
@@ -112,3 +118,36 @@ def _look_up(job: Job, table: Tensor, out: Tensor) -> None:
         piece = source[start : start + step]
         index = buffer("codes", piece.shape, torch.int32, piece.device).copy_(piece).add_(2**15)
         torch.index_select(table, 0, index, out=target[start : start + step])
+
+
+class StraightThrough(torch.autograd.Function):
+    """Differentiates as the identity, except where x saturated unless told to pass it there too."""
+
+    @staticmethod
+    def forward(x: Tensor, q: Settings) -> Tensor:
+        return forward(Job(x, q))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Settings], output: Tensor) -> None:
+        del output
+        x, q = inputs
+        ctx.dtype = x.dtype
+        ctx.save_for_backward(inside_range(x, q) if q.saturated_grad == "zero" else None)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (inside,) = ctx.saved_tensors
+        grad = grads[0].to(ctx.dtype)
+        return (grad if inside is None else grad.masked_fill(~inside, 0.0)), None
+
+
+def inside_range(x: Tensor, q: Settings) -> Tensor:
+    """Find where x does not saturate; NaN does not."""
+    job = Job(x, q, looking=True)
+    layout = job.layout
+    inside = torch.empty(
+        layout.outer, layout.length, layout.inner, dtype=torch.bool, device=x.device
+    )
+    for chunk, _, _, parts in split(job):
+        chunk.data(inside).copy_(~saturated(parts, q))
+    return layout.restore(inside)

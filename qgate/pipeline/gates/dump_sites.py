@@ -16,7 +16,6 @@ from torch import Tensor
 from qgate import formats
 from qgate.dumps import Dump, Record
 from qgate.errors import QgateError
-from qgate.formats import BlockFormat, ElementFormat, Quantizer
 from qgate.formats.losses import Losses, losses_of_values
 from qgate.pipeline.gates.magnitude_pictures import magnitude_picture
 from qgate.results.pictures import MagnitudePicture
@@ -239,14 +238,13 @@ def _check_whole(record: Record, counted: int) -> None:
 
 def needs_values(fmt: str) -> bool:
     """Whether counts do not tell what a format does: its scales are those of blocks or tensors."""
-    found = formats.get(fmt)
-    return not isinstance(found, ElementFormat) or Quantizer(fmt).granularity is not None
+    return formats.get(fmt).always_scaled
 
 
 def losses_of_pool(pooled: SitePool, fmt: str) -> Losses:
     """Count the losses of a plain cast, from how often each value occurs."""
     found = formats.get(fmt)
-    assert isinstance(found, ElementFormat)
+    assert found.kind == "element"
     values, weights = pooled.weighted()
     values = np.concatenate([values, [np.nan, np.inf, -np.inf]])
     weights = np.concatenate([weights, [pooled.nan, pooled.posinf, pooled.neginf]])
@@ -271,7 +269,7 @@ def _parts(tensor: Tensor, fmt: str) -> Iterator[Tensor]:
     if tensor.dtype in COUNTABLE and tensor.dtype.itemsize == 1:
         tensor = tensor.bfloat16()
     found = formats.get(fmt)
-    if isinstance(found, BlockFormat) and not found.needs_amax:
+    if found.kind == "block" and not found.needs_amax:
         yield from slabs(tensor, _ROOM, found.block)
     elif tensor.numel():
         yield tensor

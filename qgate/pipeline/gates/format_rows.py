@@ -12,7 +12,6 @@ from torch import Tensor
 
 from qgate import formats
 from qgate.errors import QgateError
-from qgate.formats import BlockFormat
 from qgate.gate import Limits, Measured
 from qgate.pipeline.gates.bench import Bench
 from qgate.pipeline.gates.magnitude_pictures import magnitude_picture
@@ -77,7 +76,7 @@ def _at_the_end(swept: Sweep, known: float) -> bool:
 
 
 def _sweep(tensor: Tensor, fmt: str, **ends: float) -> Sweep:
-    if isinstance(formats.get(fmt), BlockFormat):
+    if formats.get(fmt).kind == "block":
         return sweep(tensor.bfloat16(), fmt, granularity="block", **ends)  # type: ignore[arg-type]
     return sweep(counts(tensor.bfloat16()), fmt, **ends)  # type: ignore[arg-type]
 

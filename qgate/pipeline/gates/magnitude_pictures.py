@@ -10,7 +10,6 @@ import numpy.typing as npt
 from torch import Tensor
 
 from qgate import formats
-from qgate.formats import ElementFormat, Quantizer
 from qgate.results.pictures import MagnitudePicture
 
 
@@ -65,7 +64,7 @@ def _total(which: npt.NDArray[np.bool_], often: npt.NDArray[np.float64] | None) 
 def ends(fmt: str) -> tuple[float | None, float | None]:
     """The largest and the smallest magnitude of a format, as log2; None where scales move them."""
     found = formats.get(fmt) if fmt else None
-    if not isinstance(found, ElementFormat) or Quantizer(found.name).granularity is not None:
+    if found is None or found.kind == "block" or found.always_scaled:
         return None, None
     low, high = found.bounds()
     return math.log2(max(-low, high)), math.log2(found.min_subnormal)

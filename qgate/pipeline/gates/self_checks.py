@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qgate.baselines import ReferenceTensor
 from qgate.errors import QgateError
-from qgate.formats.observing import observe
+from qgate.formats import observe
 from qgate.gate import Measured
 from qgate.models import Model
 from qgate.modes import Mode, Rule, apply

@@ -1,4 +1,4 @@
-"""What the kernels keep between calls: buffers for chunks, and tables worth making once.
+"""What the engine keeps between calls: buffers for chunks, and tables worth making once.
 
 A fresh buffer per operation costs page faults, which take longer than the operation. What is kept
 is an ordinary tensor, whatever mode it was first asked for in: made in `torch.inference_mode` it
@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 _LARGEST_KEPT = 2**21
 _held = threading.local()
@@ -23,6 +24,8 @@ T = TypeVar("T")
 
 def tracing() -> bool:
     """If tensors made now may be fakes that a tracer or a functional transform put there."""
+    import torch
+
     if torch._C._len_torch_dispatch_stack() > 0:
         return True
     return torch._C._functorch.peek_interpreter_stack() is not None
@@ -30,16 +33,33 @@ def tracing() -> bool:
 
 def buffer(slot: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """An uninitialized tensor that is valid until the next call with this slot in this thread."""
+    import torch
+
     size = math.prod(shape)
     if device.type != "cpu" or size > _LARGEST_KEPT or tracing():
         return torch.empty(tuple(shape), dtype=dtype, device=device)
-    buffers: dict[tuple[str, torch.dtype], Tensor] = _held.__dict__.setdefault("buffers", {})
-    kept = buffers.get((slot, dtype))
-    if kept is None or kept.numel() < size:
-        with torch.inference_mode(False):
+    buffers: dict[tuple[str, torch.dtype], tuple[Tensor, Tensor]]
+    buffers = _held.__dict__.setdefault("buffers", {})
+    kept, shaped = buffers.get((slot, dtype), (None, None))
+    if shaped is not None and shaped.shape == shape:
+        return shaped
+    with torch.inference_mode(False):
+        if kept is None or kept.numel() < size:
             kept = torch.empty(size, dtype=dtype, device="cpu")
-        buffers[slot, dtype] = kept
-    return kept[:size].view(tuple(shape))
+        shaped = kept[:size].view(tuple(shape))
+    buffers[slot, dtype] = kept, shaped
+    return shaped
+
+
+def whole(number: int) -> Tensor:
+    """A number as an int32 tensor, which spares its conversion in each operation.
+
+    What does not fit wraps around, as sums with it do.
+    """
+    import torch
+
+    number = (number + 2**31) % 2**32 - 2**31
+    return torch.tensor(number, dtype=torch.int32, device="cpu")
 
 
 class Shelf:
@@ -53,6 +73,8 @@ class Shelf:
         """The value of that key, made now if it is not there."""
         if tracing():
             return make()
+        import torch
+
         found = self._values.get(key)
         if found is None:
             with torch.inference_mode(False), torch.no_grad():

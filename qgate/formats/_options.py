@@ -1,0 +1,52 @@
+"""The options of a quantizer as plain data, and those that a format's arithmetic depends on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Generator, Tensor
+
+Floats = npt.NDArray[np.float64]
+Rounding = Literal["even", "away", "zero", "stochastic"]
+Granularity = Literal["tensor", "channel", "block"]
+InfPolicy = Literal["nan", "saturate"]
+NanPolicy = Literal["error", "max", "zero"]
+SaturatedGrad = Literal["zero", "pass"]
+
+ROUNDINGS: tuple[Rounding, ...] = ("even", "away", "zero", "stochastic")
+SCALE_RULES = ("floor", "ceil", "even", "rceil")
+
+
+class Options(TypedDict, total=False):
+    """The keywords of `quantize`; see `Quantizer` for what they mean."""
+
+    scale: float | Tensor | None
+    granularity: Granularity | None
+    axis: int | None
+    block: int | None
+    scale_rule: str | None
+    scale_bits: int | None
+    rounding: Rounding | None
+    saturate: bool | None
+    inf: InfPolicy | None
+    narrow: bool | None
+    generator: torch.Generator | None
+    dtype: torch.dtype | None
+    saturated_grad: SaturatedGrad | None
+
+
+class CastOptions:
+    """The options that a format reads when it takes numbers apart."""
+
+    rounding: Rounding
+    saturate: bool
+    narrow: bool
+    generator: Generator | None
+    inf: InfPolicy
+    scale_rule: str
+    scale_bits: int
