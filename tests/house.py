@@ -43,7 +43,6 @@ ENVIRONMENT = ("os.environ", "os.environb", "os.getenv", "os.getenvb")
 # Files outside storage that ask whether a place is a path or a URL, and how often. The numbers only
 # fall: who needs an answer that differs gets it from a function of storage.
 ASKING = {
-    "qgate/baselines/places.py": 3,
     "qgate/cli/activations.py": 2,
     "qgate/cli/dumps.py": 1,
     "qgate/cli/sweep.py": 1,

@@ -30,7 +30,7 @@ class ObjectFolder:
 
     def __init__(self, place: UPath, store: Any = None) -> None:
         self.place = self._url = place
-        self._store = store or _store_of(place)
+        self._store = store or places.store_of(place)[0]
         self._root = str(self._store._strip_protocol(place.path)).rstrip("/")
         self._listed: dict[str, tuple[bool, Stamp]] | None = None
         self._is_file = False
@@ -175,12 +175,6 @@ class ObjectFolder:
             self.remove(probe)
         except OSError as error:
             raise NotRemovedError(error.errno, error.strerror, probe) from error
-
-
-def _store_of(place: UPath) -> Any:
-    """What speaks to the store, without a memory of listings."""
-    with places.reaching(place, FileNotFoundError):
-        return type(place.fs)(**{**place.storage_options, "use_listings_cache": False})
 
 
 def _stamp(info: dict[str, Any]) -> Stamp:

@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from qgate.errors import QgateError
 
@@ -195,6 +195,13 @@ def at_exit(place: Place, method: Callable[[], None]) -> None:
             kept()
 
     register(call)
+
+
+def store_of(place: UPath) -> tuple[Any, str]:
+    """Return what speaks to a store, without a memory of listings, and the path in it."""
+    with reaching(place):
+        store = type(place.fs)(**{**place.storage_options, "use_listings_cache": False})
+        return store, str(store._strip_protocol(place.path)).rstrip("/")
 
 
 # What stores say against it ---------------------------------------------------------------------
