@@ -131,6 +131,16 @@ def is_readable(folder: Place) -> bool:
     return not isinstance(folder, Path) or os.access(folder, os.R_OK | os.X_OK)
 
 
+def local_folder(place: Place) -> Path:
+    """Return a folder for files that grow: the place, or instead of a store where this runs."""
+    return place if isinstance(place, Path) else Path()
+
+
+def may_refuse_later(text: str) -> bool:
+    """Tell whether a place can be lost while this runs, as the login to a store ends."""
+    return not isinstance(place_of(text), Path)
+
+
 def check_writable(place: Place) -> None:
     """Refuse a store that could be left with half of a file."""
     scheme = getattr(place, "protocol", "")
