@@ -29,7 +29,7 @@ def tightened(project: Path) -> float:
         k for k, line in enumerate(lines) if line.split()[1:4] == [SITE, "local", "relative_mse"]
     )
     old = float(lines[place].split()[-1])
-    lines[place] = lines[place].replace(lines[place].split()[-1], f"{old / 10:.17g}")
+    lines[place] = lines[place].replace(lines[place].split()[-1], repr(old / 10))
     file.write_text("\n".join(lines) + "\n")
     return old
 
