@@ -45,16 +45,17 @@ ENTRY_POINTS = ("__main__", "models.train")
 LOADED_ON_DEMAND = ("transformers", "datasets")
 PICKLERS = ("pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve")
 ENVIRONMENT = ("os.environ", "os.environb", "os.getenv", "os.getenvb")
+PLACE_KINDS = {
+    "pathlib.Path",
+    "upath.UPath",
+    "qgate.storage.folders.LocalFolder",
+    "qgate.storage.object_folders.ObjectFolder",
+}
 # Files outside storage that ask whether a place is a path or a URL, and how often. The numbers only
 # fall: who needs an answer that differs gets it from a function of storage.
 ASKING = {
-    "qgate/baselines/places.py": 3,
-    "qgate/cli/activations.py": 2,
-    "qgate/cli/dumps.py": 1,
-    "qgate/cli/sweep.py": 1,
-    "qgate/dumps/begin.py": 3,
+    "qgate/dumps/begin.py": 2,
     "qgate/dumps/known_files.py": 3,
-    "qgate/dumps/layout.py": 1,
     "qgate/dumps/merging.py": 3,
     "qgate/dumps/rank_files.py": 1,
     "qgate/dumps/reading.py": 1,
@@ -553,7 +554,7 @@ def _place_questions(module: Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Call) and _dotted(node.func) == "isinstance":
             kinds = {_meant(kind, aliases) for kind in ast.walk(node.args[1]) if _is_name(kind)}
-            if kinds & {"pathlib.Path", "upath.UPath"}:
+            if kinds & PLACE_KINDS:
                 yield node.lineno, "asks whether a place is a path"
         if isinstance(node, ast.Attribute) and node.attr == "path" and has_folders:
             of_call = isinstance(node.value, ast.Call) and _dotted(node.value.func) == "folder_of"

@@ -320,9 +320,17 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
                 "gate/a.py": "from pathlib import Path\n\ndef f(x):\n    isinstance(x, str | Path)\n",
                 "gate/b.py": "import pathlib\nisinstance(1, (str, pathlib.Path))\n",
                 "gate/c.py": "from upath import UPath as U\n",
+                "gate/e.py": "from qgate.storage.object_folders import ObjectFolder as O\n"
+                "isinstance(1, O)\n",
                 "gate/d.py": "from qgate.storage.places import is_url\n",
             },
-            ["qgate/gate/a.py:4", "qgate/gate/b.py:2", "c.py:1: imports upath", "d.py:1: imports"],
+            [
+                "qgate/gate/a.py:4",
+                "qgate/gate/b.py:2",
+                "c.py:1: imports upath",
+                "d.py:1: imports",
+                "e.py:2",
+            ],
         ),
         "a folder with a path": (
             {

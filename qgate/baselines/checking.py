@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from qgate.baselines._files import EVERYTHING
 from qgate.baselines.accepted import FOLDER, accepted_file, inspect_accepted
 from qgate.baselines.manifest import NAME, Manifest, read_manifest, read_reference, reference_file
 from qgate.baselines.origin import Key
 from qgate.baselines.store import Store
 from qgate.baselines.update import StoredChange, Update
 from qgate.errors import QgateError
+from qgate.storage.transactions import EVERYTHING
 
 
 def verify(store: Store) -> list[str]:

@@ -309,12 +309,12 @@ def _write(record: ActivationsRecord, folder: str, step: Any) -> list[Place]:
     """What a store refuses after hours of work, as a login ends, is kept on this machine."""
     from qgate.activation_stats.files import UndrawnError, write_report
     from qgate.activation_stats.reading import Look
-    from qgate.storage.opening import folder_of
+    from qgate.storage.places import may_refuse_later
 
     try:
         return write_report(record, folder, progress=lambda done, of: step("pictures", done, of))
     except (OSError, QgateError) as error:
-        if folder_of(folder).path is not None or isinstance(error, UndrawnError):
+        if not may_refuse_later(folder) or isinstance(error, UndrawnError):
             raise
         kept = tempfile.mkdtemp(prefix="qgate-activations-")
         write_report(record, kept, Look(formats=("json",)))

@@ -33,8 +33,6 @@ from qgate.text import for_terminal, one_line
 if TYPE_CHECKING:
     from qgate.dumps import Dump, Record
 
-_PAUSE, _PAUSE_OF_STORES = 0.2, 1.0
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
@@ -279,10 +277,8 @@ def _export(args: argparse.Namespace) -> int:
 def _watch(args: argparse.Namespace) -> int:
     from qgate.cli._dump_texts import note_lines
     from qgate.dumps import Follower
-    from qgate.storage.opening import folder_of
 
     follower = Follower(args.folder)
-    pause = _PAUSE if folder_of(follower.folder).path else _PAUSE_OF_STORES
     end = time.monotonic() + args.timeout
     came: dict[str, int] = {}
     while True:
@@ -294,7 +290,7 @@ def _watch(args: argparse.Namespace) -> int:
         count = sum(came.values())
         if count >= args.expect or follower.ended or time.monotonic() >= end:
             break
-        time.sleep(min(pause, max(0.0, end - time.monotonic())))
+        time.sleep(min(follower.pause_s, max(0.0, end - time.monotonic())))
     what = ", ".join(f"{number} {kind}" for kind, number in came.items()) or "nothing"
     if count >= args.expect:
         _say(f"{count} records are there: {what}")

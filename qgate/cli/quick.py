@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from qgate.cli._dump_selection import add_selection
 from qgate.cli.draw import add_analysis, analysis_of
 from qgate.errors import QgateError
+from qgate.storage.opening import folder_of
 from qgate.storage.places import check_writable, place_of
-from qgate.storage.writing import local_files, make_folder
+from qgate.storage.writing import local_files
 from qgate.text import one_line
 
 if TYPE_CHECKING:
@@ -79,5 +80,5 @@ def _output(args: argparse.Namespace) -> Place:
         raise QgateError(
             f"--output-dir {args.output_dir!r} is a file; name a folder, or give --output."
         )
-    make_folder(folder)
+    folder_of(folder).make()
     return folder / _FILE

@@ -30,7 +30,7 @@ from qgate.cli._numbers import from_one
 from qgate.cli._sweep_work import Lost, SweepWork, SweptTensor, all_made_of, made_of
 from qgate.cli._workers import add_workers, workers_from
 from qgate.errors import QgateError
-from qgate.storage.places import check_writable, place_of
+from qgate.storage.places import check_writable, local_folder, place_of
 from qgate.text import for_terminal, one_line
 
 if TYPE_CHECKING:
@@ -209,12 +209,11 @@ def _outcomes(
     same command tries these files again.
     """
     from qgate.engine.journal import Journal
-    from qgate.storage.opening import folder_of
 
     asked = [__version__, work.plots, dataclasses.asdict(work.request), specs, str(target.root)]
     try:
         target.root.mkdir(parents=True, exist_ok=True)
-        opened = Journal(folder_of(target.root).path or Path(), asked)
+        opened = Journal(local_folder(target.root), asked)
     except OSError as error:
         raise QgateError(
             f"results cannot be written to {str(target.root)!r}: {error.strerror or error}. Name "

@@ -21,11 +21,10 @@ from qgate.drawing.texts import Said, said_of, tensor_stats
 from qgate.engine import Failure, Workers, outcomes, workers_of
 from qgate.errors import QgateError
 from qgate.results.rows import as_json, is_on_disk
+from qgate.storage.opening import folder_of
 from qgate.storage.places import check_writable, is_taken, place_of
 from qgate.storage.writing import (
     local_files,
-    make_folder,
-    remove_empty,
     remove_file,
     write_bytes,
     write_parts,
@@ -61,14 +60,14 @@ def draw_analysis(
 
     folder = place_of(folder)
     check_folder(folder)
-    make_folder(folder)
+    folder_of(folder).make()
     before = _listed(folder)
     possible = [*_TEXTS, *(picture.path for picture in PICTURES)]
     _list(folder, sorted({*before, *possible}))
     write_parts(folder / RECORD, chain(as_json(analysis), ["\n"]))
     said = said or said_of(analysis)
     write_text(folder / STATISTICS, tensor_stats(analysis, said))
-    make_folder(folder / "statistics")
+    folder_of(folder / "statistics").make()
     for name, table in TABLES.items():
         write_parts(folder / "statistics" / name, table(analysis))
     titles: dict[str, str] = {}
@@ -157,7 +156,7 @@ def _remove(folder: Place, names: set[str]) -> None:
         path = folder / name
         remove_file(path)
         if path.parent != folder:
-            remove_empty(path.parent)
+            folder_of(path.parent).remove_empty()
 
 
 # Pictures ----------------------------------------------------------------------------------------
@@ -177,7 +176,7 @@ def _drawn(
 
     folders = {picture.folder for picture in PICTURES} - {""}
     for name in folders:
-        make_folder(folder / name)
+        folder_of(folder / name).make()
     left = [picture.path for picture in PICTURES]
     asked = workers_of(workers)
     seen_there = asked.is_local or not is_on_disk(analysis)
@@ -198,7 +197,7 @@ def _drawn(
             told = _draw(analysis, file, path, dpi)
         yield told
     for name in folders:
-        remove_empty(folder / name)
+        folder_of(folder / name).remove_empty()
 
 
 def _draw(analysis: DumpAnalysis, file: Path, path: str, dpi: float | None) -> Drawn:

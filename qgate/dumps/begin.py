@@ -77,23 +77,12 @@ def begin(
         found = write_about(folder, wanted)
     if existing != "overwrite":
         wanted.check_fits(found, folder, same_run=existing == "refuse")
-    if not _begun(folder.inside(rank_name(rank)).fresh()) and existing == "refuse":
+    if not folder.inside(rank_name(rank)).fresh().begin() and existing == "refuse":
         raise QgateError(
             f"{shown} holds tensors of rank {rank} already: choose another folder, or append to "
             "the dump, or overwrite it. In one run every process needs its own rank."
         )
     return found
-
-
-def _begun(home: Folder) -> bool:
-    """Whether this process made the folder of a rank; where there are none, whether it is empty."""
-    if home.path is None:
-        return home.kind() == "nothing"
-    try:
-        home.path.mkdir()
-    except FileExistsError:
-        return False
-    return True
 
 
 def _refuse_others_files(folder: Folder, existing: Existing) -> None:

@@ -17,6 +17,7 @@ class Follower:
     def __init__(self, folder: places.Place | str) -> None:
         self._files = folder_of(folder)
         self.folder: places.Place = self._files.place
+        self.pause_s = self._files.pause_s
         self._about: About | None = None
         self._read_to: dict[int, dict[str, int]] = {}
         self._closed: dict[int, bool] = {}

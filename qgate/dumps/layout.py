@@ -102,9 +102,7 @@ def remove_rank(home: Folder) -> None:
     with contextlib.suppress(FileNotFoundError):  # another rank may be at it too
         parts, shards = index_parts_in(home).values(), shards_in(home).values()
         home.remove(INDEX, *parts, *shards, *unfinished_in(home))
-    if home.path is not None:
-        with contextlib.suppress(OSError):
-            home.path.rmdir()
+    home.remove_empty()
 
 
 # dump.json -------------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ from qgate.dumps.layout import (
 )
 from qgate.dumps.shards import Block, ShardWriter, write_all
 from qgate.errors import QgateError
-from qgate.storage.folders import Folder
-from qgate.storage.object_folders import ObjectFolder
+from qgate.storage.files import try_lock
+from qgate.storage.folders import Folder, LocalFolder
 
 
 class RankFiles(Protocol):
@@ -52,9 +52,8 @@ class RankFiles(Protocol):
 
 def rank_files(home: Folder, rank: int) -> RankFiles:
     """Begin to write; where two writers of a rank can be told apart, the second is refused."""
-    if isinstance(home, ObjectFolder):
+    if home.path is None:
         return _ObjectFiles(home, rank)
-    assert home.path is not None
     return _LocalFiles(home, home.path, rank)
 
 
@@ -71,7 +70,9 @@ class _LocalFiles:
             )
         self._handle = os.open(path / INDEX, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
-            _lock(self._handle, path, rank)
+            # Where the file system can: a second writer of one rank is found out at once.
+            if try_lock(self._handle) is False:
+                raise _two_writers(path.parent, rank)
             self.found = Index(home).read()
             self._end = self.found.ends.get(INDEX, 0)
             os.ftruncate(self._handle, self._end)
@@ -97,18 +98,6 @@ class _LocalFiles:
         os.close(self._handle)
 
 
-def _lock(handle: int, home: Path, rank: int) -> None:
-    """Where the file system can: a second writer of one rank is found out at once."""
-    try:
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise _two_writers(home.parent, rank) from None
-    except (ImportError, OSError):
-        pass
-
-
 class _ObjectFiles:
     """Shards are made on this machine, one at a time, and put into the store when they are whole.
 
@@ -117,7 +106,7 @@ class _ObjectFiles:
 
     patience = 256
 
-    def __init__(self, home: ObjectFolder, rank: int) -> None:
+    def __init__(self, home: Folder, rank: int) -> None:
         self._home, self._rank = home, rank
         self.found = Index(home).read()
         self._part = max(index_parts_in(home), default=-1) + 1
@@ -141,7 +130,7 @@ class _ObjectFiles:
         return ShardWriter(path, first, self._put)
 
     def _put(self, path: Path) -> None:
-        self._home.take(path, path.name)
+        self._home.copy(LocalFolder(path.parent), path.name, path.name)
         path.unlink()
 
     def close(self) -> None:

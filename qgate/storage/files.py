@@ -67,7 +67,7 @@ def temporary(prefix: str) -> tuple[Path, int]:
         _remove_abandoned(left, folder=False)
     while True:
         handle, name = tempfile.mkstemp(prefix=prefix)
-        if _is_locked(handle) is not False and _is_still(Path(name), handle):
+        if try_lock(handle) is not False and _is_still(Path(name), handle):
             return Path(name), handle
         os.close(handle)
 
@@ -94,7 +94,7 @@ def _reserved(path: Path, folder: bool) -> tuple[Path, int]:
         except FileExistsError:
             number += 1
             continue
-        if _is_locked(handle) is not False and _is_still(written, handle):
+        if try_lock(handle) is not False and _is_still(written, handle):
             _remove_all_abandoned(path, number + 1, folder)
             return written, handle
         os.close(handle)
@@ -124,25 +124,30 @@ def _remove_abandoned(path: Path, folder: bool) -> None:
     except OSError:
         return
     try:
-        if _is_locked(handle) and _is_still(path, handle):
+        if try_lock(handle) and _is_still(path, handle):
             with contextlib.suppress(OSError):
                 shutil.rmtree(path) if folder else path.unlink()
     finally:
         os.close(handle)
 
 
-def _is_locked(handle: int) -> bool | None:
-    """Whether the lock is ours now; None where there are no locks."""
+def try_lock(handle: int) -> bool | None:
+    """Lock an open file until it is closed, or its process ends; None where there are no locks."""
     if not _HAS_LOCKS:
         return None
+    try:
+        return _flock(handle)
+    except OSError:
+        return None
+
+
+def _flock(handle: int) -> bool:
     import fcntl
 
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:
-        return None
     return True
 
 
@@ -167,13 +172,11 @@ def lock(path: Path, timeout: float, what: str) -> Iterator[None]:
 
 
 def _acquired(path: Path, timeout: float, what: str) -> int:
-    try:
-        import fcntl
-    except ImportError:
+    if not _HAS_LOCKS:
         raise QgateError(
             f"{what} to be changed by one process at a time, and this system has no fcntl to lock "
             "files with; do it on Linux or macOS."
-        ) from None
+        )
     end = time.monotonic() + timeout
     while True:
         try:
@@ -185,21 +188,21 @@ def _acquired(path: Path, timeout: float, what: str) -> int:
                 f"the lock {str(path)!r} is a link, and is not followed: remove it."
             ) from None
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_still(path, handle):
+            is_ours = _flock(handle)
+            if is_ours and _is_still(path, handle):
                 return handle
-            os.close(handle)
-        except BlockingIOError:
-            os.close(handle)
-            if time.monotonic() >= end:
-                raise QgateError(
-                    f"{what} being updated by {_holder(path)}, and not free within {timeout:g} s. "
-                    "Run this again when it is done, or end that process."
-                ) from None
-            time.sleep(_PAUSE)
         except BaseException:
             os.close(handle)
             raise
+        os.close(handle)
+        if is_ours:
+            continue
+        if time.monotonic() >= end:
+            raise QgateError(
+                f"{what} being updated by {_holder(path)}, and not free within {timeout:g} s. "
+                "Run this again when it is done, or end that process."
+            )
+        time.sleep(_PAUSE)
 
 
 def _is_still(path: Path, handle: int) -> bool:

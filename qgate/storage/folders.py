@@ -38,6 +38,8 @@ class Folder(Protocol):
     """
 
     place: places.Place
+    pause_s: float
+    """How long to wait before looking again whether anything is new."""
 
     @property
     def name(self) -> str:
@@ -86,6 +88,12 @@ class Folder(Protocol):
     def remove(self, *names: str) -> None:
         """Remove files, if they are there."""
 
+    def remove_empty(self) -> None:
+        """Remove the folder, if it is there and nothing is in it."""
+
+    def begin(self) -> bool:
+        """Make the folder, and tell whether it was new; in a store, whether nothing was there."""
+
     def try_writing(self, probe: str) -> None:
         """Raise an OSError where nothing can be written or removed; nothing is left or made.
 
@@ -105,6 +113,7 @@ class LocalFolder:
     """A folder of this machine. A link is what it leads to."""
 
     place: places.Place
+    pause_s = 0.2
 
     def __init__(self, path: Path) -> None:
         self.place = self._path = path
@@ -191,6 +200,17 @@ class LocalFolder:
     def remove(self, *names: str) -> None:
         for name in names:
             (self._path / name).unlink(missing_ok=True)
+
+    def remove_empty(self) -> None:
+        with contextlib.suppress(OSError):
+            self._path.rmdir()
+
+    def begin(self) -> bool:
+        try:
+            self._path.mkdir()
+        except FileExistsError:
+            return False
+        return True
 
     def try_writing(self, probe: str) -> None:  # noqa: ARG002
         nearest = next(p for p in (self._path, *self._path.absolute().parents) if p.exists())

@@ -27,10 +27,11 @@ class ObjectFolder:
     """What is there is asked once, and with `fresh` again."""
 
     place: places.Place
+    pause_s = 1.0
 
     def __init__(self, place: UPath, store: Any = None) -> None:
         self.place = self._url = place
-        self._store = store or _store_of(place)
+        self._store = store or places.store_of(place)[0]
         self._root = str(self._store._strip_protocol(place.path)).rstrip("/")
         self._listed: dict[str, tuple[bool, Stamp]] | None = None
         self._is_file = False
@@ -135,9 +136,9 @@ class ObjectFolder:
         with tempfile.TemporaryDirectory(prefix="qgate-") as home:
             made = Path(home) / name
             yield made
-            self.take(made, name)
+            self._take(made, name)
 
-    def take(self, path: Path, name: str) -> None:
+    def _take(self, path: Path, name: str) -> None:
         """Put a file of this machine there."""
         with places.changing():
             self._store.put_file(str(path), f"{self._root}/{name}")
@@ -145,7 +146,7 @@ class ObjectFolder:
     def copy(self, source: Folder, name: str, as_name: str) -> None:
         """Within a store by the store itself; what it will not copy goes through this process."""
         if source.path is not None:
-            self.take(source.path / name, as_name)
+            self._take(source.path / name, as_name)
             return
         if isinstance(source, ObjectFolder) and source._store == self._store:
             with contextlib.suppress(Exception):
@@ -161,6 +162,12 @@ class ObjectFolder:
                 with contextlib.suppress(FileNotFoundError, KeyError):
                     self._store.rm_file(f"{self._root}/{name}")
 
+    def remove_empty(self) -> None:
+        """Do nothing: a folder of a store is there as long as anything is in it."""
+
+    def begin(self) -> bool:
+        return self.kind() == "nothing"
+
     def try_writing(self, probe: str) -> None:
         self._names()
         if self._is_file:
@@ -175,12 +182,6 @@ class ObjectFolder:
             self.remove(probe)
         except OSError as error:
             raise NotRemovedError(error.errno, error.strerror, probe) from error
-
-
-def _store_of(place: UPath) -> Any:
-    """What speaks to the store, without a memory of listings."""
-    with places.reaching(place, FileNotFoundError):
-        return type(place.fs)(**{**place.storage_options, "use_listings_cache": False})
 
 
 def _stamp(info: dict[str, Any]) -> Stamp:

@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from qgate.errors import QgateError
 
@@ -131,6 +131,16 @@ def is_readable(folder: Place) -> bool:
     return not isinstance(folder, Path) or os.access(folder, os.R_OK | os.X_OK)
 
 
+def local_folder(place: Place) -> Path:
+    """Return a folder for files that grow: the place, or instead of a store where this runs."""
+    return place if isinstance(place, Path) else Path()
+
+
+def may_refuse_later(text: str) -> bool:
+    """Tell whether a place can be lost while this runs, as the login to a store ends."""
+    return not isinstance(place_of(text), Path)
+
+
 def check_writable(place: Place) -> None:
     """Refuse a store that could be left with half of a file."""
     scheme = getattr(place, "protocol", "")
@@ -195,6 +205,13 @@ def at_exit(place: Place, method: Callable[[], None]) -> None:
             kept()
 
     register(call)
+
+
+def store_of(place: UPath) -> tuple[Any, str]:
+    """Return what speaks to a store, without a memory of listings, and the path in it."""
+    with reaching(place):
+        store = type(place.fs)(**{**place.storage_options, "use_listings_cache": False})
+        return store, str(store._strip_protocol(place.path)).rstrip("/")
 
 
 # What stores say against it ---------------------------------------------------------------------

@@ -74,20 +74,6 @@ def local_files(places: Sequence[Place]) -> Iterator[list[Path]]:
                 write_bytes(place, path.read_bytes())
 
 
-# Folders, which a store does not know: what is put there has a name, and that is all --------------
-
-
-def make_folder(place: Place) -> None:
-    if isinstance(place, Path):
-        place.mkdir(parents=True, exist_ok=True)
-
-
-def remove_empty(folder: Place) -> None:
-    if isinstance(folder, Path):
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-
-
 def remove_file(place: Place) -> None:
     """Remove a file, if it is there; nothing is removed through a link to another folder."""
     if place.is_file() and not (isinstance(place, Path) and place.parent.is_symlink()):

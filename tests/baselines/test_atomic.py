@@ -20,9 +20,7 @@ import pytest
 
 from qgate import QgateError
 from qgate.baselines import ReferenceTensor, Store, Update, verify
-from qgate.baselines._journal import NAME as JOURNAL
-from qgate.baselines._locking import NAME as LOCK
-from qgate.baselines._locking import locked
+from qgate.storage.transactions import JOURNAL, LOCK, seal
 from tests.baselines.building import (
     ORIGIN,
     OTHER_WEIGHTS,
@@ -412,7 +410,7 @@ def test_a_reader_beside_a_writer_sees_whole_states(before: Path) -> None:
 
 def test_a_lock_that_is_held_names_its_holder(before: Path) -> None:
     store = fresh(before, "held")
-    with locked(store.folder, 1):
+    with store.files.locked(1):
         old = contents(store.folder)
         start = time.monotonic()
         with pytest.raises(
@@ -431,7 +429,7 @@ def test_a_lock_waits_for_its_turn(before: Path) -> None:
     ready, go = os.pipe()
 
     def hold() -> None:
-        with locked(store.folder, 1):
+        with store.files.locked(1):
             os.write(go, b"x")
             time.sleep(0.3)
             store.folder.joinpath("seen").touch()
@@ -460,11 +458,11 @@ def test_a_lock_file_that_was_removed_locks_nothing(
         real(handle, how)
 
     monkeypatch.setattr(fcntl, "flock", overtaken)
-    with pytest.raises(QgateError, match="updated by another process"), locked(store.folder, 0):
+    with pytest.raises(QgateError, match="updated by another process"), store.files.locked(0):
         raise AssertionError("two hold the lock")
     assert len(others) == 1
     os.close(others[0])
-    with locked(store.folder, 0):
+    with store.files.locked(0):
         assert path.exists()
 
 
@@ -472,7 +470,7 @@ def test_the_lock_of_a_dead_process_is_free(before: Path) -> None:
     store = fresh(before, "dead")
 
     def hold() -> None:
-        with locked(store.folder, 1):
+        with store.files.locked(1):
             os.kill(os.getpid(), signal.SIGKILL)
 
     assert in_child(hold) == -signal.SIGKILL
@@ -546,13 +544,11 @@ def test_a_journal_whose_files_were_changed_is_an_error(cut_off: Store) -> None:
 
 
 def test_a_journal_does_not_reach_out_of_its_folder(cut_off: Store, tmp_path: Path) -> None:
-    from qgate.baselines import _journal
-
     victim = tmp_path / "victim.txt"
     victim.write_text("mine")
     name = "accepted/../../../../victim.txt"
-    seal = _journal._seal(1, {name: None})
-    text = f'{{"version": 1, "files": {{"{name}": null}}, "sha256": "{seal}"}}'
+    sealed = seal(1, {name: None})
+    text = f'{{"version": 1, "files": {{"{name}": null}}, "sha256": "{sealed}"}}'
     (cut_off.folder / JOURNAL).write_text(text)
     with pytest.raises(QgateError, match="none of a baseline"):
         cut_off.commit(large_update())
@@ -560,9 +556,7 @@ def test_a_journal_does_not_reach_out_of_its_folder(cut_off: Store, tmp_path: Pa
 
 
 def test_a_journal_of_a_newer_qgate_is_not_guessed_at(cut_off: Store) -> None:
-    from qgate.baselines import _journal
-
-    seal = _journal._seal(2, {})
-    (cut_off.folder / JOURNAL).write_text(f'{{"version": 2, "files": {{}}, "sha256": "{seal}"}}')
+    sealed = seal(2, {})
+    (cut_off.folder / JOURNAL).write_text(f'{{"version": 2, "files": {{}}, "sha256": "{sealed}"}}')
     with pytest.raises(QgateError, match="update qgate"):
         cut_off.origin()

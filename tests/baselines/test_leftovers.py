@@ -10,8 +10,7 @@ import pytest
 
 from qgate import QgateError
 from qgate.baselines import Candidate, Store, drop_candidate, write_candidate
-from qgate.baselines._journal import NAME as JOURNAL
-from qgate.baselines._locking import locked
+from qgate.storage.transactions import JOURNAL
 from tests.baselines.building import ORIGIN, accepting, contents, key, marks, recorded
 from tests.baselines.faults import dying_at, failing_from
 
@@ -77,7 +76,7 @@ def test_what_cannot_be_finished_counts_where_it_is(promised: Store) -> None:
     assert contents(promised.folder) == before
     with failing_from(1, once=False), pytest.raises(QgateError, match="No space left"):
         promised.tidy()
-    with locked(promised.folder, 1):
+    with promised.files.locked(1):
         start = time.monotonic()
         assert promised.commit(accepting({key(): 3.0})) == []
         assert time.monotonic() - start < 5, "a writer is not waited for"

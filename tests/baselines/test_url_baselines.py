@@ -26,13 +26,12 @@ from qgate.baselines import (
     verify,
     write_candidate,
 )
-from qgate.baselines._journal import NAME as JOURNAL
-from qgate.baselines._object_lock import NAME as LOCK
-from qgate.baselines._objects import _kept_of
 from qgate.baselines.places import check_root, folders
 from qgate.cli import main
 from qgate.errors import QgateError
+from qgate.storage.object_transactions import _kept_of
 from qgate.storage.places import place_of
+from qgate.storage.transactions import JOURNAL, LOCK
 from tests import bucket as stores
 from tests.baselines.building import (
     ORIGIN,

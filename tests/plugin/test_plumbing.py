@@ -97,7 +97,7 @@ def test_baselines_that_cannot_be_written_are_an_error_and_stay(
     def refuse(*_args: object) -> None:
         raise OSError(28, "No space left on device", "int8.txt")
 
-    monkeypatch.setattr("qgate.baselines._journal.replace_files", refuse)
+    monkeypatch.setattr("qgate.storage.transactions.FileGroup.replace", refuse)
     result = suites("--update-baselines", "--layers", "layers.1")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(

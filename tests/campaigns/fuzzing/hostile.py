@@ -392,6 +392,6 @@ OUT: dict[str, tuple[str, Change]] = {
 
 
 def _sealed(files: dict[str, str | None]) -> bytes:
-    from qgate.baselines._journal import written
+    from qgate.storage.transactions import written
 
     return written(files)

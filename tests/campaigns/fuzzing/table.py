@@ -48,7 +48,7 @@ NOT_READERS: dict[str, str] = {
     "qgate.storage.places:read_bytes": "bytes of a file; who asked for them parses them",
     "qgate.storage.folders:open": "bytes of a folder; the index and shards parse them",
     "qgate.storage.object_folders:put": _OURS,
-    "qgate.baselines._object_lock:read": "a lock: a text that is only shown, cut",
+    "qgate.storage.object_locks:read": "a lock: a text that is only shown, cut",
     "qgate.models.huggingface_errors:_model_type": "one name for a message, of a file that is a target",
     "qgate.models.samples.hub:from_hub": "the datasets library, by the name of a data set",
 }

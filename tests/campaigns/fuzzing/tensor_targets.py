@@ -11,8 +11,6 @@ import torch
 from safetensors.torch import save_file
 
 from qgate.baselines import Store, read_candidates, stored_models, verify, write_candidate
-from qgate.baselines._journal import NAME as JOURNAL
-from qgate.baselines._journal import hashes_of, staged, written
 from qgate.baselines.candidates import Candidate
 from qgate.comparing import layer_files as storing
 from qgate.dumps import Dump
@@ -24,6 +22,7 @@ from qgate.modes import Calibration, CalibrationSettings, load_calibration
 from qgate.modes.calibration import SiteScale
 from qgate.stats.value_counts import Counts, counts
 from qgate.storage.places import place_of
+from qgate.storage.transactions import JOURNAL, hashes_of, written
 from tests.baselines.building import ORIGIN, key, recorded
 from tests.campaigns.fuzzing.target import Target
 from tests.dumps.making import GENERATIONS, known, record, write
@@ -148,7 +147,7 @@ def _broken_off(folder: Path) -> None:
     store = recorded(folder)
     name = "accepted/2-4.txt"
     content = (store.folder / name).read_bytes().replace(b"0.5", b"0.25")
-    staged(store.folder, name).write_bytes(content)
+    (store.folder / store.files.staged(name, "")).write_bytes(content)
     (store.folder / JOURNAL).write_bytes(written(hashes_of({name: content})))
 
 
@@ -234,12 +233,11 @@ TARGETS = (
     Target("dump by a url", _dump, read_stored_dump,
            ("qgate.storage.safetensors_heads:read_head", "qgate.storage.object_folders:read")),
     Target("dump of the known collector", _known, read_dump, ("qgate.archives:load_torch",)),
-    Target("baseline by a url", _baseline, read_stored_baseline, ("qgate.baselines._objects:_get",)),
+    Target("baseline by a url", _baseline, read_stored_baseline, ("qgate.storage.object_transactions:get",)),
     Target("baseline", _baseline, read_baseline,
-           ("qgate.baselines._journal:_read_once", "qgate.baselines._reading:read_json"), share=30),
+           ("qgate.storage.local_transactions:get", "qgate.baselines._reading:read_json"), share=30),
     Target("baseline, update cut off", _broken_off, read_baseline,
-           ("qgate.baselines._journal:read_journal", "qgate.baselines._journal:parsed",
-            "qgate.baselines._journal:_held")),
+           ("qgate.storage.transactions:parsed", "qgate.storage.local_transactions:get")),
     Target("candidates", _candidates, lambda f: read_candidates(f / "candidates"),
            ("qgate.baselines.candidates:read_candidates", "qgate.baselines._reading:read_json")),
     Target("candidates, zipped", _zipped, lambda f: read_candidates(f / "c.zip"),

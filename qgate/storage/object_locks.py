@@ -18,7 +18,6 @@ from typing import Any
 
 from qgate.errors import QgateError
 
-NAME = ".lock"
 _STALE_S = 900.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _TIME = "%Y-%m-%d %H:%M:%S"
@@ -26,17 +25,21 @@ _BUSY = "ConditionalRequestConflict"
 
 
 class ObjectLock:
-    """`what` says what it guards, as `the baselines in 'b' are`; `remedy` how it is removed."""
+    """`what` says what it guards, as `the baselines in 'b' are`; `remedy` how it is removed.
 
-    def __init__(self, fs: Any, path: str, what: str, remedy: str) -> None:
+    `files` is what cannot be written where a store keeps no two writers apart: `baselines`.
+    """
+
+    def __init__(self, fs: Any, path: str, what: str, remedy: str, files: str) -> None:
         self._fs, self._path, self._what, self._remedy = fs, path, what, remedy
+        self._files = files
         self._text = b""
 
     @contextlib.contextmanager
     def held(self, timeout_s: float) -> Iterator[None]:
         self._acquire(timeout_s)
         try:
-            check_exclusive(self._fs, self._path, self._text)
+            check_exclusive(self._fs, self._path, self._text, self._files)
             yield
         finally:
             with contextlib.suppress(Exception):
@@ -86,7 +89,7 @@ class ObjectLock:
     def _created(self) -> bool:
         """Whether the lock is this process's now; an answer may have been lost on its way."""
         try:
-            created_anew(self._fs, self._path, self._text)
+            created_anew(self._fs, self._path, self._text, self._files)
         except FileExistsError:
             return self.read() == self._text
         except OSError as error:
@@ -96,32 +99,32 @@ class ObjectLock:
         return True
 
 
-def created_anew(fs: Any, path: str, data: bytes) -> None:
+def created_anew(fs: Any, path: str, data: bytes, files: str) -> None:
     """Write an object that is not there yet, or raise a FileExistsError."""
     try:
         fs.pipe_file(path, data, mode="create")
     except (TypeError, ValueError, NotImplementedError):
-        raise _cannot_exclude(fs) from None
+        raise _cannot_exclude(fs, files) from None
     except OSError as error:
         if "(NotImplemented)" in repr(error.__cause__):
-            raise _cannot_exclude(fs) from None
+            raise _cannot_exclude(fs, files) from None
         raise
 
 
-def check_exclusive(fs: Any, path: str, data: bytes) -> None:
+def check_exclusive(fs: Any, path: str, data: bytes, files: str) -> None:
     """See that a store refuses to create the object that was just created."""
     try:
-        created_anew(fs, path, data)
+        created_anew(fs, path, data, files)
     except FileExistsError:
         return
-    raise _cannot_exclude(fs)
+    raise _cannot_exclude(fs, files)
 
 
-def _cannot_exclude(fs: Any) -> QgateError:
+def _cannot_exclude(fs: Any, files: str) -> QgateError:
     scheme = fs.protocol if isinstance(fs.protocol, str) else fs.protocol[0]
     return QgateError(
         f"this {scheme}:// store does not say whether an object is new (a write on condition), so "
-        "two updates at once could not be kept apart: baselines are read from it and not written. "
+        f"two updates at once could not be kept apart: {files} are read from it and not written. "
         "Update them in a folder, and copy that there."
     )
 

@@ -1,17 +1,17 @@
-"""What speaks to a store of objects: what it lists, and what it says against being asked."""
+"""What a store of objects lists, and what it says against being asked."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from qgate.baselines._object_lock import ObjectLock
 from qgate.errors import QgateError
-from qgate.storage.places import changing, check_writable, reaching
+from qgate.storage.object_locks import ObjectLock
+from qgate.storage.places import changing, check_writable, reaching, store_of
+from qgate.storage.transactions import ListedFile
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -24,38 +24,18 @@ _TAGS = ("ETag", "etag", "generation", "md5Hash", "created")
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "modify", "Last-Modified", "created")
 
 
-@dataclass(frozen=True)
-class ObjectListing:
-    """What a listing says of an object; another content or another writing is another entry."""
-
-    size: int
-    tag: tuple[str, ...]
-    times: tuple[str, ...]
-    modified: datetime | None
-
-    @staticmethod
-    def of(info: Mapping[str, Any]) -> ObjectListing:
-        tag, times = ([info[name] for name in names if info.get(name)] for names in (_TAGS, _TIMES))
-        modified = next((_moment(each) for each in times if _moment(each)), None)
-        texts = tuple(map(str, tag)), tuple(map(str, times))
-        return ObjectListing(int(info.get("size") or 0), *texts, modified)
-
-
-Listing = dict[str, ObjectListing]
+def entry_of(info: Mapping[str, Any]) -> ListedFile:
+    tag, times = ([info[name] for name in names if info.get(name)] for names in (_TAGS, _TIMES))
+    modified = next((_moment(each) for each in times if _moment(each)), None)
+    texts = tuple(map(str, tag)), tuple(map(str, times))
+    return ListedFile(int(info.get("size") or 0), *texts, modified)
 
 
 def scheme(place: UPath) -> str:
     return str(place.protocol)
 
 
-def store_of(place: UPath) -> tuple[Any, str]:
-    """What speaks to the store, without a memory of listings, and the path in it."""
-    with reaching(place):
-        fs = type(place.fs)(**{**place.storage_options, "use_listings_cache": False})
-        return fs, str(fs._strip_protocol(place.path)).rstrip("/")
-
-
-def listed(fs: Any, root: str) -> Listing:
+def listed(fs: Any, root: str) -> dict[str, ListedFile]:
     """All objects below a path by their names there; none where nothing is."""
     fs.invalidate_cache()
     found = fs.find(root, detail=True)
@@ -65,27 +45,22 @@ def listed(fs: Any, root: str) -> Listing:
             fs.ls(root)
     start = f"{root}/"
     return {
-        name.removeprefix(start): ObjectListing.of(info)
+        name.removeprefix(start): entry_of(info)
         for name, info in found.items()
         if name.startswith(start) and not name.endswith("/") and info.get("type") == "file"
     }
 
 
-def is_visible(name: str) -> bool:
-    """Whether it is no machinery."""
-    return not name.rpartition("/")[2].startswith(".")
-
-
-def folder_names(root: UPath) -> list[str]:
-    """The folders below a root that have anything in them."""
+def folder_names(root: UPath, what: str) -> list[str]:
+    """List the folders below a root that have anything in them."""
     if scheme(root) in UNLISTED:
-        raise unlisted(root)
+        raise unlisted(root, what)
     with reaching(root):
         names = listed(*store_of(root))
     return sorted({name.partition("/")[0] for name in names if "/" in name})
 
 
-def check_store(root: UPath, to_write: bool) -> None:
+def check_store(root: UPath, what: str, to_write: bool) -> None:
     """Look into a store; to write, put an object there that is new, and take it away."""
     if to_write:
         check_writable(root)
@@ -96,19 +71,20 @@ def check_store(root: UPath, to_write: bool) -> None:
         listed(fs, path)
     if not to_write:
         return
-    lock = ObjectLock(fs, f"{path}/.probe-{time.time_ns()}", f"{str(root)!r} is", "delete it.")
+    probe = f"{path}/.probe-{time.time_ns()}"
+    lock = ObjectLock(fs, probe, f"{str(root)!r} is", "delete it.", what)
     try:
         with changing(), lock.held(0.0):
             pass
     except OSError as error:
         raise QgateError(
-            f"no baselines can be written in {str(root)!r}: {error.strerror}; {REMEDY}."
+            f"no {what} can be written in {str(root)!r}: {error.strerror}; {REMEDY}."
         ) from None
 
 
-def unlisted(place: UPath) -> QgateError:
+def unlisted(place: UPath, what: str) -> QgateError:
     return QgateError(
-        f"{str(place)!r}: what is there cannot be listed by {scheme(place)}://; single baselines "
+        f"{str(place)!r}: what is there cannot be listed by {scheme(place)}://; single {what} "
         "can be read, by gates."
     )
 
