@@ -61,6 +61,14 @@ ASKING = {
     "qgate/dumps/reading.py": 1,
     "qgate/dumps/shard_reading.py": 2,
 }
+# Files outside the shells that import parts of qgate inside functions, and how often: what draws is
+# loaded when there is something to draw, and Ray when it is asked for. The numbers only fall.
+HIDDEN_IMPORTS = {
+    "qgate/activation_stats/files.py": 2,
+    "qgate/drawing/files.py": 4,
+    "qgate/engine/_backends.py": 1,
+    "qgate/sweeps/files.py": 1,
+}
 LONGEST = 400
 MOST_EXPORTS = 25
 
@@ -574,6 +582,65 @@ def _is_name(node: ast.AST) -> bool:
     return isinstance(node, ast.Name | ast.Attribute)
 
 
+def hidden_import_violations(package_dir: Path) -> list[str]:
+    """Outside the shells, parts of the package are imported at the top of a file."""
+    bad = []
+    for module in modules(package_dir):
+        if module.room in ("cli", "plugin", ""):
+            continue
+        hidden = {
+            (node.lineno, node.module)
+            for function in ast.walk(module.tree)
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+            for node in ast.walk(function)
+            if isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.split(".")[0] == package_dir.name
+        }
+        known = HIDDEN_IMPORTS.get(module.shown, 0)
+        if len(hidden) > known:
+            bad += [
+                f"{module.at(line)}: imports {name} inside a function: import it at the top."
+                for line, name in sorted(hidden)
+            ]
+        elif len(hidden) < known:
+            bad.append(
+                f"{module.shown}: imports {len(hidden)} parts of qgate inside functions, not "
+                f"{known}: lower its number in HIDDEN_IMPORTS in tests/house.py."
+            )
+    return bad
+
+
+def private_violations(package_dir: Path) -> list[str]:
+    """No room reaches into the private files and names of another."""
+    return _once(
+        [
+            f"{module.at(each.line)}: imports {each.name}: what begins with an underscore is for its "
+            "own room; take the underscore away, or use what the room offers."
+            for module in modules(package_dir)
+            for each in module.imports
+            if each.name.split(".")[0] == package_dir.name
+            and _room(each.name) not in (module.room, "_version")
+            and any(part.startswith("_") for part in each.name.split("."))
+            and not each.name.endswith("__")
+        ]
+    )
+
+
+def class_name_violations(package_dir: Path) -> list[str]:
+    """A public class has a name of its own in the whole package."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for module in modules(package_dir):
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(module.at(node.lineno))
+    return [
+        f"{', '.join(where)}: {name} stands for {len(where)} classes: give each a name of its own."
+        for name, where in sorted(places.items())
+        if len(where) > 1
+    ]
+
+
 def length_violations(package_dir: Path) -> list[str]:
     """A file that nobody reads to its end misses a word in the glossary."""
     lengths = [(module.shown, len(module.text.splitlines())) for module in modules(package_dir)]
@@ -597,6 +664,9 @@ RULES: tuple[Callable[[Path], list[str]], ...] = (
     pickle_violations,
     test_name_violations,
     place_violations,
+    hidden_import_violations,
+    private_violations,
+    class_name_violations,
     length_violations,
 )
 

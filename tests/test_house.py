@@ -346,6 +346,34 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
             ["qgate/dumps/merging.py: asks 0 times whether", "lower its number"],
         ),
     },
+    house.hidden_import_violations: {
+        "in a function": (
+            {"gate/a.py": "def f():\n    from qgate.metrics import b\n"},
+            ["qgate/gate/a.py:2: imports qgate.metrics inside a function"],
+        ),
+        "fewer than are known": (
+            {"sweeps/files.py": "import qgate.sweeps.plots\n"},
+            ["qgate/sweeps/files.py: imports 0 parts of qgate inside functions, not 1: lower"],
+        ),
+    },
+    house.private_violations: {
+        "a file and a name": (
+            {
+                "gate/a.py": "from qgate.metrics._table import x\n",
+                "gate/b.py": "def f():\n    from qgate.text.names import _cut\n",
+            },
+            [
+                "qgate/gate/a.py:1: imports qgate.metrics._table.x",
+                "qgate/gate/b.py:2: imports qgate.text.names._cut",
+            ],
+        ),
+    },
+    house.class_name_violations: {
+        "two classes": (
+            {"gate/a.py": "class Plan: ...\n", "page/b.py": "x = 1\nclass Plan: ...\n"},
+            ["qgate/gate/a.py:1, qgate/page/b.py:2: Plan stands for 2 classes"],
+        ),
+    },
     house.length_violations: {
         "a line too long": (
             {"formats/a.py": "x = 1\n" * 401},
@@ -413,6 +441,20 @@ GOOD: dict[Rule, Files] = {
         "gate/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
         "    from upath import UPath\nfrom qgate.storage.places import place_of\n"
         "isinstance(1, str)\nx = f().path is None\n",
+    },
+    house.hidden_import_violations: {
+        "cli/a.py": "def f():\n    from qgate.gate import b\n",
+        "gate/a.py": "from qgate.text import b\n\ndef f():\n    import torch\n",
+        "gate/b.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
+        "    from qgate.text import b\n",
+    },
+    house.private_violations: {
+        "gate/a.py": "from qgate.gate._b import _c\nfrom qgate._version import __version__\n",
+        "gate/_b.py": "from torch import _dynamo\n",
+    },
+    house.class_name_violations: {
+        "gate/a.py": "class Plan: ...\nclass _Part: ...\n",
+        "page/b.py": "class Page:\n    class Plan: ...\nclass _Part: ...\n",
     },
     house.length_violations: {"formats/a.py": "x = 1\n" * 400},
 }

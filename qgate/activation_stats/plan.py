@@ -16,7 +16,7 @@ from qgate.activation_stats.layer_stats import Ask, OutlierRule
 from qgate.activation_stats.settings import ActivationSettings
 from qgate.capture.flowing import INPUT, OUTPUT, WEIGHT, compiled, listed, matching
 from qgate.errors import QgateError
-from qgate.models.model import _blocks, _head
+from qgate.models.model import blocks_of, head_of
 from qgate.models.sites import is_transposed_linear, kind_of
 
 LINEAR, BLOCKS = "linear layers", "blocks"
@@ -78,7 +78,7 @@ def plan_of(root: nn.Module, settings: ActivationSettings, part: str = "") -> Ac
 class _Planner:
     def __init__(self, root: nn.Module, settings: ActivationSettings, part: str) -> None:
         self.root, self.settings, self.part = root, settings, compiled(part, "part")
-        self.found = ActivationPlan(blocks=_blocks(root, self.part))
+        self.found = ActivationPlan(blocks=blocks_of(root, self.part))
         self.selected = self._selection()
         self.emptied: list[str] = []
         view = settings.visualization
@@ -223,7 +223,7 @@ class _Planner:
 
     def _linears(self) -> tuple[str, list[str]]:
         """Of the blocks; of the whole model, without its head, where there are no blocks."""
-        head = _head(self.root)
+        head = head_of(self.root)
         names = [
             name
             for name, module in self.root.named_modules()

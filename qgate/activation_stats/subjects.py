@@ -16,7 +16,7 @@ from qgate.activation_stats.settings import ActivationSettings
 from qgate.errors import QgateError, unknown
 from qgate.models import Model, huggingface, load, names
 from qgate.models.huggingface import FolderTokenizer
-from qgate.models.loading import _folder
+from qgate.models.loading import existing_folder
 from qgate.models.mamba.checkpoint import load_checkpoint
 from qgate.models.samples import ByteTokenizer, Samples, Tokenizer, check_ids, read_samples
 from qgate.models.samples.request import SOURCES
@@ -124,7 +124,7 @@ def _named(name: str, tokenizer: Any) -> MeasuredNetwork:
         again = partial(_loaded, f"{Path(file).expanduser().absolute()}:{function}")
         return MeasuredNetwork(made.module, made.name, made.part, lambda: given, made.inputs, again)
 
-    folder = _folder(rest, name)
+    folder = existing_folder(rest, name)
 
     def own() -> Tokenizer:
         return given or huggingface.tokenizer(folder)
@@ -146,7 +146,7 @@ def trusted_subject(name: str) -> MeasuredNetwork:
     scheme, _, rest = name.partition(":")
     if scheme.lower() != "hf":
         raise QgateError(f"--trust-remote-code is for hf:PATH; the model is {name!r}.")
-    folder = _folder(rest, name).absolute()
+    folder = existing_folder(rest, name).absolute()
     again = partial(huggingface.load_network, folder, trust_remote_code=True)
     network = again()
     tokens = partial(huggingface.tokenizer, folder, trust_remote_code=True)

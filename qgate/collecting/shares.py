@@ -7,7 +7,6 @@ of each block. Other formats scale a whole tensor or channel in ways that a labe
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,15 +14,10 @@ from qgate.collecting.blocks import Blocks
 from qgate.collecting.figures import Figures
 from qgate.collecting.values import value_table
 from qgate.errors import QgateError
-from qgate.formats import FORMATS
-from qgate.formats._element import ElementFormat
+from qgate.formats import FORMATS, ElementFormat
 from qgate.formats.losses import Losses, losses_of_values
 from qgate.formats.mx import MxFormat, mx_format
 from qgate.stats.bits import BY_NAME
-
-if TYPE_CHECKING:
-    from qgate.formats._element import ElementFormat
-    from qgate.formats.mx import MxFormat
 
 _FORMATS = {"hifp8": "hif8", "hif8": "hif8", "fp8": "fp8_e4m3", "mxfp6": "mxfp6_e3m2"}
 

@@ -17,7 +17,10 @@ from torch import Tensor
 
 from qgate import devices
 from qgate.errors import QgateError, unknown
+from qgate.models import huggingface
 from qgate.models.language import Part
+from qgate.models.mamba.checkpoint import load_checkpoint
+from qgate.models.mamba.rotated import ROTATED, rotated
 from qgate.models.model import Model
 from qgate.models.text import byte_ids, language_windows, windows
 from qgate.models.tiny import TINY
@@ -73,9 +76,9 @@ def load(
     if not colon:
         model = _tiny(name, sampling)
     elif scheme == "mamba":
-        model = _mamba(name, _folder(rest, name), sampling)
+        model = _mamba(name, existing_folder(rest, name), sampling)
     elif scheme == "hf":
-        model = _hugging_face(name, _folder(rest, name), sampling)
+        model = _hugging_face(name, existing_folder(rest, name), sampling)
     else:
         model = _built(name, scheme, rest, sampling)
         model.module.to(place)
@@ -101,15 +104,11 @@ def _tiny(name: str, sampling: Sampling) -> Model:
 
 
 def _mamba(name: str, folder: Path, sampling: Sampling) -> Model:
-    from qgate.models.mamba.checkpoint import load_checkpoint
-
     inputs, calibration = _samples(sampling, lambda: _tokenizer(folder))
     return Model(load_checkpoint(folder), inputs, name, calibration, bases=_mamba_bases())
 
 
 def _hugging_face(name: str, folder: Path, sampling: Sampling) -> Model:
-    from qgate.models import huggingface
-
     inputs, calibration = _samples(sampling, lambda: _tokenizer(folder))
     network = huggingface.load_network(folder)
     huggingface.check_length(network, sampling.seqlen, name)
@@ -123,14 +122,10 @@ def _hugging_face(name: str, folder: Path, sampling: Sampling) -> Model:
 
 
 def _tokenizer(folder: Path) -> Encode:
-    from qgate.models import huggingface
-
     return huggingface.tokenizer(folder)
 
 
 def _mamba_bases() -> dict[str, Callable[[torch.nn.Module], torch.nn.Module]]:
-    from qgate.models.mamba.rotated import ROTATED, rotated
-
     return {ROTATED: rotated}
 
 
@@ -194,7 +189,7 @@ def _said(error: Exception) -> str:
     return f"{text} ({last.filename}:{last.lineno})" if own and last is not None else text
 
 
-def _folder(text: str, name: str) -> Path:
+def existing_folder(text: str, name: str) -> Path:
     folder = Path(text).expanduser()
     if not folder.is_dir():
         raise QgateError(f"model {name!r}: there is no folder {text!r}.")

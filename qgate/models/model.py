@@ -75,8 +75,8 @@ class Model:
                 f"part {self.part!r} finds no module of {self.name}; it has {_first(names[1:])}."
             )
         self.module.eval()
-        self.layers = tuple(self.layers) or _blocks(self.module, inside)
-        self.head = tuple(self.head) if self.head is not None else _head(self.module)
+        self.layers = tuple(self.layers) or blocks_of(self.module, inside)
+        self.head = tuple(self.head) if self.head is not None else head_of(self.module)
         for name in (*self.layers, *self.head):
             if name not in names:
                 raise unknown(f"module of {self.name}", name, names[1:])
@@ -239,7 +239,7 @@ def _feed(digest: Any, tensor: Tensor) -> None:
         digest.update(flat.view(torch.uint8).numpy().data)
 
 
-def _blocks(root: nn.Module, inside: re.Pattern[str]) -> tuple[str, ...]:
+def blocks_of(root: nn.Module, inside: re.Pattern[str]) -> tuple[str, ...]:
     """The longest list of modules of one class; of equally long ones the first."""
     best: tuple[str, ...] = ()
     for name, module in root.named_modules():
@@ -254,7 +254,7 @@ def _blocks(root: nn.Module, inside: re.Pattern[str]) -> tuple[str, ...]:
     return best
 
 
-def _head(root: nn.Module) -> tuple[str, ...]:
+def head_of(root: nn.Module) -> tuple[str, ...]:
     linears = {name: m for name, m in root.named_modules() if isinstance(m, nn.Linear)}
     embeddings = getattr(root, "get_output_embeddings", None)
     output = embeddings() if callable(embeddings) else None
