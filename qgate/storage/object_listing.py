@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from qgate.errors import QgateError
 from qgate.storage.object_locks import ObjectLock
 from qgate.storage.places import changing, check_writable, reaching, store_of
-from qgate.storage.transactions import Entry
+from qgate.storage.transactions import ListedFile
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -24,19 +24,19 @@ _TAGS = ("ETag", "etag", "generation", "md5Hash", "created")
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "modify", "Last-Modified", "created")
 
 
-def entry_of(info: Mapping[str, Any]) -> Entry:
+def entry_of(info: Mapping[str, Any]) -> ListedFile:
     tag, times = ([info[name] for name in names if info.get(name)] for names in (_TAGS, _TIMES))
     modified = next((_moment(each) for each in times if _moment(each)), None)
     texts = tuple(map(str, tag)), tuple(map(str, times))
-    return Entry(int(info.get("size") or 0), *texts, modified)
+    return ListedFile(int(info.get("size") or 0), *texts, modified)
 
 
 def scheme(place: UPath) -> str:
     return str(place.protocol)
 
 
-def listed(fs: Any, root: str) -> dict[str, Entry]:
-    """All objects below a path by their names there; none where nothing is."""
+def listed(fs: Any, root: str) -> dict[str, ListedFile]:
+    """List all objects below a path by their names there; none where nothing is."""
     fs.invalidate_cache()
     found = fs.find(root, detail=True)
     if not found:
