@@ -40,6 +40,8 @@ class Folder(Protocol):
     place: places.Place
     pause_s: float
     """How long to wait before looking again whether anything is new."""
+    parallel_reads: int
+    """How many files to read at a time, as a store takes its time to answer."""
 
     @property
     def name(self) -> str:
@@ -113,7 +115,7 @@ class LocalFolder:
     """A folder of this machine. A link is what it leads to."""
 
     place: places.Place
-    pause_s = 0.2
+    pause_s, parallel_reads = 0.2, 1
 
     def __init__(self, path: Path) -> None:
         self.place = self._path = path

@@ -25,7 +25,7 @@ class ObjectFolder:
     """A folder of a store, which is listed once, and again with `fresh`."""
 
     place: places.Place
-    pause_s = 1.0
+    pause_s, parallel_reads = 1.0, 16
 
     def __init__(self, place: UPath, store: Any = None) -> None:
         self.place = self._url = place
