@@ -54,11 +54,10 @@ PLACE_KINDS = {
 # Files outside storage that ask whether a place is a path or a URL, and how often. The numbers only
 # fall: who needs an answer that differs gets it from a function of storage.
 ASKING = {
-    "qgate/dumps/begin.py": 2,
-    "qgate/dumps/known_files.py": 3,
+    "qgate/dumps/begin.py": 1,
+    "qgate/dumps/known_files.py": 2,
     "qgate/dumps/merging.py": 3,
     "qgate/dumps/rank_files.py": 1,
-    "qgate/dumps/reading.py": 1,
     "qgate/dumps/shard_reading.py": 2,
 }
 # Files outside the shells that import parts of qgate inside functions, and how often: what draws is

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from qgate.baselines._reading import check_version
 from qgate.baselines.manifest import NAME
 from qgate.storage import opening
-from qgate.storage.transactions import FileGroup, Subject
+from qgate.storage.transactions import FileGroup, FileRules
 
 if TYPE_CHECKING:
     from qgate.storage.places import Place
 
-BASELINES = Subject(
+BASELINES = FileRules(
     what="baselines",
     one="baseline",
     files=re.compile(

@@ -63,7 +63,7 @@ def begin(
     if kind == "file":
         raise QgateError(f"{shown} is a file; a dump is a folder.")
     folder.make()
-    found = None if kind == "nothing" and folder.path is None else read_about(folder)
+    found = read_about(folder)
     if found is None:
         _refuse_others_files(folder, existing)
     if existing == "overwrite":

@@ -200,7 +200,7 @@ class KnownDump(Dump):
     def _read_all(self) -> Iterator[tuple[str, KnownFile | Unreadable]]:
         """In order; of a store, several at a time."""
         names = files_in(self.files)
-        if self.files.path is not None:
+        if self.files.parallel_reads == 1:
             yield from ((name, self._read_or_tell(name)) for name in names)
             return
         with ThreadPoolExecutor(_AT_ONCE) as pool:

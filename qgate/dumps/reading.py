@@ -21,7 +21,6 @@ from qgate.storage import places
 from qgate.storage.folders import Folder, Stamp
 from qgate.storage.opening import folder_of
 
-_AT_ONCE = 16
 _RANKS_OPEN = 16
 _MOST_HELD = 20_000
 """Records that a dump keeps of ranks it has read: what many ranks wrote is read again instead."""
@@ -249,10 +248,11 @@ class Dump:
         return self._homes[rank]
 
     def _read_ahead(self, ranks: list[int]) -> None:
-        """Of a store, several indexes at a time: it takes its time to answer."""
+        """Read several indexes of a store at a time."""
         new = [rank for rank in ranks if rank not in self._indexes]
-        if self.files.path is None and len(new) > 1:
-            with ThreadPoolExecutor(min(_AT_ONCE, len(new))) as pool:
+        threads = min(self.files.parallel_reads, len(new))
+        if threads > 1:
+            with ThreadPoolExecutor(threads) as pool:
                 list(pool.map(self._read, new))
 
     def records_of(self, rank: int) -> list[Record]:

@@ -23,7 +23,7 @@ _DIRECTORY = getattr(os, "O_DIRECTORY", 0)
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A neighbor to write to, which takes the place of `path` at the end.
+    """Give a neighbor to write to, which takes the place of `path` at the end.
 
     Whatever goes wrong inside, a full disk or a kill, `path` is what it was, or not there.
     """
@@ -34,7 +34,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def neighbor(path: Path, *, folder: bool = False) -> Iterator[Path]:
-    """An empty file beside `path`, or a folder: of this process alone, and gone at the end.
+    """Make an empty file beside `path`, or a folder: of this process alone, and gone at the end.
 
     One that a killed process has left is removed by whoever next writes to the same path: it has
     the same name, and no process holds its lock.
@@ -59,7 +59,7 @@ def neighbor(path: Path, *, folder: bool = False) -> Iterator[Path]:
 
 
 def temporary(prefix: str) -> tuple[Path, int]:
-    """A new temporary file of this process alone, open; it goes when its process removes it.
+    """Open a new temporary file of this process alone; it goes when its process removes it.
 
     Those of the same name that killed processes have left are removed now.
     """
@@ -79,12 +79,12 @@ def forget(path: Path) -> None:
 
 
 def _part(path: Path, number: int) -> Path:
-    """The name of the first neighbor, and of those of processes that write at the same time."""
+    """Return the name of the first neighbor, or of the next of processes that write at once."""
     return path.with_name(f".{path.name}.{f'{number}.' if number else ''}part")
 
 
 def _reserved(path: Path, folder: bool) -> tuple[Path, int]:
-    """A neighbor that is this process's own, with a handle that holds its lock."""
+    """Make a neighbor of this process alone, with a handle that holds its lock."""
     number = 0
     while True:
         written = _part(path, number)
@@ -101,7 +101,7 @@ def _reserved(path: Path, folder: bool) -> tuple[Path, int]:
 
 
 def _created(path: Path) -> int:
-    """A new file, with the permissions that new files have."""
+    """Create a file, with the permissions that new files have."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _CLOEXEC, 0o666)
 
 
@@ -206,7 +206,7 @@ def _acquired(path: Path, timeout: float, what: str) -> int:
 
 
 def _is_still(path: Path, handle: int) -> bool:
-    """Whether the locked file is the one others find; its last holder may have removed it."""
+    """Tell whether the locked file is the one others find; its last holder may have removed it."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:

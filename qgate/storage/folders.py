@@ -23,7 +23,7 @@ Kind = Literal["folder", "file", "nothing"]
 
 @dataclass(frozen=True)
 class Stamp:
-    """What tells whether a file has changed; `moment` is in nanoseconds."""
+    """The figures that tell whether a file has changed; `moment` is in nanoseconds."""
 
     size: int
     moment: int
@@ -31,7 +31,7 @@ class Stamp:
 
 
 class Folder(Protocol):
-    """What is in a folder, read and written by name.
+    """A folder, whose files are read and written by name.
 
     A failure to write is an OSError. What cannot be read is one too, or a QgateError where a store
     cannot be reached.
@@ -40,6 +40,8 @@ class Folder(Protocol):
     place: places.Place
     pause_s: float
     """How long to wait before looking again whether anything is new."""
+    parallel_reads: int
+    """How many files to read at a time, as a store takes its time to answer."""
 
     @property
     def name(self) -> str:
@@ -47,31 +49,31 @@ class Folder(Protocol):
 
     @property
     def path(self) -> Path | None:
-        """Where it is on this machine, for what maps or locks files."""
+        """Return its path on this machine, for what maps or locks files."""
 
     def at(self, name: str) -> places.Place:
-        """Where a file is, for people."""
+        """Return the place of a file, for people."""
 
     def inside(self, name: str) -> Folder:
-        """A folder in this one, whether it is there or not."""
+        """Return a folder in this one, whether it is there or not."""
 
     def fresh(self) -> Folder:
-        """The same folder as it is now: a store is asked once what there is."""
+        """Return the same folder as it is now: a store is asked once what there is."""
 
     def kind(self) -> Kind:
-        """What is there under its name."""
+        """Tell what is there under its name."""
 
     def names(self) -> dict[str, bool]:
-        """What is in it, in order, and whether each is a folder."""
+        """List what is in it, in order, and whether each is a folder."""
 
     def stamp(self, name: str = "") -> Stamp | None:
-        """Of a file, or of the list of its names; None where there is none."""
+        """Return the stamp of a file, or of the list of names; None where there is none."""
 
     def open(self, name: str, start: int = 0) -> BinaryIO:
-        """To read a file once, from a byte on."""
+        """Open a file to read it once, from a byte on."""
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """A range of a file, or less where the file is shorter."""
+        """Read a range of a file, or less where the file is shorter."""
 
     def make(self) -> None:
         """Make a folder of this machine, if it is not there; a store knows no folders."""
@@ -80,7 +82,7 @@ class Folder(Protocol):
         """Write a file; a FileExistsError where it has to be new and is not."""
 
     def writing(self, name: str) -> AbstractContextManager[Path]:
-        """A file of this machine to write to, which is put there at the end."""
+        """Give a file of this machine to write to, which is put there at the end."""
 
     def copy(self, source: Folder, name: str, as_name: str) -> None:
         """Put a file of another folder here, without reading it where that is possible."""
@@ -102,7 +104,7 @@ class Folder(Protocol):
 
 
 class NotRemovedError(OSError):
-    """What was put into a folder to try it cannot be removed; `filename` is its name."""
+    """A file that was put into a folder to try it cannot be removed; `filename` is its name."""
 
 
 def files_in(folder: Folder) -> list[str]:
@@ -113,7 +115,7 @@ class LocalFolder:
     """A folder of this machine. A link is what it leads to."""
 
     place: places.Place
-    pause_s = 0.2
+    pause_s, parallel_reads = 0.2, 1
 
     def __init__(self, path: Path) -> None:
         self.place = self._path = path
@@ -231,7 +233,7 @@ _AT_ONCE = 16 << 20
 
 
 def parts_of(folder: Folder, name: str) -> Iterator[bytes]:
-    """A file, a part at a time."""
+    """Read a file, a part at a time."""
     stamp = folder.stamp(name)
     if stamp is None:
         raise QgateError(f"{str(folder.at(name))!r} is not there.")

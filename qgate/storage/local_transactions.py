@@ -14,9 +14,9 @@ from qgate.storage.transactions import (
     JOURNAL,
     LOCK,
     FileGroup,
+    FileRules,
     ListedFile,
     Listing,
-    Subject,
     is_visible,
 )
 
@@ -29,8 +29,8 @@ class LocalGroup(FileGroup):
     moved = OSError
     tries, pause_s = 200, 0.01
 
-    def __init__(self, folder: Path, subject: Subject) -> None:
-        super().__init__(str(folder), subject)
+    def __init__(self, folder: Path, rules: FileRules) -> None:
+        super().__init__(str(folder), rules)
         self._folder = folder
 
     def names(self, listing: Listing | None = None) -> Iterator[str]:  # noqa: ARG002
@@ -105,7 +105,7 @@ class LocalGroup(FileGroup):
     def locked(self, timeout_s: float) -> Iterator[None]:
         """Hold the lock of the folder; its file is there only while it is held."""
         _make_folder(self._folder)
-        what = f"the {self.subject.what} in {self.shown!r} are"
+        what = f"the {self.rules.what} in {self.shown!r} are"
         with lock(self._folder / LOCK, timeout_s, what):
             yield
 

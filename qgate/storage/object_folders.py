@@ -6,28 +6,26 @@ import contextlib
 import io
 import tempfile
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from qgate.errors import QgateError
 from qgate.storage import places
 from qgate.storage.folders import Folder, Kind, NotRemovedError, Stamp, parts_of
+from qgate.storage.object_listing import entry_of
 
 if TYPE_CHECKING:
     from upath import UPath
 
-_TAGS = ("ETag", "etag", "generation", "md5Hash")
-_TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
 # What stores say of a write on condition that they do not know.
 _UNKNOWN = (TypeError, ValueError, NotImplementedError)
 
 
 class ObjectFolder:
-    """What is there is asked once, and with `fresh` again."""
+    """A folder of a store, which is listed once, and again with `fresh`."""
 
     place: places.Place
-    pause_s = 1.0
+    pause_s, parallel_reads = 1.0, 16
 
     def __init__(self, place: UPath, store: Any = None) -> None:
         self.place = self._url = place
@@ -94,7 +92,7 @@ class ObjectFolder:
         return io.BytesIO(self.read(name, start))
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """With its end, as s3fs asks for the size of a file where no range is given."""
+        """Read with an end, as s3fs asks for the size of a file where no range is given."""
         if stop is None:
             stamp = self.stamp(name)
             if stamp is None:
@@ -185,16 +183,6 @@ class ObjectFolder:
 
 
 def _stamp(info: dict[str, Any]) -> Stamp:
-    tag = next((str(info[name]) for name in _TAGS if info.get(name)), "")
-    moment = next((_moment(info[name]) for name in _TIMES if info.get(name)), 0)
-    return Stamp(int(info.get("size") or 0), moment, tag)
-
-
-def _moment(found: object) -> int:
-    if isinstance(found, datetime):
-        return int(found.timestamp() * 1e9)
-    with contextlib.suppress(ValueError, TypeError):
-        if isinstance(found, int | float):
-            return int(found * 1e9)
-        return int(datetime.fromisoformat(str(found)).timestamp() * 1e9)
-    return 0
+    entry = entry_of(info)
+    moment = int(entry.modified.timestamp() * 1e9) if entry.modified else 0
+    return Stamp(entry.size, moment, "".join(entry.tag[:1]))

@@ -36,7 +36,7 @@ def scheme(place: UPath) -> str:
 
 
 def listed(fs: Any, root: str) -> dict[str, ListedFile]:
-    """All objects below a path by their names there; none where nothing is."""
+    """List all objects below a path by their names there; none where nothing is."""
     fs.invalidate_cache()
     found = fs.find(root, detail=True)
     if not found:

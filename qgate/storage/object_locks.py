@@ -55,7 +55,7 @@ class ObjectLock:
             )
 
     def read(self) -> bytes | None:
-        """Who holds the lock, as it was written; None if nobody does."""
+        """Read who holds the lock, as it was written; None if nobody does."""
         try:
             return bytes(self._fs.cat_file(self._path))
         except (FileNotFoundError, KeyError):
@@ -87,7 +87,7 @@ class ObjectLock:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _created(self) -> bool:
-        """Whether the lock is this process's now; an answer may have been lost on its way."""
+        """Create the lock, or tell that it is there; an answer may have been lost on its way."""
         try:
             created_anew(self._fs, self._path, self._text, self._files)
         except FileExistsError:

@@ -28,9 +28,9 @@ from qgate.storage.transactions import (
     JOURNAL,
     LOCK,
     FileGroup,
+    FileRules,
     ListedFile,
     Listing,
-    Subject,
     is_visible,
 )
 
@@ -49,8 +49,8 @@ class ObjectGroup(FileGroup):
     moved = FileNotFoundError
     tries, pause_s = 100, 0.05
 
-    def __init__(self, place: UPath, subject: Subject, name: str) -> None:
-        super().__init__(str(place), subject)
+    def __init__(self, place: UPath, rules: FileRules, name: str) -> None:
+        super().__init__(str(place), rules)
         self._place = place
         self._fs, self._root = store_of(place)
         self._kept = _kept_of(self.shown)
@@ -58,9 +58,9 @@ class ObjectGroup(FileGroup):
         self._lock = ObjectLock(
             self._fs,
             self._path(LOCK),
-            f"the {subject.what} in {self.shown!r} are",
-            f"`{subject.unlock.format(root, shlex.quote(name))}`.",
-            subject.what,
+            f"the {rules.what} in {self.shown!r} are",
+            f"`{rules.unlock.format(root, shlex.quote(name))}`.",
+            rules.what,
         )
 
     def _path(self, name: str) -> str:
@@ -82,9 +82,9 @@ class ObjectGroup(FileGroup):
         if self._is_listed:
             return listed(self._fs, self._root)
         if any(name.endswith("/") for name in wanted):
-            raise unlisted(self._place, self.subject.what)
+            raise unlisted(self._place, self.rules.what)
         found = {}
-        for name in {JOURNAL, self.subject.first, *wanted}:
+        for name in {JOURNAL, self.rules.first, *wanted}:
             with contextlib.suppress(FileNotFoundError):
                 found[name] = entry_of(self._fs.info(self._path(name)))
         return found
@@ -139,7 +139,7 @@ class ObjectGroup(FileGroup):
 
     def stats(self) -> Listing:
         if not self._is_listed:
-            raise unlisted(self._place, self.subject.what)
+            raise unlisted(self._place, self.rules.what)
         return super().stats()
 
     def leftovers(self) -> list[str]:
@@ -175,7 +175,7 @@ class ObjectGroup(FileGroup):
         """Create the journal; an answer that was lost is asked for once more."""
         self._lock.check()
         try:
-            created_anew(self._fs, self._path(JOURNAL), journal, self.subject.what)
+            created_anew(self._fs, self._path(JOURNAL), journal, self.rules.what)
         except Exception as error:
             with contextlib.suppress(Exception):
                 if self.get(JOURNAL) == journal:

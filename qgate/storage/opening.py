@@ -15,7 +15,7 @@ from qgate.storage.places import check_writable, place_of
 
 if TYPE_CHECKING:
     from qgate.storage.places import Place
-    from qgate.storage.transactions import FileGroup, Subject
+    from qgate.storage.transactions import FileGroup, FileRules
 
 
 def folder_of(place: Place | str) -> Folder:
@@ -41,11 +41,11 @@ def empty_folder(place: Place | str, otherwise: str) -> Folder:
     return folder
 
 
-def files_of(folder: Place, subject: Subject, name: str) -> FileGroup:
+def files_of(folder: Place, rules: FileRules, name: str) -> FileGroup:
     """Return what reads and changes the files of a folder; nothing is asked of a store yet."""
     if isinstance(folder, Path):
-        return LocalGroup(folder, subject)
-    return ObjectGroup(folder, subject, name)
+        return LocalGroup(folder, rules)
+    return ObjectGroup(folder, rules, name)
 
 
 def folders_in(root: Place, what: str) -> list[Place]:

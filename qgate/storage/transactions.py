@@ -32,8 +32,8 @@ Contents = Mapping[str, bytes | None]
 
 
 @dataclass(frozen=True)
-class Subject:
-    """What the files are, for rules and messages: `what` as in `the baselines in 'b'`."""
+class FileRules:
+    """The names that files of one kind have, and the words for them: `what` is `baselines`."""
 
     what: str
     one: str
@@ -50,7 +50,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class ListedFile:
-    """What a listing says of a file; another content or another writing is another entry."""
+    """A file as it is listed; with another content, or written again, it differs."""
 
     size: int
     tag: tuple[str, ...]
@@ -68,16 +68,16 @@ class FileGroup(ABC):
     """
 
     remedy: str
-    """What lets an update be written that could not be."""
+    """The advice for an update that could not be written."""
     cut_off: tuple[str, ...]
     """Names that say that an update did not end."""
     moved: type[OSError]
-    """What reading may meet while files are moved."""
+    """The error of reading while files are moved."""
     tries: int
     pause_s: float
 
-    def __init__(self, shown: str, subject: Subject) -> None:
-        self.shown, self.subject = shown, subject
+    def __init__(self, shown: str, rules: FileRules) -> None:
+        self.shown, self.rules = shown, rules
 
     # What the place can do ------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class FileGroup(ABC):
 
     @abstractmethod
     def locked(self, timeout_s: float) -> AbstractContextManager[None]:
-        """Be the only writer."""
+        """Hold the lock of the only writer."""
 
     @abstractmethod
     def unlock(self) -> str:
@@ -167,7 +167,7 @@ class FileGroup(ABC):
                     raise problem
             time.sleep(self.pause_s)
         raise QgateError(
-            f"the {self.subject.what} in {self.shown!r} change all the time: run this again."
+            f"the {self.rules.what} in {self.shown!r} change all the time: run this again."
         )
 
     def _read_once(
@@ -188,7 +188,7 @@ class FileGroup(ABC):
         """Read the hashes of new contents by name, None for files that go; None without any."""
         if JOURNAL not in listing:
             return None
-        return parsed(self.get(JOURNAL), f"{self.shown}/{JOURNAL}", self.subject)
+        return parsed(self.get(JOURNAL), f"{self.shown}/{JOURNAL}", self.rules)
 
     def _held(self, listing: Listing, name: str, sha256: str) -> tuple[str, bytes]:
         """Return where the content is that a journal promises, and the content."""
@@ -201,8 +201,8 @@ class FileGroup(ABC):
         journal = f"{self.shown}/{JOURNAL}"
         raise QgateError(
             f"{journal!r} is the rest of an update that was cut off, and {name!r} has been changed "
-            f"since. Delete that file to keep the {self.subject.one} that is there, and check it "
-            f"with `{self.subject.verify}`."
+            f"since. Delete that file to keep the {self.rules.one} that is there, and check it "
+            f"with `{self.rules.verify}`."
         )
 
     def stats(self) -> Listing:
@@ -219,7 +219,7 @@ class FileGroup(ABC):
         found = [name for name in names if _LEFTOVER.fullmatch(name.rpartition("/")[2])]
         if JOURNAL in names:
             with contextlib.suppress(FileNotFoundError):
-                if parsed(self.get(JOURNAL), f"{self.shown}/{JOURNAL}", self.subject) is None:
+                if parsed(self.get(JOURNAL), f"{self.shown}/{JOURNAL}", self.rules) is None:
                     found.append(JOURNAL)
         return sorted(found)
 
@@ -237,7 +237,7 @@ class FileGroup(ABC):
 
     @contextlib.contextmanager
     def changing(self, timeout_s: float) -> Iterator[None]:
-        """Be the only writer, with all updates before finished and their leftovers removed."""
+        """Hold the lock, with all updates before finished and their leftovers removed."""
         with contextlib.ExitStack() as stack:
             with self.writing():
                 stack.enter_context(self.locked(timeout_s))
@@ -304,7 +304,7 @@ def _is_wanted(name: str, wanted: Collection[str]) -> bool:
 # The journal -------------------------------------------------------------------------------------
 
 
-def parsed(data: bytes, shown: str, subject: Subject) -> dict[str, str | None] | None:
+def parsed(data: bytes, shown: str, rules: FileRules) -> dict[str, str | None] | None:
     """Return the hashes in a journal; None for one that was not written to its end."""
     try:
         record = json.loads(data)
@@ -313,10 +313,10 @@ def parsed(data: bytes, shown: str, subject: Subject) -> dict[str, str | None] |
             return None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    subject.check_version(shown, version, VERSION)
-    if all(subject.files.fullmatch(name) for name in files):
+    rules.check_version(shown, version, VERSION)
+    if all(rules.files.fullmatch(name) for name in files):
         return files
-    raise QgateError(f"{shown!r} names files that are none of a {subject.one}: delete it.")
+    raise QgateError(f"{shown!r} names files that are none of a {rules.one}: delete it.")
 
 
 def written(hashes: Mapping[str, str | None]) -> bytes:
