@@ -51,15 +51,16 @@ def buffer(slot: str, shape: Sequence[int], dtype: torch.dtype, device: torch.de
     return shaped
 
 
-def whole(number: int) -> Tensor:
-    """A number as an int32 tensor, which spares its conversion in each operation.
+def whole(number: int, dtype: torch.dtype | None = None) -> Tensor:
+    """A number as a tensor of int32 or `dtype`, which spares its conversion in each operation.
 
-    What does not fit wraps around, as sums with it do.
+    An int32 number that does not fit wraps around, as sums with it do.
     """
     import torch
 
-    number = (number + 2**31) % 2**32 - 2**31
-    return torch.tensor(number, dtype=torch.int32, device="cpu")
+    if dtype is None:
+        dtype, number = torch.int32, (number + 2**31) % 2**32 - 2**31
+    return torch.tensor(number, dtype=dtype, device="cpu")
 
 
 class Shelf:

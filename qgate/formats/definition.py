@@ -17,7 +17,7 @@ import numpy as np
 from qgate.errors import QgateError
 from qgate.formats._element import ElementFormat
 from qgate.formats._options import Floats, Rounding
-from qgate.formats.settings import Settings
+from qgate.formats.settings import QuantizerSettings
 
 CLEARLY_LESS = 1 - 2.0**-40
 """Times an error: what is less than that is less in whatever order the sums were added."""
@@ -80,7 +80,7 @@ def round_to_bits(x: Floats, bits: int) -> Floats:
     return np.asarray(np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits))
 
 
-def quantize(x: Floats, q: Settings, *, double: bool = False) -> Floats:
+def quantize(x: Floats, q: QuantizerSettings, *, double: bool = False) -> Floats:
     """What `qgate.quantize` has to return, before the cast to the tensor's dtype.
 
     `double` says that x came from a float64 tensor: its scales are float64 then, not float32.
@@ -102,7 +102,7 @@ def quantize(x: Floats, q: Settings, *, double: bool = False) -> Floats:
     return _scaled(x.reshape(1, -1), q, double).reshape(x.shape)
 
 
-def amax_scales(groups: Floats, q: Settings, double: bool) -> Floats:
+def amax_scales(groups: Floats, q: QuantizerSettings, double: bool) -> Floats:
     """amax / max of each row as a number of the scale's dtype: float32, or float64 for float64."""
     number = np.float64 if double else np.float32
     largest = float(np.finfo(number).max)
@@ -113,7 +113,7 @@ def amax_scales(groups: Floats, q: Settings, double: bool) -> Floats:
     return np.where(np.isinf(amax) & (q.inf != "saturate"), np.nan, scales)
 
 
-def better_scales(groups: Floats, scales: Floats, q: Settings) -> Floats:
+def better_scales(groups: Floats, scales: Floats, q: QuantizerSettings) -> Floats:
     """The scale of each row of a tapered format: 1, unless amax / max has a smaller error.
 
     Compared are sums of squared errors before the cast to the tensor's dtype. Sums that agree to
@@ -134,7 +134,7 @@ def better_scales(groups: Floats, scales: Floats, q: Settings) -> Floats:
     return np.where(keeps | ~np.isfinite(amax), scales, 1.0)
 
 
-def _scaled(groups: Floats, q: Settings, double: bool) -> Floats:
+def _scaled(groups: Floats, q: QuantizerSettings, double: bool) -> Floats:
     """Groups of an element format, each a row with a scale of its own; without one it is NaN."""
     assert q.format.kind == "element"
     if q.scale is None:
@@ -150,7 +150,7 @@ def _scaled(groups: Floats, q: Settings, double: bool) -> Floats:
     return y * scales
 
 
-def _by_blocks(x: Floats, q: Settings, define: Callable[[Floats], Floats]) -> Floats:
+def _by_blocks(x: Floats, q: QuantizerSettings, define: Callable[[Floats], Floats]) -> Floats:
     """Each block as a row: the whole ones, then what is left at the end of every line."""
     moved = np.moveaxis(x, q.axis_of(x.ndim), -1) if x.ndim else x.reshape(1)
     lines = moved.reshape(-1, moved.shape[-1])

@@ -12,7 +12,7 @@ from qgate.formats._options import NanPolicy
 from qgate.formats._work import DOUBLE, Call, widen
 from qgate.formats.engine.dtypes import INPUTS, combine, narrow
 from qgate.formats.engine.job import Job, layout_of, split
-from qgate.formats.settings import Settings
+from qgate.formats.settings import QuantizerSettings
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Encoded:
     micro         HiF4's one-bit levels, three bytes per block: of its octets, its quads 0-7, 8-15
     """
 
-    quantizer: Settings
+    quantizer: QuantizerSettings
     codes: Tensor
     dtype: torch.dtype
     scales: Tensor | None = None
@@ -38,14 +38,38 @@ class Encoded:
 
     def decode(self, dtype: torch.dtype | None = None) -> Tensor:
         """The values again: equal to `quantize` of the tensor that was encoded."""
-        return _decode(self, dtype or self.dtype)
+        q, dtype = self.quantizer, dtype or self.dtype
+        if dtype not in INPUTS:
+            allowed = ", ".join(str(each) for each in INPUTS)
+            raise TypeError(f"cannot decode to {dtype!r}; allowed: {allowed}.")
+        element, layout = q.format.element, layout_of(self.codes, q)
+        data = layout.arrange(self.codes)
+        out = torch.empty(data.shape, dtype=dtype, device=data.device)
+        stored = {}
+        for name, shaped in (("scales", self.scales), ("micro", self.micro)):
+            if shaped is not None:
+                stored[name] = shaped.reshape(
+                    layout.outer, layout.groups, q.format.stored[name], layout.inner
+                )
+        state = None if self.tensor_scale is None else widen(self.tensor_scale)
+        for chunk in layout.chunks(data.device, parts_of_groups=False, fixed=False):
+            rows = {name: chunk.group(value) for name, value in stored.items()}
+            call = Call(q, DOUBLE, self.double, state)
+            elements = element.from_codes(chunk.data(data), DOUBLE)
+            if rows:
+                scale = q.format.unscale(rows, call)[:, :, : elements.shape[2]]
+                value = combine(elements, scale, dtype, call)
+            else:
+                value = narrow(elements, dtype)
+            chunk.data(out).copy_(value)
+        return layout.restore(out)
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.codes.shape)) or "scalar"
         return f"Encoded({self.quantizer.format.name}, {shape}, {self.codes.device})"
 
 
-def encode_tensor(x: Tensor, q: Settings, nan: NanPolicy) -> Encoded:
+def encode_tensor(x: Tensor, q: QuantizerSettings, nan: NanPolicy) -> Encoded:
     """Encode a tensor that was checked; `nan` says what to store where the format has no NaN."""
     x, element, fmt = x.detach(), q.format.element, q.format
     stores_nan = fmt.kind == "block" or fmt.nan_code is not None
@@ -84,31 +108,3 @@ def encode_tensor(x: Tensor, q: Settings, nan: NanPolicy) -> Encoded:
     return Encoded(
         q, codes, job.dtype, shaped.get("scales"), state, shaped.get("micro"), double=job.double
     )
-
-
-def _decode(e: Encoded, dtype: torch.dtype) -> Tensor:
-    q = e.quantizer
-    if dtype not in INPUTS:
-        allowed = ", ".join(str(each) for each in INPUTS)
-        raise TypeError(f"cannot decode to {dtype!r}; allowed: {allowed}.")
-    element, layout = q.format.element, layout_of(e.codes, q)
-    data = layout.arrange(e.codes)
-    out = torch.empty(data.shape, dtype=dtype, device=data.device)
-    stored = {}
-    for name, shaped in (("scales", e.scales), ("micro", e.micro)):
-        if shaped is not None:
-            stored[name] = shaped.reshape(
-                layout.outer, layout.groups, q.format.stored[name], layout.inner
-            )
-    state = None if e.tensor_scale is None else widen(e.tensor_scale)
-    for chunk in layout.chunks(data.device, parts_of_groups=False, fixed=False):
-        rows = {name: chunk.group(value) for name, value in stored.items()}
-        call = Call(q, DOUBLE, e.double, state)
-        elements = element.from_codes(chunk.data(data), DOUBLE)
-        if rows:
-            scale = q.format.unscale(rows, call)[:, :, : elements.shape[2]]
-            value = combine(elements, scale, dtype, call)
-        else:
-            value = narrow(elements, dtype)
-        chunk.data(out).copy_(value)
-    return layout.restore(out)

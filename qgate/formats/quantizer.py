@@ -20,7 +20,7 @@ from qgate.formats._options import (
 from qgate.formats.encoded import Encoded, encode_tensor
 from qgate.formats.engine import quantizing
 from qgate.formats.engine.job import check
-from qgate.formats.settings import Settings, check_choice
+from qgate.formats.settings import QuantizerSettings, check_choice
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _defaults: dict[str, Quantizer] = {}
 
 
-class Quantizer(Settings):
+class Quantizer(QuantizerSettings):
     """A format with all its options settled; call it on tensors.
 
     Options left out get the format's default; an option the format does not have is an error.

@@ -25,7 +25,7 @@ _EVERYWHERE = frozenset({"dtype", "saturated_grad"})
 _ELEMENT_BLOCK = 128
 
 
-class Settings(CastOptions):
+class QuantizerSettings(CastOptions):
     """A format with all options of a quantizer settled; `Quantizer` says what they mean."""
 
     def __init__(self, fmt: Format, given: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import torch
 
 import qgate
 from qgate.formats import FORMATS, _scratch, _work, definition
-from qgate.formats.engine import fast_mx, quantizing
+from qgate.formats.engine import dtypes, fast_mx, fast_nvfp4, quantizing
 
 ALL = FORMATS.names()
 
@@ -19,6 +19,9 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a fresh process: no table and no buffer was made yet."""
     monkeypatch.setattr(quantizing, "_tables", _scratch.Shelf(64))
     monkeypatch.setattr(fast_mx, "_stacks", _scratch.Shelf(8))
+    for module in (fast_mx, fast_nvfp4):
+        monkeypatch.setattr(module, "_constants", _scratch.Shelf(64))
+    monkeypatch.setattr(dtypes, "_masks", _scratch.Shelf(4))
     monkeypatch.setattr(_work, "_shelf", _scratch.Shelf(256))
     monkeypatch.setattr(_scratch, "_held", threading.local())
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
 import torch
 
 import qgate
+from qgate import formats
 from qgate.formats import FORMATS, definition
 
 ALL = FORMATS.names()
@@ -281,6 +284,8 @@ def test_report_of_a_plain_cast_at_scale_one() -> None:
 
 _FLUSH = """
 import sys
+from pathlib import Path
+from types import FrameType
 import numpy as np
 import torch
 import qgate
@@ -335,3 +340,37 @@ def test_flushing_subnormal_numbers_changes_no_bit() -> None:
         assert int(run.stdout) == (5 * 3 + 1) * len(ALL)
     else:
         assert not torch.set_flush_denormal(True)  # this processor cannot flush
+
+
+# --- calls without options -----------------------------------------------------------------------
+
+
+def test_a_name_that_is_registered_anew_means_the_new_format() -> None:
+    FORMATS.add(formats.IntFormat("mine", 8), "ours")
+    try:
+        eight = qgate.quantize(X, "ours")
+        FORMATS.remove("mine")
+        FORMATS.add(formats.IntFormat("mine", 4), "ours")
+        assert torch.equal(qgate.quantize(X, "ours"), qgate.quantize(X, "int4"))
+        assert torch.equal(eight, qgate.quantize(X, "int8"))
+    finally:
+        FORMATS.remove("mine")
+
+
+@pytest.mark.parametrize("shape", [(16, 64), (1024, 1024)])
+def test_quantizing_crosses_few_files(shape: tuple[int, int]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    root, crossed = Path(qgate.__file__).parent, set()
+    qgate.quantize(x, "mxfp8")
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(root):
+            crossed.add(path.name)
+
+    sys.setprofile(note)
+    try:
+        qgate.quantize(x, "mxfp8")
+    finally:
+        sys.setprofile(None)
+    assert 0 < len(crossed) <= 5, sorted(crossed)

@@ -76,11 +76,11 @@ def _twice(bits: int) -> Sow:
 
 
 def _flushed(plain: Any) -> Any:
-    def rounded(steps: Any, x: Tensor, _size: Tensor, top: Tensor, *rest: Any) -> None:
-        shift = (steps.element.min_exponent - steps.element.max_exponent) << 23
+    def rounded(constants: Any, x: Tensor, _size: Tensor, top: Tensor, *rest: Any) -> None:
+        shift = (constants.element.min_exponent - constants.element.max_exponent) << 23
         smallest = (top + shift).view(torch.float32)
         kept = x.where(x.abs() >= smallest, 0.0)
-        plain(steps, kept, kept.view(torch.int32) & 0x7FFFFFFF, top, *rest)
+        plain(constants, kept, kept.view(torch.int32) & 0x7FFFFFFF, top, *rest)
 
     return rounded
 

@@ -123,7 +123,7 @@ def _element(**facts: float) -> Sow:
                 return value if self.name == "fp8_e4m3" else plain(self)
 
             bed.patch.setattr(FloatFormat, fact, property(other))
-        bed.patch.setattr(fast_mx, "_steps", Shelf(64))
+        bed.patch.setattr(fast_mx, "_constants", Shelf(64))
 
     return sow
 

@@ -83,9 +83,7 @@ def _clamped_at_the_edge(bed: Bed) -> None:
     _clamped(bed)
 
     def wrapped(plain: Any) -> Any:
-        return lambda parts, q: plain(
-            dataclasses.replace(parts, ratios=parts.ratios * (1 + 1e-5)), q
-        )
+        return lambda parts, q: plain(dataclasses.replace(parts, ratios=parts.ratios * 1.005), q)
 
     bed.wrap(quantizing, "saturated", wrapped)
 

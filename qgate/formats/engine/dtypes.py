@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from qgate.formats._literals import BF16, FP16
-from qgate.formats._scratch import Shelf, buffer
+from qgate.formats._scratch import Shelf, buffer, whole
 from qgate.formats._work import DOUBLE, Call, any_set
 from qgate.formats.floats import FP32
 
@@ -38,7 +38,7 @@ def magnitude_bits(x: Tensor) -> Tensor:
     """
     integer = NATIVE_INTEGER[x.dtype]
     bits = buffer("magnitude", x.shape, integer, x.device)
-    mask = _masks.get(integer, lambda: torch.tensor(torch.iinfo(integer).max, dtype=integer))
+    mask = _masks.get(integer, lambda: whole(torch.iinfo(integer).max, integer))
     return torch.bitwise_and(x.view(integer), mask, out=bits)
 
 

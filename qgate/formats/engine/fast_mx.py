@@ -21,11 +21,11 @@ _TABLE_PAYS_FROM = 2**20
 _WIDE = 32
 
 _stacks = Shelf(8)
-_steps = Shelf(64)
+_constants = Shelf(64)
 
 
-class Steps:
-    """What a format and a scale rule add to exponents, as tensors: numbers are converted anew."""
+class MxConstants:
+    """Summands and masks of a format and a scale rule; tensors, which need no conversion."""
 
     def __init__(self, fmt: MxFormat, rule: str) -> None:
         self.element = element = fmt.element
@@ -50,7 +50,7 @@ def shortcut(fmt: MxFormat, x: Tensor, out: Tensor, call: Call) -> bool:
     q = call.q
     if call.double or q.rounding == "stochastic" or q.scale_bits != 8:
         return False
-    steps = _steps.get((fmt, q.scale_rule), lambda: Steps(fmt, q.scale_rule))
+    constants = _constants.get((fmt, q.scale_rule), lambda: MxConstants(fmt, q.scale_rule))
     size = buffer("size", x.shape, torch.int32, x.device)
     by_table = x.dtype.itemsize == 2 and x.device.type == "cpu" and call.numel >= _TABLE_PAYS_FROM
     if by_table:
@@ -62,14 +62,14 @@ def shortcut(fmt: MxFormat, x: Tensor, out: Tensor, call: Call) -> bool:
         single = x
         if x.dtype != torch.float32:
             single = buffer("single", x.shape, torch.float32, x.device).copy_(x)
-        size = torch.bitwise_and(single.view(torch.int32), steps.magnitude, out=size)
+        size = torch.bitwise_and(single.view(torch.int32), constants.magnitude, out=size)
         amax = size.amax(2, keepdim=True)
-    found = _top(steps, amax)
+    found = _top(constants, amax)
     if found is None:
         return False
     top, fields = found
     if not by_table:
-        _round(steps, single, size, top, out, q.rounding)
+        _round(constants, single, size, top, out, q.rounding)
         return True
     key = (fmt, q.rounding, x.dtype, out.dtype)
     stack = _stacks.get(key, lambda: Stack(fmt, q.rounding, x.dtype, out.dtype))
@@ -77,45 +77,45 @@ def shortcut(fmt: MxFormat, x: Tensor, out: Tensor, call: Call) -> bool:
     return True
 
 
-def _top(steps: Steps, amax: Tensor) -> tuple[Tensor, range] | None:
+def _top(constants: MxConstants, amax: Tensor) -> tuple[Tensor, range] | None:
     """The exponent fields of S + emax, in place, and their range as numbers.
 
     None if a block is too near float32's ends.
     """
     ends = torch.aminmax(amax)
     low, high = int(ends.min.item()), int(ends.max.item())
-    if high > steps.highest:
+    if high > constants.highest:
         return None
-    if low < steps.lowest:
+    if low < constants.lowest:
         # Blocks of zeros are zeros at any scale: give them one that is in use.
         amax = amax.where(amax != 0, high or SINGLE.bias << 23)
         low = int(amax.amin().item())
         high = max(high, low)
-        if low < steps.lowest:
+        if low < constants.lowest:
             return None
-    if steps.carry:
-        amax = amax + steps.to_carry
-    fields = range((low + steps.carry) >> 23, ((high + steps.carry) >> 23) + 1)
-    return amax.bitwise_and_(steps.exponent), fields
+    if constants.carry:
+        amax = amax + constants.to_carry
+    fields = range((low + constants.carry) >> 23, ((high + constants.carry) >> 23) + 1)
+    return amax.bitwise_and_(constants.exponent), fields
 
 
 def _round(
-    steps: Steps, x: Tensor, size: Tensor, top: Tensor, out: Tensor, rounding: Rounding
+    constants: MxConstants, x: Tensor, size: Tensor, top: Tensor, out: Tensor, rounding: Rounding
 ) -> None:
     """x in float32, `size` its magnitude bits (used up)."""
     work = buffer("single", x.shape, torch.float32, x.device)
-    if steps.saturates:
-        limit = (top + steps.to_limit).view(torch.float32)
+    if constants.saturates:
+        limit = (top + constants.to_limit).view(torch.float32)
         x = torch.clamp(x, -limit, limit, out=work)
     exponent = top
-    if steps.has_exponents:
+    if constants.has_exponents:
         exponent = torch.maximum(
-            size.bitwise_and_(steps.exponent), top + steps.to_smallest, out=size
+            size.bitwise_and_(constants.exponent), top + constants.to_smallest, out=size
         )
-    inverse = torch.sub(steps.twice_bias, exponent, out=exponent).view(torch.float32)
+    inverse = torch.sub(constants.twice_bias, exponent, out=exponent).view(torch.float32)
     t = torch.mul(x, inverse, out=work)
     t = t.round_() if rounding == "even" else round_to_integer(t, SINGLE, rounding)
-    if steps.one_zero:
+    if constants.one_zero:
         t = t.add_(0.0)
     if out.dtype == torch.float32:
         torch.div(t, inverse, out=out)
@@ -132,7 +132,7 @@ class Stack:
     def __init__(
         self, fmt: MxFormat, rounding: Rounding, dtype: torch.dtype, out_dtype: torch.dtype
     ) -> None:
-        self.steps, self.rounding, self.dtype = Steps(fmt, "floor"), rounding, dtype
+        self.constants, self.rounding, self.dtype = MxConstants(fmt, "floor"), rounding, dtype
         self.rows = torch.empty(256, 2**16, dtype=out_dtype, device="cpu")
         self.filled: set[int] = set()
 
@@ -151,5 +151,5 @@ class Stack:
         x = every.view(self.dtype).to(torch.float32)
         size = x.view(torch.int32).bitwise_and(SINGLE.magnitude_mask)
         top = torch.tensor([field << 23], dtype=torch.int32, device="cpu")
-        _round(self.steps, x, size, top, self.rows[field], self.rounding)
+        _round(self.constants, x, size, top, self.rows[field], self.rounding)
         self.filled.add(field)

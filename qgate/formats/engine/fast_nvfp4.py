@@ -17,21 +17,21 @@ from qgate.formats.floats import FloatFormat
 from qgate.formats.nvfp4 import Nvfp4Format
 
 _ORDINARY = 2.0**80
-_steps = Shelf(16)
+_constants = Shelf(16)
 
 
-class Steps:
+class Nvfp4Constants:
     """Facts of the elements and of the scales, with masks that need no conversion."""
 
     def __init__(self, fmt: Nvfp4Format) -> None:
         assert isinstance(fmt.element, FloatFormat)
         assert isinstance(fmt.scale_element, FloatFormat)
         self.largest, self.largest_scale = fmt.element.max, fmt.scale_element.max
-        self.element, self.scale = Grid(fmt.element), Grid(fmt.scale_element)
+        self.element, self.scale = FloatRounding(fmt.element), FloatRounding(fmt.scale_element)
         self.magnitude = whole(SINGLE.magnitude_mask)
 
 
-class Grid:
+class FloatRounding:
     """How float32 numbers within the range of a format are rounded to it."""
 
     def __init__(self, fmt: FloatFormat) -> None:
@@ -39,9 +39,9 @@ class Grid:
         self.twice_bias = whole((2 * SINGLE.bias + fmt.mantissa) << 23)
         self.exponent = whole(SINGLE.exponent_mask)
 
-    def round(self, t: Tensor, bits: Tensor, rounding: Rounding) -> Tensor:
-        """Round t in place; `bits` has room for its bits."""
-        bits = torch.bitwise_and(t.view(torch.int32), self.exponent, out=bits)
+    def round(self, t: Tensor, room: Tensor | None, rounding: Rounding) -> Tensor:
+        """Round t in place; there may be room for its bits."""
+        bits = torch.bitwise_and(t.view(torch.int32), self.exponent, out=room)
         bits.clamp_(min=self.smallest)
         inverse = torch.sub(self.twice_bias, bits, out=bits).view(torch.float32)
         t = t.mul_(inverse)
@@ -58,25 +58,25 @@ def shortcut(fmt: Nvfp4Format, x: Tensor, out: Tensor, call: Call) -> bool:
     encode_scale = float(state.item())
     if not 1 / _ORDINARY < encode_scale < _ORDINARY:
         return False
-    steps = _steps.get(fmt, lambda: Steps(fmt))
-    t = buffer("single", x.shape, torch.float32, x.device)
-    x = x if x.dtype == torch.float32 else t.copy_(x)
+    constants = _constants.get(fmt, lambda: Nvfp4Constants(fmt))
+    dtype, t = x.dtype, buffer("single", x.shape, torch.float32, x.device)
+    x = x if dtype == torch.float32 else t.copy_(x)
     size = buffer("size", x.shape, torch.int32, x.device)
-    if call.amax_bits is not None and call.amax_bits.dtype == torch.int32:
-        amax = call.amax_bits
+    if call.amax_bits is not None:
+        amax = call.amax_bits.view(dtype).to(torch.float32).view(torch.int32)
     else:
-        size = torch.bitwise_and(x.view(torch.int32), steps.magnitude, out=size)
+        size = torch.bitwise_and(x.view(torch.int32), constants.magnitude, out=size)
         amax = size.amax(2, keepdim=True)
         if amax.amax().item() >= SINGLE.exponent_mask:
             return False
     decode_scale = single(1.0 / encode_scale)
     factor = single(encode_scale * single(1.0 / 6.0))
     decode = torch.full((), decode_scale, dtype=torch.float32, device=x.device)
-    wanted = (amax.view(torch.float32) * factor).clamp_(max=steps.largest_scale)
-    block_scale = steps.scale.round(wanted, torch.empty_like(amax), "even")
+    wanted = (amax.view(torch.float32) * factor).clamp_(max=constants.largest_scale)
+    block_scale = constants.scale.round(wanted, None, "even")
     encode = (block_scale * decode).reciprocal_().clamp_(max=FP32_MAX)
-    t = torch.mul(x, encode, out=t).clamp_(-steps.largest, steps.largest)
-    t = steps.element.round(t, size, q.rounding).mul_(block_scale)
+    t = torch.mul(x, encode, out=t).clamp_(-constants.largest, constants.largest)
+    t = constants.element.round(t, size, q.rounding).mul_(block_scale)
     if out.dtype == torch.float32:
         torch.mul(t, decode, out=out)
     elif not _has_ties(fmt, decode_scale, out.dtype):

@@ -8,6 +8,7 @@ the first pass over a tensor; the second goes through `Job.calls`, chunk by chun
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from qgate.formats._work import DOUBLE, Call, Parts, ordinary_number, single, wi
 from qgate.formats.definition import CLEARLY_LESS
 from qgate.formats.engine.dtypes import FP32_MAX, INFINITY, INPUTS, NATIVE_INTEGER, magnitude_bits
 from qgate.formats.floats import to_single_grid
-from qgate.formats.settings import Settings
+from qgate.formats.settings import QuantizerSettings
 from qgate.kernels import magnitudes, proving
 
 _CHUNK_PER_THREAD = 2**18  # bytes of input
@@ -122,20 +123,20 @@ class Layout:
             block_step = min(block_step, size)
             blocks_step = min(max(room // (inner_step * block_step), 1), count)
             outer_step = max(room // (inner_step * block_step * blocks_step), 1)
-            for o in range(0, self.outer, outer_step):
-                for n in range(0, count, blocks_step):
-                    for b in range(0, size, block_step):
-                        for i in range(0, self.inner, inner_step):
-                            slices = (
-                                slice(o, o + outer_step),
-                                slice(n, n + blocks_step),
-                                slice(b, b + block_step),
-                                slice(i, i + inner_step),
-                            )
-                            yield Chunk(self, tail, slices)
+            for o, n, b, i in itertools.product(
+                _slices(self.outer, outer_step),
+                _slices(count, blocks_step),
+                _slices(size, block_step),
+                _slices(self.inner, inner_step),
+            ):
+                yield Chunk(self, tail, (o, n, b, i))
 
 
-def layout_of(x: Tensor, q: Settings) -> Layout:
+def _slices(end: int, step: int) -> list[slice]:
+    return [slice(start, start + step) for start in range(0, end, step)]
+
+
+def layout_of(x: Tensor, q: QuantizerSettings) -> Layout:
     shape, n, size = x.shape, x.numel(), x.itemsize
     if q.granularity in (None, "tensor"):
         return Layout(shape, size, 1, n, 1, max(n, 1), 1, ())
@@ -155,7 +156,7 @@ def layout_of(x: Tensor, q: Settings) -> Layout:
 class Job:
     """One tensor, one quantizer: the layout and what is known of the whole tensor."""
 
-    def __init__(self, x: Tensor, q: Settings, *, looking: bool = False) -> None:
+    def __init__(self, x: Tensor, q: QuantizerSettings, *, looking: bool = False) -> None:
         """`looking` is for counting only: random rounding gives way to the format's own, so that
         nothing is drawn from a generator."""
         check(x, q)
@@ -260,7 +261,7 @@ class Job:
         return better_scale(self, scale, bits) if fmt.tapered else scale
 
 
-def check(x: Any, q: Settings) -> None:
+def check(x: Any, q: QuantizerSettings) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"qgate quantizes torch tensors, not {type(x).__name__}.")
     if x.dtype not in INPUTS:
@@ -279,7 +280,7 @@ def check(x: Any, q: Settings) -> None:
             raise QgateError(f"the {name} is on {device} and x on {x.device}; put them together.")
 
 
-def given_scale(q: Settings, job: Job) -> Tensor:
+def given_scale(q: QuantizerSettings, job: Job) -> Tensor:
     """The user's scale as float64 [outer, groups, 1, inner], on the grid of the scale's dtype."""
     layout = job.layout
     scale = q.scale
@@ -311,7 +312,7 @@ def split(job: Job) -> Iterator[tuple[Chunk, Call, Tensor, Parts]]:
         yield chunk, call, wide, job.q.format.split(wide, call)
 
 
-def saturated(parts: Parts, q: Settings) -> Tensor:
+def saturated(parts: Parts, q: QuantizerSettings) -> Tensor:
     """Find where x, rounded without a bound, is beyond the largest value at its scale.
 
     Inf is; NaN is not, nor is an element of a group whose scale is NaN or zero.

@@ -18,7 +18,7 @@ from qgate.formats.hif8 import HiF8Format
 from qgate.formats.integers import IntFormat
 from qgate.formats.mx import MxFormat
 from qgate.formats.nvfp4 import Nvfp4Format
-from qgate.formats.settings import Settings
+from qgate.formats.settings import QuantizerSettings
 from qgate.kernels import cases, proving
 from qgate.kernels.block_casts import LONGEST, BlockCast, Hif4Cast, MxCast, Nvfp4Cast
 from qgate.kernels.element_casts import ElementCast
@@ -70,7 +70,7 @@ def cast_for(job: Job) -> BlockCast | ElementCast | None:
     return Hif4Cast(q.rounding, saturates) if isinstance(fmt, Hif4Format) else None
 
 
-def _grid(fmt: ElementFormat, q: Settings) -> Grid | None:
+def _grid(fmt: ElementFormat, q: QuantizerSettings) -> Grid | None:
     """The element's values in plain numbers; None for families the kernels do not know."""
     if q.rounding == "stochastic":
         return None
@@ -127,7 +127,7 @@ def _wrong(cast: BlockCast | ElementCast, job: Job, define: Definition) -> str:
     return ""
 
 
-def _trials(job: Job) -> Iterator[tuple[Tensor, Settings]]:
+def _trials(job: Job) -> Iterator[tuple[Tensor, QuantizerSettings]]:
     """Hard tensors that lie as the job's does, with its options."""
     lie, dtype = _lie(job), job.x.dtype
     q = copy.copy(job.q)
@@ -142,7 +142,7 @@ def _trials(job: Job) -> Iterator[tuple[Tensor, Settings]]:
         yield cases.lying(cases.ordinary(dtype, exponent), lie.block, lie.kind), q
 
 
-def _shared(job: Job, q: Settings) -> Iterator[tuple[Tensor, Settings]]:
+def _shared(job: Job, q: QuantizerSettings) -> Iterator[tuple[Tensor, QuantizerSettings]]:
     """Tensors whose every channel, or all of them, share a scale."""
     every = cases.numbers(job.x.dtype)
     if job.scale is None:
@@ -167,7 +167,7 @@ def _shared(job: Job, q: Settings) -> Iterator[tuple[Tensor, Settings]]:
             yield x, given
 
 
-def _by_channel(x: Tensor, job: Job, q: Settings) -> Tensor:
+def _by_channel(x: Tensor, job: Job, q: QuantizerSettings) -> Tensor:
     """As [channels, rest] or [rest, channels], like the job's; `q` gets the axis of that."""
     if q.granularity == "tensor":
         return x

@@ -20,7 +20,7 @@ from qgate.formats.engine.dtypes import combine
 from qgate.formats.engine.job import Job, check, saturated, split
 from qgate.formats.mx import MxFormat
 from qgate.formats.nvfp4 import Nvfp4Format
-from qgate.formats.settings import Settings
+from qgate.formats.settings import QuantizerSettings
 from qgate.kernels import proving
 
 _TABLE_PAYS_FROM = 2**14
@@ -32,13 +32,13 @@ _tables = Shelf(64)
 observers: list[Callable[[Tensor, Any], None]] = []
 
 
-def announce(x: Tensor, q: Settings) -> None:
+def announce(x: Tensor, q: QuantizerSettings) -> None:
     """Tell the observers."""
     for observer in tuple(observers):
         observer(x, q)
 
 
-def quantize(x: Tensor, q: Settings) -> Tensor:
+def quantize(x: Tensor, q: QuantizerSettings) -> Tensor:
     announce(x, q)
     if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
         check(x, q)
@@ -98,7 +98,7 @@ def _table_for(job: Job) -> Tensor | None:
 
 
 def _tabulate(
-    q: Settings,
+    q: QuantizerSettings,
     scale: Tensor | None,
     dtype: torch.dtype,
     out_dtype: torch.dtype,
@@ -124,11 +124,11 @@ class StraightThrough(torch.autograd.Function):
     """Differentiates as the identity, except where x saturated unless told to pass it there too."""
 
     @staticmethod
-    def forward(x: Tensor, q: Settings) -> Tensor:
+    def forward(x: Tensor, q: QuantizerSettings) -> Tensor:
         return forward(Job(x, q))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Settings], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, QuantizerSettings], output: Tensor) -> None:
         del output
         x, q = inputs
         ctx.dtype = x.dtype
@@ -141,7 +141,7 @@ class StraightThrough(torch.autograd.Function):
         return (grad if inside is None else grad.masked_fill(~inside, 0.0)), None
 
 
-def inside_range(x: Tensor, q: Settings) -> Tensor:
+def inside_range(x: Tensor, q: QuantizerSettings) -> Tensor:
     """Find where x does not saturate; NaN does not."""
     job = Job(x, q, looking=True)
     layout = job.layout
