@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from qgate.formats._block import BlockFormat, Format, is_format
 from qgate.formats._element import ElementFormat
 from qgate.formats._literals import FORMATS
-from qgate.formats._options import ROUNDINGS
 from qgate.formats.integers import IntFormat
+from qgate.formats.options import ROUNDINGS
 
 if TYPE_CHECKING:
     from qgate.formats.encoded import Encoded

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeGuard
 import numpy as np
 
 from qgate.formats._element import ElementFormat
-from qgate.formats._options import CastOptions, Floats, Rounding
 from qgate.formats._work import Call, Parts, Work
+from qgate.formats.options import CastOptions, Floats, Rounding
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from qgate.formats._options import Floats, Rounding
 from qgate.formats._work import DOUBLE, Call, Parts, Work, widen
+from qgate.formats.options import Floats, Rounding
 
 if TYPE_CHECKING:
     import torch

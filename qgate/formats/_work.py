@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qgate.formats._options import CastOptions
 from qgate.formats._scratch import Shelf
+from qgate.formats.options import CastOptions
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ import numpy as np
 
 from qgate.errors import QgateError
 from qgate.formats._element import ElementFormat
-from qgate.formats._options import Floats, Rounding
+from qgate.formats.options import Floats, Rounding
 from qgate.formats.settings import QuantizerSettings
 
 CLEARLY_LESS = 1 - 2.0**-40

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from qgate.errors import QgateError
-from qgate.formats._options import NanPolicy
 from qgate.formats._work import DOUBLE, Call, widen
 from qgate.formats.engine.dtypes import INPUTS, combine, narrow
 from qgate.formats.engine.job import Job, layout_of, split
+from qgate.formats.options import NanPolicy
 from qgate.formats.settings import QuantizerSettings
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from qgate.formats._element import ElementFormat
-from qgate.formats._options import Floats
 from qgate.formats._work import DOUBLE, Work
+from qgate.formats.options import Floats
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,10 +9,10 @@ import numpy as np
 
 from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
 from qgate.formats._element import ElementFormat
-from qgate.formats._options import CastOptions, Floats, Rounding
 from qgate.formats._work import Call, Parts
 from qgate.formats.definition import round_by_list, round_to_bits
 from qgate.formats.floats import FloatFormat
+from qgate.formats.options import CastOptions, Floats, Rounding
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from qgate.formats._element import ElementFormat
-from qgate.formats._options import Floats, Rounding
 from qgate.formats._work import Work
+from qgate.formats.options import Floats, Rounding
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

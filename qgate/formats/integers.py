@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from qgate.formats._element import ElementFormat
-from qgate.formats._options import Floats
 from qgate.formats._work import Work
+from qgate.formats.options import Floats
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from qgate.formats._options import Floats
+from qgate.formats.options import Floats
 
 Ints = npt.NDArray[np.integer[Any]]
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from qgate.formats._block import BlockFormat, Format, block_amax_bits, non_finite, poisoned
-from qgate.formats._options import CastOptions, Floats
 from qgate.formats._work import Call, Parts
 from qgate.formats.definition import round_by_list
+from qgate.formats.options import CastOptions, Floats
 
 if TYPE_CHECKING:
     from torch import Tensor

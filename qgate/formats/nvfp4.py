@@ -9,10 +9,10 @@ import numpy as np
 
 from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
 from qgate.formats._element import ElementFormat
-from qgate.formats._options import CastOptions, Floats
 from qgate.formats._work import DOUBLE, Call, Parts, ordinary_number, single, widen
 from qgate.formats.definition import round_by_list
 from qgate.formats.floats import to_single_grid
+from qgate.formats.options import CastOptions, Floats
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, get_args
 from qgate.errors import QgateError
 from qgate.formats._block import Format, is_format
 from qgate.formats._literals import FORMATS
-from qgate.formats._options import (
+from qgate.formats.encoded import Encoded, encode_tensor
+from qgate.formats.engine import quantizing
+from qgate.formats.engine.job import check
+from qgate.formats.options import (
     Granularity,
     InfPolicy,
     NanPolicy,
@@ -17,9 +20,6 @@ from qgate.formats._options import (
     Rounding,
     SaturatedGrad,
 )
-from qgate.formats.encoded import Encoded, encode_tensor
-from qgate.formats.engine import quantizing
-from qgate.formats.engine.job import check
 from qgate.formats.settings import QuantizerSettings, check_choice
 
 if TYPE_CHECKING:

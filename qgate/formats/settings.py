@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 from qgate.errors import QgateError, unknown
 from qgate.formats._block import Format
-from qgate.formats._options import (
+from qgate.formats.options import (
     ROUNDINGS,
     SCALE_RULES,
     CastOptions,

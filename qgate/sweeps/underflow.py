@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from qgate.formats import Format
-    from qgate.formats._options import Options
+    from qgate.formats.options import Options
 
 _PACKAGE = str(Path(__file__).parent.parent)
 # The frame in which a module runs with its hooks.

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from qgate.formats._block import Format
-from qgate.formats._options import Options
 from qgate.formats._work import Parts
 from qgate.formats.engine.job import Job, saturated, split
 from qgate.formats.losses import Losses
+from qgate.formats.options import Options
 from qgate.formats.quantizer import Quantizer, as_quantizer
 
 _TOTALS = ("elements", "finite", "saturated", "inf")

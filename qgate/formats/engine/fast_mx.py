@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from qgate.formats._element import round_to_integer
-from qgate.formats._options import Rounding
 from qgate.formats._scratch import Shelf, buffer, whole
 from qgate.formats._work import SINGLE, Call
 from qgate.formats.floats import FloatFormat
 from qgate.formats.mx import MxFormat
+from qgate.formats.options import Rounding
 
 _TABLE_PAYS_FROM = 2**20
 _WIDE = 32

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from qgate.formats._element import round_to_integer
-from qgate.formats._options import Rounding
 from qgate.formats._scratch import Shelf, buffer, whole
 from qgate.formats._work import SINGLE, Call, single
 from qgate.formats.engine.dtypes import FP32_MAX, narrow
 from qgate.formats.floats import FloatFormat
 from qgate.formats.nvfp4 import Nvfp4Format
+from qgate.formats.options import Rounding
 
 _ORDINARY = 2.0**80
 _constants = Shelf(16)
