@@ -48,7 +48,7 @@ def comparison_section(comparison: RunComparison) -> Section:
             if len(found) > _ROWS:
                 rest = f"{len(found) - _ROWS:,} more are in the CSV and JSON of this report."
                 parts.append(f"<p class='about'>{text(rest)}</p>")
-    return Section("comparison", "RunComparison", "\n".join(part for part in parts if part))
+    return Section("comparison", "Comparison", "\n".join(part for part in parts if part))
 
 
 def _rows(found: Sequence[Row], names: Sequence[str], label: str) -> str:
