@@ -23,25 +23,15 @@ class MxCast:
     carry: int
     limit: int
     inf_saturates: bool
-    name: str = "MX"
 
     def run(self, x: Tensor, out: Tensor, lie: Lie) -> None:
         """Contiguous [outer, length, inner] tensors."""
         _run(
-            importlib.import_module("qgate.kernels.programs.mx"),
-            x,
-            out,
-            lie,
-            MANTISSA=self.grid.mantissa,
-            LOWEST=self.grid.lowest,
-            HIGHEST=self.grid.highest,
-            LARGEST=self.grid.largest,
-            CARRY=self.carry,
-            LIMIT=self.limit,
-            ROUNDING=ROUNDINGS[self.grid.rounding],
-            SIGNED_ZERO=self.grid.signed_zero,
-            INF_SATURATES=self.inf_saturates,
-        )
+            "mx", x, out, lie, _cuts(lie), MANTISSA=self.grid.mantissa, LOWEST=self.grid.lowest,
+            HIGHEST=self.grid.highest, LARGEST=self.grid.largest, CARRY=self.carry,
+            LIMIT=self.limit, ROUNDING=ROUNDINGS[self.grid.rounding],
+            SIGNED_ZERO=self.grid.signed_zero, INF_SATURATES=self.inf_saturates,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,7 +40,6 @@ class Nvfp4Cast:
 
     rounding: Rounding
     inf_saturates: bool
-    name: str = "NVFP4"
 
     def run(self, x: Tensor, out: Tensor, lie: Lie) -> None:
         programs = importlib.import_module("qgate.kernels.programs.nvfp4")
@@ -60,68 +49,43 @@ class Nvfp4Cast:
             programs.largest_finite, -(-n // room), bits(x), amax, n, TILE=room,
             KIND=kind_of(x.dtype),
         )  # fmt: skip
-        options: dict[str, Any] = {
-            "ROUNDING": ROUNDINGS[self.rounding],
-            "INF_SATURATES": self.inf_saturates,
-        }
-        _run(programs, x, out, lie, amax, **options)
+        _run(
+            "nvfp4", x, out, lie, _cuts(lie), amax, ROUNDING=ROUNDINGS[self.rounding],
+            INF_SATURATES=self.inf_saturates,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Hif4Cast:
     rounding: Rounding
     inf_saturates: bool
-    name: str = "HiF4"
 
     def run(self, x: Tensor, out: Tensor, lie: Lie) -> None:
-        programs = importlib.import_module("qgate.kernels.programs.hif4")
-        across, count = lie.across(tile()), lie.programs(tile())
-        options: dict[str, Any] = {
-            "KIND": kind_of(x.dtype),
-            "OUT": kind_of(out.dtype),
-            "ROUNDING": ROUNDINGS[self.rounding],
-            "INF_SATURATES": self.inf_saturates,
-        }
-        given: tuple[Any, ...] = (bits(out), lie.length, lie.groups)
-        if lie.upright:
-            launch(
-                programs.quantize_columns,
-                count,
-                bits(x),
-                *given,
-                lie.inner,
-                COLUMNS=across,
-                **options,
-            )
-        else:
-            blocks = lie.outer * lie.groups
-            launch(programs.quantize_rows, count, bits(x), *given, blocks, ROWS=across, **options)
+        _run(
+            "hif4", x, out, lie, {}, ROUNDING=ROUNDINGS[self.rounding],
+            INF_SATURATES=self.inf_saturates,
+        )  # fmt: skip
 
 
 BlockCast = MxCast | Nvfp4Cast | Hif4Cast
 
 
-def _run(programs: Any, x: Tensor, out: Tensor, lie: Lie, *more: Tensor, **constants: Any) -> None:
+def _cuts(lie: Lie) -> dict[str, Any]:
+    """How blocks of any length are cut; those of HiF4 have one."""
+    cuts = {"BLOCK": lie.block, "PADDED": power_of_two(lie.block)}
+    return cuts if lie.upright else cuts | {"TAIL": lie.kind[1]}
+
+
+def _run(
+    family: str, x: Tensor, out: Tensor, lie: Lie, cuts: dict[str, Any], *more: Tensor,
+    **constants: Any,
+) -> None:  # fmt: skip
+    programs = importlib.import_module(f"qgate.kernels.programs.{family}")
     across, count = lie.across(tile()), lie.programs(tile())
-    constants |= {
-        "BLOCK": lie.block,
-        "PADDED": power_of_two(lie.block),
-        "KIND": kind_of(x.dtype),
-        "OUT": kind_of(out.dtype),
-    }
-    given: tuple[Any, ...] = (bits(out), *more, lie.length, lie.groups)
+    constants |= cuts | {"KIND": kind_of(x.dtype), "OUT": kind_of(out.dtype)}
+    given: tuple[Any, ...] = (bits(x), bits(out), *more, lie.length, lie.groups)
     if lie.upright:
-        launch(
-            programs.quantize_columns,
-            count,
-            bits(x),
-            *given,
-            lie.inner,
-            COLUMNS=across,
-            **constants,
-        )
+        launch(programs.quantize_columns, count, *given, lie.inner, COLUMNS=across, **constants)
     else:
-        launch(
-            programs.quantize_rows, count, bits(x), *given, lie.outer * lie.groups, ROWS=across,
-            TAIL=lie.kind[1], **constants,
-        )  # fmt: skip
+        blocks = lie.outer * lie.groups
+        launch(programs.quantize_rows, count, *given, blocks, ROWS=across, **constants)

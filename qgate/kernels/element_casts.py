@@ -20,7 +20,6 @@ _WIDE = 128
 class ElementCast:
     grid: Grid
     scaled: bool
-    name: str = "elements"
 
     def takes(self, lie: Lie) -> bool:
         return not self.scaled or lie.groups == 1 or lie.block <= LONGEST

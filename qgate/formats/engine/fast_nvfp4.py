@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qgate.formats._element import round_to_integer
+from qgate.formats._element import ElementFormat, round_to_integer
 from qgate.formats._scratch import Shelf, buffer, whole
 from qgate.formats._work import SINGLE, Call, single
 from qgate.formats.engine.dtypes import FP32_MAX, narrow
@@ -20,24 +20,18 @@ _ORDINARY = 2.0**80
 _constants = Shelf(16)
 
 
-class Nvfp4Constants:
-    """Facts of the elements and of the scales, with masks that need no conversion."""
-
-    def __init__(self, fmt: Nvfp4Format) -> None:
-        assert isinstance(fmt.element, FloatFormat)
-        assert isinstance(fmt.scale_element, FloatFormat)
-        self.largest, self.largest_scale = fmt.element.max, fmt.scale_element.max
-        self.element, self.scale = FloatRounding(fmt.element), FloatRounding(fmt.scale_element)
-        self.magnitude = whole(SINGLE.magnitude_mask)
-
-
 class FloatRounding:
-    """How float32 numbers within the range of a format are rounded to it."""
+    """How float32 numbers within the range of a format are rounded to it.
 
-    def __init__(self, fmt: FloatFormat) -> None:
+    Its masks are tensors, which need no conversion.
+    """
+
+    def __init__(self, fmt: ElementFormat) -> None:
+        assert isinstance(fmt, FloatFormat)
+        self.largest = fmt.max
         self.smallest = (fmt.min_exponent + SINGLE.bias) << 23
         self.twice_bias = whole((2 * SINGLE.bias + fmt.mantissa) << 23)
-        self.exponent = whole(SINGLE.exponent_mask)
+        self.exponent, self.magnitude = whole(SINGLE.exponent_mask), whole(SINGLE.magnitude_mask)
 
     def round(self, t: Tensor, room: Tensor | None, rounding: Rounding) -> Tensor:
         """Round t in place; there may be room for its bits."""
@@ -58,25 +52,26 @@ def shortcut(fmt: Nvfp4Format, x: Tensor, out: Tensor, call: Call) -> bool:
     encode_scale = float(state.item())
     if not 1 / _ORDINARY < encode_scale < _ORDINARY:
         return False
-    constants = _constants.get(fmt, lambda: Nvfp4Constants(fmt))
+    pair = fmt.element, fmt.scale_element
+    element, scale = _constants.get(pair, lambda: tuple(map(FloatRounding, pair)))
     dtype, t = x.dtype, buffer("single", x.shape, torch.float32, x.device)
     x = x if dtype == torch.float32 else t.copy_(x)
     size = buffer("size", x.shape, torch.int32, x.device)
     if call.amax_bits is not None:
         amax = call.amax_bits.view(dtype).to(torch.float32).view(torch.int32)
     else:
-        size = torch.bitwise_and(x.view(torch.int32), constants.magnitude, out=size)
+        size = torch.bitwise_and(x.view(torch.int32), element.magnitude, out=size)
         amax = size.amax(2, keepdim=True)
         if amax.amax().item() >= SINGLE.exponent_mask:
             return False
     decode_scale = single(1.0 / encode_scale)
     factor = single(encode_scale * single(1.0 / 6.0))
     decode = torch.full((), decode_scale, dtype=torch.float32, device=x.device)
-    wanted = (amax.view(torch.float32) * factor).clamp_(max=constants.largest_scale)
-    block_scale = constants.scale.round(wanted, None, "even")
+    wanted = (amax.view(torch.float32) * factor).clamp_(max=scale.largest)
+    block_scale = scale.round(wanted, None, "even")
     encode = (block_scale * decode).reciprocal_().clamp_(max=FP32_MAX)
-    t = torch.mul(x, encode, out=t).clamp_(-constants.largest, constants.largest)
-    t = constants.element.round(t, size, q.rounding).mul_(block_scale)
+    t = torch.mul(x, encode, out=t).clamp_(-element.largest, element.largest)
+    t = element.round(t, size, q.rounding).mul_(block_scale)
     if out.dtype == torch.float32:
         torch.mul(t, decode, out=out)
     elif not _has_ties(fmt, decode_scale, out.dtype):
