@@ -7,8 +7,9 @@ import contextlib
 import os
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pytest
 
@@ -22,99 +23,132 @@ if TYPE_CHECKING:
     from qgate.pipeline.setups import ModelSetup
     from qgate.storage.places import Place
 
-_LIST = {"action": "append"}
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "mode": {
-        "metavar": "MODES",
-        **_LIST,
-        "help": "modes: names, patterns such as '2-*', groups all, quant_only, fp_only, essential "
+
+@dataclass(frozen=True)
+class Option:
+    """One option: how argparse reads it, its default, and what it is about.
+
+    Options about the run are typed again by whoever repeats a failure; those of its subject are
+    in the failure anyway, and those of the report or of an update move no number.
+    """
+
+    help: str
+    default: Any = None
+    about: Literal["run", "subject", "report", "update"] = "run"
+    metavar: str | None = None
+    kind: Kind = str
+
+    @property
+    def argparse(self) -> dict[str, Any]:
+        """Arguments of `add_argument`: nothing given is None, for a project's file may say it."""
+        if self.kind is bool:
+            return {"help": self.help, "action": "store_true", "default": None}
+        if isinstance(self.kind, tuple):
+            return {"help": self.help, "choices": self.kind}
+        reads: dict[Any, dict[str, Any]] = {
+            list: {"action": "append"},
+            int: {"type": int},
+            float: {"type": float},
+        }
+        return {"help": self.help, "metavar": self.metavar, **reads.get(self.kind, {})}
+
+
+OPTIONS = {
+    "mode": Option(
+        "modes: names, patterns such as '2-*', groups all, quant_only, fp_only, essential "
         "(default); separated by commas, repeatable",
-    },
-    "model": {
-        "metavar": "NAME",
-        **_LIST,
-        "help": "tiny-mamba (default), tiny-llama, mamba:PATH, hf:PATH or package.module:build; "
-        "repeatable",
-    },
-    "format": {
-        "metavar": "NAMES",
-        **_LIST,
-        "help": "formats for the per-format suites, separated by commas; repeatable (default: all)",
-    },
-    "layers": {"metavar": "LAYERS", "help": "all (default), first,last, or a regular expression"},
-    "dump": {
-        "metavar": "DIR",
-        "help": "tensors collected from a run, for the suites on dumps; left out without it",
-    },
-    "dump-name": {
-        "metavar": "NAME",
-        "help": "what the accepted record of that dump is called (default: dump- and its model)",
-    },
-    "reference": {
-        "metavar": "MODE",
-        "help": "what modes are compared with: fp32 (default) or any mode of the same basis",
-    },
-    "baselines": {
-        "metavar": "DIR",
-        "help": "where baselines are, a folder or a URL such as s3://bucket/baselines (default: "
+        ["essential"],
+        "subject",
+        "MODES",
+        list,
+    ),
+    "model": Option(
+        "tiny-mamba (default), tiny-llama, mamba:PATH, hf:PATH or package.module:build; repeatable",
+        ["tiny-mamba"],
+        "subject",
+        "NAME",
+        list,
+    ),
+    "format": Option(
+        "formats for the per-format suites, separated by commas; repeatable (default: all)",
+        None,
+        "subject",
+        "NAMES",
+        list,
+    ),
+    "layers": Option("all (default), first,last, or a regular expression", "all", metavar="LAYERS"),
+    "dump": Option(
+        "tensors collected from a run, for the suites on dumps; left out without it",
+        None,
+        "subject",
+        "DIR",
+        Path,
+    ),
+    "dump-name": Option(
+        "what the accepted record of that dump is called (default: dump- and its model)",
+        None,
+        "subject",
+        "NAME",
+    ),
+    "reference": Option(
+        "what modes are compared with: fp32 (default) or any mode of the same basis",
+        "fp32",
+        metavar="MODE",
+    ),
+    "baselines": Option(
+        "where baselines are, a folder or a URL such as s3://bucket/baselines (default: "
         "baselines/)",
-    },
-    "device": {"metavar": "D", "help": "auto (default), cpu, cuda or cuda:N"},
-    "samples": {"metavar": "N", "type": int, "help": "texts evaluated (10)"},
-    "seqlen": {"metavar": "N", "type": int, "help": "tokens of each (512)"},
-    "calib-samples": {"metavar": "N", "type": int, "help": "calibrated on (64)"},
-    "calib-seqlen": {"metavar": "N", "type": int, "help": "tokens of each (512)"},
-    "percentile-alpha": {
-        "metavar": "A",
-        "type": float,
-        "help": "of calibrated percentiles (0.9995)",
-    },
-    "calibration": {"metavar": "FILE", "help": "static scales to use, or to make and keep"},
-    "plots": {
-        "choices": ("failed", "worst", "all", "none"),
-        "help": "what the report draws: failed gates, these and the worst that passed (worst, the "
+        metavar="DIR",
+        kind=Path,
+    ),
+    "device": Option("auto (default), cpu, cuda or cuda:N", "auto", metavar="D"),
+    "samples": Option("texts evaluated (10)", 10, metavar="N", kind=int),
+    "seqlen": Option("tokens of each (512)", 512, metavar="N", kind=int),
+    "calib-samples": Option("calibrated on (64)", 64, metavar="N", kind=int),
+    "calib-seqlen": Option("tokens of each (512)", 512, metavar="N", kind=int),
+    "percentile-alpha": Option(
+        "of calibrated percentiles (0.9995)", 0.9995, metavar="A", kind=float
+    ),
+    "calibration": Option("static scales to use, or to make and keep", metavar="FILE", kind=Path),
+    "plots": Option(
+        "what the report draws: failed gates, these and the worst that passed (worst, the "
         "default), all, or none, which also leaves nothing to draw later",
-    },
-    "no-report": {
-        "action": "store_true",
-        "default": None,
-        "help": "leave no qgate-out/report.html; `qgate report` makes it of the records",
-    },
-    "shard": {
-        "metavar": "I/N",
-        "help": "run the I-th of N parts of the tests, as in 2/8; `qgate results merge` puts the "
+        "worst",
+        "report",
+        kind=("failed", "worst", "all", "none"),
+    ),
+    "no-report": Option(
+        "leave no qgate-out/report.html; `qgate report` makes it of the records",
+        False,
+        "report",
+        kind=bool,
+    ),
+    "shard": Option(
+        "run the I-th of N parts of the tests, as in 2/8; `qgate results merge` puts the "
         "results together",
-    },
-    "watch-underflow": {
-        "action": "store_true",
-        "default": None,
-        "help": "list at the end where quantization lost values below the smallest normal number "
+        metavar="I/N",
+    ),
+    "watch-underflow": Option(
+        "list at the end where quantization lost values below the smallest normal number "
         "of the format (slows the run)",
-    },
-    "update-baselines": {
-        "action": "store_true",
-        "help": "accept what is measured: write new errors and those out of tolerance",
-    },
-    "update-which": {
-        "choices": ("failed", "new", "all"),
-        "default": "failed",
-        "help": "what an update writes: failed and new entries (default), new ones only, or all",
-    },
-    "update-dry-run": {"action": "store_true", "help": "say what an update would write"},
+        False,
+        "report",
+        kind=bool,
+    ),
+    "update-baselines": Option(
+        "accept what is measured: write new errors and those out of tolerance",
+        False,
+        "update",
+        kind=bool,
+    ),
+    "update-which": Option(
+        "what an update writes: failed and new entries (default), new ones only, or all",
+        "failed",
+        "update",
+        kind=("failed", "new", "all"),
+    ),
+    "update-dry-run": Option("say what an update would write", False, "update", kind=bool),
 }
-DEFAULTS: dict[str, Any] = {
-    "mode": ["essential"], "model": ["tiny-mamba"], "format": None, "layers": "all",
-    "dump": None, "dump-name": None,
-    "reference": "fp32", "baselines": None, "device": "auto", "samples": 10, "seqlen": 512,
-    "calib-samples": 64, "calib-seqlen": 512, "percentile-alpha": 0.9995, "calibration": None,
-    "shard": None,
-    "plots": "worst", "no-report": False, "watch-underflow": False,
-}  # fmt: skip
-_PATHS = ("baselines", "calibration", "dump")
-# What a failure says by itself, of the subject it is about.
-_OF_SUBJECTS = ("mode", "model", "format", "dump", "dump-name")
-# What moves no number: nothing to type again.
-_OF_REPORTS = ("plots", "no-report", "watch-underflow")
 _SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 _SPELLED: pytest.StashKey[dict[str, str]] = pytest.StashKey()
 
@@ -123,15 +157,15 @@ def add_options(parser: pytest.Parser) -> None:
     about = "qgate: accuracy of quantization (each also as --qgate-…)"
     hooks = "\n".join(f"  {line}" for line in listed())
     group = parser.getgroup("qgate", f"{about}; hooks for conftest.py:\n{hooks}")
-    for name, kwargs in _OPTIONS.items():
-        group.addoption(f"--qgate-{name}", dest=_dest(name), **kwargs)
+    for name, option in OPTIONS.items():
+        group.addoption(f"--qgate-{name}", dest=_dest(name), **option.argparse)
 
 
 def add_short_names(parser: pytest.Parser) -> None:
     group = parser.getgroup("qgate")
-    for name, kwargs in _OPTIONS.items():
+    for name, option in OPTIONS.items():
         with contextlib.suppress(ValueError, argparse.ArgumentError):
-            short = kwargs | {"help": f"short for --qgate-{name}"}
+            short = option.argparse | {"help": f"short for --qgate-{name}"}
             group.addoption(f"--{name}", dest=_dest(name), **short)
 
 
@@ -143,21 +177,12 @@ def settings_of(config: pytest.Config) -> Settings:
     """What the project's file says, read once."""
     if _SETTINGS not in config.stash:
         kinds = {
-            name.replace("-", "_"): _kind(name, kwargs)
-            for name, kwargs in _OPTIONS.items()
-            if name in DEFAULTS
+            name.replace("-", "_"): option.kind
+            for name, option in OPTIONS.items()
+            if option.about != "update"
         }
         config.stash[_SETTINGS] = read_settings(config, kinds)
     return config.stash[_SETTINGS]
-
-
-def _kind(name: str, kwargs: dict[str, Any]) -> Kind:
-    """What an option is in a project's file."""
-    if kwargs.get("action") == "append":
-        return list
-    if kwargs.get("action") == "store_true":
-        return bool
-    return Path if name in _PATHS else kwargs.get("choices") or kwargs.get("type", str)
 
 
 def is_given(config: pytest.Config, name: str) -> bool:
@@ -171,7 +196,7 @@ def value(config: pytest.Config, name: str) -> Any:
     given = config.getoption(_dest(name))
     if given is not None:
         return given
-    return settings_of(config).options.get(name.replace("-", "_"), DEFAULTS[name])
+    return settings_of(config).options.get(name.replace("-", "_"), OPTIONS[name].default)
 
 
 def update_choice(config: pytest.Config) -> Which | None:
@@ -185,7 +210,7 @@ def update_choice(config: pytest.Config) -> Which | None:
             "Update and commit on your machine, or set QGATE_ALLOW_CI_UPDATE=1 for a job that is "
             "there to refresh baselines."
         )
-    return cast("Which", config.getoption("qgate_update_which"))
+    return cast("Which", config.getoption("qgate_update_which") or OPTIONS["update-which"].default)
 
 
 def models_of(config: pytest.Config) -> list[str]:
@@ -248,12 +273,10 @@ def shown_baselines(config: pytest.Config) -> str:
 
 def command_of(config: pytest.Config, paths: Sequence[str] = ()) -> str:
     """How to run the same tests again, or those of some files, but for what is measured."""
-    again = [name for name in DEFAULTS if name not in (*_OF_SUBJECTS, *_OF_REPORTS)]
-    said = {name: config.getoption(_dest(name)) for name in again}
     options = [
-        f"{spelled(config, name)} {shlex.quote(str(v))}"
-        for name, v in said.items()
-        if v is not None
+        f"{spelled(config, name)} {shlex.quote(str(given))}"
+        for name, option in OPTIONS.items()
+        if option.about == "run" and (given := config.getoption(_dest(name))) is not None
     ]
     asked = paths or [arg.partition("::")[0] for arg in config.args]
     near = [shlex.quote(_near(config, path)) for path in asked]
@@ -270,8 +293,9 @@ def _near(config: pytest.Config, path: str) -> str:
 def spelled(config: pytest.Config, name: str) -> str:
     """How an option is written in this project: by its short name, unless another one has that."""
     if name not in config.stash.setdefault(_SPELLED, {}):
-        whole = {"action": "store_true"}.items() <= _OPTIONS[name].items()
-        given = [f"--{name}"] if whole else [f"--{name}={_OPTIONS[name].get('choices', '1')[0]}"]
+        option = OPTIONS[name]
+        first = option.kind[0] if isinstance(option.kind, tuple) else "1"
+        given = [f"--{name}" if option.kind is bool else f"--{name}={first}"]
         try:
             ours = vars(config._parser.parse_known_args(given)).get(_dest(name))
         except (pytest.UsageError, SystemExit):

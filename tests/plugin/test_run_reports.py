@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qgate.plugin.options import _OPTIONS
+from qgate.plugin.options import OPTIONS
 from qgate.results.pictures import PLOTS
 from tests.plugin.conftest import Run
 
@@ -26,7 +26,7 @@ def drawn(project: Path) -> list[list[str]]:
 
 
 def test_the_choices_are_those_of_the_contract() -> None:
-    assert _OPTIONS["plots"]["choices"] == PLOTS
+    assert OPTIONS["plots"].kind == PLOTS
 
 
 def test_a_run_leaves_a_page_and_names_it(project: Path, suites: Run) -> None:

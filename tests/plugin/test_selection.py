@@ -115,10 +115,10 @@ def test_an_unrelated_run_imports_no_torch(pytester: pytest.Pytester) -> None:
 def test_options_markers_and_fixtures_are_listed_with_a_line_each(
     pytester: pytest.Pytester,
 ) -> None:
-    from qgate.plugin.options import _OPTIONS
+    from qgate.plugin.options import OPTIONS
 
     text = str(pytester.runpytest_inprocess("--help").stdout)
-    for name in _OPTIONS:
+    for name in OPTIONS:
         assert f"--qgate-{name}" in text
         assert f"  --{name}" in text
     markers = pytester.runpytest_inprocess("--markers").stdout
@@ -133,3 +133,19 @@ def test_options_markers_and_fixtures_are_listed_with_a_line_each(
             if line.startswith((f"{name} --", f"{name} [session scope] --"))
         )
         assert lines[place + 1].startswith("    "), name
+
+
+def test_what_a_failure_repeats_is_every_option_about_the_run(pytester: pytest.Pytester) -> None:
+    from qgate.plugin.options import OPTIONS, command_of
+
+    values = {int: "7", float: "0.5"}
+    given = {
+        name: values.get(option.kind, "first")
+        for name, option in OPTIONS.items()
+        if option.about == "run"
+    }
+    assert len(given) >= 10
+    others = ["--mode=2-1", "--plots=none", "--no-report", "--update-which=all"]
+    config = pytester.parseconfig(*(f"--{name}={text}" for name, text in given.items()), *others)
+    options = command_of(config).partition(" --")[2].split(" --")
+    assert options == [f"{name} {text}" for name, text in given.items()]

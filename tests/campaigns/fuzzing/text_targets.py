@@ -32,7 +32,7 @@ from qgate.gate.policy import Policy
 from qgate.models import Sampling, load
 from qgate.models.samples import ByteTokenizer, DataRequest, read_samples
 from qgate.plugin.dumping import dump_name
-from qgate.plugin.options import _OPTIONS, DEFAULTS, _kind
+from qgate.plugin.options import OPTIONS
 from qgate.plugin.settings import read_settings as read_project
 from qgate.plugin.sharding import shard_of
 from qgate.storage.places import place_of
@@ -90,7 +90,7 @@ def project_options(folder: Path, **given: Any) -> Any:
 
 
 def _project(folder: Path) -> None:
-    kinds = {n.replace("-", "_"): _kind(n, kw) for n, kw in _OPTIONS.items() if n in DEFAULTS}
+    kinds = {n.replace("-", "_"): o.kind for n, o in OPTIONS.items() if o.about != "update"}
     found = read_project(project_options(folder), kinds)
     policy = Policy.from_table(found.limits)
     policy.limits_for("layers.0.x", "2-1", "carried")
