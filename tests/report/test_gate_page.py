@@ -18,7 +18,6 @@ from qgate.gate.checks import Check
 from qgate.page import _details, _panels
 from qgate.page._words import factor, headline, plain_cells, times_cell
 from qgate.page.pages import Section, page, summary_head
-from qgate.page.plots import panels as gate_panels
 from qgate.page.runs import Run, run_of_records
 from qgate.results.ranking import times_text
 from qgate.results.schema import line
@@ -330,7 +329,7 @@ def test_a_plot_that_cannot_be_drawn_costs_no_page(monkeypatch: pytest.MonkeyPat
     def fails(_record: object) -> None:
         raise ZeroDivisionError("of <nothing>")
 
-    monkeypatch.setattr(gate_panels, "panels_of", fails)
+    monkeypatch.setattr(_panels, "panels_of", fails)
     html = page(made_run(12, failing=2))
     assert "could not be drawn" in html or "Not drawn: " in html
     assert "ZeroDivisionError: of &lt;nothing&gt;" in html
