@@ -48,6 +48,8 @@ def _ray_alone() -> Iterator[None]:
         until = time.monotonic() + 30
         while _ray_runs() and time.monotonic() < until:  # of a test before, whose driver was killed
             time.sleep(0.2)
+        if not _ray_runs():  # a killed cluster leaves its address, and Ray would wait for it
+            (Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster").unlink(missing_ok=True)
         yield
 
 
