@@ -19,7 +19,7 @@ from qgate.dumps import Dump, DumpWriter, MergedDump, merge_dumps, problems
 from qgate.dumps.index import Index
 from qgate.dumps.worker_merging import merge_on
 from qgate.engine import Failure, merged
-from qgate.engine import MergedDump as Outcome
+from qgate.engine import Merged as Outcome
 from qgate.errors import QgateError
 from qgate.storage.places import place_of
 from tests import bucket as stores

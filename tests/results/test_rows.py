@@ -191,7 +191,7 @@ def test_a_forked_process_reads_beside_its_parent(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_has_left_goes_with_the_next(tmp_path: Path) -> None:
     code = (
-        "import os, signal; from qgate.results.rows import Rows; r = Rows([{'a': 1}], held=0);"
+        "import os, signal; from qgate.results.rows import StoredRows; r = StoredRows([{'a': 1}], held=0);"
         "os.kill(os.getpid(), signal.SIGTERM)"
     )
     mine = rows_of(tmp_path)
