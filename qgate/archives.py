@@ -33,9 +33,9 @@ def most_unpacked(packed: int) -> int:
 
 def check_archive(file: Path | IO[bytes], shown: str) -> None:
     """Refuse a zip archive with a part that unpacks to too much; anything else is not judged."""
-    rewind = getattr(file, "seek", int)  # an open file is left at its beginning
     is_archive = zipfile.is_zipfile(file)
-    rewind(0)
+    if hasattr(file, "seek"):
+        file.seek(0)
     if not is_archive:
         return
     with zipfile.ZipFile(file) as archive:
@@ -46,7 +46,8 @@ def check_archive(file: Path | IO[bytes], shown: str) -> None:
                     f"{entry.file_size} bytes, which is refused above {MOST_BYTES >> 20} MB and "
                     f"{MOST_TIMES} times. If that is what it is, save it without compression."
                 )
-    rewind(0)
+    if hasattr(file, "seek"):
+        file.seek(0)
 
 
 def load_torch(path: Path, *, dense: bool = False) -> Any:

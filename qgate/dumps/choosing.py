@@ -1,4 +1,4 @@
-"""Which records of dumps are looked at, without holding them."""
+"""Choose the records of dumps to look at, without holding them, and parts of them to send."""
 
 from __future__ import annotations
 
