@@ -1,11 +1,11 @@
-"""What activation statistics cost over the forward passes that they need, and how much memory.
+"""The cost of activation statistics over their forward passes, and their memory.
 
     python benchmarks/activations.py [--rounds 5] [--samples 64] [--tokens 512] [--no-memory]
 
-A Llama of 4 layers and 256 channels. `bare` runs the samples through it; `down_proj` looks at the
-inputs and outputs of the layers that the known tool looks at by default, `every layer` at all
-linear layers and blocks; both make all four analyses: magnitude, outliers, distribution and
-percentiles of channels. Memory is the peak of a process of its own, with 16 and 256 samples too.
+A Llama of 4 layers and 256 channels. `bare` runs the samples through it; `down_proj` measures the
+inputs and outputs of the layers of quant-smooth-ana's example, `every layer` all linear layers and
+blocks; both make all four analyses: magnitude, outliers, distribution and percentiles of channels.
+Memory is the peak of a process of its own, with 16 and 256 samples too.
 """
 
 from __future__ import annotations

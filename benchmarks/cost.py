@@ -35,7 +35,7 @@ from qgate.comparing.dump_comparison import compare_dumps
 from qgate.drawing.compute import analyze_dump
 from qgate.drawing.files import draw_analysis
 from qgate.dumps import Dump, merge_dumps, problems
-from qgate.engine import outcomes
+from qgate.engine import map_items
 from qgate.results import rows
 from qgate.sweeps.requests import Request, sweep_file
 
@@ -91,7 +91,7 @@ def rates(home: Path, gigabytes: float, rounds: int) -> dict[str, Cost]:
     start = time.perf_counter()
     indexed = len(list(Dump.open(small[0]).records()))
     index = (time.perf_counter() - start) / indexed
-    with mock.patch.object(rows, "_HELD", 0):  # as those of many tensors are
+    with mock.patch.object(rows, "_MOST_VALUES", 0):  # as those of many tensors are
         told = analyze_dump(small[0])
     texts = {"texts": lambda: draw_analysis(told, home / "texts", plots=False)}
     written = {"drawn, no pictures": statistics.median(seconds(texts, rounds)["texts"]) / _SMALL}
@@ -113,7 +113,7 @@ def moved(megabytes: int = 64, items: int = 8) -> float:
     """Seconds per gigabyte that goes to a process of this machine and comes back."""
     given = [bytes(megabytes * 10**6)] * items
     begun = 0.0
-    for number, _ in enumerate(outcomes(same, given, 2)):
+    for number, _ in enumerate(map_items(same, given, 2)):
         if number == 1:  # both processes are there
             begun = time.perf_counter()
     return (time.perf_counter() - begun) / ((items - 2) * megabytes / 1e3)

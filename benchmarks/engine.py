@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from qgate.engine import Workers, merged, outcomes
+from qgate.engine import Workers, map_items, merged
 from qgate.sweeps.requests import Request, sweep_file
 
 ENGINES = {
@@ -64,7 +64,8 @@ def seconds(work: Callable[[], object]) -> float:
 def slope(function: Callable, items: list, few: int, workers: Workers) -> float:
     """Seconds per item, once everything has been started."""
     times = [
-        seconds(lambda n=n: list(outcomes(function, items[:n], workers))) for n in (few, len(items))
+        seconds(lambda n=n: list(map_items(function, items[:n], workers)))
+        for n in (few, len(items))
     ]
     return (times[1] - times[0]) / (len(items) - few)
 

@@ -20,9 +20,9 @@ wait_calmly()
 import torch  # noqa: E402
 from tabulate import tabulate  # noqa: E402
 
-from qgate.pipeline.gates.bench import Bench  # noqa: E402
-from qgate.pipeline.gates.tasks import task_values  # noqa: E402
-from qgate.pipeline.setups import ModelSetup  # noqa: E402
+from qgate.gate.measuring.bench import Bench  # noqa: E402
+from qgate.gate.measuring.tasks import task_values  # noqa: E402
+from qgate.modes.setups import ModelSetup  # noqa: E402
 
 
 def timed(work: Callable[[], object]) -> float:

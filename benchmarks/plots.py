@@ -53,12 +53,14 @@ class Cost:
 
 def jobs() -> Iterator[tuple[str, Callable[[Path], Any]]]:
     """Name and what draws it; what draws returns the figure, or None where there is nothing."""
-    from qgate.activation_stats.plots.pictures import pictures, write
-    from qgate.activation_stats.reading import Look
+    from qgate.activation_stats.plots.pictures import pictures
+    from qgate.activation_stats.reading import ReportOptions
     from qgate.charts.sheet import DPI
     from qgate.drawing.plots.pictures import PICTURES
     from qgate.sweeps.plots import PICTURES as SWEEPS
-    from tests.report import activation_records, dump_records, sweep_records
+    from tests.activation_stats import activation_records
+    from tests.drawing import dump_records
+    from tests.sweeps import sweep_records
 
     for record in sweep_records.realistic():
         for each in SWEEPS:
@@ -74,13 +76,13 @@ def jobs() -> Iterator[tuple[str, Callable[[Path], Any]]]:
         ("5 layers", activation_records.usual()),
         ("80 layers", activation_records.large()),
     ):
-        look = Look()
+        look = ReportOptions()
         for each in pictures(record, look):
 
-            def draw(path: Path, each: Any = each, look: Look = look) -> Any:
+            def draw(path: Path, each: Any = each, look: ReportOptions = look) -> Any:
                 sheet = each.sheet()
                 if sheet is not None:
-                    write(sheet, [path], dpi=look.dpi, page=True)
+                    each.write(sheet, [path], dpi=look.dpi, page=True)
                 return sheet and sheet.figure
 
             yield f"activations/{each.name} ({size})", draw

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from qgate.page.pages import page
 from qgate.page.runs import read_run
 from tests.browser import chromium
-from tests.report.gate_records import write_results
+from tests.page.gate_records import write_results
 
 _ANSWER = """() => new Promise(done => {
   const choice = document.querySelector('select[name=verdict]');

@@ -1,11 +1,12 @@
-"""What is read of containers that somebody else made: nothing runs, and what is small stays small.
+"""Read foreign containers safely: no code runs, and a small file stays small in memory.
 
 Torch files are read weights-only, numpy files without objects. A part that unpacks to much more
-than it takes in its file is refused, as is a tensor that is laid out over memory it does not have.
+than its size in the file is refused, as is a tensor with strides beyond its memory.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import warnings
 import zipfile
@@ -20,19 +21,19 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 32 << 20
 MOST_TIMES = 100
-"""What a part may unpack to: so many bytes, or so many times what it takes, whichever is more."""
+"""Limits of unpacking: bytes, or multiples of the packed size, whichever is more."""
 _MOST_NAMES, _DEEPEST = 200_000, 100
 _FIRST_BYTES = 64 << 20
 _PLAIN = (int, float, bool, str)
 
 
-def most_unpacked(packed: int) -> int:
-    """How many bytes may come out of a compressed part."""
+def unpacked_limit(packed: int) -> int:
+    """Return the number of bytes that a compressed part may unpack to."""
     return max(MOST_BYTES, MOST_TIMES * packed)
 
 
-def check_archive(file: Path | IO[bytes], shown: str) -> None:
-    """Refuse a zip archive with a part that unpacks to too much; anything else is not judged."""
+def check_archive(file: Path | IO[bytes], label: str) -> None:
+    """Refuse a zip archive with a part that unpacks to too much; ignore other files."""
     is_archive = zipfile.is_zipfile(file)
     if hasattr(file, "seek"):
         file.seek(0)
@@ -40,9 +41,9 @@ def check_archive(file: Path | IO[bytes], shown: str) -> None:
         return
     with zipfile.ZipFile(file) as archive:
         for entry in archive.infolist():
-            if entry.file_size > most_unpacked(entry.compress_size):
+            if entry.file_size > unpacked_limit(entry.compress_size):
                 raise QgateError(
-                    f"{shown}: {entry.filename[:80]!r} would unpack from {entry.compress_size} to "
+                    f"{label}: {entry.filename[:80]!r} would unpack from {entry.compress_size} to "
                     f"{entry.file_size} bytes, which is refused above {MOST_BYTES >> 20} MB and "
                     f"{MOST_TIMES} times. If that is what it is, save it without compression."
                 )
@@ -50,30 +51,36 @@ def check_archive(file: Path | IO[bytes], shown: str) -> None:
         file.seek(0)
 
 
-def load_torch(path: Path, *, dense: bool = False) -> Any:
-    """What a torch file holds, memory-mapped where its container allows it.
+def load_torch(source: Path | bytes, label: str = "", *, dense: bool = False) -> Any:
+    """Load a torch file or the bytes of one, weights-only; a file is mapped where possible.
 
-    With `dense` tensors of other kinds are refused here and not where they are used.
+    With `dense`, sparse, meta and quantized tensors are refused.
     """
     import torch
 
-    check_archive(path, repr(str(path)))
-    with path.open("rb") as file:
-        _check_pickle(file, repr(str(path)))
+    label = label or repr(str(source))
+    size = len(source) if isinstance(source, bytes) else source.stat().st_size
+    with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
+        check_archive(file, label)
+        _check_pickle(file, label)
+    load = functools.partial(torch.load, map_location="cpu", weights_only=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        try:
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError as error:
-            if "mmap" not in str(error):
-                raise
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
-    _check_tensors(loaded, path.stat().st_size, repr(str(path)), dense)
+        if isinstance(source, bytes):
+            loaded = load(io.BytesIO(source))
+        else:
+            try:
+                loaded = load(source, mmap=True)
+            except RuntimeError as error:
+                if "mmap" not in str(error):
+                    raise
+                loaded = load(source)
+    _check_tensors(loaded, size, label, dense)
     return loaded
 
 
-def _check_pickle(file: IO[bytes], shown: str) -> None:
-    """Weights-only pickles may make arrays of bytes of any length, of which no tensor has need."""
+def _check_pickle(file: IO[bytes], label: str) -> None:
+    """Refuse pickles that make byte arrays, which no tensor needs and weights-only allows."""
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
             names = [name for name in archive.namelist() if name.endswith("data.pkl")]
@@ -81,47 +88,32 @@ def _check_pickle(file: IO[bytes], shown: str) -> None:
     else:
         file.seek(0)
         pickles = [file.read(_FIRST_BYTES)]
-    if any(b"\nbytearray\n" in each for each in pickles):
-        raise QgateError(f"{shown} makes arrays of bytes, which no tensor needs: it is refused.")
+    if any(b"\nbytearray\n" in data for data in pickles):
+        raise QgateError(f"{label} makes arrays of bytes, which no tensor needs: it is refused.")
 
 
-def load_torch_bytes(data: bytes, shown: str) -> Any:
-    """The same of a file in memory."""
-    import torch
+def flatten(loaded: Any, label: str) -> Iterator[tuple[str, Any]]:
+    """Yield the values in nested dictionaries and lists, with names joined by dots.
 
-    file = io.BytesIO(data)
-    check_archive(file, shown)
-    _check_pickle(file, shown)
-    file.seek(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
-    _check_tensors(loaded, len(data), shown, False)
-    return loaded
-
-
-def flat(loaded: Any, shown: str) -> Iterator[tuple[str, Any]]:
-    """What is in dictionaries and lists inside one another, names joined by dots.
-
-    A list that is in itself, or in another one many times over, would have no end.
+    Limits on depth and number stop at a list that contains itself.
     """
     count = 0
-    known: dict[int, bool] = {}
+    plain_by_id: dict[int, bool] = {}
 
     def is_plain(value: Any) -> bool:
-        """A list of numbers or texts is one thing, however long."""
-        if id(value) not in known:
-            known[id(value)] = all(type(each) in _PLAIN for each in value)
-        return known[id(value)]
+        """Tell whether a list has only numbers and texts, and counts as one value."""
+        if id(value) not in plain_by_id:
+            plain_by_id[id(value)] = all(type(item) in _PLAIN for item in value)
+        return plain_by_id[id(value)]
 
     def walk(holder: Any, prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
         nonlocal count
         if depth > _DEEPEST:
-            raise QgateError(f"{shown} holds lists or tables more than {_DEEPEST} deep.")
+            raise QgateError(f"{label} holds lists or tables more than {_DEEPEST} deep.")
         for name, value in holder.items() if isinstance(holder, Mapping) else enumerate(holder):
             count += 1
             if count > _MOST_NAMES:
-                raise QgateError(f"{shown} holds more than {_MOST_NAMES} things: save fewer.")
+                raise QgateError(f"{label} holds more than {_MOST_NAMES} things: save fewer.")
             if isinstance(value, Mapping) or (
                 isinstance(value, list | tuple) and not is_plain(value)
             ):
@@ -129,40 +121,40 @@ def flat(loaded: Any, shown: str) -> Iterator[tuple[str, Any]]:
             else:
                 yield f"{prefix}{name}", value
 
-    whole = isinstance(loaded, Mapping) or (
+    is_container = isinstance(loaded, Mapping) or (
         isinstance(loaded, list | tuple) and not is_plain(loaded)
     )
-    yield from walk(loaded if whole else [loaded], "", 0)
+    yield from walk(loaded if is_container else [loaded], "", 0)
 
 
-def _check_tensors(loaded: Any, size: int, shown: str, dense: bool) -> None:
+def _check_tensors(loaded: Any, size: int, label: str, dense: bool) -> None:
     from torch import Tensor
 
-    for name, value in flat(loaded, shown):
+    for name, value in flatten(loaded, label):
         if isinstance(value, Tensor):
-            what = f"{shown}: the tensor {name[:80]!r}"
+            subject = f"{label}: the tensor {name[:80]!r}"
             if is_dense(value):
-                _check_tensor(value, size, what)
+                _check_tensor(value, size, subject)
             elif dense:
-                raise not_dense(value, what)
+                raise not_dense(value, subject)
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether its values lie in memory, one after the other."""
+    """Tell whether the values of a tensor lie in memory, one after the other."""
     return str(tensor.layout) == "torch.strided" and not (tensor.is_meta or tensor.is_quantized)
 
 
-def not_dense(tensor: Tensor, what: str) -> QgateError:
+def not_dense(tensor: Tensor, label: str) -> QgateError:
     kind = "quantized" if tensor.is_quantized else "meta" if tensor.is_meta else tensor.layout
-    return QgateError(f"{what} is {kind}; save it dense, with its values.")
+    return QgateError(f"{label} is {kind}; save it dense, with its values.")
 
 
-def _check_tensor(tensor: Tensor, size: int, what: str) -> None:
-    held, laid_out = tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size()
-    if held > size:
-        raise QgateError(f"{what} has {held} bytes, and the file {size}: it is damaged.")
-    if laid_out > most_unpacked(held):
+def _check_tensor(tensor: Tensor, size: int, label: str) -> None:
+    stored, laid_out = tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size()
+    if stored > size:
+        raise QgateError(f"{label} has {stored} bytes, and the file {size}: it is damaged.")
+    if laid_out > unpacked_limit(stored):
         raise QgateError(
-            f"{what} repeats {held} bytes to {laid_out}, which is refused above "
+            f"{label} repeats {stored} bytes to {laid_out}, which is refused above "
             f"{MOST_BYTES >> 20} MB and {MOST_TIMES} times. Save it with .contiguous()."
         )

@@ -1,4 +1,4 @@
-"""Where to compute, and how to compute the same thing twice."""
+"""Devices, and settings that make their results repeatable."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from qgate.errors import QgateError
 if TYPE_CHECKING:
     import torch
 
+_SPINS = "3000"
+"""Turns that a thread of GNU OpenMP waits awake, some 10 microseconds: the next work is near."""
+
 
 def resolve(name: str | torch.device) -> torch.device:
-    """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`; an error if it is not there."""
+    """Return the device of `auto` (CUDA if present), `cpu`, `cuda` or `cuda:N`, if it exists."""
     import torch
 
     text = str(name).strip().lower()
@@ -28,21 +31,21 @@ def resolve(name: str | torch.device) -> torch.device:
     if kind not in ("cpu", "cuda") or (number and not re.fullmatch("[0-9]{1,4}", number)):
         raise QgateError(f"unknown device {str(name)!r}. Allowed: auto, cpu, cuda, cuda:N.")
     if kind == "cuda":
-        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if int(number or 0) >= there:
-            seen = f"{there} CUDA devices" if there else "no CUDA device here"
-            have = f"torch {torch.__version__} sees {seen}"
-            raise QgateError(f"device {str(name)!r} was asked for, but {have}. Use auto or cpu.")
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if int(number or 0) >= count:
+            devices = f"{count} CUDA devices" if count else "no CUDA device here"
+            reason = f"torch {torch.__version__} sees {devices}"
+            raise QgateError(f"device {str(name)!r} was asked for, but {reason}. Use auto or cpu.")
     return torch.device(text)
 
 
 @functools.lru_cache(maxsize=8)
 def arithmetic_of(device: torch.device) -> str:
-    """What decides how its sums are rounded, as in `cpu-avx512-0f3b1c22`: two machines of one
-    arithmetic have the same bits, others flip single codes, which later layers amplify.
+    """Return a name of a device's arithmetic, such as `cpu-avx512-0f3b1c22`.
 
-    Names of processors and versions promise too much or too little, so the end of it is a digest of
-    what some products, sums and functions come to.
+    Machines of one arithmetic compute the same bits; others flip single codes, which later layers
+    amplify. Names of processors and versions do not determine it, so it ends with a digest of
+    results of some products, sums and functions.
     """
     import torch
 
@@ -51,12 +54,12 @@ def arithmetic_of(device: torch.device) -> str:
     else:
         instructions = torch.backends.cpu.get_cpu_capability().lower().replace(" ", "_")
     with exact_math(), torch.inference_mode():
-        digest = hashlib.sha256(b"".join(_worked_out(device))).hexdigest()
+        digest = hashlib.sha256(b"".join(_sample_results(device))).hexdigest()
     return f"{device.type}-{instructions}-{digest[:8]}"
 
 
-def _worked_out(device: torch.device) -> Iterator[bytes]:
-    """The bits of what a model does most, on numbers that are the same everywhere."""
+def _sample_results(device: torch.device) -> Iterator[bytes]:
+    """Yield the bits of common operations of models, on numbers that are the same everywhere."""
     import torch
     from torch.nn import functional
 
@@ -66,7 +69,7 @@ def _worked_out(device: torch.device) -> Iterator[bytes]:
 
     x, w = numbers(96, 384, 0.6180339887498949), numbers(128, 384, 0.7548776662466927)
     four = x.view(1, 4, 24, 384)
-    for found in (
+    for result in (
         functional.linear(x, w),
         w @ x[0],
         torch.bmm(four[0], four[0].transpose(1, 2)),
@@ -78,22 +81,24 @@ def _worked_out(device: torch.device) -> Iterator[bytes]:
         functional.softplus(x),
         x * torch.rsqrt(x.square().mean(-1, keepdim=True)),
     ):
-        yield found.contiguous().cpu().numpy().tobytes()
+        yield result.contiguous().cpu().numpy().tobytes()
 
 
 def wait_calmly() -> None:
-    """Let threads that wait for others sleep, if torch is not loaded yet and nobody chose.
+    """Let waiting threads sleep soon, unless torch is loaded or the environment says otherwise.
 
-    Small operations are most of a gate. On a machine that is busy with something else, threads that
-    spin until their neighbor had its turn make it ten times slower; no number depends on it.
+    A gate is mostly small operations. On a busy machine, threads that spin while they wait make it
+    ten times slower; threads that sleep at once make it slower by a quarter on a quiet one. No
+    number depends on it.
     """
-    if "torch" not in sys.modules:
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
 
 
 @contextlib.contextmanager
 def exact_math() -> Iterator[None]:
-    """Float32 means float32: no TF32, no bfloat16 inside products, no autocast of the caller."""
+    """Compute float32 exactly: no TF32, no bfloat16 in products, no autocast of the caller."""
     import torch
 
     changed = [*_precisions(), *_flags()]
@@ -109,7 +114,7 @@ def exact_math() -> Iterator[None]:
 
 
 def _precisions() -> list[tuple[Any, str, Any]]:
-    """The switches of float32 precision, in the one interface that this torch prefers.
+    """Return the switches of float32 precision, in the interface that this torch prefers.
 
     Newer versions refuse to mix it with the older one, and reading the older one can raise.
     """

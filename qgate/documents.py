@@ -1,4 +1,4 @@
-"""Texts that hold data, where a library of Python takes too long or too deep to say no."""
+"""Parsers of text data, with limits that the standard library lacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MOST_DOTS = 100
 
 
 def toml(text: str) -> dict[str, Any]:
-    """What a TOML text says; a ValueError for one that is broken, or that nobody would write."""
+    """Parse a TOML text; a ValueError for one that is broken, or has too many dots."""
     for piece in re.split(r"[=,\n\[\]{}]", text):
         if piece.count(".") > _MOST_DOTS and not piece.lstrip().startswith("#"):
             raise ValueError(f"{piece.strip()[:30]}… has more than {_MOST_DOTS} dots")

@@ -1,4 +1,4 @@
-"""The one exception users see, and the sentence that helps them out of a typo."""
+"""The exception that users see, and its message for an unknown name."""
 
 from __future__ import annotations
 
@@ -9,24 +9,30 @@ _MOST = 60
 
 
 class QgateError(Exception):
-    """Something the caller gave cannot be used; the message repeats it and says what can."""
+    """An input that cannot be used; the message repeats it and says what is allowed."""
 
 
 def unknown(
-    what: str, given: object, allowed: Iterable[str], also: Iterable[str] = ()
+    noun: str, value: object, allowed: Iterable[str], also: Iterable[str] = ()
 ) -> QgateError:
-    """The error for a name that is not in a list: the nearest names first, then all of them.
+    """Return the error for a name that is not in a list: near names first, then all of them.
 
-    `also` are names that would do too, offered as near ones but not listed.
+    `also` has further valid names, which are offered as near ones but not listed.
     """
-    listed = sorted(allowed)
-    names = sorted([*listed, *also])
-    text = str(given).lower()
+    allowed_names = sorted(allowed)
+    names = sorted([*allowed_names, *also])
+    text = str(value).lower()
     near = [name for name in names if text and text in name][:4]
     near = near or difflib.get_close_matches(text, names, n=2, cutoff=0.5)
-    rest = len(listed) - _MOST
-    more = f" and {rest} more" if rest > 0 else ""
+    remaining = len(allowed_names) - _MOST
+    more = f" and {remaining} more" if remaining > 0 else ""
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     return QgateError(
-        f"unknown {what} {given!r}.{hint} Allowed: {', '.join(listed[:_MOST])}{more}."
+        f"unknown {noun} {value!r}.{hint} Allowed: {', '.join(allowed_names[:_MOST])}{more}."
     )
+
+
+def first_line(error: Exception, most: int = 160) -> str:
+    """Return the first line of another library's error, or its class if it has no text."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".")[:most] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Named things: one table feeds look-ups, command-line choices, documentation and tests."""
+"""Registry of named entries, for look-ups, command-line choices, documentation and tests."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ T = TypeVar("T", bound=Named)
 
 
 class Registry(Generic[T]):
-    """Entries in the order they were added, found by name or alias, whatever the case."""
+    """Entries in order of registration, with names and aliases in any case."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, noun: str) -> None:
+        self.noun = noun
         self.entries: dict[str, T] = {}
         self._aliases: dict[str, str] = {}
 
     def add(self, entry: T, *aliases: str) -> T:
         for name in (entry.name, *aliases):
             if name in self.entries or name in self._aliases:
-                raise QgateError(f"{self.what} {name!r} is registered twice.")
+                raise QgateError(f"{self.noun} {name!r} is registered twice.")
         self.entries[entry.name] = entry
         self._aliases.update(dict.fromkeys(aliases, entry.name))
         return entry
 
     def remove(self, name: str) -> None:
-        """Take back an entry with its aliases."""
+        """Remove an entry with its aliases."""
         del self.entries[name]
         self._aliases = {alias: of for alias, of in self._aliases.items() if of != name}
 
@@ -41,11 +41,11 @@ class Registry(Generic[T]):
         key = str(name).strip().lower().replace("-", "_")
         entry = self.entries.get(self._aliases.get(key, key))
         if entry is None:
-            raise unknown(self.what, name, self.entries, self._aliases)
+            raise unknown(self.noun, name, self.entries, self._aliases)
         return entry
 
     def aliases(self, name: str) -> list[str]:
-        """The other names of an entry."""
+        """List the aliases of an entry."""
         return [alias for alias, target in self._aliases.items() if target == name]
 
     def names(self) -> list[str]:

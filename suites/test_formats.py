@@ -1,8 +1,13 @@
 """Conformance: what qgate computes here is, bit for bit, what the formats mean.
 
 The fast code depends on the machine and on torch's kernels; the readable definition in numpy does
-not. Before anybody trusts the error of a quantized model, the two have to agree on this machine.
+not. Before anybody trusts the error of a quantized model, the two have to agree on this machine:
+for every format, dtype, layout and option on small tensors, and on tensors so large that tables
+and chunks come into use.
 """
+
+import functools
+import math
 
 import numpy as np
 import pytest
@@ -12,7 +17,31 @@ import qgate
 from qgate.formats import definition
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+EVERY_DTYPE = [*DTYPES, torch.float64]
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+SCALINGS = [
+    {},
+    {"scale": 0.3183},
+    {"scale": 2.0**-130},
+    {"granularity": "tensor"},
+    {"granularity": "channel", "axis": -1},
+    {"granularity": "block", "axis": -1, "block": 32},
+]
+OPTIONS = [
+    {},
+    *({"rounding": rounding} for rounding in ("even", "away", "zero")),
+    *({"scale_rule": rule} for rule in ("ceil", "even", "rceil")),
+    {"scale_bits": 5},
+    {"block": 24},
+    {"saturate": False},
+    {"saturate": False, "rounding": "zero"},
+    {"inf": "saturate"},
+    {"narrow": False},
+    *({"dtype": dtype} for dtype in EVERY_DTYPE),
+]
+ROUGH = {"inf", "saturate", "scale_bits"}
+"""Options that change nothing of numbers of one magnitude."""
 
 
 def ordinary(rng):
@@ -39,9 +68,37 @@ def special(rng):
     return x
 
 
+def every_number(dtype):
+    """Every number of a 16-bit dtype, NaN and infinities too."""
+    return torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+
+
+@functools.cache
+def shuffled_numbers(dtype):
+    """Every number of a 16-bit dtype between 2^-20 and 4, in any order."""
+    size = every_number(dtype).abs()
+    numbers = every_number(dtype)[(size >= 2.0**-20) & (size < 4)]
+    return np.random.default_rng(3).permutation(numbers.double().numpy())
+
+
+@functools.cache
+def one_magnitude(dtype, rows, columns):
+    """A row of zeros, and numbers between 2^-20 and 4: all of a 16-bit dtype, so every tie."""
+    numbers = shuffled_numbers(dtype if dtype.itemsize == 2 else torch.float16)
+    x, rng = np.resize(numbers, (rows, columns)), np.random.default_rng(3)
+    if dtype == torch.float32:
+        x[::2] *= 1 + rng.integers(-3, 4, x[::2].shape) * 2.0**-23
+    elif dtype == torch.float64:
+        x *= 1 + rng.standard_normal(x.shape) * 2.0**-30
+    x[1] = 0
+    return torch.from_numpy(x).to(dtype)
+
+
 def differences(actual, expected):
     """A line when bits differ, signs of zero included; one NaN is as good as another."""
-    bits = {2: torch.int16, 4: torch.int32}[actual.dtype.itemsize]
+    bits = INTEGERS[actual.dtype.itemsize]
+    if torch.equal(actual.view(bits), expected.view(bits)):
+        return ""
     differ = (actual.view(bits) != expected.view(bits)) & ~(actual.isnan() & expected.isnan())
     if not differ.any():
         return ""
@@ -54,15 +111,17 @@ def differences(actual, expected):
 
 def expected_of(x, quantizer):
     """The definition's values, cast once: through float32 only where that is exact."""
-    exact = definition.quantize(x.to(torch.float64).numpy(), quantizer)
-    if x.dtype == torch.float32:
-        return torch.from_numpy(exact).to(torch.float32)
-    name = "fp16" if x.dtype == torch.float16 else "bf16"
-    narrow = definition.round_by_list(exact, qgate.formats.get(name), saturate=False)
-    return torch.from_numpy(narrow).to(torch.float32).to(x.dtype)
+    is_double = x.dtype == torch.float64
+    exact = definition.quantize(x.to(torch.float64).numpy(), quantizer, double=is_double)
+    dtype = quantizer.dtype or x.dtype
+    if dtype.itemsize == 2:
+        name = "fp16" if dtype == torch.float16 else "bf16"
+        exact = definition.round_by_list(exact, qgate.formats.get(name), saturate=False)
+        return torch.from_numpy(exact).to(torch.float32).to(dtype)
+    return torch.from_numpy(exact).to(dtype)
 
 
-@pytest.fixture(params=[ordinary, wide, special], ids=lambda make: make.__name__)
+@pytest.fixture(params=[ordinary, wide, special], ids=lambda make: make.__name__, scope="module")
 def numbers(request):
     return torch.from_numpy(request.param(np.random.default_rng(0)))
 
@@ -91,7 +150,106 @@ def test_encoded_tensor_decodes_to_the_quantized_one(fmt, numbers, dtype, device
     assert differences(quantizer.encode(x).decode(), quantizer(x)) == ""
 
 
-def test_canary_a_quantizer_that_truncates_is_rejected(fmt):
-    x = torch.from_numpy(ordinary(np.random.default_rng(2))).float()
-    broken = qgate.Quantizer(fmt, rounding="zero")
-    assert differences(broken(x), expected_of(x, qgate.Quantizer(fmt))) != ""
+def layouts(x):
+    """The same numbers in other shapes, and the axis that scales are made along or across."""
+    return {
+        "last axis": (x.view(3, 5, 70), -1),
+        "every third column": (x.view(5, 210)[:, 1::3], 1),
+        "one row many times": (x[:70].expand(3, 70), -1),
+        "rows of 35": (x.view(30, 35), 1),
+        "first axis": (x.view(70, 3, 5), 0),
+        "middle axis": (x.view(3, 70, 5), 1),
+        "transposed": (x.view(15, 70).T, 0),
+        "one dimension": (x[:70], 0),
+        "one number": (x[3], -1),
+        "no number": (x[:0].view(3, 0), 1),
+    }
+
+
+def rough(x):
+    """Numbers with rows that leave the fast ways: large, zero, not finite."""
+    x = x.clone()
+    x[1] *= 2.0**14
+    x[2] = 0
+    x[6] *= 2.0**-135
+    x[3, 5], x[4, 40], x[4, 41], x[5, 69] = math.nan, math.inf, 4, -math.inf
+    return x
+
+
+def accepted(fmt, options):
+    """Options that the format takes, one with another."""
+    quantizers = []
+    for each in options:
+        try:
+            quantizers.append(qgate.Quantizer(fmt, **each))
+        except qgate.QgateError:
+            continue
+    return quantizers
+
+
+def cases_of(fmt):
+    """Every scaling along an axis in every layout, the others in some; options take turns."""
+    names = list(layouts(torch.zeros(1050)))
+    turn = 0
+    while turn < 28:
+        for scaling in accepted(fmt, SCALINGS):
+            options = [{**scaling.options, **option} for option in OPTIONS]
+            quantizers = accepted(fmt, options)
+            # The definition cuts float64 numbers exactly where their scales are powers of two.
+            exact = [quantizer for quantizer in quantizers if quantizer.rounding != "zero"]
+            for _ in range(10 if scaling.granularity in ("channel", "block") else 4):
+                dtype = EVERY_DTYPE[(turn + turn // 10) % 4]
+                listed = exact if dtype == torch.float64 else quantizers
+                yield names[turn % 10], dtype, listed[(turn + turn // 4) % len(listed)]
+                turn += 1
+
+
+def test_layouts_and_options_mean_what_the_definition_says(fmt, device):
+    numbers = {}
+    for dtype in EVERY_DTYPE:
+        x = one_magnitude(dtype, 15, 70)
+        numbers[dtype] = [layouts(x.view(-1)), layouts(rough(x).view(-1))]
+    wrong = []
+    for count, (name, dtype, quantizer) in enumerate(cases_of(fmt)):
+        is_rough = count % 3 == 2 or not ROUGH.isdisjoint(quantizer.options)
+        x, axis = numbers[dtype][is_rough][name]
+        if quantizer.granularity in ("channel", "block"):
+            quantizer = qgate.Quantizer(fmt, **{**quantizer.options, "axis": axis})
+        differentiable = x.to(device).detach().requires_grad_(count % 12 == 0)
+        line = differences(quantizer(differentiable).detach().cpu(), expected_of(x, quantizer))
+        wrong += [f"{quantizer}, {name} of {dtype}: {line}"] if line else []
+    assert wrong == []
+
+
+@pytest.mark.qgate_formats("fp8_e4m3", "hif8", "int8", "mxfp8_e4m3", "nvfp4")
+def test_large_tensors_mean_what_the_definition_says(fmt, dtype, device):
+    """Tables and chunks: the rows or columns of a small tensor again and again."""
+    for size, x, options in large_cases(fmt, dtype):
+        quantizer = qgate.Quantizer(fmt, **options)
+        expected = expected_of(x, quantizer)
+        tiles = [1, 1]
+        tiles[quantizer.axis == 0] = -(-size // x.numel())
+        actual = quantizer(x.to(device).repeat(tiles)).cpu()
+        assert differences(actual, expected.repeat(tiles)) == "", str(quantizer)
+
+
+def large_cases(name, dtype):
+    """Sizes from which a format has a table, or more than one chunk."""
+    fmt, is_single = qgate.formats.get(name), dtype == torch.float32
+    x, whole = one_magnitude(dtype, 38, 1030), one_magnitude(dtype, 38, 1024)
+    if fmt.kind == "block":
+        yield 2**20, x, {"axis": 0 if is_single else -1}
+        yield 2**20, whole, {}
+        return
+    every = x if is_single else every_number(dtype).view(64, 1024)
+    if not (is_single or fmt.always_scaled):
+        yield 2**14, every, {}
+    every = every.where(every.abs() < 4, 1.5)
+    yield 2**18 if is_single else 2**19, every, {"granularity": "tensor"}
+    groups = {
+        torch.float32: {"granularity": "channel", "axis": 0},
+        torch.bfloat16: {"granularity": "channel", "axis": 1},
+        torch.float16: {"granularity": "block", "axis": 0},
+    }
+    if not fmt.tapered:
+        yield 2**17, x, groups[dtype]

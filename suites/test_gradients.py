@@ -1,8 +1,23 @@
-"""The gradients of a quantized model, straight through, against those of FP32.
+"""The gradients that a quantized model makes in each block, straight through, against FP32's.
 
-At the output of every block and for every weight, of the next-token loss on two samples.
+Of the next-token loss on two samples. Every block gets the input that FP32 gives it, and FP32's
+gradient at its output; the gradients of its weights and at its input are compared.
 """
 
+import pytest
 
+
+# One element on the other side of a zone's border moved gradients by 0.51.
+@pytest.mark.limits(
+    modes="5-4,5-6,5-7",
+    regression_other_device=1.0,
+    reason="an element at the border of two zones takes a step of another size",
+)
+# Where all is computed in 16 bits, other instructions round other elements: 0.47 was seen.
+@pytest.mark.limits(
+    modes="bf16,fp16",
+    regression_other_device=1.0,
+    reason="16-bit arithmetic rounds differently with other instructions",
+)
 def test_gradients(gate, mode, layer):
     gate.gradients(mode, layer)

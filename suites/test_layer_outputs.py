@@ -12,5 +12,12 @@ import pytest
 @pytest.mark.limits(
     absolute=["relative_mse<0.6", "correlation>0.7"], reason="nothing useful is left"
 )
+# One element of a massive channel on the other side of a border: 1.9, and 2.4 of the worst token.
+@pytest.mark.limits(
+    modes="5-4,5-6,5-7",
+    scopes=["local"],
+    regression_other_device=4.0,
+    reason="an element at the border of two zones takes a step of another size",
+)
 def test_layer_outputs(gate, mode, layer):
     gate.layer(mode, layer)

@@ -5,6 +5,8 @@ A test file has these fixtures by giving them their names again.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,19 +14,42 @@ import boto3
 import fsspec
 import pytest
 import s3fs
-from moto.server import ThreadedMotoServer
 
 BUCKET = "dumps"
+# In a process of its own: tests fork, and a fork beside threads that answer requests may hang. Each
+# request is whole before the next, as in a real store; moto's own state knows no threads. The
+# server ends with the pipe from its parent.
+_SERVER = """
+import sys, threading
+import moto.moto_server.werkzeug_app as app
+from werkzeug.serving import make_server
+moto, turn = app.DomainDispatcherApplication(app.create_backend_app), threading.Lock()
+
+def answer(environ, start_response):
+    with turn:
+        return list(moto(environ, start_response))
+
+server = make_server("127.0.0.1", 0, answer, True, request_handler=app.MotoRequestHandler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+print(f"http://127.0.0.1:{server.server_port}", flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """The address of a server that speaks S3."""
-    made = ThreadedMotoServer(port=0, verbose=False)
-    made.start()
-    host, port = made.get_host_and_port()
-    yield f"http://{host}:{port}"
-    made.stop()
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.terminate()
 
 
 @pytest.fixture

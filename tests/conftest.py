@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import fcntl
 import os
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from playwright.sync_api import Browser
 
+from tests import warm
 from tests.browser import chromium
 
 # Before torch is imported, here and in what tests start: workers of xdist share the processors.
@@ -22,7 +27,106 @@ if _workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(_name, str(_share))
 
+# No test fails because its machine is busy.
+settings.register_profile("qgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("qgate")
+
+# Files that take longest, the longest first: pytest-xdist begins with them, so that no worker is
+# left alone with one at the end. By itself it begins with the files of most tests.
+LONGEST_FIRST = (
+    "golden/test_golden.py", "campaigns/mutants/test_planted.py", "cli/test_sweep.py",
+    "page/test_gate_page_in_browser.py", "drawing/test_plots.py", "drawing/test_compute.py",
+    "plugin/test_silence.py", "plugin/test_plumbing.py", "cli/test_sweep_ray.py",
+    "baselines/test_url_baselines.py", "activation_stats/test_shards.py", "campaigns/test_share.py",
+    "sweeps/test_advice.py", "drawing/test_loss_scaling.py", "drawing/test_report_files.py",
+    "adoption/test_wheel.py", "cli/test_activations.py", "plugin/test_settings.py",
+    "adoption/test_adopting.py", "plugin/test_bucket_baselines.py", "plugin/test_html_report.py",
+    "plugin/test_dump_suites.py", "plugin/test_outcomes.py", "plugin/test_run_reports.py",
+    "activation_stats/test_compute.py", "collecting/test_collector.py", "modes/test_applying.py",
+    "modes/test_casts.py", "kernels/test_interpreted.py", "kernels/test_compiled.py",
+)  # fmt: skip
+# What one worker does: there is one Ray on a machine, for which another would have to wait, and the
+# suites measure a model once for all of them.
+TOGETHER = {
+    "ray": (
+        "tests/activation_stats/test_shards.py::test_the_command_line_writes_the_same_record_with_any",
+        "tests/cli/test_sweep.py::test_ray_gives_the_same_files", "tests/cli/test_sweep_ray.py",
+        "tests/engine/test_ray",
+    ),
+    "suites": ("suites/",),
+}  # fmt: skip
+_HERE = Path(__file__).parent
+
+# A hundred times what the longest test takes alone.
+HUNG_S = 900
+
 _OF_CI = ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.pluginmanager.hasplugin("xdist"):
+        config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal files out as `--dist loadfile` does, but for those that stay together."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            alone = super()._split_scope(nodeid)
+            return next((name for name, of in TOGETHER.items() if nodeid.startswith(of)), alone)
+
+    return Scheduling(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the longest files first, and the suites of users before all others."""
+    if not hasattr(config, "workerinput"):
+        return
+    places = {_HERE / name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(
+        key=lambda item: places.get(item.path, len(places) * item.path.is_relative_to(_HERE))
+    )
+
+
+@contextlib.contextmanager
+def failing_if_hung() -> Iterator[None]:
+    """Fail where a test stands still, instead of keeping all others waiting without a name."""
+
+    def fail(*_: object) -> None:
+        faulthandler.dump_traceback(sys.__stderr__)
+        pytest.fail(f"this test took more than {HUNG_S} s")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(HUNG_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Iterator[None]:
+    with failing_if_hung():
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    with failing_if_hung():
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    with failing_if_hung():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,6 +135,14 @@ def outside_ci() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in _OF_CI:
             patch.delenv(name, raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_processes() -> Iterator[None]:
+    """Let the processes of `--jobs N` start in no time; tests/engine starts them as users do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("qgate.engine._backends.multiprocessing", warm.stand_in())
         yield
 
 

@@ -7,6 +7,7 @@ output, a line `…` stands for any lines and a `…` inside a line for any text
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -16,6 +17,12 @@ import sys
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+
+import pytest
+import torch
+
+from qgate.cli import main as qgate_main
+from tests.campaigns.forked import ran
 
 SET_UP = "Set up"
 COMMANDS = ("qgate", "pytest")
@@ -188,18 +195,30 @@ def _run(words: tuple[str, ...], folder: Path) -> tuple[int, list[str]]:
     program = shutil.which(words[0], path=settings["PATH"])
     if program is None:
         raise AssertionError(f"there is no program {words[0]!r} in {programs}")
-    done = subprocess.run(
-        [program, *words[1:]],
-        cwd=folder,
-        env=settings,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        timeout=SECONDS,
-        check=False,
-    )
-    return done.returncode, _trimmed(done.stdout.splitlines())
+    if words[1:] == ("--version",):
+        done = subprocess.run(
+            [program, *words[1:]], cwd=folder, env=settings, capture_output=True, encoding="utf-8",
+            timeout=SECONDS, check=False,
+        )  # fmt: skip
+        return done.returncode, _trimmed((done.stdout + done.stderr).splitlines())
+    ended = ran(functools.partial(_program, words, folder, settings), folder)
+    return ended.status, _trimmed(ended.said.splitlines())
+
+
+def _program(words: tuple[str, ...], folder: Path, settings: dict[str, str]) -> int:
+    """Do what a program does, in a fork of this process, which has loaded torch."""
+    os.environ.clear()
+    os.environ.update(settings)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.argv = [*words]
+    sys.path.remove(str(folder))  # programs do not look for modules where they are run
+    torch.set_num_threads(1)
+    main = {"qgate": qgate_main, "pytest": pytest.main}[words[0]]
+    try:
+        return int(main(list(words[1:])))
+    except SystemExit as end:
+        return int(end.code or 0)
 
 
 def _trimmed(lines: list[str] | tuple[str, ...]) -> list[str]:

@@ -16,6 +16,7 @@ import pytest
 
 import qgate
 from tests import house
+from tests.conftest import LONGEST_FIRST, TOGETHER
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("torch", "pandas", "matplotlib", "pytest")
@@ -46,8 +47,8 @@ def test_the_package_keeps_the_rule(rule: Rule) -> None:
 BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
     house.floor_violations: {
         "up": (
-            {"formats/a.py": "import qgate.pipeline.run\n", "pipeline/run.py": ""},
-            ["qgate/formats/a.py:1: formats (floor 3) imports pipeline (floor 8)"],
+            {"formats/a.py": "import qgate.analysis.run\n", "analysis/run.py": ""},
+            ["qgate/formats/a.py:1: formats (floor 3) imports analysis (floor 8)"],
         ),
         "up, to a room that is not built": (
             {"registry.py": "\nfrom qgate import stats\n"},
@@ -60,13 +61,13 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
         "sibling, for annotations": (
             {
                 "gate.py": "from typing import TYPE_CHECKING\n"
-                "if TYPE_CHECKING:\n    from qgate.results import Result\n"
+                "if TYPE_CHECKING:\n    from qgate.drawing import Drawing\n"
             },
-            ["qgate/gate.py:3: gate (floor 3) imports its sibling results"],
+            ["qgate/gate.py:3: gate (floor 7) imports its sibling drawing"],
         ),
         "sibling, relative": (
-            {"capture/a.py": "from ..modes import b\n", "modes/b.py": ""},
-            ["qgate/capture/a.py:1: capture (floor 4) imports its sibling modes"],
+            {"capture/a.py": "from ..scales import b\n", "scales/b.py": ""},
+            ["qgate/capture/a.py:1: capture (floor 4) imports its sibling scales"],
         ),
         "sibling, relative, from a package's own file": (
             {"models/__init__.py": "from .. import engine\n"},
@@ -84,7 +85,7 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
             {
                 "results.py": "import importlib\n\ndef f(name):\n"
                 "    importlib.import_module('qgate.page')\n"
-                "    importlib.import_module(f'qgate.pipeline.{name}')\n"
+                "    importlib.import_module(f'qgate.analysis.{name}')\n"
             },
             ["results.py:4: results (floor 3) imports page", "results.py:5: results (floor 3)"],
         ),
@@ -97,7 +98,7 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
             [
                 "page (floor 8) imports qgate.quantize, which is no room",
                 "cli (floor 9) imports qgate, which is no room",
-                "modes (floor 4) imports qgate.*, which is no room",
+                "modes (floor 5) imports qgate.*, which is no room",
             ],
         ),
         "unknown room": (
@@ -171,22 +172,24 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
         "torch": (
             {
                 "gate/a.py": "def f():\n    import torch.nn as nn\n",
+                "gate/measuring_of.py": "import torch\n",
                 "results.py": "from torch import Tensor\n",
                 "page/a.py": "from safetensors.torch import load_file\n",
             },
             [
                 "qgate/gate/a.py:2: imports torch.nn: gate works without torch",
+                "qgate/gate/measuring_of.py:1: imports torch",
                 "qgate/results.py:1: imports torch.Tensor",
                 "qgate/page/a.py:1: imports safetensors.torch.load_file",
             ],
         ),
         "torch, through others": (
             {
-                "page/a.py": "from qgate.pipeline import run\n",
-                "pipeline/run.py": "import qgate.stats.b\n",
+                "page/a.py": "from qgate.analysis import run\n",
+                "analysis/run.py": "import qgate.stats.b\n",
                 "stats/b.py": "import torch\n",
             },
-            ["qgate/page/a.py: page works", "through qgate.pipeline.run -> qgate.stats.b."],
+            ["qgate/page/a.py: page works", "through qgate.analysis.run -> qgate.stats.b."],
         ),
         "pytest": (
             {
@@ -322,7 +325,7 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
                 "gate/c.py": "from upath import UPath as U\n",
                 "gate/e.py": "from qgate.storage.object_folders import ObjectFolder as O\n"
                 "isinstance(1, O)\n",
-                "gate/d.py": "from qgate.storage.places import is_url\n",
+                "gate/d.py": "from qgate.storage.locations import is_url\n",
             },
             [
                 "qgate/gate/a.py:4",
@@ -334,16 +337,12 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
         ),
         "a folder with a path": (
             {
-                "gate/a.py": "from qgate.storage.opening import folder_of\n"
+                "gate/a.py": "from qgate.storage.access import folder_of\n"
                 "if folder_of('x').path:\n    ...\n",
                 "gate/b.py": "from qgate.storage.folders import Folder\n"
                 "def f(x: Folder):\n    return x.path is None\n",
             },
             ["qgate/gate/a.py:2: asks a folder", "qgate/gate/b.py:3: asks whether a folder"],
-        ),
-        "fewer than were known": (
-            {"dumps/merging.py": ""},
-            ["qgate/dumps/merging.py: asks 0 times whether", "lower its number"],
         ),
     },
     house.hidden_import_violations: {
@@ -352,8 +351,8 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
             ["qgate/gate/a.py:2: imports qgate.metrics inside a function"],
         ),
         "fewer than are known": (
-            {"sweeps/files.py": "import qgate.sweeps.plots\n"},
-            ["qgate/sweeps/files.py: imports 0 parts of qgate inside functions, not 1: lower"],
+            {"engine/_backends.py": "import qgate.engine.journal\n"},
+            ["qgate/engine/_backends.py: imports 0 parts of qgate inside functions, not 1"],
         ),
     },
     house.private_violations: {
@@ -372,6 +371,32 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
         "two classes": (
             {"gate/a.py": "class Plan: ...\n", "page/b.py": "x = 1\nclass Plan: ...\n"},
             ["qgate/gate/a.py:1, qgate/page/b.py:2: Plan stands for 2 classes"],
+        ),
+    },
+    house.empty_name_violations: {
+        "one of three": (
+            {"gate/a.py": "limits = 1\nfor each in (found := ()): ...\n"},
+            ["qgate/gate/a.py:2: each says nothing", "qgate/gate/a.py:2: found says nothing"],
+        ),
+    },
+    house.docstring_violations: {
+        "of a file, a class and a function": (
+            {
+                "gate/a.py": '"""What it is."""\n',
+                "gate/b.py": 'class Plan:\n    """Whoever reads."""\n',
+                "gate/c.py": 'def f():\n    """Return it."""\n    def g():\n        """Of it."""\n',
+            },
+            [
+                "qgate/gate/a.py:1: a docstring begins with 'What'",
+                "qgate/gate/b.py:1: a docstring begins with 'Whoever'",
+                "qgate/gate/c.py:3: a docstring begins with 'Of'",
+            ],
+        ),
+    },
+    house.untyped_table_violations: {
+        "one more than there were": (
+            {"gate/a.py": "x: dict[str, Any]\n" * (house.MOST_UNTYPED_TABLES + 1)},
+            ["dict[str, Any]: give the fields names"],
         ),
     },
     house.length_violations: {
@@ -404,6 +429,7 @@ GOOD: dict[Rule, Files] = {
     },
     house.torch_free_violations: {
         "formats/a.py": "import torch\nfrom torch import nn\n",
+        "gate/measuring/a.py": "import torch\n",
         "page/a.py": "import qgate.formats.b\n\ndef f():\n    from qgate.formats import a\n",
         "formats/b.py": "def f():\n    import torch\n",
         "drawing/plots/a.py": "def f():\n    import matplotlib.pyplot\n",
@@ -439,7 +465,7 @@ GOOD: dict[Rule, Files] = {
     house.place_violations: {
         "storage/a.py": "from pathlib import Path\nfrom upath import UPath\nisinstance(1, Path)\n",
         "gate/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
-        "    from upath import UPath\nfrom qgate.storage.places import place_of\n"
+        "    from upath import UPath\nfrom qgate.storage.locations import location_of\n"
         "isinstance(1, str)\nx = f().path is None\n",
     },
     house.hidden_import_violations: {
@@ -455,6 +481,15 @@ GOOD: dict[Rule, Files] = {
     house.class_name_violations: {
         "gate/a.py": "class Plan: ...\nclass _Part: ...\n",
         "page/b.py": "class Page:\n    class Plan: ...\nclass _Part: ...\n",
+    },
+    house.empty_name_violations: {
+        "gate/a.py": "kept_rows = foundation = 1\nf(found=2)\nx.found = y[each] = 1\n"
+    },
+    house.docstring_violations: {
+        "gate/a.py": 'def f():\n    """Offer it.\n\n    What follows.\n    """\nx = \'Of it\'\n'
+    },
+    house.untyped_table_violations: {
+        "gate/a.py": "x: dict[str, Any]\n" * house.MOST_UNTYPED_TABLES
     },
     house.length_violations: {"formats/a.py": "x = 1\n" * 400},
 }
@@ -491,7 +526,7 @@ def test_a_rule_that_sees_no_files_is_an_error(rule: Rule, tmp_path: Path) -> No
 def test_every_rule_is_shown_to_fail() -> None:
     assert set(BAD) == set(GOOD) == set(house.RULES)
     rules = {name for name in vars(house) if name.endswith("_violations")}
-    apart = {"export_violations", "text_violations"}
+    apart = {"export_violations", "name_violations", "text_violations"}
     assert rules == {rule.__name__ for rule in house.RULES} | apart
 
 
@@ -554,9 +589,9 @@ def loaded(statement: str, *watched: str) -> set[str]:
     ("statement", "absent"),
     [
         ("import qgate", HEAVY),
-        ("import qgate.formats", ("torch", "pandas", "matplotlib", "pytest")),
-        ("import qgate.cli", ("torch", "pandas", "matplotlib", "pytest")),
-        ("import qgate.plugin", ("torch", "pandas", "matplotlib")),
+        ("import qgate.formats", ("torch", "pandas", "matplotlib", "pytest", "jinja2", "msgspec")),
+        ("import qgate.cli", ("torch", "pandas", "matplotlib", "pytest", "jinja2", "msgspec")),
+        ("import qgate.plugin", ("torch", "pandas", "matplotlib", "jinja2", "msgspec")),
     ],
     ids=["qgate", "formats", "cli", "plugin"],
 )
@@ -645,6 +680,39 @@ def test_in_a_checkout_only_tracked_files_are_read(
     assert [text.split(":")[0] for text in house.text_violations(tmp_path)] == ["tracked.txt"]
     inside = house.text_violations(tmp_path / "inside")  # a copy in somebody's checkout
     assert [text.split(":")[0] for text in inside] == ["a.txt"]
+
+
+def test_the_longest_files_are_there() -> None:
+    missing = [name for name in LONGEST_FIRST if not (ROOT / "tests" / name).is_file()]
+    assert not missing
+
+
+def test_one_worker_runs_all_that_uses_ray() -> None:
+    using = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if path.name != "test_house.py" and "one_ray" in path.read_text(encoding="utf-8")
+    }
+    assert using
+    assert [
+        file
+        for file in using
+        if not any(file.startswith(n.partition("::")[0]) for n in TOGETHER["ray"])
+    ] == []
+
+
+def test_files_stand_where_they_belong() -> None:
+    violations = house.name_violations(ROOT)
+    assert not violations, "\n".join(violations)
+
+
+def test_a_file_with_an_odd_name_or_place_is_named(tmp_path: Path) -> None:
+    for name in ("qgate.stats <- qgate.gate…", "scratch.py", "README.md"):
+        (tmp_path / name).write_text("x")
+    assert house.name_violations(tmp_path) == [
+        "'qgate.stats <- qgate.gate…' has a name that not every tool and system can take",
+        "scratch.py does not belong at the top level",
+    ]
 
 
 def test_a_repository_without_texts_is_an_error(tmp_path: Path) -> None:

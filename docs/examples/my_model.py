@@ -39,7 +39,7 @@ class MyModel(nn.Module):
 
 
 def torchao_int8(model: qgate.Model) -> nn.Module:
-    """INT8 weights and, per token, INT8 inputs, multiplied by torchao's kernels."""
+    """Return the model with INT8 weights and inputs per token, computed by torchao's kernels."""
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
     quantized = copy.deepcopy(model.module)  # the reference stays as it is
@@ -48,7 +48,7 @@ def torchao_int8(model: qgate.Model) -> nn.Module:
 
 
 def build(samples: int = 4, seed: int = 0) -> qgate.Model:
-    """Called with those of samples, seqlen, seed … that it names."""
+    """Return the model; qgate passes the fields of `qgate.models.Sampling` that are named here."""
     torch.manual_seed(seed)
     module = MyModel()
     inputs = [torch.randn(2, 16, 64) for _ in range(samples)]

@@ -1,4 +1,4 @@
-"""Builds the site: README, pages, API, gallery and comparisons, without network.
+"""Build the site: README, pages, API, gallery and comparisons, without network.
 
     pip install -c constraints.txt -e '.[docs]'
     python docs/site/build.py SITE [--no-gallery]
@@ -26,8 +26,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 # In the order in which people need them.
 GUIDES = (
-    "adopting", "ci", "gates", "reports", "models", "modes", "formats", "sweep", "capture",
-    "collecting", "dumps", "drawing", "activations", "scale", "files", "threats",
+    "adopting", "ci", "gates", "faults", "reports", "kernels", "models", "modes", "formats",
+    "sweep", "capture", "collecting", "dumps", "drawing", "activations", "scale", "files",
+    "threats",
 )  # fmt: skip
 API = (
     "qgate", "qgate.formats", "qgate.stats", "qgate.analysis", "qgate.models", "qgate.modes",
@@ -67,16 +68,16 @@ def main() -> int:
     parser.add_argument("site", type=Path, help="the folder to write")
     parser.add_argument("--no-gallery", action="store_true", help="leave out what has to be run")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as made:
-        source = Path(made) / "source"
+    with tempfile.TemporaryDirectory() as work:
+        source = Path(work) / "source"
         stage(source, gallery=not args.no_gallery)
         shutil.rmtree(args.site, ignore_errors=True)
-        words = ["-q", "-W", "--keep-going", "-b", "html", "-d", f"{made}/doctrees"]
-        done = subprocess.run(
+        words = ["-q", "-W", "--keep-going", "-b", "html", "-d", f"{work}/doctrees"]
+        build = subprocess.run(
             [sys.executable, "-m", "sphinx", *words, str(source), str(args.site)], check=False
         )
-        if done.returncode:
-            return done.returncode
+        if build.returncode:
+            return build.returncode
     wrong = list(broken(args.site))
     print("\n".join(wrong) or f"{len(list(args.site.rglob('*.html')))} pages in {args.site}")
     return int(bool(wrong))
@@ -86,7 +87,7 @@ def main() -> int:
 
 
 def stage(source: Path, *, gallery: bool) -> None:
-    """All pages in one folder, with links that hold there."""
+    """Write all pages into one folder, with links that work there."""
     shutil.copytree(ROOT / "docs", source, ignore=shutil.ignore_patterns("site"))
     for name in ("conf.py",):
         shutil.copyfile(HERE / name, source / name)
@@ -117,28 +118,30 @@ def stage(source: Path, *, gallery: bool) -> None:
 
 
 def relinked(text: str, folder: str) -> str:
-    """Links between files of the repository as links between pages of the site; of a file that is
-    on no page its name remains."""
+    """Turn links between files of the repository into links between pages of the site.
 
-    def moved(found: re.Match[str]) -> str:
-        path, mark, anchor = found[2].partition("#")
+    A file that is on no page keeps its name as text.
+    """
+
+    def moved(link: re.Match[str]) -> str:
+        path, mark, anchor = link[2].partition("#")
         if not path or "://" in path:
-            return found[0]
+            return link[0]
         target = os.path.normpath(Path(folder, path))
         if target not in MOVED and not target.startswith("docs/") and (ROOT / target).exists():
-            return found[1]
+            return link[1]
         target = MOVED.get(target, target.removeprefix("docs/"))
-        return f"[{found[1]}]({target}{mark}{anchor})"
+        return f"[{link[1]}]({target}{mark}{anchor})"
 
     return re.sub(r"\[([^\]]+)\]\(([^)\s]+)\)", moved, text)
 
 
 def comparison() -> str:
-    """The figures of the benchmarks, with what repeats each of them."""
+    """Return the figures of the benchmarks, with the command of each."""
     text = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
     _, _, body = text.partition("\n")
-    found = re.findall(r"^## ([^:\n]+): (.*)$", body, re.MULTILINE)
-    rows = "\n".join(f"| [{name}](#{slug(name)}) | {command} |" for name, command in found)
+    sections = re.findall(r"^## ([^:\n]+): (.*)$", body, re.MULTILINE)
+    rows = "\n".join(f"| [{name}](#{slug(name)}) | {command} |" for name, command in sections)
     return COMPARISON.format(rows=rows) + re.sub(
         r"^## ([^:\n]+): (.*)$", r"## \1\n\n\2", body, flags=re.MULTILINE
     )
@@ -149,22 +152,20 @@ def slug(heading: str) -> str:
 
 
 def api() -> Iterator[str]:
-    """What each package offers, by the list that it gives itself."""
+    """Yield the public names of each package, from its `__all__`."""
     yield "# API\n\nWhat `import` gives; the text is that of `help()`.\n"
     for name in API:
         module = importlib.import_module(name)
-        offered = [each for each in module.__all__ if not each.startswith("__")]
-        yield f"\n## {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n   :no-members:\n"
-        for each in offered:
-            thing = getattr(module, each)
-            if isinstance(thing, type(importlib)):
+        for member in module.__all__:
+            value = getattr(module, member)
+            if member.startswith("__") or isinstance(value, type(importlib)):
                 continue
-            if isinstance(thing, type):
-                yield f".. autoclass:: {name}.{each}\n   :members:\n   :no-index:\n"
-            elif callable(thing) and hasattr(thing, "__qualname__"):
-                yield f".. autofunction:: {name}.{each}\n   :no-index:\n"
+            if isinstance(value, type):
+                yield f".. autoclass:: {name}.{member}\n   :members:\n   :no-index:\n"
+            elif callable(value) and hasattr(value, "__qualname__"):
+                yield f".. autofunction:: {name}.{member}\n   :no-index:\n"
             else:
-                yield f".. autodata:: {name}.{each}\n   :no-value:\n   :no-index:\n"
+                yield f".. autodata:: {name}.{member}\n   :no-value:\n   :no-index:\n"
         yield "```"
 
 
@@ -172,7 +173,7 @@ def api() -> Iterator[str]:
 
 
 class _Page(HTMLParser):
-    """The anchors of a page, what it links to, and what it loads."""
+    """A page: its anchors, its links, and the files that it loads."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -182,39 +183,39 @@ class _Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        known = {name: value or "" for name, value in attrs}
-        self.anchors |= {known[name] for name in ("id", "name") if name in known}
-        if tag == "a" and "href" in known:
-            self.links.append(known["href"])
-        if tag == "link" and "href" in known:
-            self.loaded.append(known["href"])
-        if tag in ("img", "script", "iframe", "source") and "src" in known:
-            self.loaded.append(known["src"])
+        attributes = {name: value or "" for name, value in attrs}
+        self.anchors |= {attributes[name] for name in ("id", "name") if name in attributes}
+        if tag == "a" and "href" in attributes:
+            self.links.append(attributes["href"])
+        if tag == "link" and "href" in attributes:
+            self.loaded.append(attributes["href"])
+        if tag in ("img", "script", "iframe", "source") and "src" in attributes:
+            self.loaded.append(attributes["src"])
 
 
 def broken(site: Path) -> Iterator[str]:
-    """A line for each link that leads nowhere, and for each thing that is loaded from elsewhere."""
+    """Yield a line for each link that leads nowhere, and for each file loaded from elsewhere."""
     pages = {
         path.resolve(): _Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")
     }
     for path, page in pages.items():
-        shown = path.relative_to(site.resolve())
+        name = path.relative_to(site.resolve())
         for link in [*page.links, *page.loaded]:
             parts = urlsplit(link)
             if parts.scheme == "data" or (parts.scheme and link in page.links):
                 continue
             if parts.scheme or parts.netloc:
-                yield f"{shown}: loads {link}"
+                yield f"{name}: loads {link}"
                 continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             if not target.exists():
-                yield f"{shown}: {link} leads nowhere"
+                yield f"{name}: {link} leads nowhere"
             elif (
                 parts.fragment
                 and target in pages
                 and unquote(parts.fragment) not in pages[target].anchors
             ):
-                yield f"{shown}: {link} has no such anchor"
+                yield f"{name}: {link} has no such anchor"
     for sheet in site.rglob("*.css"):
         for link in re.findall(
             r"(?:@import|url\()\s*[\"']?(https?://[^\"')\s]+)", sheet.read_text(encoding="utf-8")

@@ -31,22 +31,22 @@ suppress_warnings = ["misc.highlighting_failure"]
 
 
 def as_text(lines: list[str]) -> list[str]:
-    """A docstring, which is plain text with backticks, in the markup that autodoc reads."""
-    made: list[str] = []
+    """Turn a docstring, plain text with backticks, into the markup that autodoc reads."""
+    lines_out: list[str] = []
     for paragraph in re.split(r"\n\s*\n", "\n".join(lines).strip("\n")):
         whole = paragraph.splitlines()
         if any(re.match(r"\s", line) or re.search(r"\S {2,}\S", line) for line in whole):
-            made += ["::", "", *(f"    {line}" for line in whole), ""]
+            lines_out += ["::", "", *(f"    {line}" for line in whole), ""]
         elif whole:
             marked = [re.sub(r"`([^`]+)`", "\0\\1\0", line) for line in whole]
             marked = [re.sub(r"([*\\|_])", r"\\\1", line) for line in marked]
-            shown = [re.sub("\0([^\0]*)\0", _code, line) for line in marked]
-            made += [*(line.replace("\0", "") for line in shown), ""]
-    return made
+            plain = [re.sub("\0([^\0]*)\0", _code, line) for line in marked]
+            lines_out += [*(line.replace("\0", "") for line in plain), ""]
+    return lines_out
 
 
-def _code(found: re.Match[str]) -> str:
-    return "``" + re.sub(r"\\([*\\|_])", r"\1", found[1]) + "``"
+def _code(match: re.Match[str]) -> str:
+    return "``" + re.sub(r"\\([*\\|_])", r"\1", match[1]) + "``"
 
 
 def _process(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, lines: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Reports and pictures, made here by the commands that make them for everybody.
+"""Reports and pictures for the site, made by the commands of qgate.
 
     python docs/site/gallery.py FOLDER
 
@@ -32,8 +32,8 @@ Each page is one file that opens without network.
 
 
 def write(source: Path) -> None:
-    """`gallery.md` among the sources of the site, with what it shows beside it."""
-    shown = source / "_extra" / "gallery"
+    """Write `gallery.md` among the sources of the site, and its files beside it."""
+    folder = source / "_extra" / "gallery"
     sections = []
     for name, make in (
         ("gates", _gates),
@@ -41,68 +41,70 @@ def write(source: Path) -> None:
         ("activations", _activations),
         ("dumps", _dumps),
     ):
-        (shown / name).mkdir(parents=True)
+        (folder / name).mkdir(parents=True)
         with tempfile.TemporaryDirectory() as work, contextlib.chdir(work):
-            sections.append(make(shown / name))
+            sections.append(make(folder / name))
     (source / "gallery.md").write_text("\n".join([INTRO, *sections]), encoding="utf-8")
 
 
-def _ran(*words: str) -> None:
-    """A command of qgate, whose words nobody needs unless it fails."""
-    with contextlib.redirect_stdout(io.StringIO()) as said:
+def _run_qgate(*words: str) -> None:
+    """Run a command of qgate, and print its output only if it fails."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         status = main(list(words))
     if status:
-        raise SystemExit(f"qgate {' '.join(words)} ended with {status}\n{said.getvalue()}")
+        raise SystemExit(f"qgate {' '.join(words)} ended with {status}\n{output.getvalue()}")
 
 
-def _tested(*words: str, status: int = 0) -> None:
+def _run_suites(*words: str, status: int = 0) -> None:
     few = ("--samples", "2", "--seqlen", "32", "-p", "no:cacheprovider", "-q")
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        ended = pytest.main(["suites", *few, *words])
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        ended_with = pytest.main(["suites", *few, *words])
     sys.modules.pop("qgate_model", None)
-    if ended != status:
-        raise SystemExit(f"pytest {' '.join(words)} ended with {ended}\n{said.getvalue()}")
+    if ended_with != status:
+        raise SystemExit(f"pytest {' '.join(words)} ended with {ended_with}\n{output.getvalue()}")
 
 
-def _gates(shown: Path) -> str:
-    _ran("init", "--suites", "layer_outputs")
-    _tested("--update-baselines")
+def _gates(folder: Path) -> str:
+    _run_qgate("init", "--suites", "layer_outputs")
+    _run_suites("--update-baselines")
     example = Path("suites", "qgate_model.py")
     example.write_text(example.read_text().replace(*KERNEL))
-    _tested("--plots", "all", status=1)
-    shutil.copyfile("qgate-out/report.html", shown / "report.html")
+    _run_suites("--plots", "all", status=1)
+    shutil.copyfile("qgate-out/report.html", folder / "report.html")
     about = "The report of a change that lets the kernel of the example use half of its grid: "
-    made = _section("A kernel that got worse", about + "`pytest suites`.", shown / "report.html")
+    section = _section(
+        "A kernel that got worse", about + "`pytest suites`.", folder / "report.html"
+    )
     link = "gallery/gates/report.html"
-    return f'{made}<iframe src="{link}" title="Report of the run" loading="lazy"></iframe>\n'
+    return f'{section}<iframe src="{link}" title="Report of the run" loading="lazy"></iframe>\n'
 
 
-def _sweeps(shown: Path) -> str:
+def _sweeps(folder: Path) -> str:
     x = torch.randn(256, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
     x[:, 7] *= 30
     torch.save(x, "act.pt")
-    _ran("sweep", "act.pt", "--output-dir", str(shown), "--elem-format", "fp8_e4m3")
+    _run_qgate("sweep", "act.pt", "--output-dir", str(folder), "--elem-format", "fp8_e4m3")
     about = "One channel of 256 is 30 times the others: `qgate sweep act.pt`."
-    return _section("Scales", about, shown / "index.html", sorted(shown.rglob("*.png")))
+    return _section("Scales", about, folder / "index.html", sorted(folder.rglob("*.png")))
 
 
-def _activations(shown: Path) -> str:
-    _ran("activations", "--model", "tiny-llama", "--data.num_samples", "2", "--data.seq_len", "64",
-         "--save_dir", str(shown))  # fmt: skip
+def _activations(folder: Path) -> str:
+    few = ("--data.num_samples", "2", "--data.seq_len", "64")
+    _run_qgate("activations", "--model", "tiny-llama", *few, "--save_dir", str(folder))
     about = "Magnitudes, outliers and losses of formats: `qgate activations --model tiny-llama`."
-    pictures = sorted(shown.rglob("*.png"))
-    return _section("Activations of a model", about, shown / "analysis_report.html", pictures)
+    pictures = sorted(folder.rglob("*.png"))
+    return _section("Activations of a model", about, folder / "analysis_report.html", pictures)
 
 
-def _dumps(shown: Path) -> str:
+def _dumps(folder: Path) -> str:
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
     with qgate.collect(model, "dump", sites="linear", iterations=1, quant_type="mxfp8"):
         model(torch.randn(64, 64)).square().mean().backward()
-    _ran("draw", "dump", "--output-dir", str(shown))
+    _run_qgate("draw", "dump", "--output-dir", str(folder))
     about = "Collected forward and backward: `qgate draw dump`."
-    pictures = [shown / name for name in _OF_DUMPS]
-    return _section("Tensors of a training step", about, shown / "index.html", pictures)
+    pictures = [folder / name for name in _OF_DUMPS]
+    return _section("Tensors of a training step", about, folder / "index.html", pictures)
 
 
 _OF_DUMPS = (
@@ -124,9 +126,9 @@ def _section(title: str, about: str, page: Path, pictures: Sequence[Path] = ()) 
 
 
 def _figure(path: Path, link: str) -> Iterator[str]:
-    told = html.escape(path.stem.replace("_", " ").replace("-", " "))
-    yield f'<figure><a href="{link}"><img src="{link}" alt="{told}" loading="lazy"></a>'
-    yield f"<figcaption>{told}</figcaption></figure>"
+    caption = html.escape(path.stem.replace("_", " ").replace("-", " "))
+    yield f'<figure><a href="{link}"><img src="{link}" alt="{caption}" loading="lazy"></a>'
+    yield f"<figcaption>{caption}</figcaption></figure>"
 
 
 if __name__ == "__main__":

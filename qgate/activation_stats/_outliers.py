@@ -1,10 +1,10 @@
-"""Where magnitudes of a layer stand out: in tokens, in channels, in single elements."""
+"""Outliers of a layer: tokens, channels and single elements of large magnitudes."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -25,7 +25,7 @@ _TEXTS = 100
 
 @dataclass(frozen=True)
 class OutlierRule:
-    """What counts as an outlier.
+    """The rule of what counts as an outlier.
 
     threshold   a token is one if its largest magnitude is more than this many times the lower
                 median of those of its sample, and above `floor`
@@ -51,16 +51,17 @@ class OutlierRule:
     massive_times: float = 1000.0
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
+        for rule_field in fields(self):
+            value = getattr(self, rule_field.name)
             if not (math.isfinite(value) and value >= 0):
-                raise QgateError(f"outlier.{each.name} {value!r} is not allowed; it is at least 0.")
+                name = f"outlier.{rule_field.name}"
+                raise QgateError(f"{name} {value!r} is not allowed; it is at least 0.")
         if self.top < 1:
             raise QgateError(f"outlier.top_n {self.top!r} is not allowed; it is at least 1.")
 
 
 @dataclass
-class OutlierPlace:
+class OutlierElement:
     """A token or an element; `ident` is the id of its token, -1 where there is none."""
 
     sample: int
@@ -71,40 +72,39 @@ class OutlierPlace:
     ratio: float = math.nan
 
     @property
-    def badness(self) -> tuple[float, float, int, int, int]:
+    def severity(self) -> tuple[float, float, int, int, int]:
         ratio = -1.0 if math.isnan(self.ratio) else self.ratio
         return -ratio, -abs(self.value), self.sample, self.position, self.channel
 
     def token(self, texts: dict[int, str]) -> Token:
-        found = Token(sample=self.sample, position=self.position, value=self.value)
+        token = Token(sample=self.sample, position=self.position, value=self.value)
         if self.channel >= 0:
-            found["channel"] = self.channel
+            token["channel"] = self.channel
         if math.isfinite(self.ratio):
-            found["ratio"] = self.ratio
+            token["ratio"] = self.ratio
         if self.ident in texts:
-            found["text"] = texts[self.ident]
-        return found
+            token["text"] = texts[self.ident]
+        return token
 
 
 @dataclass
-class _Call:
-    """Magnitudes of a call's tokens, and values with channels of the largest that were looked
-    for."""
+class TokenCall:
+    """Magnitudes of a call's tokens; `signed` has the values and channels of the largest."""
 
     tokens: Floats
-    positions: Ints
     idents: Ints | None
     signed: dict[int, tuple[float, int]] = field(default_factory=dict)
 
-    def largest(self, most: int) -> Ints:
-        few = min(most, len(self.tokens))
-        if not few:
-            return np.zeros(0, dtype=np.int64)
-        return np.argpartition(self.tokens, len(self.tokens) - few)[len(self.tokens) - few :]
+    def outlier(
+        self, sample: int, row: int, value: float, channel: int, unit: float
+    ) -> OutlierElement:
+        ident = -1 if self.idents is None else int(self.idents[row])
+        ratio = abs(value) / unit if unit else math.nan
+        return OutlierElement(sample, row, value, channel, ident, ratio)
 
 
 class OutlierStats:
-    """Bounded: the worst of each kind, counts by position and by token, three numbers a channel."""
+    """Outliers of any number of samples: the worst of each kind, counts by position and token."""
 
     def __init__(self, rule: OutlierRule) -> None:
         self.rule = rule
@@ -113,48 +113,40 @@ class OutlierStats:
         self.ratio = math.nan
         self.positions: Counter[int] = Counter()
         self.idents: Counter[int] = Counter()
-        self.worst: list[OutlierPlace] = []
-        self.massive: list[OutlierPlace] = []
+        self.worst: list[OutlierElement] = []
+        self.massive: list[OutlierElement] = []
         self.tokens_out: Ints = np.zeros(0, dtype=np.int64)
         self.samples_out: Ints = np.zeros(0, dtype=np.int64)
-        self._calls: list[_Call] = []
-        self._median = self._largest = 0.0
+        self._calls: list[TokenCall] = []
         self._out = np.zeros(0, dtype=bool)
 
-    def add(
-        self, reading: TensorReading, sample: int, positions: Ints, idents: Ints | None
-    ) -> None:
-        """One call; `finish` follows when the sample is through."""
-        call = _Call(reading.tokens, positions, idents)
+    def add(self, reading: TensorReading, sample: int, call: TokenCall) -> None:
+        """Take one call; `finish` follows after the last call of the sample."""
         self._calls.append(call)
-        self._median = reading.token_figures[1]
-        self._largest = max(self._largest, reading.amax)
-        if not len(reading.tokens) or reading.amax == 0:
+        if not reading.amax:
             return
+        # The channels of the largest tokens, where the rule could find them with this call alone; a
+        # module that is called again can make outliers of them later.
         if reading.amax > self.rule.threshold * reading.token_figures[2][0]:
-            call.signed = self._signed(reading, call)
+            rows = _largest(call.tokens, self.rule.top)
+            part = reading.table.index_select(0, torch.from_numpy(rows))
+            part = part if reading.finite else part.where(part.isfinite(), 0.0)
+            channels = part.abs().argmax(-1)
+            values = part.gather(1, channels[:, None]).view(-1).tolist()
+            call.signed = dict(
+                zip(rows.tolist(), zip(values, channels.tolist(), strict=True), strict=True)
+            )
         self._add_channels(reading)
         if reading.amax > self.rule.massive_above:
-            self._add_massive(reading, sample, positions, idents)
-
-    def _signed(self, reading: TensorReading, call: _Call) -> dict[int, tuple[float, int]]:
-        """The channels of the largest tokens, where the rule could find them with this call alone;
-        a module that is called again can make outliers of them later."""
-        rows = call.largest(self.rule.top)
-        part = reading.table.index_select(0, torch.from_numpy(rows))
-        part = part if reading.finite else part.where(part.isfinite(), 0.0)
-        channels = part.abs().argmax(-1)
-        values = part.gather(1, channels[:, None]).view(-1).tolist()
-        return dict(zip(rows.tolist(), zip(values, channels.tolist(), strict=True), strict=True))
+            self._add_massive(reading, sample, call)
 
     def _add_channels(self, reading: TensorReading) -> None:
         width = len(reading.channels)
-        if len(self._out) < width:
-            self.tokens_out = _wider(self.tokens_out, width)
-            self.samples_out = _wider(self.samples_out, width)
-            self._out = _wider(self._out, width)
+        self.tokens_out, self.samples_out, self._out = (
+            widen(flags, width) for flags in (self.tokens_out, self.samples_out, self._out)
+        )
         few = max(width // _FEW, 1)
-        least = self.rule.channel_ratio * reading.channel_median
+        least = self.rule.channel_ratio * float(np.median(reading.channels))
         if width <= few or not reading.amax > least:
             return
         chosen = np.flatnonzero(reading.channels > least)
@@ -167,68 +159,59 @@ class OutlierStats:
         self.tokens_out[chosen] += hits.sum(0).numpy()
         self._out[chosen] = True
 
-    def _add_massive(
-        self, reading: TensorReading, sample: int, positions: Ints, idents: Ints | None
-    ) -> None:
+    def _add_massive(self, reading: TensorReading, sample: int, call: TokenCall) -> None:
         median = reading.size_quantile(0.5)
         beyond = max(self.rule.massive_above, self.rule.massive_times * median)
         rows = np.flatnonzero(reading.tokens > beyond)
         if not len(rows):
             return
-        few = min(self.rule.top, len(rows))
-        rows = rows[np.argpartition(-reading.tokens[rows], few - 1)[:few]]
+        rows = rows[_largest(reading.tokens[rows], self.rule.top)]
         part = reading.table.index_select(0, torch.from_numpy(rows)).double()
         part = part.where(part.isfinite(), 0.0)
         top = part.abs().view(-1).topk(min(self.rule.top, part.numel()))
         for size, flat in zip(top.values.tolist(), top.indices.tolist(), strict=True):
-            if size <= beyond:
-                break
-            row, channel = divmod(flat, part.shape[1])
-            ident = -1 if idents is None else int(idents[rows[row]])
-            place = OutlierPlace(
-                sample, int(positions[rows[row]]), float(part[row, channel]), channel
-            )
-            place.ident, place.ratio = ident, size / median if median else math.nan
-            self.massive.append(place)
-        self.massive = sorted(self.massive, key=lambda p: p.badness)[: self.rule.top]
+            if size > beyond:
+                row, channel = divmod(flat, part.shape[1])
+                value = float(part[row, channel])
+                self.massive.append(call.outlier(sample, int(rows[row]), value, channel, median))
+        self.massive = self._top(self.massive)
+
+    def _top(self, outliers: Iterable[OutlierElement]) -> list[OutlierElement]:
+        return sorted(outliers, key=lambda outlier: outlier.severity)[: self.rule.top]
 
     def finish(self, sample: int) -> None:
-        """The sample is through: tokens are held against their median."""
+        """Compare the tokens of a sample with their median, after its last call."""
         if not self._calls:
             return
-        one = len(self._calls) == 1
-        tokens = self._calls[0].tokens if one else np.concatenate([c.tokens for c in self._calls])
-        median = self._median if one else lower_median(tokens)
+        tokens = np.concatenate([call.tokens for call in self._calls])
+        median, largest = lower_median(tokens), float(tokens.max(initial=0.0))
         self.counts.setdefault(sample, 0)
-        if median == 0 or not len(tokens):
+        if median == 0:
             self.undefined.add(sample)
         else:
-            self.ratio = float(np.fmax(self.ratio, self._largest / median))
-            if self._largest > max(self.rule.threshold * median, self.rule.floor):
-                self._name(tokens, sample, median)
-        if self._out.any():
-            self.samples_out += self._out
-            self._out = np.zeros_like(self._out)
-        self._calls, self._largest = [], 0.0
+            self.ratio = float(np.fmax(self.ratio, largest / median))
+            if largest > max(self.rule.threshold * median, self.rule.floor):
+                self._add_tokens(tokens, sample, median)
+        self.samples_out += self._out
+        self._out, self._calls = np.zeros_like(self._out), []
 
-    def _name(self, tokens: Floats, sample: int, median: float) -> None:
-        """The outliers that are there, and the worst of them by their places."""
-        beyond = (tokens > self.rule.threshold * median) & (tokens > self.rule.floor)
+    def _add_tokens(self, tokens: Floats, sample: int, median: float) -> None:
+        """Count outlier tokens, and keep the worst of them."""
+        rule = self.rule
+        beyond = (tokens > rule.threshold * median) & (tokens > rule.floor)
         self.counts[sample] += int(beyond.sum())
-        positions = np.concatenate([call.positions for call in self._calls])
+        positions = np.concatenate([np.arange(len(call.tokens)) for call in self._calls])
         self.positions.update(positions[beyond].tolist())
         idents = [call.idents for call in self._calls if call.idents is not None]
         if len(idents) == len(self._calls):
             self.idents.update(np.concatenate(idents)[beyond].tolist())
         for call in self._calls:
-            for row in call.largest(self.rule.top).tolist():
+            for row in _largest(call.tokens, rule.top).tolist():
                 value, channel = call.signed.get(row, (float(call.tokens[row]), -1))
-                ratio = abs(value) / median
-                if ratio > self.rule.threshold and abs(value) > self.rule.floor:
-                    ident = -1 if call.idents is None else int(call.idents[row])
-                    position = int(call.positions[row])
-                    self.worst.append(OutlierPlace(sample, position, value, channel, ident, ratio))
-        self.worst = sorted(self.worst, key=lambda p: p.badness)[: self.rule.top]
+                outlier = call.outlier(sample, row, value, channel, median)
+                if outlier.ratio > rule.threshold and abs(value) > rule.floor:
+                    self.worst.append(outlier)
+        self.worst = self._top(self.worst)
 
     def merge(self, other: OutlierStats) -> None:
         for sample, count in other.counts.items():
@@ -237,81 +220,83 @@ class OutlierStats:
         self.ratio = float(np.fmax(self.ratio, other.ratio))
         self.positions.update(other.positions)
         self.idents.update(other.idents)
-        top = self.rule.top
-        self.worst = sorted([*self.worst, *other.worst], key=lambda p: p.badness)[:top]
-        self.massive = sorted([*self.massive, *other.massive], key=lambda p: p.badness)[:top]
+        self.worst = self._top([*self.worst, *other.worst])
+        self.massive = self._top([*self.massive, *other.massive])
         width = max(len(self.tokens_out), len(other.tokens_out))
-        self.tokens_out = _wider(self.tokens_out, width) + _wider(other.tokens_out, width)
-        self.samples_out = _wider(self.samples_out, width) + _wider(other.samples_out, width)
-        self._out = _wider(self._out, width)
+        self.tokens_out = widen(self.tokens_out, width) + widen(other.tokens_out, width)
+        self.samples_out = widen(self.samples_out, width) + widen(other.samples_out, width)
+        self._out = widen(self._out, width)
 
     def record(self, amax: Floats, tokens: int, rms: float, decode: Decode | None) -> Outliers:
         counts = [self.counts[sample] for sample in sorted(self.counts)]
-        texts = self._texts(decode)
-        found = Outliers(
+        named = {outlier.ident for outlier in [*self.worst, *self.massive]} | set(self.idents)
+        idents = sorted(named - {-1})
+        texts: dict[int, str] = {}
+        if decode is not None and idents:
+            texts = dict(zip(idents, decode(idents), strict=True))
+        outliers = Outliers(
             threshold=self.rule.threshold,
             counts=counts,
             mean_count=sum(counts) / max(len(counts), 1),
             undefined=len(self.undefined),
             positions={str(p): n for p, n in sorted(self.positions.items())},
-            tokens=[place.token(texts) for place in self.worst],
+            tokens=[outlier.token(texts) for outlier in self.worst],
             channels=self._channels(amax, tokens),
-            massive=[place.token(texts) for place in self.massive],
+            massive=[outlier.token(texts) for outlier in self.massive],
         )
         if decode is not None:
-            said: Counter[str] = Counter()
+            by_text: Counter[str] = Counter()
             for ident, count in self.idents.items():
-                said[texts[ident]] += count
-            order = sorted(said.items(), key=lambda pair: (-pair[1], pair[0]))
-            found["texts"] = dict(order[:_TEXTS])
+                by_text[texts[ident]] += count
+            order = sorted(by_text.items(), key=lambda pair: (-pair[1], pair[0]))
+            outliers["texts"] = dict(order[:_TEXTS])
         largest, median = float(amax.max(initial=0.0)), float(np.median(amax)) if len(amax) else 0.0
         if rms > 0:
-            found["max_over_rms"] = largest / rms
+            outliers["max_over_rms"] = largest / rms
         if median > 0:
-            found["channel_ratio"] = largest / median
+            outliers["channel_ratio"] = largest / median
         if math.isfinite(self.ratio):
-            found["token_ratio"] = self.ratio
-        return found
-
-    def _texts(self, decode: Decode | None) -> dict[int, str]:
-        named = {p.ident for p in [*self.worst, *self.massive]} | set(self.idents)
-        idents = sorted(named - {-1})
-        if decode is None or not idents:
-            return {}
-        return dict(zip(idents, decode(idents), strict=True))
+            outliers["token_ratio"] = self.ratio
+        return outliers
 
     def _channels(self, amax: Floats, tokens: int) -> list[Channel]:
+        """List systematic channels first: smoothing or a rotation can remove them."""
         median = float(np.median(amax)) if len(amax) else 0.0
         samples = max(len(self.counts), 1)
-        order = np.argsort(-amax, kind="stable")
-        there = [c for c in order.tolist() if c < len(self.samples_out) and self.samples_out[c]]
-        # Those that stand out throughout are told first: they are what can be removed.
-        shares = {
-            c: (self.tokens_out[c] / max(tokens, 1), self.samples_out[c] / samples) for c in there
-        }
-        least = (self.rule.token_share, self.rule.persistence)
-        known = {c: shares[c][0] >= least[0] and shares[c][1] >= least[1] for c in there}
-        there = sorted(there, key=lambda c: (not known[c], -amax[c]))[: self.rule.top]
-        return [
-            Channel(
-                channel=c,
-                amax=float(amax[c]),
-                ratio=float(amax[c] / median) if median else 0.0,
-                tokens=float(shares[c][0]),
-                samples=float(shares[c][1]),
-                systematic=bool(known[c]),
-            )
-            for c in there
-        ]
+        channels = []
+        for c in np.argsort(-amax, kind="stable").tolist():
+            if c < len(self.samples_out) and self.samples_out[c]:
+                in_tokens = float(self.tokens_out[c] / max(tokens, 1))
+                in_samples = float(self.samples_out[c] / samples)
+                rule = self.rule
+                size = float(amax[c])
+                channels.append(
+                    Channel(
+                        channel=c,
+                        amax=size,
+                        ratio=size / median if median else 0.0,
+                        tokens=in_tokens,
+                        samples=in_samples,
+                        systematic=in_tokens >= rule.token_share and in_samples >= rule.persistence,
+                    )
+                )
+        order = sorted(channels, key=lambda channel: (not channel["systematic"], -channel["amax"]))
+        return order[: self.rule.top]
+
+
+def _largest(values: Floats, most: int) -> Ints:
+    """Return the indices of the largest."""
+    few = min(most, len(values))
+    return np.argpartition(values, len(values) - few)[len(values) - few :] if few else np.arange(0)
 
 
 def lower_median(values: Floats) -> float:
-    """The middle one, of two the lower; 0 of none."""
+    """Return the lower median; 0 without values."""
     n = len(values)
     return float(np.partition(values, (n - 1) // 2)[(n - 1) // 2]) if n else 0.0
 
 
-def _wider(array: npt.NDArray[Any], width: int) -> npt.NDArray[Any]:
-    if len(array) >= width:
-        return array
-    return np.concatenate([array, np.zeros(width - len(array), dtype=array.dtype)])
+def widen(array: npt.NDArray[Any], width: int, fill: float = 0) -> npt.NDArray[Any]:
+    """Return an array of at least this width."""
+    more = max(width - len(array), 0)
+    return np.concatenate([array, np.full(more, fill, dtype=array.dtype)]) if more else array

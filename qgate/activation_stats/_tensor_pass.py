@@ -1,4 +1,4 @@
-"""One tensor of activations, gone through once: what all of its statistics start from."""
+"""One pass over a tensor of activations: the figures that all statistics start from."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from qgate.activation_stats._powers import Centered, PowerPass, PowerSums
+from qgate.activation_stats.record import HeatMap, Magnitude
 from qgate.errors import QgateError
-from qgate.stats import serial
-from qgate.summaries.pool import of_counts
+from qgate.stats import Counts, serial
+from qgate.stats.moments import ExactSum, PowerPass, PowerSums
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Figures = tuple[list[float], float, list[float]]
+ENDS = 3
+"""How many of the largest and of the smallest magnitudes of a vector a record has."""
 _CHUNK = 2**19
 _PART = 2**17  # with what is made of them, values of this many stay in the cache
-_HELD = 2**19
-PAGE = 128
+_AT_ONCE = 2**19
+_HALF = 2**15
 ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 """The largest relative error of rounding to a dtype that is counted."""
-# Between these, fourth powers of float64 numbers neither overflow nor vanish; float32 ends there.
-_TAME = (1e-60, 1e60)
-
-
-Figures = tuple[list[float], float, list[float]]
+MAP_ROWS, MAP_COLUMNS = 96, 160
 _serials = itertools.count(1)
 
 
 @dataclass(eq=False)
 class TensorReading:
-    """A tensor as tokens by channels, with what one pass over it found.
+    """A tensor as tokens by channels, with the figures of one pass over it.
 
     Magnitudes and ends are of finite values; where there is none, a magnitude is 0 and an end NaN.
 
@@ -53,92 +52,68 @@ class TensorReading:
     lows: Floats
     highs: Floats
     counts: Ints = field(repr=False)
-    nan: int = 0
-    posinf: int = 0
-    neginf: int = 0
+    kinds: Sequence[int] = (0, 0, 0)
+    """NaN, infinities, negative infinities."""
     vanished: int = 0
-    centered: Centered | None = field(default=None, repr=False)
+    powers: PowerPass | None = field(default=None, repr=False)
     serial: int = field(default_factory=lambda: next(_serials))
 
     @staticmethod
     def of(tensor: Tensor, counted_as: str | None = None, channel_axis: int = -1) -> TensorReading:
-        """The last dimension, or `channel_axis`, are the channels and all others tokens."""
+        """Read a tensor: the last dimension, or `channel_axis`, are channels, all others tokens."""
         with serial(), torch.no_grad():
-            return _read(as_table(tensor, channel_axis), counted_as)
+            return _read(_as_table(tensor, channel_axis), counted_as)
 
     @property
     def wide(self) -> bool:
-        """Rounded before it was counted."""
+        """True if values were rounded before they were counted."""
         return self.table.dtype.itemsize > 2
 
     @cached_property
     def amax(self) -> float:
         return float(self.tokens.max(initial=0.0))
 
-    @property
+    @cached_property
     def finite(self) -> bool:
-        return not (self.nan or self.posinf or self.neginf)
+        return not any(self.kinds)
 
     @cached_property
-    def pages(self) -> tuple[Ints, Ints]:
-        """The pages of the counts that are not empty, and their numbers."""
-        pages = self.counts.reshape(-1, PAGE)
-        used = np.flatnonzero(torch.from_numpy(pages).sum(1).numpy())
-        return used, pages[used]
+    def counted(self) -> Counts:
+        """The counts as pages that are not empty."""
+        return Counts(self.counted_as, self.counts)
 
     @cached_property
-    def powers(self) -> PowerSums:
+    def moments(self) -> PowerSums:
         """Exact sums of powers of the finite values, of a wide tensor to float64's rounding."""
-        if self.centered is not None:
-            return PowerSums.of(self.centered)
-        return PowerSums.of_counts(*of_counts(self.counted_as, self.counts).weighted)
+        return self.counted.moments if self.powers is None else self.powers.moments()
 
     @cached_property
     def token_figures(self) -> Figures:
         return figures_of(self.tokens)
 
     @cached_property
-    def _ordered_channels(self) -> Floats:
-        return np.sort(self.channels)
-
-    @cached_property
     def channel_figures(self) -> Figures:
-        return figures_of_ordered(self._ordered_channels)
-
-    @cached_property
-    def channel_median(self) -> float:
-        ordered = self._ordered_channels
-        n = len(ordered)
-        return float(ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+        return figures_of(self.channels)
 
     def channel_squares(self) -> Floats:
-        """Sums of squares by channel; a pass of its own."""
-        found = np.zeros(self.table.shape[1])
+        """Return the sum of squares of each channel."""
+        sums = np.zeros(self.table.shape[1])
         for part in chunks(self.table):
             wide = part.double()
             wide = wide if self.finite else wide.where(wide.isfinite(), 0.0)
-            found += wide.square_().sum(0).numpy()
-        return found
+            sums += wide.square_().sum(0).numpy()
+        return sums
 
     def sizes(self) -> Ints:
-        """How often each magnitude was counted, in ascending order of magnitudes."""
+        """Return how often each magnitude was counted, in ascending order of magnitudes."""
         return np.asarray(self.counts[:_HALF] + self.counts[_HALF:])
 
     @cached_property
     def least_size(self) -> float:
         """The least magnitude that was counted and is not zero; infinity if there is none."""
-        least = top = infinity(self.counted_as)
-        used, pages = self.pages
-        for sign in (0, _HALF):
-            for at in range(int(np.searchsorted(used, sign // PAGE)), len(used)):
-                first = int(used[at]) * PAGE - sign
-                if first >= least:
-                    break
-                there = np.flatnonzero(pages[at, 1:]) + 1 if first == 0 else pages[at].nonzero()[0]
-                if len(there):
-                    least = min(least, first + int(there[0]))
-                    break
-        return size_value(least, self.counted_as) if least < top else math.inf
+        occurs = self.sizes()[1 : infinity(self.counted_as)] > 0
+        at = int(occurs.argmax())
+        return size_value(at + 1, self.counted_as) if occurs[at] else math.inf
 
     @cached_property
     def least(self) -> float:
@@ -155,66 +130,81 @@ class TensorReading:
         return least
 
     def size_quantile(self, p: float) -> float:
-        """Of finite magnitudes, by numpy's method "lower"; NaN of none."""
+        """Return a quantile of finite magnitudes, by numpy's method "lower"; NaN of none."""
         ends = np.cumsum(self.sizes()[: infinity(self.counted_as)])
         if not ends[-1]:
             return math.nan
-        place = int((int(ends[-1]) - 1) * p)
-        at = int(np.searchsorted(ends, place, side="right"))
+        rank = int((int(ends[-1]) - 1) * p)
+        at = int(np.searchsorted(ends, rank, side="right"))
         value = size_value(at, self.counted_as)
         if not self.wide:
             return value
-        # Only those that were rounded to this number are looked at.
+        # Only values that were rounded to this number can be it.
         counted = getattr(torch, self.counted_as)
         sizes = (part.abs().view(-1) for part in chunks(self.table))
-        near = torch.cat([each[each.to(counted) == value] for each in sizes])
-        return float(near.kthvalue(place - (int(ends[at - 1]) if at else 0) + 1).values)
+        near = torch.cat([part_sizes[part_sizes.to(counted) == value] for part_sizes in sizes])
+        return float(near.kthvalue(rank - (int(ends[at - 1]) if at else 0) + 1).values)
 
-    def ends_of_all(self, places: int) -> tuple[list[float], list[float]]:
-        """The largest magnitudes and the smallest ones, each as many as `places`."""
-        tops: list[Tensor] = []
-        lows: list[Tensor] = []
+    def ends_of_all(self) -> tuple[list[float], list[float]]:
+        """Return the largest magnitudes and the smallest ones."""
+        tops: list[float] = []
+        lows: list[float] = []
         for part in chunks(self.table):
             sizes = part.abs().view(-1)
             sizes = sizes if self.finite else sizes[sizes.isfinite()]
-            count = min(places, sizes.numel())
-            tops.append(sizes.topk(count).values)
-            lows.append(sizes.topk(count, largest=False).values)
-        if not tops:
-            return [], []
-        top, low = torch.cat(tops).sort(descending=True).values, torch.cat(lows).sort().values
-        return top[:places].tolist(), low[:places].tolist()
+            count = min(ENDS, sizes.numel())
+            tops += sizes.topk(count).values.tolist()
+            lows += sizes.topk(count, largest=False).values.tolist()
+        return sorted(tops, reverse=True)[:ENDS], sorted(lows)[:ENDS]
+
+    def heat_map(self, sample: int) -> HeatMap:
+        """Return the largest finite magnitude of each cell, with figures of all magnitudes."""
+        tokens, channels = self.table.shape
+        heat_map = HeatMap(sample=sample, tokens=tokens, channels=channels, cells=[], stats={})
+        if not tokens * channels:
+            return heat_map
+        starts, lines = _starts(channels, MAP_COLUMNS), []
+        total = square = 0.0
+        for part in chunks(self.table):
+            sizes = part.abs() if self.finite else part.where(part.isfinite(), 0.0).abs()
+            wide = sizes.double()
+            total, square = total + float(wide.sum()), square + float(wide.square().sum())
+            lines.append(np.maximum.reduceat(wide.numpy(), starts, axis=1))
+        rows = np.maximum.reduceat(np.concatenate(lines), _starts(tokens, MAP_ROWS), axis=0)
+        heat_map["cells"] = rows.tolist()
+        mean = total / (tokens * channels)
+        std = max(square / (tokens * channels) - mean * mean, 0.0) ** 0.5
+        beyond = sum(int((part.abs() > mean + 3 * std).sum()) for part in chunks(self.table))
+        p99 = self.size_quantile(0.99)
+        least = min(float(part.abs().nan_to_num(math.inf).min()) for part in chunks(self.table))
+        heat_map["stats"] = {"mean": mean, "std": std, "max": self.amax, "p99": p99}
+        if math.isfinite(least):
+            heat_map["stats"]["min"] = least
+        heat_map["stats"]["beyond_3_std"] = float(beyond)
+        if p99 > 0:
+            heat_map["stats"]["max_over_p99"] = self.amax / p99
+        return heat_map
 
 
-_HALF = 2**15
-ENDS = 3
-
-
-def figures_of(values: Floats) -> Figures:
-    """The three largest, the lower median, the three smallest."""
-    return figures_of_ordered(np.sort(values))
-
-
-def figures_of_ordered(ordered: Floats) -> Figures:
-    few, n = min(ENDS, len(ordered)), len(ordered)
-    median = float(ordered[(n - 1) // 2]) if n else 0.0
-    return ordered[::-1][:few].tolist(), median, ordered[:few].tolist()
+def _starts(n: int, most: int) -> Ints:
+    cells = min(n, most)
+    return np.arange(cells) * n // cells
 
 
 def infinity(counted_as: str) -> int:
-    """The pattern of infinity; those beyond it are NaN."""
+    """Return the pattern of infinity; those beyond it are NaN."""
     return 0x7F80 if counted_as == "bfloat16" else 0x7C00
 
 
 @lru_cache(maxsize=4096)
 def size_value(pattern: int, counted_as: str) -> float:
-    """The magnitude that a pattern stands for."""
+    """Return the magnitude that a pattern stands for."""
     bits = torch.tensor([pattern], dtype=torch.int16, device="cpu")
     return float(bits.view(getattr(torch, counted_as)).double())
 
 
-def as_table(tensor: Tensor, channel_axis: int = -1) -> Tensor:
-    """Tokens by channels, contiguous on the CPU."""
+def _as_table(tensor: Tensor, channel_axis: int) -> Tensor:
+    """Return tokens by channels, contiguous on the CPU."""
     if not tensor.is_floating_point():
         raise QgateError(
             f"activation statistics are of floating point numbers, not {tensor.dtype}."
@@ -229,94 +219,78 @@ def as_table(tensor: Tensor, channel_axis: int = -1) -> Tensor:
 
 
 def chunks(table: Tensor) -> list[Tensor]:
-    """Parts of a table that stay in the cache, in float32 or wider."""
-    step = max(_CHUNK // max(table.shape[-1], 1), 1)
-    parts = table.split(step)
+    """Return parts of a table that stay in the cache, in float32 or wider."""
+    parts = table.split(max(_CHUNK // max(table.shape[-1], 1), 1))
     return [part.float() if part.dtype.itemsize < 4 else part for part in parts]
 
 
-class _Scratch(threading.local):
-    """Memory for patterns that is used again: fresh pages cost more than what is done in them."""
+# The pass ----------------------------------------------------------------------------------------
+
+
+class Scratch(threading.local):
+    """Buffers that each thread uses again: fresh pages cost more than the work in them."""
 
     def __init__(self) -> None:
-        self.narrow = torch.empty(0, dtype=torch.int16, device="cpu")
-        self.wide = torch.empty(0, dtype=torch.int32, device="cpu")
+        self._buffers: dict[torch.dtype, Tensor] = {}
 
-    def patterns(self, part: Tensor, counted: torch.dtype, start: int) -> int:
-        """Adds the bit patterns of a part to those of the parts before it."""
-        count = part.numel()
-        end = start + count
-        if len(self.wide) < end:
-            more = torch.empty(max(end, _HELD), dtype=torch.int32, device="cpu")
-            more[:start] = self.wide[:start]
-            self.wide = more
-        bits = part.view(-1)
+    def buffer(self, dtype: torch.dtype, size: int, keep: int = 0) -> Tensor:
+        """Return a buffer of at least this size, with its first `keep` elements as they were."""
+        buffer = self._buffers.get(dtype)
+        if buffer is None or len(buffer) < size:
+            larger = torch.empty(max(size, _AT_ONCE), dtype=dtype, device="cpu")
+            if buffer is not None:
+                larger[:keep] = buffer[:keep]
+            buffer = self._buffers[dtype] = larger
+        return buffer
+
+
+scratch = Scratch()
+
+
+def _counts(parts: Sequence[Tensor], counted: torch.dtype) -> Ints:
+    """Count parts together: a count of few values costs as much as that of all patterns."""
+    total, start = torch.empty(0), 0
+    for at, part in enumerate(parts):
+        bits, end = part.view(-1), start + part.numel()
         if part.dtype != counted:
-            if len(self.narrow) < count:
-                self.narrow = torch.empty(count, dtype=torch.int16, device="cpu")
-            bits = self.narrow[:count].view(counted).copy_(bits)
-        self.wide[start:end].copy_(bits.view(torch.uint16))
-        return end
+            narrow = scratch.buffer(torch.int16, len(bits))[: len(bits)]
+            bits = narrow.view(counted).copy_(bits)
+        patterns = scratch.buffer(torch.int32, end, start)
+        patterns[start:end].copy_(bits.view(torch.uint16))
+        start = end
+        if at + 1 == len(parts) or end + parts[at + 1].numel() > _AT_ONCE:
+            counts = torch.bincount(patterns[:end], minlength=2**16)
+            total, start = total.add_(counts) if len(total) else counts, 0
+    return total.numpy() if len(total) else np.zeros(2**16, dtype=np.int64)
 
 
-_scratch = _Scratch()
-
-
-class _Counter:
-    """Counts parts together: a count of few values costs as much as that of all patterns."""
-
-    def __init__(self, counted: torch.dtype) -> None:
-        self.counted, self.found, self._held = counted, torch.empty(0), 0
-
-    def add(self, part: Tensor) -> None:
-        if self._held and self._held + part.numel() > _HELD:
-            self._count()
-        self._held = _scratch.patterns(part, self.counted, self._held)
-
-    def _count(self) -> None:
-        found = torch.bincount(_scratch.wide[: self._held], minlength=2**16)
-        self.found = self.found.add_(found) if len(self.found) else found
-        self._held = 0
-
-    def counts(self) -> Tensor:
-        if self._held or not len(self.found):
-            self._count()
-        return self.found
-
-
-class _Ends:
-    """Ends of rows and of columns of the parts of a table; of finite values if they are
-    `masked`."""
-
-    def __init__(self, table: Tensor, parts: Sequence[Tensor], masked: bool) -> None:
-        n, width = table.shape
-        dtype = table.dtype if table.dtype.itemsize > 2 else torch.float32
-        self._made = torch.empty(2, n + len(parts) * width, dtype=dtype, device="cpu")
-        self.shape, self.masked, self.kinds = (n, width), masked, [0, 0, 0]
-        self._high, self._low = self._made[:, :n].unbind()
-        self._tops, self._bottoms = self._made[:, n:].view(2, len(parts), width).unbind()
-
-    def take(self, at: int, part: Tensor, start: int) -> None:
+def _ends(
+    table: Tensor, parts: Sequence[Tensor], kinds: list[int] | None = None
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return lows and highs of rows and of columns; with `kinds`, of finite values alone, and the
+    others are counted there by kind."""
+    n, width = table.shape
+    dtype = table.dtype if table.dtype.itemsize > 2 else torch.float32
+    ends = torch.empty(2, n + len(parts) * width, dtype=dtype, device="cpu")
+    high, low = ends[:, :n].unbind()
+    tops, bottoms = ends[:, n:].view(2, len(parts), width).unbind()
+    start = 0
+    for at, part in enumerate(parts):
         x = up = down = part if part.dtype.itemsize > 2 else part.float()
-        if self.masked:
-            there = x.isfinite()
-            self.kinds[0] += int(x.isnan().sum())
-            self.kinds[1] += int((x == math.inf).sum())
-            self.kinds[2] += int((x == -math.inf).sum())
-            up, down = x.where(there, -math.inf), x.where(there, math.inf)
+        if kinds is not None:
+            for k, kind in enumerate((x.isnan(), x == math.inf, x == -math.inf)):
+                kinds[k] += int(kind.sum())
+            up, down = (x.where(x.isfinite(), fill) for fill in (-math.inf, math.inf))
         rows = slice(start, start + len(part))
-        torch.amax(up, -1, out=self._high[rows])
-        torch.amin(down, -1, out=self._low[rows])
-        torch.amax(up, 0, out=self._tops[at])
-        torch.amin(down, 0, out=self._bottoms[at])
-
-    def found(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """Lows and highs of rows and of columns."""
-        n, width = self.shape
-        high, low = self._made.double().numpy()
-        tops, bottoms = high[n:].reshape(-1, width), low[n:].reshape(-1, width)
-        lows, highs = bottoms.min(0, initial=math.inf), tops.max(0, initial=-math.inf)
-        return low[:n], high[:n], lows, highs
+        torch.amax(up, -1, out=high[rows])
+        torch.amin(down, -1, out=low[rows])
+        torch.amax(up, 0, out=tops[at])
+        torch.amin(down, 0, out=bottoms[at])
+        start += len(part)
+    highs, lows = ends.double().numpy()
+    bottom = lows[n:].reshape(-1, width).min(0, initial=math.inf)
+    top = highs[n:].reshape(-1, width).max(0, initial=-math.inf)
+    return lows[:n], highs[:n], bottom, top
 
 
 def _read(table: Tensor, counted_as: str | None) -> TensorReading:
@@ -324,37 +298,69 @@ def _read(table: Tensor, counted_as: str | None) -> TensorReading:
     n, width = table.shape
     step = max(_PART // width, 1)
     parts = table.split(step) if n > step else (table,) * (n > 0)
-    counter, ends = _Counter(getattr(torch, name)), _Ends(table, parts, masked=False)
-    wide, powers = table.dtype.itemsize > 2, PowerPass()
-    for at, part in enumerate(parts):
-        counter.add(part)
-        ends.take(at, part, at * step)
-        if wide:
-            powers.take(part)
-    low, high, lows, highs = ends.found()
+    counts = _counts(parts, getattr(torch, name))
+    kinds = [0, 0, 0]
+    low, high, lows, highs = _ends(table, parts)
     sound = n > 0 and math.isfinite(highs.max()) and math.isfinite(lows.min())
     if not sound:
-        ends = _Ends(table, parts, masked=True)
-        for at, part in enumerate(parts):
-            ends.take(at, part, at * step)
-        low, high, lows, highs = ends.found()
+        low, high, lows, highs = _ends(table, parts, kinds)
     tokens, channels = np.maximum(high, -low), np.maximum(highs, -lows)
     if not sound:
         tokens[~np.isfinite(tokens)] = 0.0
         none = ~np.isfinite(highs)
         channels[none], highs[none], lows[none] = 0.0, math.nan, math.nan
-    for each in (tokens, channels, lows, highs):
-        each += 0.0  # no zero has a sign
-    largest = float(channels.max(initial=0.0))
-    tame = not largest or _TAME[0] < largest < _TAME[1]
-    if wide and not (sound and tame):
-        powers = PowerPass(0 if tame else math.frexp(largest)[1])
-        for part in parts:
-            powers.take(part if sound else part[part.isfinite()])
-    counts = counter.counts().numpy()
+    for magnitudes in (tokens, channels, lows, highs):
+        magnitudes += 0.0  # no zero has a sign
+    wide = table.dtype.itemsize > 2
+    powers = PowerPass(float(channels.max(initial=0.0)))
+    for part in parts if wide else ():
+        powers.take(part if sound else part[part.isfinite()])
     zeros = int(counts[0] + counts[_HALF])
     vanished = zeros - int((table == 0).sum()) if zeros and wide else 0
-    nan, posinf, neginf = ends.kinds
-    found = (tokens, channels, lows, highs, counts)
-    centered = powers.centered() if wide else None
-    return TensorReading(table, name, *found, nan, posinf, neginf, vanished, centered)
+    figures = (tokens, channels, lows, highs, counts)
+    return TensorReading(table, name, *figures, kinds, vanished, powers if wide else None)
+
+
+# Figures of vectors ------------------------------------------------------------------------------
+
+
+def figures_of(values: Floats) -> Figures:
+    """Return the three largest, the lower median, the three smallest."""
+    ordered, n = np.sort(values), len(values)
+    median = float(ordered[(n - 1) // 2]) if n else 0.0
+    return ordered[::-1][:ENDS].tolist(), median, ordered[:ENDS].tolist()
+
+
+class Vector:
+    """Figures of one vector of magnitudes per sample, as exact sums over samples."""
+
+    def __init__(self) -> None:
+        self.sums = [ExactSum() for _ in range(2 * ENDS + 1)]
+        self.counts = [0] * (2 * ENDS + 1)
+        self.most = 0.0
+
+    def add(self, top: Sequence[float], median: float, low: Sequence[float]) -> None:
+        if not top:
+            return
+        slots = (*range(len(top)), ENDS, *range(ENDS + 1, ENDS + 1 + len(low)))
+        for slot, value in zip(slots, (*top, median, *low), strict=True):
+            self.sums[slot].add(value)
+            self.counts[slot] += 1
+        self.most = max(self.most, *top)
+
+    def merge(self, other: Vector) -> None:
+        for mine, theirs in zip(self.sums, other.sums, strict=True):
+            mine.merge(theirs)
+        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        self.most = max(self.most, other.most)
+
+    def magnitude(self) -> Magnitude | None:
+        """Return the means over samples."""
+        if not self.counts[ENDS]:
+            return None
+        pairs = list(zip(self.sums, self.counts, strict=True))
+        top, middle, low = (
+            [total.value() / n for total, n in part if n]
+            for part in (pairs[:ENDS], pairs[ENDS : ENDS + 1], pairs[ENDS + 1 :])
+        )
+        return Magnitude(top=top, median=middle[0], low=low, most=self.most)

@@ -1,28 +1,24 @@
-"""Candidates of a mixed precision: each is measured by whoever has the model, wherever that is."""
+"""Candidates of a mixed precision, each measured by a process that has the model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
-from qgate.activation_stats.network_hosts import Host, Where, host_of
+from qgate.activation_stats.networks import LoadedNetwork, NetworkSource, network_of
 from qgate.activation_stats.record import Proposal, Sensitive
 from qgate.activation_stats.sensitivity import (
-    Layers,
+    ModelRuns,
     Progress,
-    Runs,
+    QuantizableLayers,
     SensitivityTarget,
-    alone,
     propose,
-    rank,
+    quantize_alone,
 )
 from qgate.activation_stats.subjects import Sample
-from qgate.engine import Failure, Sent, Workers, outcomes
+from qgate.engine import Failure, PackedValue, Workers, map_items
 from qgate.errors import QgateError
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,117 +31,85 @@ class CandidateRequest:
 
 
 @dataclass(frozen=True, eq=False)
-class CandidateBench:
-    """The network, and what is measured with it; packed once for other processes."""
-
-    where: Where
-    asked: CandidateRequest | Sent[CandidateRequest]
-
-
-@dataclass(frozen=True, eq=False)
-class FormatCandidate:
-    """A layer that is quantized alone."""
+class LayerTrial:
+    """A layer to quantize alone; with a target, the ranking that a search starts from."""
 
     format: str
-    name: str
+    names: Sequence[str]
+    target: SensitivityTarget | None = None
+
+    def __str__(self) -> str:
+        if self.target is not None:
+            return f"a proposal for {self.format}"
+        return f"{self.names[0]} in {self.format}"
 
 
-@dataclass(frozen=True, eq=False)
-class Search:
-    """The fewest layers of a ranking that reach a target."""
-
-    format: str
-    ranking: Sequence[str]
-    target: SensitivityTarget
-
-
-# What the last bench of this process is worth keeping of: references, and quantized weights.
-_kept: list[tuple[Host, CandidateRequest, Runs, Layers]] = []
+# The network and the request, which is packed once for other processes.
+CandidateBench = tuple[NetworkSource, CandidateRequest | PackedValue[CandidateRequest]]
+# The references and quantized weights of the last bench of this process.
+_cached: list[tuple[LoadedNetwork, CandidateRequest, ModelRuns, QuantizableLayers]] = []
 
 
 def sensitivity_of(
-    where: Where,
-    asked: CandidateRequest,
+    source: NetworkSource,
+    request: CandidateRequest,
     formats: Sequence[str],
     targets: Sequence[SensitivityTarget],
     workers: Workers,
     progress: Progress | None = None,
 ) -> tuple[list[Sensitive], list[Proposal]]:
-    """Layers by format, the most harmful first, and a proposal for each format and target."""
-    bench = CandidateBench(where, asked if isinstance(where, Host) else Sent(asked))
+    """Rank layers by format, the most harmful first, and propose for each format and target."""
+    if not formats:
+        return [], []
+    bench = (source, request if isinstance(source, LoadedNetwork) else PackedValue(request))
+    rankings: dict[str, list[Sensitive]] = {fmt: [] for fmt in formats}
     try:
-        rankings = _ranked(bench, asked.names, formats, workers, progress)
+        items = [LayerTrial(fmt, [name]) for fmt in formats for name in request.names]
+        measured = _outcomes(items, bench, workers)
+        for item in items:
+            ranking = rankings[item.format]
+            if progress is not None:
+                progress(f"sensitivity {item.format}", len(ranking), len(request.names))
+            ranking.append(next(measured))
+        for ranking in rankings.values():
+            ranking.sort(key=lambda layer: (layer["sqnr_db"], layer["module"]))
         items = [
-            Search(fmt, [each["module"] for each in found], target)
-            for fmt, found in rankings.items()
+            LayerTrial(fmt, [layer["module"] for layer in ranking], target)
+            for fmt, ranking in rankings.items()
             for target in targets
         ]
-        proposals = list(_outcomes(search, items, bench, workers, _search_text))
+        proposals = list(_outcomes(items, bench, workers))
     finally:
-        _kept.clear()
-    return [each for found in rankings.values() for each in found], proposals
+        _cached.clear()
+    return [layer for ranking in rankings.values() for layer in ranking], proposals
 
 
-def _ranked(
-    bench: CandidateBench,
-    names: Sequence[str],
-    formats: Sequence[str],
-    workers: Workers,
-    progress: Progress | None,
-) -> dict[str, list[Sensitive]]:
-    items = [FormatCandidate(fmt, name) for fmt in formats for name in names]
-    found: dict[str, list[Sensitive]] = {fmt: [] for fmt in formats}
-    measured = _outcomes(measure, items, bench, workers, _candidate_text)
-    for item in items:
-        if progress is not None:
-            progress(f"sensitivity {item.format}", len(found[item.format]), len(names))
-        found[item.format].append(next(measured))
-    return {fmt: rank(each) for fmt, each in found.items()}
-
-
-def measure(item: FormatCandidate, bench: CandidateBench) -> Sensitive:
-    runs, layers = _tools(bench, item.format)
-    return alone(runs, layers, item.name)
-
-
-def search(item: Search, bench: CandidateBench) -> Proposal:
-    runs, layers = _tools(bench, item.format)
-    return propose(runs, layers, item.ranking, item.target)
-
-
-def _candidate_text(item: FormatCandidate) -> str:
-    return f"{item.name} in {item.format}"
-
-
-def _search_text(item: Search) -> str:
-    return f"a proposal for {item.format}"
+def measure(item: LayerTrial, bench: CandidateBench) -> Sensitive | Proposal:
+    """Measure a candidate; references, and the weights of one format, are computed once."""
+    source, packed = bench
+    network = network_of(source)
+    request = packed.value() if isinstance(packed, PackedValue) else packed
+    if not _cached or _cached[0][0] is not network or _cached[0][1] is not request:
+        runs = ModelRuns(
+            network.root, request.samples, network.device, network.name, request.predicts
+        )
+        _cached[:] = [
+            (network, request, runs, QuantizableLayers(network.root, request.names, item.format))
+        ]
+    _, _, runs, layers = _cached[0]
+    if layers.format != item.format:
+        layers = QuantizableLayers(network.root, request.names, item.format)
+        _cached[:] = [(network, request, runs, layers)]
+    if item.target is None:
+        return quantize_alone(runs, layers, item.names[0])
+    return propose(runs, layers, item.names, item.target)
 
 
 def _outcomes(
-    function: Callable[[Item, CandidateBench], Result],
-    items: Sequence[Item],
-    bench: CandidateBench,
-    workers: Workers,
-    text: Callable[[Item], str],
-) -> Generator[Result, None, None]:
-    if not items:
-        return
-    found = outcomes(function, items, workers, shared=bench)
-    for item, each in zip(items, found, strict=True):
-        if isinstance(each, Failure):
-            raise QgateError(f"the sensitivity of {text(item)} is missing: {each.reason}.")
-        yield each
-
-
-def _tools(bench: CandidateBench, fmt: str) -> tuple[Runs, Layers]:
-    """Made once by each process; weights are kept of one format at a time."""
-    host = host_of(bench.where)
-    asked = bench.asked.value() if isinstance(bench.asked, Sent) else bench.asked
-    if not _kept or _kept[0][0] is not host or _kept[0][1] is not asked:
-        runs = Runs(host.root, asked.samples, host.device, host.name, asked.predicts)
-        _kept[:] = [(host, asked, runs, Layers(host.root, asked.names, fmt))]
-    _, _, runs, layers = _kept[0]
-    if layers.format != fmt:
-        layers = Layers(host.root, asked.names, fmt)
-        _kept[:] = [(host, asked, runs, layers)]
-    return runs, layers
+    items: Sequence[LayerTrial], bench: CandidateBench, workers: Workers
+) -> Generator[Any, None, None]:
+    measured = map_items(measure, items, workers, shared=bench) if items else ()
+    for item, outcome in zip(items, measured, strict=True):
+        if isinstance(outcome, Failure):
+            raise QgateError(f"the sensitivity of {item} is missing: {outcome.reason}.")
+        yield outcome

@@ -6,8 +6,10 @@ result.record, result.tables(), result.failed
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,38 +19,37 @@ from torch import nn
 from qgate._version import __version__
 from qgate.activation_stats.candidates import CandidateRequest, sensitivity_of
 from qgate.activation_stats.layer_stats import LayerStats
-from qgate.activation_stats.network_hosts import Host, Where, evaluating, placed
-from qgate.activation_stats.plan import ActivationPlan, kind_in, layer_number, plan_of, weight_table
-from qgate.activation_stats.record import (
-    ACTIVATIONS,
-    ActivationsRecord,
-    LayerActivations,
-    Proposal,
-    Sensitive,
+from qgate.activation_stats.networks import (
+    LoadedNetwork,
+    NetworkSource,
+    evaluation_mode,
+    network_source,
 )
+from qgate.activation_stats.plan import ActivationPlan, layer_number, plan_of, weight_table
+from qgate.activation_stats.record import ACTIVATIONS, ActivationsRecord, LayerActivations, Smoothed
 from qgate.activation_stats.sensitivity import NO_LOSS, Progress, SensitivityTarget, predicts_next
-from qgate.activation_stats.setting_keys import made, value_of
-from qgate.activation_stats.setting_values import listed as known_key
-from qgate.activation_stats.settings import ActivationSettings, _check_together, changed, keys
-from qgate.activation_stats.shards import Statistics, gathered
+from qgate.activation_stats.settings import ActivationSettings, changed_values, with_values
+from qgate.activation_stats.shards import gather_statistics
 from qgate.activation_stats.smoothing import smoothing_advice
-from qgate.activation_stats.subjects import MeasuredNetwork, Passes, passes_of, subject_of
+from qgate.activation_stats.subjects import MeasuredNetwork, SampleSet, sample_set_of, subject_of
 from qgate.activation_stats.tables import Row, tables_of
-from qgate.capture.flowing import INPUT, WEIGHT, Flowed, listed
 from qgate.devices import resolve
 from qgate.engine import Workers
 from qgate.engine.workers import workers_of
 from qgate.errors import QgateError
+from qgate.hooks.observing import INPUT, WEIGHT, ObservedCalls
 from qgate.models import Model
-from qgate.summaries.record import Portrait
+from qgate.models.sites import kind_of
+from qgate.summaries.record import ValueSummary
+from qgate.text import listed
 
 __all__ = ["ActivationsResult", "activations"]
 
 
 @dataclass(frozen=True)
 class ActivationsResult:
-    """What `activations` found: `record` is plain data, `failed` tells of values that are not
-    finite and of modules that were matched and never ran."""
+    """The result of `activations`: `record` is plain data, `failed` is true if values are not
+    finite or a module that was matched never ran."""
 
     record: ActivationsRecord
     failed: bool
@@ -58,8 +59,8 @@ class ActivationsResult:
         return self.record["notes"]
 
     def tables(self) -> dict[str, list[Row]]:
-        """Rows by table: layers, magnitude, outliers, tokens, channels, ranges, formats, smoothing,
-        sensitivity, proposals."""
+        """Return rows by table: layers, magnitude, outliers, tokens, channels, ranges, formats,
+        smoothing, sensitivity, proposals."""
         return tables_of(self.record)
 
 
@@ -73,139 +74,144 @@ def activations(
     workers: Workers | int = 1,
     **overrides: Any,
 ) -> ActivationsResult:
-    """Statistics of what flows through a model, in one forward pass per sample.
+    """Measure what flows through a model, in one forward pass per sample.
 
     model      any torch module, a qgate.Model, or a name (tiny-llama, hf:PATH, mamba:PATH)
-    data       token ids (rows, or batches with their attention mask), whatever else the model is
-               called with, or a source of text such as "custom:FILE"; without it, the built-in text
-    settings   of `read_settings`; `overrides` are keys over them, with __ in place of dots
-    tokenizer  for text and for the texts of tokens, where the model is a module
-    progress   called with what is done, how much of it, and of how much
+    data       token ids (rows, or batches with their attention mask), any other arguments of the
+               model, or a source of text such as "custom:FILE"; the built-in text by default
+    settings   from `read_settings`; `overrides` replace some, with __ in place of dots
+    tokenizer  reads text and writes the texts of tokens, where the model is a module
+    progress   called with the name of the step, how much is done, and how much there is
     workers    processes, or another engine: each has the model, and takes shards of the samples
     """
-    settings = _with(settings or ActivationSettings(), overrides)
+    settings = with_values(settings or ActivationSettings(), overrides)
     if isinstance(data, str):
-        settings, data = _with(settings, {"data.source": data}), None
+        settings, data = with_values(settings, {"data.source": data}), None
     workers = workers_of(workers)
     if workers.is_local:
         resolve(settings.memory.device)
         resolve(settings.memory.offload_device)
     subject = subject_of(model, tokenizer)
     plan = plan_of(subject.module, settings, subject.part)
-    passes = passes_of(subject, data, settings)
-    return _Run(subject, passes, plan, settings, workers, progress).result()
+    samples = sample_set_of(subject, data, settings)
+    return _Run(subject, samples, plan, settings, progress).result(workers)
 
 
-def _with(settings: ActivationSettings, overrides: dict[str, Any]) -> ActivationSettings:
-    if not overrides:
-        return settings
-    known = {each.name: each for each in keys()}
-    values = {name: each.of(settings) for name, each in known.items()}
-    for given, value in overrides.items():
-        name = known_key(given.replace("__", "."), known)
-        values[name] = value_of(known[name], list(value) if isinstance(value, tuple) else value)
-    changed_ones: ActivationSettings = made(ActivationSettings, values, source=settings.source)
-    _check_together(changed_ones)
-    return changed_ones
-
-
+@dataclass
 class _Run:
-    def __init__(
-        self,
-        subject: MeasuredNetwork,
-        passes: Passes,
-        plan: ActivationPlan,
-        settings: ActivationSettings,
-        workers: Workers,
-        progress: Progress | None,
-    ) -> None:
-        self.subject, self.passes, self.plan = subject, passes, plan
-        self.settings, self.workers, self.progress = settings, workers, progress
-        self.root = subject.module
-        self.notes = [*plan.notes, *passes.notes]
+    subject: MeasuredNetwork
+    samples: SampleSet
+    plan: ActivationPlan
+    settings: ActivationSettings
+    progress: Progress | None
+
+    def __post_init__(self) -> None:
+        self.root = self.subject.module
+        self.notes = [*self.plan.notes, *self.samples.notes]
         self.seconds: dict[str, float] = {}
 
-    def result(self) -> ActivationsResult:
-        own = self.settings
-        with placed(self.subject, self.plan.blocks, own.memory, self.workers) as where:
-            predicts = own.sensitivity.enabled and self._predicts(where)
-            seen = self._timed("forward", lambda: self._forward(where))
-            idle = self._note_silence(seen.flowed)
-            self._timed("weights", self._weights)
-            self._timed("smoothing", self._smoothing)
-            sensitivity, proposals = self._timed(
-                "sensitivity", lambda: self._sensitivity(where, predicts)
-            )
-        layers = self._timed("statistics", self._layers)
-        failed = self._note_nonfinite() or idle
+    def result(self, workers: Workers) -> ActivationsResult:
+        own, samples, requests = self.settings, self.samples.calls, self.plan.requests
+        with network_source(self.subject, self.plan.blocks, own.memory, workers) as source:
+            predicts = own.sensitivity.enabled and self._predicts(source)
+            with self._timed("forward"):
+                gathered = gather_statistics(samples, requests, source, workers, self.progress)
+                self.stats = {
+                    key: gathered.layers.get(key) or LayerStats(*key, request)
+                    for key, request in requests.items()
+                }
+                self.notes += gathered.notes
+            idle = self._note_silence(gathered.flowed)
+            with self._timed("weights"):
+                for (name, role), stats in self.stats.items():
+                    table = weight_table(self._module(name)) if role == WEIGHT else None
+                    if table is not None:
+                        stats.update(table)
+            with self._timed("smoothing"):
+                advice = self._smoothing()
+            with self._timed("sensitivity"):
+                limits = own.sensitivity
+                targets = [
+                    SensitivityTarget(sqnr_db=limits.target_sqnr_db),
+                    SensitivityTarget(loss=limits.target_loss),
+                ]
+                sensitivity, proposals = sensitivity_of(
+                    source,
+                    CandidateRequest(samples, self._quantizable(), predicts),
+                    limits.formats if limits.enabled else (),
+                    [target for target in targets if target != SensitivityTarget()],
+                    workers,
+                    self.progress,
+                )
+        with self._timed("statistics"):
+            layers = self._layers(advice)
+        bad = [
+            f"{s.module} ({s.role}): {s.kinds[0]} NaN, {s.kinds[1]} Inf, {s.kinds[2]} -Inf"
+            for s in self.stats.values()
+            if any(s.kinds)
+        ]
+        if bad:
+            self.notes.insert(0, f"values that are not finite: {listed(bad, 10)}.")
         record = ActivationsRecord(
             kind=ACTIVATIONS,
-            model=self.settings.model.name or self.subject.name,
+            model=own.model.name or self.subject.name,
             architecture=type(self.root).__name__,
-            device=", ".join(seen.devices) or own.memory.device,
+            device=", ".join(gathered.devices) or own.memory.device,
             versions={
                 "qgate": __version__,
                 "torch": str(torch.__version__),
                 "python": platform.python_version(),
             },
-            settings=changed(self.settings, plain=True),
+            settings=changed_values(own, plain=True),
             data={
-                "source": self.passes.source,
-                "samples": len(self.passes.samples),
-                "tokens": self.passes.tokens,
-                "seed": self.settings.data.seed,
+                "source": self.samples.source,
+                "samples": len(samples),
+                "tokens": self.samples.tokens,
+                "seed": own.data.seed,
             },
             notes=self.notes,
-            seconds={name: round(value, 6) for name, value in self.seconds.items()},
+            seconds=self.seconds,
             layers=layers,
             panels=self.plan.panels,
             sensitivity=sensitivity,
             proposals=proposals,
         )
-        return ActivationsResult(record, failed)
+        return ActivationsResult(record, bool(bad) or idle)
 
-    def _timed(self, name: str, work: Any) -> Any:
+    @contextlib.contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
-        found = work()
-        self.seconds[name] = time.perf_counter() - start
-        return found
+        yield
+        self.seconds[name] = round(time.perf_counter() - start, 6)
 
-    # Passes ------------------------------------------------------------------------------------
+    def _module(self, name: str) -> nn.Module:
+        return self.root.get_submodule(name)
 
-    def _forward(self, where: Where) -> Statistics:
-        asks = self.plan.asks
-        seen = gathered(self.passes.samples, asks, where, self.workers, self.progress)
-        self.stats = {
-            key: seen.layers.get(key) or LayerStats(*key, ask) for key, ask in asks.items()
-        }
-        self.notes += seen.notes
-        return seen
-
-    def _predicts(self, where: Where) -> bool:
-        """Said before any pass, because a target may ask for it."""
-        samples = self.passes.samples
-        if isinstance(where, Host):
-            found = predicts_next(self.root, samples, where.device)
+    def _predicts(self, source: NetworkSource) -> bool:
+        """Check for a loss of next tokens before any pass, because a target may need it."""
+        samples = self.samples.calls
+        if isinstance(source, LoadedNetwork):
+            predicts = predicts_next(self.root, samples, source.device)
         else:
             device = next((p.device for p in self.root.parameters()), torch.device("cpu"))
-            with evaluating(self.root):
-                found = predicts_next(self.root, samples, device)
-        if self.settings.sensitivity.target_loss is not None and not found:
+            with evaluation_mode(self.root):
+                predicts = predicts_next(self.root, samples, device)
+        if self.settings.sensitivity.target_loss is not None and not predicts:
             raise QgateError(NO_LOSS)
-        return found
+        return predicts
 
-    def _note_silence(self, flowed: Flowed) -> bool:
-        """If a module never ran; one that has no numbers to look at is left out of the record."""
+    def _note_silence(self, flowed: ObservedCalls) -> bool:
+        """Note modules that never ran; those without numbers are left out of the record."""
         numberless = self.numberless = flowed.numberless()
-        idle = [each for each in flowed.silent() if each not in numberless]
-        for said, pairs in (
+        idle = [pair for pair in flowed.silent() if pair not in numberless]
+        for why, pairs in (
             ("matched, and they never ran (coverage 0)", idle),
             ("matched, and they have no floating point numbers there", numberless),
         ):
             if pairs:
                 names = listed([f"{module} ({role})" for module, role in pairs], 10)
-                self.notes.append(f"{said}: {names}.")
-        of = len(self.passes.samples)
+                self.notes.append(f"{why}: {names}.")
+        of = len(self.samples.calls)
         partly = [
             f"{s.module} ({s.role}) in {len(s.samples)} of {of}"
             for s in self.stats.values()
@@ -215,27 +221,18 @@ class _Run:
             self.notes.append(f"not reached by all samples: {listed(partly, 10)}.")
         return bool(idle)
 
-    def _weights(self) -> None:
-        for (name, role), stats in self.stats.items():
-            if role == WEIGHT:
-                table = weight_table(self.root.get_submodule(name))
-                if table is not None:
-                    stats.update(table)
-
-    def _smoothing(self) -> None:
-        self.advice: dict[str, Any] = {}
+    def _smoothing(self) -> dict[str, list[Smoothed]]:
+        advice: dict[str, list[Smoothed]] = {}
         own = self.settings.smoothing
         blocks: dict[int, int] = {}
         for done, name in enumerate(self.plan.smoothed):
             if self.progress is not None:
                 self.progress("smoothing", done, len(self.plan.smoothed))
             stats = self.stats[name, INPUT]
-            stats.finish()
-            rows = stats.rows(stats.ask.rows)
-            weight = weight_table(self.root.get_submodule(name))
+            rows, weight = stats.rows(stats.request.rows), weight_table(self._module(name))
             if rows is None or weight is None or rows.shape[-1] != weight.shape[-1]:
                 continue
-            found = smoothing_advice(
+            advised = smoothing_advice(
                 rows,
                 weight,
                 amax=torch.from_numpy(stats.amax),
@@ -243,66 +240,42 @@ class _Run:
                 alphas=own.alphas,
                 seed=self.settings.data.seed,
             )
-            if found is not None:
-                self.advice[name] = found.smoothed
-                if found.block < weight.shape[-1]:
-                    blocks[weight.shape[-1]] = found.block
+            if advised is not None:
+                advice[name] = advised.smoothed
+                if advised.block < weight.shape[-1]:
+                    blocks[weight.shape[-1]] = advised.block
         for width, block in blocks.items():
-            said = f"blocks of {block}" if block > 1 else "no block at all, so none is predicted"
+            text = f"blocks of {block}" if block > 1 else "no block at all, so none is predicted"
             self.notes.append(
-                f"{width} is no power of two: a Hadamard rotation of so many channels is of {said}."
+                f"{width} is no power of two: a Hadamard rotation of so many channels is of {text}."
             )
+        return advice
 
-    def _sensitivity(self, where: Where, predicts: bool) -> tuple[list[Sensitive], list[Proposal]]:
-        own = self.settings.sensitivity
-        if not own.enabled:
-            return [], []
-        names = [n for n in self.plan.sensitive if self._quantizable(n)]
-        targets = [
-            SensitivityTarget(sqnr_db=own.target_sqnr_db),
-            SensitivityTarget(loss=own.target_loss),
-        ]
-        targets = [each for each in targets if each != SensitivityTarget()]
-        asked = CandidateRequest(self.passes.samples, names, predicts)
-        return sensitivity_of(where, asked, own.formats, targets, self.workers, self.progress)
+    def _quantizable(self) -> list[str]:
+        """Leave weights alone that are computed from others."""
+        names = []
+        for name in self.plan.sensitive:
+            if self._module(name)._parameters.get("weight") is not None:
+                names.append(name)
+            else:
+                self.notes.append(f"{name} computes its weight: it is not quantized alone.")
+        return names
 
-    def _quantizable(self, name: str) -> bool:
-        """Weights that are computed from others are left alone."""
-        module = self.root.get_submodule(name)
-        own = module._parameters.get("weight") is not None
-        if not own:
-            self.notes.append(f"{name} computes its weight: it is not quantized alone.")
-        return own
-
-    # The record --------------------------------------------------------------------------------
-
-    def _layers(self) -> list[LayerActivations]:
-        found = []
-        of = len(self.passes.samples)
+    def _layers(self, advice: dict[str, list[Smoothed]]) -> list[LayerActivations]:
+        layers = []
         raw = self.settings.output.include_raw_data
-        portraits: dict[tuple[bool, int], Portrait] = {}
+        summaries: dict[tuple[bool, int], ValueSummary] = {}
         for (name, role), stats in self.stats.items():
             if (name, role) in self.numberless:
                 continue
-            kind = kind_in(self.root, name, self.plan.blocks)
-            total = 1 if role == WEIGHT else of
+            kind = "block" if name in self.plan.blocks else kind_of(self._module(name))
+            of = 1 if role == WEIGHT else len(self.samples.calls)
             # Traces are of the processes that made them, and those of weights are of this one.
             trace = (role == WEIGHT, stats.trace)
-            known = portraits.get(trace) if stats.calls else None
-            number = layer_number(name)
-            layer = stats.record(number, kind, total, self.passes.decode, raw, known)
-            portraits[trace] = layer["portrait"]
-            if role == INPUT and name in self.advice:
-                layer["smoothing"] = self.advice[name]
-            found.append(layer)
-        return found
-
-    def _note_nonfinite(self) -> bool:
-        bad = [
-            f"{s.module} ({s.role}): {s.kinds[0]} NaN, {s.kinds[1]} Inf, {s.kinds[2]} -Inf"
-            for s in self.stats.values()
-            if s.nonfinite
-        ]
-        if bad:
-            self.notes.insert(0, f"values that are not finite: {listed(bad, 10)}.")
-        return bool(bad)
+            summary = summaries.get(trace) if stats.calls else None
+            layer = stats.record(layer_number(name), kind, of, self.samples.decode, raw, summary)
+            summaries[trace] = layer["portrait"]
+            if role == INPUT and name in advice:
+                layer["smoothing"] = advice[name]
+            layers.append(layer)
+        return layers

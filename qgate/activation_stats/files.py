@@ -1,8 +1,8 @@
-"""Writes all there is to see of a record of activations below one folder or URL.
+"""Writes page, pictures and tables of a record of activations below one folder or URL.
 
-Each model has its own list of what it wrote, `MODEL-written.json`, made before the files are: the
-next run of that model replaces and removes these and no others, also after a kill. Another model
-in the same folder gets names of its own.
+Each model has a list of its files, `MODEL-written.json`, written before they are: the next run of
+that model replaces and removes these and no others, also after a kill. Another model in the same
+folder gets names of its own.
 """
 
 from __future__ import annotations
@@ -10,56 +10,55 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from qgate.activation_stats.page import EmbeddedPicture, page
-from qgate.activation_stats.reading import Look, clean, digest, look_of, model_stem
+from qgate.activation_stats.reading import ReportOptions, clean, digest, model_stem, report_options
 from qgate.activation_stats.record import ACTIVATIONS, READABLE, ActivationsRecord
 from qgate.activation_stats.tables import as_json, csv_files
 from qgate.errors import QgateError
-from qgate.results.believing import of_type
+from qgate.records import validate
+from qgate.storage.access import folder_of, local_files, write_text
 from qgate.storage.folders import Folder, NotRemovedError, files_in
-from qgate.storage.opening import folder_of
-from qgate.storage.places import check_writable, place_of, read_bytes
-from qgate.storage.writing import local_files, write_text
+from qgate.storage.locations import check_writable, location_of, read_bytes
 from qgate.summaries.record import ANALYSES
 
 if TYPE_CHECKING:
-    from qgate.storage.places import Place
+    from qgate.activation_stats.plots.pictures import ActivationPicture
+    from qgate.storage.locations import Location
 
 Progress = Callable[[int, int], None]
 RECORD, _LISTED, _KIND = "activations.json", "-written.json", "qgate activation report 1"
 
 
 class UndrawnError(QgateError):
-    """A picture failed, and all else is written."""
+    """A picture failed, and the other files are written."""
 
 
 def write_report(
     record: ActivationsRecord,
-    folder: Place | str,
-    look: Look | None = None,
+    folder: Location | str,
+    options: ReportOptions | None = None,
     progress: Progress | None = None,
-) -> list[Place]:
-    """The paths written, the page first.
+) -> list[Location]:
+    """Write the files of a report, and return their paths, the page first.
 
-    How it looks is what the run was asked for (`record["settings"]`), if not said otherwise.
-    `progress` is told how many pictures are done, of how many.
+    The options default to those of the run (`record["settings"]`). `progress` gets the number of
+    pictures that are done, and of all.
     """
-    look = look_of(record["settings"]) if look is None else look
-    home = check_folder(folder, look)
+    options = report_options(record["settings"]) if options is None else options
+    home = check_folder(folder, options)
     home.make()
-    return _Writer(record, home, look, progress).write()
+    return _Writer(record, home, options, progress).write()
 
 
-def check_folder(folder: Place | str, look: Look) -> Folder:
-    """Refuses what no report can be written to, before anything is computed."""
-    place = place_of(folder)
-    check_writable(place)
-    home, other = folder_of(place), "another folder (--visualization.save_dir)"
+def check_folder(folder: Location | str, options: ReportOptions) -> Folder:
+    """Refuse a folder that no report can be written to, before the run."""
+    location = location_of(folder)
+    check_writable(location)
+    home, other = folder_of(location), "another folder (--visualization.save_dir)"
     try:
         home.try_writing(f".probe-{time.time_ns()}")
     except NotADirectoryError as error:
@@ -68,30 +67,30 @@ def check_folder(folder: Place | str, look: Look) -> Folder:
         ) from None
     except NotRemovedError as error:
         raise QgateError(
-            f"nothing can be removed from {str(place)!r}: {error.strerror}. A report replaces what "
-            f"an earlier one wrote: give {other}. {error.filename} is left there."
+            f"nothing can be removed from {str(location)!r}: {error.strerror}. A report replaces "
+            f"what an earlier one wrote: give {other}. {error.filename} is left there."
         ) from None
     except OSError as error:
         raise QgateError(
             f"nothing can be written to {error.filename!r}: {error.strerror}. Give {other}."
         ) from None
-    name = look.report_name
+    name = options.report_name
     if name != Path(name).name or name.startswith(".") or not name.isprintable():
         raise QgateError(f"output.report_name {name!r} is no plain name of a file.")
     return home
 
 
-def read_record(path: Place | str) -> ActivationsRecord:
-    """A record as `activations.json` keeps it; one of another kind or version is refused."""
-    path = place_of(path)
+def read_record(path: Location | str) -> ActivationsRecord:
+    """Read a record from `activations.json`; another kind or version is refused."""
+    path = location_of(path)
     try:
         text = read_bytes(path, FileNotFoundError).decode("utf-8")
-        told = json.loads(text, parse_constant=_no_number)
+        content = json.loads(text, parse_constant=_no_number)
     except FileNotFoundError:
         raise QgateError(f"there is no record of activations at {str(path)!r}.") from None
     except (ValueError, RecursionError) as error:
         raise QgateError(f"{str(path)!r} is no record of activations: {error}.") from None
-    kind = told.get("kind") if isinstance(told, dict) else None
+    kind = content.get("kind") if isinstance(content, dict) else None
     if kind not in READABLE:
         if isinstance(kind, str) and kind.startswith(ACTIVATIONS.rstrip("0123456789")):
             raise QgateError(
@@ -103,81 +102,92 @@ def read_record(path: Place | str) -> ActivationsRecord:
             f"{str(path)!r} is no record of activations: its kind is {kind!r}, not "
             f"{ACTIVATIONS!r}.{own}"
         )
-    missing = sorted(ActivationsRecord.__required_keys__ - told.keys())
+    missing = sorted(ActivationsRecord.__required_keys__ - content.keys())
     if missing:
         raise QgateError(f"{str(path)!r} is damaged: it has no {', '.join(missing)}.")
-    told.pop("tables", None)
+    content.pop("tables", None)
     try:
-        of_type(ActivationsRecord)(told, "")
+        validate(content, ActivationsRecord)
     except ValueError as error:
         raise QgateError(f"{str(path)!r} is damaged: {error}.") from None
-    return cast(ActivationsRecord, told)
+    return cast(ActivationsRecord, content)
 
 
 def _no_number(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON")
 
 
-@dataclass(frozen=True)
-class _Names:
-    """What this model's files are called: its stem, and if the plain names are its own."""
-
-    stem: str
-    plain: bool
-
-    def picture(self, name: str, ending: str) -> str:
-        return f"{self.stem}-{name}.{ending}"
-
-    def file(self, name: str) -> str:
-        return name if self.plain else f"{self.stem}-{name}"
-
-    @property
-    def listed(self) -> str:
-        return f"{self.stem}{_LISTED}"
-
-
 class _Writer:
+    """Writes the files of one model. Names begin with its stem, and a hash of the model where these
+    names are taken; `plain` names have no stem."""
+
     def __init__(
         self,
         record: ActivationsRecord,
         home: Folder,
-        look: Look,
+        options: ReportOptions,
         progress: Progress | None,
     ) -> None:
         from qgate.activation_stats.plots.pictures import pictures
 
-        self.record, self.home, self.look, self.progress = record, home, look, progress
-        self.folder = home.place
-        wanted = bool(look.pictures) or "html" in look.formats
-        self.pictures = pictures(record, look) if wanted else []
+        self.record, self.home, self.options, self.progress = record, home, options, progress
+        self.folder = home.location
+        needs_pictures = bool(options.pictures) or "html" in options.formats
+        self.pictures = pictures(record, options) if needs_pictures else []
         self.texts: dict[str, str] = {}
-        if "json" in look.formats:
+        if "json" in options.formats:
             self.texts[RECORD] = as_json(record)
-        if "csv" in look.formats:
+        if "csv" in options.formats:
             self.texts |= csv_files(record)
         self.page = (
-            f"{look.report_name.removesuffix('.html')}.html" if "html" in look.formats else ""
+            f"{options.report_name.removesuffix('.html')}.html" if "html" in options.formats else ""
         )
-        self.owners, self.taken = _owners(home), home.names()
-        self.names = self._named()
+        self.owners, existing = _owners(home), home.names()
+        model = record["model"]
+        stem = model_stem(model)
+        for self.stem in (stem, f"{clean(stem)}-{digest(model)}"):
+            for self.plain in (True, False):
+                names = {*self._possible(), self._listed}
+                if not any(self.owners.get(n, model) != model for n in names) and not any(
+                    n in existing and n not in self.owners for n in names
+                ):
+                    return
+        raise QgateError(
+            f"{str(self.folder)!r} has files of another making under every name that {model!r} "
+            "could use; give another folder (visualization.save_dir) or model.name."
+        )
 
-    def write(self) -> list[Place]:
+    @property
+    def _listed(self) -> str:
+        return f"{self.stem}{_LISTED}"
+
+    def _named(self, name: str) -> str:
+        return name if self.plain else f"{self.stem}-{name}"
+
+    def _picture_files(self, picture: ActivationPicture) -> list[str]:
+        return [f"{self.stem}-{picture.name}.{ending}" for ending in self.options.pictures]
+
+    def _possible(self) -> list[str]:
+        names = [self._named(name) for name in (*self.texts, self.page) if name]
+        return names + [name for picture in self.pictures for name in self._picture_files(picture)]
+
+    def write(self) -> list[Location]:
         before = {n for n, model in self.owners.items() if model == self.record["model"]}
-        possible = self._possible(self.names)
-        self._list({*before, *possible, self.names.listed})
+        possible = self._possible()
+        self._list({*before, *possible, self._listed})
         written: list[str] = []
         for name, text in self.texts.items():
-            write_text(self.folder / self.names.file(name), text)
-            written.append(self.names.file(name))
+            write_text(self.folder / self._named(name), text)
+            written.append(self._named(name))
         failed: dict[str, str] = {}
-        shown = self._draw(written, failed)
+        embedded = self._draw(written, failed)
         if self.page:
-            name = self.names.file(self.page)
-            write_text(self.folder / name, page(self.record, shown, written, failed))
+            name = self._named(self.page)
+            write_text(self.folder / name, page(self.record, embedded, written, failed))
             written.insert(0, name)
-        kept = {*written, self.names.listed}
-        self.home.remove(*sorted(({*before, *possible} - kept) & {*files_in(self.home.fresh())}))
-        self._list({*written, self.names.listed})
+        current = {*written, self._listed}
+        self.home.remove(*sorted(({*before, *possible} - current) & {*files_in(self.home.fresh())}))
+        self._list(current)
         if failed:
             first, why = next(iter(failed.items()))
             raise UndrawnError(
@@ -187,78 +197,46 @@ class _Writer:
         return [self.folder / name for name in written]
 
     def _draw(self, written: list[str], failed: dict[str, str]) -> list[EmbeddedPicture]:
-        """The pictures one by one, so that there is never more than one in memory."""
-        if not self.pictures:
-            return []
-        from qgate.activation_stats.plots.pictures import write
-
-        shown = []
-        for done, each in enumerate(self.pictures):
-            files = [self.names.picture(each.name, ending) for ending in self.look.pictures]
+        """Draw the pictures one by one, so that memory holds one at a time."""
+        embedded = []
+        for done, picture in enumerate(self.pictures, 1):
+            files = self._picture_files(picture)
             try:
-                sheet = each.sheet()
+                sheet = picture.sheet()
                 if sheet is not None:
-                    draw = partial(write, sheet, dpi=self.look.dpi, page=bool(self.page))
+                    draw = partial(picture.write, sheet, dpi=self.options.dpi, page=bool(self.page))
                     with local_files([self.folder / name for name in files]) as paths:
-                        told = draw(paths)
+                        image = draw(paths)
                     written += files
-                    file = files[0] if files else each.name
-                    shown.append(
-                        EmbeddedPicture(each.section, file, sheet.title, each.about, *told)
+                    file = files[0] if files else picture.name
+                    embedded.append(
+                        EmbeddedPicture(picture.section, file, sheet.title, picture.about, *image)
                     )
             except OSError:
                 raise
             except Exception as error:
-                failed[each.name] = f"{type(error).__name__}: {error}"
+                failed[picture.name] = f"{type(error).__name__}: {error}"
             if self.progress is not None:
-                self.progress(done + 1, len(self.pictures))
-        return shown
-
-    def _possible(self, names: _Names) -> list[str]:
-        told = [names.file(name) for name in (*self.texts, self.page) if name]
-        return told + [
-            names.picture(each.name, ending)
-            for each in self.pictures
-            for ending in self.look.pictures
-        ]
-
-    def _named(self) -> _Names:
-        """Names under which nothing of anybody else lies."""
-        model = self.record["model"]
-        stem = model_stem(model)
-        for one in (stem, f"{clean(stem)}-{digest(model)}"):
-            for plain in (True, False):
-                names = _Names(one, plain)
-                if not any(map(self._foreign, [*self._possible(names), names.listed])):
-                    return names
-        raise QgateError(
-            f"{str(self.folder)!r} has files of another making under every name that {model!r} "
-            "could use; give another folder (visualization.save_dir) or model.name."
-        )
-
-    def _foreign(self, name: str) -> bool:
-        owner = self.owners.get(name)
-        if owner is not None:
-            return owner != self.record["model"]
-        return name in self.taken
+                self.progress(done, len(self.pictures))
+        return embedded
 
     def _list(self, names: Iterable[str]) -> None:
-        told = {"kind": _KIND, "model": self.record["model"], "files": sorted(names)}
-        write_text(self.folder / self.names.listed, json.dumps(told) + "\n")
+        listing = {"kind": _KIND, "model": self.record["model"], "files": sorted(names)}
+        write_text(self.folder / self._listed, json.dumps(listing) + "\n")
 
 
 def _owners(home: Folder) -> dict[str, str]:
-    """Files of earlier reports with their models; only names inside the folder are believed."""
-    found: dict[str, str] = {}
+    """Return the model of each file of earlier reports; only names inside the folder count."""
+    owners: dict[str, str] = {}
     for file in files_in(home):
         if not file.endswith(_LISTED):
             continue
         try:
-            told = json.loads(home.read(file).decode("utf-8"))
+            listing = json.loads(home.read(file).decode("utf-8"))
         except (OSError, ValueError, RecursionError):
             continue
-        if isinstance(told, dict) and told.get("kind") == _KIND:
-            files = told["files"] if isinstance(told.get("files"), list) else []
+        if isinstance(listing, dict) and listing.get("kind") == _KIND:
+            files = listing["files"] if isinstance(listing.get("files"), list) else []
             names = [n for n in files if isinstance(n, str) and n == Path(n).name]
-            found |= dict.fromkeys(names, str(told.get("model")))
-    return found
+            owners |= dict.fromkeys(names, str(listing.get("model")))
+    return owners

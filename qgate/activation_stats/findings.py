@@ -1,34 +1,36 @@
-"""What a record of activations says, as sentences: what is broken first, then what is lost."""
+"""Findings of a record of activations, as sentences: broken values first, then lost accuracy."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from qgate.activation_stats.reading import (
     BROKEN_DB,
     GAIN_DB,
+    Layers,
     format_names,
-    kind_name,
-    leads,
-    losses,
     name_of,
-    nonfinite,
     of_role,
     outlier_layers,
+    smoothed_by_format,
+    systematic_channels,
     target_value,
     visible,
+    with_losses,
+    worth_naming,
 )
-from qgate.activation_stats.record import ActivationsRecord, LayerActivations, Proposal
-from qgate.summaries.reading import figure_of, flushed, worst
+from qgate.activation_stats.record import ActivationsRecord, LayerActivations
+from qgate.summaries.reading import figure_of, flushed, nonfinite, worst
 from qgate.text import brief, counted, decibels, percent
 
 Level = Literal["fail", "warn", "info"]
+Sentences = Iterator[tuple[Level, str]]
 _MARKS = {"fail": "BROKEN", "warn": "LOSS  ", "info": "note  "}
-_SHOWN = 5
+_MOST = 5
 
 
 @dataclass(frozen=True)
@@ -43,248 +45,190 @@ class ActivationFinding:
 
 
 def findings(record: ActivationsRecord) -> list[ActivationFinding]:
-    """All of them, the broken ones first."""
-    told = [
-        *_nonfinite(record),
-        *_unseen(record),
-        *_flattered(record),
-        *_formats(record),
-        *_proposals(record),
-        *_channels(record),
-        *_tokens(record),
-        *_massive(record),
-        *_smoothing(record),
-        *_tails(record),
-    ]
-    return sorted(told, key=lambda each: ("fail", "warn", "info").index(each.level))
+    """List the findings, the worst first."""
+    all_findings = [ActivationFinding(*pair) for detect in _DETECTORS for pair in detect(record)]
+    return sorted(all_findings, key=lambda finding: tuple(_MARKS).index(finding.level))
 
 
 def summary(record: ActivationsRecord) -> str:
-    """What was looked at, in a line."""
+    """Describe the run in a line: architecture, device, modules, samples."""
     data = record["data"]
-    modules = len({each["module"] for each in record["layers"]})
+    # The data of a record may have values of any kind.
+    samples, tokens = (n if type(n) is int else 0 for n in map(data.get, ("samples", "tokens")))
     source = str(data.get("source"))
     if "sample" not in source:
-        source += f"; {counted(_whole(data.get('samples')), 'sample')}"
-        source += f", {_whole(data['tokens']):,} tokens" if data.get("tokens") else ""
-    where = f"{record['architecture']} on {record['device']}"
-    return f"{where}, {counted(modules, 'module')}; {source}"
+        source += f"; {counted(samples, 'sample')}"
+        source += f", {tokens:,} tokens" if data.get("tokens") else ""
+    modules = counted(len({layer["module"] for layer in record["layers"]}), "module")
+    return f"{record['architecture']} on {record['device']}, {modules}; {source}"
 
 
-def _nonfinite(record: ActivationsRecord) -> Iterator[ActivationFinding]:
-    bad = [each for each in record["layers"] if nonfinite(each)]
+def _names(layers: Layers) -> str:
+    names = ", ".join(f"{name_of(layer)} ({layer['role']})" for layer in layers[:_MOST])
+    return names + (f" and {len(layers) - _MOST} more" if len(layers) > _MOST else "")
+
+
+def _nonfinite(record: ActivationsRecord) -> Sentences:
+    bad = [layer for layer in record["layers"] if nonfinite(layer["portrait"])]
     if bad:
-        total = sum(map(nonfinite, bad))
-        first = ", ".join(f"{name_of(e)} ({e['role']})" for e in bad[:_SHOWN])
-        more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
-        yield ActivationFinding(
-            "fail", f"{counted(total, 'value')} NaN or infinite, first in {first}{more}"
-        )
+        total = sum(nonfinite(layer["portrait"]) for layer in bad)
+        yield "fail", f"{counted(total, 'value')} NaN or infinite, first in {_names(bad)}"
 
 
-def _unseen(record: ActivationsRecord) -> Iterator[ActivationFinding]:
-    unseen = [each for each in record["layers"] if not each["calls"] and each["role"] != "weight"]
-    if unseen:
-        names = ", ".join(f"{name_of(e)} ({e['role']})" for e in unseen[:_SHOWN])
-        more = f" and {len(unseen) - _SHOWN} more" if len(unseen) > _SHOWN else ""
-        yield ActivationFinding(
-            "fail", f"no sample reached {names}{more}: nothing is known of them"
-        )
+def _unreached(record: ActivationsRecord) -> Sentences:
+    silent = [layer for layer in record["layers"] if not layer["calls"]]
+    unreached = [layer for layer in silent if layer["role"] != "weight"]
+    if unreached:
+        yield "fail", f"no sample reached {_names(unreached)}: nothing is known of them"
 
 
-def _formats(record: ActivationsRecord) -> Iterator[ActivationFinding]:
-    """What breaks which format, of what is quantized: inputs, or outputs where there are none."""
-    role = "input" if of_role(record, "input") else "output"
-    layers = of_role(record, role)
+def _flattered(record: ActivationsRecord) -> Sentences:
+    """Name layers whose SQNR describes massive elements and not all others."""
     for name in format_names(record):
-        told = [(losses(each)[name], each) for each in layers if name in losses(each)]
-        if not told:
-            continue
-        loss, bad = min(told, key=lambda pair: pair[0].worse)
-        broken = sum(1 for each, _ in told if each.worse < BROKEN_DB)
-        if broken:
-            text = f"{name} breaks {counted(broken, role)} of {len(told)} (SQNR, or that without "
-            text += f"massive elements, below {BROKEN_DB:g} dB), worst {name_of(bad)}: {loss}"
-            yield ActivationFinding("warn", text)
-        else:
-            yield ActivationFinding("info", f"{name}: worst {role} {name_of(bad)}, {loss}")
-
-
-def _flattered(record: ActivationsRecord) -> Iterator[ActivationFinding]:
-    """Layers whose SQNR tells of massive elements and not of all others."""
-    for name in format_names(record):
-        told = [(losses(each)[name], each) for each in record["layers"] if name in losses(each)]
-        hit = sorted((pair for pair in told if pair[0].flattered), key=lambda pair: pair[0].worse)
+        hit = [pair for pair in with_losses(record["layers"], name) if pair[0].flattered]
         if not hit:
             continue
         loss, layer = hit[0]
-        text = f"{name} looks better than it is, because of massive elements, in {_named(hit)}: "
+        massive = "them"
+        if "massive" in layer:
+            many = counted(layer["massive"]["elements"], "element")
+            massive = f"its {many} beyond {brief(layer['massive']['beyond'])}"
+        text = f"{name} looks better than it is, because of massive elements, in "
+        text += f"{_names([entry for _, entry in hit])}: "
         text += f"the {layer['role']} of {name_of(layer)} has {decibels(loss.sqnr_db)}, and "
-        text += f"{decibels(loss.rest_db)} without {_those(layer)}"
+        text += f"{decibels(loss.rest_db)} without {massive}"
         zeroed = flushed(layer["portrait"]["formats"][name])
         if zeroed > 0.5:
             text += f"; {percent(zeroed)} of its values become zero"
-        yield ActivationFinding("warn" if loss.worse < BROKEN_DB else "info", text)
+        yield ("warn" if loss.worse < BROKEN_DB else "info"), text
 
 
-def _named(hit: Sequence[tuple[Any, LayerActivations]]) -> str:
-    names = ", ".join(f"{name_of(each)} ({each['role']})" for _, each in hit[:_SHOWN])
-    return names + (f" and {len(hit) - _SHOWN} more" if len(hit) > _SHOWN else "")
+def _formats(record: ActivationsRecord) -> Sentences:
+    """Name the worst layer of each format, among inputs or, without any, outputs."""
+    role = "input" if of_role(record, "input") else "output"
+    for name in format_names(record):
+        pairs = with_losses(of_role(record, role), name)
+        if not pairs:
+            continue
+        loss, bad = pairs[0]
+        broken = sum(1 for loss, _ in pairs if loss.worse < BROKEN_DB)
+        if broken:
+            text = f"{name} breaks {counted(broken, role)} of {len(pairs)} (SQNR, or that without "
+            text += f"massive elements, below {BROKEN_DB:g} dB), worst {name_of(bad)}: {loss}"
+            yield "warn", text
+        else:
+            yield "info", f"{name}: worst {role} {name_of(bad)}, {loss}"
 
 
-def _those(layer: LayerActivations) -> str:
-    if "massive" not in layer:
-        return "them"
-    found = layer["massive"]
-    return f"its {counted(found['elements'], 'element')} beyond {brief(found['beyond'])}"
+def _proposals(record: ActivationsRecord) -> Sentences:
+    for proposal in record["proposals"]:
+        name, target = proposal["format"], proposal["target"]
+        layers = counted(len(proposal["keep"]), "layer")
+        total = sum(1 for one in record["sensitivity"] if one["format"] == name)
+        value = target_value(proposal, proposal["value"])
+        none = target_value(proposal, proposal["all_quantized"])
+        if not proposal["reached"]:
+            text = f"{target} is not reached, not even with {layers} of {total} kept ({value})"
+        elif not proposal["keep"]:
+            text = f"all {total} layers quantized reach {target} ({value})"
+        else:
+            text = f"keep {layers} of {total} to reach {target} ({value}, none kept {none})"
+        yield ("info" if proposal["reached"] else "warn"), f"{name}: {text}"
 
 
-def _proposals(record: ActivationsRecord) -> Iterator[ActivationFinding]:
-    for each in record["proposals"]:
-        total = sum(1 for one in record["sensitivity"] if one["format"] == each["format"])
-        yield ActivationFinding(*_proposal(each, total))
-
-
-def _proposal(each: Proposal, total: int) -> tuple[Level, str]:
-    kept, name, target = len(each["keep"]), each["format"], each["target"]
-    value, none = target_value(each, each["value"]), target_value(each, each["all_quantized"])
-    if not each["reached"]:
-        return "warn", (
-            f"{name}: {target} is not reached, not even with {counted(kept, 'layer')} of {total} "
-            f"kept ({value})"
-        )
-    if not kept:
-        return "info", f"{name}: all {total} layers quantized reach {target} ({value})"
-    return "info", (
-        f"{name}: keep {counted(kept, 'layer')} of {total} to reach {target} "
-        f"({value}, none kept {none})"
-    )
-
-
-def systematic(record: ActivationsRecord) -> list[tuple[str, int, int, float]]:
-    """Channels that stand out throughout: kind of module and role, channel, layers, how far."""
-    count: Counter[tuple[str, int]] = Counter()
-    most: defaultdict[tuple[str, int], float] = defaultdict(float)
-    for each in record["layers"]:
-        for channel in each["outliers"]["channels"] if "outliers" in each else ():
-            if channel["systematic"]:
-                where = (f"{kind_name(each['module'])} {each['role']}", channel["channel"])
-                count[where] += 1
-                most[where] = max(most[where], channel["ratio"])
-    told = [(kind, channel, n, most[kind, channel]) for (kind, channel), n in count.items()]
-    return sorted(told, key=lambda row: (-row[2], -row[3], row[0], row[1]))
-
-
-def _channels(record: ActivationsRecord) -> Iterator[ActivationFinding]:
-    told = systematic(record)
-    if told:
+def _channels(record: ActivationsRecord) -> Sentences:
+    rows = systematic_channels(record["layers"])
+    if rows:
         # Of an input first: there it can be taken away.
         kind, channel, layers, ratio = max(
-            told, key=lambda row: (row[0].endswith(" input"), row[3])
+            rows, key=lambda row: (row[0].endswith(" input"), row[3])
         )
         away = ": smoothing or a rotation takes it away" if kind.endswith(" input") else ""
-        more = f"; {len(told) - 1} more of that kind in the tables" if len(told) > 1 else ""
-        yield ActivationFinding(
-            "warn",
-            f"channel {channel} of {kind} stands out throughout in {counted(layers, 'layer')}, up "
-            f"to {brief(ratio)} times the median channel{away}{more}",
-        )
+        more = f"; {len(rows) - 1} more of that kind in the tables" if len(rows) > 1 else ""
+        text = f"channel {channel} of {kind} stands out throughout in {counted(layers, 'layer')}, "
+        yield "warn", f"{text}up to {brief(ratio)} times the median channel{away}{more}"
 
 
-def _tokens(record: ActivationsRecord) -> Iterator[ActivationFinding]:
+def _tokens(record: ActivationsRecord) -> Sentences:
     layers = outlier_layers(record)
     if not layers:
         return
     limit = layers[0]["outliers"]["threshold"]
-    hit = [each for each in layers if sum(each["outliers"]["counts"])]
-    undefined = sum(each["outliers"]["undefined"] for each in layers)
+    hit = [layer for layer in layers if sum(layer["outliers"]["counts"])]
+    undefined = sum(layer["outliers"]["undefined"] for layer in layers)
     if undefined:
-        yield ActivationFinding(
-            "warn", f"the outlier rule is undefined {undefined} times: the median token is all zero"
-        )
+        text = f"the outlier rule is undefined {undefined} times: the median token is all zero"
+        yield "warn", text
     if not hit:
-        near = worst(layers, lambda each: figure_of(each["outliers"], "token_ratio"))
+        near = worst(layers, lambda layer: figure_of(layer["outliers"], "token_ratio"))
         about = f"; the nearest, in {name_of(near[0][0])}, has {brief(near[0][1])}" if near else ""
-        yield ActivationFinding(
-            "info", f"no token is above {limit:g} times the median token{about}"
-        )
+        yield "info", f"no token is above {limit:g} times the median token{about}"
         return
     places: Counter[str] = Counter()
     texts: Counter[str] = Counter()
-    for each in hit:
-        places.update(each["outliers"]["positions"])
-        texts.update(each["outliers"].get("texts", {}))
-    total = sum(sum(each["outliers"]["counts"]) for each in hit)
+    for layer in hit:
+        places.update({f" at position {p}": n for p, n in layer["outliers"]["positions"].items()})
+        texts.update(layer["outliers"].get("texts", {}))
+    total = sum(sum(layer["outliers"]["counts"]) for layer in hit)
     text = f"{counted(total, 'outlier token')} (above {limit:g} times the median) in {len(hit)} of "
     text += counted(len(layers), "layer")
-    if places:
-        where, count = places.most_common(1)[0]
-        if leads(count, sum(places.values())):
-            text += f", {percent(count / sum(places.values()))} at position {where}"
-    if texts:
-        what, count = texts.most_common(1)[0]
-        if leads(count, sum(texts.values())):
-            text += f", {percent(count / sum(texts.values()))} “{visible(what)}”"
-    yield ActivationFinding("warn", text)
+    for counts in (places, texts):
+        name, count = counts.most_common(1)[0] if counts else ("", 0)
+        if counts and worth_naming(count, counts.total()):
+            about = name if counts is places else f" “{visible(name)}”"
+            text += f", {percent(count / counts.total())}{about}"
+    yield "warn", text
 
 
-def _massive(record: ActivationsRecord) -> Iterator[ActivationFinding]:
-    told = [
-        (abs(place["value"]), each, place)
-        for each in record["layers"]
-        for place in (each["outliers"]["massive"] if "outliers" in each else ())
+def _massive(record: ActivationsRecord) -> Sentences:
+    spots = [
+        (abs(element["value"]), entry, element)
+        for entry in record["layers"]
+        for element in (entry["outliers"]["massive"] if "outliers" in entry else ())
     ]
-    if not told:
+    if not spots:
         return
-    size, layer, place = max(told, key=lambda row: row[0])
-    where = f"sample {place['sample']}, position {place['position']}"
-    where += f", channel {place['channel']}" if "channel" in place else ""
-    where += f", “{visible(place['text'])}”" if "text" in place else ""
-    many = len({(each["module"], each["role"]) for _, each, _ in told})
-    yield ActivationFinding(
-        "warn",
-        f"massive single activations in {counted(many, 'layer')}, the largest {brief(size)} in "
-        f"{name_of(layer)} ({layer['role']}; {where})",
-    )
+    size, layer, element = max(spots, key=lambda row: row[0])
+    where = f"sample {element['sample']}, position {element['position']}"
+    where += f", channel {element['channel']}" if "channel" in element else ""
+    where += f", “{visible(element['text'])}”" if "text" in element else ""
+    many = counted(len({(entry["module"], entry["role"]) for _, entry, _ in spots}), "layer")
+    text = f"massive single activations in {many}, the largest {brief(size)} in {name_of(layer)} "
+    yield "warn", f"{text}({layer['role']}; {where})"
 
 
-def _smoothing(record: ActivationsRecord) -> Iterator[ActivationFinding]:
-    found: defaultdict[str, list[tuple[LayerActivations, Any]]] = defaultdict(list)
-    for each in record["layers"]:
-        for one in each.get("smoothing", []):
-            found[one["format"]].append((each, one))
-    for name, told in found.items():
-        layer, one = max(told, key=lambda pair: pair[1]["after_db"] - pair[1]["before_db"])
+def _smoothing(record: ActivationsRecord) -> Sentences:
+    for name, advice in smoothed_by_format(record).items():
+        layer, one = max(advice, key=lambda pair: pair[1]["after_db"] - pair[1]["before_db"])
         gain = one["after_db"] - one["before_db"]
         if gain < GAIN_DB:
-            yield ActivationFinding("info", f"{name}: smoothing gains at most {gain:.1f} dB")
+            yield "info", f"{name}: smoothing gains at most {gain:.1f} dB"
             continue
-        text = (
-            f"{name}: smoothing gains up to {gain:.1f} dB ({name_of(layer)} at α {one['alpha']:g})"
+        text = f"{name}: smoothing gains up to {gain:.1f} dB "
+        text += f"({name_of(layer)} at α {one['alpha']:g})"
+        rotated = worst(
+            advice, lambda pair: figure_of(pair[1], "hadamard_db") - pair[1]["before_db"]
         )
-        turned = [p for p in told if "hadamard_db" in p[1]]
-        if turned:
-            best = max(turned, key=lambda p: p[1]["hadamard_db"] - p[1]["before_db"])
-            most = best[1]["hadamard_db"] - best[1]["before_db"]
-            text += (
-                f", a Hadamard rotation up to {most:.1f} dB ({name_of(best[0])})"
-                if most > 0
-                else ""
-            )
-        yield ActivationFinding("info", text)
+        if rotated and rotated[0][1] > 0:
+            (layer, _), most = rotated[0]
+            text += f", a Hadamard rotation up to {most:.1f} dB ({name_of(layer)})"
+        yield "info", text
 
 
-def _tails(record: ActivationsRecord) -> Iterator[ActivationFinding]:
-    layers = [each for each in record["layers"] if each["role"] != "weight"]
-    found = worst(layers, lambda each: figure_of(each["portrait"], "kurtosis"))
-    several = sum(math.isfinite(figure_of(each["portrait"], "kurtosis")) for each in layers) > 1
-    if several and found[0][1] > 0:
-        layer, value = found[0]
-        yield ActivationFinding(
-            "info", f"heaviest tails: {name_of(layer)} ({layer['role']}), kurtosis {brief(value)}"
-        )
+def _tails(record: ActivationsRecord) -> Sentences:
+    def kurtosis(layer: LayerActivations) -> float:
+        return figure_of(layer["portrait"], "kurtosis")
+
+    layers = [entry for entry in record["layers"] if entry["role"] != "weight"]
+    heaviest = worst(layers, kurtosis)
+    measured = sum(math.isfinite(kurtosis(layer)) for layer in layers)
+    if heaviest and heaviest[0][1] > 0 and measured > 1:
+        layer, value = heaviest[0]
+        text = f"heaviest tails: {name_of(layer)} ({layer['role']}), kurtosis {brief(value)}"
+        yield "info", text
 
 
-def _whole(value: object) -> int:
-    """What the record says of its data may be of any kind."""
-    return value if type(value) is int else 0
+_DETECTORS = (
+    _nonfinite, _unreached, _flattered, _formats, _proposals,
+    _channels, _tokens, _massive, _smoothing, _tails,
+)  # fmt: skip

@@ -1,7 +1,6 @@
 """The page of an activation report: one file with its pictures inside, findings first.
 
-Everything that came from the model, the data or the settings is escaped, and all of it is there
-without scripts: they only sort.
+Everything from the model, the data or the settings is escaped. Scripts only sort tables.
 """
 
 from __future__ import annotations
@@ -12,33 +11,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qgate.activation_stats.findings import findings, summary, systematic
+from qgate.activation_stats.findings import findings, summary
 from qgate.activation_stats.reading import (
     Loss,
     format_names,
     loss_of,
     losses,
     name_of,
+    of_role,
+    systematic_channels,
     visible,
+    with_losses,
     worst_format,
 )
 from qgate.activation_stats.record import ActivationsRecord, LayerActivations
 from qgate.activation_stats.texts import keep_lines, max_over_rms, worst_layers
-from qgate.charts.page_parts import (
-    Cell,
-    contents,
-    document,
-    empty,
-    finding_list,
-    number,
-    section,
-    sortable,
-)
-from qgate.charts.page_parts import figures as figure_grid
+from qgate.charts.pages import Cell, number, render
 from qgate.summaries.reading import figure_of
 from qgate.text import decibels, shortened
-from qgate.text import for_html as text
 
+Rows = list[list[Cell]]
 _MOST = 150
 SECTIONS = {
     "outliers": ("Outliers", "Outlier tokens were not looked for, or none of it was asked for."),
@@ -50,25 +42,11 @@ SECTIONS = {
     "percentiles": ("Percentiles", "Not asked for (visualization.enabled.percentile_range)."),
     "heatmap": ("Heat maps", "Not asked for (visualization.enabled.heatmap_3d)."),
 }  # fmt: skip
-_EXTRA = """
-pre { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: 10px;
-  overflow-x: auto; user-select: all; max-height: 26rem; }
-dl { display: grid; grid-template-columns: minmax(9rem, max-content) 1fr; gap: 2px 16px; }
-dt { color: var(--dim); } dd { margin: 0; overflow-wrap: anywhere; }
-.frame:focus-visible { outline: 3px solid var(--link); }
-tbody th { min-width: 17rem; } td.text:nth-child(2) { min-width: 5rem; }
-thead th { overflow-wrap: normal; } td.number { white-space: nowrap; }
-@media (max-width: 600px) { .frame { overflow-x: auto; }
-  .frame img { max-width: none; width: 760px; }
-  tbody th { min-width: 9rem; } }
-@media (max-width: 500px) { dl { grid-template-columns: 1fr; } dd { margin-bottom: 6px; }
-  figure { padding: 4px; } }
-"""
 
 
 @dataclass(frozen=True)
 class EmbeddedPicture:
-    """A picture that was drawn: in which section, its file, its sentence, and itself as a PNG."""
+    """A picture on the page: its section, file, title, description, and the PNG itself."""
 
     section: str
     file: str
@@ -81,111 +59,59 @@ class EmbeddedPicture:
 
 def page(
     record: ActivationsRecord,
-    shown: Sequence[EmbeddedPicture],
+    embedded: Sequence[EmbeddedPicture],
     files: Sequence[str],
     failed: Mapping[str, str],
 ) -> str:
-    """The whole page; `files` lie beside it, `failed` says why pictures are missing."""
+    """Render the page; `files` are beside it, `failed` has the errors of missing pictures."""
     name = shortened(record["model"], 90)
-    parts = [
-        f"<h1>Activations of <span class='name'>{text(name)}</span></h1>",
-        f"<p class='about'>{text(summary(record))}</p>",
-        _findings(record, failed),
-        _keep(record),
-        _contents(shown),
-        _layers(record),
-        *(_section(record, name, [s for s in shown if s.section == name]) for name in SECTIONS),
-        _settings(record),
-        _files(files),
-        _notes(record),
-    ]
-    return document(f"Activations of {shortened(name, 60)}", parts, style=_EXTRA)
-
-
-def _findings(record: ActivationsRecord, failed: Mapping[str, str]) -> str:
-    rows = [("fail", f"{name} could not be drawn: {why}") for name, why in failed.items()]
-    rows += [(each.level, each.text) for each in findings(record)]
-    return f"<h2 id='findings'>Findings</h2>\n{finding_list(rows)}"
-
-
-def _keep(record: ActivationsRecord) -> str:
-    lines = "\n".join(keep_lines(record))
-    if not lines:
-        return ""
-    return (
-        "<h2 id='keep'>Layers to keep in higher precision</h2>\n"
-        "<pre tabindex='0' role='region' aria-label='layers to keep'>"
-        f"{text(lines, lines=True)}</pre>"
+    by_section: dict[str, list[dict[str, Any]]] = {section: [] for section in SECTIONS}
+    for picture in embedded:
+        data = base64.b64encode(picture.data).decode("ascii")
+        by_section[picture.section].append({**vars(picture), "data": data})
+    settings = [*record["settings"].items()]
+    settings += [(f"version of {part}", value) for part, value in record["versions"].items()]
+    settings += [(f"seconds of {part}", f"{s:.2f}") for part, s in record["seconds"].items()]
+    names = format_names(record)
+    return render(
+        "activation_stats/page",
+        title=f"Activations of {shortened(name, 60)}",
+        name=name,
+        summary=summary(record),
+        findings=[
+            *(("fail", f"{path} could not be drawn: {why}") for path, why in failed.items()),
+            *((finding.level, finding.text) for finding in findings(record)),
+        ],
+        keep="\n".join(keep_lines(record)),
+        links=[
+            ("layers", "Worst layers", 0),
+            *((section, SECTIONS[section][0], len(by_section[section])) for section in SECTIONS),
+            ("settings", "Settings", 0),
+            ("files", "Files", 0),
+        ],
+        sections=SECTIONS,
+        pictures=by_section,
+        most=_MOST,
+        format_names=names,
+        tables={
+            "layers": _layer_rows(record, names),
+            "channels": _channel_rows(record),
+            "tokens": _token_rows(record),
+            "formats": _format_rows(record, names),
+            "sensitivity": _sensitivity_rows(record),
+            "smoothing": _smoothing_rows(record),
+        },
+        settings=settings,
+        files=files,
+        notes=record["notes"],
     )
-
-
-def _contents(shown: Sequence[EmbeddedPicture]) -> str:
-    links = [("layers", "Worst layers", 0)]
-    links += [(n, title, sum(s.section == n for s in shown)) for n, (title, _) in SECTIONS.items()]
-    return contents([*links, ("settings", "Settings", 0), ("files", "Files", 0)])
-
-
-def _figure(picture: EmbeddedPicture) -> str:
-    title = text(picture.title)
-    data = base64.b64encode(picture.data).decode("ascii")
-    return (
-        f"<figure>\n<figcaption><b>{title}</b> <span>{text(picture.about)} · "
-        f"{text(picture.file)}</span></figcaption>\n"
-        f"<div class='frame' tabindex='0' role='group' aria-label='picture'>\n"
-        f"<img src='data:image/png;base64,{data}' alt='{title}' width='{picture.width}' "
-        f"height='{picture.height}' loading='lazy'>\n</div>\n</figure>"
-    )
-
-
-def _section(record: ActivationsRecord, name: str, shown: Sequence[EmbeddedPicture]) -> str:
-    title, why = SECTIONS[name]
-    table = _TABLES[name](record) if name in _TABLES else ""
-    body = "\n".join(filter(None, [figure_grid([_figure(each) for each in shown]), table]))
-    return section(name, title, body or empty(why))
 
 
 # Tables ------------------------------------------------------------------------------------------
 
 
-def _word(told: object) -> Cell:
-    return str(told), None
-
-
 def _db(value: float) -> Cell:
     return number(value, decibels(value))
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[Cell]], words: int, of: str) -> str:
-    """The first `words` columns are texts, the others numbers; of many rows the first."""
-    told = list(rows)
-    if not told:
-        return ""
-    more = len(told) - _MOST
-    rest = f"<p class='about'>{more:,} more in {text(of)}.csv.</p>" if more > 0 else ""
-    return f"{sortable(head, told[:_MOST], words, of)}\n{rest}"
-
-
-def _layers(record: ActivationsRecord) -> str:
-    names = format_names(record)
-    rows = []
-    for each in worst_layers(record):
-        told, found = losses(each), each.get("outliers", {})
-        row = [_word(name_of(each, 80)), _word(each["role"]), _worst(each)]
-        row += [number(figure_of(each["portrait"], name)) for name in ("amax", "rms", "kurtosis")]
-        row.append(number(max_over_rms(each)))
-        row += [number(figure_of(found, n)) for n in ("channel_ratio", "token_ratio", "mean_count")]
-        row += [_loss(told.get(name)) for name in names]
-        rows.append(row)
-    head = ["layer", "role", "worst format", "amax", "rms", "kurtosis", "max/rms", "channel ratio",
-            "token ratio", "outlier tokens", *names]  # fmt: skip
-    table = _table(head, rows, 2, "layers")
-    about = (
-        "Worst first, by the lowest SQNR of any format (of two figures, with/without massive "
-        "elements, the worse counts). Channel ratio: the largest channel "
-        "over the median one; token ratio: the largest token over the median one; outlier tokens: "
-        "per sample."
-    )
-    return section("layers", "Worst layers", f"<p class='about'>{about}</p>\n{table}")
 
 
 def _loss(loss: Loss | None) -> Cell:
@@ -193,147 +119,105 @@ def _loss(loss: Loss | None) -> Cell:
 
 
 def _worst(layer: LayerActivations) -> Cell:
-    """What the order of the layers is by."""
-    worst = worst_format(layer)
-    if worst is None:
-        return number(math.nan)
-    name, loss = worst
-    return number(loss.worse, f"{name} {loss.short}")
+    """Write the figure that sorts the layers."""
+    name, loss = worst_format(layer) or ("", None)
+    return _loss(None) if loss is None else number(loss.worse, f"{name} {loss.short}")
 
 
-def _channels(record: ActivationsRecord) -> str:
-    rows = [
-        [_word(kind), number(channel, str(channel)), number(layers, str(layers)), number(ratio)]
-        for kind, channel, layers, ratio in systematic(record)
-    ]
-    head = ["modules", "systematic channel", "layers", "largest over the median channel"]
-    table = _table(head, rows, 1, "channels")
-    return f"{table}{_tokens(record)}"
-
-
-def _tokens(record: ActivationsRecord) -> str:
-    rows = []
-    for each in record["layers"]:
-        found: Mapping[str, Any] = each.get("outliers", {"tokens": [], "massive": []})
-        for kind in ("tokens", "massive"):
-            for place in found[kind]:
-                rows.append(
-                    [
-                        _word(name_of(each, 60)),
-                        _word(each["role"]),
-                        _word("outlier token" if kind == "tokens" else "massive activation"),
-                        _word(visible(place["text"]) if "text" in place else "–"),
-                        number(place["sample"], str(place["sample"])),
-                        number(place["position"], str(place["position"])),
-                        number(figure_of(place, "channel"), str(place.get("channel", "–"))),
-                        number(place["value"]),
-                        number(figure_of(place, "ratio")),
-                    ]
-                )
-    rows.sort(key=lambda row: -abs(float(row[7][1] or 0)))
-    head = [
-        "layer",
-        "role",
-        "what",
-        "token",
-        "sample",
-        "position",
-        "channel",
-        "value",
-        "over median",
-    ]
-    table = _table(head, rows, 4, "tokens")
-    return f"<h3>Where they are</h3>\n{table}" if table else ""
-
-
-def _smoothing(record: ActivationsRecord) -> str:
-    rows = [
+def _layer_rows(record: ActivationsRecord, names: Sequence[str]) -> Rows:
+    return [
         [
-            _word(name_of(each, 70)),
-            _word(one["format"]),
-            number(one["alpha"]),
-            _db(one["before_db"]),
-            _db(one["after_db"]),
-            number(
-                one["after_db"] - one["before_db"], f"{one['after_db'] - one['before_db']:+.1f} dB"
+            Cell(name_of(layer, 80)),
+            Cell(layer["role"]),
+            _worst(layer),
+            *(number(figure_of(layer["portrait"], name)) for name in ("amax", "rms", "kurtosis")),
+            number(max_over_rms(layer)),
+            *(
+                number(figure_of(layer.get("outliers", {}), name))
+                for name in ("channel_ratio", "token_ratio", "mean_count")
             ),
-            _db(figure_of(one, "hadamard_db")),
+            *(_loss(losses(layer).get(name)) for name in names),
         ]
-        for each in record["layers"]
-        for one in each.get("smoothing", [])
+        for layer in worst_layers(record)
     ]
-    rows.sort(key=lambda row: -float(row[5][1] or 0))
-    head = ["layer", "format", "best α", "as it is", "smoothed", "gain", "Hadamard rotation"]
-    return _table(head, rows, 2, "smoothing")
 
 
-def _sensitivity(record: ActivationsRecord) -> str:
+def _channel_rows(record: ActivationsRecord) -> Rows:
+    return [
+        [Cell(kind), number(channel, str(channel)), number(layers, str(layers)), number(ratio)]
+        for kind, channel, layers, ratio in systematic_channels(record["layers"])
+    ]
+
+
+def _token_rows(record: ActivationsRecord) -> Rows:
+    kinds = (("tokens", "outlier token"), ("massive", "massive activation"))
+    places = []
+    for layer in record["layers"]:
+        outliers: Mapping[str, Any] = layer.get("outliers", {})
+        places += [(layer, word, token) for kind, word in kinds for token in outliers.get(kind, ())]
     rows = [
         [
-            _word(name_of(each, 70)),
-            _word(each["format"]),
-            _loss(loss_of(each, "sqnr_db")),
-            _loss(loss_of(each, "local_sqnr_db")),
-            number(figure_of(each, "loss_change")),
+            Cell(name_of(layer, 60)),
+            Cell(layer["role"]),
+            Cell(word),
+            Cell(visible(token["text"]) if "text" in token else "–"),
+            number(token["sample"], str(token["sample"])),
+            number(token["position"], str(token["position"])),
+            number(figure_of(token, "channel"), str(token.get("channel", "–"))),
+            number(token["value"]),
+            number(figure_of(token, "ratio")),
         ]
-        for each in record["sensitivity"]
+        for layer, word, token in places
     ]
-    head = ["layer quantized alone", "format", "SQNR of the model", "SQNR of the layer", "loss"]
-    about = "<p class='about'>Of two figures: with/without massive elements.</p>\n" if rows else ""
-    return about + _table(head, rows, 2, "sensitivity")
+    return sorted(rows, key=lambda row: -abs(float(row[7].key or 0)))
 
 
-def _formats(record: ActivationsRecord) -> str:
+def _smoothing_rows(record: ActivationsRecord) -> Rows:
     rows = []
-    for name in format_names(record):
+    for layer in record["layers"]:
+        for advice in layer.get("smoothing", []):
+            gain = advice["after_db"] - advice["before_db"]
+            rows.append(
+                [
+                    Cell(name_of(layer, 70)),
+                    Cell(advice["format"]),
+                    number(advice["alpha"]),
+                    _db(advice["before_db"]),
+                    _db(advice["after_db"]),
+                    number(gain, f"{gain:+.1f} dB"),
+                    _db(figure_of(advice, "hadamard_db")),
+                ]
+            )
+    return sorted(rows, key=lambda row: -float(row[5].key or 0))
+
+
+def _sensitivity_rows(record: ActivationsRecord) -> Rows:
+    return [
+        [
+            Cell(name_of(entry, 70)),
+            Cell(entry["format"]),
+            _loss(loss_of(entry, "sqnr_db")),
+            _loss(loss_of(entry, "local_sqnr_db")),
+            number(figure_of(entry, "loss_change")),
+        ]
+        for entry in record["sensitivity"]
+    ]
+
+
+def _format_rows(record: ActivationsRecord, names: Sequence[str]) -> Rows:
+    rows = []
+    for name in names:
         for role in ("input", "output", "weight"):
-            told = [(losses(e)[name], e) for e in record["layers"]
-                    if e["role"] == role and name in losses(e)]  # fmt: skip
-            if told:
-                loss, bad = min(told, key=lambda pair: pair[0].worse)
-                numbers = [loss.sqnr_db, loss.rest_db]
-                numbers += [_middle(each.sqnr_db for each, _ in told)]
-                numbers += [_middle(each.rest_db for each, _ in told)]
-                words = (name, role, name_of(bad, 70))
-                rows.append([*map(_word, words), *map(_db, numbers)])
-    head = ["format", "role", "worst layer", "worst SQNR", "without massive elements",
-            "median SQNR", "median without them"]  # fmt: skip
-    about = (
-        "A name that ends in “per tensor” has one scale for all values of a layer: modes of that "
-        "format have one per token and output channel. Massive elements are beyond 20 times the "
-        "root mean square of all but the largest 1 in 32."
-    )
-    table = _table(head, rows, 3, "formats")
-    return f"<p class='about'>{about}</p>\n{table}" if table else ""
+            pairs = with_losses(of_role(record, role), name)
+            if pairs:
+                loss, layer = pairs[0]
+                ratios = [loss.sqnr_db, loss.rest_db, _middle(loss.sqnr_db for loss, _ in pairs)]
+                ratios.append(_middle(loss.rest_db for loss, _ in pairs))
+                words = (name, role, name_of(layer, 70))
+                rows.append([*map(Cell, words), *map(_db, ratios)])
+    return rows
 
 
 def _middle(values: Iterable[float]) -> float:
     ordered = sorted(value for value in values if not math.isnan(value))
     return ordered[len(ordered) // 2] if ordered else math.nan
-
-
-_TABLES: dict[str, Any] = {
-    "outliers": _channels,
-    "formats": _formats,
-    "smoothing": _smoothing,
-    "sensitivity": _sensitivity,
-}
-
-
-def _settings(record: ActivationsRecord) -> str:
-    rows = [*record["settings"].items()]
-    rows += [(f"version of {name}", value) for name, value in record["versions"].items()]
-    rows += [(f"seconds of {name}", f"{value:.2f}") for name, value in record["seconds"].items()]
-    items = "\n".join(f"<dt>{text(key)}</dt><dd>{text(value)}</dd>" for key, value in rows)
-    about = "<p class='about'>Those that differ from the defaults.</p>"
-    return section("settings", "Settings", f"{about}\n<dl>\n{items}\n</dl>")
-
-
-def _files(files: Sequence[str]) -> str:
-    items = "\n".join(f"<li><a href='{text(name)}'>{text(name)}</a></li>" for name in files)
-    return section("files", "Files", f"<ul>\n{items}\n</ul>") if items else ""
-
-
-def _notes(record: ActivationsRecord) -> str:
-    items = "\n".join(f"<li>{text(note)}</li>" for note in record["notes"])
-    return section("notes", "Notes", f"<ul>\n{items}\n</ul>") if items else ""

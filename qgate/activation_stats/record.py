@@ -1,5 +1,4 @@
-"""What an analysis of activations and weights says, as plain data: computing writes it, drawing
-reads it.
+"""The record of an analysis of activations and weights: plain data between computing and drawing.
 
 Numbers that do not exist are left out, so every number is finite. A vector is reduced from the
 magnitudes of one tensor: over its channels (one number per token), over its tokens (one per
@@ -10,18 +9,20 @@ from __future__ import annotations
 
 from typing import Any, NotRequired, TypedDict
 
-from qgate.summaries.record import Histogram, Portrait
+from qgate.summaries.record import Histogram, ValueSummary
 
 ACTIVATIONS = "qgate activations 2"
 READABLE = (ACTIVATIONS, "qgate activations 1")
-"""Kinds that are read: version 1 has `flush` for `flushed`."""
+"""Kinds that can be read: version 1 has `flush` for `flushed`."""
 PER_TENSOR = " per tensor"
-"""Ends the name of a format that has one scale for a tensor here and one per row in its mode."""
+"""Ending of a format that has one scale per tensor here, and one per row in its mode."""
+EXACT_DB = 320.0
+"""The SQNR of an exact result in a record, where infinity has no place."""
 
 
 class Magnitude(TypedDict):
-    """Figures of one vector of magnitudes; `top` are its three largest, `low` its three smallest,
-    `median` its lower median. `most` is the largest of any sample."""
+    """Figures of a vector of magnitudes: its three largest (`top`), lower median and three smallest
+    (`low`). `most` is the largest of any sample."""
 
     top: list[float]
     median: float
@@ -30,7 +31,7 @@ class Magnitude(TypedDict):
 
 
 class Token(TypedDict):
-    """One place in one sample, with the text of its token where it can be decoded."""
+    """A token or an element of a sample, with the text of the token where it can be decoded."""
 
     sample: int
     position: int
@@ -42,8 +43,8 @@ class Token(TypedDict):
 
 class Channel(TypedDict):
     """A channel that stands out: its largest magnitude, that over the median channel's, and the
-    shares of tokens and of samples in which it does. `systematic` is one that does so throughout,
-    which a smoothing or a rotation removes; what stands out in few tokens is not."""
+    shares of tokens and of samples in which it does. Smoothing or a rotation removes a `systematic`
+    one, which stands out in many tokens and samples."""
 
     channel: int
     amax: float
@@ -54,16 +55,16 @@ class Channel(TypedDict):
 
 
 class Outliers(TypedDict):
-    """Where magnitudes stand out of a layer.
+    """Outlier tokens, channels and elements of a layer.
 
-    threshold      of the known rule: the largest magnitude of a token over the lower median of
-                   those of all tokens of its sample
-    counts         tokens beyond it, one number per sample; `undefined` samples have median 0
-    positions      how many of them at each position in the sequence, as text
-    tokens         the worst of them; `texts` how often each text is among them
+    threshold      of quant-smooth-ana's rule: the largest magnitude of a token over the lower
+                   median of those of all tokens of its sample
+    counts         tokens above it, one number per sample; `undefined` samples have median 0
+    positions      outlier tokens at each position in the sequence, as text
+    tokens         the worst of them; `texts` has the number of outlier tokens by text
     max_over_rms   largest magnitude over root mean square; `channel_ratio` largest channel over
-                   the median one; `token_ratio` the largest of the known rule
-    channels       those that stand out, the worst first; `massive` single elements that do
+                   the median one; `token_ratio` the largest of that rule
+    channels       channels that stand out, the worst first; `massive` single elements that do
     """
 
     threshold: float
@@ -83,7 +84,7 @@ class Outliers(TypedDict):
 class ChannelRanges(TypedDict):
     """Percentiles of the signed values of each channel, pooled over samples and tokens: one list
     per percentile, as text, with a number per channel. `error` bounds the relative error of all
-    but the `exact` ones; what is below 2^-20 of the largest value of all counts as zero."""
+    but the `exact` ones; magnitudes below 2^-20 of the largest value count as zero."""
 
     percentiles: dict[str, list[float]]
     error: float
@@ -101,9 +102,8 @@ class HeatMap(TypedDict):
 
 
 class Smoothed(TypedDict):
-    """What moving a layer's difficulty from activations to weights predicts in one format: SQNR of
-    the layer's output as it is, with the best migration strength, and after a Hadamard rotation.
-    `curve` is the SQNR by strength, as text."""
+    """Smoothing advice of a layer in one format: SQNR of the layer's output as it is, with the best
+    migration strength, and after a Hadamard rotation. `curve` is the SQNR by strength, as text."""
 
     format: str
     alpha: float
@@ -114,7 +114,7 @@ class Smoothed(TypedDict):
 
 
 class Massive(TypedDict):
-    """Elements that hide the errors of all others: those beyond this magnitude, and how many."""
+    """Elements that hide the errors of all others: the magnitude they exceed, and their number."""
 
     beyond: float
     elements: int
@@ -124,7 +124,7 @@ class LayerActivations(TypedDict):
     """One module in one role.
 
     samples, calls, tokens   that reached it; `coverage` is samples over all there were
-    portrait                 the distribution of all values, with what formats do to it
+    portrait                the distribution of all values, with what formats do to it
     massive                  elements that errors are told without too, where there are any
     rounding                 the largest relative error of the quantiles and of the median of all
                              magnitudes, where values were rounded to be counted; all other figures
@@ -140,7 +140,7 @@ class LayerActivations(TypedDict):
     calls: int
     tokens: int
     coverage: float
-    portrait: Portrait
+    portrait: ValueSummary
     massive: NotRequired[Massive]
     rounding: NotRequired[float]
     histogram: NotRequired[Histogram]
@@ -153,8 +153,8 @@ class LayerActivations(TypedDict):
 
 
 class Sensitive(TypedDict):
-    """One layer quantized alone: the SQNR of its own output and of the model's, both without
-    massive elements too, and what the task loses."""
+    """One layer quantized alone: the SQNR of its own output and of the model's, with and without
+    massive elements, and the change of the loss."""
 
     module: str
     format: str
@@ -178,9 +178,9 @@ class Proposal(TypedDict):
 
 
 class ActivationsRecord(TypedDict):
-    """All of it.
+    """The record of a run.
 
-    settings  those that differ from the defaults; `data` what was run on
+    settings  that differ from the defaults; `data` is the source of the samples
     panels    layers by the pattern that matched them, for each kind of picture
     """
 

@@ -1,46 +1,52 @@
 """Sensitivity: one layer quantized at a time, and the fewest to keep in higher precision.
 
-A layer is quantized by hooks around its forward: its input on the way in, its weight for as long as
-it runs. The weight that it has is put back as the very tensor it was, also after an error, so there
-is never a copy of the model and nothing to undo.
+Hooks quantize a layer: its input on the way in, its weight while it runs. Afterwards, also after an
+error, the module has the very weight tensor that it had, so the model is never copied.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from qgate.activation_stats._format_losses import quantizer_of
-from qgate.activation_stats.record import Proposal, Sensitive
+from qgate.activation_stats._quantizers import quantizer_of
+from qgate.activation_stats.record import EXACT_DB, Proposal, Sensitive
 from qgate.activation_stats.subjects import Sample
-from qgate.capture.flowing import first_numbers
 from qgate.devices import exact_math
 from qgate.errors import QgateError
-from qgate.formats.quantizer import Quantizer
+from qgate.hooks import ModuleHooks
+from qgate.hooks.observing import first_float_tensor
 from qgate.models.sites import is_transposed_linear
 from qgate.stats import massive_beyond, serial
 
 Progress = Callable[[str, int, int], None]
 _SAME = 1e-6
-_ROOM = 2**28
-"""Bytes of quantized weights and of reference outputs that are kept between passes."""
-_EXACT_DB = 320.0
+_CACHE_BYTES = 2**28
 NO_LOSS = (
     "sensitivity.target_loss needs a model that predicts next tokens: token ids in and logits out, "
     "and none that depends on tokens that come later. Give sensitivity.target_sqnr_db."
 )
 
 
+class _TensorCache(dict[Any, Tensor]):
+    """Tensors between passes, of at most `_CACHE_BYTES`; others are computed again."""
+
+    def keep(self, key: object, tensor: Tensor) -> Tensor:
+        if sum(other.nbytes for other in self.values()) + tensor.nbytes <= _CACHE_BYTES:
+            self[key] = tensor
+        return tensor
+
+
 @dataclass
-class Errors:
-    """Sums of squares, with and without massive elements, and of the loss of tokens."""
+class OutputErrors:
+    """Sums of squares, with and without massive elements, and the loss of tokens."""
 
     signal: float = 0.0
     noise: float = 0.0
@@ -49,18 +55,18 @@ class Errors:
     loss: float = 0.0
     tokens: int = 0
 
-    def add(self, actual: Tensor, reference: Tensor, beyond: float) -> None:
-        """Add the errors of a tensor; the rest has no element of a reference beyond a magnitude."""
+    def add(self, actual: Tensor, reference: Tensor, massive: float) -> None:
+        """Add the errors of a tensor; the `rest` leaves out references above `massive`."""
         wide = reference.double()
         # In the order of one thread: processes differ in how many they have.
         with serial():
             squares = wide.square()
-            wrong = (actual.double() - wide).square_()
-            signal, noise = float(squares.sum()), float(wrong.sum())
+            error_squares = (actual.double() - wide).square_()
+            signal, noise = float(squares.sum()), float(error_squares.sum())
             self.signal, self.noise = self.signal + signal, self.noise + noise
-            if beyond < math.inf:
-                rest = wide.abs() <= beyond
-                signal, noise = float(squares[rest].sum()), float(wrong[rest].sum())
+            if massive < math.inf:
+                below = wide.abs() <= massive
+                signal, noise = float(squares[below].sum()), float(error_squares[below].sum())
             self.rest_signal += signal
             self.rest_noise += noise
 
@@ -79,117 +85,84 @@ class Errors:
 
 
 def _decibels(signal: float, noise: float) -> float:
-    """±320 in place of infinities and of what is not finite."""
+    """Return an SQNR, ±320 in place of infinities and of what is not finite."""
     if not (math.isfinite(noise) and math.isfinite(signal)):
-        return -_EXACT_DB
+        return -EXACT_DB
     if noise == 0:
-        return _EXACT_DB
-    return 10 * math.log10(signal / noise) if signal else -_EXACT_DB
+        return EXACT_DB
+    return 10 * math.log10(signal / noise) if signal else -EXACT_DB
 
 
-@dataclass
-class Layers:
+class QuantizableLayers:
     """Linear layers of a module, to be quantized in a format while a context is open."""
 
-    root: nn.Module
-    names: Sequence[str]
-    format: str
-    locals: dict[str, Errors] = field(default_factory=dict)
-    _weights: dict[str, Tensor] = field(default_factory=dict)
-    _held: int = 0
-
-    def __post_init__(self) -> None:
-        self._quantizer = quantizer_of(self.format)
+    def __init__(self, root: nn.Module, names: Sequence[str], format: str) -> None:
+        self.root, self.names, self.format = root, names, format
+        self.local_errors: dict[str, OutputErrors] = {}
+        self._quantizer = quantizer_of(format)
+        self._weights = _TensorCache()
 
     @contextlib.contextmanager
     def quantized(self, names: Sequence[str], *, local: bool = False) -> Iterator[None]:
-        """These layers compute in the format; `local` takes the error of each one's own output."""
-        handles: list[Any] = []
-        swapped: dict[str, nn.Parameter | None] = {}
-        try:
-            for name in names:
-                module = self.root.get_submodule(name)
-                handles += [
-                    module.register_forward_pre_hook(
-                        self._before(name, swapped, local), with_kwargs=True
-                    ),
-                    module.register_forward_hook(
-                        self._after(name, swapped, local), with_kwargs=True, always_call=True
-                    ),
-                ]
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            for name in list(swapped):
-                _put_back(self.root.get_submodule(name), swapped, name)
+        """Let these layers compute in the format; `local` measures the error of each output."""
+        originals: dict[nn.Module, nn.Parameter | None] = {}
+        calls: dict[nn.Module, tuple[Any, Any]] = {}
 
-    def _before(
-        self, name: str, swapped: dict[str, nn.Parameter | None], local: bool
-    ) -> Callable[..., Any]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if local:
-                x = first_numbers([*args, *kwargs.values()])
-                self._inputs[name] = (args, kwargs) if x is not None else ((), {})
-            swapped[name] = module._parameters["weight"]
-            weight = nn.Parameter(self._weight(name, module), requires_grad=False)
+        def quantize(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if local and first_float_tensor([*args, *kwargs.values()]) is not None:
+                calls[module] = args, kwargs
+            originals[module] = module._parameters["weight"]
+            weight = nn.Parameter(self._weight(modules[module], module), requires_grad=False)
             module._parameters["weight"] = weight
-            turned = [_replaced(value, self._quantizer) for value in args]
-            return tuple(turned), {k: _replaced(v, self._quantizer) for k, v in kwargs.items()}
+            changed = {key: self._replaced(value) for key, value in kwargs.items()}
+            return tuple(map(self._replaced, args)), changed
 
-        return hook
-
-    def _after(
-        self, name: str, swapped: dict[str, nn.Parameter | None], local: bool
-    ) -> Callable[..., None]:
-        def hook(module: nn.Module, _args: Any, _kwargs: Any, result: Any) -> None:
-            _put_back(module, swapped, name)
-            if not local or name not in self._inputs:
+        def restore(module: nn.Module, _args: Any = None, result: Any = None) -> None:
+            if module in originals:
+                module._parameters["weight"] = originals.pop(module)
+            if module not in calls:
                 return
-            args, kwargs = self._inputs.pop(name)
-            actual = first_numbers(result)
+            args, kwargs = calls.pop(module)
+            actual = first_float_tensor(result)
             # Not the call: that would run the hooks again.
-            reference = first_numbers(module.forward(*args, **kwargs))
+            reference = (
+                None if actual is None else first_float_tensor(module.forward(*args, **kwargs))
+            )
             if actual is not None and reference is not None:
-                errors = self.locals.setdefault(name, Errors())
+                errors = self.local_errors.setdefault(modules[module], OutputErrors())
                 errors.add(actual, reference, massive_beyond(reference))
 
-        return hook
+        modules = {self.root.get_submodule(name): name for name in names}
+        with ModuleHooks() as hooks:
+            for module in modules:
+                hooks.add(module, quantize, restore, always=True)
+            try:
+                yield
+            finally:
+                calls.clear()
+                for module in list(originals):
+                    restore(module)
 
-    _inputs: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    def _replaced(self, value: Any) -> Any:
+        is_number = isinstance(value, Tensor) and value.is_floating_point()
+        return self._rows_quantized(value) if is_number else value
 
     def _weight(self, name: str, module: nn.Module) -> Tensor:
         if name in self._weights:
             return self._weights[name]
         weight: Tensor = module._parameters["weight"].detach()  # type: ignore[union-attr]
-        turned = is_transposed_linear(module)
-        made = _rows_quantized(self._quantizer, weight.T if turned else weight)
-        made = made.T.contiguous() if turned else made
-        size = made.numel() * made.element_size()
-        if self._held + size <= _ROOM:
-            self._weights[name], self._held = made, self._held + size
-        return made
+        transposed = is_transposed_linear(module)
+        quantized = self._rows_quantized(weight.T if transposed else weight)
+        return self._weights.keep(name, quantized.T.contiguous() if transposed else quantized)
+
+    def _rows_quantized(self, x: Tensor) -> Tensor:
+        """Quantize with scales of rows of the last dimension, or of blocks along it."""
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        return self._quantizer(rows).reshape(x.shape) if rows.numel() else x
 
 
-def _put_back(module: nn.Module, swapped: dict[str, nn.Parameter | None], name: str) -> None:
-    if name in swapped:
-        module._parameters["weight"] = swapped.pop(name)
-
-
-def _replaced(value: Any, quantizer: Quantizer) -> Any:
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return _rows_quantized(quantizer, value)
-    return value
-
-
-def _rows_quantized(quantizer: Quantizer, x: Tensor) -> Tensor:
-    """Scales are of rows of the last dimension, or of blocks along it."""
-    rows = x.reshape(-1, x.shape[-1]).contiguous()
-    return quantizer(rows).reshape(x.shape) if rows.numel() else x
-
-
-class Runs:
-    """Forward passes of the whole model, held against those without anything quantized."""
+class ModelRuns:
+    """Forward passes of the whole model, compared with those without anything quantized."""
 
     def __init__(
         self,
@@ -201,47 +174,42 @@ class Runs:
     ) -> None:
         self.root, self.samples, self.device, self.name = root, samples, device, name
         self.predicts = predicts
-        self._references: dict[int, Tensor] = {}
-        self._beyond: dict[int, float] = {}
-        self._held = 0
-        self.forwards = 0
-        self.reference = Errors()
+        self._references = _TensorCache()
+        self._massive: dict[int, float] = {}
+        self.reference = OutputErrors()
         for at, sample in enumerate(samples):
-            self._add_loss(self.reference, self.reference_of(at), sample)
+            self._add_loss(self.reference, self._reference_of(at), sample)
 
-    def output(self, sample: Sample) -> Tensor:
-        self.forwards += 1
+    def _output(self, sample: Sample) -> Tensor:
         with torch.no_grad(), exact_math():
             result = sample.run(self.root, self.device)
-        found = _output(result)
-        if found is None:
+        output = _main_output(result)
+        if output is None:
             raise QgateError(f"{self.name} returned {type(result).__name__}, and no numbers.")
-        return found
+        return output
 
-    def reference_of(self, at: int) -> Tensor:
-        """Kept where there is room for it, made again where there is not."""
-        if at not in self._references:
-            made = self.output(self.samples[at])
-            size = made.numel() * made.element_size()
-            if self._held + size > _ROOM:
-                return made
-            self._references[at], self._held = made, self._held + size
-        return self._references[at]
+    def _reference_of(self, at: int) -> Tensor:
+        """Return the output without quantization."""
+        if at in self._references:
+            return self._references[at]
+        return self._references.keep(at, self._output(self.samples[at]))
 
-    def errors(self, layers: Layers, names: Sequence[str], *, local: bool = False) -> Errors:
-        """Of the model's output with these layers quantized."""
-        found = Errors()
+    def errors(
+        self, layers: QuantizableLayers, names: Sequence[str], *, local: bool = False
+    ) -> OutputErrors:
+        """Measure the model's output with these layers quantized."""
+        errors = OutputErrors()
         for at, sample in enumerate(self.samples):
-            reference = self.reference_of(at)
+            reference = self._reference_of(at)
             with layers.quantized(names, local=local):
-                actual = self.output(sample)
-            if at not in self._beyond:
-                self._beyond[at] = massive_beyond(reference)
-            found.add(actual, reference, self._beyond[at])
-            self._add_loss(found, actual, sample)
-        return found
+                actual = self._output(sample)
+            if at not in self._massive:
+                self._massive[at] = massive_beyond(reference)
+            errors.add(actual, reference, self._massive[at])
+            self._add_loss(errors, actual, sample)
+        return errors
 
-    def _add_loss(self, errors: Errors, logits: Tensor, sample: Sample) -> None:
+    def _add_loss(self, errors: OutputErrors, logits: Tensor, sample: Sample) -> None:
         ids = sample.ids
         if self.predicts and ids is not None and _are_logits(logits, ids):
             flat = logits.reshape(len(ids), -1)[:-1].float()
@@ -249,76 +217,66 @@ class Runs:
                 errors.loss += float(cross_entropy(flat, ids[1:].to(flat.device), reduction="sum"))
             errors.tokens += len(ids) - 1
 
-    def loss_change(self, found: Errors) -> float | None:
-        before, after = self.reference.mean_loss, found.mean_loss
-        if before is None or after is None or not math.isfinite(after - before):
-            return None
-        return after - before
 
-
-def _output(result: Any) -> Tensor | None:
+def _main_output(result: Any) -> Tensor | None:
     for part in ("logits", "last_hidden_state"):
         value = getattr(result, part, None)
         if isinstance(value, Tensor):
             return value
-    return first_numbers(result)
+    return first_float_tensor(result)
 
 
-def _are_logits(found: Tensor, ids: Tensor) -> bool:
-    """Of every token one number for each id there could be."""
-    rows = found.shape[:-1].numel()
-    return rows == len(ids) >= 2 and int(ids.max()) < found.shape[-1]
+def _are_logits(output: Tensor, ids: Tensor) -> bool:
+    """Tell if there is one number per token and vocabulary entry."""
+    rows = output.shape[:-1].numel()
+    return rows == len(ids) >= 2 and int(ids.max()) < output.shape[-1]
 
 
 def predicts_next(root: nn.Module, samples: Sequence[Sample], device: torch.device) -> bool:
-    """If outputs are logits that no later token has a part in, so that there is a loss of next
-    tokens: those of a model that reads both ways know the token that they would predict.
+    """Tell if a model has a loss of next tokens: logits that do not depend on later tokens.
 
-    Tried on a beginning of one sample, whose second half is changed.
+    A model that reads in both directions knows the token that it would predict. One sample is run
+    twice, the second time with other tokens in its second half.
     """
     sample = next((s for s in samples if s.ids is not None and len(s.ids) >= 2), None)
     if sample is None or sample.ids is None:
         return False
     ids = sample.ids
     half = len(ids) // 2
-    others = ids.clone()
-    others[half:] = (ids[half:] == 0).to(ids.dtype)
+    changed_ids = ids.clone()
+    changed_ids[half:] = (ids[half:] == 0).to(ids.dtype)
     with torch.no_grad(), exact_math():
-        found = [_output(s.run(root, device)) for s in (sample, sample.with_ids(others))]
-    first, second = found
+        first, second = (
+            _main_output(call.run(root, device)) for call in (sample, sample.with_ids(changed_ids))
+        )
     if first is None or second is None or not _are_logits(first, ids):
         return False
-    kept, moved = (x.reshape(len(ids), -1)[:half].double() for x in (first, second))
-    return bool((kept - moved).abs().max() <= _SAME * kept.abs().max())
+    before, after = (x.reshape(len(ids), -1)[:half].double() for x in (first, second))
+    return bool((before - after).abs().max() <= _SAME * before.abs().max())
 
 
-def alone(runs: Runs, layers: Layers, name: str) -> Sensitive:
-    """One layer quantized, and no other."""
+def quantize_alone(runs: ModelRuns, layers: QuantizableLayers, name: str) -> Sensitive:
+    """Measure the model with one layer quantized and no other."""
     errors = runs.errors(layers, [name], local=True)
-    made = Sensitive(
+    sensitive = Sensitive(
         module=name,
         format=layers.format,
         sqnr_db=errors.sqnr_db,
         sqnr_db_without_massive=errors.rest_db,
     )
-    own = layers.locals.pop(name, None)
-    if own is not None:
-        made["local_sqnr_db"] = own.sqnr_db
-        made["local_sqnr_db_without_massive"] = own.rest_db
-    change = runs.loss_change(errors)
-    if change is not None:
-        made["loss_change"] = change
-    return made
-
-
-def rank(found: Iterable[Sensitive]) -> list[Sensitive]:
-    """The most harmful first."""
-    return sorted(found, key=lambda each: (each["sqnr_db"], each["module"]))
+    local = layers.local_errors.pop(name, None)
+    if local is not None:
+        sensitive["local_sqnr_db"] = local.sqnr_db
+        sensitive["local_sqnr_db_without_massive"] = local.rest_db
+    before, after = runs.reference.mean_loss, errors.mean_loss
+    if before is not None and after is not None and math.isfinite(after - before):
+        sensitive["loss_change"] = after - before
+    return sensitive
 
 
 @dataclass(frozen=True)
 class SensitivityTarget:
-    """An SQNR of the model's output that is to be reached, or a loss that is not to be passed."""
+    """An SQNR of the model's output to reach, or a loss not to exceed."""
 
     sqnr_db: float | None = None
     loss: float | None = None
@@ -329,7 +287,7 @@ class SensitivityTarget:
             return f"SQNR of the output ≥ {self.sqnr_db:g} dB"
         return f"loss ≤ {self.loss:g}"
 
-    def value(self, errors: Errors) -> float:
+    def value(self, errors: OutputErrors) -> float:
         if self.sqnr_db is not None:
             return errors.sqnr_db
         loss = errors.mean_loss
@@ -344,21 +302,21 @@ class SensitivityTarget:
 
 
 def propose(
-    runs: Runs, layers: Layers, ranking: Sequence[str], target: SensitivityTarget
+    runs: ModelRuns, layers: QuantizableLayers, ranking: Sequence[str], target: SensitivityTarget
 ) -> Proposal:
-    """The fewest layers to keep as they are that reach the target with all others quantized.
+    """Find the fewest layers to keep as they are that reach the target, all others quantized.
 
-    Bisection over the ranking, then each kept layer is tried without, from the least harmful. Every
-    number is measured by real passes.
+    Bisects the ranking, then tries each kept layer without, from the least harmful on. Real passes
+    measure every number.
     """
-    known: dict[frozenset[str], float] = {}
+    measured: dict[frozenset[str], float] = {}
 
     def value(keep: Sequence[str]) -> float:
         key = frozenset(keep)
-        if key not in known:
-            rest = [name for name in layers.names if name not in key]
-            known[key] = target.value(runs.errors(layers, rest))
-        return known[key]
+        if key not in measured:
+            quantized = [name for name in layers.names if name not in key]
+            measured[key] = target.value(runs.errors(layers, quantized))
+        return measured[key]
 
     n = len(ranking)
     curve = {0: value([])}
@@ -373,12 +331,11 @@ def propose(
             low, high = (low, middle) if target.reached(curve[middle]) else (middle, high)
     keep = list(ranking[:high])
     reached = target.reached(value(keep))
-    if reached:
-        for name in reversed(list(keep)):
-            without = [each for each in keep if each != name]
-            if target.reached(value(without)):
-                keep = without
-                curve[len(keep)] = value(keep)
+    for name in reversed(list(keep)) if reached else ():
+        fewer = [module for module in keep if module != name]
+        if target.reached(value(fewer)):
+            keep = fewer
+            curve[len(keep)] = value(keep)
     return Proposal(
         format=layers.format,
         target=target.text,

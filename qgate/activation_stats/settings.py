@@ -1,326 +1,293 @@
-"""What `qgate activations` is asked for: every key with its one default and its one meaning.
+"""Settings of `qgate activations`: every key with its default and its meaning.
 
-The keys are those of the YAML files that people have, so that such a file loads as it is. What a
-key means is said here, beside its default, and nowhere else: the commented default file and the
-messages are made of it. `read_settings` reads a file and what a command line says over it.
+The keys are those of quant-smooth-ana, whose YAML files load as they are. The commented default
+file and the messages are made from this table. `read_settings` reads a file and, over it, the
+options of a command line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import FrozenInstanceError
+from functools import reduce
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from qgate.activation_stats.setting_keys import SettingKey, key, keys_of, made, value_of
-from qgate.activation_stats.setting_values import listed, parsed_file, resolved
-from qgate.errors import QgateError
-from qgate.models.samples import DataRequest
-from qgate.storage.places import user_place
+from qgate.activation_stats.setting_values import (
+    SettingKey,
+    full_name,
+    read_config,
+    resolve_keys,
+    value_of,
+)
+from qgate.errors import QgateError, unknown
+from qgate.storage.locations import user_location
 
 if TYPE_CHECKING:
-    from qgate.models.samples import DataRequest
-    from qgate.storage.places import Place
+    from qgate.storage.locations import Location
 
-_REGEX = "a regular expression over module names"
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """The model."""
-
-    path: str | None = key(None, "the model: tiny-llama, hf:PATH, mamba:PATH or FILE.py:build")
-    name: str | None = key(None, "what figures and files call it; null: made from the path")
-
-
-@dataclass(frozen=True)
-class CustomSettings:
-    """How files are read."""
-
-    format: str | None = key(
-        None,
-        "text (a sample per line), document (one text), json, jsonl, csv, parquet; null: by ending",
-        choices=("text", "document", "json", "jsonl", "csv", "parquet"),
-    )
-    text_column: str = key("text", "the field of JSON, CSV, Parquet or a data set with the text")
+_VIEW = "visualization."
+SECTIONS = {
+    "model": "The model",
+    "data": "The text that it reads",
+    "data.custom": "How files are read",
+    "memory": "Where it computes",
+    "visualization": "The analyses; `visualization.` may be left out of their names",
+    "visualization.enabled": "Which analyses are made",
+    "visualization.magnitude": "Magnitudes of |x|",
+    "visualization.magnitude.weight": "Magnitudes of weights",
+    "visualization.outlier": "Outlier tokens and channels",
+    "visualization.distribution": "Distributions",
+    "visualization.heatmap_3d": "Tokens by channels of one sample",
+    "visualization.percentile_range": "Percentiles of channels",
+    "visualization.layer_selection": "A filter on all analyses",
+    "output": "What is written",
+    "smoothing": "Smoothing advice",
+    "sensitivity": "Sensitivity of the layers",
+}
 
 
-@dataclass(frozen=True)
-class DataSettings:
-    """The text it is run on."""
-
-    source: str = key(
-        "builtin",
-        "builtin, pile, wikitext2, c4, redpajama, custom:FILE, hf:NAME or tokens:FILE.npy",
-    )
-    num_samples: int = key(64, "samples the model is run on", low=1)
-    seq_len: int | None = key(
-        None,
-        "tokens of a sample; null: 512 of the built-in text, 1024 of any other, or as many as the "
-        "model has positions",
-        low=1,
-    )
-    seed: int = key(0, "draws the rows and windows of the data", low=0)
-    path: str | None = key(None, "a local copy, file or folder, of the data set of data.source")
-    subset: str | None = key(None, "the subset of a data set; null: its usual one")
-    split: str | None = key(
-        None, "the split of a data set; null: validation, else test, else train"
-    )
-    custom: CustomSettings = field(default_factory=CustomSettings)
-
-    def request(self) -> DataRequest:
-        """The same for `qgate.models.samples.read_samples`."""
-        return DataRequest(
-            source=self.source,
-            num_samples=self.num_samples,
-            seq_len=self.seq_len,
-            seed=self.seed,
-            path=self.path,
-            format=self.custom.format,
-            text_column=self.custom.text_column,
-            subset=self.subset,
-            split=self.split,
-        )
+def _key(name: str, kind: type, default: Any, doc: str, **rules: Any) -> SettingKey:
+    """Describe a key; it may be null where that is its default or `nullable` is true."""
+    many = rules.pop("many", False) or isinstance(default, tuple)
+    nullable = rules.pop("nullable", False) or default is None
+    return SettingKey(name, kind, default, doc, many, nullable, rules)
 
 
-@dataclass(frozen=True)
-class MemorySettings:
-    """Where it computes."""
-
-    device: str = key("auto", "where the model computes: auto, cpu, cuda or cuda:N")
-    offload_device: str = key("cpu", "where layers wait that are not computing")
-    auto_offload: bool = key(True, "layer by layer on the device where the model does not fit it")
+def _switch(name: str, default: bool, doc: str) -> SettingKey:
+    return _key(name, bool, default, doc)
 
 
-@dataclass(frozen=True)
-class EnabledSettings:
-    """Which analyses are made."""
-
-    magnitude_input: bool = key(True, "the largest, median and smallest of each layer's input")
-    magnitude_output: bool = key(True, "the same of each layer's output")
-    magnitude_weight: bool = key(False, "the same of each layer's weight")
-    outlier_layer_wise: bool = key(True, "outlier tokens per layer")
-    outlier_position: bool = key(True, "where in a sample the outlier tokens are")
-    outlier_token: bool = key(True, "which tokens the outlier tokens are")
-    heatmap_3d: bool = key(False, "tokens by channels of one sample, as a surface and flat")
-    distribution: bool = key(False, "histograms, box plots, kurtosis")
-    percentile_range: bool = key(False, "percentiles of every channel")
+def _choice(name: str, default: Any, doc: str, *choices: str) -> SettingKey:
+    return _key(name, str, default, doc, choices=choices)
 
 
-@dataclass(frozen=True)
-class WeightSettings:
-    """Magnitudes of weights."""
-
-    patterns: tuple[str, ...] | None = key(
-        None, f"{_REGEX}: whose weights; null: those of magnitude.patterns", pattern=True
-    )
+def _formats(name: str, default: tuple[str, ...], doc: str) -> SettingKey:
+    return _key(name, str, default, doc, registered=True)
 
 
-@dataclass(frozen=True)
-class MagnitudeSettings:
-    """Magnitudes of |x|."""
-
-    patterns: tuple[str, ...] | None = key(
-        None, f"each {_REGEX} is one panel; null: every linear layer of the blocks", pattern=True
-    )
-    reduce_dim: int | None = key(
-        -1,
-        "-1: the maximum of each token; -2: of each channel; null (or 0): all values as they are",
-        choices=(-1, -2, 0),
-    )
-    combined_plot: bool = key(False, "one figure for all patterns in place of one for each")
-    weight: WeightSettings = field(default_factory=WeightSettings)
+def _pattern(name: str, doc: str) -> SettingKey:
+    doc = f"a regular expression over module names: {doc}"
+    return _key(f"{_VIEW}{name}", str, None, doc, pattern=True)
 
 
-@dataclass(frozen=True)
-class OutlierSettings:
-    """Outlier tokens and channels."""
-
-    threshold: float = key(
-        64.0, "a token whose maximum is above so many medians of the tokens' maxima is one", above=0
-    )
-    pattern: str | None = key(
-        None, f"{_REGEX}: whose outputs are searched; null: the blocks of the model", pattern=True
-    )
-    top_n: int = key(10, "tokens, positions and channels that are listed", low=1)
-    decode_tokens: bool = key(True, "tell outlier tokens by their text; false: by their id")
-    floor: float = key(0.0, "a token whose maximum is not above this is no outlier", low=0)
-    channel_ratio: float = key(
-        10.0, "a channel whose maximum is above so many medians of the channels' is one", above=0
-    )
-    persistence: float = key(
-        0.25, "the share of samples in which a channel is one, from which it is systematic",
-        above=0, high=1,
-    )  # fmt: skip
+def _patterns(name: str, doc: str, **rules: Any) -> SettingKey:
+    doc = doc.replace("REGEX", "a regular expression over module names")
+    return _key(f"{_VIEW}{name}.patterns", str, None, doc, pattern=True, many=True, **rules)
 
 
-@dataclass(frozen=True)
-class DistributionSettings:
-    """Distributions."""
-
-    patterns: tuple[str, ...] | None = key(
-        None, f"each {_REGEX} is one panel; null: those of magnitude.patterns", pattern=True
-    )
-    plot_types: tuple[str, ...] = key(
-        ("boxplot", "histogram"), "boxplot, histogram", choices=("boxplot", "histogram")
-    )
-    is_input: bool = key(True, "of the layers' inputs; false: of their outputs")
-    num_layers_to_show: int = key(4, "layers in a histogram", low=1)
-
-
-@dataclass(frozen=True)
-class HeatmapSettings:
-    """Tokens by channels of one sample."""
-
-    pattern: str | None = key(
-        None, f"{_REGEX}: whose layers; null: the first of magnitude.patterns", pattern=True
-    )
-    sample_idx: int = key(0, "the sample that is drawn, counted from 0", low=0)
-    is_input: bool = key(False, "the layer's input; false: its output")
-    view_angle: tuple[float, ...] = key(
-        (30.0, 45.0), "height and turn of the view, in degrees", length=2
-    )
-    num_2d_layers: int = key(2, "layers that are drawn flat as well", low=0)
-
-
-@dataclass(frozen=True)
-class PercentileSettings:
-    """Percentiles of channels."""
-
-    patterns: tuple[str, ...] | None = key(
-        None, f"each {_REGEX} is one panel; null: those of magnitude.patterns", pattern=True
-    )
-    is_input: bool = key(True, "of the layers' inputs; false: of their outputs")
-    use_abs: bool = key(False, "of the values without their signs")
-    style: str = key("line", "line or fill", choices=("line", "fill"))
-    num_layers_to_show: int = key(4, "layers drawn, evenly spaced", low=1)
-
-
-@dataclass(frozen=True)
-class SelectionSettings:
-    """A filter on all analyses."""
-
-    patterns: tuple[str, ...] | None = key(
-        None, f"each {_REGEX}: all analyses see only these layers; null: all", pattern=True,
-        empty=True,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class VisualizationSettings:
-    """The analyses; `visualization.` may be left out of their names."""
-
-    save_dir: str = key("./figures", "the folder or URL that everything is written to")
-    dpi: int = key(200, "dots per inch of the pictures", low=1, high=2400)
-    show_legend: bool = key(True, "legends in the pictures")
-    enabled: EnabledSettings = field(default_factory=EnabledSettings)
-    magnitude: MagnitudeSettings = field(default_factory=MagnitudeSettings)
-    outlier: OutlierSettings = field(default_factory=OutlierSettings)
-    distribution: DistributionSettings = field(default_factory=DistributionSettings)
-    heatmap_3d: HeatmapSettings = field(default_factory=HeatmapSettings)
-    percentile_range: PercentileSettings = field(default_factory=PercentileSettings)
-    layer_selection: SelectionSettings = field(default_factory=SelectionSettings)
-
-
-@dataclass(frozen=True)
-class OutputSettings:
-    """What is written."""
-
-    formats: tuple[str, ...] = key(
-        ("png", "html", "csv", "json"),
-        "what is written: png, svg, pdf (pictures), html (the report), csv, json (the tables)",
-        choices=("png", "svg", "pdf", "html", "csv", "json"),
-    )
-    report_name: str = key("analysis_report", "the report's file, without its ending")
-    include_raw_data: bool = key(False, "the vectors behind the figures in the JSON as well")
-
-
-@dataclass(frozen=True)
-class SmoothingSettings:
-    """Smoothing advice."""
-
-    enabled: bool = key(True, "advice: migration strength of each layer, SQNR before and after")
-    formats: tuple[str, ...] = key(
-        ("int8", "mxfp8_e4m3", "mxfp4_e2m1"), "formats the advice is for", registered=True
-    )
-    alphas: tuple[float, ...] = key(
-        (0.0, 0.25, 0.5, 0.75, 1.0), "migration strengths tried, each from 0 to 1", low=0, high=1
-    )
-
-
-@dataclass(frozen=True)
-class SensitivitySettings:
-    """Sensitivity of the layers."""
-
-    enabled: bool = key(False, "quantize one site at a time and rank the layers")
-    formats: tuple[str, ...] = key(("mxfp4_e2m1",), "formats it is done in", registered=True)
-    target_sqnr_db: float | None = key(
-        None, "keep the fewest layers in high precision that reach this SQNR of the output"
-    )
-    target_loss: float | None = key(
-        None, "keep the fewest layers in high precision that reach this loss", low=0
-    )
-
-
-@dataclass(frozen=True)
-class ActivationSettings:
-    """All of it; `keys()` lists every key by its dotted name."""
-
-    model: ModelSettings = field(default_factory=ModelSettings)
-    data: DataSettings = field(default_factory=DataSettings)
-    memory: MemorySettings = field(default_factory=MemorySettings)
-    visualization: VisualizationSettings = field(default_factory=VisualizationSettings)
-    output: OutputSettings = field(default_factory=OutputSettings)
-    formats: tuple[str, ...] = key(
-        ("int8", "fp8_e4m3", "mxfp8_e4m3", "mxfp4_e2m1", "nvfp4"),
-        "the SQNR table: what each layer loses in these formats",
-        registered=True,
-    )
-    smoothing: SmoothingSettings = field(default_factory=SmoothingSettings)
-    sensitivity: SensitivitySettings = field(default_factory=SensitivitySettings)
-    source: Any = field(default=None, compare=False)
+_PANELS = "each REGEX is one panel; null: those of magnitude.patterns"
+KEYS: dict[str, SettingKey] = {key.name: key for key in (
+    _key("model.path", str, None, "the model: tiny-llama, hf:PATH, mamba:PATH or FILE.py:build"),
+    _key("model.name", str, None, "what figures and files call it; null: made from the path"),
+    _key("data.source", str, "builtin",
+         "builtin, pile, wikitext2, c4, redpajama, custom:FILE, hf:NAME or tokens:FILE.npy"),
+    _key("data.num_samples", int, 64, "samples the model is run on", low=1),
+    _key("data.seq_len", int, None,
+         "tokens of a sample; null: 512 of the built-in text, 1024 of any other, or as many as "
+         "the model has positions", low=1),
+    _key("data.seed", int, 0, "draws the rows and windows of the data", low=0),
+    _key("data.path", str, None, "a local copy, file or folder, of the data set of data.source"),
+    _key("data.subset", str, None, "the subset of a data set; null: its usual one"),
+    _key("data.split", str, None,
+         "the split of a data set; null: validation, else test, else train"),
+    _choice("data.custom.format", None,
+            "text (a sample per line), document (one text), json, jsonl, csv, parquet; null: by "
+            "ending", "text", "document", "json", "jsonl", "csv", "parquet"),
+    _key("data.custom.text_column", str, "text",
+         "the field of JSON, CSV, Parquet or a data set with the text"),
+    _key("memory.device", str, "auto", "where the model computes: auto, cpu, cuda or cuda:N"),
+    _key("memory.offload_device", str, "cpu", "where layers wait until they compute"),
+    _switch("memory.auto_offload", True,
+            "compute layer by layer if the model does not fit the device"),
+    _key(f"{_VIEW}save_dir", str, "./figures",
+         "the folder or URL that everything is written to"),
+    _key(f"{_VIEW}dpi", int, 200, "dots per inch of the pictures", low=1, high=2400),
+    _switch(f"{_VIEW}show_legend", True, "legends in the pictures"),
+    _switch(f"{_VIEW}enabled.magnitude_input", True,
+            "the largest, median and smallest of each layer's input"),
+    _switch(f"{_VIEW}enabled.magnitude_output", True, "the same of each layer's output"),
+    _switch(f"{_VIEW}enabled.magnitude_weight", False, "the same of each layer's weight"),
+    _switch(f"{_VIEW}enabled.outlier_layer_wise", True, "outlier tokens per layer"),
+    _switch(f"{_VIEW}enabled.outlier_position", True,
+            "where in a sample the outlier tokens are"),
+    _switch(f"{_VIEW}enabled.outlier_token", True, "which tokens the outlier tokens are"),
+    _switch(f"{_VIEW}enabled.heatmap_3d", False,
+            "tokens by channels of one sample, as a surface and flat"),
+    _switch(f"{_VIEW}enabled.distribution", False, "histograms, box plots, kurtosis"),
+    _switch(f"{_VIEW}enabled.percentile_range", False, "percentiles of every channel"),
+    _patterns("magnitude", "each REGEX is one panel; null: every linear layer of the blocks"),
+    _key(f"{_VIEW}magnitude.reduce_dim", int, -1,
+         "-1: the maximum of each token; -2: of each channel; null (or 0): all values as they are",
+         choices=(-1, -2, 0), nullable=True),
+    _switch(f"{_VIEW}magnitude.combined_plot", False,
+            "one figure for all patterns in place of one for each"),
+    _patterns("magnitude.weight", "REGEX: whose weights; null: those of magnitude.patterns"),
+    _key(f"{_VIEW}outlier.threshold", float, 64.0,
+         "a token is an outlier if its maximum is above this many medians of the tokens' maxima",
+         above=0),
+    _pattern("outlier.pattern", "whose outputs are searched; null: the blocks of the model"),
+    _key(f"{_VIEW}outlier.top_n", int, 10, "tokens, positions and channels that are listed",
+         low=1),
+    _switch(f"{_VIEW}outlier.decode_tokens", True,
+            "show outlier tokens by their text; false: by their id"),
+    _key(f"{_VIEW}outlier.floor", float, 0.0,
+         "a token is no outlier unless its maximum is above this", low=0),
+    _key(f"{_VIEW}outlier.channel_ratio", float, 10.0,
+         "a channel is an outlier if its maximum is above this many medians of the channels'",
+         above=0),
+    _key(f"{_VIEW}outlier.persistence", float, 0.25,
+         "a channel is systematic if it is an outlier in this share of samples",
+         above=0, high=1),
+    _patterns("distribution", _PANELS),
+    _choice(f"{_VIEW}distribution.plot_types", ("boxplot", "histogram"), "boxplot, histogram",
+            "boxplot", "histogram"),
+    _switch(f"{_VIEW}distribution.is_input", True,
+            "of the layers' inputs; false: of their outputs"),
+    _key(f"{_VIEW}distribution.num_layers_to_show", int, 4, "layers in a histogram", low=1),
+    _pattern("heatmap_3d.pattern", "whose layers; null: the first of magnitude.patterns"),
+    _key(f"{_VIEW}heatmap_3d.sample_idx", int, 0, "the sample that is drawn, counted from 0",
+         low=0),
+    _switch(f"{_VIEW}heatmap_3d.is_input", False, "the layer's input; false: its output"),
+    _key(f"{_VIEW}heatmap_3d.view_angle", float, (30.0, 45.0),
+         "height and turn of the view, in degrees", length=2),
+    _key(f"{_VIEW}heatmap_3d.num_2d_layers", int, 2, "layers that are drawn flat as well", low=0),
+    _patterns("percentile_range", _PANELS),
+    _switch(f"{_VIEW}percentile_range.is_input", True,
+            "of the layers' inputs; false: of their outputs"),
+    _switch(f"{_VIEW}percentile_range.use_abs", False, "of the values without their signs"),
+    _choice(f"{_VIEW}percentile_range.style", "line", "line or fill", "line", "fill"),
+    _key(f"{_VIEW}percentile_range.num_layers_to_show", int, 4, "layers drawn, evenly spaced",
+         low=1),
+    _patterns("layer_selection", "each REGEX: all analyses see only these layers; null: all",
+              empty=True),
+    _choice("output.formats", ("png", "html", "csv", "json"),
+            "what is written: png, svg, pdf (pictures), html (the report), csv, json (the tables)",
+            "png", "svg", "pdf", "html", "csv", "json"),
+    _key("output.report_name", str, "analysis_report", "the report's file, without its ending"),
+    _switch("output.include_raw_data", False, "the vectors behind the figures in the JSON as well"),
+    _formats("formats", ("int8", "fp8_e4m3", "mxfp8_e4m3", "mxfp4_e2m1", "nvfp4"),
+             "the SQNR table: what each layer loses in these formats"),
+    _switch("smoothing.enabled", True,
+            "advice: migration strength of each layer, SQNR before and after"),
+    _formats("smoothing.formats", ("int8", "mxfp8_e4m3", "mxfp4_e2m1"),
+             "formats the advice is for"),
+    _key("smoothing.alphas", float, (0.0, 0.25, 0.5, 0.75, 1.0),
+         "migration strengths tried, each from 0 to 1", low=0, high=1),
+    _switch("sensitivity.enabled", False, "quantize one site at a time and rank the layers"),
+    _formats("sensitivity.formats", ("mxfp4_e2m1",), "formats it is done in"),
+    _key("sensitivity.target_sqnr_db", float, None,
+         "keep the fewest layers in high precision that reach this SQNR of the output"),
+    _key("sensitivity.target_loss", float, None,
+         "keep the fewest layers in high precision that reach this loss", low=0),
+)}  # fmt: skip
 
 
-def keys() -> list[SettingKey]:
-    """Every key: its dotted name, type, default, and what it means."""
-    return keys_of(ActivationSettings)
+class SettingSection(SimpleNamespace):
+    """The values of a section by the names of their keys; they do not change."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+class ActivationSettings(SettingSection):
+    """All sections, with values by dotted names; a key without one has its default."""
+
+    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
+        tree: dict[str, Any] = {name: SettingSection() for name in SECTIONS}
+        for name, inner in tree.items():
+            above, _, leaf = name.rpartition(".")
+            vars(tree[above] if above else self)[leaf] = inner
+        for name, key in KEYS.items():
+            section, _, leaf = name.rpartition(".")
+            value = (values or {}).get(name, key.default)
+            vars(tree[section] if section else self)[leaf] = value
+        sample, samples = self.visualization.heatmap_3d.sample_idx, self.data.num_samples
+        if sample >= samples:
+            raise QgateError(
+                f"visualization.heatmap_3d.sample_idx {sample} is not allowed with "
+                f"data.num_samples {samples}; it is a whole number from 0 to {samples - 1}."
+            )
+
+    def values(self) -> dict[str, Any]:
+        """Return every value by the dotted name of its key."""
+        return {name: reduce(getattr, name.split("."), self) for name in KEYS}
 
 
 def read_settings(
-    path: str | Place | None = None, overrides: Sequence[tuple[str, str]] = ()
+    path: str | Location | None = None, overrides: Sequence[tuple[str, str]] = ()
 ) -> ActivationSettings:
-    """The settings of a file in YAML or TOML, and over them those of a command line.
+    """Read the settings of a file in YAML or TOML, and over them those of a command line.
 
-    Nothing is passed over: a key that is not known, said twice or of another type is an error.
+    A key that is unknown, given twice or of another type is an error.
     """
-    known = {each.name: each for each in keys()}
     values: dict[str, Any] = {}
-    place = None if path is None else user_place(path)
-    if place is not None:
-        for name, value in resolved(parsed_file(place), known, str(place)).items():
-            values[name] = value_of(known[name], value, where=f"{place}: ")
-    said: dict[str, str] = {}
-    for given, text in overrides:
-        name = listed(given, known)
-        if said.setdefault(name, given) != given:
-            raise QgateError(f"{said[name]} and {given} are the same key: give one of them.")
-        values[name] = value_of(known[name], text, text=True)
-    settings: ActivationSettings = made(ActivationSettings, values, source=place)
-    _check_together(settings)
-    return settings
+    if path is not None:
+        location = user_location(path)
+        for name, value in resolve_keys(read_config(location), KEYS, str(location)).items():
+            values[name] = value_of(KEYS[name], value, where=f"{location}: ")
+    given_as: dict[str, str] = {}
+    for option, text in overrides:
+        name = full_name(option, KEYS)
+        if given_as.setdefault(name, option) != option:
+            raise QgateError(f"{given_as[name]} and {option} are the same key: give one of them.")
+        values[name] = value_of(KEYS[name], text, text=True)
+    return ActivationSettings(values)
 
 
-def changed(settings: ActivationSettings, *, plain: bool = False) -> dict[str, Any]:
-    """What differs from the defaults: dotted name -> value, as JSON has it where it is `plain`."""
-    told = {each.name: each.of(settings) for each in keys() if each.of(settings) != each.default}
+def with_values(settings: ActivationSettings, overrides: Mapping[str, Any]) -> ActivationSettings:
+    """Return settings with some values of Python in place of theirs."""
+    values = settings.values()
+    for override, value in overrides.items():
+        name = full_name(override.replace("__", "."), KEYS)
+        values[name] = value_of(KEYS[name], list(value) if isinstance(value, tuple) else value)
+    return ActivationSettings(values)
+
+
+def changed_values(settings: ActivationSettings, *, plain: bool = False) -> dict[str, Any]:
+    """Return the values that differ from the defaults, as JSON has them where `plain` is true."""
+    values = {k: v for k, v in settings.values().items() if v != KEYS[k].default}
     if plain:
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in told.items()}
-    return told
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+    return values
 
 
-def _check_together(settings: ActivationSettings) -> None:
-    sample, samples = settings.visualization.heatmap_3d.sample_idx, settings.data.num_samples
-    if sample >= samples:
-        raise QgateError(
-            f"visualization.heatmap_3d.sample_idx {sample} is not allowed with data.num_samples "
-            f"{samples}; it is a whole number from 0 to {samples - 1}."
-        )
+_HEADING = """\
+# Settings of `qgate activations --config FILE`. Every line is the default and can be left out.
+# On the command line: --outlier.threshold 100, --data.num_samples 128."""
+
+
+def default_config_text(kind: str = "yaml") -> str:
+    """Write a file with every default and its meaning; reading it changes nothing."""
+    if kind not in ("yaml", "toml"):
+        raise unknown("kind of configuration", kind, ("yaml", "toml"))
+    is_toml = kind == "toml"
+    lines, opened = [_HEADING], {""}
+    # TOML wants the keys of a table before the tables inside it.
+    for key in sorted(KEYS.values(), key=lambda key: is_toml and "." in key.name):
+        section, _, leaf = key.name.rpartition(".")
+        above = section.split(".") if section else []
+        for depth, title in enumerate(above):
+            name = ".".join(above[: depth + 1])
+            if name not in opened:
+                opened.add(name)
+                heading = f"[{name}]" if is_toml else f"{'  ' * depth}{title}:"
+                gap = "\n" if is_toml or not depth else ""
+                lines.append(f"{gap}{heading}  # {SECTIONS[name]}")
+        value = _literal(key.default)
+        if not is_toml:
+            gap = "" if above else "\n"
+            lines.append(f"{gap}{'  ' * len(above)}{leaf}: {value}  # {key.doc}")
+        elif key.default is None:  # TOML has no null
+            lines.append(f'# {leaf} = "null"  # {key.doc}')
+        else:
+            lines.append(f"{leaf} = {value}  # {key.doc}")
+    return "\n".join(lines) + "\n"
+
+
+def _literal(value: Any) -> str:
+    """Write a value as both YAML and TOML have it: quoted texts, brackets, true and false."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_literal, value))}]"
+    return json.dumps(value)

@@ -1,50 +1,46 @@
-"""Samples in shards: what flows while one of them goes through the model, and all of them together.
+"""Statistics of samples in shards: one forward pass per sample, on any engine.
 
-Statistics of shards add up exactly, so it makes no difference how large they are or who has them.
+Statistics of shards add up exactly, whatever their size and whoever computes them.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from qgate.activation_stats.layer_stats import Ask, LayerStats, TensorReading
-from qgate.activation_stats.network_hosts import Host, Where, host_of
+from qgate.activation_stats.layer_stats import LayerRequest, LayerStats, TensorReading
+from qgate.activation_stats.networks import LoadedNetwork, NetworkSource, network_of
 from qgate.activation_stats.sensitivity import Progress
 from qgate.activation_stats.subjects import Sample
-from qgate.capture.flowing import WEIGHT, Flowed, Once, flowing
 from qgate.devices import exact_math
-from qgate.engine import Workers, merged
+from qgate.engine import PackedValue, Workers, merged
 from qgate.errors import QgateError
+from qgate.hooks.observing import WEIGHT, ObservedCalls, observe_calls
+from qgate.hooks.tensor_cache import TensorCache
 from qgate.models.sites import kind_of
 
 SAMPLES = 8
 Key = tuple[str, str]
+Requests = Mapping[Key, LayerRequest]
+Samples = Sequence[Sample]
 
 
 @dataclass(frozen=True, eq=False)
-class SampleShard:
-    """Consecutive samples; `start` is the number of the first."""
-
-    start: int
-    samples: Sequence[Sample]
-
-
-@dataclass(frozen=True, eq=False)
-class Statistics:
-    """Of what flowed, by module and role; the devices and notes of those who had the model."""
+class ShardStatistics:
+    """Statistics by module and role, with the devices and notes of the processes that ran them."""
 
     layers: dict[Key, LayerStats]
-    flowed: Flowed
+    flowed: ObservedCalls
     devices: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def __add__(self, other: Statistics) -> Statistics:
+    def __add__(self, other: ShardStatistics) -> ShardStatistics:
         mine, theirs = self.flowed, other.flowed
-        return Statistics(
+        return ShardStatistics(
             {key: stats + other.layers[key] for key, stats in self.layers.items()},
             replace(mine, calls=mine.calls + theirs.calls, empty=mine.empty + theirs.empty),
             tuple(dict.fromkeys(self.devices + other.devices)),
@@ -52,119 +48,99 @@ class Statistics:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class WatchedNetwork:
-    """The network, and what is asked of what flows in it."""
-
-    where: Where
-    asks: Mapping[Key, Ask]
-
-    def roles(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for module, role in self.asks:
-            found.setdefault(module, []).append(role)
-        return found
-
-
-def statistics_of(shard: SampleShard, watch: WatchedNetwork) -> Statistics:
-    """One forward pass per sample."""
-    host = host_of(watch.where)
-    seen = _Seen(host, watch.asks)
-    with flowing(host.root, watch.roles(), seen.see) as flowed:
-        for at, sample in enumerate(shard.samples, shard.start):
-            host.step(at)
-            seen.take(at, sample)
-            with torch.no_grad(), exact_math():
-                _pass(host, sample, at)
-            seen.forget()
-    for stats in seen.layers.values():
+def shard_statistics(
+    shard: tuple[int, Samples | PackedValue[Samples]], shared: tuple[NetworkSource, Requests]
+) -> ShardStatistics:
+    """Run consecutive samples, the first of which has this number, one forward pass each."""
+    (start, packed), (source, requests) = shard, shared
+    network = network_of(source)
+    reader = _SampleReader(network, requests)
+    roles: defaultdict[str, list[str]] = defaultdict(list)
+    for module, role in requests:
+        roles[module].append(role)
+    with observe_calls(network.root, roles, reader.read) as flowed:
+        for at, sample in enumerate(
+            packed.value() if isinstance(packed, PackedValue) else packed, start
+        ):
+            network.step(at)
+            reader.start(at, sample)
+            try:
+                with torch.no_grad(), exact_math():
+                    sample.run(network.root, network.device)
+            except QgateError:
+                raise
+            except Exception as error:
+                raise QgateError(
+                    f"{network.name} cannot run sample {at}: {type(error).__name__}: {error}"
+                ) from error
+    for stats in reader.layers.values():
         stats.finish()
-    return Statistics(seen.layers, flowed, (str(host.device),), tuple(host.notes))
+    return ShardStatistics(reader.layers, flowed, (str(network.device),), tuple(network.notes))
 
 
-def together(one: Statistics, other: Statistics) -> Statistics:
-    """Both stay as they are, as the engine wants it."""
-    return one + other
+class _SampleReader:
+    """Reads a tensor that several modules get once, and updates the statistics of each."""
 
-
-def _pass(host: Host, sample: Sample, at: int) -> None:
-    try:
-        sample.run(host.root, host.device)
-    except QgateError:
-        raise
-    except Exception as error:
-        raise QgateError(
-            f"{host.name} cannot run sample {at}: {type(error).__name__}: {error}"
-        ) from error
-
-
-class _Seen:
-    """A tensor that several modules get is read once."""
-
-    def __init__(self, host: Host, asks: Mapping[Key, Ask]) -> None:
-        self.layers = {key: LayerStats(*key, ask) for key, ask in asks.items()}
-        kinds = {name: kind_of(host.root.get_submodule(name)) for name, _ in asks}
+    def __init__(self, network: LoadedNetwork, requests: Requests) -> None:
+        self.layers = {key: LayerStats(*key, request) for key, request in requests.items()}
+        kinds = {name: kind_of(network.root.get_submodule(name)) for name, _ in requests}
         self._axes = {name: 1 if kind == "conv" else -1 for name, kind in kinds.items()}
-        self._once: Once[dict[object, TensorReading]] = Once(lambda _: {})
 
-    def take(self, at: int, sample: Sample) -> None:
+    def start(self, at: int, sample: Sample) -> None:
         self._at = at
         self._ids = None if sample.ids is None else sample.ids.cpu().numpy()
+        self._readings: TensorCache[dict[object, TensorReading]] = TensorCache(size=4)
 
-    def forget(self) -> None:
-        self._once.forget()
-
-    def see(self, module: str, role: str, tensor: Tensor) -> None:
+    def read(self, module: str, role: str, tensor: Tensor) -> None:
         stats, axis = self.layers[module, role], self._axes[module]
-        ways = self._once(tensor)
-        way = (axis, stats.counted_as)
-        reading = ways.get(way) or ways.get((axis, None))
+        readings, _ = self._readings.get(tensor, lambda _: {})
+        key = (axis, stats.counted_as)
+        reading = readings.get(key) or readings.get((axis, None))
         if reading is None or stats.counted_as not in (None, reading.counted_as):
-            reading = ways[way] = TensorReading.of(tensor, stats.counted_as, axis)
-            ways[axis, reading.counted_as] = reading
+            reading = readings[key] = TensorReading.of(tensor, stats.counted_as, axis)
+            readings[axis, reading.counted_as] = reading
         whole = self._ids is not None and len(self._ids) == len(reading.table)
-        stats.update(reading, self._at, None, self._ids if whole else None)
+        stats.update(reading, self._at, self._ids if whole else None)
 
 
-def gathered(
-    samples: Sequence[Sample],
-    asks: Mapping[Key, Ask],
-    where: Where,
+def gather_statistics(
+    samples: Samples,
+    requests: Requests,
+    source: NetworkSource,
     workers: Workers,
     progress: Progress | None = None,
-) -> Statistics:
-    """Of all samples; a shard whose worker is lost for good fails the run, because statistics of
-    the others would be another result."""
-    flowing_asks = {key: ask for key, ask in asks.items() if key[1] != WEIGHT}
-    watch = WatchedNetwork(where, flowing_asks)
+) -> ShardStatistics:
+    """Gather statistics of all samples; a shard that is lost for good fails the run, because
+    statistics of the others would be another result."""
+    flowing_requests = {key: request for key, request in requests.items() if key[1] != WEIGHT}
     count = len(samples)
     size = count if workers.is_here else SAMPLES
-    told = progress or (lambda _what, _done, _of: None)
-    if isinstance(where, Host):
-        where.step = lambda at: told("samples", at, count)
-    shards = list(_cut(samples if flowing_asks else (), size))
-    found = merged(
-        statistics_of,
-        together,
-        shards,
+    step = progress or (lambda _what, _done, _of: None)
+    if isinstance(source, LoadedNetwork):
+        source.step = lambda at: step("samples", at, count)
+    shards = _shards(samples if flowing_requests else (), size)
+    outcome = merged(
+        shard_statistics,
+        ShardStatistics.__add__,
+        shards
+        if isinstance(source, LoadedNetwork)
+        else ((at, PackedValue(few)) for at, few in shards),
         workers,
-        shared=watch,
-        step=lambda done: told("samples", min(done * size, count), count),
+        shared=(source, flowing_requests),
+        step=lambda done: step("samples", min(done * size, count), count),
     )
-    for at, failure in found.failed.items():
-        first = shards[at].start
-        last = first + len(shards[at].samples) - 1
+    for at, failure in outcome.failed.items():
         raise QgateError(
-            f"samples {first} to {last} are missing: {failure.reason}. Statistics of the others "
-            "would be another result."
+            f"samples {at * size} to {min((at + 1) * size, count) - 1} are missing: "
+            f"{failure.reason}. Statistics of the others would be another result."
         )
-    if found.result is None:
-        device = (str(where.device),) if isinstance(where, Host) else ()
-        return Statistics({}, Flowed(()), device)
-    found.result.flowed.check()
-    return found.result
+    if outcome.result is None:
+        device = (str(source.device),) if isinstance(source, LoadedNetwork) else ()
+        return ShardStatistics({}, ObservedCalls(()), device)
+    outcome.result.flowed.check()
+    return outcome.result
 
 
-def _cut(samples: Sequence[Sample], size: int) -> Iterator[SampleShard]:
+def _shards(samples: Samples, size: int) -> Iterator[tuple[int, Samples]]:
     for start in range(0, len(samples), size):
-        yield SampleShard(start, samples[start : start + size])
+        yield start, samples[start : start + size]

@@ -1,12 +1,12 @@
-"""Smoothing advice: what moving a layer's outliers from activations to weights would gain.
+"""Smoothing advice: the gain of moving a layer's outliers from activations to weights.
 
 SmoothQuant divides each input channel by s = amax(x)^α / amax(w)^(1 - α) and multiplies the weight
-by it, which changes nothing but what a format makes of both. A Hadamard rotation of the input
-dimension spreads outliers over all channels. Both are predicted here from a few rows, by quantizing
-rows and weight as the format would and comparing the layer's output.
+by it: the layer's output stays, and only the quantization error changes. A Hadamard rotation of the
+input dimension spreads outliers over all channels. Both are predicted from a few rows, by
+quantizing rows and weight as the format would and comparing the layer's output.
 
-The SQNR here is of the mean over tokens of noise / signal, so that a token of a thousand times the
-energy of the others does not decide alone: what it costs them is what smoothing is about.
+The SQNR is that of the mean over tokens of noise / signal, so that a token of a thousand times the
+energy of the others does not decide alone.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qgate.activation_stats._format_losses import quantizer_of
-from qgate.activation_stats.record import Smoothed
+from qgate.activation_stats._quantizers import quantizer_of
+from qgate.activation_stats.record import EXACT_DB, Smoothed
 from qgate.errors import QgateError
-from qgate.formats.quantizer import Quantizer
 from qgate.stats import serial
 
 ALPHAS = tuple(k / 10 for k in range(11))
@@ -32,8 +31,8 @@ _ROWS = 256
 
 
 @dataclass(frozen=True)
-class Advice:
-    """`smoothed` by format; `block` is the length that a rotation would have."""
+class SmoothingAdvice:
+    """Advice of a layer by format; `block` is the length of a rotation."""
 
     smoothed: list[Smoothed]
     block: int
@@ -41,29 +40,19 @@ class Advice:
 
 
 def hadamard_block(width: int) -> int:
-    """The largest power of two that divides it."""
+    """Return the largest power of two that divides it."""
     return width & -width
 
 
-def rotated(x: Tensor) -> Tensor:
-    """The last dimension times an orthonormal Hadamard matrix, block by block."""
-    width = x.shape[-1]
+def rotate(x: Tensor) -> Tensor:
+    """Multiply the last dimension by an orthonormal Hadamard matrix, block by block."""
+    width, shape, step = x.shape[-1], x.shape, 1
     block = hadamard_block(width)
-    shape = x.shape
-    step = 1
-    x = x.reshape(-1, width // block, block)
     while step < block:
         x = x.reshape(-1, width // (2 * step), 2, step)
         x = torch.stack([x[:, :, 0] + x[:, :, 1], x[:, :, 0] - x[:, :, 1]], dim=2)
         step *= 2
     return x.reshape(shape) / math.sqrt(block)
-
-
-def migration(amax_x: Tensor, amax_w: Tensor, alpha: float) -> Tensor:
-    """The factor of each channel; 1 where one side has nothing."""
-    s = amax_x.double() ** alpha / amax_w.double() ** (1 - alpha)
-    good = (amax_x > 0) & (amax_w > 0) & s.isfinite() & (s > 0)
-    return torch.where(good, s, 1.0)
 
 
 def smoothing_advice(
@@ -74,8 +63,8 @@ def smoothing_advice(
     formats: Sequence[str] = FORMATS,
     alphas: Sequence[float] = ALPHAS,
     seed: int = 0,
-) -> Advice | None:
-    """From input rows [rows, in] and a weight [out, in]; None where nothing is to be compared.
+) -> SmoothingAdvice | None:
+    """Advise from input rows [rows, in] and a weight [out, in]; None without comparable outputs.
 
     `amax` are the largest magnitudes of the input channels of all that flowed, if they are known.
     A layer of many outputs is judged by a seeded 256 of them: rows of a weight are quantized each
@@ -104,16 +93,25 @@ def smoothing_advice(
             return None
         amax_x = x.abs().amax(0)
         amax_x = amax_x if amax is None else torch.maximum(amax_x, amax.float())
-        pairs = {alpha: _smoothed(x, w, migration(amax_x, amax_w, alpha)) for alpha in alphas}
+        factors = {alpha: _migration(amax_x, amax_w, alpha) for alpha in alphas}
+        pairs = {alpha: ((x / s).float(), (w * s).float()) for alpha, s in factors.items()}
         block = hadamard_block(x.shape[-1])
-        turned = (rotated(x), rotated(w)) if block > 1 else None
-        found = []
+        turned = (rotate(x), rotate(w)) if block > 1 else None
+        smoothed = []
         for name in formats:
             q = quantizer_of(name)
-            before = _sqnr(q, x, w, y, signal)
-            curve = {alpha: _sqnr(q, *pair, y, signal) for alpha, pair in pairs.items()}
+
+            def sqnr_db(x: Tensor, w: Tensor) -> float:
+                noise = (q(x) @ q(w).T - y).double().square().sum(1)  # noqa: B023
+                share = float((noise / signal).mean())
+                if not math.isfinite(share):
+                    return -EXACT_DB
+                return -10 * math.log10(share) if share > 0 else EXACT_DB
+
+            before = sqnr_db(x, w)
+            curve = {alpha: sqnr_db(*pair) for alpha, pair in pairs.items()}
             best = max(curve, key=lambda a: curve[a]) if curve else 0.0
-            made = Smoothed(
+            advice = Smoothed(
                 format=q.format.name,
                 alpha=float(best),
                 before_db=before,
@@ -121,22 +119,13 @@ def smoothing_advice(
                 curve={f"{alpha:g}": value for alpha, value in curve.items()},
             )
             if turned is not None:
-                made["hadamard_db"] = _sqnr(q, *turned, y, signal)
-            found.append(made)
-    return Advice(found, block, len(x))
+                advice["hadamard_db"] = sqnr_db(*turned)
+            smoothed.append(advice)
+    return SmoothingAdvice(smoothed, block, len(x))
 
 
-def _smoothed(x: Tensor, w: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-    return (x / s).float(), (w * s).float()
-
-
-_EXACT_DB = 320.0
-"""In place of infinity, which no record holds: more than float64 can tell apart."""
-
-
-def _sqnr(q: Quantizer, x: Tensor, w: Tensor, y: Tensor, signal: Tensor) -> float:
-    noise = (q(x) @ q(w).T - y).double().square().sum(1)
-    share = float((noise / signal).mean())
-    if not math.isfinite(share):
-        return -_EXACT_DB
-    return -10 * math.log10(share) if share > 0 else _EXACT_DB
+def _migration(amax_x: Tensor, amax_w: Tensor, alpha: float) -> Tensor:
+    """Return the factor of each channel; 1 where one side is zero."""
+    s = amax_x.double() ** alpha / amax_w.double() ** (1 - alpha)
+    good = (amax_x > 0) & (amax_w > 0) & s.isfinite() & (s > 0)
+    return torch.where(good, s, 1.0)

@@ -11,88 +11,101 @@ from qgate.activation_stats.record import ActivationsRecord, LayerActivations
 from qgate.text import as_csv
 
 Row = dict[str, Any]
+# Tables of layers, with the columns that distinguish rows of one layer and begin the names of its
+# statistics. Tokens and channels have tables of their own.
+_BY = {
+    "layers": (),
+    "magnitude": ("reduced",),
+    "outliers": (),
+    "formats": ("format",),
+    "smoothing": ("format",),
+    "sensitivity": ("format",),
+}
+_NAMES = ("layers", "magnitude", "outliers", "tokens", "channels", "ranges", "formats", "smoothing")
+_COLUMNS = ("layer", "role", "statistic", "value")
 _SHARES = ("upper", "lower", "underflow", "beyond_range", "saturated_error_share", "of")
 _FIGURES = ("min", "max", "amax", "amin", "mean", "std", "rms", "skew", "kurtosis", "zeros")
 
 
 def tables_of(record: ActivationsRecord) -> dict[str, list[Row]]:
-    """By name; a number that does not exist is absent from its row."""
-    made: dict[str, list[Row]] = {
-        name: []
-        for name in ("layers", "magnitude", "outliers", "tokens", "channels", "ranges", "formats")
-    }
-    made["smoothing"] = []
+    """Return rows by table; a row has no entry for a number that does not exist."""
+    rows_by_table: dict[str, list[Row]] = {name: [] for name in _NAMES}
     for layer in record["layers"]:
-        key: Row = {"module": layer["module"], "role": layer["role"]}
-        made["layers"].append(_layer(layer, key))
-        for reduced, figures in layer.get("magnitude", {}).items():
-            row = {**key, "reduced": reduced}
-            error = layer.get("rounding", 0.0) if reduced == "all" else 0.0
-            row |= {f"top{k}": value for k, value in enumerate(figures["top"], 1)}
-            row |= {"median": figures["median"], "median_error": error}
-            row |= {f"low{k}": value for k, value in enumerate(figures["low"], 1)}
-            made["magnitude"].append({**row, "most": figures["most"]})
-        _add_outliers(made, layer, key)
-        for p, values in layer["ranges"]["percentiles"].items() if "ranges" in layer else ():
-            exact = p in layer["ranges"].get("exact", ())
-            error = 0.0 if exact else layer["ranges"]["error"]
-            made["ranges"] += [
-                {**key, "percentile": p, "channel": c, "value": v, "error": error}
-                for c, v in enumerate(values)
-            ]
-        for name, fate in layer["portrait"].get("formats", {}).items():
-            row = {**key, "format": name, **_errors(fate)}
-            shares = {k: v for k, v in fate.items() if k in _SHARES}
-            shares["flushed"] = fate.get("flushed", fate.get("flush"))
-            made["formats"].append(row | shares)
-        for advice in layer.get("smoothing", []):
-            plain = {k: v for k, v in advice.items() if k != "curve"}
-            made["smoothing"].append({**key, **plain})
-    made["sensitivity"] = [dict(each) for each in record["sensitivity"]]
-    made["proposals"] = [
-        {k: v for k, v in each.items() if k not in ("keep", "curve")}
-        | {"kept": len(each["keep"]), "keep": " ".join(each["keep"])}
-        for each in record["proposals"]
+        for name, rows in _of_layer(layer).items():
+            start = {"module": layer["module"], "role": layer["role"]}
+            rows_by_table[name] += [start | row for row in rows]
+    rows_by_table["sensitivity"] = [dict(layer) for layer in record["sensitivity"]]
+    rows_by_table["proposals"] = [
+        _without(proposal, "keep", "curve")
+        | {"kept": len(proposal["keep"]), "keep": " ".join(proposal["keep"])}
+        for proposal in record["proposals"]
     ]
-    return made
+    return rows_by_table
 
 
-def _layer(layer: LayerActivations, key: Row) -> Row:
-    portrait = layer["portrait"]
-    row = {**key, "layer": layer["layer"], "kind": layer["kind"], "width": layer["width"]}
-    row |= {k: layer[k] for k in ("samples", "calls", "tokens", "coverage")}
-    row |= {k: portrait[k] for k in ("elements", "nan", "posinf", "neginf")}
-    figures: Mapping[str, Any] = portrait
-    row |= {k: figures[k] for k in _FIGURES if k in figures}
-    row |= {f"q{p}": value for p, value in portrait.get("quantiles", {}).items()}
-    row["quantile_error"] = layer.get("rounding", 0.0)
-    if "massive" in layer:
-        row |= {f"massive_{name}": value for name, value in layer["massive"].items()}
-    return row
+def _without(record: Mapping[str, Any], *names: str) -> Row:
+    return {k: v for k, v in record.items() if k not in names}
 
 
-def _add_outliers(made: dict[str, list[Row]], layer: LayerActivations, key: Row) -> None:
-    if "outliers" not in layer:
-        return
-    found = layer["outliers"]
-    row = {**key, "threshold": found["threshold"], "count": sum(found["counts"])}
-    row |= {"mean_count": found["mean_count"], "undefined": found["undefined"]}
-    for name in ("max_over_rms", "channel_ratio", "token_ratio"):
-        if name in found:
-            row[name] = found[name]
-    row["channels"] = len(found["channels"])
-    row["systematic"] = sum(1 for each in found["channels"] if each["systematic"])
-    made["outliers"].append({**row, "massive": len(found["massive"])})
-    for kind in ("tokens", "massive"):
-        places = found[kind]
-        made["tokens"] += [{**key, "kind": kind.removesuffix("s"), **place} for place in places]
-    made["channels"] += [{**key, **each} for each in found["channels"]]
+def _picked(record: Mapping[str, Any], *names: str) -> Row:
+    return {k: record[k] for k in names if k in record}
 
 
-def _errors(fate: Mapping[str, Any]) -> Row:
-    """SQNR as it is cast and with a fitted scale, each without massive elements too.
+def _of_layer(layer: LayerActivations) -> dict[str, list[Row]]:
+    """Return the rows of a layer by table, in the order of the tables."""
+    rounding, summary = layer.get("rounding", 0.0), layer["portrait"]
+    row = _picked(layer, "layer", "kind", "width", "samples", "calls", "tokens", "coverage")
+    row |= _picked(summary, "elements", "nan", "posinf", "neginf")
+    row |= _picked(summary, *_FIGURES)
+    row |= {f"q{p}": value for p, value in summary.get("quantiles", {}).items()}
+    row |= {"quantile_error": rounding}
+    row |= {f"massive_{name}": value for name, value in layer.get("massive", {}).items()}
+    rows_by_table = {
+        "layers": [row],
+        "magnitude": [
+            {"reduced": reduced}
+            | {f"top{k}": value for k, value in enumerate(entry["top"], 1)}
+            | {"median": entry["median"], "median_error": rounding if reduced == "all" else 0.0}
+            | {f"low{k}": value for k, value in enumerate(entry["low"], 1)}
+            | {"most": entry["most"]}
+            for reduced, entry in layer.get("magnitude", {}).items()
+        ],
+    }
+    if "outliers" in layer:
+        outliers = layer["outliers"]
+        row = {"threshold": outliers["threshold"], "count": sum(outliers["counts"])}
+        row |= _picked(outliers, "mean_count", "undefined", "max_over_rms", "channel_ratio",
+                       "token_ratio")  # fmt: skip
+        row |= {
+            "channels": len(outliers["channels"]),
+            "systematic": sum(1 for entry in outliers["channels"] if entry["systematic"]),
+            "massive": len(outliers["massive"]),
+        }
+        rows_by_table["outliers"] = [row]
+        rows_by_table["tokens"] = [{"kind": "token", **token} for token in outliers["tokens"]]
+        rows_by_table["tokens"] += [{"kind": "massive", **token} for token in outliers["massive"]]
+        rows_by_table["channels"] = [dict(entry) for entry in outliers["channels"]]
+    if "ranges" in layer:
+        ranges = layer["ranges"]
+        errors = dict.fromkeys(ranges.get("exact", ()), 0.0)
+        rows_by_table["ranges"] = [
+            {"percentile": p, "channel": c, "value": v, "error": errors.get(p, ranges["error"])}
+            for p, values in ranges["percentiles"].items()
+            for c, v in enumerate(values)
+        ]
+    rows_by_table["formats"] = [
+        {"format": name, **_errors(outcome), **{k: v for k, v in outcome.items() if k in _SHARES}}
+        | {"flushed": outcome.get("flushed", outcome.get("flush"))}
+        for name, outcome in summary.get("formats", {}).items()
+    ]
+    rows_by_table["smoothing"] = [_without(entry, "curve") for entry in layer.get("smoothing", [])]
+    return rows_by_table
 
-    No number where it would be infinite: `exact` says which.
+
+def _errors(outcome: Mapping[str, Any]) -> Row:
+    """Return the SQNR of a cast and with a fitted scale, each with and without massive elements.
+
+    An infinite one is absent, and `exact` is true instead.
     """
     row: Row = {}
     for kind in ("", "fitted_"):
@@ -100,70 +113,49 @@ def _errors(fate: Mapping[str, Any]) -> Row:
             (f"{kind}signal", f"{kind}noise", ""),
             ("rest_signal", f"{kind}rest_noise", "_without_massive"),
         ):
-            if signal in fate and noise in fate:
-                row |= _db(fate[signal], fate[noise], f"{kind}sqnr_db{ending}")
-                if fate[noise] == 0 and not ending:
-                    row[f"{kind}exact"] = True
+            if outcome.get(signal, 0) > 0 and outcome.get(noise, 0) > 0:
+                row[f"{kind}sqnr_db{ending}"] = 10 * math.log10(outcome[signal] / outcome[noise])
+            if signal in outcome and outcome.get(noise) == 0 and not ending:
+                row[f"{kind}exact"] = True
     return row
-
-
-def _db(signal: float, noise: float, name: str) -> Row:
-    return {name: 10 * math.log10(signal / noise)} if signal > 0 and noise > 0 else {}
 
 
 # Files -------------------------------------------------------------------------------------------
 
-_LONG = ("layer", "role", "statistic", "value")
-# What distinguishes rows of one layer in a wide table, and so begins the name of a statistic.
-_BY = {
-    "magnitude": ("reduced",),
-    "formats": ("format",),
-    "smoothing": ("format",),
-    "sensitivity": ("format",),
-}
-
 
 def tables(record: ActivationsRecord) -> dict[str, list[Row]]:
-    """All tables by the names of their files; `statistics` is the long one."""
-    wide: dict[str, list[Row]] = {name: list(rows) for name, rows in tables_of(record).items()}
+    """Return all tables by the names of their files, with `statistics` in long form."""
+    wide = tables_of(record)
     return {"statistics": list(_statistics(wide)), **wide}
 
 
 def _statistics(wide: Mapping[str, Sequence[Row]]) -> Iterator[Row]:
-    """A row per layer, role and number; rows of places and channels have tables of their own."""
-    for table in ("layers", "magnitude", "outliers", "formats", "smoothing", "sensitivity"):
+    """Yield a row per layer, role and number."""
+    for table, by in _BY.items():
         for row in wide.get(table, ()):
-            by = _BY.get(table, ())
             start = ".".join([table, *(str(row[name]) for name in by if name in row)])
             start = "" if table == "layers" else f"{start}."
             for name, value in row.items():
-                told = isinstance(value, int | float) and not isinstance(value, bool)
-                if told and name not in ("layer", *by):
-                    yield {
-                        "layer": row["module"],
-                        "role": row.get("role", "output of the model"),
-                        "statistic": f"{start}{name}",
-                        "value": value,
-                    }
-
-
-def _columns(rows: Sequence[Row]) -> list[str]:
-    """Of rows that may have different ones."""
-    return list(dict.fromkeys(name for row in rows for name in row))
+                is_number = isinstance(value, int | float) and not isinstance(value, bool)
+                if is_number and name not in ("layer", *by):
+                    role = row.get("role", "output of the model")
+                    values = (row["module"], role, f"{start}{name}", value)
+                    yield dict(zip(_COLUMNS, values, strict=True))
 
 
 def csv_files(record: ActivationsRecord) -> dict[str, str]:
-    """Names and contents; a table without rows is no file."""
+    """Return the contents of files by name; a table without rows has no file."""
     return {
-        f"{name}.csv": as_csv(_LONG if name == "statistics" else _columns(rows), rows)
+        # Rows may have different columns.
+        f"{name}.csv": as_csv(list(dict.fromkeys(key for row in rows for key in row)), rows)
         for name, rows in tables(record).items()
         if rows
     }
 
 
 def as_json(record: ActivationsRecord) -> str:
-    """The record with its tables; percentiles of channels are in its layers alone."""
-    told = {
+    """Write the record with its tables, except percentiles of channels, which its layers have."""
+    json_tables = {
         name: rows for name, rows in tables(record).items() if name not in ("ranges", "statistics")
     }
-    return json.dumps({**record, "tables": told}, allow_nan=False, ensure_ascii=True) + "\n"
+    return json.dumps({**record, "tables": json_tables}, allow_nan=False, ensure_ascii=True) + "\n"

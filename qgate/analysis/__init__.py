@@ -1,4 +1,4 @@
-"""What formats do to tensors: sweeps over scales, underflow."""
+"""Effects of formats on tensors: sweeps over scales, underflow."""
 
 from qgate.sweeps.compute import Sweep, sweep
 from qgate.sweeps.underflow import Range, Watch, range, watch_underflow

@@ -8,9 +8,9 @@ from qgate.baselines.candidates import (
     update_of,
     write_candidate,
 )
-from qgate.baselines.checking import prune, unused, verify
+from qgate.baselines.checking import unused, verify
 from qgate.baselines.names import safe_name
-from qgate.baselines.origin import Key, Origin, differences, notes
+from qgate.baselines.origin import Key, Origin, differences
 from qgate.baselines.packing import joined, pack, unpack
 from qgate.baselines.rows import BaselineRows, ReferenceTensor, row_sample, same_rows
 from qgate.baselines.store import Store, stored_models
@@ -31,9 +31,7 @@ __all__ = [
     "differences",
     "drop_candidate",
     "joined",
-    "notes",
     "pack",
-    "prune",
     "read_candidates",
     "row_sample",
     "safe_name",

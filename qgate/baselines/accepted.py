@@ -1,14 +1,18 @@
 """Accepted errors of a mode as text, for pull requests: one changed value is one changed line.
 
-Columns have fixed widths that longer names overflow, so that no line depends on another one.
+Columns have fixed widths that longer names overflow, so that no line depends on another one. Each
+line ends in a digest of itself and of the header, without the device: lines that git merges from
+two branches stay valid, and a line that was edited, or is of another file, is an error.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from qgate.baselines._reading import check_version
 from qgate.baselines.names import quoted, safe_name, unquoted
@@ -16,26 +20,37 @@ from qgate.baselines.origin import Key, Origin, is_device
 from qgate.errors import QgateError
 from qgate.metrics import METRICS
 
-VERSION = 2
+VERSION = 3
 MIXED = "mixed"
 FOLDER = "accepted"
 REMEDY = (
     "Restore the file from version control, or delete it and record it again with "
     "--update-baselines."
 )
+EDITED_REMEDY = (
+    "Accepted errors are not edited by hand. Restore the file from version control, or write it "
+    "anew with `{}`."
+)
 _TITLE = "# qgate accepted errors, version "
-_HEADER = ("model", "mode", "weights", "inputs", "calibration", "device")
+# What lines belong to. A device is not part of it: branches may accept errors on several.
+_IDENTITY = ("model", "mode", "weights", "inputs", "calibration")
+_HEADER = (*_IDENTITY, "device")
 _ADVICE = "# written by --update-baselines and by qgate baselines accept; not to be edited"
-_WIDTHS = (20, 44, 9, 32)
-_COLUMNS = ("suite", "site", "scope", "metric")
+_WIDTHS = (20, 44, 9, 32, 24)
+_COLUMNS = ("suite", "site", "scope", "metric", "value")
+_FIRST_LINE = len(_HEADER) + 4
+# The first version whose lines have digests.
+_DIGESTS = 3
+_VERSION = re.compile(r"[0-9]{1,9}", re.ASCII)
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """The accepted errors of a mode and what they were measured with.
+    """Accepted errors of a mode, and the model and device they were measured with.
 
     Without a calibration they do not depend on one. Values from two device profiles are `mixed`.
+    `edited` are entries of the file whose lines do not have their digest; they have no value.
     """
 
     model: str
@@ -45,57 +60,51 @@ class Accepted:
     calibration: str | None
     device: str
     values: dict[Key, float | str] = field(default_factory=dict)
-    version: int = VERSION
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether some values meant something else in the version of the file.
-
-        In version 1 a quantizer was the hash of its text, and the worst channel was measured
-        against the mean energy of all channels.
-        """
-        known = (METRICS.find(key.metric) for key in self.values)
-        return self.version < 2 and any(m.textual or m.part == "worst_channel" for m in known)
+    edited: frozenset[Key] = frozenset()
 
     def stale(self, origin: Origin) -> list[str]:
-        """Why these are not the accepted errors of a baseline, one sentence per cause."""
+        """Say why these are not the accepted errors of a baseline, one sentence per cause."""
         pairs = {
             "weights": (self.weights, origin.weights),
             "inputs": (self.inputs, origin.inputs),
             "calibration": (self.calibration, self.calibration and origin.calibration),
         }
-        old_file = [
-            f"the file is of version {self.version}, which has quantizers as numbers and other "
-            "errors of the worst channel"
-        ]
-        return (old_file if self.is_outdated else []) + [
-            f"the accepted errors of mode {self.mode} were measured with other {what} "
+        return [
+            f"the accepted errors of mode {self.mode} were measured with other {name} "
             f"({(old or 'none')[:12]}) than those of the baseline ({(new or 'none')[:12]})"
-            for what, (old, new) in pairs.items()
+            for name, (old, new) in pairs.items()
             if old != new
         ]
 
     def to_bytes(self) -> bytes:
-        """The file, in an order that depends on nothing but the keys."""
-        header = [f"# {name:<12} {_field(getattr(self, name))}" for name in _HEADER]
-        title = f"# {_aligned([*_COLUMNS, 'value'])}"
-        lines = [_line(key, self.values[key]) for key in sorted(self.values, key=order)]
-        text = "\n".join([f"{_TITLE}{self.version}", *header, _ADVICE, title, *lines, ""])
+        """Write the file, in an order that depends on nothing but the keys."""
+        identity = self.identity()
+        header = [f"# {name:<12} {_field(getattr(self, name))}" for name in _IDENTITY]
+        header.append(_device_line(identity, self.device))
+        title = f"# {_aligned(_COLUMNS)} digest"
+        entries = [_entry(key, self.values[key]) for key in sorted(self.values, key=order)]
+        lines = [f"{entry} {_digest(identity, entry)}" for entry in entries]
+        text = "\n".join([f"{_TITLE}{VERSION}", *header, _ADVICE, title, *lines, ""])
         return text.encode("utf-8")
+
+    def identity(self) -> bytes:
+        """Return the key of all digests: what the lines were measured with."""
+        words = "\n".join(_field(getattr(self, name)) for name in _IDENTITY)
+        return hashlib.sha256(words.encode("utf-8")).digest()
 
 
 def accepted_file(mode: str) -> str:
-    """The file of a mode, under the folder of the model."""
+    """Return the file of a mode, under the folder of the model."""
     return f"{FOLDER}/{safe_name(mode)}.txt"
 
 
 def order(key: Key) -> tuple[object, ...]:
-    """By suite, site, scope, metric; `layers.2` before `layers.10`."""
+    """Sort by suite, site, scope, metric; `layers.2` before `layers.10`."""
     return (*(_natural(part) for part in key), tuple(key))
 
 
 def _natural(text: str) -> tuple[tuple[int, str], ...]:
-    """Numbers by their digits, as one in a name can be longer than Python reads."""
+    """Sort numbers by their digits, as one in a name can be longer than Python reads."""
     parts = _DIGITS.split(text)
     parts[1::2] = [digits.lstrip("0") for digits in parts[1::2]]
     return tuple((len(p) if i % 2 else 0, p) for i, p in enumerate(parts))
@@ -105,61 +114,138 @@ def _field(value: str | None) -> str:
     return "%none" if value is None else quoted(value)
 
 
-def _aligned(words: list[str]) -> str:
-    padded = [f"{word:<{width}}" for word, width in zip(words, _WIDTHS, strict=False)]
-    return " ".join([*padded, words[-1]])
+def _aligned(words: Iterable[str]) -> str:
+    return " ".join(f"{word:<{width}}" for word, width in zip(words, _WIDTHS, strict=True))
 
 
-def _line(key: Key, value: float | str) -> str:
-    """Write an entry; a text as value has an equals sign before it."""
-    told = f"={quoted(value)}" if isinstance(value, str) else repr(value)
-    return _aligned([*(quoted(part) for part in key), told])
+def _entry(key: Key, value: float | str) -> str:
+    """Write an entry without its digest; a text as value has an equals sign before it."""
+    word = f"={quoted(value)}" if isinstance(value, str) else repr(value)
+    return _aligned([*(quoted(part) for part in key), word])
 
 
-def read_accepted(data: bytes, file: str) -> Accepted:
-    """The accepted errors in a file; the first thing wrong with it is the error."""
-    found, problems = inspect_accepted(data, file)
-    if found is None or problems:
+def _device_line(identity: bytes, device: str) -> str:
+    word = _field(device)
+    return f"# {'device':<12} {word} {_digest(identity, f'device {word}')}"
+
+
+def _digest(identity: bytes, text: str) -> str:
+    """Return eight hexadecimal digits: against edits by mistake, not against a forger."""
+    return hashlib.blake2b(text.encode("utf-8"), key=identity, digest_size=4).hexdigest()
+
+
+def read_accepted(data: bytes, file: str, *, refresh: str = "", replaced: bool = False) -> Accepted:
+    """Read the accepted errors of a file; the first thing wrong with it is the error.
+
+    `refresh` is the command that measures them again. Where they are about to be `replaced`, lines
+    that were edited are no error, but listed as `edited`.
+    """
+    accepted, problems, edits = _inspect(data, file, VERSION)
+    if accepted is None or problems:
         raise QgateError(f"{problems[0]}. {REMEDY}")
-    return found
+    if edits and not replaced:
+        command = refresh or f"pytest suites --mode {accepted.mode} --update-baselines"
+        raise QgateError(f"{edits[0]}. {EDITED_REMEDY.format(command)}")
+    return accepted
 
 
 def inspect_accepted(data: bytes, file: str) -> tuple[Accepted | None, list[str]]:
-    """What can be read of a file, and everything that is wrong with it, with its line."""
+    """Read what can be read of a file, and list everything that is wrong with it, by line."""
+    accepted, problems, edits = _inspect(data, file, VERSION)
+    return accepted, problems + edits
+
+
+def version_of(data: bytes) -> int | None:
+    """Return the version in the first line of a file, None where it is none of these files."""
+    first = data.partition(b"\n")[0].rstrip(b"\r").decode("utf-8", "replace")
+    version = first.removeprefix(_TITLE)
+    return int(version) if version != first and _VERSION.fullmatch(version) else None
+
+
+def migrated(data: bytes, file: str) -> tuple[Accepted, list[Key]]:
+    """Read a file of an earlier version; return it without the entries that meant something else.
+
+    In version 1 a quantizer was the hash of its text, and the worst channel was measured against
+    the mean energy of all channels. Version 2 has no digests.
+    """
+    accepted, problems, _ = _inspect(data, file, 1)
+    if accepted is None or problems:
+        raise QgateError(f"{problems[0]}. {REMEDY}")
+    other = [key for key in accepted.values if version_of(data) == 1 and _is_of_version_1(key)]
+    kept = {key: value for key, value in accepted.values.items() if key not in other}
+    return replace(accepted, values=kept), other
+
+
+def _is_of_version_1(key: Key) -> bool:
+    metric = METRICS.find(key.metric)
+    return metric.textual or metric.part == "worst_channel"
+
+
+def _inspect(data: bytes, file: str, oldest: int) -> tuple[Accepted | None, list[str], list[str]]:
+    """Read a file; list what is wrong with it, and apart from that what was edited in it."""
     try:
         lines = data.decode("utf-8").replace("\r\n", "\n").split("\n")
     except UnicodeDecodeError as error:
-        return None, [f"{file}:{data[: error.start].count(10) + 1}: it is no UTF-8 text"]
+        number = data[: error.start].count(10) + 1
+        return None, [f"{file}:{number}: it is no UTF-8 text"], []
     problems: list[str] = []
-    found = _read_header(lines, file, problems)
-    if found is None:
-        return None, problems
+    version = version_of(data)
+    if version is None:
+        return None, [f"{file}:1: it is no list of accepted errors of qgate"], []
+    _check_version(file, version, oldest)
+    accepted = _read_header(lines, file, version, problems)
+    if accepted is None:
+        return None, problems, []
     if lines[-1]:
         problems.append(f"{file}:{len(lines)}: the last line has no end, it may be cut off")
-    seen: dict[Key, int] = {}
-    for number, line in list(enumerate(lines, 1))[len(_HEADER) + 3 : -1]:
+    identity = accepted.identity()
+    line_of: dict[Key, int] = {}
+    edits: dict[Key, str] = {}
+    for number, line in list(enumerate(lines, 1))[_FIRST_LINE - 1 : -1]:
         try:
-            key, value = _read_line(line)
+            key, value, why = _read_line(line, identity if version >= _DIGESTS else b"")
         except ValueError as error:
             problems.append(f"{file}:{number}: {error}")
             continue
-        if key in seen:
-            problems.append(f"{file}:{number}: {key} is there twice, first in line {seen[key]}")
-        seen.setdefault(key, number)
-        found.values.setdefault(key, value)
-    if not seen and not problems:
+        if key in line_of:
+            problems.append(f"{file}:{number}: {key} is there twice, first in line {line_of[key]}")
+        line_of.setdefault(key, number)
+        if why:
+            edits[key] = f"{file}:{number}: {key} was edited, or is of another file: {why}"
+        else:
+            accepted.values.setdefault(key, value)
+    if not line_of and not problems:
         problems.append(f"{file}: it has no accepted error")
-    return found, problems
+    said = list(edits.values())
+    if len(edits) == len(line_of) > 1:
+        said = [
+            f"{next(iter(edits.values()))}. So do all {len(edits)} lines: they were recorded for "
+            f"another header ({', '.join(_IDENTITY)})"
+        ]
+    elif version >= _DIGESTS and lines[len(_HEADER)] != _device_line(identity, accepted.device):
+        # Which limits hold depends on it, so nothing is compared under it.
+        said = [f"{file}:{1 + len(_HEADER)}: device {accepted.device} was edited", *said]
+        edits |= dict.fromkeys(accepted.values, "")
+        accepted.values.clear()
+    return replace(accepted, edited=frozenset(edits)), problems, said
 
 
-def _read_header(lines: list[str], file: str, problems: list[str]) -> Accepted | None:
-    version = lines[0].removeprefix(_TITLE)
-    if version == lines[0] or not re.fullmatch(r"[0-9]{1,9}", version):
-        problems.append(f"{file}:1: it is no list of accepted errors of qgate")
-        return None
-    check_version(file, int(version), VERSION)
+def _check_version(file: str, version: int, oldest: int) -> None:
+    """Refuse a version that is not read, one older than `oldest` with the verb that migrates it."""
+    if 0 < version < oldest:
+        root = "/".join(file.replace("\\", "/").split("/")[:-3])
+        option = f" --baselines {shlex.quote(root)}" if root else ""
+        raise QgateError(
+            f"{file}: it is of version {version}, and this qgate reads version {VERSION}: "
+            f"`qgate baselines migrate{option}` writes it anew, with the values it has."
+        )
+    if not 0 < version <= VERSION:
+        check_version(file, version, VERSION)
+
+
+def _read_header(lines: list[str], file: str, version: int, problems: list[str]) -> Accepted | None:
     try:
-        values = dict(_header_values(lines))
+        values = dict(_header_values(lines, version))
     except ValueError as error:
         problems.append(f"{file}:{error.args[0]}: {error.args[1]}")
         return None
@@ -170,14 +256,15 @@ def _read_header(lines: list[str], file: str, problems: list[str]) -> Accepted |
         problems.append(f"{file}:{1 + len(_HEADER)}: there is no device {values['device']!r}")
     if problems:
         return None
-    return Accepted(**values, version=int(version))  # type: ignore[arg-type]
+    return Accepted(**values)  # type: ignore[arg-type]
 
 
-def _header_values(lines: list[str]) -> Iterator[tuple[str, str | None]]:
+def _header_values(lines: list[str], version: int) -> Iterator[tuple[str, str | None]]:
     for number, name in enumerate(_HEADER, 2):
         words = lines[number - 1].split(" ") if number <= len(lines) else []
         words = [word for word in words if word]
-        if len(words) != 3 or words[:2] != ["#", name]:
+        count = 4 if name == "device" and version >= _DIGESTS else 3
+        if len(words) != count or words[:2] != ["#", name]:
             raise ValueError(number, f"the header has no {name} here")
         try:
             yield name, None if words[2] == "%none" else unquoted(words[2])
@@ -188,16 +275,23 @@ def _header_values(lines: list[str]) -> Iterator[tuple[str, str | None]]:
             raise ValueError(number, "the header has to go on here")
 
 
-def _read_line(line: str) -> tuple[Key, float | str]:
-    """The entry of a line, as it is written and in no other form, or a ValueError."""
+def _read_line(line: str, identity: bytes) -> tuple[Key, float | str, str]:
+    """Read the entry of a line and say why its digest is not its own, or raise a ValueError.
+
+    Without an identity the line has no digest, and is one of an earlier version.
+    """
+    columns = [*_COLUMNS, "digest"] if identity else [*_COLUMNS]
     words = [word for word in line.split(" ") if word]
-    if len(words) != 5:
-        raise ValueError(f"{line[:60]!r} is not suite, site, scope, metric and value")
+    if len(words) != len(columns):
+        raise ValueError(f"{line[:60]!r} is not {', '.join(columns[:-1])} and {columns[-1]}")
     key = Key(*(unquoted(word) for word in words[:4]))
     value = _read_value(key, words[4])
-    if _line(key, value) != line:
-        raise ValueError(f"the line is not as qgate writes it, which is {_line(key, value)!r}")
-    return key, value
+    if not identity:
+        return key, value, ""
+    entry, _, digest = line.rpartition(" ")
+    if digest == (now := _digest(identity, entry)):
+        return key, value, ""
+    return key, value, f"its digest is {words[5][:16]}, and that of what it says is {now}"
 
 
 def _read_value(key: Key, word: str) -> float | str:

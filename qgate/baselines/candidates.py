@@ -1,4 +1,4 @@
-"""What a failing run proposes, left beside its report until someone accepts it."""
+"""Candidates: values that a failing run leaves beside its report until someone accepts them."""
 
 from __future__ import annotations
 
@@ -8,29 +8,59 @@ import math
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Annotated, Literal, NotRequired, TypedDict
 
-from qgate.baselines._reading import Fields, read_json
-from qgate.baselines.manifest import read_origin
+from qgate.baselines._reading import naming, read_json, read_origin
+from qgate.baselines.accepted import Accepted
 from qgate.baselines.names import safe_name
 from qgate.baselines.origin import REFERENCE_FIELDS, Key, Origin, differences, kind_of
 from qgate.baselines.update import Update
 from qgate.errors import QgateError
-from qgate.storage.files import forget, replacing
+from qgate.metrics.plan_changes import plan_changes
+from qgate.records import Meta
+from qgate.storage.files import remove_with_leftovers, replacing
 
 VERSION = 2
 _MOST_BYTES, _MOST_TOGETHER = 16 << 20, 128 << 20
 _REMEDY = "Delete the file, or run the suites again."
 
 
+_Text = Annotated[str, Meta(min_length=1)]
+
+
+class ValueRecord(TypedDict):
+    """Measured value; one that JSON does not have is a text."""
+
+    suite: str
+    site: str
+    scope: str
+    metric: str
+    barred: str
+    text: NotRequired[_Text]
+    value: NotRequired[float | Literal["nan", "inf", "-inf"]]
+
+
+class CandidateRecord(TypedDict):
+    """Candidate as its file has it, beside the fields of its origin."""
+
+    qgate: str
+    version: int
+    mode: _Text
+    source: _Text
+    calibrated: bool
+    gone: NotRequired[list[tuple[str, str, str, str]]]
+    values: list[ValueRecord]
+
+
 @dataclass(frozen=True)
 class Candidate:
-    """The errors one test measured in a mode; `barred` says why a value can never be accepted.
+    """Errors that one test measured in a mode; `barred` says why a value is never accepted.
 
-    `gone` are entries of sites that there are no more.
-    Values may be infinite or NaN: that is what was measured, and what accepting then refuses.
+    `gone` are entries of sites that no longer exist. Values may be infinite or NaN: they were
+    measured so, and are refused when they are accepted.
     """
 
     origin: Origin
@@ -44,7 +74,7 @@ class Candidate:
     path: Path | None = field(default=None, compare=False)
 
     def to_bytes(self) -> bytes:
-        """As JSON, one line per value."""
+        """Write it as JSON, one line per value."""
         head = {
             "qgate": "candidate",
             "version": self.version,
@@ -63,8 +93,8 @@ class Candidate:
         barred = {"barred": self.barred.get(key, "")}
         if isinstance(value, str):
             return {**key._asdict(), "text": value, **barred}
-        told = float(value) if math.isfinite(value) else str(float(value))
-        return {**key._asdict(), "value": told, **barred}
+        number = float(value) if math.isfinite(value) else str(float(value))
+        return {**key._asdict(), "value": number, **barred}
 
 
 def write_candidate(folder: Path, candidate: Candidate) -> Path:
@@ -82,7 +112,7 @@ def write_candidate(folder: Path, candidate: Candidate) -> Path:
 def drop_candidate(folder: Path, model: str, mode: str, source: str) -> None:
     """Take back what an earlier run of a test proposed, now that it proposes nothing."""
     with contextlib.suppress(OSError):
-        forget(_path(folder, model, mode, source))
+        remove_with_leftovers(_path(folder, model, mode, source))
 
 
 def _path(folder: Path, model: str, mode: str, source: str) -> Path:
@@ -90,31 +120,30 @@ def _path(folder: Path, model: str, mode: str, source: str) -> Path:
 
 
 def read_candidates(folder: Path) -> list[Candidate]:
-    """All candidates of a folder, or of a zip file that has one, in the order of their names."""
+    """Read the candidates of a folder, or of a zip file that has one, in the order of names."""
     if zipfile.is_zipfile(folder):
-        return _zipped(folder)
+        return _read_zip(folder)
     if not folder.is_dir():
         raise QgateError(
             f"there is no folder {str(folder)!r} with candidates: a failing run of the suites "
             "makes it."
         )
-    paths = [path for path in sorted(folder.glob("*.json")) if not path.name.startswith(".")]
-    found = []
-    for path in paths:
+    candidates = []
+    for path in sorted(folder.glob("[!.]*.json")):
         try:
-            found.append(_read(path.read_bytes(), path))
+            candidates.append(_read(path.read_bytes(), path))
         except OSError as error:
             raise QgateError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
-    return found
+    return candidates
 
 
-def _zipped(file: Path) -> list[Candidate]:
-    """The candidates in an artifact as CI hands it out; nothing of it is written anywhere."""
-    found = []
+def _read_zip(file: Path) -> list[Candidate]:
+    """Read the candidates in an artifact as CI hands it out; nothing of it is unpacked."""
+    candidates = []
     together = 0
     try:
         with zipfile.ZipFile(file) as archive:
-            for entry in sorted(archive.infolist(), key=lambda each: each.filename):
+            for entry in sorted(archive.infolist(), key=lambda entry: entry.filename):
                 if not re.search(r"(^|/)candidates/[^/.][^/]*\.json$", entry.filename):
                     continue
                 with archive.open(entry) as part:
@@ -130,55 +159,52 @@ def _zipped(file: Path) -> list[Candidate]:
                         f"{str(file)!r}: {entry.filename!r} is above {_MOST_BYTES >> 20} MB, which "
                         "no candidate is."
                     )
-                found.append(_read(data, file / entry.filename))
+                candidates.append(_read(data, file / entry.filename))
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, OSError) as error:
         raise QgateError(f"{str(file)!r} cannot be read: {error}.") from None
-    return found
+    return candidates
 
 
 def _read(data: bytes, path: Path) -> Candidate:
-    read = read_json(data, str(path), _REMEDY)
-    version = read.check_header("candidate", VERSION)
-    names = [each.name for each in fields(Origin)]
-    read.only("qgate", "version", *names, "mode", "source", "calibrated", "gone", "values")
+    record = read_json(data, str(path), _REMEDY, "candidate", VERSION, CandidateRecord)
     values: dict[Key, float | str] = {}
     barred: dict[Key, str] = {}
-    for entry in read.many("values"):
-        key = _read_key(entry)
-        if key in values:
-            raise entry.wrong(f"{entry.place}: {key} is there twice")
-        values[key] = entry.text("text") if entry.has("text") else entry.number("value")
-        if reason := entry.text("barred", empty=True):
-            barred[key] = reason
-    gone = _gone(read)
-    if not (values or gone):
-        raise read.wrong("values is empty")
-    origin, mode, source = read_origin(read), read.text("mode"), read.text("source")
-    return Candidate(
-        origin, mode, source, values, barred, read.flag("calibrated"), gone, version, path
-    )
+    with naming(str(path), _REMEDY):
+        for number, entry in enumerate(record["values"]):
+            key = Key(*(entry[name] for name in Key._fields))
+            if key in values:
+                raise ValueError(f"values[{number}]: {key} is there twice")
+            if ("text" in entry) == ("value" in entry):
+                raise ValueError(f"values[{number}] has to have either a value or a text")
+            values[key] = entry["text"] if "text" in entry else float(entry["value"])
+            if entry["barred"]:
+                barred[key] = entry["barred"]
+        gone = tuple(Key(*names) for names in record.get("gone", ()))
+        if not (values or gone):
+            raise ValueError("values is empty")
+        origin = read_origin(record)
+    mode, source, calibrated = record["mode"], record["source"], record["calibrated"]
+    version = record["version"]
+    return Candidate(origin, mode, source, values, barred, calibrated, gone, version, path)
 
 
-def _gone(read: Fields) -> tuple[Key, ...]:
-    listed = read.lists_of_texts("gone")
-    if any(len(each) != len(Key._fields) for each in listed):
-        raise read.wrong("gone is no list of suite, site, scope and metric")
-    return tuple(Key(*each) for each in listed)
+def update_of(
+    recorded: Origin,
+    candidates: Iterable[Candidate],
+    accepted: Mapping[str, Accepted] | None = None,
+) -> tuple[Update, list[str]]:
+    """Make the update that accepts candidates, and a sentence for each one that is refused.
 
-
-def _read_key(entry: Fields) -> Key:
-    entry.only(*Key._fields, "text" if entry.has("text") else "value", "barred")
-    return Key(*(entry.text(name, empty=True) for name in Key._fields))
-
-
-def update_of(recorded: Origin, candidates: Iterable[Candidate]) -> tuple[Update, list[str]]:
-    """The update that accepts candidates, and a sentence for each one it refuses, as a whole."""
+    Refused is also one with another plan than `accepted` has by mode: without it plans are free.
+    """
     update = Update(recorded)
     refused: list[str] = []
     devices: set[str] = set()
     for candidate in candidates:
         name = candidate.source if candidate.path is None else candidate.path.name
         problem = _problem(candidate, recorded, update)
+        if not problem and accepted is not None and candidate.mode in accepted:
+            problem = _other_plan(candidate, accepted[candidate.mode].values)
         if problem:
             refused.append(f"{name} (mode {candidate.mode}): {problem}")
             continue
@@ -200,6 +226,25 @@ def update_of(recorded: Origin, candidates: Iterable[Candidate]) -> tuple[Update
     return update, refused
 
 
+def _other_plan(candidate: Candidate, accepted: Mapping[Key, float | str]) -> str:
+    """Say which quantizers are others than accepted; those of new sites are not."""
+    known = {key[:3] for key in accepted}
+    checks = [
+        {
+            "site": key.site,
+            "text": value,
+            "accepted_text": accepted.get(key, "nothing"),
+            "passed": accepted.get(key) == value,
+        }
+        for key, value in candidate.values.items()
+        if isinstance(value, str) and key[:3] in known
+    ]
+    changes = [change.text() for change in plan_changes(checks)]
+    return (
+        f"the plan changed: {'; '.join(changes)}: accept it with --accept-plan" if changes else ""
+    )
+
+
 def _problem(candidate: Candidate, recorded: Origin, update: Update) -> str:
     matter = (*REFERENCE_FIELDS, *(["calibration"] if candidate.calibrated else []))
     if other := differences(recorded, candidate.origin, matter):
@@ -209,12 +254,12 @@ def _problem(candidate: Candidate, recorded: Origin, update: Update) -> str:
             f"it is of version {candidate.version}, whose errors of the worst channel and "
             "quantizers are others: run the suites again"
         )
-    there = update.values.get(candidate.mode, {})
+    so_far = update.values.get(candidate.mode, {})
     for key, value in candidate.values.items():
         if not isinstance(value, str) and not math.isfinite(value):
             return f"{key} is {value}, which is never accepted"
         if key in candidate.barred:
             return f"{key} {candidate.barred[key]}"
-        if there.get(key, value) != value:
-            return f"{key} is {value!r}, and {there[key]!r} in another candidate"
+        if so_far.get(key, value) != value:
+            return f"{key} is {value!r}, and {so_far[key]!r} in another candidate"
     return ""

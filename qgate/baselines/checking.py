@@ -1,4 +1,4 @@
-"""Whether what is on disk is what was recorded, and removing what nothing uses any more."""
+"""Problems of the files of a baseline, and accepted errors that no run measures any more."""
 
 from __future__ import annotations
 
@@ -8,57 +8,57 @@ from qgate.baselines.accepted import FOLDER, accepted_file, inspect_accepted
 from qgate.baselines.manifest import NAME, Manifest, read_manifest, read_reference, reference_file
 from qgate.baselines.origin import Key
 from qgate.baselines.store import Store
-from qgate.baselines.update import StoredChange, Update
 from qgate.errors import QgateError
-from qgate.storage.transactions import EVERYTHING
+from qgate.storage.updates import EVERYTHING
 
 
 def verify(store: Store) -> list[str]:
-    """Everything that is wrong with a baseline, one sentence each."""
+    """List everything that is wrong with a baseline, one sentence each."""
     folder = store.folder
     try:
-        files, names = store.files.read(EVERYTHING)
-        problems = [
+        damaged: list[str] = []
+        files, names = store.files.read(EVERYTHING, damaged)
+        problems = damaged + [
             f"{folder / name}: it is the rest of an update that was cut off, which did not count; "
-            "the next update removes it"
+            f"{store.files.tidied_by} removes it"
             for name in store.files.leftovers()
         ]
     except QgateError as error:
         return [str(error)]
     manifest = None
-    if NAME not in files:
+    if NAME not in names:
         problems.append(f"{folder / NAME}: it is missing, so there is no baseline")
-    else:
+    elif NAME in files:
         try:
             manifest = read_manifest(files[NAME], str(folder / NAME))
         except QgateError as error:
             problems.append(str(error))
     if manifest is not None and manifest.origin.model != store.model:
         problems.append(f"{folder / NAME}: it is of model {manifest.origin.model!r}")
+    references = {} if manifest is None else {reference_file(b): b for b in manifest.references}
     for name in names:
         if name.startswith(f"{FOLDER}/") and name.endswith(".txt"):
-            problems += _accepted_problems(store, name, files[name], manifest)
-        elif name != NAME and (manifest is None or name not in _reference_files(manifest)):
+            if name in files:
+                problems += _accepted_problems(store, name, files[name], manifest)
+        elif name != NAME and name not in references:
             problems.append(f"{folder / name}: it is no file of this baseline")
-    return problems + _reference_problems(store, files, manifest)
-
-
-def _reference_files(manifest: Manifest) -> list[str]:
-    return [reference_file(basis) for basis in manifest.references]
+    return problems + _reference_problems(store, files, set(names) - set(files), manifest)
 
 
 def _reference_problems(
-    store: Store, files: Mapping[str, bytes], manifest: Manifest | None
+    store: Store, files: Mapping[str, bytes], damaged: Collection[str], manifest: Manifest | None
 ) -> list[str]:
     problems = []
     for basis, records in ({} if manifest is None else manifest.references).items():
         file = reference_file(basis)
-        shown = str(store.folder / file)
+        path = str(store.folder / file)
+        if file in damaged:
+            continue
         if file not in files:
-            problems.append(f"{shown}: it is missing, and the manifest lists it")
+            problems.append(f"{path}: it is missing, and the manifest lists it")
             continue
         try:
-            read_reference(files[file], records, shown)
+            read_reference(files[file], records, path)
         except QgateError as error:
             problems.append(str(error))
     return problems
@@ -67,66 +67,37 @@ def _reference_problems(
 def _accepted_problems(
     store: Store, name: str, data: bytes, manifest: Manifest | None
 ) -> list[str]:
-    shown = str(store.folder / name)
+    file = str(store.folder / name)
     try:
-        found, problems = inspect_accepted(data, shown)
+        accepted, problems = inspect_accepted(data, file)
     except QgateError as error:
         return [str(error)]
-    if found is None:
+    if accepted is None:
         return problems
-    if accepted_file(found.mode) != name:
-        problems.append(f"{shown}: it is of mode {found.mode!r}, whose file has another name")
-    if found.model != store.model:
-        problems.append(f"{shown}: it is of model {found.model!r}")
-    if not problems and found.to_bytes() != data.replace(b"\r\n", b"\n"):
-        problems.append(f"{shown}: its lines are not in the order qgate writes them in")
+    if accepted_file(accepted.mode) != name:
+        problems.append(f"{file}: it is of mode {accepted.mode!r}, whose file has another name")
+    if accepted.model != store.model:
+        problems.append(f"{file}: it is of model {accepted.model!r}")
+    if not problems and accepted.to_bytes() != data.replace(b"\r\n", b"\n"):
+        problems.append(f"{file}: its lines are not in the order qgate writes them in")
     if manifest is not None:
-        problems += [f"{shown}: {sentence}" for sentence in found.stale(manifest.origin)]
+        problems += [f"{file}: {sentence}" for sentence in accepted.stale(manifest.origin)]
     return problems
 
 
 def unused(
     store: Store, measured: Mapping[str, Collection[tuple[str, str, str]]]
 ) -> dict[str, list[Key]]:
-    """Accepted errors that a complete run of some suites did not come across, by mode.
+    """List accepted errors that a complete run of some suites did not measure, by mode.
 
     `measured` has, for every mode that ran, the (suite, site, scope) of all comparisons. A suite
     that a mode did not run is not looked at.
     """
-    found: dict[str, list[Key]] = {}
-    held = store.accepted_of(list(measured))
-    for mode, places in measured.items():
-        accepted = held.get(mode)
-        suites = {suite for suite, _, _ in places}
-        for key in () if accepted is None else accepted.values:
-            if key.suite in suites and (key.suite, key.site, key.scope) not in places:
-                found.setdefault(mode, []).append(key)
-    return found
-
-
-def prune(
-    store: Store,
-    keep_modes: Collection[str],
-    keep_keys: Mapping[str, Collection[Key]] | None = None,
-) -> list[StoredChange]:
-    """Remove the accepted errors of other modes, and of other keys in the modes of `keep_keys`.
-
-    To keep nothing is not what anyone asks for, but what an empty selection looks like.
-    """
-    origin = store.origin()
-    if origin is None:
-        raise QgateError(f"there is no baseline of {store.model} in {str(store.folder)!r}.")
-    empty = [mode for mode, keys in (keep_keys or {}).items() if not keys]
-    if not keep_modes or empty:
-        raise QgateError(
-            f"pruning would keep nothing{' of ' + ', '.join(empty) if empty else ''}: name what is "
-            "used, or delete the folder."
-        )
-    update = Update(origin)
-    for mode, found in store.accepted_of(store.modes()).items():
-        kept = (keep_keys or {}).get(mode) if mode in keep_modes else ()
-        if kept is None:
-            continue
-        for key in found.values.keys() - set(kept):
-            update.drop(mode, key)
-    return store.commit(update)
+    keys_of: dict[str, list[Key]] = {}
+    for mode, accepted in store.accepted_of(list(measured)).items():
+        sites = measured[mode]
+        suites = {suite for suite, _, _ in sites}
+        for key in accepted.values:
+            if key.suite in suites and (key.suite, key.site, key.scope) not in sites:
+                keys_of.setdefault(mode, []).append(key)
+    return keys_of

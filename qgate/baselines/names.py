@@ -11,7 +11,7 @@ _ESCAPE = re.compile(r"%([0-9A-F]{2})")
 
 
 def safe_name(name: str) -> str:
-    """A file name that no other name gets, readable where it can be.
+    """Return a file name that no other name gets, readable where it can be.
 
     A plain name in lower case is its own file name. Any other one gets a readable part, `~`, which
     plain names do not have, and a hash: `A` and `a` stay apart where file names ignore case.
@@ -24,19 +24,20 @@ def safe_name(name: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text as one word of a line: what is no printable character, or a blank, is escaped."""
+    """Write a text as one word of a line: blanks and unprintable characters are escaped."""
     if not text:
         return "%"
-    word = "".join(_escaped(c) if c in " %" or not c.isprintable() else c for c in text)
+    word = "".join(
+        "".join(f"%{byte:02X}" for byte in c.encode("utf-8", "surrogatepass"))
+        if c in " %" or not c.isprintable()
+        else c
+        for c in text
+    )
     return f"%23{word[1:]}" if word[0] == "#" else word
 
 
-def _escaped(character: str) -> str:
-    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
-
-
 def unquoted(word: str) -> str:
-    """The text of a word; a ValueError for a word that `quoted` does not make."""
+    """Return the text of a word; a ValueError for a word that `quoted` does not make."""
     raw = b""
     for index, part in enumerate(_ESCAPE.split("" if word == "%" else word)):
         raw += bytes([int(part, 16)]) if index % 2 else part.encode("utf-8", "surrogatepass")

@@ -1,12 +1,12 @@
-"""An update as plain data, to travel from the process that measured to the one that writes.
+"""Updates as plain data, to travel from the process that measured to the one that writes.
 
-Texts, numbers, bytes, lists and dicts only: that is what reaches another process without pickle.
+Texts, numbers, bytes, lists and dicts reach another process without pickle.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any
 
 from qgate.baselines.manifest import TensorRecord, read_reference, records_of, reference_bytes
@@ -19,13 +19,13 @@ Packed = dict[str, Any]
 
 
 def pack(update: Update) -> Packed:
-    """The update as plain data."""
+    """Write an update as plain data."""
     return {
         "origin": asdict(update.origin),
         "values": [
             [mode, list(key), value]
-            for mode, held in update.values.items()
-            for key, value in held.items()
+            for mode, values in update.values.items()
+            for key, value in values.items()
         ],
         "drops": [[mode, list(key)] for mode, keys in update.drops.items() for key in sorted(keys)],
         "uncalibrated": sorted(update.uncalibrated),
@@ -37,7 +37,7 @@ def pack(update: Update) -> Packed:
 
 
 def unpack(packed: Packed) -> Update:
-    """The update that was packed; its tensors are checked against their hashes."""
+    """Read an update that was packed; its tensors are checked against their hashes."""
     update = Update(Origin(**packed["origin"]))
     for mode, key in packed["drops"]:
         update.drop(mode, Key(*key))
@@ -46,20 +46,23 @@ def unpack(packed: Packed) -> Update:
     for mode in packed["uncalibrated"]:
         update.without_calibration(mode)
     for basis, data, records in packed["references"]:
-        held = {site: _record(each) for site, each in records}
-        update.set_reference(basis, read_reference(data, held, f"the reference of basis {basis}"))
+        by_site = {
+            site: TensorRecord(tuple(shape), sha256, None if rows is None else BaselineRows(*rows))
+            for site, (shape, sha256, rows) in records
+        }
+        tensors = read_reference(data, by_site, f"the reference of basis {basis}")
+        update.set_reference(basis, tensors)
     return update
 
 
 def joined(updates: Iterable[Update]) -> Update:
-    """What several processes of one run want written, as one update."""
-    first, *others = updates
-    for other in others:
-        apart = differences(first.origin, other.origin)
-        if apart:
+    """Join what several processes of one run want written into one update."""
+    first, *more = updates
+    for other in more:
+        if reasons := differences(first.origin, other.origin):
             raise QgateError(
                 f"two things of one name, {first.origin.model}, were measured in one run: "
-                f"{'; '.join(apart)}. Give them different names."
+                f"{'; '.join(reasons)}. Give them different names."
             )
         for mode, keys in other.drops.items():
             for key in keys - first.values.get(mode, {}).keys():
@@ -80,12 +83,7 @@ def joined(updates: Iterable[Update]) -> Update:
 
 
 def _plain(records: Mapping[str, TensorRecord]) -> list[list[Any]]:
-    def drawn(rows: BaselineRows | None) -> list[int] | None:
-        return None if rows is None else [rows.seed, rows.count, rows.of]
-
-    return [[site, [list(r.shape), r.sha256, drawn(r.rows)]] for site, r in records.items()]
-
-
-def _record(plain: list[Any]) -> TensorRecord:
-    shape, sha256, rows = plain
-    return TensorRecord(tuple(shape), sha256, None if rows is None else BaselineRows(*rows))
+    return [
+        [site, [list(of.shape), of.sha256, None if of.rows is None else list(astuple(of.rows))]]
+        for site, of in records.items()
+    ]

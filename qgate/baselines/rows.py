@@ -10,39 +10,35 @@ from typing import Any
 import numpy as np
 
 from qgate.errors import QgateError
+from qgate.hashing import mix_bits
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class BaselineRows:
-    """`count` rows drawn from `of` with a seed; a row runs along a tensor's last axis."""
+    """Sample of `count` rows out of `of` by a seed; a row runs along a tensor's last axis."""
 
     seed: int
     count: int
     of: int
 
     def indices(self) -> Array:
-        """Which rows, ascending: those with the smallest hashes.
-
-        Arithmetic of its own, as streams of random numbers change with numpy's versions.
-        """
-        mixed = np.arange(self.of, dtype=np.uint64) + np.uint64((self.seed * 0x9E37_79B9) % 2**64)
-        for factor, shift in ((0xBF58_476D_1CE4_E5B9, 30), (0x94D0_49BB_1331_11EB, 27)):
-            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-        mixed ^= mixed >> np.uint64(31)
-        return np.sort(np.argsort(mixed, kind="stable")[: self.count])
+        """Return the rows, ascending: those with the smallest hashes."""
+        start = np.uint64((self.seed * 0x9E37_79B9) % 2**64)
+        hashes = mix_bits(np.arange(self.of, dtype=np.uint64) + start)
+        return np.sort(np.argsort(hashes, kind="stable")[: self.count])
 
 
 def row_count(shape: tuple[int, ...]) -> int:
-    """How many rows a tensor has; in a vector every element is one."""
+    """Count the rows of a tensor; in a vector every element is one."""
     return math.prod(shape[:-1]) if len(shape) > 1 else math.prod(shape)
 
 
 def row_sample(array: Array, cap_bytes: int | None, seed: int) -> tuple[Array, BaselineRows | None]:
-    """The array and None where it fits under the cap, else as many of its rows as do; one at least.
+    """Return an array and None where it fits under the cap, else as many of its rows as fit.
 
-    Rows come as a matrix, or as a vector where the array is one.
+    There is at least one row. Rows come as a matrix, or as a vector where the array is one.
     """
     if cap_bytes is None or array.nbytes <= cap_bytes:
         return array, None
@@ -56,7 +52,7 @@ def row_sample(array: Array, cap_bytes: int | None, seed: int) -> tuple[Array, B
 
 
 def same_rows(array: Array, rows: BaselineRows | None) -> Array:
-    """A live tensor cut to the rows that are stored, so that both can be compared."""
+    """Cut a live tensor to the rows that are stored, so that the two can be compared."""
     if rows is None:
         return array
     if row_count(array.shape) != rows.of:
@@ -70,7 +66,7 @@ def same_rows(array: Array, rows: BaselineRows | None) -> Array:
 
 @dataclass(frozen=True)
 class ReferenceTensor:
-    """What is kept of an FP32 tensor: `values`, of the rows given or of all of `shape`."""
+    """Stored values of an FP32 tensor, of a sample of its rows or of all of `shape`."""
 
     values: Array
     shape: tuple[int, ...]
@@ -78,19 +74,19 @@ class ReferenceTensor:
 
     @classmethod
     def of(cls, array: Array, cap_bytes: int | None = None, seed: int = 0) -> ReferenceTensor:
-        """Of a live tensor, sampled where it is above the cap."""
+        """Take a live tensor, sampled where it is above the cap."""
         values, rows = row_sample(array, cap_bytes, seed)
         return cls(values, tuple(array.shape), rows)
 
     @property
-    def kept_shape(self) -> tuple[int, ...]:
-        """The shape that `values` has to have."""
+    def stored_shape(self) -> tuple[int, ...]:
+        """Return the shape that `values` has to have."""
         if self.rows is None:
             return self.shape
         return (self.rows.count, *self.shape[-1:]) if len(self.shape) > 1 else (self.rows.count,)
 
     def live(self, array: Array) -> Array:
-        """The part of a live tensor that `values` is the reference of."""
+        """Return the part of a live tensor that `values` is the reference of."""
         if tuple(array.shape) != self.shape:
             raise QgateError(
                 f"a tensor of shape {tuple(array.shape)} is compared with a reference of shape "
@@ -99,5 +95,5 @@ class ReferenceTensor:
         return same_rows(array, self.rows)
 
     def sha256(self) -> str:
-        """Of the bytes of the values, in order."""
+        """Hash the bytes of the values, in order."""
         return hashlib.sha256(self.values.astype("<f4", copy=False).tobytes()).hexdigest()

@@ -3,54 +3,78 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qgate.baselines.accepted import FOLDER, Accepted, accepted_file, read_accepted
+from qgate.baselines._reading import check_version
+from qgate.baselines.accepted import (
+    FOLDER,
+    VERSION,
+    Accepted,
+    accepted_file,
+    migrated,
+    read_accepted,
+    version_of,
+)
 from qgate.baselines.manifest import NAME, Manifest, read_manifest, read_reference, reference_file
 from qgate.baselines.names import safe_name
 from qgate.baselines.origin import Origin
-from qgate.baselines.places import files_of, folders
 from qgate.baselines.rows import ReferenceTensor
 from qgate.baselines.update import StoredChange, Update, applied
 from qgate.errors import QgateError, unknown
+from qgate.storage import access
+from qgate.storage.access import folders_in, open_files
+from qgate.storage.updates import EVERYTHING, FileRules, Read
+from qgate.text import counted
 
 if TYPE_CHECKING:
-    from qgate.storage.places import Place
+    from qgate.storage.locations import Location
 
 LOCK_TIMEOUT_S = 60.0
+BASELINES = FileRules(
+    plural="baselines",
+    singular="baseline",
+    files=re.compile(
+        r"manifest\.json|reference-[a-z0-9_]+\.safetensors|accepted/[a-z0-9._~-]+\.txt"
+    ),
+    first=NAME,
+    check_version=check_version,
+    verify="qgate baselines verify",
+    migrate="qgate baselines migrate --baselines {} --model {}",
+)
 
 
 class Store:
-    """`ROOT/<model>/`; every call reads one whole state, of before or of after an update.
+    """Folder `ROOT/<model>/`; every call reads one whole state, from before or after an update.
 
-    The root is a path, or what `place_of` makes of a URL.
+    The root is a path, or the `location_of` a URL.
     """
 
-    def __init__(self, root: Place, model: str) -> None:
+    def __init__(self, root: Location, model: str) -> None:
         if not model:
             raise QgateError("a baseline needs the name of a model.")
         self.model = model
-        self.folder: Place = root / safe_name(model)
-        self.files = files_of(self.folder, model)
+        self.folder: Location = root / safe_name(model)
+        self.files = open_files(self.folder, BASELINES, model)
 
     def exists(self) -> bool:
-        """Whether there is a manifest, whatever is in it."""
+        """Tell if there is a manifest, whatever is in it."""
         return NAME in self.files.read(())[1]
 
     def origin(self) -> Origin | None:
-        """What the references were made with."""
+        """Return what the references were made with."""
         manifest = self.manifest()
         return None if manifest is None else manifest.origin
 
     def bases(self) -> list[str]:
-        """The bases that references are kept in."""
+        """List the bases that references are kept in."""
         manifest = self.manifest()
         return [] if manifest is None else sorted(manifest.references)
 
     def reference(self, basis: str) -> dict[str, ReferenceTensor]:
-        """The reference tensors of a basis by site, each the one the manifest says it is."""
+        """Read the reference tensors of a basis by site, each the one in the manifest."""
         file = reference_file(basis)
         files = self._read(NAME, file)
         manifest = self._manifest(files)
@@ -68,28 +92,30 @@ class Store:
             )
         return read_reference(files[file], manifest.references[basis], str(self.folder / file))
 
-    def accepted(self, mode: str) -> Accepted | None:
-        """The accepted errors of a mode, stale or not: `Accepted.stale` says which."""
-        return self._accepted(mode, self._read(accepted_file(mode)))
+    def accepted(self, mode: str, *, refresh: str = "", replaced: bool = False) -> Accepted | None:
+        """Read the accepted errors of a mode, stale or not: `Accepted.stale` says which.
+
+        `refresh` and `replaced` are those of `read_accepted`.
+        """
+        files = self._read(accepted_file(mode))
+        return self._accepted([mode], files, refresh, replaced).get(mode)
 
     def accepted_of(self, modes: Collection[str]) -> dict[str, Accepted]:
-        """The accepted errors of those of the modes that have some, from one moment."""
+        """Read the accepted errors of those modes that have some, from one moment."""
         files = self._read(*map(accepted_file, modes)) if modes else {}
-        read = {mode: self._accepted(mode, files) for mode in modes}
-        return {mode: found for mode, found in read.items() if found is not None}
+        return self._accepted(modes, files)
 
     def modes(self) -> list[str]:
-        """The modes that have accepted errors."""
-        files = self._read(f"{FOLDER}/")
-        read = [
-            read_accepted(files[name], str(self.folder / name))
-            for name in files
+        """List the modes that have accepted errors."""
+        files = self._read(f"{FOLDER}/").items()
+        return sorted(
+            read_accepted(data, str(self.folder / name)).mode
+            for name, data in files
             if name.endswith(".txt")
-        ]
-        return sorted(accepted.mode for accepted in read)
+        )
 
     def manifest(self) -> Manifest | None:
-        """The manifest, if there is one."""
+        """Read the manifest, if there is one."""
         return self._manifest(self._read(NAME))
 
     def commit(self, update: Update, timeout_s: float = LOCK_TIMEOUT_S) -> list[StoredChange]:
@@ -100,63 +126,112 @@ class Store:
         """
         if update.origin.model != self.model:
             raise QgateError(f"an update of {update.origin.model!r} is not one of {self.model!r}.")
-        if not self._planned(update)[0]:
+        if not self._planned(update, self.files.read)[0]:
             with contextlib.suppress(QgateError, OSError):  # it counts where it is, until next time
-                self._settle(0)
+                self.files.finish()
             return []
         started = False
+
+        def plan(read: Read) -> tuple[dict[str, bytes | None], list[StoredChange]]:
+            nonlocal started
+            started = True
+            return self._planned(update, read)
+
         try:
-            with self.files.changing(timeout_s):
-                started = True
-                files, changes = self._planned(update)
-                if files:
-                    self.files.replace(files)
-                return changes
+            return self.files.change(plan, timeout_s)
         except OSError as error:
             raise self._failure(error, started) from None
 
     def tidy(self, timeout_s: float = LOCK_TIMEOUT_S) -> list[str]:
         """Finish updates that were cut off, remove what they left, and say what that was."""
-        found = self.files.leftovers()
         try:
-            self._settle(timeout_s)
+            return self.files.settle(timeout_s)
         except OSError as error:
             raise self._failure(error, False) from None
-        return found
 
-    def _settle(self, timeout_s: float) -> None:
-        if self.files.is_unfinished():
-            with self.files.changing(timeout_s):
-                pass
+    def migrate(self) -> tuple[int, list[str]]:
+        """Give files in a bucket its layout, and accepted files of earlier versions this one.
+
+        Returns how many files changed their layout, and a sentence for each that was written anew.
+        """
+        try:
+            count = self.files.migrate()
+            if not self._migrated(self.files.read)[0]:
+                return count, []
+            return count, self.files.change(self._migrated, LOCK_TIMEOUT_S)
+        except OSError as error:
+            raise self._failure(error, False) from None
+
+    def _migrated(self, read: Read) -> tuple[dict[str, bytes | None], list[str]]:
+        """Return accepted files of earlier versions in this one, and what happens to each."""
+        contents: dict[str, bytes | None] = {}
+        sentences = []
+        for name, data in sorted(read({f"{FOLDER}/"}, None)[0].items()):
+            version = version_of(data)
+            if version is None or version == VERSION or not BASELINES.files.fullmatch(name):
+                continue
+            accepted, other = migrated(data, str(self.folder / name))
+            contents[name] = accepted.to_bytes() if accepted.values else None
+            sentences.append(f"{name}: version {version} -> {VERSION}")
+            if other:
+                sentences[-1] += (
+                    f", without {counted(len(other), 'entry')} that meant something else in "
+                    f"version {version}, such as {other[0]}: record them with --update-baselines"
+                )
+        return contents, sentences
+
+    def copy_to(self, root: Location) -> tuple[int, list[str]]:
+        """Write all files below another root, in its layout; return as `migrate` does."""
+        other = Store(root, self.model)
+        files = self._read(*EVERYTHING)
+        renewed, sentences = self._migrated(self.files.read)
+        contents: dict[str, bytes | None] = {
+            name: data for name, data in files.items() if BASELINES.files.fullmatch(name)
+        }
+        contents |= renewed
+
+        def plan(read: Read) -> tuple[dict[str, bytes | None], tuple[int, list[str]]]:
+            if read((), None)[1]:
+                raise QgateError(
+                    f"there is a baseline of {self.model} in {str(other.folder)!r} already: choose "
+                    "another place, or remove it."
+                )
+            return contents, (len(contents), sentences)
+
+        try:
+            return other.files.change(plan, LOCK_TIMEOUT_S)
+        except OSError as error:
+            raise other._failure(error, False) from None
 
     def preview(self, update: Update) -> list[StoredChange]:
-        """What `commit` would change; nothing is written."""
-        return self._planned(update)[1]
+        """Return what `commit` would change; nothing is written."""
+        return self._planned(update, self.files.read)[1]
 
     def _failure(self, error: OSError, started: bool) -> QgateError:
         file = f" ({Path(error.filename).name})" if error.filename else ""
-        what = f"the baselines in {str(self.folder)!r} could not be written: {error.strerror}{file}"
+        text = f"the baselines in {str(self.folder)!r} could not be written: {error.strerror}{file}"
         try:
             promised = started and self.files.is_promised()
         except Exception:
             return QgateError(
-                f"{what}. Whether the update counts could not be asked: look with "
+                f"{text}. Whether the update counts could not be asked: look with "
                 "`qgate baselines list`, or run it again."
             )
         if promised:
             return QgateError(
-                f"{what}. The update is recorded and counts; the next one will move its files into "
+                f"{text}. The update is recorded and counts; the next one will move its files into "
                 "place."
             )
-        return QgateError(f"{what}. They are as they were: {self.files.remedy}.")
+        return QgateError(f"{text}. They are as they were: {self.files.remedy}.")
 
-    def _planned(self, update: Update) -> tuple[dict[str, bytes | None], list[StoredChange]]:
-        modes = {mode: accepted_file(mode) for mode in update.modes()}
-        needed = {NAME, *modes.values(), *(reference_file(basis) for basis in update.references)}
-        files = self._read(*needed)
+    def _planned(
+        self, update: Update, read_files: Read
+    ) -> tuple[dict[str, bytes | None], list[StoredChange]]:
+        modes = update.modes()
+        files = read_files({NAME, *map(accepted_file, modes)}, None)[0]
+        files |= read_files({reference_file(basis) for basis in update.references}, [])[0]
         manifest = self._manifest(files)
-        read = {mode: self._accepted(mode, files) for mode in modes}
-        accepted = {mode: found for mode, found in read.items() if found is not None}
+        accepted = self._accepted(modes, files, replaced=True)
         damaged = [
             basis
             for basis in update.references
@@ -174,38 +249,56 @@ class Store:
             return False
         return True
 
-    def _read(self, *wanted: str) -> dict[str, bytes]:
-        return self.files.read(wanted)[0]
+    def _read(self, *names: str) -> dict[str, bytes]:
+        return self.files.read(names)[0]
 
     def _manifest(self, files: dict[str, bytes]) -> Manifest | None:
         if NAME not in files:
             return None
-        found = read_manifest(files[NAME], str(self.folder / NAME))
-        self._check(NAME, "model", found.origin.model, self.model)
-        return found
+        manifest = read_manifest(files[NAME], str(self.folder / NAME))
+        self._check(NAME, "model", manifest.origin.model, self.model)
+        return manifest
 
-    def _accepted(self, mode: str, files: dict[str, bytes]) -> Accepted | None:
-        file = accepted_file(mode)
-        if file not in files:
-            return None
-        found = read_accepted(files[file], str(self.folder / file))
-        self._check(file, "model", found.model, self.model)
-        self._check(file, "mode", found.mode, mode)
-        return found
+    def _accepted(
+        self,
+        modes: Collection[str],
+        files: dict[str, bytes],
+        refresh: str = "",
+        replaced: bool = False,
+    ) -> dict[str, Accepted]:
+        by_mode = {}
+        for mode in modes:
+            file = accepted_file(mode)
+            if file in files:
+                path = str(self.folder / file)
+                accepted = read_accepted(files[file], path, refresh=refresh, replaced=replaced)
+                self._check(file, "model", accepted.model, self.model)
+                self._check(file, "mode", accepted.mode, mode)
+                by_mode[mode] = accepted
+        return by_mode
 
-    def _check(self, file: str, what: str, found: str, wanted: str) -> None:
-        if found != wanted:
+    def _check(self, file: str, kind: str, name: str, expected: str) -> None:
+        if name != expected:
             raise QgateError(
-                f"{str(self.folder / file)!r} is of {what} {found!r}, and not of {wanted!r}: it "
+                f"{str(self.folder / file)!r} is of {kind} {name!r}, and not of {expected!r}: it "
                 "was copied or renamed. Delete it, and record it with --update-baselines."
             )
 
 
-def stored_models(root: Place) -> list[str]:
-    """The models that have a baseline under a root."""
-    found = []
+def stored_models(root: Location) -> list[str]:
+    """List the models that have a baseline under a root."""
+    models = []
     for folder in folders(root):
-        files, _ = files_of(folder, folder.name).read([NAME])
+        files, _ = open_files(folder, BASELINES, folder.name).read([NAME])
         if NAME in files:
-            found.append(read_manifest(files[NAME], str(folder / NAME)).origin.model)
-    return found
+            models.append(read_manifest(files[NAME], str(folder / NAME)).origin.model)
+    return models
+
+
+def folders(root: Location) -> list[Location]:
+    return folders_in(root, BASELINES.plural)
+
+
+def check_root(root: Location, writing: bool) -> None:
+    """Reach a store before anything is computed; for an update, see that one could be written."""
+    access.check_root(root, BASELINES.plural, writing)

@@ -1,4 +1,4 @@
-"""What a verb wants changed, and what that means for the files that are there."""
+"""Updates: the changes that a run or command asks for, and the files that they lead to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from qgate.baselines.accepted import Accepted, accepted_file
+from qgate.baselines.accepted import MIXED, Accepted, accepted_file, order
 from qgate.baselines.manifest import (
     NAME,
     Manifest,
@@ -25,7 +25,7 @@ from qgate.metrics import METRICS
 
 @dataclass(frozen=True)
 class StoredChange:
-    """One entry of one file, before and after; None where it was not, or is no more."""
+    """One entry of one file, before and after; None where it does not exist."""
 
     file: str
     entry: str
@@ -57,7 +57,7 @@ class Update:
         self.uncalibrated: set[str] = set()
 
     def set_reference(self, basis: str, tensors: Mapping[str, ReferenceTensor]) -> None:
-        """All reference tensors of a basis by site, in forward order."""
+        """Set all reference tensors of a basis by site, in forward order."""
         reference_file(basis)
         if not tensors:
             raise QgateError(f"the references of basis {basis!r} are no tensor at all.")
@@ -70,8 +70,8 @@ class Update:
     def set_accepted(self, mode: str, key: Key, value: float | str) -> None:
         """Accept the error or the text of a key; the last call for a key counts."""
         name = f"the error of mode {mode}, {' '.join(key)},"
-        told = isinstance(value, str) and bool(value) and METRICS.find(key[-1]).textual
-        plain = value if told else self._number(name, value)
+        is_text = isinstance(value, str) and bool(value) and METRICS.find(key[-1]).textual
+        plain = value if is_text else self._number(name, value)
         if not mode or len(key) != 4 or not all(isinstance(part, str) for part in key):
             raise QgateError(f"{name} needs a mode, and suite, site, scope and metric as texts.")
         self.drops.get(mode, set()).discard(Key(*key))
@@ -89,7 +89,7 @@ class Update:
         return plain
 
     def drop(self, mode: str, key: Key) -> None:
-        """No accepted error for a key any more; nothing happens where there is none."""
+        """Remove the accepted error of a key; nothing happens where there is none."""
         self.values.get(mode, {}).pop(Key(*key), None)
         self.drops.setdefault(mode, set()).add(Key(*key))
 
@@ -98,25 +98,24 @@ class Update:
         self.uncalibrated.add(mode)
 
     def modes(self) -> list[str]:
-        """The modes whose accepted errors may change."""
-        return sorted(
-            {mode for mode, asked in [*self.values.items(), *self.drops.items()] if asked}
-        )
+        """List the modes whose accepted errors may change."""
+        changes = [*self.values.items(), *self.drops.items()]
+        return sorted({mode for mode, entries in changes if entries})
 
 
-def _check_tensor(what: str, site: str, tensor: ReferenceTensor) -> None:
+def _check_tensor(name: str, site: str, tensor: ReferenceTensor) -> None:
     if not site or site == "__metadata__":
         raise QgateError(f"{site!r} is no name of a site that references can be stored under.")
-    if tensor.values.dtype != np.float32 or tensor.values.shape != tensor.kept_shape:
+    if tensor.values.dtype != np.float32 or tensor.values.shape != tensor.stored_shape:
         raise QgateError(
-            f"{what} is of {tensor.values.dtype} and shape {tensor.values.shape}; float32 and "
-            f"{tensor.kept_shape} are stored."
+            f"{name} is of {tensor.values.dtype} and shape {tensor.values.shape}; float32 and "
+            f"{tensor.stored_shape} are stored."
         )
     if not tensor.values.size:
-        raise QgateError(f"{what} has no values, so nothing could be compared with it.")
+        raise QgateError(f"{name} has no values, so nothing could be compared with it.")
     bad = int(np.count_nonzero(~np.isfinite(tensor.values)))
     if bad:
-        raise QgateError(f"{what} has {bad} values that are not finite, which is never stored.")
+        raise QgateError(f"{name} has {bad} values that are not finite, which is never stored.")
 
 
 def applied(
@@ -125,7 +124,7 @@ def applied(
     accepted: Mapping[str, Accepted],
     damaged: Collection[str] = (),
 ) -> tuple[dict[str, bytes | None], list[StoredChange]]:
-    """The files to write (None: to remove) and the changes that are in them.
+    """Return the files to write (None: to remove) and the changes that are in them.
 
     References in `damaged` bases are written again though the manifest does not change.
     """
@@ -138,9 +137,9 @@ def applied(
         before = {} if manifest is None else manifest.references
         for basis in sorted({*before, *new.references}):
             if before.get(basis) != new.references.get(basis):
-                kept = basis in new.references
-                content = reference_bytes(update.references[basis]) if kept else None
-                files[reference_file(basis)] = content
+                files[reference_file(basis)] = (
+                    reference_bytes(update.references[basis]) if basis in new.references else None
+                )
     for basis in update.references.keys() & set(damaged):
         file = reference_file(basis)
         if file not in files:
@@ -148,16 +147,16 @@ def applied(
             changes.append(StoredChange(file, "all tensors", "damaged", "restored"))
     for mode in update.modes():
         old = accepted.get(mode)
-        made = _accepted(update, mode, old)
-        if made != old:
+        now = _accepted(update, mode, old)
+        if now != old:
             file = accepted_file(mode)
-            files[file] = made.to_bytes() if made is not None and made.values else None
-            changes += _accepted_changes(file, old, made)
+            files[file] = now.to_bytes() if now is not None and now.values else None
+            changes += _accepted_changes(file, old, now)
     return files, changes
 
 
 def _manifest(update: Update, manifest: Manifest | None) -> Manifest | None:
-    """The manifest after an update; what did not change keeps who measured it when."""
+    """Return the manifest after an update; unchanged references keep their origin."""
     now = update.origin
     if not update.references and not any(update.values.values()):
         return manifest
@@ -188,41 +187,54 @@ def _manifest(update: Update, manifest: Manifest | None) -> Manifest | None:
 
 
 def _accepted(update: Update, mode: str, old: Accepted | None) -> Accepted | None:
-    """The accepted errors after an update; what was measured on something else is not kept."""
-    asked = update.values.get(mode, {})
+    """Return the accepted errors after an update; those of other weights or samples go."""
+    changed = update.values.get(mode, {})
     drops = update.drops.get(mode, set())
-    if not asked:
+    if old is not None and not changed:
+        _check_edited(old, drops)
+    if not changed:
         if old is None or not drops & old.values.keys():
             return old
         return replace(old, values={k: v for k, v in old.values.items() if k not in drops})
     now = update.origin
     calibration = None if mode in update.uncalibrated else now.calibration
-    made = Accepted(now.model, mode, now.weights, now.inputs, calibration, now.device, dict(asked))
-    if old is None or old.is_outdated:
-        return made
-    before = replace(old, values={}, device=now.device, version=made.version)
-    if before != replace(made, values={}):
-        return made
-    kept = {key: value for key, value in old.values.items() if key not in drops}
-    values = kept | asked
-    if values == old.values:
+    new = Accepted(now.model, mode, now.weights, now.inputs, calibration, now.device, dict(changed))
+    if old is None or replace(old, values={}, device=now.device, edited=frozenset()) != replace(
+        new, values={}
+    ):
+        return new
+    _check_edited(old, {*changed, *drops})
+    values = {key: value for key, value in old.values.items() if key not in drops} | changed
+    if values == old.values and not old.edited:
         return old
-    alone = values.keys() == asked.keys() or old.device == now.device
-    return replace(made, device=now.device if alone else "mixed", values=values)
+    alone = values.keys() == changed.keys() or old.device == now.device
+    return replace(new, device=now.device if alone else MIXED, values=values)
+
+
+def _check_edited(old: Accepted, replaced: Collection[Key]) -> None:
+    """Refuse an update that leaves lines which were edited by hand in a file."""
+    left = sorted(old.edited - set(replaced), key=order)
+    if left:
+        raise QgateError(
+            f"nothing was written: in {accepted_file(old.mode)} {len(left)} lines were edited or "
+            f"are of another file, such as that of {left[0]}, and this run did not measure them. "
+            f"Restore the file from version control, or measure all that mode {old.mode} accepts."
+        )
 
 
 def _manifest_changes(old: Manifest | None, new: Manifest) -> list[StoredChange]:
     def entries(manifest: Manifest | None) -> dict[str, str]:
         if manifest is None:
             return {}
-        told = ("model", "weights", "inputs", "calibration", "samples", "seqlen", "device")
-        found = {name: getattr(manifest.origin, name) for name in told}
-        found |= {
+        names = ("model", "weights", "inputs", "calibration", "samples", "seqlen", "device")
+        of_origin = {name: getattr(manifest.origin, name) for name in names}
+        hashes = {
             f"{basis} {site}": record.sha256
             for basis, tensors in manifest.references.items()
             for site, record in tensors.items()
         }
-        return {name: str(value) for name, value in found.items() if value is not None}
+        entries = of_origin | hashes
+        return {name: str(value) for name, value in entries.items() if value is not None}
 
     return _compared(NAME, entries(old), entries(new))
 
@@ -231,9 +243,9 @@ def _accepted_changes(file: str, old: Accepted | None, new: Accepted | None) -> 
     def entries(accepted: Accepted | None) -> dict[str, float | str]:
         if accepted is None or not accepted.values:
             return {}
-        told = ("weights", "inputs", "calibration", "device")
-        found = {name: getattr(accepted, name) or "none" for name in told}
-        return found | {str(key): value for key, value in accepted.values.items()}
+        names = ("weights", "inputs", "calibration", "device")
+        header = {name: getattr(accepted, name) or "none" for name in names}
+        return header | {str(key): value for key, value in accepted.values.items()}
 
     return _compared(file, entries(old), entries(new))
 

@@ -1,55 +1,91 @@
-"""Run a model and keep what flows at its sites; the model is afterwards as it was before."""
+"""Run a model and capture the tensors at its sites, without changing the model."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from qgate.capture.captures import Capture
 from qgate.devices import exact_math
 from qgate.errors import QgateError, unknown
+from qgate.hooks import ModuleHooks
+from qgate.hooks.tapping import tap_sites
 from qgate.models.model import Model, inputs_hash
 from qgate.models.sites import Site
-from qgate.models.tapping import tapped
+from qgate.text import listed
 
 Loss = Callable[[Tensor, Any], Tensor]
 Keep = Callable[[int, Site, Tensor], "Tensor | None"]
 
 
-def pick_sites(model: Model, wanted: str | Sequence[str] | None = None) -> list[Site]:
-    """Sites by regular expression or by name; without either, the outputs of all blocks."""
+@dataclass
+class Capture:
+    """Tensors by site, sample after sample; samples may differ in length.
+
+    `gradients` has the gradients of the loss with respect to the same tensors, if requested: for an
+    input the part that comes through its module, for a weight the sum over the samples.
+    """
+
+    model: str
+    basis: str
+    inputs: str
+    tensors: dict[str, list[Tensor]] = field(default_factory=dict)
+    gradients: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    def __getitem__(self, site: str) -> list[Tensor]:
+        if site not in self.tensors:
+            raise unknown("captured site", site, self.tensors)
+        return self.tensors[site]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def nbytes(self) -> int:
+        """Return the bytes of all captured tensors."""
+        captured = [*self.tensors.values(), *self.gradients.values()]
+        return sum(t.numel() * t.element_size() for ts in captured for t in ts)
+
+
+def pick_sites(model: Model, selection: str | Sequence[str] | None = None) -> list[Site]:
+    """Choose sites by regular expression or by name; without either, the outputs of all blocks."""
     sites = model.sites()
-    if wanted is None:
-        found = [site for site in sites if site.kind == "block" and site.port == "output"]
-        if not found:
+    names = [site.name for site in sites]
+    if selection is None:
+        outputs = [site for site in sites if site.kind == "block" and site.port == "output"]
+        if not outputs:
             raise QgateError(
-                f"{model.name} has no list of blocks; say which sites: {_listed(sites)}."
+                f"{model.name} has no list of blocks; say which sites: {listed(names, 20)}."
             )
-        return found
-    if not isinstance(wanted, str):
-        by_name = {site.name: site for site in sites}
-        for name in wanted:
-            if name in (site.name for site in ([] if name in by_name else model.idle_sites())):
+        return outputs
+    if not isinstance(selection, str):
+        by_name = dict(zip(names, sites, strict=True))
+        for name in selection:
+            if name not in by_name and name in (site.name for site in model.idle_sites()):
                 raise QgateError(
                     f"nothing passes {name} of {model.name}: its module is not part of the forward "
                     "pass, or a fused path goes around it."
                 )
             if name not in by_name:
                 raise unknown(f"site of {model.name}", name, by_name)
-        return [by_name[name] for name in dict.fromkeys(wanted)]
+        return [by_name[name] for name in dict.fromkeys(selection)]
     try:
-        pattern = re.compile(wanted)
+        pattern = re.compile(selection)
     except re.error as error:
-        raise QgateError(f"{wanted!r} is not a regular expression: {error}.") from None
-    found = [site for site in sites if pattern.search(site.name)]
-    if not found:
-        raise QgateError(f"{wanted!r} matches no site of {model.name}. Sites: {_listed(sites)}.")
-    return found
+        raise QgateError(f"{selection!r} is not a regular expression: {error}.") from None
+    matches = [site for site in sites if pattern.search(site.name)]
+    if not matches:
+        raise QgateError(
+            f"{selection!r} matches no site of {model.name}. Sites: {listed(names, 20)}."
+        )
+    return matches
 
 
 def run(
@@ -63,11 +99,14 @@ def run(
 ) -> Capture:
     """Run the model on its samples and capture the sites.
 
-    With `forced`, a capture of the reference with the inputs of the blocks, every block is given
-    the reference's input: what is captured then is made here, and not carried along.
+    With `forced`, a capture of the reference with the inputs of the blocks, every block gets the
+    reference's input: errors captured then are local, not carried. Gradients are local too, if that
+    capture has those at the outputs of the blocks, which every block gets on the way back.
     """
     samples = model.inputs if samples is None else samples
-    chosen = _chosen(model, sites)
+    if sites is not None and not isinstance(sites, str):
+        sites = [str(site) for site in sites]
+    chosen = pick_sites(model, sites)
     record = Capture(model.name, model.basis, inputs_hash(samples))
     if not len(samples):
         raise QgateError(f"there are no samples to run {model.name} on.")
@@ -76,33 +115,19 @@ def run(
             f"the inputs to force on {model.name} are in basis {forced.basis!r} or of other "
             f"samples: capture the reference in basis {model.basis!r} on the same samples."
         )
-    if forced is not None and gradients:
-        raise QgateError("gradients end at inputs that are forced: capture them in a free run.")
     record.tensors = {site.name: [] for site in chosen}
 
     def keep(_sample: int, site: Site, tensor: Tensor) -> None:
-        # The buffer may be written again by what follows, and a view keeps all of it alive.
+        # Later layers may write to the buffer, and a view would keep all of it alive.
         record.tensors[site.name].append(tensor.detach().clone())
 
     if gradients:
-        _with_gradients(model, chosen, samples, forced, keep, loss or next_token_loss, record)
+        _with_gradients(model, chosen, samples, keep, loss or next_token_loss, record, forced)
     else:
         with torch.no_grad():
             for index, sample in enumerate(samples):
                 pass_through(model, chosen, index, sample, keep, forced)
     return record
-
-
-def _listed(sites: Sequence[Site], most: int = 20) -> str:
-    names = [site.name for site in sites]
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def _chosen(model: Model, sites: str | Sequence[str] | Sequence[Site] | None) -> list[Site]:
-    if sites is None or isinstance(sites, str):
-        return pick_sites(model, sites)
-    listed = list(sites)
-    return pick_sites(model, [str(site) for site in listed])
 
 
 def pass_through(
@@ -112,56 +137,64 @@ def pass_through(
     sample: Any,
     keep: Keep,
     forced: Capture | None = None,
-) -> Tensor:
-    """One sample through the model; a site that nothing passed is an error."""
+) -> dict[str, Tensor]:
+    """Pass one sample through the model and return its outputs.
+
+    A site without a tensor is an error.
+    """
     sites = list(sites)
-    seen: set[str] = set()
-    calls: dict[str, int] = {}
+    passed: set[str] = set()
+    ran: set[str] = set()
 
     def take(site: Site, tensor: Tensor) -> Tensor | None:
-        seen.add(site.name)
+        passed.add(site.name)
         return keep(index, site, tensor)
 
     def force(site: Site, tensor: Tensor) -> Tensor:
-        if calls.setdefault(site.name, 0):
+        if site.name in ran:
             raise QgateError(f"{site.module} runs more than once per sample: it cannot be forced.")
-        calls[site.name] += 1
-        return _given(forced, site, index, tensor)
+        ran.add(site.name)
+        reference = [] if forced is None else forced[site.name]
+        if index >= len(reference) or reference[index].shape != tensor.shape:
+            shape = tuple(reference[index].shape) if index < len(reference) else "nothing"
+            raise QgateError(
+                f"{site} cannot be forced: sample {index} is {tuple(tensor.shape)} here and "
+                f"{shape} in the reference. Capture both from the same samples."
+            )
+        tensor = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
+        value = reference[index].to(tensor.dtype)
+        return cast("Tensor", _Forced.apply(tensor, value))  # type: ignore[no-untyped-call]
 
-    inputs = [] if forced is None else _block_inputs(model)
-    with tapped(model.module, inputs, force), tapped(model.module, sites, take):
-        result = model(sample)
-    missed = [site.name for site in sites if site.name not in seen]
+    inputs: list[Site] = []
+    if forced is not None:
+        inputs = [site for site in model.sites() if site.kind == "block" and site.port == "input"]
+        if not inputs:
+            raise QgateError(f"{model.name} has no list of blocks whose inputs could be forced.")
+    with tap_sites(model.module, inputs, force), tap_sites(model.module, sites, take):
+        outputs = model.outputs(sample)
+    missed = [site.name for site in sites if site.name not in passed]
     if missed:
         raise QgateError(
             f"nothing passed {', '.join(missed[:5])} of {model.name} in sample {index}: the module "
             "is not part of this forward pass, or a fused path goes around it."
         )
-    return result
+    return outputs
 
 
-def _block_inputs(model: Model) -> list[Site]:
-    found = [s for s in model.sites() if s.kind == "block" and s.port == "input"]
-    if not found:
-        raise QgateError(f"{model.name} has no list of blocks whose inputs could be forced.")
-    return found
+class _Forced(torch.autograd.Function):
+    """The reference's tensor on the way forward; the gradient passes on to the blocks before."""
 
+    @staticmethod
+    def forward(_context: Any, tensor: Tensor, reference: Tensor) -> Tensor:  # noqa: ARG004
+        return reference.clone()
 
-def _given(forced: Capture | None, site: Site, index: int, tensor: Tensor) -> Tensor:
-    if forced is None:
-        return tensor
-    given = forced[site.name]
-    if index >= len(given) or given[index].shape != tensor.shape:
-        shape = tuple(given[index].shape) if index < len(given) else "nothing"
-        raise QgateError(
-            f"{site} cannot be forced: sample {index} is {tuple(tensor.shape)} here and {shape} in "
-            "the reference. Capture both from the same samples."
-        )
-    return given[index].to(tensor.dtype)
+    @staticmethod
+    def backward(_context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
 
 
 def next_token_loss(logits: Tensor, sample: Any) -> Tensor:
-    """Mean cross entropy of the next token; of outputs that are no logits, their mean square."""
+    """Return the mean cross entropy of the next token, or the mean square of other outputs."""
     ids = sample.get("input_ids") if isinstance(sample, dict) else sample
     if isinstance(ids, Tensor) and not ids.is_floating_point() and logits.shape[:-1] == ids.shape:
         ids = ids.to(logits.device)
@@ -174,12 +207,13 @@ def _with_gradients(
     model: Model,
     sites: list[Site],
     samples: Sequence[Any],
-    forced: Capture | None,
     keep: Keep,
     loss: Loss,
     record: Capture,
+    forced: Capture | None = None,
 ) -> None:
-    record.gradients = {site.name: [] for site in sites}
+    at_outputs = _forced_gradients(model, sites, forced)
+    grads = record.gradients = {site.name: [] for site in sites}
     leaves = {
         s.name: _leaf(model.module.get_submodule(s.module)) for s in sites if s.port == "weight"
     }
@@ -188,28 +222,30 @@ def _with_gradients(
         raise QgateError(
             f"{missing[0]} of {model.name} takes no gradient: call requires_grad_(True) on it."
         )
-    handles: list[Any] = []
+    hooks = ModuleHooks()
     views: list[tuple[Site, Tensor, Any]] = []
-    grads = record.gradients
 
-    def take(index: int, site: Site, tensor: Tensor) -> Tensor | None:
-        keep(index, site, tensor)
+    def take(sample_index: int, site: Site, tensor: Tensor) -> Tensor | None:
+        keep(sample_index, site, tensor)
         if site.port == "weight" or not tensor.requires_grad:
             return None
         if site.port not in ("output", "state"):
-            # A name of its own, so that an input's gradient is that of this module alone.
+            # A separate view, so that an input's gradient is that of this module alone.
             tensor = tensor.view_as(tensor)
             views.append((site, tensor, tensor.grad_fn))
         elif tensor._is_view():
             # Writing into a view takes its hooks away.
             tensor = tensor.clone()
-        place = len(grads[site.name])
+        index = len(grads[site.name])
         grads[site.name].append(torch.zeros_like(tensor))
 
-        def arrived(grad: Tensor) -> None:
-            grads[site.name][place] = grad.detach().clone()
+        def arrived(grad: Tensor) -> Tensor | None:
+            if site.name in at_outputs:
+                grad = at_outputs[site.name][sample_index].to(grad)
+            grads[site.name][index] = grad.detach().clone()
+            return grad if site.name in at_outputs else None
 
-        handles.append(tensor.register_hook(arrived))
+        hooks.keep(tensor.register_hook(arrived))
         return tensor
 
     parameters = [p for p in model.module.parameters() if p.requires_grad]
@@ -218,39 +254,52 @@ def _with_gradients(
         for p in parameters:
             p.grad = None
         with torch.enable_grad():
-            for index, sample in enumerate(samples):
-                value = loss(pass_through(model, sites, index, sample, take, forced), sample)
-                _check_unwritten(views)
+            for sample_index, sample in enumerate(samples):
+                outputs = pass_through(model, sites, sample_index, sample, take, forced)
+                value = loss(outputs["logits"], sample)
+                for site, tensor, node in views:
+                    if tensor.grad_fn is not node:  # its hook is lost, and zeros would be read
+                        raise QgateError(
+                            f"{site.module} writes into its input in place: there is no gradient "
+                            f"at {site}."
+                        )
+                views.clear()
                 if not value.requires_grad:
                     raise QgateError(
                         f"the loss of {model.name} takes no gradient: call requires_grad_(True)."
                     )
                 with exact_math():
                     value.backward()
-        short = [name for name in grads if len(grads[name]) < len(record.tensors[name])]
-        for name in (name for name in short if name not in leaves):
-            raise QgateError(f"no gradient reaches {name} of {model.name}: it depends on none.")
+        for name, site_gradients in grads.items():
+            if len(site_gradients) < len(record.tensors[name]) and name not in leaves:
+                raise QgateError(f"no gradient reaches {name} of {model.name}: it depends on none.")
         for name, leaf in leaves.items():
             grads[name] = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone()]
     finally:
-        for handle in handles:
-            handle.remove()
+        hooks.remove()
         for p, grad in zip(parameters, before, strict=True):
             p.grad = grad
 
 
-def _check_unwritten(views: list[tuple[Site, Tensor, Any]]) -> None:
-    """A view that is written into loses its hook, and the gradient would read as zero."""
-    for site, tensor, node in views:
-        if tensor.grad_fn is not node:
+def _forced_gradients(
+    model: Model, sites: Sequence[Site], forced: Capture | None
+) -> dict[str, list[Tensor]]:
+    """Return the reference's gradients at the outputs of all blocks, none in a free run."""
+    if forced is None:
+        return {}
+    outputs = [s.name for s in model.sites() if s.kind == "block" and s.port == "output"]
+    captured = {site.name for site in sites}
+    for name in outputs:
+        if name not in forced.gradients or name not in captured:
             raise QgateError(
-                f"{site.module} writes into its input in place: there is no gradient at {site}."
+                f"gradients of {model.name} cannot be forced without {name}: capture the "
+                "reference, and this run, with gradients at the inputs and outputs of all blocks."
             )
-    views.clear()
+    return {name: forced.gradients[name] for name in outputs}
 
 
 def _leaf(module: nn.Module) -> nn.Parameter:
-    """The parameter behind a weight, which a quantizer may stand before."""
+    """Return the parameter behind a weight, which may be quantized by a parametrization."""
     if isinstance(module._parameters.get("weight"), nn.Parameter):
         return module._parameters["weight"]  # type: ignore[return-value]
     if hasattr(module, "parametrizations"):

@@ -1,1 +1,1 @@
-"""What pages and pictures are made of: parts of pages, figures, one palette."""
+"""Parts of pages and pictures: templates, SVG, matplotlib sheets, one palette."""

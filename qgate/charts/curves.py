@@ -1,7 +1,7 @@
-"""A metric against the scale exponent, whatever its values: exact, infinite, constant, undefined.
+"""A metric over the scale exponent, whatever its values: exact, infinite, constant, undefined.
 
-An exact level has no place on a logarithmic or decibel axis. It is drawn at the better edge of the
-panel and named there, so that the best levels never drop out of the picture.
+An exact level has no position on a logarithmic or decibel axis. It is drawn and named at the better
+edge of the panel, so that the best levels never drop out of the picture.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ _EDGE, _LABEL = 0.085, 0.015
 
 @dataclass(frozen=True)
 class PanelGrid:
-    """The levels all panels share: where they are and what they are."""
+    """The levels of all panels of a sheet, and their properties."""
 
     x: Floats
     integer: Mask
@@ -49,7 +49,7 @@ class PanelGrid:
 
     @property
     def edges(self) -> Floats:
-        """Where one level's cell ends and the next one's begins, outermost limits included."""
+        """The borders between the cells of neighboring levels, outermost limits included."""
         order = np.sort(self.x)
         low, high = self.limits
         return np.concatenate([[low], (order[:-1] + order[1:]) / 2, [high]])
@@ -63,7 +63,7 @@ class Curve:
     color: str = BLUE
 
     def plotted(self, kind: Kind) -> Floats:
-        """The values as the axis takes them: a cosine by its distance to 1."""
+        """Return the values for the axis: a cosine by its distance to 1."""
         if kind != "cosine":
             return self.values
         distance = 1 - self.values
@@ -71,30 +71,24 @@ class Curve:
 
 
 def draw_curves(axes: Axes, grid: PanelGrid, curves: Sequence[Curve], kind: Kind) -> None:
-    """Everything inside one panel but its title."""
+    """Draw everything inside one panel but its title."""
     draw_ground(axes, grid)
-    shown = [(curve, curve.plotted(kind)) for curve in curves]
-    if all(np.isnan(values).all() for _, values in shown):
-        axes.text(
-            0.5,
-            0.5,
-            "not defined for this tensor",
-            transform=axes.transAxes,
-            ha="center",
-            color=GRAY,
-        )
+    pairs = [(curve, curve.plotted(kind)) for curve in curves]
+    if all(np.isnan(values).all() for _, values in pairs):
+        text = "not defined for this tensor"
+        axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=GRAY)
         axes.set_yticks([])
         return
     exact, lost = (0.0, math.inf) if kind != "decibel" else (math.inf, -math.inf)
-    rooms = [any((values == edge).any() for _, values in shown) for edge in (exact, lost)]
-    inside = np.concatenate([values[_drawable(values, kind)] for _, values in shown])
+    rooms = [any((values == edge).any() for _, values in pairs) for edge in (exact, lost)]
+    inside = np.concatenate([values[_drawable(values, kind)] for _, values in pairs])
     _set_limits(axes, inside, kind, *rooms)
-    for curve, values in shown:
+    for curve, values in pairs:
         _draw_line(axes, grid, curve, np.where(_drawable(values, kind), values, np.nan))
     top = kind != "error"
     best = "cosine 1" if kind == "cosine" else "exact"
     for level, at_top, words in ((exact, top, best), (lost, not top, "infinite")):
-        _draw_at_edge(axes, grid, [(c, v == level) for c, v in shown], at_top, words)
+        _draw_at_edge(axes, grid, [(c, v == level) for c, v in pairs], at_top, words)
 
 
 def _drawable(values: Floats, kind: Kind) -> Mask:
@@ -103,7 +97,7 @@ def _drawable(values: Floats, kind: Kind) -> Mask:
 
 
 def draw_ground(axes: Axes, grid: PanelGrid) -> None:
-    """What all panels have in common: the shading, the marked exponents, the grid."""
+    """Draw the parts that all panels share: the shading, the marked exponents, the grid."""
     from matplotlib.ticker import MaxNLocator
 
     dress(axes)
@@ -122,7 +116,7 @@ def draw_ground(axes: Axes, grid: PanelGrid) -> None:
 
 
 def _shade(axes: Axes, grid: PanelGrid, mask: Mask, alpha: float) -> None:
-    """Neighbors in one piece, so that no seams show."""
+    """Shade neighbors in one piece, so that no seams show."""
     edges = grid.edges
     start: float | None = None
     for cell, inside in enumerate([*mask[np.argsort(grid.x)], False]):
@@ -141,77 +135,59 @@ def _draw_line(axes: Axes, grid: PanelGrid, curve: Curve, y: Floats) -> None:
     size = marker_size(grid)
     order = np.argsort(grid.x)
     axes.plot(grid.x[order], y[order], color=curve.color, linewidth=1.2, alpha=0.75)
-    for pick, filled in ((~grid.integer, False), (grid.integer, True)):
-        axes.plot(
-            grid.x[pick],
-            y[pick],
-            linestyle="none",
-            marker="o",
-            markersize=size if filled else 0.62 * size,
-            markeredgecolor=curve.color,
-            markerfacecolor=curve.color if filled else WHITE,
-            markeredgewidth=0.8,
-        )
+    everywhere = np.ones(len(grid.x), dtype=bool)
+    _draw_levels(axes, grid, everywhere, y, curve.color, "o", (0.62 * size, size), edge=0.8)
     if grid.recommended is not None:
         _draw_star(axes, float(grid.x[grid.recommended]), float(y[grid.recommended]))
 
 
+def _draw_levels(
+    axes: Axes, grid: PanelGrid, mask: Mask, y: Floats, color: str, marker: str,
+    sizes: tuple[float, float], *, edge: float | None = None, **more: Any,
+) -> None:  # fmt: skip
+    """Draw markers at levels, filled and larger where the exponent is whole."""
+    for pick, filled in ((mask & ~grid.integer, False), (mask & grid.integer, True)):
+        axes.plot(
+            grid.x[pick], y[pick], linestyle="none", marker=marker, markersize=sizes[filled],
+            markeredgecolor=color, markerfacecolor=color if filled else WHITE,
+            markeredgewidth=edge, **more,
+        )  # fmt: skip
+
+
 def _draw_star(axes: Axes, x: float, y: float, *, at_edge: bool = False) -> None:
     axes.plot(
-        [x],
-        [y],
-        marker="*",
-        markersize=14,
-        color=DARK_GREEN,
-        markeredgecolor=WHITE,
-        markeredgewidth=0.7,
-        linestyle="none",
-        zorder=5,
+        [x], [y], marker="*", markersize=14, color=DARK_GREEN, markeredgecolor=WHITE,
+        markeredgewidth=0.7, linestyle="none", zorder=5,
         transform=axes.get_xaxis_transform() if at_edge else axes.transData,
-    )
+    )  # fmt: skip
 
 
 def _draw_at_edge(
     axes: Axes, grid: PanelGrid, curves: Sequence[tuple[Curve, Mask]], at_top: bool, words: str
 ) -> None:
-    """Levels the axis has no place for, in a row along its edge, named once."""
+    """Draw levels beyond the axis in a row along its edge, named once."""
     y = 1 - _EDGE if at_top else _EDGE
     across = axes.get_xaxis_transform()
-    there = np.zeros(len(grid.x), dtype=bool)
+    at_edge = np.zeros(len(grid.x), dtype=bool)
     for curve, mask in curves:
-        there |= mask
-        for pick, filled in ((mask & ~grid.integer, False), (mask & grid.integer, True)):
-            axes.plot(
-                grid.x[pick],
-                np.full(int(pick.sum()), y),
-                linestyle="none",
-                marker="^" if at_top else "v",
-                markersize=6.5 if filled else 4.5,
-                markeredgecolor=curve.color,
-                markerfacecolor=curve.color if filled else WHITE,
-                transform=across,
-            )
-    if not there.any():
+        at_edge |= mask
+        shape, at = ("^" if at_top else "v"), np.full(len(grid.x), y)
+        _draw_levels(axes, grid, mask, at, curve.color, shape, (4.5, 6.5), transform=across)
+    if not at_edge.any():
         return
-    if grid.recommended is not None and there[grid.recommended]:
+    if grid.recommended is not None and at_edge[grid.recommended]:
         _draw_star(axes, float(grid.x[grid.recommended]), y, at_edge=True)
     low, high = grid.limits
-    middle = (float(grid.x[there].min()) + float(grid.x[there].max())) / 2
+    middle = (float(grid.x[at_edge].min()) + float(grid.x[at_edge].max())) / 2
     middle = min(max(middle, low + 0.09 * (high - low)), high - 0.09 * (high - low))
     axes.text(
-        middle,
-        1 - _LABEL if at_top else _LABEL,
-        words,
-        transform=across,
-        ha="center",
-        va="top" if at_top else "bottom",
-        fontsize=TICK,
-        color=BLACK,
-    )
+        middle, 1 - _LABEL if at_top else _LABEL, words, transform=across, ha="center",
+        va="top" if at_top else "bottom", fontsize=TICK, color=BLACK,
+    )  # fmt: skip
 
 
 def _set_limits(axes: Axes, inside: Floats, kind: Kind, exact: bool, lost: bool) -> None:
-    """The data with some air, and a strip of its own for what is drawn at an edge."""
+    """Leave some air around the data, and a strip for levels that are drawn at an edge."""
     if kind == "decibel":
         low, high = _padded(inside, 1.0, below=lost, above=exact)
         axes.set_ylim(low, high)
@@ -243,9 +219,9 @@ def _padded(values: Floats, least: float, *, below: bool, above: bool) -> tuple[
 
 
 def _name_ticks(axes: Axes, kind: Kind, decades: float) -> None:
-    """Few ticks, but always some: between powers of ten too where there are few of those.
+    """Name a few ticks, also between powers of ten where there are few of those.
 
-    A cosine is drawn by its distance to 1 and named by itself: 0.9, 0.99, 0.999.
+    A cosine is drawn by its distance to 1 and named by its value: 0.9, 0.99, 0.999.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 

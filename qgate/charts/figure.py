@@ -1,4 +1,4 @@
-"""The look of all pictures in one place; figures without a display, written whole or not at all.
+"""The style of all pictures in one place; figures without a display, written whole or not at all.
 
 Colors are those of `palette`; sizes are in points of the figure as it is drawn.
 """
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 HEADLINE, PANEL, LABEL, TICK, SMALL = 12.0, 9.5, 9.0, 8.5, 8.0
 DPI = 110
 _GRID, _GRID_WIDTH = 0.22, 0.6
-# Of zlib: twice as fast as usual for files a sixth larger.
-_EFFORT = 3
+# The level of zlib: twice as fast as usual for files a sixth larger.
+_COMPRESSION = 3
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -39,7 +39,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def dress(axes: Axes, *, title: str = "", x: str = "", y: str = "", grid: str = "both") -> None:
-    """The look all panels have; `title` is ready to be drawn."""
+    """Style a panel as all panels; `title` is drawn as it is."""
     # At a fixed height: looking for a free one takes a third of the time of a layout.
     axes.set_title(title, fontsize=PANEL, loc="left", y=1.0)
     axes.set_xlabel(x, fontsize=LABEL)
@@ -55,18 +55,18 @@ def dress(axes: Axes, *, title: str = "", x: str = "", y: str = "", grid: str = 
 
 
 def number_names(values: Sequence[float]) -> list[str]:
-    """As few digits as tell ticks apart and name each within a thousandth of their step."""
-    told = [float(value) for value in values]
-    steps = [b - a for a, b in pairwise(sorted(told)) if b > a]
+    """Name ticks with as few digits as distinguish them, each within a thousandth of their step."""
+    ticks = [float(value) for value in values]
+    steps = [b - a for a, b in pairwise(sorted(ticks)) if b > a]
     near = min(steps, default=0.0) / 1000
     for digits in range(3, 17):
-        rounded = [0.0 if abs(v) <= near else float(f"{v:.{digits}g}") for v in told]
-        if all(abs(a - b) <= near for a, b in zip(rounded, told, strict=True)):
+        rounded = [0.0 if abs(v) <= near else float(f"{v:.{digits}g}") for v in ticks]
+        if all(abs(a - b) <= near for a, b in zip(rounded, ticks, strict=True)):
             break
-    return [_written(value) for value in rounded]
+    return [_number_name(value) for value in rounded]
 
 
-def _written(value: float) -> str:
+def _number_name(value: float) -> str:
     if value == 0 or 1e-3 <= abs(value) < 1e5:
         return f"{value:.15g}"
     digits, _, power = f"{value:.15e}".partition("e")
@@ -75,7 +75,7 @@ def _written(value: float) -> str:
 
 @functools.cache
 def _numbers() -> type[Formatter]:
-    """Ticks of numbers without a common factor set apart, which would lie where titles are."""
+    """Return a formatter without a common factor beside the axis, which would cover the title."""
     from matplotlib.ticker import Formatter
 
     class Numbers(Formatter):
@@ -89,9 +89,9 @@ def _numbers() -> type[Formatter]:
 
 
 def save(figure: Figure, path: Path, *, dpi: float = DPI, image: Image | None = None) -> None:
-    """Write to a neighbor first, so that a full disk or a wrong ending leaves nothing behind.
+    """Write a figure, or nothing if the disk is full or the ending is wrong.
 
-    `image` is the same figure where it was rendered already.
+    `image` is the same figure where it is rendered already.
     """
     from matplotlib.backend_bases import FigureCanvasBase
 
@@ -104,16 +104,16 @@ def save(figure: Figure, path: Path, *, dpi: float = DPI, image: Image | None = 
         )
     if not path.parent.is_dir():
         raise QgateError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}.")
-    made = (image or rendered(figure, dpi)) if ending == "png" else None
     with replacing(path) as neighbor:
-        if made is None:
-            figure.savefig(neighbor, format=ending, dpi=dpi)
+        if ending == "png":
+            image = image or render_image(figure, dpi)
+            image.save(neighbor, format="png", dpi=(dpi, dpi), compress_level=_COMPRESSION)
         else:
-            made.save(neighbor, format="png", dpi=(dpi, dpi), compress_level=_EFFORT)
+            figure.savefig(neighbor, format=ending, dpi=dpi)
 
 
-def rendered(figure: Figure, dpi: float = DPI) -> Image:
-    """The picture in memory: laid out once, where `savefig` draws all of it twice."""
+def render_image(figure: Figure, dpi: float = DPI) -> Image:
+    """Render a figure in memory: it is laid out once, where `savefig` draws all of it twice."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
 

@@ -1,7 +1,7 @@
 """The colors of all pictures.
 
-They are Okabe and Ito's, which readers of all kinds of color vision tell apart; maps of cells have
-one ramp for sizes and one for differences.
+They are those of Okabe and Ito, which readers of all kinds of color vision can distinguish; maps of
+cells have one ramp for sizes and one for differences.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ BLUE, ORANGE, GREEN, PINK = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
 SKY, YELLOW, PURPLE, BLACK = "#56b4e9", "#e69f00", "#7b5ea7", "#000000"
 WINE, OLIVE, TEAL, INDIGO, SAND = "#882255", "#999933", "#44aa99", "#332288", "#b8a44c"
 ROSE, SLATE, COCOA = "#cc6677", "#6b8e9e", "#8c564b"
-# What is told apart by its color; black comes last.
+# The colors of series; black comes last.
 COLORS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, PURPLE, BLACK)
-# What is wrong, what costs, what is advised: also fit for text on white.
+# The colors of errors, of losses and of advice can also be read as text on white.
 RED, BROWN, DARK_GREEN = "#c0392b", "#a35a00", "#00694c"
 WARN = RED
 WHITE, GRAY, PALE, GROUND, INK = "#ffffff", "#8a8a8a", "#c8c8c8", "#f1f1f1", "#444444"
-BLUES = ("#cfe3f1", "#93c4df", "#4292c6", "#08519c")
-# A format has one color in all pictures; the usual ones have those that are easiest told apart.
+# A format has one color in all pictures; the usual ones have the colors that differ most.
 FORMAT_COLORS = {
     "mxfp8_e4m3": BLUE,
     "mxfp4_e2m1": ORANGE,
@@ -42,22 +41,24 @@ FORMAT_COLORS = {
     "float32": GRAY,
     "float64": INK,
 }
-# What other tools call formats.
-FORMAT_ALIASES = {
-    "hifp8": "hif8",
-    "mxfp8": "mxfp8_e4m3",
-    "mxfp4": "mxfp4_e2m1",
-    "bfloat16": "bf16",
-}
 _NEW = (WINE, OLIVE, TEAL, INDIGO, SAND, ROSE, SLATE, COCOA)
-PALETTE = frozenset(
-    (*COLORS, *FORMAT_COLORS.values(), *_NEW, *BLUES, RED, BROWN, DARK_GREEN, WHITE, GRAY, PALE)
-) | {GROUND, INK}
+PALETTE = frozenset((*COLORS, *FORMAT_COLORS.values(), *_NEW, RED, WHITE, PALE, GROUND))
+# Steps of a heat map from the smallest error to the largest, each with the color of its text.
+HEAT_LIGHT = (
+    ("#f1f6fb", "#10202f"), ("#dce9f5", "#10202f"), ("#c2d9ee", "#10202f"),
+    ("#9dc4e3", "#10202f"), ("#6fa8d3", "#0a1622"), ("#3375ad", "#ffffff"),
+    ("#1f5d97", "#ffffff"), ("#08386b", "#ffffff"),
+)  # fmt: skip
+HEAT_DARK = (
+    ("#16222e", "#e6edf3"), ("#1b3146", "#e6edf3"), ("#204463", "#e6edf3"),
+    ("#265a86", "#ffffff"), ("#2f71a9", "#ffffff"), ("#6aa9dc", "#0a1622"),
+    ("#a3cdf0", "#0a1622"), ("#dceefc", "#0a1622"),
+)  # fmt: skip
 MAP, DIVERGING = "cividis", "PuOr"
 MAPS = (MAP, DIVERGING)
 
 
 def format_color(name: str) -> str:
-    """The color of a format, whatever else is in the picture; a new format keeps its own too."""
-    known = FORMAT_COLORS.get(name)
-    return known or _NEW[crc32(name.encode("utf-8", "surrogatepass")) % len(_NEW)]
+    """Return the color of a format, the same in every picture; a new format has one too."""
+    number = crc32(name.encode("utf-8", "surrogatepass"))
+    return FORMAT_COLORS.get(name) or _NEW[number % len(_NEW)]

@@ -1,4 +1,4 @@
-"""How a tiny model learned."""
+"""The learning curve of a tiny model."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ from pathlib import Path
 
 import numpy as np
 
-from qgate.charts.figure import LABEL, PANEL, SMALL, new_figure, save
+from qgate.charts.figure import LABEL, SMALL, dress, new_figure, save
 from qgate.charts.palette import BLUE, GRAY, RED
 
 _SMOOTHED = 20
 
 
 def draw_curve(
-    path: Path,
-    *,
-    title: str,
-    trained: list[float],
-    held_out: dict[int, float],
+    path: Path, *, title: str, trained: list[float], held_out: dict[int, float],
     compared: dict[str, float],
-) -> None:
-    """Bits per byte over steps: batches, held-out text, and what simpler models reach on it."""
+) -> None:  # fmt: skip
+    """Draw bits per byte over steps: batches, held-out text, and simpler models on the latter."""
     figure = new_figure(7.5, 4.2)
     axes = figure.subplots()
     steps = np.arange(1, len(trained) + 1)
@@ -42,9 +38,6 @@ def draw_curve(
                   ha="right", fontsize=LABEL, color=RED)  # fmt: skip
     axes.set_ylim(0, max(compared.values()) + 1)
     axes.set_xlim(0, len(trained) * 1.01)
-    axes.set_xlabel("step")
-    axes.set_ylabel("bits per byte")
-    axes.set_title(title, fontsize=PANEL)
-    axes.spines[["top", "right"]].set_visible(False)
+    dress(axes, title=title, x="step", y="bits per byte", grid="")
     axes.legend(frameon=False, fontsize=SMALL, loc="upper center")
     save(figure, path)

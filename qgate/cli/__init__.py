@@ -1,7 +1,7 @@
 """The `qgate` command. Every module of this package without an underscore is one subcommand.
 
-A subcommand has a docstring (its help), `arguments(parser)` and `run(args) -> int`. It imports what
-it needs when it runs, so that `qgate --help` answers at once. One that reads options it has not
+A subcommand has a docstring (its help), `arguments(parser)` and `run(args) -> int`. What does its
+work is a `LateModule`, so that `qgate --help` answers at once. One that reads options it has not
 declared sets `takes_more`, and finds them in `args.more`. One that has done its work before it
 prints sets `args.status`, which is its status also where nobody reads on.
 """
@@ -43,26 +43,24 @@ _WAYS_OUT = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """A command whose errors are one line: what is wrong, the nearest name, where help is."""
+    """A command parser whose errors are one line: the problem, the nearest name, the help."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.set_defaults(parser=self)
 
     def error(self, message: str) -> NoReturn:
-        from qgate.text import for_terminal
-
         text = for_terminal(message)
         end = "" if text.endswith((".", "?")) else "."
         self.exit(2, f"{self.prog}: {text}{end} `{self.prog} --help` shows what it takes.\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            said = unknown("choice", value, map(str, action.choices))
-            raise argparse.ArgumentError(action, str(said))
+            error = unknown("choice", value, map(str, action.choices))
+            raise argparse.ArgumentError(action, str(error))
 
     def refuse(self, more: Sequence[str]) -> NoReturn:
-        """Say which arguments nobody declared, and what they could have been."""
+        """Name undeclared arguments, and the options that are nearest to them."""
         options = [name for name in self._option_string_actions if name.startswith("--")]
         words = [word.partition("=")[0] for word in more if word.startswith("-")]
         near = [name for word in words for name in difflib.get_close_matches(word, options, n=1)]
@@ -71,7 +69,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _sentence(error: Exception) -> str:
-    """What a person is told of an error: of one of the system the file, and a way out."""
+    """Describe an error; one of the system with its file and a way out."""
     if not isinstance(error, OSError) or not (error.filename and error.strerror):
         return str(error)
     way_out = _WAYS_OUT.get(error.errno or 0)
@@ -79,7 +77,7 @@ def _sentence(error: Exception) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """Build the whole command line."""
     top = _Parser(
         prog="qgate",
         description=_ABOUT,
@@ -104,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; 0 if it did its work, 2 if what it was given cannot be used."""
+    """Run one command; 0 if it did its work, 2 if its arguments cannot be used."""
     wait_calmly()
     top = parser()
     for word in sys.argv[1:] if argv is None else argv:

@@ -1,61 +1,112 @@
-"""Draws a record of activations again: neither the model nor torch is needed for it."""
+"""`qgate activations` without a model and torch: its command line, the default configuration, and a
+record that is drawn again."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from qgate.activation_stats.files import check_folder, read_record, write_report
+from qgate.activation_stats.findings import findings
+from qgate.activation_stats.reading import REPORT_KEYS, report_options
+from qgate.activation_stats.setting_values import UNSAID, full_name, value_of
+from qgate.activation_stats.settings import KEYS, default_config_text
+from qgate.activation_stats.texts import activation_text
+from qgate.cli._progress import progress_bars
 from qgate.errors import QgateError, unknown
-from qgate.storage.opening import folder_of
-from qgate.storage.places import names_folder, place_of, user_place
+from qgate.storage.access import create_text, folder_of
+from qgate.storage.locations import check_writable, location_of, may_be_folder, user_location
 
 if TYPE_CHECKING:
-    from qgate.storage.places import Place
+    from qgate.storage.locations import Location
 
 _RECORD, _SAVE_DIR = "activations.json", "visualization.save_dir"
 _OPTIONS = ("model", "config", "list_layers", "write_config", "dry_run", "trust_remote_code")
 _WORKERS = ("jobs", "engine", "gpus_per_task")
 
 
-def is_place(word: str) -> bool:
-    """If a word of the command line names a record, or a folder that has one."""
+def words(more: Sequence[str]) -> tuple[str | None, list[tuple[str, str]]]:
+    """Split words into a record to draw again, if any, and options `--a.b value`, `--a.b=value`."""
+    record: str | None = None
+    overrides: list[tuple[str, str]] = []
+    remaining = list(more)
+    while remaining:
+        word = remaining.pop(0)
+        if record is None and _is_place(word):
+            record = word
+            continue
+        if not word.startswith("--") or len(word) < 3:
+            raise QgateError(
+                f"{word!r} belongs to no option, and is no record to draw again (activations.json, "
+                "or the folder with it); a list is one word with commas, as in "
+                "--heatmap_3d.view_angle 30,45."
+            )
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not equals:
+            full_name(name, KEYS)  # an unknown key is told before its missing value is
+            if not remaining or remaining[0].startswith("--"):
+                raise QgateError(
+                    f"{word} has no value; write {word} VALUE, or {word}=VALUE where the value "
+                    "begins with a dash."
+                )
+            value = remaining.pop(0)
+        overrides.append((name, value))
+    return record, overrides
+
+
+def write_config(name: str) -> int:
+    if name == "-":
+        print(default_config_text(), end="")
+        return 0
+    path = user_location(name)
+    check_writable(path)
+    kind = path.suffix.lower()
+    if kind not in (".yaml", ".yml", ".toml"):
+        raise QgateError(f"{name!r} is no .yaml, .yml or .toml file.")
+    text = default_config_text("toml" if kind == ".toml" else "yaml")
+    try:
+        create_text(path, text)
+    except FileExistsError:
+        raise QgateError(f"{name!r} is there already; give a new name.") from None
+    print(f"{path}: every key with its default. qgate activations --model NAME --config {path}")
+    return 0
+
+
+def _is_place(word: str) -> bool:
+    """Tell if a word names a record, or a folder that has one."""
     if word.startswith("-"):
         return False
-    return word.endswith(".json") or names_folder(word)
+    return word.endswith(".json") or may_be_folder(word)
 
 
 def redraw(
     word: str,
     overrides: Sequence[tuple[str, str]],
     args: argparse.Namespace,
-    bars: AbstractContextManager[Any],
 ) -> int:
-    """Page, pictures and tables of a record, beside it if no other folder is named."""
-    from qgate.activation_stats.files import check_folder, read_record, write_report
-    from qgate.activation_stats.findings import findings
-    from qgate.activation_stats.texts import activation_text
-
+    """Draw page, pictures and tables of a record, beside it unless another folder is given."""
     for name in (*_OPTIONS, *_WORKERS):
         if getattr(args, name) and (name, getattr(args, name)) != ("engine", "local"):
             option = f"--{name.replace('_', '-')}"
             raise QgateError(f"{option} is of a run; {word!r} is only drawn again.")
-    path = _record_in(user_place(word))
-    said = _said(overrides)
-    folder = place_of(said.pop(_SAVE_DIR, path.parent))
+    path = _record_in(user_location(word))
+    values = _values(overrides)
+    folder = location_of(values.pop(_SAVE_DIR, path.parent))
     record = read_record(path)
     try:
-        look = _look(record["settings"], said, path)
-        check_folder(folder, look)
-        with bars as step:
+        options = report_options({**_of_record(record["settings"], path), **values})
+        if "json" not in options.formats:  # the record itself always stays
+            options = replace(options, formats=(*options.formats, "json"))
+        check_folder(folder, options)
+        with progress_bars() as step:
             written = write_report(
-                record, folder, look, lambda done, of: step("pictures", done, of)
+                record, folder, options, lambda done, of: step("pictures", done, of)
             )
         print(activation_text(record))
         print(f"\n{len(written)} files, the first is {written[0]}")
-        return 1 if any(each.level == "fail" for each in findings(record)) else 0
+        return 1 if any(finding.level == "fail" for finding in findings(record)) else 0
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, QgateError):
             raise
@@ -64,60 +115,47 @@ def redraw(
         ) from error
 
 
-def _record_in(place: Place) -> Place:
-    """The one record of a folder, or the file itself."""
-    folder = folder_of(place)
-    named = place.name.endswith(".json")  # a store is not asked for a folder of that name
+def _record_in(location: Location) -> Location:
+    """Return the one record of a folder, or the file itself."""
+    folder = folder_of(location)
+    named = location.name.endswith(".json")  # a store is not asked for a folder of that name
     if (named and not (folder.path and folder.path.is_dir())) or folder.kind() == "file":
-        return place
-    found = [place / name for name in folder.names() if name.endswith(_RECORD)]
-    if not found:
+        return location
+    records = [location / name for name in folder.names() if name.endswith(_RECORD)]
+    if not records:
         raise QgateError(
-            f"{str(place)!r} has no activations.json, which a run writes where output.formats has "
-            "json."
+            f"{str(location)!r} has no activations.json, which a run writes where output.formats "
+            "has json."
         )
-    if len(found) > 1:
-        names = ", ".join(str(path) for path in found)
-        raise QgateError(f"{str(place)!r} has the records of several models, name one: {names}.")
-    return found[0]
+    if len(records) > 1:
+        names = ", ".join(str(path) for path in records)
+        raise QgateError(f"{str(location)!r} has the records of several models, name one: {names}.")
+    return records[0]
 
 
-def _said(overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Settings that say how a record looks and where it is drawn; all others were of the run."""
-    from qgate.activation_stats.reading import KEYS
-    from qgate.activation_stats.setting_keys import value_of
-    from qgate.activation_stats.setting_values import UNSAID, listed
-    from qgate.activation_stats.settings import keys
-
-    known = {each.name: each for each in keys()}
-    shown = {_SAVE_DIR, *KEYS.values()}
-    found: dict[str, Any] = {}
-    for given, text in overrides:
+def _values(overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Return the settings of how and where a record is drawn; others are refused."""
+    takes = {_SAVE_DIR, *REPORT_KEYS.values()}
+    short = sorted(name.removeprefix(UNSAID) for name in takes)
+    values: dict[str, Any] = {}
+    for option, text in overrides:
         try:
-            name = listed(given, known)
+            name = full_name(option, KEYS)
         except QgateError:
-            raise unknown("key", given, sorted(n.removeprefix(UNSAID) for n in shown)) from None
-        if name not in shown:
+            raise unknown("key", option, short) from None
+        if name not in takes:
             raise QgateError(
-                f"{given} says what is looked at: run the model again. A record that is drawn "
-                f"again takes {', '.join(sorted(n.removeprefix(UNSAID) for n in shown))}."
+                f"{option} says what is looked at: run the model again. A record that is drawn "
+                f"again takes {', '.join(short)}."
             )
-        found[name] = value_of(known[name], text, text=True)
-    return found
+        values[name] = value_of(KEYS[name], text, text=True)
+    return values
 
 
-def _look(settings: Mapping[str, Any], said: Mapping[str, Any], path: Place) -> Any:
-    """As the run asked for it, and over that what is said now; the record itself always stays."""
-    from qgate.activation_stats.reading import KEYS, look_of
-    from qgate.activation_stats.setting_keys import value_of
-    from qgate.activation_stats.settings import keys
-
-    told = {
-        each.name: value_of(each, settings[each.name], where=f"{str(path)!r}: ")
-        for each in keys()
-        if each.name in settings and each.name in KEYS.values()
+def _of_record(settings: Mapping[str, Any], path: Location) -> dict[str, Any]:
+    """Return the report options in the settings of the run."""
+    return {
+        name: value_of(KEYS[name], settings[name], where=f"{str(path)!r}: ")
+        for name in REPORT_KEYS.values()
+        if name in settings
     }
-    look = look_of({**told, **said})
-    if "json" not in look.formats:
-        look = replace(look, formats=(*look.formats, "json"))
-    return look

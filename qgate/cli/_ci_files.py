@@ -5,60 +5,53 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.resources import files as packaged
 from pathlib import Path, PurePosixPath
+
+from qgate.cli._repository import NewFile
 
 SERVICES = ("github", "gitlab")
 _LISTING = ".gitlab-ci.yml"
 _TEMPLATE = ".gitlab/qgate.yml"
 
 
-@dataclass(frozen=True)
-class CiFile:
-    """A file of a service; `ours` if it stays as qgate brings it."""
-
-    path: Path
-    content: bytes
-    ours: bool = False
-
-
 def top_of(root: Path) -> Path:
-    """Where a service looks for its files: the root of the working tree, of which `root` may be a
-    folder."""
-    whole = root.resolve()
-    tops = [folder for folder in (whole, *whole.parents) if (folder / ".git").exists()]
-    return root if not tops or tops[0] == whole else tops[0]
+    """Return the root of the working tree of a folder, where CI services look for files."""
+    resolved = root.resolve()
+    folders = (resolved, *resolved.parents)
+    top = next((folder for folder in folders if (folder / ".git").exists()), resolved)
+    return root if top == resolved else top
 
 
-def ci_files(service: str, root: Path, into: PurePosixPath) -> Iterator[CiFile]:
-    """What the service needs in order to run the suites in `into` of the folder `root`."""
+def ci_files(service: str, root: Path, suites: PurePosixPath) -> Iterator[NewFile]:
+    """Return the files a service needs to run the suites in `suites` of the folder `root`."""
     top = top_of(root)
-    here = "." if top == root else root.resolve().relative_to(top).as_posix()
+    directory = "." if top == root else root.resolve().relative_to(top).as_posix()
     if service == "github":
-        actions, flows = top / ".github" / "actions" / "qgate", top / ".github" / "workflows"
-        suites = shlex.quote(str(into))
+        actions, workflows = top / ".github" / "actions" / "qgate", top / ".github" / "workflows"
+        quoted = shlex.quote(str(suites))
         changes = {
-            "suites: suites": f"suites: {_scalar(suites)}",
-            "working-directory: .": f"working-directory: {_scalar(here)}",
+            "suites: suites": f"suites: {_scalar(quoted)}",
+            "working-directory: .": f"working-directory: {_scalar(directory)}",
         }
-        yield CiFile(actions / "action.yml", _starter("action.yml"), ours=True)
-        yield CiFile(flows / "qgate.yml", _starter("github.yml", changes))
+        yield NewFile(actions / "action.yml", _starter("action.yml"))
+        yield NewFile(workflows / "qgate.yml", _starter("github.yml", changes), ours=False)
         return
-    out = PurePosixPath(here, "qgate-out")
+    out = PurePosixPath(directory, "qgate-out")
     changes = {
-        "QGATE_SUITES: suites": f"QGATE_SUITES: {_scalar(str(into))}",
-        "QGATE_DIR: .": f"QGATE_DIR: {_scalar(here)}",
+        "QGATE_SUITES: suites": f"QGATE_SUITES: {_scalar(str(suites))}",
+        "QGATE_DIR: .": f"QGATE_DIR: {_scalar(directory)}",
         "- qgate-out/": f"- {_scalar(f'{out}/')}",
         "junit: qgate-out/junit.xml": f"junit: {_scalar(f'{out}/junit.xml')}",
     }
-    yield CiFile(top / _TEMPLATE, _starter("gitlab.yml", changes))
+    yield NewFile(top / _TEMPLATE, _starter("gitlab.yml", changes), ours=False)
     if not (top / _LISTING).exists():
-        yield CiFile(top / _LISTING, f"include:\n  - local: {_TEMPLATE}\n".encode())
+        listing = f"include:\n  - local: {_TEMPLATE}\n".encode()
+        yield NewFile(top / _LISTING, listing, ours=False)
 
 
 def ci_note(service: str, root: Path) -> str | None:
-    """What is left to do by hand: to include the template in a pipeline that was there."""
+    """Say how to include the template in a pipeline that exists already."""
     listing = top_of(root) / _LISTING
     if service != "gitlab" or not listing.exists():
         return None
@@ -69,12 +62,12 @@ def ci_note(service: str, root: Path) -> str | None:
 
 def _starter(name: str, changes: dict[str, str] | None = None) -> bytes:
     text = (packaged("qgate") / "starter" / "ci" / name).read_text(encoding="utf-8")
-    for line, own in (changes or {}).items():
-        text = text.replace(f"{line}\n", f"{own}\n")
+    for line, replacement in (changes or {}).items():
+        text = text.replace(f"{line}\n", f"{replacement}\n")
     return text.encode()
 
 
 def _scalar(text: str) -> str:
-    """A text as YAML takes it, quoted only where it has to be."""
+    """Write a text as a YAML scalar, quoted only where it has to be."""
     plain = text == "." or text.replace("/", "").replace("-", "").replace("_", "").isalnum()
     return text if plain and not text.startswith("-") and not text.isdigit() else json.dumps(text)

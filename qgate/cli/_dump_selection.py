@@ -25,6 +25,6 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
         add(f"--{name.replace('_', '-')}", action="append", type=int, metavar="N")
 
 
-def wanted_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields that were given, with their values."""
+def selected_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields that the options name, with their values."""
     return {name: getattr(args, name) for name in (*_TEXTS, *_NUMBERS) if getattr(args, name)}

@@ -1,25 +1,37 @@
-"""How far long work has come."""
+"""Progress bars on a terminal."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
 @contextlib.contextmanager
-def progress(unit: str) -> Iterator[Any]:
-    """A bar on a terminal; elsewhere a line now and then would be noise in a log."""
-    if not sys.stderr.isatty():
-        yield lambda _done, _total: None
-        return
-    from tqdm import tqdm
+def progress_bars(unit: str = "it") -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar per title on a terminal, and nothing in a log."""
+    bars: dict[str, Any] = {}
 
-    with tqdm(unit=f" {unit}", file=sys.stderr, leave=False) as bar:
+    def step(title: str, done: int, total: int) -> None:
+        if title not in bars:
+            from tqdm import tqdm
 
-        def step(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
+            for other in bars.values():
+                other.close()
+            bars[title] = tqdm(desc=title or None, unit=unit, file=sys.stderr, leave=False)
+        bars[title].total = total
+        bars[title].update(done - bars[title].n)
 
-        yield step
+    try:
+        yield step if sys.stderr.isatty() else lambda _what, _done, _total: None
+    finally:
+        for bar in bars.values():
+            bar.close()
+
+
+@contextlib.contextmanager
+def progress(unit: str) -> Iterator[Callable[[int, int], None]]:
+    """Show one bar, from the first step on."""
+    with progress_bars(f" {unit}") as step:
+        yield lambda done, total: step("", done, total)

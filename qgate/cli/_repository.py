@@ -1,4 +1,4 @@
-"""The repository that `qgate init` writes into, and what in it would get in the way."""
+"""The repository that `qgate init` writes into, and its settings that would hide the suites."""
 
 from __future__ import annotations
 
@@ -37,8 +37,17 @@ _NAMES = {
 
 
 @dataclass(frozen=True)
+class NewFile:
+    """A file to write; `ours` if users are not meant to edit it."""
+
+    path: Path
+    content: bytes
+    ours: bool = True
+
+
+@dataclass(frozen=True)
 class RepositoryFolder:
-    """A repository, and the folder in it that takes the suites."""
+    """A repository, and the folder in it for the suites."""
 
     root: Path
     into: PurePosixPath
@@ -48,7 +57,7 @@ class RepositoryFolder:
         return self.root / self.into
 
     def missing_folders(self) -> list[Path]:
-        """The folders to make; of each path only the last, so that a slip makes no tree."""
+        """List the folders to make; only the last of a path, so that a typo makes no tree."""
         missing: list[Path] = []
         for folder in (self.root, self.suites):
             if os.path.lexists(folder) and not folder.is_dir():
@@ -64,7 +73,7 @@ class RepositoryFolder:
 
     @cached_property
     def project(self) -> dict[str, Any]:
-        """The pyproject.toml of the repository, empty if it has none."""
+        """Read the pyproject.toml of the repository; empty if it has none."""
         file = self.root / "pyproject.toml"
         try:
             return toml((read_bytes(file) or b"").decode())
@@ -72,44 +81,44 @@ class RepositoryFolder:
             raise QgateError(f"{str(file)!r} is no TOML: {error}. Mend it first.") from None
 
     def table(self, *names: str) -> dict[str, Any] | None:
-        """A table of pyproject.toml, None if it has none of that name."""
-        found: Any = self.project
+        """Return a table of pyproject.toml, None if it has none of that name."""
+        table: Any = self.project
         for name in names:
-            found = found.get(name) if isinstance(found, dict) else None
-        return found if isinstance(found, dict) else None
+            table = table.get(name) if isinstance(table, dict) else None
+        return table if isinstance(table, dict) else None
 
     @property
-    def shares(self) -> bool:
-        """Whether the settings are in pyproject.toml, and no other file may have some."""
+    def has_settings(self) -> bool:
+        """Tell if the settings are in pyproject.toml, which excludes a qgate.toml."""
         return self.table("tool", "qgate") is not None
 
     @cached_property
-    def taken(self) -> list[str]:
-        """Names of options that the conftest.py of the repository has."""
+    def conftest_options(self) -> list[str]:
+        """List the options of qgate that the conftest.py of the repository defines too."""
         text = (read_bytes(self.root / "conftest.py") or b"").decode(errors="replace")
         return [name for name in _OPTIONS if re.search(f"""["']--{name}["']""", text)]
 
     @cached_property
-    def overlooked(self) -> list[tuple[str, str, str]]:
-        """Settings of pytest that hide the suites: name, value, and what it lacks."""
-        found = []
-        for name, (wanted, suite) in _NAMES.items():
-            given = self._pytest_setting(name).split()
+    def hiding_settings(self) -> list[tuple[str, str, str]]:
+        """List settings of pytest that hide the suites: name, value, and the missing pattern."""
+        hiding = []
+        for name, (missing, example) in _NAMES.items():
+            patterns = self._pytest_setting(name).split()
             # A function may also be named by how it starts.
-            ways = [*given, *(f"{each}*" for each in given if name == "python_functions")]
-            if given and not any(fnmatch(suite, way) for way in ways):
-                found.append((name, " ".join(given), wanted))
-        return found
+            prefix = "*" if name == "python_functions" else ""
+            matching = [*patterns, *(pattern + prefix for pattern in patterns)]
+            if patterns and not any(fnmatch(example, pattern) for pattern in matching):
+                hiding.append((name, " ".join(patterns), missing))
+        return hiding
 
     def _pytest_setting(self, name: str) -> str:
-        """A setting of the one file that pytest takes them from, as words."""
+        """Read a setting from the one file that pytest reads, as words."""
         for file, section in _INI_FILES.items():
-            if file == "tox.ini":
-                tables = self.table("tool", "pytest", "ini_options"), self.table("tool", "pytest")
-                for table in tables:
-                    if table is not None:
-                        value = table.get(name, "")
-                        return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+            options = self.table("tool", "pytest", "ini_options")
+            table = self.table("tool", "pytest") if options is None else options
+            if file == "tox.ini" and table is not None:
+                value = table.get(name, "")
+                return " ".join(map(str, value)) if isinstance(value, list) else str(value)
             parser = ConfigParser(interpolation=None, strict=False)
             with contextlib.suppress(ConfigError):
                 parser.read_string((read_bytes(self.root / file) or b"").decode(errors="replace"))
@@ -119,16 +128,16 @@ class RepositoryFolder:
 
     @property
     def finds_packages(self) -> bool:
-        """Whether setuptools looks for packages beside pyproject.toml, and suites would be some."""
+        """Tell if setuptools discovers packages by itself, and would take the suites for one."""
         backend = (self.table("build-system") or {}).get("build-backend", "setuptools")
-        told = {"packages", "py-modules"} & set(self.table("tool", "setuptools") or {})
-        others = [name for name in ("src", "setup.py", "setup.cfg") if (self.root / name).exists()]
-        ours = self.table("project") is not None and str(backend).startswith("setuptools")
-        return ours and not told and not others
+        stated = {"packages", "py-modules"} & set(self.table("tool", "setuptools") or {})
+        layouts = [name for name in ("src", "setup.py", "setup.cfg") if (self.root / name).exists()]
+        is_setuptools = self.table("project") is not None and str(backend).startswith("setuptools")
+        return is_setuptools and not stated and not layouts
 
     @cached_property
-    def ignored(self) -> list[str]:
-        """What git would leave out of the baselines to come."""
+    def ignored_baselines(self) -> list[str]:
+        """List paths of future baselines that git would ignore."""
         recorded = [f"{BASELINES}/example/{name}" for name in _RECORDED]
         command = ["git", "-C", str(self.root), "check-ignore", *recorded]
         try:
@@ -138,19 +147,19 @@ class RepositoryFolder:
         return done.stdout.splitlines() if done.returncode == 0 else []
 
 
-def inside(given: str) -> PurePosixPath:
-    """The folder for the suites, as it is given: one in the repository."""
-    path = Path(given)
+def suites_folder(into: str) -> PurePosixPath:
+    """Check the folder for the suites: it has to be inside the repository."""
+    path = Path(into)
     if not path.parts or path.is_absolute() or ".." in path.parts:
         raise QgateError(
-            f"--into {given!r} is not allowed; it is a folder in that of the repository, such as "
+            f"--into {into!r} is not allowed; it is a folder in that of the repository, such as "
             "suites or tests/accuracy."
         )
     return PurePosixPath(path.as_posix())
 
 
 def read_bytes(path: Path) -> bytes | None:
-    """What is in a file, None if there is none; anything else of that name is in the way."""
+    """Read a file, None if there is none; refuse anything else of that name."""
     if os.path.lexists(path) and not path.is_file():
         raise QgateError(f"{str(path)!r} is to be a file and is none: move it away.")
     try:

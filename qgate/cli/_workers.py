@@ -1,36 +1,38 @@
-"""The options that say who computes."""
+"""Options for the processes that compute, and numbers as options take them."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
-from qgate.cli._numbers import from_one
+from qgate.cli._loading import LateModule
 
 if TYPE_CHECKING:
-    from qgate.engine import Workers
+    from qgate import engine
+else:
+    engine = LateModule("qgate.engine")
+
+
+def from_one(text: str) -> int:
+    """Read a whole number from 1."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return number
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--jobs", type=from_one, metavar="N", help="processes (default 1; of Ray, all its cores)")
-    add(
-        "--engine",
-        default="local",
-        metavar="E",
-        help="local (default), ray, or ray://host:port of a cluster",
-    )
-    add(
-        "--gpus-per-task",
-        type=float,
-        default=0.0,
-        metavar="X",
-        help="of the GPUs of a Ray cluster, for each item (default 0)",
-    )
+    add("--jobs", type=from_one, metavar="N", help="processes (default 1; with Ray, all cores)")
+    add("--engine", default="local", metavar="E", help="local (default), ray, or ray://host:port "
+        "of a cluster")  # fmt: skip
+    add("--gpus-per-task", type=float, default=0.0, metavar="X", help="GPUs of a Ray "
+        "cluster for each item (default 0)")  # fmt: skip
 
 
-def workers_from(args: argparse.Namespace) -> Workers:
-    """What the options say, checked."""
-    from qgate.engine import Workers
-
-    return Workers(args.engine, args.jobs, args.gpus_per_task)
+def workers_from(args: argparse.Namespace) -> engine.Workers:
+    """Return the checked workers of the options."""
+    return engine.Workers(args.engine, args.jobs, args.gpus_per_task)

@@ -7,10 +7,14 @@
   qgate baselines accept                       what failing gates left in qgate-out/candidates
   qgate baselines accept ci-artifact.zip --mode 2-1
   qgate baselines unlock --baselines s3://bucket/baselines --model tiny-mamba
+  qgate baselines migrate --baselines s3://bucket/baselines
+  qgate baselines migrate --baselines s3://bucket/baselines --to baselines
 
 References are recorded by `pytest suites --update-baselines` only. What prune and accept change is
-listed, old -> new, and --dry-run only lists it: look at it, then commit it. Baselines in a bucket
-are locked by an object while they are updated; unlock removes that of a process that was killed.
+listed, old -> new, and --dry-run only lists it: look at it, then commit it. Accepted errors of an
+earlier qgate are read once migrate has written them in the form of this one; their values stay.
+Baselines in a bucket that a folder was copied to, or an earlier qgate wrote, are updated once it
+has given them the layout of a bucket; unlock removes the lock that an earlier qgate has left there.
 """
 
 from __future__ import annotations
@@ -18,18 +22,22 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qgate.cli._loading import LateModule
 from qgate.errors import QgateError, unknown
-from qgate.storage.places import place_of
+from qgate.storage.locations import location_of
+from qgate.text import megabytes
 
 if TYPE_CHECKING:
-    from qgate.baselines import Candidate, Store, Update
-
-_RECORD = "`pytest suites --update-baselines` records one."
+    from qgate import baselines, results
+    from qgate.baselines import store as stores
+    from qgate.storage.locations import Location
+else:
+    baselines, results = LateModule("qgate.baselines"), LateModule("qgate.results")
+    stores = LateModule("qgate.baselines.store")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,50 +46,57 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     verify = verbs.add_parser("verify", help="whether the files are what was recorded")
     prune = verbs.add_parser("prune", help="remove accepted errors")
     accept = verbs.add_parser("accept", help="make candidates the accepted errors")
-    accept.add_argument(
-        "folder",
-        nargs="?",
-        type=Path,
-        default=Path("qgate-out"),
-        metavar="PATH",
+    accept.add_argument("folder", nargs="?", type=Path, default=Path("qgate-out"), metavar="PATH",
         help="candidates, the folder or results.jsonl beside them, or a zip file of that folder "
-        "(default qgate-out)",
+        "(default qgate-out)")  # fmt: skip
+    accept.add_argument("--accept-plan", action="store_true",
+        help="also another plan: what quantizes which site")  # fmt: skip
+    unlock = verbs.add_parser(
+        "unlock", help="remove the lock that an earlier qgate has left in a bucket"
     )
-    unlock = verbs.add_parser("unlock", help="remove the lock of an update that was killed")
-    for verb in (listing, verify, prune, accept, unlock):
-        verb.add_argument(
-            "--baselines", default="baselines", metavar="DIR", help="a folder or a URL"
-        )
-        verb.add_argument("--model", action="append", metavar="NAME", help="only this; repeatable")
-    prune.add_argument(
-        "--results",
-        type=Path,
-        metavar="FILE",
-        help="remove what the modes of this complete run accepted once and did not measure",
+    migrate = verbs.add_parser(
+        "migrate", help="write files of an earlier qgate in the form and layout of this one"
     )
+    migrate.add_argument("--to", metavar="DIR", help="write them to this folder or URL instead")
+    for verb in (listing, verify, prune, accept, unlock, migrate):
+        add = verb.add_argument
+        add("--baselines", default="baselines", metavar="DIR", help="a folder or a URL")
+        add("--model", action="append", metavar="NAME", help="only this; repeatable")
+    prune.add_argument("--results", type=Path, metavar="FILE", help="remove what the modes of this "
+        "complete run accepted once and did not measure")  # fmt: skip
     for verb in (prune, accept):
         verb.add_argument("--mode", action="append", metavar="MODES", help="only these; patterns")
         verb.add_argument("--dry-run", action="store_true", help="say what would change")
 
 
 def run(args: argparse.Namespace) -> int:
-    verbs = {"list": _list, "verify": _verify, "prune": _prune, "accept": _accept}
-    verbs["unlock"] = _unlock
-    args.baselines = place_of(args.baselines)
+    verbs = {
+        "list": _list,
+        "verify": _verify,
+        "prune": _prune,
+        "accept": _accept,
+        "unlock": _unlock,
+        "migrate": _migrate,
+    }
+    args.baselines = location_of(args.baselines)
     return verbs[args.verb](args)
 
 
-def _stores(args: argparse.Namespace) -> list[Store]:
-    """The baselines there are, or those asked for."""
-    from qgate.baselines import Store, stored_models
+def _missing(place: Location, then: str = "") -> str:
+    recording = "`pytest suites --update-baselines` records one."
+    return f"there is no baseline in {str(place)!r}{then}: {recording}"
 
-    there = stored_models(args.baselines)
-    if not there:
-        raise QgateError(f"there is no baseline in {str(args.baselines)!r}: {_RECORD}")
+
+def _stores(args: argparse.Namespace) -> list[baselines.Store]:
+    """Return the baselines there are, or those asked for."""
+    names = baselines.stored_models(args.baselines)
+    if not names:
+        raise QgateError(_missing(args.baselines))
     for name in args.model or []:
-        if name not in there:
-            raise unknown(f"model with a baseline in {str(args.baselines)!r}", name, there)
-    return [Store(args.baselines, name) for name in there if not args.model or name in args.model]
+        if name not in names:
+            raise unknown(f"model with a baseline in {str(args.baselines)!r}", name, names)
+    wanted = [name for name in names if not args.model or name in args.model]
+    return [baselines.Store(args.baselines, name) for name in wanted]
 
 
 def _parts(patterns: Sequence[str] | None) -> list[str]:
@@ -89,10 +104,10 @@ def _parts(patterns: Sequence[str] | None) -> list[str]:
 
 
 def _asked(mode: str, patterns: Sequence[str] | None) -> bool:
-    return any(fnmatch.fnmatchcase(mode.lower(), part.lower()) for part in _parts(patterns))
-
-
-# list ------------------------------------------------------------------------------------------
+    """Tell if a mode is one of those asked for; without patterns all are."""
+    parts = _parts(patterns)
+    matches = (fnmatch.fnmatchcase(mode.lower(), part.lower()) for part in parts)
+    return any(matches) if parts else True
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -100,72 +115,66 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-def _described(store: Store) -> str:
+def _described(store: baselines.Store) -> str:
     from tabulate import tabulate
-
-    from qgate.baselines import accepted_file
 
     manifest = store.manifest()
     if manifest is None:
-        raise QgateError(f"there is no baseline in {str(store.folder)!r}: {_RECORD}")
-    of = manifest.origin
-    tensors = sum(len(found) for found in manifest.references.values())
-    stats = store.files.stats()
-    size = sum(of.size for name, of in stats.items() if name.startswith("reference-"))
+        raise QgateError(_missing(store.folder))
+    of, stats = manifest.origin, store.files.stats()
+    rows = [
+        [
+            mode,
+            len(accepted.values),
+            accepted.device,
+            megabytes(stats[baselines.accepted_file(mode)].size),
+            "stale" if any(accepted.stale(of)) else "",
+        ]
+        for mode, accepted in store.accepted_of(store.modes()).items()
+    ]
+    heads = ["mode", "entries", "device", "size", ""]
+    table = tabulate(rows, headers=heads, disable_numparse=True) if rows else "no accepted errors"
     written = stats["manifest.json"].modified
-    rows = []
-    for mode, accepted in store.accepted_of(store.modes()).items():
-        stale = "; ".join(accepted.stale(of))
-        bytes_ = _size(stats[accepted_file(mode)].size)
-        rows.append([mode, len(accepted.values), accepted.device, bytes_, stale and "stale"])
+    age = f"{written:%Y-%m-%d %H:%M}" if written else "unknown age"
+    source = (
+        f"weights {of.weights[:12]}, inputs {of.inputs[:12]}: {of.samples} samples of "
+        f"{of.seqlen} tokens, seed {of.seed}"
+    )
     lines = [
         f"{of.model}  ({store.folder})",
-        "  numbers of a dump"
-        if of.is_collected
-        else f"  weights {of.weights[:12]}, inputs {of.inputs[:12]}: {of.samples} samples of "
-        f"{of.seqlen} tokens, seed {of.seed}",
+        f"  {'numbers of a dump' if of.is_collected else source}",
         f"  recorded on {of.device} with torch {of.torch}, commit {(of.commit or 'unknown')[:12]}; "
-        f"file of {f'{written:%Y-%m-%d %H:%M}' if written else 'unknown age'}",
+        f"file of {age}",
     ]
     if manifest.references:
         bases = ", ".join(sorted(manifest.references))
-        lines.append(f"  references: {bases}; {tensors} tensors, {_size(size)}")
-    heads = ["mode", "entries", "device", "size", ""]
-    table = tabulate(rows, headers=heads, disable_numparse=True) if rows else "no accepted errors"
+        tensors = sum(map(len, manifest.references.values()))
+        size = sum(stat.size for name, stat in stats.items() if name.startswith("reference-"))
+        lines.append(f"  references: {bases}; {tensors} tensors, {megabytes(size)}")
     return "\n".join([*lines, "", *(f"  {line}" for line in table.splitlines())])
 
 
-def _size(count: int) -> str:
-    return f"{count / 1e6:.1f} MB" if count >= 100_000 else f"{count / 1e3:.1f} kB"
-
-
-# verify ----------------------------------------------------------------------------------------
-
-
 def _verify(args: argparse.Namespace) -> int:
-    from qgate.baselines import Store, safe_name, stored_models, verify
-    from qgate.baselines.places import folders as folders_in
-
     root = args.baselines
-    folders = [path for path in folders_in(root) if not path.name.startswith(".")]
+    folders = [path for path in stores.folders(root) if not path.name.startswith(".")]
     if args.model:
-        named = {safe_name(name): name for name in args.model}
-        there = [path.name for path in folders]
-        for file_name, name in named.items():
-            if file_name not in there:
-                raise unknown(f"model in {str(root)!r}", name, there)
-        folders = [path for path in folders if path.name in named]
+        asked = {baselines.safe_name(name): name for name in args.model}
+        names = [path.name for path in folders]
+        for file_name, name in asked.items():
+            if file_name not in names:
+                raise unknown(f"model in {str(root)!r}", name, names)
+        folders = [path for path in folders if path.name in asked]
     if not folders:
-        raise QgateError(f"there is no baseline in {str(root)!r}: {_RECORD}")
+        raise QgateError(_missing(root))
     problems: list[str] = []
     for folder in folders:
         try:
-            names = {safe_name(name): name for name in stored_models(root)}
+            models = {baselines.safe_name(name): name for name in baselines.stored_models(root)}
         except QgateError:
-            names = {}
-        name = names.get(folder.name, folder.name)
-        if safe_name(name) == folder.name:
-            problems += verify(Store(root, name))
+            models = {}
+        name = models.get(folder.name, folder.name)
+        if baselines.safe_name(name) == folder.name:
+            problems += baselines.verify(baselines.Store(root, name))
         else:
             problems.append(f"{folder}: it has no manifest that can be read")
     print("\n".join(problems) or f"{len(folders)} baselines in {root} are as they were recorded")
@@ -176,10 +185,10 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _prune(args: argparse.Namespace) -> int:
-    from qgate.baselines import Update
-
-    if not args.dry_run:
-        _tidy(args)
+    # What updates that were cut off have left goes first.
+    for store in _stores(args) if not args.dry_run else ():
+        for name in store.tidy():
+            print(f"{store.model}: {name}: the rest of an update that was cut off removed")
     if args.results is not None:
         return _prune_unused(args)
     if not (args.mode or args.model):
@@ -187,86 +196,89 @@ def _prune(args: argparse.Namespace) -> int:
             "say what goes: --mode PATTERNS, --model NAME, or --results FILE of a complete run "
             "of `pytest suites`. --dry-run only lists it."
         )
-    found: list[tuple[Store, Update]] = []
+    updates: list[tuple[baselines.Store, baselines.Update]] = []
     held: set[str] = set()
     for store in _stores(args):
         origin = store.origin()
         if origin is None:
-            raise QgateError(f"there is no baseline in {str(store.folder)!r}: {_RECORD}")
-        update = Update(origin)
+            raise QgateError(_missing(store.folder))
+        update = baselines.Update(origin)
         for mode, accepted in store.accepted_of(store.modes()).items():
             held.add(mode)
-            named = _asked(mode, args.mode) if args.mode else True
-            for key in accepted.values if named else ():
+            for key in accepted.values if _asked(mode, args.mode) else ():
                 update.drop(mode, key)
         if update.modes():
-            found.append((store, update))
+            updates.append((store, update))
     idle = [part for part in _parts(args.mode) if not any(_asked(mode, [part]) for mode in held)]
     if idle:
         raise QgateError(
             f"--mode {idle[0]!r} is none of the modes with accepted errors: "
             f"{', '.join(sorted(held)) or 'there are none'}. Nothing was removed."
         )
-    for store, update in found:
+    for store, update in updates:
         for mode in update.modes():
-            what = "would go" if args.dry_run else "removed"
-            count = len(update.drops[mode])
-            print(f"{store.model}: mode {mode}: {count} accepted errors {what}")
+            verb = "would go" if args.dry_run else "removed"
+            print(f"{store.model}: mode {mode}: {len(update.drops[mode])} accepted errors {verb}")
         if not args.dry_run:
             store.commit(update)
     return 0
 
 
-def _tidy(args: argparse.Namespace) -> None:
-    """Remove what updates that were cut off have left."""
-    for store in _stores(args):
-        for name in store.tidy():
-            print(f"{store.model}: {name}: the rest of an update that was cut off removed")
-
-
 def _prune_unused(args: argparse.Namespace) -> int:
-    from qgate.baselines import Update, unused
-    from qgate.results import measured_places, read
-
-    header, records = read(args.results)
+    header, records = results.read(args.results)
     if not header.get("complete"):
         raise QgateError(
             f"{str(args.results)!r} is of a run that left something out (-k, --layers, a node, an "
             "error): what it did not measure may be used. Run `pytest suites` whole."
         )
-    measured = measured_places(records)
+    measured = results.measured_sites(records)
     if records.torn:
         raise QgateError(f"{records.torn} Run `pytest suites` again, whole.")
     removed = 0
     for store in _stores(args):
-        origin = store.origin()
-        titles = measured.get(store.model, {})
-        wanted = {k: v for k, v in titles.items() if not args.mode or _asked(k, args.mode)}
+        origin, titles = store.origin(), measured.get(store.model, {})
+        wanted = {mode: keys for mode, keys in titles.items() if _asked(mode, args.mode)}
         if origin is None or not wanted:
             continue
-        update = Update(origin)
-        for mode, keys in unused(store, wanted).items():
+        update = baselines.Update(origin)
+        for mode, keys in baselines.unused(store, wanted).items():
             for key in keys:
                 update.drop(mode, key)
-        for change in (store.preview if args.dry_run else store.commit)(update):
-            print(f"{store.model}: {change}")
-            removed += 1
+        removed += _changed(store, update, dry=args.dry_run)
     verb = "would go" if args.dry_run else "removed"
     print(f"{removed} accepted errors {verb}" if removed else "nothing is unused")
     return 0
 
 
-# unlock ----------------------------------------------------------------------------------------
+def _changed(store: baselines.Store, update: baselines.Update, *, dry: bool) -> int:
+    """Commit an update, or only look at it; print and count what changes."""
+    changes = (store.preview if dry else store.commit)(update)
+    for change in changes:
+        print(f"{store.model}: {change}")
+    return len(changes)
 
 
 def _unlock(args: argparse.Namespace) -> int:
-    from qgate.baselines import Store
-
     if not args.model:
         raise QgateError("say whose lock goes: --model NAME.")
     for name in args.model:
-        holder = Store(args.baselines, name).files.unlock()
+        holder = baselines.Store(args.baselines, name).files.unlock()
         print(f"{name}: the lock of {holder} removed" if holder else f"{name}: nobody has a lock")
+    return 0
+
+
+# migrate ---------------------------------------------------------------------------------------
+
+
+def _migrate(args: argparse.Namespace) -> int:
+    for store in _stores(args):
+        count, renewed = store.copy_to(location_of(args.to)) if args.to else store.migrate()
+        where = f" to {args.to}" if args.to else ""
+        for sentence in renewed:
+            print(f"{store.model}: {sentence}")
+        if count or not renewed:
+            what = f"{count} files migrated{where}" if count else "nothing to migrate"
+            print(f"{store.model}: {what}")
     return 0
 
 
@@ -274,61 +286,53 @@ def _unlock(args: argparse.Namespace) -> int:
 
 
 def _accept(args: argparse.Namespace) -> int:
-    from qgate.baselines import Store, read_candidates
-
     folder = _candidate_folder(args.folder)
-    candidates = [
-        each
-        for each in read_candidates(folder)
-        if (not args.mode or _asked(each.mode, args.mode))
-        and (not args.model or each.origin.model in args.model)
-    ]
-    if not candidates:
+    by_model: dict[str, list[baselines.Candidate]] = {}
+    for candidate in baselines.read_candidates(folder):
+        model = candidate.origin.model
+        if _asked(candidate.mode, args.mode) and (not args.model or model in args.model):
+            by_model.setdefault(model, []).append(candidate)
+    if not by_model:
         asked = " of the modes and models asked for" if args.mode or args.model else ""
         raise QgateError(f"there are no candidates{asked} in {str(folder)!r}.")
-    by_model: dict[str, list[Candidate]] = {}
-    for candidate in candidates:
-        by_model.setdefault(candidate.origin.model, []).append(candidate)
-    refused: list[str] = []
-    changed = 0
-    for model, found in by_model.items():
-        count, said = _accepted(Store(args.baselines, model), found, args.dry_run)
+    changed, refused = 0, []
+    for model, candidates in by_model.items():
+        store = baselines.Store(args.baselines, model)
+        count, reasons = _accepted(store, candidates, args.dry_run, args.accept_plan)
         changed += count
-        refused += [f"{model}: {sentence}" for sentence in said]
+        refused += [f"{model}: {reason}" for reason in reasons]
     for sentence in refused:
         print(f"refused: {sentence}", file=sys.stderr)
     verb = "would change" if args.dry_run else "changed"
-    print(f"{changed} entries {verb}, {len(refused)} of {len(candidates)} candidates refused")
+    total = sum(map(len, by_model.values()))
+    print(f"{changed} entries {verb}, {len(refused)} of {total} candidates refused")
     return 1 if refused else 0
 
 
 def _candidate_folder(path: Path) -> Path:
-    """The candidates meant by their folder, by the one above it, or by the results in that."""
+    """Return the folder meant by itself, by the one above it, or by the results in that."""
     if path.suffix == ".zip":
         return path
-    if path.is_file():
-        path = path.parent
+    path = path.parent if path.is_file() else path
     inside = path / "candidates"
     return inside if inside.is_dir() or path == Path("qgate-out") else path
 
 
-def _accepted(store: Store, candidates: list[Candidate], dry: bool) -> tuple[int, list[str]]:
-    """How many entries change, and what is refused."""
-    from qgate.baselines import update_of
-
-    recorded = store.origin()
-    if recorded is None and candidates[0].origin.is_collected:
-        recorded = candidates[0].origin
+def _accepted(
+    store: baselines.Store, candidates: list[baselines.Candidate], dry: bool, accept_plan: bool
+) -> tuple[int, list[str]]:
+    """Accept candidates of a model; how many entries change, and what is refused."""
+    origin = candidates[0].origin
+    recorded = store.origin() or (origin if origin.is_collected else None)
     if recorded is None:
-        why = f"there is no baseline in {str(store.folder)!r} to accept errors against: {_RECORD}"
+        why = _missing(store.folder, " to accept errors against")
         return 0, [f"{each.source} (mode {each.mode}): {why}" for each in candidates]
-    update, refused = update_of(recorded, candidates)
+    accepted = {} if accept_plan else store.accepted_of({each.mode for each in candidates})
+    update, refused = baselines.update_of(recorded, candidates, accepted)
     for commit in dict.fromkeys(each.origin.commit for each in candidates):
         print(f"{store.model}: measured at commit {(commit or 'unknown')[:12]}")
-    lines = [str(change) for change in (store.preview if dry else store.commit)(update)]
-    for line in lines:
-        print(f"{store.model}: {line}")
-    same = Counter(each.mode for each in candidates)
-    if not lines and not refused:
-        print(f"{store.model}: {', '.join(sorted(same))}: all of it is accepted already")
-    return len(lines), refused
+    changed = _changed(store, update, dry=dry)
+    if not changed and not refused:
+        modes = ", ".join(sorted({each.mode for each in candidates}))
+        print(f"{store.model}: {modes}: all of it is accepted already")
+    return changed, refused

@@ -3,7 +3,7 @@
   qgate calibrate --model mamba:checkpoint --calibration scales.json
   qgate calibrate --calib-samples 128 --percentile-alpha 0.9999
 
-The file knows which weights, samples and settings it is of; with others it is refused.
+The file records its weights, samples and settings, and is refused for others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from qgate.cli._model_options import CalibrationBar, add_model_options, setup_of
+from qgate.cli._model_options import add_model_options, setup_of
+from qgate.cli._progress import progress
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,15 +23,15 @@ def run(args: argparse.Namespace) -> int:
     from tabulate import tabulate
 
     args.calibration = args.calibration or Path("calibration.json")
-    there = args.calibration.exists()
+    is_kept = args.calibration.exists()
     setup = setup_of(args)
     model = setup.load()
-    with CalibrationBar() as bar:
-        made = setup.calibrate(model, bar)
+    with progress("samples") as step:
+        calibration = setup.calibrate(model, step)
     rows = [
-        [site, f"{entry.scale:.6g}", f"{entry.range:.4g}", made.origin(site)]
-        for site, entry in made.scales.items()
+        [site, f"{entry.scale:.6g}", f"{entry.range:.4g}", calibration.origin(site)]
+        for site, entry in calibration.scales.items()
     ]
     print(tabulate(rows, headers=["site", "scale", "range", "origin"], disable_numparse=True))
-    print(f"\n{args.calibration} " + ("fits and was kept as it is" if there else "written"))
+    print(f"\n{args.calibration} " + ("fits and was kept as it is" if is_kept else "written"))
     return 0

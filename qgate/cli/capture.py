@@ -51,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.pipeline.layer_captures import capture_modes
+    from qgate.gate.measuring.layer_captures import capture_modes
 
     dumps = capture_modes(
         setup_of(args),
@@ -72,7 +72,7 @@ def _say(text: str) -> None:
 
 
 def _step(done: int, total: int) -> None:
-    """A line that is written over, on terminals only."""
+    """Write a line over the last one, on terminals only."""
     if sys.stderr.isatty():
         end = "\r\x1b[K" if done == total else ""
         print(f"\r  sample {done} of {total}{end}", end="", file=sys.stderr, flush=True)

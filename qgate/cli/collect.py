@@ -6,7 +6,7 @@
   torchrun --nproc-per-node 2 -m qgate collect --dir dump -- train.py
 
 The first model that runs is collected. The dump may be a URL, as s3://bucket/run: shards are put
-there when they are full. The switches of other collectors are read where an option
+there when they are full. The variables of Megatron-LM's tensor saver apply where an option
 does not say otherwise: TENSOR_SAVE_DIR, CUSTOM_QUANT_TYPE, TENSOR_SAVER_ITERATION, CONTROL_ITER,
 CURRENT_SAMPLE_IDX; TENSOR_SAVE_ENABLED=false runs the program alone.
 """
@@ -55,24 +55,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from qgate.collecting import FirstModel
-    from qgate.collecting.starting import collect, enabled, settings_of
-    from qgate.dumps.begin import check_store
+    from qgate.collecting.starting import collect, is_enabled, say_on_stderr, settings_of
+    from qgate.dumps.layout import check_store
 
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if not program or program == ["-m"]:
         raise QgateError("say what to run: qgate collect --dir dump -- train.py, or -- -m MODULE.")
     if program[0] != "-m" and not Path(program[0]).is_file():
-        what = "is a folder" if Path(program[0]).is_dir() else "is not there"
-        raise QgateError(f"{program[0]!r} {what}; name the Python file to run, or -m MODULE.")
-    if "TENSOR_SAVE_ENABLED" in os.environ and not enabled(os.environ):
-        _say("TENSOR_SAVE_ENABLED is off: nothing is collected")
+        problem = "is a folder" if Path(program[0]).is_dir() else "is not there"
+        raise QgateError(f"{program[0]!r} {problem}; name the Python file to run, or -m MODULE.")
+    if "TENSOR_SAVE_ENABLED" in os.environ and not is_enabled(os.environ):
+        say_on_stderr("TENSOR_SAVE_ENABLED is off: nothing is collected")
         with _watching(args.watch_underflow):
             return _run(program)
-    told = {**settings_of(os.environ), "say": _say, **_settings(args)}
-    folder = told.pop("folder")
+    settings = {**settings_of(os.environ), "say": say_on_stderr, **_settings(args)}
+    folder = settings.pop("folder")
 
     def make(model: nn.Module) -> Collector:
-        return collect(model, folder, **told)
+        return collect(model, folder, **settings)
 
     check_store(folder)
     watch = FirstModel(make)
@@ -88,25 +88,22 @@ def run(args: argparse.Namespace) -> int:
         _stop(watch.collector, f"exit {status}")
     elif watch.collector is not None:
         watch.collector.close()
-    elif not watch.left_alone:
+    elif not watch.found_collector:
         raise QgateError(f"nothing was collected: in {program[0]} no model ran that has {watch}.")
     return status
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of `collect` that options set."""
-    found: dict[str, Any] = {
+    """Return the arguments of `collect` that options set."""
+    names = ("sites", "iterations", "first_iteration", "samples", "sample", "quant_type", "level",
+             "dtype", "attention_weights", "existing")  # fmt: skip
+    settings = {name: getattr(args, name) for name in names} | {
         "folder": args.dir,
-        "sites": args.sites,
         "phases": args.phases and tuple(args.phases.split(",")),
         "ranks": args.ranks and _ranks(args.ranks),
-        "counted": args.counted and _counted(args.counted),
+        "counted": int(args.counted) if (args.counted or "").isdecimal() else args.counted,
     }
-    for name in ("iterations", "first_iteration", "samples", "sample", "quant_type", "level"):
-        found[name] = getattr(args, name)
-    for name in ("dtype", "attention_weights", "existing"):
-        found[name] = getattr(args, name)
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _ranks(text: str) -> str | list[int]:
@@ -114,12 +111,8 @@ def _ranks(text: str) -> str | list[int]:
     return [int(part) for part in parts] if all(map(str.isdecimal, parts)) else text
 
 
-def _counted(text: str) -> str | int:
-    return int(text) if text.isdecimal() else text
-
-
 def _run(program: list[str]) -> int:
-    """The exit status of a program that runs in this process, as `python` would run it."""
+    """Run a program in this process, as `python` would, and return its exit status."""
     before, path = sys.argv, list(sys.path)
     try:
         if program[0] == "-m":
@@ -136,7 +129,7 @@ def _run(program: list[str]) -> int:
             print(end.code, file=sys.stderr)
             return 1
         return int(end.code or 0)
-    except QgateError:  # a refused folder: a sentence, and no place in the program
+    except QgateError:  # a refused folder: its message is enough, without a traceback
         raise
     except SyntaxError as error:
         if error.lineno is None:
@@ -152,14 +145,14 @@ def _run(program: list[str]) -> int:
 
 
 def _check_module(name: str) -> None:
-    """Refuse a module that is not there; one that fails has its traceback."""
+    """Refuse a module that does not exist; one that fails to import shows its traceback."""
     try:
-        known = importlib.util.find_spec(name) is not None
+        exists = importlib.util.find_spec(name) is not None
     except ModuleNotFoundError as error:
-        known = not f"{name}.".startswith(f"{error.name}.")
+        exists = not f"{name}.".startswith(f"{error.name}.")
     except ValueError:
-        known = False
-    if not known:
+        exists = False
+    if not exists:
         raise QgateError(
             f"there is no module {name!r} to run; `python -m {name}` has to work here. A file "
             "needs no -m."
@@ -167,11 +160,12 @@ def _check_module(name: str) -> None:
 
 
 @contextlib.contextmanager
-def _watching(wanted: bool) -> Iterator[None]:
-    """Say what quantization lost at the lower end of its formats when the program has ended."""
-    if not wanted:
+def _watching(is_on: bool) -> Iterator[None]:
+    """Print at the end what quantization lost below the smallest normal number of its formats."""
+    if not is_on:
         yield
         return
+    from qgate.collecting.starting import say_on_stderr
     from qgate.sweeps.underflow import watch_underflow
 
     with watch_underflow(lambda _text: None) as watch:
@@ -179,14 +173,10 @@ def _watching(wanted: bool) -> Iterator[None]:
             yield
         finally:
             for line in watch.lines():
-                _say(line)
+                say_on_stderr(line)
 
 
 def _stop(collector: Collector | None, why: str) -> None:
     if collector is not None:
         collector.stop(why)
         collector.wait()
-
-
-def _say(text: str) -> None:
-    print(f"qgate collect: {text}", file=sys.stderr, flush=True)

@@ -73,8 +73,8 @@ def _all(args: argparse.Namespace) -> int:
         print("\n".join(summary_lines(records)))
         print(f"\nSaved to {args.output_dir / 'comparisons'}")
     if refused:
-        others = f" (and {len(refused) - 1} more modes)" if len(refused) > 1 else ""
-        raise QgateError(f"{refused[0]}{others}")
+        more = f" (and {len(refused) - 1} more modes)" if len(refused) > 1 else ""
+        raise QgateError(f"{refused[0]}{more}")
     if not records:
         print(
             f"nothing was compared: only the reference {args.reference} is in "

@@ -4,7 +4,7 @@
   qgate draw RUN_A RUN_B --compare hifp8,mxfp8 --jobs 2
   qgate draw DIR --format fp8_e4m3,mxfp4 --layer 3 --name 'grad_*'
 
-DIR is what `qgate.collect` wrote, or a folder of the known collector as it is, by its path or URL;
+DIR is a dump that `qgate.collect` wrote, or a folder of megatron-tensor-saver, by its path or URL;
 several are drawn as one. Open index.html in the output folder; tensor_stats.txt and
 statistics/*.csv have the numbers, analysis.json all of it: `qgate draw draw/analysis.json` draws it
 again, without the dump. OUT may be a URL, too.
@@ -14,14 +14,13 @@ Exit status: 0, also where tensors are bad; `pytest suites --dump DIR` is the ga
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from qgate.cli._dump_selection import add_selection, wanted_of
-from qgate.cli._numbers import from_one
+from qgate.cli._dump_selection import add_selection, selected_fields
 from qgate.cli._progress import progress
-from qgate.cli._workers import add_workers, workers_from
+from qgate.cli._workers import add_workers, from_one, workers_from
 from qgate.errors import QgateError
-from qgate.storage.places import place_of
+from qgate.storage.locations import location_of
 
 if TYPE_CHECKING:
     from qgate.drawing.compute import DrawingRequest
@@ -38,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_analysis(parser: argparse.ArgumentParser) -> None:
-    """The options of an analysis, for every command that makes one."""
+    """Add the options of an analysis, for every command that makes one."""
     add = parser.add_argument
     add("--format", action="append", metavar="F", help="formats whose losses are measured: F,F")
     add("--compare", metavar="A,B", help="two quant types of the dump, or two formats")
@@ -48,45 +47,38 @@ def add_analysis(parser: argparse.ArgumentParser) -> None:
     add_workers(parser)
 
 
-def asked_of(args: argparse.Namespace, most: int | None, tensors: int | None) -> DrawingRequest:
-    """The options as an analysis takes them."""
-    from qgate.drawing.compute import DrawingRequest
+def _request(args: argparse.Namespace, most: int | None, tensors: int | None) -> DrawingRequest:
+    from qgate.drawing.compute import FORMATS, DrawingRequest
 
-    told: dict[str, Any] = {}
-    if args.format:
-        told["formats"] = tuple(name for given in args.format for name in given.split(",") if name)
+    formats = tuple(name for names in args.format or () for name in names.split(",") if name)
+    compare = None
     if args.compare is not None:
-        names = tuple(part.strip() for part in args.compare.split(","))
-        if len(names) != 2 or not all(names):
+        first, _, second = map(str.strip, args.compare.partition(","))
+        if not (first and second) or "," in second:
             raise QgateError(f"--compare {args.compare!r}: give two names, as in hifp8,mxfp8.")
-        told["compare"] = names
+        compare = first, second
     return DrawingRequest(
-        rows=args.rows,
-        seed=args.seed,
-        workers=workers_from(args),
-        most=most,
-        tensors=tensors,
-        wanted=wanted_of(args),
-        **told,
-    )
+        formats=formats if args.format else FORMATS, compare=compare, fields=selected_fields(args),
+        rows=args.rows, most=most, tensors=tensors, seed=args.seed, workers=workers_from(args),
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     from qgate.drawing.files import check_folder, draw_analysis
-    from qgate.drawing.skipping import skipped
-    from qgate.drawing.texts import findings, said_of
+    from qgate.drawing.findings import findings_of
+    from qgate.drawing.texts import finding_lines, skipped_lines
 
-    folder = place_of(args.output_dir)
+    folder = location_of(args.output_dir)
     check_folder(folder)
     analysis = analysis_of(args)
-    said = said_of(analysis)
+    findings = findings_of(analysis)
     with progress("pictures") as step:
         written = draw_analysis(
-            analysis, folder, workers_from(args), not args.no_plots, step, said=said
+            analysis, folder, workers_from(args), not args.no_plots, step, findings=findings
         )
-    for line in findings(said):
+    for line in finding_lines(findings):
         print(line)
-    for line in skipped(analysis, written, plots=not args.no_plots):
+    for line in skipped_lines(analysis, written, plots=not args.no_plots):
         print(f"skipped {line}")
     pictures = sum(path.suffix == ".png" for path in written)
     print(f"{len(analysis['tensors'])} tensors, {pictures} pictures: "
@@ -97,14 +89,14 @@ def run(args: argparse.Namespace) -> int:
 def analysis_of(
     args: argparse.Namespace, most: int | None = None, tensors: int | None = None
 ) -> DumpAnalysis:
-    """Of the dumps that were named, or of a record that was kept."""
-    first = place_of(args.folders[0])
+    """Analyze the dumps in the arguments, or read the record of an earlier analysis."""
+    first = location_of(args.folders[0])
     if len(args.folders) == 1 and first.suffix == ".json" and first.is_file():
         from qgate.drawing.reading import read_analysis
 
         return read_analysis(first)
     from qgate.drawing.compute import analyze_dump
 
-    asked = asked_of(args, most, tensors)
+    request = _request(args, most, tensors)
     with progress("tensors") as step:
-        return analyze_dump(*args.folders, asked=asked, step=step)
+        return analyze_dump(*args.folders, request=request, step=step)

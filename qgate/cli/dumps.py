@@ -5,10 +5,10 @@
   qgate dumps verify DIR                     a problem per line; exit status 1 if there is one
   qgate dumps compare A B --relative-mse 1e-4
   qgate dumps merge A B --output OUT         ranks of several folders into one
-  qgate dumps export DIR --output FOLDER     flat .pt files as the known collector writes them
+  qgate dumps export DIR --output FOLDER     flat .pt files as megatron-tensor-saver writes them
   qgate dumps watch DIR --expect 100 --timeout 600
 
-DIR is what `qgate.collect` wrote, or a folder of the known collector as it is: a path, or a URL as
+DIR is a dump that `qgate.collect` wrote, or a folder of megatron-tensor-saver: a path, or a URL as
 in s3://bucket/run. OUT and FOLDER may be URLs too.
 """
 
@@ -19,14 +19,14 @@ import itertools
 import json
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from qgate.cli._dump_selection import add_selection, wanted_of
-from qgate.cli._numbers import from_one
+from qgate.cli._dump_selection import add_selection, selected_fields
+from qgate.cli._dump_texts import comparison_lines, note_lines, record_table, total_lines
 from qgate.cli._progress import progress
-from qgate.cli._workers import add_workers, workers_from
+from qgate.cli._workers import add_workers, from_one, workers_from
 from qgate.errors import QgateError
 from qgate.text import for_terminal, one_line
 
@@ -38,10 +38,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     listing = verbs.add_parser("ls", help="the records, one per row")
     info = verbs.add_parser("info", help="totals, sizes, what is missing")
-    verify = verbs.add_parser("verify", help="whether all tensors are what was written")
-    compare = verbs.add_parser("compare", help="what differs first between two dumps, how much")
+    verify = verbs.add_parser("verify", help="prove that all tensors are as they were written")
+    compare = verbs.add_parser(
+        "compare", help="find the first difference of two dumps, and the worst"
+    )
     merge = verbs.add_parser("merge", help="put ranks of several folders into one")
-    export = verbs.add_parser("export", help="write .pt files as the known collector does")
+    export = verbs.add_parser("export", help="write .pt files as megatron-tensor-saver does")
     watch = verbs.add_parser("watch", help="follow a collection until its records are there")
     for verb in (listing, info, verify, export, watch):
         verb.add_argument("folder", metavar="DIR")
@@ -90,55 +92,47 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _selected(dump: Dump, args: argparse.Namespace) -> Iterator[Record]:
-    """The records asked for, one by one; none at all is an error that says what there is."""
-    from qgate.dumps import Seen, check_fields, is_wanted
+    """Select records; a selection that none matches is an error that names what exists."""
+    from qgate.dumps import RecordSelection
 
-    wanted = check_fields(wanted_of(args))
-    seen, none = Seen(wanted), True
-    for record in dump.records():
-        seen.add(record)
-        if is_wanted(record, wanted):
-            none = False
-            yield record
-    seen.check()
-    if wanted and none:
-        asked = ", ".join(f"{name} {value}" for name, value in wanted_of(args).items())
-        raise QgateError(f"no record of {str(dump.folder)!r} has all of {asked}.")
+    selection = RecordSelection(selected_fields(args))
+    yield from filter(selection.count, dump.records())
+    selection.check(repr(str(dump.folder)))
 
 
-def _check_selection(dump: Dump, args: argparse.Namespace) -> None:
-    deque(_selected(dump, args), maxlen=0)
+def _say(text: str, **options: Any) -> None:
+    """Print a text that may have names of other people's files in it."""
+    print(for_terminal(text), **options)
 
 
-def _say(text: str, **how: Any) -> None:
-    """Names are of other people's files."""
-    print(for_terminal(text), **how)
+def _say_notes(notes: list[str]) -> None:
+    if notes:
+        _say("\n".join(note_lines(notes)))
 
 
-def _print_json(told: object) -> None:
-    """JSON has no NaN and no infinities: they are texts."""
-    from qgate.dumps.records import plain
+def _print_json(content: object) -> None:
+    """Print JSON, with NaN and infinities, which it lacks, as texts.
 
-    print(json.dumps(plain(told), indent=1, allow_nan=False))
-
-
-def _print_long_json(told: Mapping[str, object]) -> None:
-    """The same text part by part: of each iterator, one value after the other."""
-    from qgate.dumps.records import plain
+    Values of an object that are iterators are printed one item after the other.
+    """
+    from qgate.dumps.record import plain
 
     encode = json.JSONEncoder(indent=1, allow_nan=False).encode
 
     def indented(value: object, depth: int) -> str:
         return encode(plain(value)).replace("\n", "\n" + depth * " ")
 
+    if not isinstance(content, Mapping):
+        print(indented(content, 0))
+        return
     end = "{"
-    for name, value in told.items():
+    for name, value in content.items():
         print(f"{end}\n {encode(name)}: ", end="")
         end = ","
         if isinstance(value, Iterator):
             begin = "["
-            for each in value:
-                print(f"{begin}\n  {indented(each, 2)}", end="")
+            for item in value:
+                print(f"{begin}\n  {indented(item, 2)}", end="")
                 begin = ","
             print("[]" if begin == "[" else "\n ]", end="")
         else:
@@ -150,61 +144,56 @@ def _print_long_json(told: Mapping[str, object]) -> None:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from qgate.cli._dump_texts import note_lines, record_table
     from qgate.dumps import Dump
 
     dump = Dump.open(args.folder)
-    found = _selected(dump, args)
+    records = _selected(dump, args)
     if args.json:
-        _print_json([record.to_dict() for record in found])
+        _print_json([record.to_dict() for record in records])
         return 0
-    shown = list(itertools.islice(found, args.limit))
-    _say("\n".join(record_table(shown, sum(1 for _ in found))))
-    _say("\n".join(note_lines(dump.notes())), end="\n" if dump.notes() else "")
+    first = list(itertools.islice(records, args.limit))
+    _say("\n".join(record_table(first, sum(1 for _ in records))))
+    _say_notes(dump.notes())
     return 0
 
 
 def _info(args: argparse.Namespace) -> int:
-    from qgate.cli._dump_texts import total_lines
     from qgate.dumps import Dump, totals
 
-    told = totals(Dump.open(args.folder))
+    sums = totals(Dump.open(args.folder))
     if args.json:
-        _print_json(told)
+        _print_json(sums)
     else:
-        _say("\n".join(total_lines(told)))
+        _say("\n".join(total_lines(sums)))
     return 0
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from qgate.cli._dump_texts import note_lines
     from qgate.dumps import Dump
-    from qgate.dumps.worker_verifying import Proof
+    from qgate.dumps.verifying import Verification
 
-    proof = Proof(Dump.open(args.folder).folder, workers_from(args))
-    found = 0
+    verification = Verification(Dump.open(args.folder).folder, workers_from(args))
+    problems = 0
     with progress("records") as step:
-        for problem in proof.problems(step):
+        for problem in verification.problems(step):
             _say(one_line(problem), flush=True)
-            found += 1
-    if not proof.records and not found:
+            problems += 1
+    if not verification.records and not problems:
         raise QgateError(f"{str(args.folder)!r} has no records: nothing was verified.")
-    if not found:
-        proved = [f"{number} {what}" for what, number in proof.hashed.items() if number]
+    if not problems:
+        proved = [f"{number} {kind}" for kind, number in verification.hashed.items() if number]
         values = f"{' and '.join(proved)} are what was written"
         if not proved:
             values = "their files can be read, and have no hashes to prove them by"
-        _say(f"{proof.records} records in {args.folder}: {values}")
-    notes = proof.notes()
-    _say("\n".join(note_lines(notes)), end="\n" if notes else "")
-    return 1 if found else 0
+        _say(f"{verification.records} records in {args.folder}: {values}")
+    _say_notes(verification.notes())
+    return 1 if problems else 0
 
 
 # compare ---------------------------------------------------------------------------------------
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from qgate.cli._dump_texts import comparison_lines
     from qgate.comparing.dump_comparison import compare_dumps
     from qgate.comparing.pairing import rule_of
     from qgate.dumps import Dump
@@ -213,19 +202,23 @@ def _compare(args: argparse.Namespace) -> int:
     dumps = Dump.open(args.actual), Dump.open(args.reference)
     rule = rule_of(*(_selected(dump, args) for dump in dumps))
     workers = workers_from(args)
-    elsewhere = None if workers == Workers() else workers
-    found = compare_dumps(*dumps, rule=rule, workers=elsewhere, **wanted_of(args))
-    reasons = found.reasons(args.relative_mse, unpaired=args.allow_unpaired)
+    comparison = compare_dumps(
+        *dumps,
+        rule=rule,
+        workers=None if workers == Workers() else workers,
+        **selected_fields(args),
+    )
+    reasons = comparison.reasons(args.relative_mse, unpaired=args.allow_unpaired)
     if args.json:
-        _print_long_json(
+        _print_json(
             {
                 "passed": not reasons,
                 "reasons": reasons,
-                "first": found.first and found.first.to_dict(),
-                "pairs": (each.to_dict() for each in found.pairs),
-                "only_actual": (record.to_dict() for record in found.only_actual),
-                "only_reference": (record.to_dict() for record in found.only_reference),
-                "notes": iter(found.notes),
+                "first": comparison.first and comparison.first.to_dict(),
+                "pairs": (pair.to_dict() for pair in comparison.pairs),
+                "only_actual": (record.to_dict() for record in comparison.only_actual),
+                "only_reference": (record.to_dict() for record in comparison.only_reference),
+                "notes": iter(comparison.notes),
             }
         )
         return 1 if reasons else 0
@@ -234,7 +227,7 @@ def _compare(args: argparse.Namespace) -> int:
     elif args.relative_mse is not None:
         _say(f"passed: every relative_mse is at most {args.relative_mse:g}")
     names = str(args.actual), str(args.reference)
-    _say("\n".join(comparison_lines(found, names, args.limit)))
+    _say("\n".join(comparison_lines(comparison, names, args.limit)))
     return 1 if reasons else 0
 
 
@@ -242,30 +235,27 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _merge(args: argparse.Namespace) -> int:
-    from qgate.cli._dump_texts import note_lines
-    from qgate.dumps.worker_merging import merge_on
+    from qgate.dumps import merge_dumps
 
     with progress("ranks") as step:
-        merged = merge_on(workers_from(args), args.folders, args.output, step)
+        merged = merge_dumps(args.folders, args.output, workers_from(args), step)
     same = f", {merged.same} of them in several folders" if merged.same else ""
     _say(f"{args.output}: {merged.records} records of {merged.ranks} ranks{same}")
     notes = [f"missing: {text}" for text in merged.missing]
     if merged.missing_count > len(notes):
         notes.append(f"missing: {merged.missing_count - len(notes)} more")
-    _say("\n".join(note_lines(notes)), end="\n" if notes else "")
+    _say_notes(notes)
     return 0
 
 
 def _export(args: argparse.Namespace) -> int:
-    from qgate.cli._dump_texts import note_lines
     from qgate.dumps import Dump, export_dump
 
     dump = Dump.open(args.folder)
-    _check_selection(dump, args)
+    deque(_selected(dump, args), maxlen=0)  # refuses before anything is written
     done = export_dump(dump, args.output, _selected(dump, args))
     _say(f"{args.output}: {done.files} files")
-    notes = [f"no values were kept of {title}" for title in done.without_values]
-    _say("\n".join(note_lines(notes)), end="\n" if notes else "")
+    _say_notes([f"no values were kept of {title}" for title in done.without_values])
     if not done.files:
         _say("nothing was written: no record has values", file=sys.stderr)
     return 0 if done.files else 1
@@ -275,28 +265,25 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _watch(args: argparse.Namespace) -> int:
-    from qgate.cli._dump_texts import note_lines
     from qgate.dumps import Follower
 
     follower = Follower(args.folder)
     end = time.monotonic() + args.timeout
-    came: dict[str, int] = {}
+    arrivals: Counter[str] = Counter()
     while True:
-        # More than was expected may come at once: it is counted no further.
-        for record in itertools.islice(follower.poll(), args.expect - sum(came.values())):
-            _say(f"{sum(came.values()) + 1}/{args.expect} {one_line(record.title)}", flush=True)
-            kind = f"{record.layer_type} {record.operation}"
-            came[kind] = came.get(kind, 0) + 1
-        count = sum(came.values())
+        # More records than expected may come at once; those are not counted.
+        for record in itertools.islice(follower.poll(), args.expect - arrivals.total()):
+            _say(f"{arrivals.total() + 1}/{args.expect} {one_line(record.title)}", flush=True)
+            arrivals[f"{record.layer_type} {record.operation}"] += 1
+        count = arrivals.total()
         if count >= args.expect or follower.ended or time.monotonic() >= end:
             break
         time.sleep(min(follower.pause_s, max(0.0, end - time.monotonic())))
-    what = ", ".join(f"{number} {kind}" for kind, number in came.items()) or "nothing"
+    kinds = ", ".join(f"{number} {kind}" for kind, number in arrivals.items()) or "nothing"
     if count >= args.expect:
-        _say(f"{count} records are there: {what}")
+        _say(f"{count} records are there: {kinds}")
         return 0
-    why = "the collection has ended" if follower.ended else f"{args.timeout:g} s are over"
-    _say(f"{why}: {count} of {args.expect} records came: {what}")
-    notes = follower.unreadable
-    _say("\n".join(note_lines(notes)), end="\n" if notes else "")
+    reason = "the collection has ended" if follower.ended else f"{args.timeout:g} s are over"
+    _say(f"{reason}: {count} of {args.expect} records came: {kinds}")
+    _say_notes(follower.unreadable)
     return 1

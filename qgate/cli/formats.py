@@ -14,8 +14,14 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qgate.cli._loading import LateModule
+from qgate.errors import QgateError
+
 if TYPE_CHECKING:
-    from qgate.formats import ElementFormat, Format
+    from qgate import formats
+    from qgate.charts import formats as charts
+else:
+    formats, charts = LateModule("qgate.formats"), LateModule("qgate.charts.formats")
 
 _PER_ROW = 8
 
@@ -28,9 +34,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate import formats
-    from qgate.errors import QgateError
-
     if args.name is None:
         if args.plot is not None:
             raise QgateError(f"--plot {args.plot} needs a format: qgate formats NAME --plot FILE.")
@@ -39,9 +42,7 @@ def run(args: argparse.Namespace) -> int:
     fmt = formats.get(args.name)
     print("\n".join(describe(fmt)))
     if args.plot is not None:
-        from qgate.charts.formats import draw_values
-
-        draw_values(
+        charts.draw_values(
             args.plot,
             title=fmt.name,
             values=fmt.values(),
@@ -52,14 +53,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def table() -> str:
-    """All formats."""
+def _tabulated(rows: list[list[object]], heads: list[str], *align: str) -> str:
     from tabulate import tabulate
 
-    from qgate import formats
+    alignment = {"colalign": align} if align else {"stralign": "right"}
+    return tabulate(rows, headers=heads, disable_numparse=True, **alignment)
 
-    heads = ["name", "bits", "layout", "max", "normal", "subnormal", "block", "scale", "notes"]
-    rows = [
+
+def table() -> str:
+    """Write all formats with their figures."""
+    rows: list[list[object]] = [
         [
             fmt.name,
             fmt.bits,
@@ -73,31 +76,24 @@ def table() -> str:
         ]
         for fmt in formats.FORMATS
     ]
-    align = ("left", "right", "left", *["right"] * 4, "left", "left")
-    text = tabulate(rows, headers=heads, disable_numparse=True, colalign=align)
-    other = [
-        f"{' '.join(formats.aliases(fmt.name))} = {fmt.name}"
-        for fmt in formats.FORMATS
-        if formats.aliases(fmt.name)
-    ]
+    heads = ["name", "bits", "layout", "max", "normal", "subnormal", "block", "scale", "notes"]
+    aliases = {fmt.name: " ".join(formats.aliases(fmt.name)) for fmt in formats.FORMATS}
+    other = ", ".join(f"{names} = {name}" for name, names in aliases.items() if names)
     return "\n".join(
         [
-            text,
+            _tabulated(rows, heads, "left", "right", "left", *["right"] * 4, "left", "left"),
             "",
             "layout: bits of sign, exponent, mantissa; normal, subnormal: the smallest ones.",
             "A block format's figures are in units of its block's scale.",
-            textwrap.fill("Other names: " + ", ".join(other) + ".", 80, break_on_hyphens=False),
+            textwrap.fill(f"Other names: {other}.", 80, break_on_hyphens=False),
             "`qgate formats NAME` shows the values of one.",
         ]
     )
 
 
-def describe(fmt: Format) -> list[str]:
-    """Facts, then the values of the codes."""
-    from qgate import formats
-
-    other = formats.aliases(fmt.name)
-    lines = [f"{fmt.name}" + (f" (also {', '.join(other)})" if other else "")]
+def describe(fmt: formats.Format) -> list[str]:
+    """Write facts, then the values of the codes."""
+    other = ", ".join(formats.aliases(fmt.name))
     facts = {
         "bits": fmt.bits,
         "layout": fmt.layout,
@@ -107,66 +103,60 @@ def describe(fmt: Format) -> list[str]:
         "rounding": fmt.rounding,
         "notes": fmt.notes,
     }
+    about = [""]
     if fmt.kind == "block":
         facts |= {"block": f"{fmt.block} elements", "scale": fmt.scale}
-        lines += [f"  {key:18} {value}" for key, value in facts.items()]
-        lines += ["", *(inspect.getdoc(type(fmt)) or "").splitlines()]
-        lines += [
-            "",
-            f"values of an element, {fmt.element.name}, in units of the block's scale:",
-            "",
-        ]
-        return lines + codes(fmt.element)
-    lines += [f"  {key:18} {value}" for key, value in facts.items()]
-    return [*lines, "", *codes(fmt)]
+        about = ["", *(inspect.getdoc(type(fmt)) or "").splitlines(), ""]
+        about += [f"values of an element, {fmt.element.name}, in units of the block's scale:", ""]
+    head = f"{fmt.name}{f' (also {other})' if other else ''}"
+    lines = [head, *(f"  {key:18} {value}" for key, value in facts.items()), *about]
+    return lines + codes(fmt.element)
 
 
-def codes(fmt: ElementFormat) -> list[str]:
-    """The value of every code, or of every binade where there are thousands."""
-    from tabulate import tabulate
-
+def codes(fmt: formats.ElementFormat) -> list[str]:
+    """Write the value of every code, or of every binade where there are thousands."""
     if fmt.bits > 8:
         return binades(fmt)
     values = fmt.code_values()
     half = len(values) // 2
-    mirrored = [
-        code
-        for code in range(half)
-        if not (values[code + half] == -values[code] or math.isnan(values[code + half]))
-    ]
-    shown = half if not mirrored else len(values)
+    is_mirrored = all(
+        negative == -positive or math.isnan(negative)
+        for positive, negative in zip(values[:half], values[half:], strict=True)
+    )
+    written = half if is_mirrored else len(values)
     width = 2 if fmt.bits > 4 else 1
-    rows = [
+    rows: list[list[object]] = [
         [f"0x{start:0{width}X}", *(number(v) for v in values[start : start + _PER_ROW])]
-        for start in range(0, shown, _PER_ROW)
+        for start in range(0, written, _PER_ROW)
     ]
-    heads = ["code", *(f"+{i}" for i in range(min(_PER_ROW, shown)))]
-    lines = tabulate(rows, headers=heads, disable_numparse=True, stralign="right").splitlines()
-    if shown == half:
+    heads = ["code", *(f"+{i}" for i in range(min(_PER_ROW, written)))]
+    lines = _tabulated(rows, heads).splitlines()
+    if is_mirrored:
         single = fmt.negative_zero is None
         special = f" (0x{half:02X} is {number(values[half])})" if single else ""
         lines.append(f"\ncodes from 0x{half:0{width}X}: the same with a minus sign{special}")
     return lines
 
 
-def binades(fmt: ElementFormat) -> list[str]:
-    """Per power of two: how many values and how far apart."""
-    from tabulate import tabulate
-
-    values = fmt.magnitudes()[1:]
-    exponents = [math.frexp(v)[1] - 1 for v in values]
-    rows = []
-    for exponent in sorted(set(exponents), reverse=True):
-        first, last = exponents.index(exponent), len(exponents) - exponents[::-1].index(exponent)
-        inside = values[first:last]
-        step = number(inside[1] - inside[0]) if len(inside) > 1 else "-"
-        rows.append([f"2^{exponent}", len(inside), step, number(inside[-1])])
-    heads = ["from", "values", "step", "to"]
-    return tabulate(rows, headers=heads, disable_numparse=True, stralign="right").splitlines()
+def binades(fmt: formats.ElementFormat) -> list[str]:
+    """Write per power of two how many values there are and how far apart."""
+    inside: dict[int, list[float]] = {}
+    for value in fmt.magnitudes()[1:]:
+        inside.setdefault(math.frexp(value)[1] - 1, []).append(value)
+    rows: list[list[object]] = [
+        [
+            f"2^{exponent}",
+            len(values),
+            number(values[1] - values[0]) if len(values) > 1 else "-",
+            number(values[-1]),
+        ]
+        for exponent, values in sorted(inside.items(), reverse=True)
+    ]
+    return _tabulated(rows, ["from", "values", "step", "to"]).splitlines()
 
 
 def number(value: float) -> str:
-    """Short and exact: 448, 2^-9, 1.5*2^-10, or 3.39e+38 where that would be long."""
+    """Write a short and exact number: 448, 2^-9, 1.5*2^-10, or 3.39e+38 where that is long."""
     value = float(value)
     if not math.isfinite(value):
         return str(value).replace("inf", "Inf").replace("nan", "NaN")

@@ -6,11 +6,11 @@
   qgate init --ci github                       and a workflow that runs them; gitlab likewise
   qgate init --dry-run
 
-The example is a model with a kernel of its own, and the gates run on it at once: red while nothing
-is recorded, then green. Put your model in its place.
+The example is a model with a kernel of its own. The gates run on it at once: red while nothing is
+recorded, then green. Replace it by your model.
 
-What differs from what would be written stays as it is. --force replaces suites, as after an update
-of qgate; the example and the settings are yours and are never replaced.
+Files that differ are left alone. --force replaces suites, for example after an update of qgate; the
+example and the settings are yours and are never replaced.
 """
 
 from __future__ import annotations
@@ -20,118 +20,76 @@ import contextlib
 import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files as packaged
 from pathlib import Path
 
 from qgate.cli._ci_files import SERVICES, ci_files, ci_note
-from qgate.cli._repository import BASELINES, RepositoryFolder, inside, read_bytes
+from qgate.cli._repository import BASELINES, NewFile, RepositoryFolder, read_bytes, suites_folder
 from qgate.errors import QgateError, unknown
 from qgate.storage.files import replacing
 
 SETTINGS = "qgate.toml"
 EXAMPLE = "qgate_model.py"
 OUT = "qgate-out/"
+_CHANGES = ("written", "replaced", "extended")
+Step = tuple[str, NewFile]
+"""An action, one of `_CHANGES`, "unchanged" or "left alone", and the file."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "folder",
-        nargs="?",
-        type=Path,
-        default=Path(),
-        metavar="FOLDER",
-        help="the root of the repository (default: where you are)",
-    )
-    parser.add_argument(
-        "--into", default="suites", metavar="DIR", help="folder in it for the suites (suites)"
-    )
-    parser.add_argument(
-        "--suites",
-        action="append",
-        metavar="NAMES",
-        help=f"only these, separated by commas: {', '.join(suite_names())}",
-    )
-    parser.add_argument(
-        "--ci",
-        action="append",
-        default=[],
-        choices=SERVICES,
-        help="also what runs the gates there, with a job that refreshes baselines; repeatable",
-    )
-    parser.add_argument("--force", action="store_true", help="replace suites that differ")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be written")
+    add = parser.add_argument
+    add("folder", nargs="?", type=Path, default=Path(), metavar="FOLDER", help="the root of the "
+        "repository (default: where you are)")  # fmt: skip
+    add("--into", default="suites", metavar="DIR", help="folder in it for the suites (suites)")
+    add("--suites", action="append", metavar="NAMES", help="only these, separated by commas: "
+        f"{', '.join(suite_names())}")  # fmt: skip
+    add("--ci", action="append", default=[], choices=SERVICES, help="also files that run the "
+        "gates in this service, with a job that refreshes baselines; repeatable")  # fmt: skip
+    add("--force", action="store_true", help="replace suites that differ")
+    add("--dry-run", action="store_true", help="say what would be written")
 
 
 def run(args: argparse.Namespace) -> int:
-    place = RepositoryFolder(args.folder, inside(args.into))
+    repository = RepositoryFolder(args.folder, suites_folder(args.into))
     services = list(dict.fromkeys(args.ci))
-    folders = place.missing_folders()
-    of_ci = [file for each in services for file in ci_files(each, place.root, place.into)]
-    files = _files(place, _chosen(args.suites))
-    files += [File(each.path, each.content, each.ours) for each in of_ci]
-    for each in of_ci:
-        missing = [above for above in each.path.parents if not above.exists()]
+    folders = repository.missing_folders()
+    ci = [
+        file for service in services for file in ci_files(service, repository.root, repository.into)
+    ]
+    files = [*_files(repository, _suites_asked(args.suites)), *ci]
+    for file in ci:
+        missing = [parent for parent in file.path.parents if not parent.exists()]
         folders += [folder for folder in reversed(missing) if folder not in folders]
-    steps = [Step.of(file, args.force) for file in files]
-    notes = [*_notes(place, steps), *filter(None, (ci_note(each, place.root) for each in services))]
+    steps = [_step(file, args.force) for file in files]
+    notes = [
+        *_notes(repository, steps),
+        *filter(None, (ci_note(service, repository.root) for service in services)),
+    ]
     if not args.dry_run:
-        _write(steps, folders)
-    print(_report(steps, place.root, args.dry_run))
+        _write([file for verb, file in steps if verb in _CHANGES], folders)
+    print(_report(steps, repository.root, args.dry_run))
     for note in notes:
         print(f"\n{note}")
     if not args.dry_run:
-        print(f"\n{_next(place, [each.path for each in of_ci])}")
+        print(f"\n{_next(repository, [file.path for file in ci])}")
     return 0
 
 
-# What is to be written -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class File:
-    """A file and what is to be in it; `ours` if it stays as qgate brings it."""
-
-    path: Path
-    content: bytes
-    ours: bool = True
-
-
-@dataclass(frozen=True)
-class Step:
-    """What is done about a file: written, replaced, extended, unchanged or left alone."""
-
-    file: File
-    verb: str
-
-    @classmethod
-    def of(cls, file: File, force: bool) -> Step:
-        there = read_bytes(file.path)
-        if there is None:
-            return cls(file, "written")
-        if file.path.name == ".gitignore":
-            return _extended(file, there)
-        if there == file.content or file.path.name == "__init__.py":
-            return cls(file, "unchanged")
-        return cls(file, "replaced" if force and file.ours else "left alone")
-
-    @property
-    def changes(self) -> bool:
-        return self.verb not in ("unchanged", "left alone")
+# Files -------------------------------------------------------------------------
 
 
 def suite_names() -> list[str]:
-    """The suites that qgate brings, without `test_`."""
-    names = [each.name for each in (packaged("qgate") / "starter" / "suites").iterdir()]
+    """List the suites that qgate brings, without `test_`."""
+    names = [file.name for file in (packaged("qgate") / "starter" / "suites").iterdir()]
     return sorted(name.removeprefix("test_").removesuffix(".py.txt") for name in names)
 
 
-def _chosen(given: Sequence[str] | None) -> list[str]:
+def _suites_asked(options: Sequence[str] | None) -> list[str]:
     every = suite_names()
-    if given is None:
+    if options is None:
         return every
-    names = [part.strip() for part in ",".join(given).split(",")]
+    names = [part.strip() for part in ",".join(options).split(",")]
     names = [name.removeprefix("test_").removesuffix(".py") for name in names]
     for name in names:
         if name not in every:
@@ -139,46 +97,54 @@ def _chosen(given: Sequence[str] | None) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _files(place: RepositoryFolder, suites: Sequence[str]) -> list[File]:
-    folder = place.suites
-    found = [
-        File(folder / f"test_{name}.py", starter(f"suites/test_{name}.py.txt")) for name in suites
+def _files(repository: RepositoryFolder, suites: Sequence[str]) -> list[NewFile]:
+    sources = {f"test_{name}.py": f"suites/test_{name}.py.txt" for name in suites}
+    sources |= {name: f"{name}.txt" for name in ("__init__.py", "conftest.py", EXAMPLE)}
+    files = [
+        NewFile(repository.suites / name, starter(source), ours=name != EXAMPLE)
+        for name, source in sources.items()
     ]
-    for name in ("__init__.py", "conftest.py"):
-        found.append(File(folder / name, starter(f"{name}.txt")))
-    found.append(File(folder / EXAMPLE, starter(f"{EXAMPLE}.txt"), ours=False))
-    if not place.shares:
-        found.append(File(place.root / SETTINGS, starter(SETTINGS), ours=False))
-    return [*found, File(place.root / ".gitignore", f"{OUT}\n".encode())]
+    if not repository.has_settings:
+        files.append(NewFile(repository.root / SETTINGS, starter(SETTINGS), ours=False))
+    return [*files, NewFile(repository.root / ".gitignore", f"{OUT}\n".encode())]
 
 
 def starter(name: str) -> bytes:
-    """A file that comes with qgate, to be copied."""
+    """Read a file that comes with qgate, to be copied."""
     return (packaged("qgate") / "starter" / name).read_bytes()
 
 
-def _extended(file: File, there: bytes) -> Step:
-    """A .gitignore with one more line, unless one says it already."""
-    if any(line.strip().strip(b"/") == OUT.strip("/").encode() for line in there.splitlines()):
-        return Step(file, "unchanged")
-    end = b"\r\n" if b"\r\n" in there else b"\n"
-    gap = b"" if not there or there.endswith(b"\n") else end
+def _step(file: NewFile, force: bool) -> Step:
+    """Decide what happens to a file."""
+    before = read_bytes(file.path)
+    if before is None:
+        return "written", file
+    if file.path.name == ".gitignore":
+        return _extended(file, before)
+    if before == file.content or file.path.name == "__init__.py":
+        return "unchanged", file
+    return "replaced" if force and file.ours else "left alone", file
+
+
+def _extended(file: NewFile, before: bytes) -> Step:
+    """Add a line to a .gitignore unless it is there."""
+    if any(line.strip().strip(b"/") == OUT.strip("/").encode() for line in before.splitlines()):
+        return "unchanged", file
+    end = b"\r\n" if b"\r\n" in before else b"\n"
+    gap = b"" if not before or before.endswith(b"\n") else end
     path = file.path.resolve() if file.path.is_symlink() else file.path
-    return Step(File(path, there + gap + OUT.encode() + end), "extended")
+    return "extended", NewFile(path, before + gap + OUT.encode() + end)
 
 
-# Writing ---------------------------------------------------------------------------------------
-
-
-def _write(steps: Sequence[Step], folders: Sequence[Path]) -> None:
-    """All of it, or the repository is left as it was."""
+def _write(files: Sequence[NewFile], folders: Sequence[Path]) -> None:
+    """Write all files, or leave the repository as it was."""
     undo: list[Callable[[], object]] = []
     path = Path()
     try:
         for path in folders:
             path.mkdir()
             undo.append(path.rmdir)
-        for file in (step.file for step in steps if step.changes):
+        for file in files:
             path = file.path
             before = path.read_bytes() if path.exists() else None
             with replacing(path) as neighbor:
@@ -196,75 +162,76 @@ def _write(steps: Sequence[Step], folders: Sequence[Path]) -> None:
         ) from None
 
 
-# What is said ----------------------------------------------------------------------------------
+# Printed lines ----------------------------------------------------------------------------------
 
 
 def _report(steps: Sequence[Step], root: Path, dry: bool) -> str:
-    """The files, by what was done about them."""
+    """List the files by what happened to them."""
     lines = []
-    for verb in ("written", "replaced", "extended", "unchanged", "left alone"):
-        files = [step.file for step in steps if step.verb == verb]
-        would = "would be " if dry and files and verb in ("written", "replaced", "extended") else ""
+    for verb in (*_CHANGES, "unchanged", "left alone"):
+        files = [file for done, file in steps if done == verb]
+        would = "would be " if dry and verb in _CHANGES else ""
         lines += [f"{would}{verb}:"] * bool(files)
         for file in files:
-            inside = file.path.is_relative_to(root)
-            shown = file.path.relative_to(root).as_posix() if inside else str(file.path)
+            is_inside = file.path.is_relative_to(root)
+            name = file.path.relative_to(root).as_posix() if is_inside else str(file.path)
             hint = "differs; --force replaces it" if file.ours else "yours; remove it to renew it"
-            lines.append(f"  {shown}" + (f"  ({hint})" if verb == "left alone" else ""))
+            lines.append(f"  {name}" + (f"  ({hint})" if verb == "left alone" else ""))
     return "\n".join(lines)
 
 
-def _notes(place: RepositoryFolder, steps: Sequence[Step]) -> Iterator[str]:
-    """What in this repository gets in the way of what was written."""
-    missing = _missing_settings(place)
+def _notes(repository: RepositoryFolder, steps: Sequence[Step]) -> Iterator[str]:
+    """Name the settings of this repository that keep the suites from running."""
+    missing = _missing_settings(repository)
     if missing:
         yield "\n".join(["pyproject.toml has [tool.qgate], so put there:", *missing])
-    if any(step.file.path.name == "conftest.py" and step.verb == "left alone" for step in steps):
+    if any(file.path.name == "conftest.py" and verb == "left alone" for verb, file in steps):
         yield (
-            f"{place.into}/conftest.py is yours: let it put its folder on sys.path, so that "
+            f"{repository.into}/conftest.py is yours: let it put its folder on sys.path, so that "
             f"{EXAMPLE} is found there,\nor give the suites a folder of their own with --into."
         )
-    if place.taken:
+    if repository.conftest_options:
         theirs, ours = (
-            ", ".join(f"--{start}{name}" for name in place.taken) for start in ("", "qgate-")
+            ", ".join(f"--{start}{name}" for name in repository.conftest_options)
+            for start in ("", "qgate-")
         )
         yield f"conftest.py has {theirs} of its own; qgate's: {ours}."
-    for name, given, wanted in place.overlooked:
+    for name, value, addition in repository.hiding_settings:
         yield (
-            f"pytest is set up with {name} = {given}, which finds none of the suites: add {wanted} "
-            f"there,\nor run them as `pytest {shlex.quote(str(place.into))} -o {name}={wanted}`."
+            f"pytest is set up with {name} = {value}, which finds none of the suites: add "
+            f"{addition} there,\nor run them as `pytest {shlex.quote(str(repository.into))} -o "
+            f"{name}={addition}`."
         )
-    if place.finds_packages:
+    if repository.finds_packages:
         yield (
             f"setuptools takes every folder here for a package unless pyproject.toml says which "
-            f"are:\n  [tool.setuptools]\n  packages = [...]  # without {place.into.parts[0]} and "
-            f"{BASELINES}"
+            "are:\n  [tool.setuptools]\n  packages = [...]  # without "
+            f"{repository.into.parts[0]} and {BASELINES}"
         )
-    if place.ignored:
-        names = ", ".join(place.ignored)
+    if repository.ignored_baselines:
+        names = ", ".join(repository.ignored_baselines)
         yield f"git ignores {names}:\nadd them with --force, as below, or CI has none."
 
 
-def _missing_settings(place: RepositoryFolder) -> list[str]:
-    """The lines of the settings that a [tool.qgate] lacks; limits are the defaults."""
-    table = place.table("tool", "qgate")
+def _missing_settings(repository: RepositoryFolder) -> list[str]:
+    """Return settings that an existing [tool.qgate] lacks, without limits, which have defaults."""
+    table = repository.table("tool", "qgate")
     lines = starter(SETTINGS).decode().partition("[limits]")[0].splitlines()
     keys = {line.split(" =")[0]: line for line in lines if "=" in line}
     return [] if table is None else [f"  {keys[key]}" for key in keys if key not in table]
 
 
-def _next(place: RepositoryFolder, of_ci: Sequence[Path]) -> str:
-    """The three commands that lead to a green gate under version control."""
-    into = shlex.quote(str(place.into))
-    start = "--qgate-" if "update-baselines" in place.taken else "--"
+def _next(repository: RepositoryFolder, ci_paths: Sequence[Path]) -> str:
+    """Write the three commands that lead to a green gate under version control."""
+    into, root = shlex.quote(str(repository.into)), repository.root.resolve()
+    start = "--qgate-" if "update-baselines" in repository.conftest_options else "--"
     gates, record = f"pytest {into}", f"pytest {into} {start}update-baselines"
-    settings = "pyproject.toml" if place.shares else SETTINGS
-    force = " --force" if place.ignored else ""
-    inside = place.root.resolve()
-    more = [shlex.quote(os.path.relpath(path.resolve(), inside)) for path in of_ci]
-    there = "" if place.root.resolve() == Path.cwd() else f"  cd {shlex.quote(str(place.root))}\n"
+    settings = "pyproject.toml" if repository.has_settings else SETTINGS
+    force = " --force" if repository.ignored_baselines else ""
+    more = [shlex.quote(os.path.relpath(path.resolve(), root)) for path in ci_paths]
+    enter = "" if root == Path.cwd() else f"  cd {shlex.quote(str(repository.root))}\n"
     return (
-        f"next:\n{there}"
+        f"next:\n{enter}"
         f"  {gates:{len(record)}}  # red: nothing is recorded yet\n"
         f"  {record}  # records what is measured now, and it is green\n"
         f"  git add {' '.join([into, settings, '.gitignore', *more])} && git add{force} {BASELINES}"

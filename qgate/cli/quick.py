@@ -4,8 +4,8 @@
   qgate quick DIR --output overview.png --layer 3
   qgate quick DIR --output-dir draw                   as draw/quick_analysis.png
 
-Of large tensors only the first rows are read, and of many tensors only 500.
-`qgate draw DIR` looks at all of them.
+It reads the first rows of large tensors, and at most 500 tensors.
+`qgate draw DIR` reads all of them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING
 from qgate.cli._dump_selection import add_selection
 from qgate.cli.draw import add_analysis, analysis_of
 from qgate.errors import QgateError
-from qgate.storage.opening import folder_of
-from qgate.storage.places import check_writable, place_of
-from qgate.storage.writing import local_files
+from qgate.storage.access import folder_of, local_files
+from qgate.storage.locations import check_writable, location_of
 from qgate.text import one_line
 
 if TYPE_CHECKING:
-    from qgate.storage.places import Place
+    from qgate.storage.locations import Location
 
 _FILE = "quick_analysis.png"
 _MOST, _TENSORS = 2**14, 500
@@ -41,17 +40,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.drawing.plots.quick import draw_quick
-    from qgate.drawing.texts import findings, said_of
+    from qgate.drawing.findings import findings_of
+    from qgate.drawing.plots.pictures import picture_at
+    from qgate.drawing.texts import finding_lines
 
     output = _output(args)
     analysis = analysis_of(args, _MOST, _TENSORS)
     with local_files([output]) as (picture,):
         try:
-            draw_quick(picture, analysis)
+            picture_at(_FILE).draw(picture, analysis)
         except QgateError as error:
             raise QgateError(str(error).replace(str(picture), str(output))) from None
-    for line in findings(said_of(analysis)):
+    for line in finding_lines(findings_of(analysis)):
         print(line)
     for note in analysis["notes"]:
         print(f"note    {one_line(note)}")
@@ -59,10 +59,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _output(args: argparse.Namespace) -> Place:
-    """Return the file to draw, in a folder that is there."""
+def _output(args: argparse.Namespace) -> Location:
+    """Return the file to draw, and make its folder."""
     if args.output_dir is None:
-        output = place_of(args.output or _FILE)
+        output = location_of(args.output or _FILE)
         check_writable(output)
         if output.is_dir():
             raise QgateError(
@@ -74,7 +74,7 @@ def _output(args: argparse.Namespace) -> Place:
             f"--output {args.output!r} and --output-dir {args.output_dir!r} both say where to "
             f"draw; give one of them. A folder gets {_FILE}."
         )
-    folder = place_of(args.output_dir)
+    folder = location_of(args.output_dir)
     check_writable(folder)
     if folder.exists() and not folder.is_dir():
         raise QgateError(

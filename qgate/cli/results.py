@@ -5,8 +5,9 @@
 
 Writes results.jsonl, results.csv and report.html of all shards of `pytest suites --shard I/N`, or
 of any runs of the same code, models and limits.
-Exit status: 0 if they were put together, also where gates failed, which --exit-code makes a 1; 2 if
-a shard is missing (unless --partial), damaged, or of another run.
+Exit status: 0 if they were put together, also where gates failed, which --exit-code makes a 1; 1
+where CI is set and gates were not held, skipped ones or those of a missing shard, unless
+--allow-partial; 2 if a shard is missing (unless --partial), damaged, or of another run.
 """
 
 from __future__ import annotations
@@ -15,12 +16,18 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qgate.cli._loading import LateModule
 from qgate.cli.report import PLOT_CHOICES, results_in
 from qgate.errors import QgateError
 from qgate.text import one_line
 
 if TYPE_CHECKING:
-    from qgate.results import MergedResults
+    from qgate import results
+    from qgate.page import reports, runs
+    from qgate.results import extent as extents
+else:
+    results, extents = LateModule("qgate.results"), LateModule("qgate.results.extent")
+    reports, runs = LateModule("qgate.page.reports"), LateModule("qgate.page.runs")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,22 +37,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("results", nargs="+", type=Path, metavar="RESULTS", help="a results.jsonl, or its folder")
     add("--output", type=Path, default=Path("qgate-out"), metavar="DIR", help="(qgate-out)")
     add("--partial", action="store_true", help="put together what is there, if shards are missing")
+    add("--allow-partial", action="store_true", help="where CI is set, let skipped gates pass")
     add("--plots", choices=PLOT_CHOICES, default="worst")
     add("--exit-code", action="store_true", help="exit with 1 if the run failed")
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.page.reports import write_page
-    from qgate.page.runs import read_run
-    from qgate.results import merge, read, to_csv
-
     paths = [results_in(path) for path in args.results]
     args.output.mkdir(parents=True, exist_ok=True)
-    target = args.output / "results.jsonl"
+    target, report = args.output / "results.jsonl", args.output / "report.html"
     if any(target.exists() and path.samefile(target) for path in paths):
         raise QgateError(f"{str(target)!r} is one of the files given: name another --output.")
 
-    def check(merged: MergedResults) -> None:
+    def check(merged: results.MergedResults) -> None:
         if merged.missing and not args.partial:
             named = ", ".join(map(str, merged.missing))
             raise QgateError(
@@ -53,13 +57,17 @@ def run(args: argparse.Namespace) -> int:
                 "too, or put together what is there with --partial."
             )
 
-    merged = merge(paths, target, check)
-    to_csv(read(target)[1], args.output / "results.csv")
-    whole = read_run(target)
-    write_page(args.output / "report.html", [whole], plots=args.plots)
+    merged = results.merge(paths, target, check, allow_partial=args.allow_partial)
+    results.to_csv(results.read(target)[1], args.output / "results.csv")
+    whole = runs.read_run(target)
+    reports.write_page(report, [whole], plots=args.plots)
+    partial = extents.partial_text(whole.header)
+    if extents.is_partial(extents.extent_of(whole.header)):
+        print(one_line(partial or extents.extent_text(whole.header)))
+    for text in extents.covered_texts(whole.header):
+        print(one_line(text))
     for text in merged.torn:
         print(one_line(text))
     failed = f"{len(whole.failed)} failed" if whole.failed else "none failed"
-    print(f"{target}: {merged.records} records of {len(whole.gates)} gates, {failed}; "
-          f"{args.output / 'report.html'}")  # fmt: skip
-    return int(args.exit_code and not whole.passed)
+    print(f"{target}: {merged.records} records of {len(whole.gates)} gates, {failed}; {report}")
+    return int(bool(partial) or (args.exit_code and not whole.passed))

@@ -9,57 +9,56 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from qgate.cli._model_options import CalibrationBar, add_model_options, setup_of
+from qgate.cli._loading import LateModule
+from qgate.cli._model_options import add_model_options, setup_of
+from qgate.cli._progress import progress
 
 if TYPE_CHECKING:
-    from qgate.pipeline.model_portrait import ModelFigures
+    from qgate import modes
+    from qgate.models import tiny
+    from qgate.modes import model_figures
+else:
+    modes, tiny = LateModule("qgate.modes"), LateModule("qgate.models.tiny")
+    model_figures = LateModule("qgate.modes.model_figures")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
-    mode = kinds.add_parser("mode", help="the plan of a mode on a model")
-    mode.add_argument("name", metavar="MODE", help="as listed by `qgate modes`")
-    add_model_options(mode)
-    model = kinds.add_parser("model", help="sizes and outliers of a model")
-    model.add_argument("name", metavar="MODEL", help="as for --model")
-    add_model_options(model)
+    for kind, about, named in (
+        ("mode", "the plan of a mode on a model", "as listed by `qgate modes`"),
+        ("model", "sizes and outliers of a model", "as for --model"),
+    ):
+        sub = kinds.add_parser(kind, help=about)
+        sub.add_argument("name", metavar=kind.upper(), help=named)
+        add_model_options(sub)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.kind == "model":
         args.model = args.name
         return _show_model(args)
-    return _show_mode(args)
-
-
-def _show_mode(args: argparse.Namespace) -> int:
-    from qgate.modes import make_plan
-
     setup = setup_of(args)
     setup.check_modes(args.name)
     model = setup.load()
     chosen = setup.select(args.name, model)
     calibration = None
     if any(mode.calibrated for mode in chosen):
-        with CalibrationBar() as bar:
-            calibration = setup.calibrate(model, bar)
+        with progress("samples") as step:
+            calibration = setup.calibrate(model, step)
     for mode in chosen:
-        print(make_plan(mode, model, calibration if mode.calibrated else None))
+        print(modes.make_plan(mode, model, calibration if mode.calibrated else None))
     return 0
 
 
 def _show_model(args: argparse.Namespace) -> int:
-    from qgate.models.tiny import TINY
-    from qgate.pipeline.model_portrait import model_figures
-
     model = setup_of(args).load()
-    print(model_text(model_figures(model)))
-    tiny = next((tiny for tiny in TINY if tiny.title == model.name), None)
-    if tiny is not None:
-        record = tiny.record()
+    print(model_text(model_figures.model_figures(model)))
+    trained = next((candidate for candidate in tiny.TINY if candidate.title == model.name), None)
+    if trained is not None:
+        record = trained.record()
         bits, text = record["bits_per_byte"], record["text"]
         print(
-            f"\n{tiny.about}, trained {record['training']['steps']} steps on {text['bytes']:,} "
+            f"\n{trained.about}, trained {record['training']['steps']} steps on {text['bytes']:,} "
             "bytes of the built-in language\n"
             f"bits per byte of the whole held-out text: {bits['model']:.3f}; counts of bytes reach "
             f"{bits['unigram']:.3f}, of byte pairs {bits['bigram']:.3f}"
@@ -67,8 +66,7 @@ def _show_model(args: argparse.Namespace) -> int:
     return 0
 
 
-def model_text(figures: ModelFigures) -> str:
-    """For people."""
+def model_text(figures: model_figures.ModelFigures) -> str:
     from tabulate import tabulate
 
     rows = [
@@ -76,9 +74,8 @@ def model_text(figures: ModelFigures) -> str:
         for s in figures.sites
     ]
     heads = ["site", "largest", "/ q0.9995", "peak channel", "outlier channels"]
-    bits = (
-        "" if figures.bits_per_token is None else f", {figures.bits_per_token:.4f} bits per token"
-    )
+    per_token = figures.bits_per_token
+    bits = "" if per_token is None else f", {per_token:.4f} bits per token"
     return (
         f"{figures.name}: {figures.parameters:,} parameters, {figures.layers} layers; on "
         f"{figures.samples} samples, {figures.tokens:,} tokens{bits}\n\n"

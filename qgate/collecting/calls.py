@@ -1,22 +1,25 @@
-"""Which call of which place a tensor belongs to: iteration, micro-batch, sample, count of calls.
+"""Calls of collected sites, which label tensors, and an account of records that are missing.
 
-A backward pass asks for the labels of the forward call it belongs to. Where activations are not
-kept but computed again, that call was made without a graph, and the one made again stands for it.
+Gradients are labeled by the forward call they belong to. With activation checkpointing that call
+ran without a graph; the repeated call of the backward pass stands for it.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+_MOST = 8
+
 
 @dataclass(frozen=True)
-class CollectedPlace:
-    """A place that is collected: what all its records have in common."""
+class CollectedSite:
+    """A site that is collected: the fields that all its records share."""
 
     module: str
     layer_type: str
@@ -26,28 +29,28 @@ class CollectedPlace:
 
 @dataclass(eq=False)
 class ModuleCall:
-    """One forward call; `watched` once its gradients are waited for."""
+    """One forward call; `has_gradients` once hooks wait for its gradients."""
 
-    spot: CollectedPlace
+    site: CollectedSite
     iteration: int
     micro_batch: int
     sample: int | None
     index: int
-    watched: bool = False
+    has_gradients: bool = False
 
 
 @dataclass(eq=False)
-class Again:
-    """A call made again in a backward pass; which one it stands for is known when that is over."""
+class RepeatedCall:
+    """A call repeated in a backward pass; the call it stands for is known at its end."""
 
     calls: Calls
-    spot: CollectedPlace
-    group: list[Again]
+    site: CollectedSite
+    group: list[RepeatedCall]
     call: ModuleCall | None = None
 
     def resolved(self) -> ModuleCall | None:
         if self.call is None:
-            self.calls.resolve(self.spot, self.group)
+            self.calls.resolve(self.site, self.group)
         return self.call
 
 
@@ -55,49 +58,44 @@ class Again:
 class Calls:
     """The calls of one iteration."""
 
-    made: dict[CollectedPlace, list[ModuleCall]] = field(default_factory=dict)
-    _groups: dict[tuple[CollectedPlace, int], list[Again]] = field(default_factory=dict)
+    forward: dict[CollectedSite, list[ModuleCall]] = field(default_factory=dict)
+    _groups: dict[tuple[CollectedSite, int], list[RepeatedCall]] = field(default_factory=dict)
 
     def begin(
-        self, spot: CollectedPlace, iteration: int, micro_batch: int, sample: int | None
+        self, site: CollectedSite, iteration: int, micro_batch: int, sample: int | None
     ) -> ModuleCall:
-        made = self.made.setdefault(spot, [])
-        made.append(ModuleCall(spot, iteration, micro_batch, sample, len(made)))
-        return made[-1]
+        calls = self.forward.setdefault(site, [])
+        calls.append(ModuleCall(site, iteration, micro_batch, sample, len(calls)))
+        return calls[-1]
 
-    def again(self, spot: CollectedPlace, node: int) -> Again | None:
-        """A call made again by a node of the backward pass.
+    def repeat(self, site: CollectedSite, node: int) -> RepeatedCall | None:
+        """Note a call that a node of the backward pass repeats.
 
-        None if all calls have a graph already: what is computed then only refills it.
+        None if all calls have a graph: the repetition then only restores its activations.
         """
-        if all(call.watched for call in self.made.get(spot, [])):
+        if all(call.has_gradients for call in self.forward.get(site, [])):
             return None
-        group = self._groups.setdefault((spot, node), [])
+        group = self._groups.setdefault((site, node), [])
         if group and group[0].call is not None:
-            group = self._groups[spot, node] = []
-        group.append(Again(self, spot, group))
+            group = self._groups[site, node] = []
+        group.append(RepeatedCall(self, site, group))
         return group[-1]
 
-    def resolve(self, spot: CollectedPlace, group: list[Again]) -> None:
-        """Stretches are made again from the last to the first, each in its own order.
+    def resolve(self, site: CollectedSite, group: list[RepeatedCall]) -> None:
+        """Match a group of repeated calls with forward calls.
 
-        Micro-batches come back in the order in which they went.
+        Checkpointed segments are repeated from the last to the first, each in its own order;
+        micro-batches come back in forward order.
         """
-        left = [call for call in self.made.get(spot, []) if not call.watched]
-        if left:
-            first = min(call.micro_batch for call in left)
-            left = [call for call in left if call.micro_batch == first]
-        for again, call in zip(reversed(group), reversed(left), strict=False):
-            again.call, call.watched = call, True
-
-
-def without_gradient(calls: Calls) -> list[CollectedPlace]:
-    """Places all of whose calls ran without a graph."""
-    return [spot for spot, made in calls.made.items() if not any(call.watched for call in made)]
+        open_calls = [call for call in self.forward.get(site, []) if not call.has_gradients]
+        first = min((call.micro_batch for call in open_calls), default=0)
+        open_calls = [call for call in open_calls if call.micro_batch == first]
+        for repeated, call in zip(reversed(group), reversed(open_calls), strict=False):
+            repeated.call, call.has_gradients = call, True
 
 
 def tensors_in(result: Any) -> list[Tensor]:
-    """The tensors in tuples, lists, dictionaries and records of any depth."""
+    """List the tensors in tuples, lists, dictionaries and records of any depth."""
     if isinstance(result, Tensor):
         return [result]
     if isinstance(result, Mapping):
@@ -105,5 +103,82 @@ def tensors_in(result: Any) -> list[Tensor]:
     elif dataclasses.is_dataclass(result):
         result = [getattr(result, field.name, None) for field in dataclasses.fields(result)]
     if isinstance(result, list | tuple):
-        return [tensor for each in result for tensor in tensors_in(each)]
+        return [tensor for item in result for tensor in tensors_in(item)]
     return []
+
+
+class Account:
+    """Counts of records, and reasons for missing ones; `expected` gradients may still come."""
+
+    def __init__(self) -> None:
+        self.records: collections.Counter[str] = collections.Counter()
+        self.iterations: list[int] = []
+        self.missing: list[str] = []
+        self.notes: list[str] = []
+        self.expected: dict[tuple[ModuleCall | RepeatedCall, str], CollectedSite] = {}
+        self._failures: dict[str, list[str]] = {}
+
+    def add_failure(self, site: CollectedSite, error: BaseException) -> None:
+        why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        self._failures.setdefault(why[:200], []).append(site.module)
+
+    def end(
+        self, label: int, calls: Calls, outputs: Mapping[CollectedSite, str], backward: bool
+    ) -> None:
+        """End an iteration, and report gradients that did not come.
+
+        `outputs` has the output name of each site; it is empty where attention functions are
+        expected.
+        """
+        self.iterations.append(label)
+        ran = {site.module for site in calls.forward}
+        functions = [f"{site.module}." for site in calls.forward if site.component == "FA"]
+        missing: dict[str, list[str]] = collections.defaultdict(list)
+        for site, output in outputs.items():
+            if output and site.module not in ran:
+                missing["nothing ran in"].append(site.module)
+        for site, output in outputs.items():
+            if not output and not any(name.startswith(f"{site.module}.") for name in functions):
+                missing["no attention function was seen in"].append(site.module)
+        for (_, name), site in self.expected.items():
+            missing[f"{name} never came to"].append(site.module)
+        for why, modules in self._failures.items():
+            missing[f"{why} at"] += modules
+        self.expected.clear()
+        self._failures.clear()
+        prefix = f"iteration {label}"
+        self.missing += [
+            f"{prefix}: {problem} {_listing(names)}" for problem, names in missing.items()
+        ]
+        if backward and calls.forward:
+            bare = [
+                site
+                for site, site_calls in calls.forward.items()
+                if not any(call.has_gradients for call in site_calls)
+            ]
+            if len(bare) == len(calls.forward):
+                self.missing.append(f"{prefix}: no gradients, the model ran without a graph")
+            elif bare:
+                self.notes.append(f"{prefix}: no gradient in {_listing(s.module for s in bare)}")
+
+    def stop(self, requested: int, why: str = "") -> None:
+        """Report iterations that are missing at the end."""
+        missing = requested - len(self.iterations)
+        if missing > 0:
+            self.missing.append(
+                f"{missing} of {requested} iterations{f': stopped by {why}' if why else ''}"
+            )
+
+    def text(self) -> str:
+        total = sum(self.records.values())
+        kinds = ", ".join(f"{count} {name}" for name, count in self.records.items())
+        complete = ", ".join(map(str, self.iterations)) or "none"
+        lines = [f"iterations whole: {complete}; {total} records ({kinds or 'none'})"]
+        lines += [f"missing: {text}" for text in self.missing] or ["nothing is missing"]
+        return "\n".join([*lines, *self.notes])
+
+
+def _listing(modules: Iterable[str]) -> str:
+    names: Sequence[str] = list(dict.fromkeys(name or "the model" for name in modules))
+    suffix = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return ", ".join(names[:_MOST]) + suffix

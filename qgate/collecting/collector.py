@@ -1,36 +1,38 @@
-"""Collect what flows through a model while it trains or infers, without a change to either."""
+"""The collector: starts and stops hooks, and owns the dump of its rank."""
 
 from __future__ import annotations
 
 import atexit
+import collections
 import sys
+import uuid
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
-from qgate.collecting.account import Account
-from qgate.collecting.hooks import Hooks
+from qgate.collecting.calls import Account
+from qgate.collecting.hooks import CollectorHooks
 from qgate.collecting.progress import Progress
 from qgate.collecting.recorder import Recorder
-from qgate.collecting.runs import agreed_run
-from qgate.collecting.settings import Wanted
+from qgate.collecting.settings import CollectSettings
 from qgate.collecting.targets import choose, model_name
-from qgate.dumps.begin import check_store
+from qgate.dumps.layout import check_store, rank_name
 from qgate.dumps.writing import DumpWriter
 from qgate.errors import QgateError
-from qgate.storage.places import at_exit, place_of
+from qgate.storage.locations import call_at_exit, location_of
 
 if TYPE_CHECKING:
-    from qgate.storage.places import Place
+    from qgate.storage.locations import Location
 
 Say = Callable[[str], None]
 
 _ACTIVE: list[Collector] = []
+_collections_by_folder: collections.Counter[str] = collections.Counter()
 
 
 def is_collecting() -> bool:
@@ -38,41 +40,41 @@ def is_collecting() -> bool:
 
 
 class Collector:
-    """Collects in a `with` block, or from `start` to `close`; it stops by itself when it has what
-    it was asked for, and its hooks are gone then.
+    """Collects in a `with` block, or from `start` to `close`.
 
-    `place` is rank and number of ranks where no process group tells. `summary` says what was
-    collected and what is missing; `say` is given it when the dump is closed.
+    It stops and removes its hooks after the last requested iteration. `rank_and_size` counts where
+    there is no process group. `run` names this run in the dump, the same on all ranks. `say` gets
+    the `summary` when the dump is closed.
     """
 
     def __init__(
         self,
         model: nn.Module | Sequence[nn.Module],
         folder: str | Path,
-        wanted: Wanted | None = None,
+        settings: CollectSettings | None = None,
         *,
-        place: tuple[int, int] | None = None,
+        rank_and_size: tuple[int, int] | None = None,
         say: Say | None = None,
     ) -> None:
-        self.wanted = wanted or Wanted()
-        self.folder = place_of(folder)
+        self.settings = settings or CollectSettings()
+        self.folder = location_of(folder)
         self._roots = [model] if isinstance(model, nn.Module) else list(model)
         if not self._roots or not all(isinstance(root, nn.Module) for root in self._roots):
             raise QgateError(f"collect from a torch module or a list of them, not {model!r:.80}.")
-        self._place, self._say = place, say
+        self._rank_and_size, self._say = rank_and_size, say
         self.account = Account()
-        self.run = ""  # what the dump calls this run, the same on all ranks
+        self.run = ""
+        self.folder_of_rank: Location | None = None
         self._running = self._started = False
         self._recorder: Recorder | None = None
         self._progress: Progress | None = None
-        self._hooks: Hooks | None = None
+        self._hooks: CollectorHooks | None = None
         self._eager: Any = None
-        self.folder_of_rank: Place | None = None
 
     # The life of a collector -------------------------------------------------------------------
 
     def start(self) -> Collector:
-        """Listen from here on."""
+        """Begin to collect."""
         if _ACTIVE:
             raise QgateError(
                 f"a collector is at work already, into {str(_ACTIVE[0].folder)!r}: collectors do "
@@ -81,66 +83,69 @@ class Collector:
         if self._started:
             raise QgateError("this collector has been used; make another one.")
         root = self._roots[0] if len(self._roots) == 1 else nn.ModuleList(self._roots)
-        chosen = choose(root, self.wanted.sites)
-        known = self._known_place()
-        self.run = agreed_run(self.folder.name) or self.wanted.run
-        if known is not None and not self.wanted.wants_rank(known[0]):
+        chosen = choose(root, self.settings.sites)
+        rank_and_size = self._current_rank_and_size()
+        self.run = _agreed_run(self.folder.name) or self.settings.run
+        if rank_and_size is not None and not self.settings.includes_rank(rank_and_size[0]):
             self._started = True
             return self
         self._progress = Progress(
             self._roots,
-            first=self.wanted.first_iteration,
-            backward=self.wanted.backward,
-            began=self._forward_begins,
-            ended=self._iteration_ends,
+            first=self.settings.first_iteration,
+            backward=self.settings.backward,
+            on_forward=self._on_forward,
+            on_iteration_end=self._on_iteration_end,
         )
-        self._recorder = Recorder(self.wanted, self.account, self._progress, self._open_writer)
+        self._recorder = Recorder(self.settings, self.account, self._progress, self._open_writer)
         try:
-            if known is not None:
+            if rank_and_size is not None:
                 self._recorder.open()
             else:
                 check_store(self.folder)
-            self._hooks = Hooks(root, chosen, self._recorder)
-            self._targets = chosen.targets
+            self._hooks = CollectorHooks(root, chosen, self._recorder)
+            self._outputs = {target.site: target.output for target in chosen.targets}
             self._eager = _run_eagerly(self._roots)
             self._hooks.install()
             self._progress.watch()
         except BaseException:
             self._unhook()
-            self._recorder.close(lambda _: [], lambda: None)
+            self._recorder.close()
             raise
         self._started = self._running = True
         _ACTIVE.append(self)
-        at_exit(self.folder, self._at_exit)
+        call_at_exit(self.folder, self._at_exit)
         return self
 
     def step(self) -> None:
-        """The iteration is over; only needed where neither a torch optimizer nor the next call of
-        the model says so."""
+        """End the iteration, where no torch optimizer and no next call of the model does."""
         if self._running and self._progress is not None:
             self._progress.end()
 
     def stop(self, why: str = "") -> None:
-        """Listen no more; what was taken is still being written. Harmless twice."""
+        """Remove the hooks; snapshots are still being written. A second call does nothing."""
         if not self._running or self._recorder is None:
             return
-        self._running = False
-        self._unhook()
-        _ACTIVE.remove(self)
-        self.account.stopped(self.wanted.iterations, why)
+        self._stop_listening()
+        self.account.stop(self.settings.iterations, why)
+        thread = self._recorder.thread
 
-        def missing(undone: int) -> list[str]:
-            if undone:
-                error = self._recorder.thread.error if self._recorder else None
-                self.account.missing.append(f"{undone} records that were not written: {error}")
+        def missing(skipped: int) -> list[str]:
+            if skipped:
+                self.account.missing.append(
+                    f"{skipped} records that were not written: {thread.error}"
+                )
             return list(self.account.missing)
 
-        self._recorder.close(missing, self._told)
+        def closed() -> None:
+            if self._say is not None:
+                self._say(self.summary)
+
+        self._recorder.close(missing, closed)
 
     def close(self) -> None:
-        """Stop, and wait until all is written; an error where nothing was, or writing failed.
+        """Stop, and wait until everything is written; raise an error if nothing or not all was.
 
-        What is under way counts as an iteration, and what did not come of it as missing.
+        A begun iteration counts as one, and its absent records as missing.
         """
         self.step()
         self.stop()
@@ -157,7 +162,7 @@ class Collector:
             warnings.warn(f"qgate collect: {self.summary}", stacklevel=3)
 
     def wait(self) -> None:
-        """Until everything taken is written, once the collector has stopped."""
+        """Wait until all snapshots are written, once the collector has stopped."""
         if self._started:
             atexit.unregister(self._at_exit)
         if self._recorder is not None:
@@ -166,20 +171,14 @@ class Collector:
     def __enter__(self) -> Collector:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> Literal[False]:
-        if kind is not None:
-            self.stop(f"{kind.__name__}: {error}"[:200])
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.stop(f"{type(error).__name__}: {error}"[:200])
             self.wait()
-            return False
-        self.close()
-        return False
 
-    # What it says ------------------------------------------------------------------------------
+    # State -------------------------------------------------------------------------------------
 
     @property
     def listening(self) -> bool:
@@ -187,7 +186,7 @@ class Collector:
 
     @property
     def iterations(self) -> list[int]:
-        """Labels of the iterations that are whole."""
+        """Labels of the complete iterations."""
         return list(self.account.iterations)
 
     @property
@@ -196,21 +195,20 @@ class Collector:
 
     @property
     def summary(self) -> str:
-        """What was collected and what is missing, for people."""
+        """Text about collected and missing records."""
         if self._recorder is None and self._started:
             return "this rank was not to be collected"
-        where = self.folder_of_rank or self.folder
-        return f"{where}: {self.account.text()}"
+        return f"{self.folder_of_rank or self.folder}: {self.account.text()}"
 
     @property
     def most_memory(self) -> int:
-        """The most bytes that waited to be written at one time."""
-        return 0 if self._recorder is None else self._recorder.thread.most_held
+        """Largest number of bytes that waited to be written at one time."""
+        return 0 if self._recorder is None else self._recorder.thread.peak_bytes
 
     @property
     def sample(self) -> int | None:
-        """The label of the sample that flows now; without one, forward passes are counted."""
-        return self.wanted.sample if self._recorder is None else self._recorder.sample
+        """Label of the current sample; without one, forward passes are counted."""
+        return self.settings.sample if self._recorder is None else self._recorder.sample
 
     @sample.setter
     def sample(self, label: int | None) -> None:
@@ -218,60 +216,61 @@ class Collector:
             self._recorder.sample = label
 
     def enter(self) -> None:
-        """The model is being called already; for whoever starts from inside its first call."""
+        """Note that the model is being called; for a start from inside its first call."""
         if self._progress is not None:
             self._progress.enter()
 
     # Inside ------------------------------------------------------------------------------------
 
-    def _known_place(self) -> tuple[int, int] | None:
-        """Rank and number of ranks; None where a process group may still come and tell."""
+    def _current_rank_and_size(self) -> tuple[int, int] | None:
+        """Return rank and number of ranks; None while a process group may still be created."""
         dist = torch.distributed
         if dist.is_available() and dist.is_initialized():
             return dist.get_rank(), dist.get_world_size()
-        return self._place
+        return self._rank_and_size
 
     def _open_writer(self) -> DumpWriter | None:
-        rank, world_size = self._known_place() or (0, 1)
-        self.run = self.run or agreed_run(self.folder.name)
-        if not self.wanted.wants_rank(rank):
+        rank, world_size = self._current_rank_and_size() or (0, 1)
+        self.run = self.run or _agreed_run(self.folder.name)
+        if not self.settings.includes_rank(rank):
             return None
-        header = self.wanted.header(model_name(self._roots[0]), self.run)
         try:
             writer = DumpWriter(
                 self.folder,
                 rank=rank,
                 world_size=world_size,
-                header=header,
-                existing=self.wanted.existing,
+                header=self.settings.header(model_name(self._roots[0]), self.run),
+                existing=self.settings.existing,
             )
         except OSError as error:
             why = error.strerror or error
             raise QgateError(
                 f"no dump can be written to {str(self.folder)!r}: {why}. Choose another folder."
             ) from None
-        self.folder_of_rank = self.folder / f"rank{rank:05d}"
+        self.folder_of_rank = self.folder / rank_name(rank)
         return writer
 
-    def _forward_begins(self) -> None:
+    def _on_forward(self) -> None:
         if self._recorder is not None and self._running:
             self._recorder.open()
             if self._recorder.writer is None:
-                self._running = False
-                self._unhook()
-                _ACTIVE.remove(self)
-                self._recorder.close(lambda _: [], lambda: None)
+                self._stop_listening()
+                self._recorder.close()
                 self._recorder = None
 
-    def _iteration_ends(self, label: int) -> None:
+    def _on_iteration_end(self, label: int) -> None:
         if self._recorder is None or self._hooks is None:
             return
-        calls, backward = self._recorder.calls, self.wanted.backward
-        self.account.end(label, calls, self._targets, backward)
+        self.account.end(label, self._recorder.calls, self._outputs, self.settings.backward)
         self._hooks.next_iteration()
         self._recorder.next_iteration()
-        if len(self.account.iterations) >= self.wanted.iterations:
+        if len(self.account.iterations) >= self.settings.iterations:
             self.stop()
+
+    def _stop_listening(self) -> None:
+        self._running = False
+        self._unhook()
+        _ACTIVE.remove(self)
 
     def _unhook(self) -> None:
         if self._hooks is not None:
@@ -282,21 +281,80 @@ class Collector:
             self._eager.__exit__(None, None, None)
             self._eager = None
 
-    def _told(self) -> None:
-        if self._say is not None:
-            self._say(self.summary)
-
     def _at_exit(self) -> None:
-        if self._running and self._progress is not None:
-            self._progress.end()
+        self.step()
         self.stop("the end of the program")
         self.wait()
 
 
 def _run_eagerly(roots: Sequence[nn.Module]) -> Any:
-    """Compiled modules pass by their hooks; while they are collected, they run as written."""
+    """Run compiled modules eagerly while they are collected, as compiled code skips hooks."""
     modules = [module for root in roots for module in root.modules()]
     compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in modules)
-    if not compiled and "torch._dynamo" not in sys.modules:  # nor is there a compiled function
+    if not compiled and "torch._dynamo" not in sys.modules:  # no compiled function either
         return None
     return torch.compiler.set_stance("force_eager")
+
+
+def _agreed_run(folder: str) -> str:
+    """Return one name of this collection for all ranks of the process group.
+
+    By it a dump recognizes files of an earlier run in its folder. Ranks do not wait for each other:
+    the first one writes a name into the store of the group, and the others read it. The name is
+    empty without a group or without its store. Every rank asks once per collection, even if it
+    collects nothing, because collections are counted.
+    """
+    dist = torch.distributed
+    if not (dist.is_available() and dist.is_initialized()):
+        return ""
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        _collections_by_folder[folder] += 1
+        key = f"qgate.collect/{folder}/{_collections_by_folder[folder]}"
+        name = store.compare_set(key, "", uuid.uuid4().hex)
+    except (RuntimeError, ValueError, AttributeError):
+        return ""
+    return name.decode() if isinstance(name, bytes) else str(name)
+
+
+class FirstModel:
+    """Starts `make(module)` at the first call of a module that has the requested sites.
+
+    The first module that is called is the outermost, wrappers included. A program that collects by
+    itself keeps its own collector. Errors of `make` are raised at once.
+    """
+
+    def __init__(self, make: Callable[[nn.Module], Collector]) -> None:
+        self.collector: Collector | None = None
+        self.found_collector = False
+        self._make = make
+        self._sites = make(nn.Identity()).settings.sites
+        self._called_modules: set[int] = set()
+        self._handle: Any = register_module_forward_pre_hook(self._on_call)
+
+    def __str__(self) -> str:
+        return f"sites {self._sites!r}"
+
+    def remove(self) -> None:
+        self._handle.remove()
+
+    def _on_call(self, module: nn.Module, _args: Any) -> None:
+        if torch.compiler.is_compiling() or id(module) in self._called_modules:
+            return
+        self._called_modules.add(id(module))
+        if is_collecting():
+            self.remove()
+            self.found_collector = True
+        elif self._fits(module):
+            self.remove()
+            self.collector = self._make(module).start()
+            # torch gathered the hooks of this call before they were added.
+            self.collector.enter()
+
+    def _fits(self, module: nn.Module) -> bool:
+        try:
+            return bool(choose(module, self._sites).targets)
+        except QgateError as error:
+            if "match no module" not in str(error):
+                raise
+            return False

@@ -1,6 +1,6 @@
-"""Snapshots of CUDA tensors: read on the device, copied on a stream of their own.
+"""Snapshots of CUDA tensors: read on the device, copied on a separate stream.
 
-Nothing here waits for the device; what was started is finished in the thread that writes.
+Nothing here waits for the device; the writer thread finishes each copy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qgate.collecting.values import (
     all_blocks,
     array_of,
     memory_of,
-    sampled_places,
+    sampled_offsets,
 )
 from qgate.stats.bits import COUNTABLE
 
@@ -26,8 +26,8 @@ _AT_ONCE = 2**26
 
 
 @dataclass(eq=False)
-class Pending:
-    """What is on its way to the host."""
+class PendingCopy:
+    """A copy to the host that is under way."""
 
     dtype: torch.dtype
     elements: int
@@ -43,18 +43,12 @@ class Pending:
         low, high, nan, posinf, neginf, total, squares = self.figures.tolist()
         kinds = {"nan": int(nan), "posinf": int(posinf), "neginf": int(neginf)}
         counts = None if self.counts is None else self.counts.numpy()
-        return ValueReading(
-            self.dtype,
-            self.elements,
-            low,
-            high,
-            kinds,
-            self.elements,
-            None if self.sample is None else array_of(self.sample),
-            counts,
-            (total, squares),
-            self.lengths,
-        ), self.values
+        sample = None if self.sample is None else array_of(self.sample)
+        reading = ValueReading(
+            self.dtype, self.elements, low, high, kinds, self.elements, sample, counts,
+            (total, squares), self.lengths,
+        )  # fmt: skip
+        return reading, self.values
 
 
 @lru_cache(maxsize=16)
@@ -63,35 +57,37 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 @lru_cache(maxsize=64)
-def _places(
+def _sampled_offsets(
     shape: tuple[int, ...], stride: tuple[int, ...], most: int, seed: int, device: torch.device
 ) -> tuple[Tensor, Array]:
-    offsets, lengths = sampled_places(shape, stride, most, seed)
+    offsets, lengths = sampled_offsets(shape, stride, most, seed)
     return torch.from_numpy(offsets).to(device), lengths
 
 
-def start_on_cuda(x: Tensor, values: torch.dtype | None, seed: int) -> Pending:
+def start_on_cuda(x: Tensor, values: torch.dtype | None, seed: int) -> PendingCopy:
     """Read a tensor and, if `values` names a dtype, copy it; the caller may write to it at once.
 
-    All of it is counted here; only the figures of blocks are of a share.
+    Every element is counted here; only figures of blocks come from a share.
     """
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError("a CUDA graph is being captured")
-    figures = _figures(x)
-    counts = _counts(x) if x.is_floating_point() else None
-    sample, lengths = _blocks(x, COUNTED, seed) if x.is_floating_point() else (None, None)
-    copied = None if values is None else torch.empty(x.shape, dtype=values, device=x.device)
-    if copied is not None:
-        copied.copy_(x)
+    figures, counts, sample, lengths, copied = _figures(x), None, None, None, None
+    if x.is_floating_point():
+        counts = _counts(x)
+        sample, lengths = _blocks(x, COUNTED, seed)
+    if values is not None:
+        copied = torch.empty(x.shape, dtype=values, device=x.device).copy_(x)
     side, now = _stream(x.device), torch.cuda.current_stream(x.device)
     side.wait_stream(now)
     with torch.cuda.stream(side):
-        sent = [_to_host(each, side) for each in (figures, counts, sample, copied)]
+        copies = [_to_host(tensor, side) for tensor in (figures, counts, sample, copied)]
         done = torch.cuda.Event()
         done.record(side)
-    if sent[0] is None:
+    if copies[0] is None:
         raise RuntimeError("nothing was read")
-    return Pending(x.dtype, x.numel(), sent[0], sent[1], sent[2], lengths, sent[3], done)
+    return PendingCopy(
+        x.dtype, x.numel(), copies[0], copies[1], copies[2], lengths, copies[3], done
+    )
 
 
 def _to_host(x: Tensor | None, side: torch.cuda.Stream) -> Tensor | None:
@@ -104,31 +100,31 @@ def _to_host(x: Tensor | None, side: torch.cuda.Stream) -> Tensor | None:
 
 
 def _figures(x: Tensor) -> Tensor:
-    """low, high, NaN, +Inf, -Inf, sum and sum of squares of what is finite, as float64."""
+    """Return finite low and high, NaN, +Inf and -Inf counts, finite sum and sum of squares."""
     if not x.numel():
-        none = [float("nan"), float("nan"), 0.0, 0.0, 0.0, 0.0, 0.0]
-        return torch.tensor(none, dtype=torch.float64, device=x.device)
+        empty = [float("nan"), float("nan"), 0.0, 0.0, 0.0, 0.0, 0.0]
+        return torch.tensor(empty, dtype=torch.float64, device=x.device)
     wide = x if x.dtype in (torch.float32, torch.float64, torch.bfloat16) else x.double()
     finite = torch.isfinite(wide)
     any_finite = finite.any()
     low = torch.where(finite, wide, float("inf")).amin().double()
     high = torch.where(finite, wide, float("-inf")).amax().double()
-    kept = torch.where(finite, wide, 0)
-    nowhere = torch.full((), float("nan"), dtype=torch.float64, device=x.device)
+    values = torch.where(finite, wide, 0)
+    nan = torch.full((), float("nan"), dtype=torch.float64, device=x.device)
     parts = [
-        torch.where(any_finite, low, nowhere),
-        torch.where(any_finite, high, nowhere),
+        torch.where(any_finite, low, nan),
+        torch.where(any_finite, high, nan),
         torch.isnan(wide).sum(),
         (wide == float("inf")).sum(),
         (wide == float("-inf")).sum(),
-        kept.sum(dtype=torch.float64),
-        torch.linalg.vector_norm(kept, dtype=torch.float64).square(),
+        values.sum(dtype=torch.float64),
+        torch.linalg.vector_norm(values, dtype=torch.float64).square(),
     ]
     return torch.stack([part.double() for part in parts])
 
 
 def _counts(x: Tensor) -> Tensor:
-    """How often each bit pattern occurs, of 32-bit tensors after rounding to bf16."""
+    """Count how often each bit pattern occurs, of 32-bit tensors after rounding to bf16."""
     target = x.dtype if x.dtype in COUNTABLE else torch.bfloat16
     size = 2 ** (8 * target.itemsize)
     total = torch.zeros(size, dtype=torch.int64, device=x.device)
@@ -141,11 +137,11 @@ def _counts(x: Tensor) -> Tensor:
 
 
 def _blocks(x: Tensor, most: int, seed: int) -> tuple[Tensor, Array]:
-    """Whole blocks of a tensor, at most `most` elements, and their lengths."""
+    """Return whole blocks of a tensor, at most `most` elements, and their lengths."""
     shape = tuple(x.shape)
     if x.numel() <= most:
         return x.reshape(-1).clone(), all_blocks(shape)
-    offsets, lengths = _places(shape, x.stride(), most, seed, x.device)
+    offsets, lengths = _sampled_offsets(shape, x.stride(), most, seed, x.device)
     line = memory_of(x)
     if x.dtype in COUNTABLE:
         line = line.view(COUNTABLE[x.dtype])

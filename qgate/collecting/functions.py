@@ -1,8 +1,8 @@
-"""Attention that is a function and no module: seen wherever a module of the model calls it.
+"""Attention functions, observed wherever a module of the model calls them.
 
-The functions are replaced by ones that look on, in every module of Python that holds them under
-some name, and put back afterwards. A mode of torch functions would see them too, but while one is
-active some modules take another, slower path with other last bits.
+Wrappers replace the functions in every Python module that has them under some name, until they are
+put back. A torch function mode would see the calls too, but under one some modules take another,
+slower path with other last bits.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ FUNCTIONS = (
     ("flash_attn", "flash_attn_func"),
     ("torch_npu", "npu_fusion_attention"),
 )
-"""Where an attention function lives, and its name; the first three arguments are q, k and v."""
+"""Module and name of attention functions, whose first three arguments are q, k and v."""
 
-_ROLES = (("query", "query", "q"), ("key", "key", "k"), ("value", "value", "v"))
-_TOLD = ("dropout_p", "is_causal", "causal", "scale", "softmax_scale", "enable_gqa", "head_num")
+_ROLES = ("query", "key", "value")  # or their first letters
+_DETAILS = ("dropout_p", "is_causal", "causal", "scale", "softmax_scale", "enable_gqa", "head_num")
 _ORDER = {
     "scaled_dot_product_attention": (
         "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa",
@@ -38,107 +38,90 @@ After = Callable[[Any, Any], None]
 
 
 class AttentionFunctions:
-    """`before(function, tensors, arguments)` and `after(what before returned, result)` around each
-    call; `function` is its name."""
+    """Calls `before(name, tensors, arguments)` and `after(token, result)` around each function.
+
+    The token is the value that `before` returned.
+    """
 
     def __init__(self, before: Before, after: After) -> None:
         self._listeners: tuple[Before, After] | None = (before, after)
-        self._watched: list[tuple[Any, Any]] = []
+        self._replaced: list[tuple[Any, Any]] = []
 
     def install(self) -> None:
         for home, name in FUNCTIONS:
             original = vars(sys.modules[home]).get(name) if home in sys.modules else None
             if original is not None:
-                self._watched.append((original, self._watch(name, original)))
-        _replace(self._watched)
+                self._replaced.append((original, self._watch(name, original)))
+        _replace(self._replaced)
 
     def remove(self) -> None:
-        """Modules that were imported meanwhile are put right, too."""
-        _replace([(watched, original) for original, watched in self._watched])
-        self._watched, self._listeners = [], None
+        """Put the functions back, also in modules that were imported meanwhile."""
+        _replace([(wrapper, original) for original, wrapper in self._replaced])
+        self._replaced, self._listeners = [], None
 
     def _watch(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             if self._listeners is None or torch.compiler.is_compiling():
                 return original(*args, **kwargs)
             before, after = self._listeners
-            told = dict(zip(_ORDER[name], args, strict=False)) | kwargs
-            taken = before(name, _tensors(args, kwargs), told)
+            arguments = dict(zip(_ORDER[name], args, strict=False)) | kwargs
+            token = before(name, _tensors(arguments), arguments)
             result = original(*args, **kwargs)
-            after(taken, result)
+            after(token, result)
             return result
 
-        return watched
+        return wrapper
 
 
 def _replace(pairs: list[tuple[Any, Any]]) -> None:
-    """In all modules, whatever name it has there; but not where torch itself keeps its own."""
+    """Replace objects in all modules, under any name, except in those of torch itself."""
     new = {id(old): new for old, new in pairs}
     for name, module in list(sys.modules.items()):
         if pairs and isinstance(module, ModuleType) and not name.startswith("torch._"):
-            for known, value in list(vars(module).items()):
+            for attribute, value in list(vars(module).items()):
                 if id(value) in new:
-                    setattr(module, known, new[id(value)])
+                    setattr(module, attribute, new[id(value)])
 
 
-def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    for place, (role, *names) in enumerate(_ROLES):
-        given = args[place] if place < len(args) else None
-        for name in names:
-            given = kwargs.get(name, given)
-        if isinstance(given, Tensor):
-            found[role] = given
-    return found
+def _tensors(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+    by_role = {role: arguments.get(role, arguments.get(role[0])) for role in _ROLES}
+    return {role: value for role, value in by_role.items() if isinstance(value, Tensor)}
 
 
-def told_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What a record says of a call besides its tensors."""
-    told = {name: arguments[name] for name in _TOLD if arguments.get(name)}
+def details_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call that a record keeps."""
+    details = {name: arguments[name] for name in _DETAILS if arguments.get(name)}
     mask = arguments.get("attn_mask")
-    return told | ({"attn_mask_shape": list(mask.shape)} if isinstance(mask, Tensor) else {})
+    return details | ({"attn_mask_shape": list(mask.shape)} if isinstance(mask, Tensor) else {})
 
 
 def attention_weights(
     function: str, tensors: Mapping[str, Tensor], arguments: Mapping[str, Any]
 ) -> Tensor:
-    """The weights, computed anew: a fused attention never holds them. Without dropout."""
-    query, key = tensors["query"].detach().float(), tensors["key"].detach().float()
-    if function == "flash_attn_func":
-        return _flash_weights(query, key, arguments).to(tensors["query"].dtype)
-    if function != "scaled_dot_product_attention":
+    """Compute the weights again, without dropout, as a fused attention never stores them."""
+    is_flash = function == "flash_attn_func"
+    if not is_flash and function != "scaled_dot_product_attention":
         raise TypeError(f"{function} does not say how its weights are made: none are kept")
-    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-        if arguments.get("enable_gqa") and key.shape[-3] != query.shape[-3]:
-            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-        scale = arguments.get("scale") or query.shape[-1] ** -0.5
-        scores = query @ key.transpose(-2, -1) * scale
-        mask = arguments.get("attn_mask")
-        if arguments.get("is_causal"):
-            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        if isinstance(mask, Tensor):
-            if mask.dtype == torch.bool:
-                scores = scores.masked_fill(~mask, float("-inf"))
-            else:
-                scores = scores + mask.detach().float()
-        weights: Tensor = scores.softmax(-1).to(tensors["query"].dtype)
-        return weights
-
-
-def _flash_weights(query: Tensor, key: Tensor, arguments: Mapping[str, Any]) -> Tensor:
-    """Here heads come after tokens, and a causal mask ends with the last key."""
-    window = tuple(arguments.get("window_size", (-1, -1)))
-    slopes = arguments.get("alibi_slopes")
-    if window != (-1, -1) or arguments.get("softcap") or slopes is not None:
+    window, slopes = tuple(arguments.get("window_size", (-1, -1))), arguments.get("alibi_slopes")
+    if is_flash and (window != (-1, -1) or arguments.get("softcap") or slopes is not None):
         raise TypeError("flash_attn_func with a window, soft cap or slopes: no weights are kept")
+    query, key = tensors["query"].detach().float(), tensors["key"].detach().float()
+    mask, offset = arguments.get("attn_mask"), 0
     with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-        query, key = query.transpose(1, 2), key.transpose(1, 2)
-        key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-        scale = arguments.get("softmax_scale") or query.shape[-1] ** -0.5
+        if is_flash:  # heads come after tokens, and a causal mask ends with the last key
+            query, key = query.transpose(1, 2), key.transpose(1, 2)
+            mask, offset = None, key.shape[-2] - query.shape[-2]
+        if (is_flash or arguments.get("enable_gqa")) and key.shape[-3] != query.shape[-3]:
+            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        scale = arguments.get("softmax_scale" if is_flash else "scale") or query.shape[-1] ** -0.5
         scores = query @ key.transpose(-2, -1) * scale
-        if arguments.get("causal"):
-            there = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
-            scores = scores.masked_fill(~there.tril(key.shape[-2] - query.shape[-2]), float("-inf"))
-        weights: Tensor = scores.softmax(-1)
+        if arguments.get("causal" if is_flash else "is_causal"):
+            whole = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+            mask = whole.tril(offset)
+        if isinstance(mask, Tensor) and mask.dtype == torch.bool:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        elif isinstance(mask, Tensor):
+            scores = scores + mask.detach().float()
+        weights: Tensor = scores.softmax(-1).to(tensors["query"].dtype)
         return weights

@@ -1,7 +1,7 @@
-"""Where a run is: which iteration, which micro-batch, and when an iteration is over.
+"""Progress of a run: the current iteration and micro-batch, and the end of iterations.
 
-An iteration ends with a step of the model's optimizer, with `step()`, or when the model is called
-again: after a change of its parameters, or where no backward pass is to come.
+An iteration ends with a step of the model's optimizer, with `step()`, or with the next call of the
+model after its parameters changed or where no backward pass can come.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from qgate.collecting.calls import tensors_in
 from qgate.collecting.graph import in_backward
+from qgate.hooks import ModuleHooks
 
 
 class Progress:
-    """Counts; calls `ended(label)` when an iteration is over, `began()` with each forward pass."""
+    """Counts forward passes and iterations, and calls back at each of them."""
 
     def __init__(
         self,
@@ -26,57 +27,42 @@ class Progress:
         *,
         first: int,
         backward: bool,
-        began: Callable[[], None],
-        ended: Callable[[int], None],
+        on_forward: Callable[[], None],
+        on_iteration_end: Callable[[int], None],
     ) -> None:
-        self._roots, self._first, self._backward = roots, first, backward
-        self._began, self._ended = began, ended
-        self.done = 0
+        self._roots, self._backward = roots, backward
+        self._on_forward, self._on_iteration_end = on_forward, on_iteration_end
+        self.iteration = first  # the label of the current iteration
         self.samples = -1
         self.passes = 0
-        self.backward_seen = False
+        self.had_backward = False
         self.records = 0
         self._pending_end = False
         self._own_optimizer = False
         self._needs_backward = False
         self._versions = 0
-        self._handles: list[Any] = []
-        self._nodes: list[Any] = []
-
-    @property
-    def iteration(self) -> int:
-        """The label of the iteration that is under way."""
-        return self._first + self.done
+        self._hooks, self._on_graph = ModuleHooks(), ModuleHooks()
 
     @property
     def micro_batch(self) -> int:
         return max(self.passes - 1, 0)
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         return self.passes > 0 or self.records > 0
 
     def watch(self) -> None:
-        root = self._roots[0]
-        self._handles = [
-            root.register_forward_pre_hook(lambda *_: self.enter(), prepend=True),
-            root.register_forward_hook(lambda _module, _args, result: self.leave(result)),
-            register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped(optimizer)),
-        ]
+        self._hooks.add(self._roots[0], lambda *_: self.enter(), first=True)
+        self._hooks.add(self._roots[0], after=lambda _module, _args, result: self._leave(result))
+        handle = register_optimizer_step_post_hook(lambda optimizer, *_: self._on_step(optimizer))
+        self._hooks.keep(handle)
 
     def unwatch(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        self._forget_nodes()
-
-    def _forget_nodes(self) -> None:
-        for handle in self._nodes:
-            handle.remove()
-        self._nodes = []
+        self._hooks.remove()
+        self._on_graph.remove()
 
     def enter(self) -> None:
-        """The model is called."""
+        """Note a call of the model."""
         if torch.compiler.is_compiling() or in_backward():
             return
         if self.passes and self._is_over():
@@ -84,44 +70,44 @@ class Progress:
         self.passes += 1
         self.samples += 1
         self._versions = self._version()
-        self._began()
+        self._on_forward()
 
-    def leave(self, result: Any) -> None:
-        """The model returns: whether a backward pass can come is seen from what it returns."""
+    def _leave(self, result: Any) -> None:
+        """Note the outputs of the model, which decide whether a backward pass can come."""
         if torch.compiler.is_compiling() or in_backward():
             return
-        tensor = next((t for t in tensors_in(result) if t.grad_fn is not None), None)
-        self._needs_backward = tensor is not None
-        if tensor is not None and tensor.grad_fn is not None:
+        nodes = [tensor.grad_fn for tensor in tensors_in(result) if tensor.grad_fn is not None]
+        self._needs_backward = bool(nodes)
 
-            def seen(_gradients: Any) -> None:
-                self.backward_seen = True
+        def on_backward(_gradients: Any) -> None:
+            self.had_backward = True
 
-            self._nodes.append(tensor.grad_fn.register_prehook(seen))
+        if nodes:
+            self._on_graph.keep(nodes[0].register_prehook(on_backward))
 
     def end(self) -> None:
-        """The iteration is over."""
-        if not self.begun:
+        """End the iteration, if one has begun."""
+        if not self.has_begun:
             return
         label = self.iteration
-        self.done += 1
+        self.iteration += 1
         self.passes = self.records = 0
-        self.backward_seen = self._pending_end = False
-        self._forget_nodes()
-        self._ended(label)
+        self.had_backward = self._pending_end = False
+        self._on_graph.remove()
+        self._on_iteration_end(label)
 
     def _is_over(self) -> bool:
         if self._pending_end or self._version() != self._versions:
             return True
-        return not (self.backward_seen or (self._backward and self._needs_backward))
+        return not (self.had_backward or (self._backward and self._needs_backward))
 
-    def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        if torch.compiler.is_compiling() or not self.begun:
+    def _on_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if torch.compiler.is_compiling() or not self.has_begun:
             return
         own = {id(p) for root in self._roots for p in root.parameters()}
         if any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
             self._own_optimizer = True
-        elif self._own_optimizer or not self.backward_seen:
+        elif self._own_optimizer or not self.had_backward:
             return  # the optimizer of another model
         if in_backward():
             self._pending_end = True  # one of many, in the middle of the backward pass
@@ -129,6 +115,6 @@ class Progress:
             self.end()
 
     def _version(self) -> int:
-        """Changes whenever a parameter is written to."""
-        every = (p for root in self._roots for p in root.parameters())
-        return sum(p._version for p in every if not p.is_inference())
+        """Return a number that changes with every write to a parameter."""
+        parameters = (p for root in self._roots for p in root.parameters())
+        return sum(p._version for p in parameters if not p.is_inference())

@@ -1,4 +1,4 @@
-"""From a tensor that flows to a record of the dump, through the thread that writes."""
+"""Records of the dump from tensors of the model, through the writer thread."""
 
 from __future__ import annotations
 
@@ -10,71 +10,65 @@ from typing import Any
 
 from torch import Tensor
 
-from qgate.collecting.account import Account
-from qgate.collecting.blocks import blocks_of
-from qgate.collecting.calls import Again, Calls, CollectedPlace, ModuleCall
-from qgate.collecting.copies import Snapshot, Snapshots
-from qgate.collecting.figures import figures_of
+from qgate.collecting.calls import Account, Calls, CollectedSite, ModuleCall, RepeatedCall
+from qgate.collecting.figures import blocks_of, figures_of, shares_of
 from qgate.collecting.graph import executing_node, in_backward
-from qgate.collecting.pages import Pages
 from qgate.collecting.progress import Progress
-from qgate.collecting.queue import WriterThread
-from qgate.collecting.settings import Wanted
-from qgate.collecting.shares import shares_of
-from qgate.dumps.records import Operation, Phase, Record
+from qgate.collecting.settings import CollectSettings
+from qgate.collecting.snapshots import Snapshot, Snapshots, WriterThread
+from qgate.dumps.record import Operation, Phase, Record
 from qgate.dumps.writing import DumpWriter
 from qgate.errors import QgateError
 
+_OF_VALUES = ("counted_as", "flowed_as")
+
 
 class Recorder:
-    """Makes records of one rank. It never raises into the model: what fails is accounted for."""
+    """Makes records of one rank; errors go to the account and never into the model."""
 
     def __init__(
         self,
-        wanted: Wanted,
+        settings: CollectSettings,
         account: Account,
         progress: Progress,
         open_writer: Callable[[], DumpWriter | None],
     ) -> None:
-        self.wanted, self.account, self.progress = wanted, account, progress
+        self.settings, self.account, self.progress = settings, account, progress
         self.calls = Calls()
-        self.sample = wanted.sample
+        self.sample = settings.sample
         self.listening = True
-        self._open_writer = open_writer
         self.writer: DumpWriter | None = None
+        self._open_writer = open_writer
         self._order = itertools.count()
-        self._pages = Pages()
-        self.thread = WriterThread(wanted.memory, self._lost)
+        self.thread = WriterThread(settings.memory, self._stop_listening)
         self.snapshots = Snapshots(
-            self.thread.reserve,
-            self.thread.release,
-            values=wanted.level == "tensors",
-            dtype=wanted.kept_dtype,
-            most=wanted.most,
-            seed=wanted.seed,
-            room=wanted.memory,
+            self.thread,
+            values=settings.level == "tensors",
+            dtype=settings.kept_dtype,
+            most=settings.most,
+            seed=settings.seed,
         )
 
     def open(self) -> None:
-        """Begin the dump, as soon as the rank is known; without a writer nothing is recorded."""
+        """Open the dump once the rank is known; without a writer nothing is recorded."""
         if self.writer is None and self.listening:
             self.writer = self._open_writer()
             self.listening = self.writer is not None
             if self.writer is not None:
                 self._order = itertools.count(self.writer.next_order)
 
-    def begin(self, spot: CollectedPlace) -> ModuleCall | Again | None:
-        """A place is called; None where nothing of this call is wanted."""
+    def begin(self, site: CollectedSite) -> ModuleCall | RepeatedCall | None:
+        """Note a call of a site; None where the settings exclude it."""
         if not self.listening:
             return None
         if in_backward():
-            return self.calls.again(spot, executing_node()) if self.wanted.backward else None
-        progress, most = self.progress, self.wanted.samples
+            return self.calls.repeat(site, executing_node()) if self.settings.backward else None
+        progress, most = self.progress, self.settings.samples
         if most is not None and progress.micro_batch >= most:
             return None
         sample = max(progress.samples, 0) if self.sample is None else self.sample
         progress.records += 1
-        return self.calls.begin(spot, progress.iteration, progress.micro_batch, sample)
+        return self.calls.begin(site, progress.iteration, progress.micro_batch, sample)
 
     def keep(
         self,
@@ -85,27 +79,27 @@ class Recorder:
         tensor: Tensor,
         extra: dict[str, Any] | None = None,
     ) -> None:
-        """Copy what is kept of a tensor and have it written."""
+        """Take a snapshot of a tensor, to be written as a record."""
         self.open()
         writer = self.writer
         if not self.listening or writer is None:
             return
-        local = getattr(tensor, "to_local", None)
-        more = {**self.wanted.extra, **(extra or {})}
-        if local is not None:
-            more["whole_shape"] = list(tensor.shape)
-            tensor = local()
-        snapshot, new = self.snapshots.of(tensor)
+        to_local = getattr(tensor, "to_local", None)
+        record_extra = {**self.settings.extra, **(extra or {})}
+        if to_local is not None:
+            record_extra["whole_shape"] = list(tensor.shape)
+            tensor = to_local()
+        snapshot, is_new = self.snapshots.of(tensor)
         record = Record(
             order=next(self._order),
-            layer_type=call.spot.layer_type,
+            layer_type=call.site.layer_type,
             operation=operation,
             phase=phase,
-            component=call.spot.component,
+            component=call.site.component,
             name=name,
-            module=call.spot.module,
-            layer=call.spot.layer,
-            quant_type=self.wanted.quant_type,
+            module=call.site.module,
+            layer=call.site.layer,
+            quant_type=self.settings.quant_type,
             rank=writer.rank,
             world_size=writer.world_size,
             iteration=call.iteration,
@@ -114,84 +108,88 @@ class Recorder:
             call=call.index,
             shape=snapshot.shape,
             dtype=snapshot.dtype,
-            extra=more,
+            extra=record_extra,
         )
-        self.account.kept(operation, name)
-        work = functools.partial(self._write_or_tell, writer, record, snapshot)
-        self.thread.put(work, snapshot.size if new else 0)
+        self.account.records[f"{operation} {name}"] += 1
+        work = functools.partial(self._write, writer, record, snapshot)
+        self.thread.put(work, snapshot.size if is_new else 0)
 
     def next_iteration(self) -> None:
         self.calls = Calls()
-        self.snapshots.forget()
+        self.snapshots.clear()
         if self.writer is not None:
             self.thread.put(self.writer.flush, 0)
 
-    def close(self, missing: Callable[[int], list[str]], closed: Callable[[], None]) -> None:
-        """Have the rest written and the dump closed; `missing` is told how much was not written."""
+    def close(
+        self,
+        missing: Callable[[int], list[str]] = lambda _undone: [],
+        closed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write the remaining records and close the dump.
+
+        `missing` gets the number of records that were not written.
+        """
         self.listening = False
 
         def last() -> None:
             try:
                 if self.writer is not None:
-                    self.writer.close(missing(self.thread.undone))
+                    self.writer.close(missing(self.thread.skipped))
             finally:
                 closed()
 
         self.thread.end(last)
 
-    def _lost(self, _error: BaseException) -> None:
+    def _stop_listening(self, _error: BaseException) -> None:
         self.listening = False
 
-    def _write_or_tell(self, writer: DumpWriter, record: Record, snapshot: Snapshot) -> None:
-        """One tensor that cannot be stored does not end it all; a disk that is full does."""
+    def _write(self, writer: DumpWriter, record: Record, snapshot: Snapshot) -> None:
+        """Write a record; one that cannot be stored is reported, a full disk ends the writing."""
         try:
-            self._write(writer, record, snapshot)
-            self._pages.give_back(writer)
+            if snapshot.stored is None:
+                self._store(writer, record, snapshot)
+            else:
+                writer.add(_with_values_of(snapshot.stored, record))
         except QgateError as error:
             if writer.failed is not None:
                 raise
-            self.account.lost(record.title, error)
+            self.account.missing.append(f"{record.title}: {error}")
 
-    def _write(self, writer: DumpWriter, record: Record, snapshot: Snapshot) -> None:
-        known = snapshot.stored
-        if known is not None:
-            of_values = {k: known.extra[k] for k in _OF_VALUES if k in known.extra}
-            writer.add(
-                replace(
-                    record,
-                    shape=known.shape,
-                    dtype=known.dtype,
-                    stats=known.stats,
-                    nonfinite=known.nonfinite,
-                    sampled=known.sampled,
-                    tensor=known.tensor,
-                    counts=known.counts,
-                    extra={**of_values, **record.extra},
-                )
-            )
-            return
+    def _store(self, writer: DumpWriter, record: Record, snapshot: Snapshot) -> None:
         snapshot.wait()
         counts = None
+        extra = dict(record.extra)
         if snapshot.reading is not None:
-            found, blocks = figures_of(snapshot.reading), blocks_of(snapshot.reading)
-            counts = found.counts
-            told = {"counted_as": found.counted_as} if found.counted_as else {}
+            figures, blocks = figures_of(snapshot.reading), blocks_of(snapshot.reading)
+            counts = figures.counts
+            shares = shares_of(record.quant_type, figures, blocks)
+            extra |= {"counted_as": figures.counted_as} if figures.counted_as else {}
             record = replace(
                 record,
-                stats=found.stats
-                | ({} if blocks is None else blocks.stats)
-                | shares_of(record.quant_type, found, blocks),
-                nonfinite=found.nonfinite,
-                sampled=found.sampled,
-                extra={**record.extra, **told},
+                stats=figures.stats | ({} if blocks is None else blocks.stats) | shares,
+                nonfinite=figures.nonfinite,
+                sampled=figures.sampled,
             )
         if snapshot.values is not None and snapshot.dtype != str(snapshot.values.dtype)[6:]:
-            record = replace(record, extra={**record.extra, "flowed_as": snapshot.dtype})
-        snapshot.stored = writer.add(record, snapshot.values, counts)
+            extra["flowed_as"] = snapshot.dtype
+        snapshot.stored = writer.add(replace(record, extra=extra), snapshot.values, counts)
         snapshot.reading = snapshot.values = None
         if snapshot.buffer is not None:
-            self.snapshots.buffers.give(snapshot.buffer)
+            self.snapshots.buffers.release(snapshot.buffer)
             snapshot.buffer = None
 
 
-_OF_VALUES = ("counted_as", "flowed_as")
+def _with_values_of(stored: Record, record: Record) -> Record:
+    """Return a record of the same tensor at another site."""
+    of_values = {name: stored.extra[name] for name in _OF_VALUES if name in stored.extra}
+    return replace(
+        record,
+        shape=stored.shape,
+        dtype=stored.dtype,
+        stats=stored.stats,
+        nonfinite=stored.nonfinite,
+        sampled=stored.sampled,
+        tensor=stored.tensor,
+        counts=stored.counts,
+        extra={**of_values, **record.extra},
+    )

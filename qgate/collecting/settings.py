@@ -1,4 +1,4 @@
-"""What a collector was asked for, checked before the run begins."""
+"""Settings of a collector, checked before the run begins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from qgate.dumps.layout import SESSION
-from qgate.dumps.records import OPERATIONS
+from qgate.dumps.record import OPERATIONS
 from qgate.errors import QgateError, unknown
 
 Level = Literal["statistics", "tensors"]
@@ -27,8 +27,8 @@ _DTYPES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """The settings of `qgate.collect`, which says what each of them means."""
+class CollectSettings:
+    """Settings of `qgate.collect`, whose docstring explains them."""
 
     sites: str | Sequence[str] = "attention|linear"
     phases: Sequence[str] = ("forward", "backward")
@@ -84,14 +84,14 @@ class Wanted:
 
     @property
     def most(self) -> int | None:
-        """Elements of a tensor that are counted; None for all."""
+        """Number of elements of a tensor to count; None for all."""
         return None if self.counted == "all" else int(self.counted)
 
-    def wants_rank(self, rank: int) -> bool:
+    def includes_rank(self, rank: int) -> bool:
         return self.ranks == "all" or rank in self.ranks
 
     def header(self, model: str, run: str = "") -> dict[str, Any]:
-        """What the dump says of the run; the same on all ranks, as `run` has to be."""
+        """Return the header of the dump; it and `run` are the same on all ranks."""
         sites = self.sites if isinstance(self.sites, str) else list(self.sites)
         session = {
             "sites": sites,
@@ -103,5 +103,5 @@ class Wanted:
             "seed": self.seed,
             "torch": torch.__version__,
         }
-        told = {"model": model, "level": self.level, "dtype": self.dtype, SESSION: session}
-        return told | ({"run": run} if run else {})
+        header = {"model": model, "level": self.level, "dtype": self.dtype, SESSION: session}
+        return header | ({"run": run} if run else {})

@@ -1,7 +1,7 @@
-"""`qgate.collect`, and the same switched on from outside by environment variables.
+"""`qgate.collect`, and its switches in environment variables.
 
-Only here the environment is read: for the rank of a process without a process group, and for the
-switches that users of other collectors set already.
+Only this file reads the environment: for the rank of a process without a process group, and for the
+variables of Megatron-LM's tensor saver.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from qgate.collecting import Collector, Wanted
+from qgate.collecting.collector import Collector
+from qgate.collecting.settings import CollectSettings
 from qgate.errors import QgateError
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from qgate.collecting import Collector
 
 DEFAULT_FOLDER = "./enhanced_tensor_logs"
 _RANKS = (
@@ -73,7 +72,7 @@ def collect(
     extra       kept with every record
     say         is called with the summary when the dump is closed
     """
-    wanted = Wanted(
+    checked = CollectSettings(
         sites=sites,
         phases=phases,
         iterations=iterations,
@@ -90,9 +89,9 @@ def collect(
         memory=memory,
         existing=existing,
         extra=dict(extra or {}),
-        run=run_of(os.environ),
+        run=run_id(os.environ),
     )
-    return Collector(model, folder, wanted, place=place_of(os.environ), say=say)
+    return Collector(model, folder, checked, rank_and_size=rank_and_size(os.environ), say=say)
 
 
 def collect_from_environment(
@@ -102,31 +101,31 @@ def collect_from_environment(
 ) -> Collector | None:
     """Start to collect if the environment asks for it; None if it does not.
 
-    It needs no `with`: the collector stops by itself, at the latest when the program ends, and says
-    on standard error what it got. `TENSOR_SAVE_ENABLED` switches it on, `TENSOR_SAVE_DIR` is the
-    folder, `CUSTOM_QUANT_TYPE` the label, `TENSOR_SAVER_ITERATION` the label of the first
-    iteration, `CONTROL_ITER` how many there are, `CURRENT_SAMPLE_IDX` the label of the sample.
-    Settings given here win over them.
+    It needs no `with`: the collector stops by itself, at the latest when the program ends, and
+    prints its summary on standard error. `TENSOR_SAVE_ENABLED` switches it on, `TENSOR_SAVE_DIR` is
+    the folder, `CUSTOM_QUANT_TYPE` the label, `TENSOR_SAVER_ITERATION` the label of the first
+    iteration, `CONTROL_ITER` their number, `CURRENT_SAMPLE_IDX` the label of the sample.
+    Arguments override them.
     """
     environment = os.environ if environment is None else environment
-    if not enabled(environment):
+    if not is_enabled(environment):
         return None
-    told = {**settings_of(environment), "say": _say, **settings}
-    return collect(model, told.pop("folder"), **told).start()
+    settings = {**settings_of(environment), "say": say_on_stderr, **settings}
+    return collect(model, settings.pop("folder"), **settings).start()
 
 
-def enabled(environment: Mapping[str, str]) -> bool:
-    given = environment.get("TENSOR_SAVE_ENABLED", "").strip().lower()
-    if given not in (*_ON, *_OFF):
-        raise QgateError(f"TENSOR_SAVE_ENABLED={given!r}: true or false.")
-    return given in _ON
+def is_enabled(environment: Mapping[str, str]) -> bool:
+    switch = environment.get("TENSOR_SAVE_ENABLED", "").strip().lower()
+    if switch not in (*_ON, *_OFF):
+        raise QgateError(f"TENSOR_SAVE_ENABLED={switch!r}: true or false.")
+    return switch in _ON
 
 
 def settings_of(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Arguments of `collect` that the environment sets."""
-    found: dict[str, Any] = {"folder": environment.get("TENSOR_SAVE_DIR") or DEFAULT_FOLDER}
+    """Return the arguments of `collect` that the environment sets."""
+    settings: dict[str, Any] = {"folder": environment.get("TENSOR_SAVE_DIR") or DEFAULT_FOLDER}
     if environment.get("CUSTOM_QUANT_TYPE"):
-        found["quant_type"] = environment["CUSTOM_QUANT_TYPE"]
+        settings["quant_type"] = environment["CUSTOM_QUANT_TYPE"]
     for name, argument in (
         ("TENSOR_SAVER_ITERATION", "first_iteration"),
         ("CONTROL_ITER", "iterations"),
@@ -136,12 +135,12 @@ def settings_of(environment: Mapping[str, str]) -> dict[str, Any]:
         if text and not text.isdecimal():
             raise QgateError(f"{name}={text!r}: it is a number from 0.")
         if text:
-            found[argument] = int(text)
-    return found
+            settings[argument] = int(text)
+    return settings
 
 
-def place_of(environment: Mapping[str, str]) -> tuple[int, int] | None:
-    """Rank and number of ranks as a launcher says; None where there is none."""
+def rank_and_size(environment: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return rank and number of ranks from a launcher's variables; None without a launcher."""
     for rank_name, size_name in _RANKS:
         rank, size = environment.get(rank_name, ""), environment.get(size_name, "")
         if rank.isdecimal():
@@ -149,11 +148,11 @@ def place_of(environment: Mapping[str, str]) -> tuple[int, int] | None:
     return None
 
 
-def run_of(environment: Mapping[str, str]) -> str:
-    """What tells this run from others, the same on all its ranks; empty where nothing does."""
+def run_id(environment: Mapping[str, str]) -> str:
+    """Return the launcher's name of this run, the same on all ranks; empty without one."""
     name = environment.get("TORCHELASTIC_RUN_ID", "")
     return "" if name == "none" else name
 
 
-def _say(text: str) -> None:
+def say_on_stderr(text: str) -> None:
     print(f"qgate collect: {text}", file=sys.stderr, flush=True)

@@ -1,15 +1,15 @@
-"""Which modules are collected, and under which names what flows through them is kept."""
+"""Choice of modules to collect, and names of their inputs and outputs in records."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from qgate.collecting.calls import CollectedPlace
+from qgate.collecting.calls import CollectedSite
 from qgate.errors import QgateError
 from qgate.models.sites import kind_of
 
@@ -25,13 +25,13 @@ _WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_
 
 @dataclass(frozen=True, eq=False)
 class CollectedModule:
-    """A module to collect: record names of its inputs with the parameter each is, and its output.
+    """A module to collect: record names of its output and of its inputs, with their parameters.
 
-    A module without inputs and output is a place in which attention functions are expected.
+    In a module without inputs and output attention functions are expected.
     """
 
     module: nn.Module
-    spot: CollectedPlace
+    site: CollectedSite
     inputs: Mapping[str, str]
     output: str
     parameters: tuple[str, ...]
@@ -41,7 +41,7 @@ class CollectedModule:
 
 @dataclass(frozen=True)
 class ChosenModules:
-    """What `sites` chose: modules, and whether attention functions count wherever they are."""
+    """Modules that `sites` selects, and whether all attention functions are collected."""
 
     targets: list[CollectedModule]
     names: dict[int, str]
@@ -50,15 +50,21 @@ class ChosenModules:
     pattern: re.Pattern[str] | None
 
     def takes_functions_in(self, name: str) -> bool:
-        """Whether an attention function that a module runs is collected."""
+        """Tell whether attention functions that a module calls are collected."""
         return self.functions_everywhere or bool(self.pattern and self.pattern.search(name))
 
 
 def choose(root: nn.Module, sites: str | Sequence[str]) -> ChosenModules:
-    """`sites` is types and patterns of module names, with `|` between them, or a list of names."""
+    """Choose by types and patterns of module names, with `|` between them, or a list of names."""
     words = _split(sites) if isinstance(sites, str) else [str(name) for name in sites]
     types = [word for word in words if word in TYPES]
-    pattern = _pattern([word for word in words if word not in TYPES], sites)
+    patterns = [word for word in words if word not in TYPES]
+    if not isinstance(sites, str):
+        patterns = [f"^{re.escape(word)}$" for word in patterns]
+    try:
+        pattern = re.compile("|".join(patterns)) if patterns else None
+    except re.error as error:
+        raise QgateError(f"sites {sites!r} is no regular expression: {error}.") from None
     modules = _named(root)
     inside = {
         id(child)
@@ -76,30 +82,20 @@ def choose(root: nn.Module, sites: str | Sequence[str]) -> ChosenModules:
         holder = layer_type == "other" and next(module.children(), None) is not None
         if holder and not (pattern is not None and pattern.fullmatch(named.name)):
             continue
-        spot = CollectedPlace(
+        site = CollectedSite(
             named.name, layer_type, layer_type, layer_of(root, named.path, named.name)
         )
-        targets.append(_target(module, spot, named.names[1:]))
+        targets.append(_target(module, site, named.names[1:]))
     everywhere = "attention" in types
     if not targets and not everywhere:
-        raise QgateError(f"sites {sites!r} match no module. {_there_is(modules)}")
+        raise QgateError(f"sites {sites!r} match no module. {_existing(modules)}")
     names = {id(named.module): named.name for named in modules}
     paths = {named.name: named.path for named in modules}
     return ChosenModules(targets, names, paths, everywhere, pattern)
 
 
-def _pattern(words: Sequence[str], sites: str | Sequence[str]) -> re.Pattern[str] | None:
-    if not words:
-        return None
-    whole = words if isinstance(sites, str) else [f"^{re.escape(word)}$" for word in words]
-    try:
-        return re.compile("|".join(whole))
-    except re.error as error:
-        raise QgateError(f"sites {sites!r} is no regular expression: {error}.") from None
-
-
 def type_of(module: nn.Module) -> str:
-    """attention, linear, or another kind of module that computes; `other` for the rest."""
+    """Return attention, linear or another kind of computing module; `other` for the rest."""
     name = type(module).__name__.lower()
     if isinstance(module, nn.MultiheadAttention) or "attention" in name or "attn" in name:
         return "attention"
@@ -113,12 +109,11 @@ def type_of(module: nn.Module) -> str:
 
 
 def layer_of(root: nn.Module, path: str, name: str) -> int | None:
-    """The index of the block: Megatron's own number, which counts over all stages, else the name's
-    first number."""
-    found = root
+    """Return the index of the block: Megatron's layer number, else the first number of the name."""
+    module = root
     for part in path.split(".") if path else []:
-        found = found.get_submodule(part)
-        number = getattr(found, "layer_number", None)
+        module = module.get_submodule(part)
+        number = getattr(module, "layer_number", None)
         if type(number) is int and number > 0:
             return number - 1
     numbers = [part for part in name.split(".") if part.isdecimal()]
@@ -139,51 +134,49 @@ class _Named:
 
 
 def model_name(root: nn.Module) -> str:
-    """The class of the model, whatever wraps it: runs on one rank and on many are of one model."""
+    """Return the class name of the model without wrappers, the same on one rank and many."""
     while [name for name, _ in root.named_children()] in (["module"], ["_orig_mod"]):
         root = next(root.children())
     kinds = type(root).__mro__
-    if kinds[1].__name__ == "FSDPModule":  # a class made of it and that of the model
+    if kinds[1].__name__ == "FSDPModule":  # FSDP puts its own class before that of the model
         return kinds[0].__name__.removeprefix("FSDP")
     return kinds[0].__name__
 
 
 def _named(root: nn.Module) -> list[_Named]:
-    """Every module once, in the order of registration."""
-    outer = ""
-    inner = root
+    """Return every module once, in the order of registration."""
+    outer, inner = "", root
     while [name for name, _ in inner.named_children()] == ["module"]:
         outer, inner = f"{outer}module.", inner.get_submodule("module")
-    found: dict[int, _Named] = {}
+    modules: dict[int, _Named] = {}
     for path, module in root.named_modules(remove_duplicate=False):
         name = _WRAPPERS.sub("", f"{path}.".removeprefix(outer)).strip(".")
         name = "" if f"{path}." in outer else name
-        named = found.setdefault(id(module), _Named(module, path, ()))
+        named = modules.setdefault(id(module), _Named(module, path, ()))
         if name not in named.names:
             named.names = (*named.names, name)
-    return list(found.values())
+    return list(modules.values())
 
 
-def _target(module: nn.Module, spot: CollectedPlace, also: tuple[str, ...]) -> CollectedModule:
+def _target(module: nn.Module, site: CollectedSite, also: tuple[str, ...]) -> CollectedModule:
     parameters = tuple(inspect.signature(module.forward).parameters)
-    if spot.layer_type == "attention":
+    if site.layer_type == "attention":
         roles = {
             role: next((name for name in names if name in parameters), "")
             for role, names in _ROLES.items()
         }
         if not all(roles.values()):
-            return CollectedModule(module, spot, {}, "", parameters, also=also)
-        if not _is_fused(module) and not any(
-            type_of(child) == "linear" for child in module.modules() if child is not module
-        ):
-            spot = CollectedPlace(spot.module, spot.layer_type, "FA", spot.layer)
-        return CollectedModule(module, spot, roles, "context", parameters, also=also)
-    weight = spot.layer_type in ("linear", "conv", "embedding", "norm") and _has_weight(module)
-    return CollectedModule(module, spot, {"input": ""}, "output", parameters, weight, also)
+            return CollectedModule(module, site, {}, "", parameters, also=also)
+        children = [child for child in module.modules() if child is not module]
+        if not _is_fused(module) and not any(type_of(child) == "linear" for child in children):
+            site = replace(site, component="FA")
+        return CollectedModule(module, site, roles, "context", parameters, also=also)
+    weight = site.layer_type in ("linear", "conv", "embedding", "norm") and _has_weight(module)
+    return CollectedModule(module, site, {"input": ""}, "output", parameters, weight, also)
 
 
 def _is_fused(module: nn.Module) -> bool:
-    """Modules that use the weights of those inside them without calling them."""
+    """Tell whether a module uses the weights of those inside it without calling them."""
     return isinstance(module, nn.MultiheadAttention)
 
 
@@ -193,27 +186,27 @@ def _has_weight(module: nn.Module) -> bool:
 
 
 def _split(pattern: str) -> list[str]:
-    """At each `|` that is not inside brackets."""
+    """Split a pattern at each `|` that is not inside brackets."""
     parts, depth = [""], 0
-    for place, letter in enumerate(pattern):
-        escaped = place > 0 and pattern[place - 1] == "\\"
-        depth += 0 if escaped else (letter in "([") - (letter in ")]")
-        if letter == "|" and depth == 0 and not escaped:
+    for index, letter in enumerate(pattern):
+        is_escaped = index > 0 and pattern[index - 1] == "\\"
+        depth += 0 if is_escaped else (letter in "([") - (letter in ")]")
+        if letter == "|" and depth == 0 and not is_escaped:
             parts.append("")
         else:
             parts[-1] += letter
     return [part for part in parts if part]
 
 
-def _there_is(modules: Sequence[_Named]) -> str:
+def _existing(modules: Sequence[_Named]) -> str:
     kinds: dict[str, list[str]] = {}
     for named in modules:
         kind = type_of(named.module)
         leaf = next(named.module.children(), None) is None
         if named.name and (leaf or kind == "attention"):
             kinds.setdefault(kind, []).append(named.name)
-    told = [
-        f"{len(found)} {kind} ({', '.join(found[:3])}{', …' if len(found) > 3 else ''})"
-        for kind, found in kinds.items()
+    texts = [
+        f"{len(names)} {kind} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+        for kind, names in kinds.items()
     ]
-    return f"There are: {'; '.join(told) or 'no modules inside it'}."
+    return f"There are: {'; '.join(texts) or 'no modules inside it'}."

@@ -1,8 +1,8 @@
-"""What is read from a tensor while the model waits: as little as the figures need.
+"""Readings of tensors while the model waits: as little as the figures need.
 
-Extremes and non-finite values are of every element. Counts of a large tensor are of a seeded share
-of its blocks, because reading all of them would take longer than the layer itself. On the CPU it
-is numpy that reads: one thread, no barrier that a busy machine makes a hundred times slower.
+Extremes and non-finite values come from every element. Counts of a large tensor come from a seeded
+share of its blocks, as reading all of them would take longer than the layer itself. The CPU reads
+with numpy: one thread, no barrier that a busy machine makes a hundred times slower.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ from qgate.stats.bits import COUNTABLE, decoded
 Array = np.ndarray[Any, Any]
 
 BLOCK = 32
-"""Neighbors along the last dimension that are sampled together: what shares a scale in MX formats,
-and two lines of cache, so that a sample costs little more than what it holds."""
+"""Neighbors along the last dimension that are sampled together: an MX block, two cache lines."""
 
 _PART = 2**16
 
 
 @dataclass
 class ValueReading:
-    """What a tensor showed: `sample` is bit patterns of a type that is counted, else values.
+    """Values read from a tensor: `sample` has bit patterns of a counted dtype, else values.
 
-    low, high   the finite extremes; NaN where nothing is finite
-    counted     how many of the elements the sample is
-    counts      how often each pattern occurs, where that was counted at once
-    sums        sum and sum of squares of the finite values, where that was added up at once
-    lengths     of the whole blocks that follow one another in the sample
+    low, high   finite extremes; NaN where nothing is finite
+    counted     number of elements in the sample
+    counts      occurrences of each pattern, where a device counted them
+    sums        sum and sum of squares of the finite values, where a device added them
+    lengths     lengths of the blocks in the sample, in order
     """
 
     dtype: torch.dtype
@@ -52,7 +51,7 @@ class ValueReading:
 
     @property
     def counted_as(self) -> torch.dtype | None:
-        """The dtype whose bit patterns are counted; None where nothing is."""
+        """Dtype whose bit patterns are counted; None for integers."""
         if self.dtype in COUNTABLE:
             return self.dtype
         return torch.bfloat16 if self.dtype.is_floating_point else None
@@ -67,9 +66,9 @@ def can_be_read(x: Tensor) -> bool:
 
 
 def read(x: Tensor, most: int | None, seed: int, into: Tensor | None = None) -> ValueReading:
-    """Of a tensor on the CPU; `most` elements are sampled, all of them without it.
+    """Read a tensor on the CPU; `most` elements are sampled, or all.
 
-    With `into`, of the same shape and dtype, it is copied there while its parts are at hand.
+    The tensor is copied to `into`, of the same shape and dtype, while its parts are in the cache.
     """
     x = x.detach()
     flat = array_of(x)
@@ -77,7 +76,7 @@ def read(x: Tensor, most: int | None, seed: int, into: Tensor | None = None) -> 
     if most is None or x.numel() <= most:
         sample, lengths = flat.ravel().copy(), all_blocks(tuple(x.shape))
     else:
-        offsets, lengths = sampled_places(tuple(x.shape), x.stride(), most, seed)
+        offsets, lengths = sampled_offsets(tuple(x.shape), x.stride(), most, seed)
         sample = array_of(memory_of(x)).take(offsets)
     return ValueReading(
         x.dtype, x.numel(), low, high, nonfinite, len(sample), sample, lengths=lengths
@@ -85,15 +84,15 @@ def read(x: Tensor, most: int | None, seed: int, into: Tensor | None = None) -> 
 
 
 def memory_of(x: Tensor) -> Tensor:
-    """The stretch of memory that a tensor's elements are in, as a line."""
+    """Return the memory from a tensor's first element to its last, flat."""
     extent = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
     return x.as_strided((extent,), (1,))
 
 
 def array_of(x: Tensor) -> Array:
-    """The same memory in numpy; formats that numpy lacks as their bits.
+    """Return the same memory in numpy; dtypes that numpy lacks as their bits.
 
-    `x.numpy()` would leave a mark: it forbids the storage to change its size, as FSDP's must.
+    `x.numpy()` would keep the storage from changing its size, as storages of FSDP do.
     """
     x = x.detach().resolve_neg()
     if x.dtype in COUNTABLE:
@@ -105,39 +104,39 @@ def array_of(x: Tensor) -> Array:
 def _extremes(
     flat: Array, dtype: torch.dtype, into: Array | None
 ) -> tuple[float, float, dict[str, int]]:
-    """The finite extremes, and how many values of each kind are not finite."""
+    """Return the finite extremes, and counts of non-finite values by kind."""
     none = {"nan": 0, "posinf": 0, "neginf": 0}
     if not flat.size:
         return math.nan, math.nan, none
     narrow = dtype in COUNTABLE
-    found = []
+    extremes = []
     with np.errstate(invalid="ignore"):
         for part, copy in _parts(flat, into):
             if copy is not None:
                 copy[...] = part
-            found.append(_in_bits(part) if narrow else (part.min(), part.max()))
-        lows, highs = zip(*found, strict=True)
+            extremes.append(_in_bits(part) if narrow else (part.min(), part.max()))
+        lows, highs = zip(*extremes, strict=True)
         low, high = np.min(lows), np.max(highs)
     if not narrow and math.isfinite(low) and math.isfinite(high):
         return float(low), float(high), none
     if narrow and flat.itemsize == 2:
-        low, high = _of_bits(flat, int(low), int(high), value_table(dtype))
+        low, high = _of_bits(flat, int(low), int(high), decoded(dtype))
         if math.isfinite(low) and math.isfinite(high):
             return low, high, none
     values, weights = _distinct(flat, dtype)
-    there = values[np.isfinite(values)]
+    finite = values[np.isfinite(values)]
     kinds = {
         "nan": int(weights[np.isnan(values)].sum()),
         "posinf": int(weights[values == np.inf].sum()),
         "neginf": int(weights[values == -np.inf].sum()),
     }
-    if not there.size:
+    if not finite.size:
         return math.nan, math.nan, kinds
-    return float(there.min()), float(there.max()), kinds
+    return float(finite.min()), float(finite.max()), kinds
 
 
 def _parts(flat: Array, into: Array | None) -> Iterator[tuple[Array, Array | None]]:
-    """Parts that stay in the cache while they are looked at twice, and where each is copied to."""
+    """Yield parts that fit the cache, with the part of `into` that each is copied to."""
     if flat.size <= _PART or not flat.flags.c_contiguous:
         yield flat, into
         return
@@ -148,9 +147,9 @@ def _parts(flat: Array, into: Array | None) -> Iterator[tuple[Array, Array | Non
 
 
 def _in_bits(part: Array) -> tuple[int, int]:
-    """The largest pattern of either sign, of patterns that ascend in magnitude above it.
+    """Return the largest pattern of either sign; patterns ascend with the magnitude.
 
-    The first is negated, so that of several parts the least and the largest are asked for.
+    The first one is negated, so that several parts combine by minimum and maximum.
     """
     signed = part.view(np.int16 if part.itemsize == 2 else np.int8)
     return -int(part.max()), int(signed.max())
@@ -164,23 +163,17 @@ def _of_bits(flat: Array, low: int, high: int, table: Array) -> tuple[float, flo
 
 
 def _distinct(flat: Array, dtype: torch.dtype) -> tuple[Array, Array]:
-    """Values with how often each occurs; of types with many values, each element once."""
+    """Return distinct values with their counts; for wide dtypes every element, counted once."""
     if dtype not in COUNTABLE:
         return flat.reshape(-1), np.ones(flat.size, dtype=np.int64)
     counts = np.bincount(flat.reshape(-1), minlength=2 ** (8 * flat.itemsize))
-    there = np.flatnonzero(counts)
-    return value_table(dtype)[there], counts[there]
-
-
-@lru_cache(maxsize=8)
-def value_table(dtype: torch.dtype) -> Array:
-    """The value of each bit pattern."""
-    return decoded(dtype)
+    patterns = np.flatnonzero(counts)
+    return decoded(dtype)[patterns], counts[patterns]
 
 
 @lru_cache(maxsize=64)
 def all_blocks(shape: tuple[int, ...]) -> Array:
-    """The lengths of the blocks of a tensor, row after row; the last of a row may be shorter."""
+    """Return the lengths of all blocks of a tensor; the last one of a row may be shorter."""
     width = shape[-1] if shape else 1
     if not width:
         return np.zeros(0, dtype=np.int8)
@@ -190,28 +183,29 @@ def all_blocks(shape: tuple[int, ...]) -> Array:
 
 
 @lru_cache(maxsize=64)
-def sampled_places(
+def sampled_offsets(
     shape: tuple[int, ...], stride: tuple[int, ...], most: int, seed: int
 ) -> tuple[Array, Array]:
-    """Where in memory the sampled elements of a tensor of this layout are, in ascending order of
-    their blocks, and how long each of the blocks is: blocks are whole, and at most `most` elements.
+    """Return memory offsets of sampled elements, in order of their blocks, and block lengths.
+
+    Blocks are sampled whole, with at most `most` elements together.
     """
     width, rows = shape[-1], math.prod(shape[:-1])
     in_row = -(-width // BLOCK)
-    wanted = min(max(most * in_row // width, 1), rows * in_row)
+    count = min(max(most * in_row // width, 1), rows * in_row)
     random = np.random.default_rng([seed, *shape])
-    chosen = random.choice(rows * in_row, wanted, replace=False)
-    kept = max(int((np.cumsum(_lengths(chosen, width, in_row)) <= most).sum()), 1)
-    chosen = np.sort(chosen[:kept])
+    chosen = random.choice(rows * in_row, count, replace=False)
+    fitting = max(int((np.cumsum(_lengths(chosen, width, in_row)) <= most).sum()), 1)
+    chosen = np.sort(chosen[:fitting])
     lengths = _lengths(chosen, width, in_row)
-    places = np.unravel_index(chosen // in_row, shape[:-1]) if len(shape) > 1 else ()
+    rows_at = np.unravel_index(chosen // in_row, shape[:-1]) if len(shape) > 1 else ()
     start = chosen % in_row * (BLOCK * stride[-1])
-    start = start + sum(place * step for place, step in zip(places, stride[:-1], strict=True))
+    start = start + sum(row * step for row, step in zip(rows_at, stride[:-1], strict=True))
     inside = np.arange(BLOCK)
     offsets = (start[:, None] + inside * stride[-1])[inside < lengths[:, None]]
     return np.asarray(offsets, dtype=np.intp), np.asarray(lengths, dtype=np.int8)
 
 
 def _lengths(chosen: Array, width: int, in_row: int) -> Array:
-    """Of the blocks of these numbers."""
+    """Return the lengths of the blocks with these numbers."""
     return np.asarray(np.minimum(width - chosen % in_row * BLOCK, BLOCK))

@@ -1,1 +1,1 @@
-"""Two dumps or two modes compared, tensor by tensor and layer by layer."""
+"""Compare two dumps tensor by tensor, or two captured modes layer by layer."""

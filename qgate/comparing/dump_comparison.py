@@ -1,8 +1,8 @@
-"""Two dumps compared, tensor by tensor: what differs first, and how much.
+"""Compare two dumps tensor by tensor: find the first difference, and measure all of them.
 
-Tensors with the same hash are equal and not read. Of the others the bytes are compared, and where
-they differ their errors are taken in one pass over both. Files are mapped, not copied, and not
-proved by their hashes: `qgate dumps verify` does that.
+Tensors with the same hash are equal and not read. The bytes of the others are compared, and where
+they differ one pass over both measures the errors. Files are mapped, not copied, and not proved by
+their hashes: `qgate dumps verify` does that.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ import heapq
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from qgate.comparing.dump_differences import DumpComparison, Findings, Kind, PairErrors
-from qgate.comparing.pairing import Pairing, PairingRule, Twin, origins, paired, rule_of
+from qgate.comparing.dump_differences import ComparedPairs, DumpComparison, Kind, PairErrors
+from qgate.comparing.pairing import Pairing, PairingRule, RecordPair, origins, pair_records, rule_of
 from qgate.dumps import Dump, Record, nbytes
-from qgate.dumps.choosing import opened, together
-from qgate.engine import Failure, Workers, outcomes
+from qgate.dumps.choosing import batches, open_cached
+from qgate.engine import Failure, Workers, map_items
 from qgate.errors import QgateError
 from qgate.stats import errors, serial
 from qgate.stats.plain_errors import plain_errors
-from qgate.storage import places
+from qgate.storage import locations
 
 _EXPONENTS = {
     torch.float16: (torch.int16, 0x7C00),
@@ -34,9 +33,11 @@ _EXPONENTS = {
     torch.float32: (torch.int32, 0x7F800000),
     torch.float64: (torch.int64, 0x7FF << 52),
 }
-"""The bits of a dtype's infinity, and the integers to read them as."""
+"""Per dtype: the integers that hold its bits, and the bits of infinity."""
+_METRICS = ("relative_mse", "correlation", "max_abs")
+_EQUAL = (0.0, 1.0, 0.0)
 _AHEAD = 128
-_AT_ONCE = 1 << 22
+_BYTES_AT_ONCE = 1 << 22
 _IN_CACHE = 1 << 16
 
 
@@ -47,64 +48,64 @@ def compare_dumps(
     *,
     rule: PairingRule | None = None,
     workers: Workers | None = None,
-    **wanted: object,
+    **fields: object,
 ) -> DumpComparison:
-    """`step` is told the bytes of each pair that is done; `wanted` selects records of both.
+    """Compare the records of both dumps that `fields` select, rank after rank.
 
-    One rank after the other is read and compared. Whoever has read all records knows the `rule`.
-    Without `workers` this process compares in several threads, which need no copies.
+    `step` gets the bytes of each pair. `rule` is `rule_of` the selected records, if the caller has
+    read them. Without `workers` this process compares in several threads, which need no copies.
     """
     if rule is None:
-        rule = rule_of(*(dump.records(**wanted) for dump in (actual, reference)))
-    found = Findings()
-    begun: deque[Pairing] = deque()
+        rule = rule_of(*(dump.records(**fields) for dump in (actual, reference)))
+    total = ComparedPairs()
+    pending: deque[Pairing] = deque()
 
-    def pairs() -> Iterator[Twin]:
-        for a, r in _by_rank(actual.records(**wanted), reference.records(**wanted)):
-            pairing = paired(a, r, rule)
-            found.add_rest(pairing)
+    def pairs() -> Iterator[RecordPair]:
+        for a, r in _by_rank(actual.records(**fields), reference.records(**fields)):
+            pairing = pair_records(a, r, rule)
+            total.add_unpaired(pairing)
             if pairing.pairs:
-                begun.append(pairing)
+                pending.append(pairing)
                 yield from pairing.pairs
 
     compared = (
         _compared(actual, reference, pairs())
         if workers is None
-        else _compared_elsewhere(actual, reference, pairs(), workers)
+        else _compared_by_workers(actual, reference, pairs(), workers)
     )
     differs: dict[int, bool] = {}
-    place = 0
-    for each in compared:
-        pairing = begun[0]
-        found.add(each)
+    index = 0
+    for pair in compared:
+        pairing = pending[0]
+        total.add(pair)
         if step is not None:
-            step(_size(pairing.pairs[place]))
-        if each.kind != "summary":
-            differs[place] = each.kind != "equal"
-        place += 1
-        if place == len(pairing.pairs):
-            found.add_origins(place, origins(pairing, differs))
-            begun.popleft()
-            differs, place = {}, 0
+            step(_size(pairing.pairs[index]))
+        if pair.kind != "summary":
+            differs[index] = pair.kind != "equal"
+        index += 1
+        if index == len(pairing.pairs):
+            total.add_origins(index, origins(pairing, differs))
+            pending.popleft()
+            differs, index = {}, 0
     for dump in (actual, reference):
-        found.add_notes(f"{dump.folder}: {note}" for note in dump.notes())
-    return found.whole()
+        total.add_notes(f"{dump.folder}: {note}" for note in dump.notes())
+    return total.whole()
 
 
 def _by_rank(
     actual: Iterable[Record], reference: Iterable[Record]
 ) -> Iterator[tuple[list[Record], list[Record]]]:
-    """The records of each rank that either dump has; both give them rank after rank."""
-    both = heapq.merge(((r.rank, 0, r) for r in actual), ((r.rank, 1, r) for r in reference))
-    for _, some in itertools.groupby(both, lambda each: each[0]):
-        found: tuple[list[Record], list[Record]] = [], []
-        for _, side, record in some:
-            found[side].append(record)
-        yield found
+    """Group the records of both dumps by rank; each dump has them rank after rank."""
+    merged = heapq.merge(((r.rank, 0, r) for r in actual), ((r.rank, 1, r) for r in reference))
+    for _, of_rank in itertools.groupby(merged, lambda item: item[0]):
+        sides: tuple[list[Record], list[Record]] = [], []
+        for _, side, record in of_rank:
+            sides[side].append(record)
+        yield sides
 
 
-def _compared(actual: Dump, reference: Dump, pairs: Iterable[Twin]) -> Iterator[PairErrors]:
-    """In order; several at a time, as most of the work is done without Python's lock."""
+def _compared(actual: Dump, reference: Dump, pairs: Iterable[RecordPair]) -> Iterator[PairErrors]:
+    """Compare pairs in order, several at a time: most of the work runs without Python's lock."""
     workers = max(1, min(8, os.cpu_count() or 1))
     waiting: deque[Future[PairErrors]] = deque()
     with serial(), ThreadPoolExecutor(workers, thread_name_prefix="qgate-compare") as pool:
@@ -116,120 +117,100 @@ def _compared(actual: Dump, reference: Dump, pairs: Iterable[Twin]) -> Iterator[
             yield waiting.popleft().result()
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Neighboring pairs of two folders."""
-
-    folders: tuple[places.Place, places.Place]
-    pairs: tuple[Twin, ...]
-
-
-def _compared_elsewhere(
-    actual: Dump, reference: Dump, pairs: Iterable[Twin], workers: Workers
+def _compared_by_workers(
+    actual: Dump, reference: Dump, pairs: Iterable[RecordPair], workers: Workers
 ) -> Iterator[PairErrors]:
-    """The same by processes or a cluster, whose nodes see both folders."""
+    """Compare pairs by processes or a cluster, whose nodes see both folders."""
     folders = actual.folder.absolute(), reference.folder.absolute()
-    sent: deque[_Part] = deque()
-
-    def parts() -> Iterator[_Part]:
-        for part in together(pairs, _size):
-            sent.append(_Part(folders, tuple(part)))
-            yield sent[-1]
-
-    for found in outcomes(_compare_part, parts(), workers):
-        part = sent.popleft()
-        if isinstance(found, Failure):
-            why = f"it was not compared: {found.reason}"
-            yield from (PairErrors.of(a, r, "unfit", why=why) for a, r in part.pairs)
+    to_report, to_send = itertools.tee(batches(pairs, _size))
+    compared = map_items(_compare_batch, to_send, workers, shared=folders)
+    for batch, errors_of in zip(to_report, compared, strict=True):
+        if isinstance(errors_of, Failure):
+            why = f"it was not compared: {errors_of.reason}"
+            yield from (PairErrors.of(a, r, "unfit", why=why) for a, r in batch)
         else:
-            yield from found
+            yield from errors_of
 
 
-def _size(pair: Twin) -> int:
-    return sum(nbytes(each) for each in pair)
+def _size(pair: RecordPair) -> int:
+    return sum(map(nbytes, pair))
 
 
-def _compare_part(part: _Part) -> list[PairErrors]:
-    actual, reference = map(opened, part.folders)
+def _compare_batch(
+    pairs: Sequence[RecordPair], folders: tuple[locations.Location, locations.Location]
+) -> list[PairErrors]:
+    actual, reference = map(open_cached, folders)
     with serial():
-        return [_compare(actual, reference, *pair) for pair in part.pairs]
+        return [_compare(actual, reference, *pair) for pair in pairs]
 
 
 def _compare(actual: Dump, reference: Dump, a: Record, r: Record) -> PairErrors:
-    bad = sum(a.nonfinite.values()) + sum(r.nonfinite.values())
+    def pair(kind: Kind, why: str = "") -> PairErrors:
+        bad = sum(a.nonfinite.values()) + sum(r.nonfinite.values())
+        return PairErrors.of(a, r, kind, *(_EQUAL if kind == "equal" else ()), nonfinite=bad,
+                             why=why)  # fmt: skip
+
     if a.shape != r.shape:
-        why = f"shapes {list(a.shape)} and {list(r.shape)}"
-        return PairErrors.of(a, r, "unfit", nonfinite=bad, why=why)
+        return pair("unfit", f"shapes {list(a.shape)} and {list(r.shape)}")
     if a.tensor is None or r.tensor is None:
-        return _summaries(a, r, bad)
+        if a.counts is None or r.counts is None:
+            return pair("summary", "values were not kept")
+        if a.counts.digest == r.counts.digest:
+            return pair("summary", "equal counts, no values")
+        return pair("unfit", "the counts of its values differ, and the values were not kept")
     if a.dtype == r.dtype and a.tensor.digest and a.tensor.digest == r.tensor.digest:
-        return _equal(a, r, bad)
+        return pair("equal")
     try:
-        tensors = actual.tensor(a, check=False), reference.tensor(r, check=False)
-        return _values(a, r, *tensors)
+        return _values(a, r, actual.tensor(a, check=False), reference.tensor(r, check=False))
     except QgateError as error:
-        return PairErrors.of(a, r, "unfit", nonfinite=bad, why=str(error))
-
-
-def _equal(a: Record, r: Record, bad: int) -> PairErrors:
-    return PairErrors.of(a, r, "equal", 0.0, 1.0, 0.0, nonfinite=bad)
-
-
-def _summaries(a: Record, r: Record, bad: int) -> PairErrors:
-    if a.counts is not None and r.counts is not None:
-        if a.counts.digest != r.counts.digest:
-            why = "the counts of its values differ, and the values were not kept"
-            return PairErrors.of(a, r, "unfit", nonfinite=bad, why=why)
-        return PairErrors.of(a, r, "summary", nonfinite=bad, why="equal counts, no values")
-    return PairErrors.of(a, r, "summary", nonfinite=bad, why="values were not kept")
+        return pair("unfit", str(error))
 
 
 def _values(a: Record, r: Record, actual: Tensor, reference: Tensor) -> PairErrors:
     if actual.dtype == reference.dtype and _same_bytes(actual, reference):
-        return _equal(a, r, 2 * _nonfinite(actual))
+        return PairErrors.of(a, r, "equal", *_EQUAL, nonfinite=2 * _nonfinite(actual))
     if not actual.numel():
-        return _equal(a, r, 0)
+        return PairErrors.of(a, r, "equal", *_EQUAL)
+    bad = 0
     plain = plain_errors(actual, reference)
     if plain is not None:
-        told = plain.relative_mse, plain.correlation, plain.max_abs
-        return PairErrors.of(a, r, "differs" if plain.max_abs else "equal", *told)
-    found = errors(_float(actual), _float(reference), worst=0)
-    bad = found.actual_non_finite.total + found.reference_non_finite.total
-    names = ("relative_mse", "correlation", "max_abs")
-    relative, correlation, largest = (found.metric(name) for name in names)
-    kind: Kind = "equal" if largest == 0 else "differs"
-    return PairErrors.of(a, r, kind, relative, correlation, largest, nonfinite=bad)
+        numbers = plain.relative_mse, plain.correlation, plain.max_abs
+    else:
+        sums = errors(_float(actual), _float(reference), worst=0)
+        bad = sums.actual_non_finite.total + sums.reference_non_finite.total
+        relative, correlation, largest = map(sums.metric, _METRICS)
+        numbers = relative, correlation, largest
+    return PairErrors.of(a, r, "differs" if numbers[-1] != 0 else "equal", *numbers, nonfinite=bad)
 
 
 def _same_bytes(a: Tensor, r: Tensor) -> bool:
-    """A part at a time, so that two that differ are told apart by their beginnings."""
+    """Compare bytes in parts, so that a difference at the beginning ends it."""
     a, r = _flat(a), _flat(r)
     return all(
-        torch.equal(a[i : i + _AT_ONCE], r[i : i + _AT_ONCE]) for i in range(0, len(a), _AT_ONCE)
+        torch.equal(a[i : i + _BYTES_AT_ONCE], r[i : i + _BYTES_AT_ONCE])
+        for i in range(0, len(a), _BYTES_AT_ONCE)
     )
 
 
 def _flat(x: Tensor) -> Tensor:
-    """As words of eight bytes where there are that many."""
+    """View the values as words of eight bytes, if they divide into such, else as bytes."""
     data = x.detach().contiguous().reshape(-1).view(torch.uint8)
     whole = len(data) % 8 == 0 and data.data_ptr() % 8 == 0
     return data.view(torch.int64) if whole and len(data) else data
 
 
 def _nonfinite(x: Tensor) -> int:
-    """Of a tensor that no collector has counted them for; looked for in the exponents' bits."""
+    """Count values that are not finite by the bits of their exponents."""
     if not x.is_floating_point() or not x.numel():
         return 0
     whole = x if x.dtype in _EXPONENTS else x.float()
     word, exponent = _EXPONENTS[whole.dtype]
-    flat = whole.contiguous().reshape(-1).view(word)
-    parts = (flat[i : i + _IN_CACHE] for i in range(0, len(flat), _IN_CACHE))
-    found = 0
-    for part in parts:
+    count = 0
+    for part in whole.contiguous().reshape(-1).view(word).split(_IN_CACHE):
         sizes = part & torch.iinfo(word).max
         if int(sizes.amax()) >= exponent:
-            found += int((sizes >= exponent).sum())
-    return found
+            count += int((sizes >= exponent).sum())
+    return count
 
 
 def _float(x: Tensor) -> Tensor:

@@ -1,38 +1,42 @@
-"""What was found of two dumps: pairs by the million, of which few numbers are kept in memory.
+"""Compared pairs of two dumps by the million, with few numbers of each in memory.
 
-The rest of a pair is in rows that may be on disk, and is put together when it is asked for.
+The others are in rows that may be on disk; a pair is read from them when it is used.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
 from qgate.comparing.pairing import Origin, Pairing
 from qgate.dumps import Record, StoredValues
-from qgate.dumps.records import plain
+from qgate.dumps.record import plain
 from qgate.results.rows import LazySequence, StoredRows
 
 Kind = Literal["equal", "differs", "unfit", "summary"]
-_KINDS: tuple[Kind, ...] = ("equal", "differs", "unfit", "summary")
-_ORIGINS: tuple[Origin, ...] = ("", "local", "carried", "enters", "unknown")
+_KINDS, _ORIGINS = get_args(Kind), get_args(Origin)
 _NUMBERS = ("relative_mse", "correlation", "max_abs")
-_HELD = 1 << 17
+_PUBLISHED = (
+    "title", "module", "rank", "order", "shape", "kind", "origin", "why", "nonfinite", *_NUMBERS,
+)  # fmt: skip
+_COLUMNS = {"kind": "B", "origin": "B", "bad": "B", "order": "q", "relative_mse": "d",
+            "max_abs": "d"}  # fmt: skip
+_ROWS_IN_MEMORY = 1 << 17
 T = TypeVar("T")
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class PairErrors:
-    """One tensor of two dumps. A number that cannot be had is NaN, which passes no limit.
+    """Errors of one tensor of two dumps. A missing number is NaN, which passes no limit.
 
-    title …    of the actual one; `reference_order` is where the other is in its dump
-    kind       unfit: the two cannot be compared; summary: no values were kept to compare
+    title …    of the actual tensor; `reference_order` is the order of the other in its dump
+    kind       unfit: the two cannot be compared; summary: there are no stored values to compare
     """
 
     title: str
@@ -51,113 +55,76 @@ class PairErrors:
 
     @classmethod
     def of(
-        cls,
-        actual: Record,
-        reference: Record,
-        kind: Kind,
-        relative_mse: float = math.nan,
-        correlation: float = math.nan,
-        max_abs: float = math.nan,
-        **told: Any,
+        cls, actual: Record, reference: Record, kind: Kind, *numbers: float, **more: Any
     ) -> PairErrors:
         names = actual.title, actual.module, actual.rank, actual.order, reference.order
-        return cls(*names, actual.shape, kind, relative_mse, correlation, max_abs, **told)
+        more |= dict(zip(_NUMBERS, numbers, strict=False))
+        return cls(*names, actual.shape, kind, **more)
 
     def to_dict(self) -> dict[str, Any]:
-        names = ("title", "module", "rank", "order", "shape", "kind", "origin", "why", "nonfinite")
-        told = {name: getattr(self, name) for name in names}
-        told |= {name: getattr(self, name) for name in _NUMBERS}
-        return {**told, "shape": list(self.shape)}
+        return {name: getattr(self, name) for name in _PUBLISHED} | {"shape": list(self.shape)}
 
 
-_IN_ROWS = tuple(each.name for each in fields(PairErrors) if each.name not in ("kind", "origin"))
+_IN_ROWS = tuple(own.name for own in fields(PairErrors) if own.name not in ("kind", "origin"))
 
 
-class _Meant(LazySequence[T]):
-    """Rows as what they stand for."""
+@dataclass(frozen=True)
+class Pairs(LazySequence[PairErrors]):
+    """Some of the compared pairs, by their numbers in the order in which they were compared."""
 
-    def __init__(self, rows: Sequence[Any], make: Callable[[Any], T]) -> None:
-        self._rows, self._make = rows, make
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def _one(self, place: int) -> T:
-        return self._make(self._rows[place])
-
-
-@dataclass
-class _Table:
-    """All pairs in the order in which they were compared: what is looked for, and the rest."""
-
-    rows: StoredRows[dict[str, Any]]
-    kinds: Array
-    origins: Array
-    bad: Array
-    relative_mse: Array
-    max_abs: Array
-
-    def __getitem__(self, place: int) -> PairErrors:
-        row = self.rows[place]
-        told = {name: row[name] for name in _IN_ROWS}
-        told |= {name: float(told[name]) for name in _NUMBERS}
-        told["shape"] = tuple(told["shape"])
-        kind, origin = _KINDS[self.kinds[place]], _ORIGINS[self.origins[place]]
-        return PairErrors(**told, kind=kind, origin=origin)
-
-
-class Pairs(Sequence[PairErrors]):
-    """Some of the pairs, in an order."""
-
-    def __init__(self, table: _Table, places: Array) -> None:
-        self._table, self._places = table, places
+    rows: Sequence[Mapping[str, Any]]
+    columns: Mapping[str, Array]
+    numbers: Array
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.numbers)
 
-    @overload
-    def __getitem__(self, place: int) -> PairErrors: ...
-    @overload
-    def __getitem__(self, place: slice) -> Pairs: ...
-    def __getitem__(self, place: int | slice) -> PairErrors | Pairs:
-        if isinstance(place, slice):
-            return Pairs(self._table, self._places[place])
-        return self._table[int(self._places[place])]
+    def _one(self, index: int) -> PairErrors:
+        number = int(self.numbers[index])
+        row = dict(self.rows[number])
+        row |= {name: float(row[name]) for name in _NUMBERS}
+        row |= {
+            "shape": tuple(row["shape"]),
+            "kind": _KINDS[self.columns["kind"][number]],
+            "origin": _ORIGINS[self.columns["origin"][number]],
+        }
+        return PairErrors(**row)
+
+    def column(self, name: str) -> Array:
+        return self.columns[name][self.numbers]
+
+    def where(self, mask: Array) -> Pairs:
+        return Pairs(self.rows, self.columns, self.numbers[mask])
 
     def of_kind(self, *kinds: Kind) -> Pairs:
-        return self._where(np.isin(self._table.kinds[self._places], list(map(_KINDS.index, kinds))))
+        return self.where(np.isin(self.column("kind"), list(map(_KINDS.index, kinds))))
 
     def of_origin(self, origin: Origin) -> Pairs:
-        return self._where(self._table.origins[self._places] == _ORIGINS.index(origin))
+        return self.where(self.column("origin") == _ORIGINS.index(origin))
 
     def not_finite(self) -> Pairs:
-        return self._where(self._table.bad[self._places] != 0)
+        return self.where(self.column("bad") != 0)
 
     def beyond(self, relative_mse: float | None) -> Pairs:
-        """What cannot be compared, and what has a larger error; NaN is within no limit."""
-        beyond = self._table.kinds[self._places] == _KINDS.index("unfit")
+        """Select pairs that cannot be compared or have a larger error; NaN is within no limit."""
+        beyond = self.column("kind") == _KINDS.index("unfit")
         if relative_mse is not None:
-            beyond |= ~(self._table.relative_mse[self._places] <= relative_mse)
-        return self._where(beyond)
+            beyond |= ~(self.column("relative_mse") <= relative_mse)
+        return self.where(beyond)
 
     def worst_first(self) -> Pairs:
-        """What has no number is worse than any number."""
-        size, largest = (
-            getattr(self._table, name)[self._places] for name in ("relative_mse", "max_abs")
-        )
-        known = ~np.isnan(size)
-        size[~known] = largest[~known] = 0
-        return Pairs(self._table, self._places[np.lexsort((-largest, -size, known))])
-
-    def _where(self, chosen: Array) -> Pairs:
-        return Pairs(self._table, self._places[chosen])
+        """Sort the pairs by relative MSE; those without a number come first."""
+        size, largest = self.column("relative_mse"), self.column("max_abs")
+        has_number = ~np.isnan(size)
+        size[~has_number] = largest[~has_number] = 0
+        return self.where(np.lexsort((-largest, -size, has_number)))
 
 
 @dataclass
 class DumpComparison:
-    """All pairs in the order of execution, what had no counterpart, and what was said of both.
+    """All pairs in the order of execution, records without a counterpart, and notes on both dumps.
 
-    nonfinite   how many values of all pairs are not finite
+    nonfinite   number of values in all pairs that are not finite
     """
 
     pairs: Pairs
@@ -171,84 +138,96 @@ class DumpComparison:
 
     @property
     def different(self) -> Pairs:
-        """What is not equal, in the order of execution; what cannot be compared is among them."""
+        """Pairs that are not equal or cannot be compared, in the order of execution."""
         return self.pairs.of_kind("differs", "unfit")
 
     @property
     def first(self) -> PairErrors | None:
-        """The first difference, a local one before those that are carried."""
+        """The first local difference, or the first of all where none is local."""
         different = self.different
-        first = (different.of_origin("local") or different)[:1]
-        return first[0] if first else None
+        return next(iter(different.of_origin("local") or different), None)
 
     def worst_first(self) -> Pairs:
         return self.different.worst_first()
 
     def reasons(self, relative_mse: float | None, *, unpaired: bool = False) -> list[str]:
-        """Why it fails; nothing where it passes. NaN is within no limit."""
+        """List the reasons why the comparison fails; none if it passes. NaN is within no limit."""
         if len(self.pairs) == len(self.of_kind("summary")):
             return ["nothing was compared: no tensor with values is in both dumps"]
-        said = []
+        reasons = []
         over = self.different.beyond(relative_mse).worst_first()
         if over:
             worst = over[0]
-            what = worst.why or f"relative_mse {worst.relative_mse:.3g} > {relative_mse:g}"
+            problem = worst.why or f"relative_mse {worst.relative_mse:.3g} > {relative_mse:g}"
             more = f", and {len(over) - 1} more" if len(over) > 1 else ""
-            said.append(f"{what} at {worst.title}{more}")
+            reasons.append(f"{problem} at {worst.title}{more}")
         if self.nonfinite:
             first = self.pairs.not_finite()[0]
-            said.append(f"{self.nonfinite} values are not finite, first at {first.title}")
+            reasons.append(f"{self.nonfinite} values are not finite, first at {first.title}")
         alone = len(self.only_actual) + len(self.only_reference)
         if relative_mse is not None and alone and not unpaired:
-            said.append(f"{alone} tensors are in one of the dumps only")
-        return said
+            reasons.append(f"{alone} tensors are in one of the dumps only")
+        return reasons
 
 
-# As they are found -----------------------------------------------------------------------------
+# While they are compared -------------------------------------------------------------------------
+
+
+class _MappedRows(LazySequence[T]):
+    """Rows, each converted when it is read."""
+
+    def __init__(self, rows: Sequence[Any], convert: Callable[[Any], T]) -> None:
+        self._rows, self._convert = rows, convert
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def _one(self, index: int) -> T:
+        return self._convert(self._rows[index])
+
+
+def _rows() -> StoredRows[dict[str, Any]]:
+    return StoredRows(held=_ROWS_IN_MEMORY)
 
 
 @dataclass
-class Findings:
-    """Filled rank after rank, so that what is in memory of a pair is 43 bytes."""
+class ComparedPairs:
+    """Collector of compared pairs, rank after rank; a pair takes 43 bytes of memory.
 
-    _rows: StoredRows[dict[str, Any]] = field(default_factory=lambda: StoredRows(held=_HELD))
-    _kinds: array[int] = field(default_factory=lambda: array("B"))
-    _origins: array[int] = field(default_factory=lambda: array("B"))
-    _bad: array[int] = field(default_factory=lambda: array("B"))
-    _orders: array[int] = field(default_factory=lambda: array("q"))
-    _relative_mse: array[float] = field(default_factory=lambda: array("d"))
-    _max_abs: array[float] = field(default_factory=lambda: array("d"))
-    _nonfinite: int = 0
-    _only: tuple[StoredRows[dict[str, Any]], ...] = field(
-        default_factory=lambda: (StoredRows(held=_HELD), StoredRows(held=_HELD))
+    _ungrouped   per record of the reference alone: 1 if the other dump lacks its group
+    """
+
+    _pairs: StoredRows[dict[str, Any]] = field(default_factory=_rows)
+    _columns: dict[str, array[Any]] = field(
+        default_factory=lambda: {name: array(code) for name, code in _COLUMNS.items()}
     )
-    _apart: array[int] = field(default_factory=lambda: array("B"))
-    _notes: StoredRows[dict[str, Any]] = field(default_factory=lambda: StoredRows(held=_HELD))
+    _only_actual: StoredRows[dict[str, Any]] = field(default_factory=_rows)
+    _only_reference: StoredRows[dict[str, Any]] = field(default_factory=_rows)
+    _ungrouped: array[int] = field(default_factory=lambda: array("B"))
+    _notes: StoredRows[dict[str, Any]] = field(default_factory=_rows)
+    _nonfinite: int = 0
 
     def add(self, pair: PairErrors) -> None:
-        told = {name: getattr(pair, name) for name in _IN_ROWS}
-        told |= {name: plain(told[name]) for name in _NUMBERS}
-        self._rows.append({**told, "shape": list(pair.shape)})
-        self._kinds.append(_KINDS.index(pair.kind))
-        self._bad.append(pair.nonfinite != 0)
+        row = {name: getattr(pair, name) for name in _IN_ROWS}
+        row |= {name: plain(row[name]) for name in _NUMBERS}
+        self._pairs.append({**row, "shape": list(pair.shape)})
         self._nonfinite += pair.nonfinite
-        self._orders.append(pair.order)
-        self._relative_mse.append(pair.relative_mse)
-        self._max_abs.append(pair.max_abs)
+        numbers = {"kind": _KINDS.index(pair.kind), "bad": pair.nonfinite != 0}
+        for name in _COLUMNS.keys() - {"origin"}:
+            self._columns[name].append(numbers.get(name, getattr(pair, name, None)))
 
-    def add_origins(self, count: int, told: Mapping[int, Origin]) -> None:
-        """Of the pairs of one rank, by their place among them."""
-        self._origins.extend(_ORIGINS.index(told.get(place, "")) for place in range(count))
+    def add_origins(self, count: int, origins: Mapping[int, Origin]) -> None:
+        """Add the origins of the pairs of one rank, by their number among them."""
+        self._columns["origin"].extend(_ORIGINS.index(origins.get(i, "")) for i in range(count))
 
-    def add_rest(self, pairing: Pairing) -> None:
-        """What one rank has beside its pairs."""
-        for rows, alone in zip(
-            self._only, (pairing.only_actual, pairing.only_reference), strict=True
-        ):
-            for record in alone:
-                rows.append(record.to_dict())
-        apart = pairing.apart
-        self._apart.extend([0] * (len(pairing.only_reference) - apart) + [1] * apart)
+    def add_unpaired(self, pairing: Pairing) -> None:
+        """Add the records of one rank without a counterpart, and the notes on its pairs."""
+        for record in pairing.only_actual:
+            self._only_actual.append(record.to_dict())
+        for record in pairing.only_reference:
+            self._only_reference.append(record.to_dict())
+        ungrouped = pairing.ungrouped
+        self._ungrouped.extend([0] * (len(pairing.only_reference) - ungrouped) + [1] * ungrouped)
         self.add_notes(pairing.notes)
 
     def add_notes(self, notes: Iterable[str]) -> None:
@@ -256,47 +235,30 @@ class Findings:
             self._notes.append({"note": note})
 
     def whole(self) -> DumpComparison:
-        """In the order of execution; ranks came in theirs, and so it is kept among equals."""
-        places = np.argsort(np.asarray(self._orders), kind="stable")
-        table = _Table(
-            self._rows,
-            np.asarray(self._kinds),
-            np.asarray(self._origins),
-            np.asarray(self._bad),
-            np.asarray(self._relative_mse),
-            np.asarray(self._max_abs),
-        )
-        self._let_one_enter(table, places)
-        actual, reference = self._only
-        later = np.argsort(np.asarray(self._apart), kind="stable")
+        """Return the comparison with pairs in the order of execution, equal orders by rank."""
+        columns = {name: np.asarray(values) for name, values in self._columns.items()}
+        numbers = np.argsort(columns["order"], kind="stable")
+        # A difference that enters a rank is carried there if another rank had one before it.
+        enters, carried = map(_ORIGINS.index, ("enters", "carried"))
+        origins = columns["origin"][numbers]
+        first = int(np.argmax(origins != 0)) if len(origins) else 0
+        later = numbers[first + 1 :]
+        columns["origin"][later[origins[first + 1 :] == enters]] = carried
+        grouped_first = np.argsort(np.asarray(self._ungrouped), kind="stable").tolist()
         return DumpComparison(
-            Pairs(table, places),
-            _Meant(actual, _record_of),
-            _Meant(reference.ordered(_each(later)), _record_of),
-            _Meant(self._notes, lambda row: row["note"]),
+            Pairs(self._pairs, columns, numbers),
+            _MappedRows(self._only_actual, _record_of),
+            _MappedRows(self._only_reference.ordered(grouped_first), _record_of),
+            _MappedRows(self._notes, lambda row: row["note"]),
             self._nonfinite,
         )
 
-    @staticmethod
-    def _let_one_enter(table: _Table, places: Array) -> None:
-        """What enters a rank is carried there if another rank had a difference before it."""
-        enters, carried = map(_ORIGINS.index, ("enters", "carried"))
-        told = table.origins[places]
-        first = int(np.argmax(told != 0)) if len(told) else 0
-        later = places[first + 1 :]
-        table.origins[later[told[first + 1 :] == enters]] = carried
-
-
-def _each(places: Array) -> Iterator[int]:
-    return (int(place) for place in places)
-
 
 def _record_of(row: Mapping[str, Any]) -> Record:
-    """What `Record.to_dict` told; it is not in doubt."""
-    told = plain(row)
-    for name in ("tensor", "counts"):
-        if name in told:
-            told[name] = StoredValues(**told[name])
-    if "stats" in told:
-        told["stats"] = {name: float(value) for name, value in told["stats"].items()}
-    return Record(**{**told, "shape": tuple(told["shape"])})
+    """Read a record that `Record.to_dict` wrote; it needs no checks."""
+    fields_of = plain(row)
+    for name in {"tensor", "counts"} & fields_of.keys():
+        fields_of[name] = StoredValues(**fields_of[name])
+    if "stats" in fields_of:
+        fields_of["stats"] = {name: float(value) for name, value in fields_of["stats"].items()}
+    return Record(**{**fields_of, "shape": tuple(fields_of["shape"])})

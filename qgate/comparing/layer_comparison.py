@@ -1,10 +1,9 @@
-"""Two dumps of layers against each other: plain records, which reports show and files keep."""
+"""Compare two layer captures into plain records, for reports and files."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,23 +24,23 @@ from qgate.comparing.layer_files import (
     read_dump,
 )
 from qgate.errors import QgateError
-from qgate.gate import grades_of
+from qgate.metrics.grades import grades_of
 from qgate.stats import AxisErrors, ErrorStats, errors
 from qgate.storage.files import replacing
 
 KIND = "comparison"
 VERSION = 1
-Record = dict[str, Any]
+ComparisonRecord = dict[str, Any]
 _PAIRED = ("model", "weights", "inputs", "samples", "basis")
-_SIGN = np.int64(-(2**31))
+_INT32_MIN = np.int64(-(2**31))
 
 
-def comparison(folder: Path, mode: str, reference: str = REFERENCE) -> Record:
-    """Every layer of a captured mode against the reference in the basis of the mode."""
+def comparison(folder: Path, mode: str, reference: str = REFERENCE) -> ComparisonRecord:
+    """Compare every layer of a captured mode with the reference in the basis of the mode."""
     actual, true = _pair(folder, mode, reference)
     _check_pair(actual, true, folder)
     layers = {name: _layer(folder, actual, true, name) for name in true.layers}
-    record: Record = {
+    record: ComparisonRecord = {
         "qgate": KIND,
         "version": VERSION,
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -64,7 +63,7 @@ def comparison(folder: Path, mode: str, reference: str = REFERENCE) -> Record:
 
 
 def comparable_modes(folder: Path, reference: str = REFERENCE) -> list[str]:
-    """All captured modes but the reference; of another one's fp32 that in its basis."""
+    """List the captured modes, without the reference and without FP32 in other bases."""
     true = find(folder, reference)
     dumps = [read_dump(folder, stem) for stem in captured(folder)]
     stems = {dump.of.stem for dump in true}
@@ -76,15 +75,15 @@ def comparable_modes(folder: Path, reference: str = REFERENCE) -> list[str]:
     ]
 
 
-def is_clean(record: Record) -> bool:
-    """Whether something was compared, and all of it was finite."""
+def is_clean(record: ComparisonRecord) -> bool:
+    """Tell whether layers were compared and all their values were finite."""
     layers = record["layers"].values()
-    found = [layer["mode_nonfinite"]["total"] + layer["fp_nonfinite"]["total"] for layer in layers]
-    return bool(found) and not any(found) and not record["nonfinite_casts"]
+    bad = [layer["mode_nonfinite"]["total"] + layer["fp_nonfinite"]["total"] for layer in layers]
+    return bool(bad) and not any(bad) and not record["nonfinite_casts"]
 
 
-def save_json(path: Path, record: Record) -> None:
-    """Whole or not at all, with the folders above it."""
+def save_json(path: Path, record: ComparisonRecord) -> None:
+    """Write a record whole or not at all, and make the folders above it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
@@ -103,51 +102,44 @@ def save_json(path: Path, record: Record) -> None:
 def _pair(folder: Path, mode: str, reference: str) -> tuple[LayerCapture, LayerCapture]:
     actual, true = find(folder, mode), find(folder, reference)
     bases = {dump.of.basis for dump in (true if len(actual) > 1 else actual)}
-    a = _in(bases, actual) or actual[0]
-    r = _in({a.of.basis}, true)
-    if r is None and a.of.mode != REFERENCE and true[0].of.mode == REFERENCE:
+    a = next((dump for dump in actual if dump.of.basis in bases), actual[0])
+    same = [dump for dump in true if dump.of.basis == a.of.basis]
+    if not same and a.of.mode != REFERENCE and true[0].of.mode == REFERENCE:
         raise QgateError(
             f"the reference {reference} was not captured in basis {a.of.basis!r}, in which mode "
             f"{a.of.mode} is: capture that mode again into {str(folder)!r}."
         )
-    r = r or true[0]
+    r = (same or true)[0]
     if a.of.stem == r.of.stem:
         raise QgateError(f"{mode} is the reference itself: there is nothing to compare.")
     return a, r
 
 
-def _in(bases: Iterable[str], dumps: list[LayerCapture]) -> LayerCapture | None:
-    return next((dump for dump in dumps if dump.of.basis in bases), None)
-
-
 def _check_pair(actual: LayerCapture, true: LayerCapture, folder: Path) -> None:
-    """Refuse numbers that would mean nothing."""
+    """Refuse two captures whose differences would mean nothing."""
     a, r = actual.of, true.of
     fields = [*_PAIRED, *(["calibration"] if a.calibration and r.calibration else [])]
-    apart = [
+    clashes = [
         f"{name} {_brief(getattr(a, name))} and {_brief(getattr(r, name))}"
         for name in fields
         if getattr(a, name) != getattr(r, name)
     ]
     lacking = sorted(actual.layers.keys() ^ true.layers.keys())
     if lacking:
-        apart.append(f"layers {', '.join(actual.layers)} and {', '.join(true.layers)}")
+        clashes.append(f"layers {', '.join(actual.layers)} and {', '.join(true.layers)}")
     for name in actual.layers.keys() & true.layers.keys():
         one, other = actual.layers[name], true.layers[name]
-        apart += [
-            f"{name} with {what} {list(old)} and {list(new)}"
-            for what, old, new in (
-                ("shape", one.shape, other.shape),
-                ("tokens", one.tokens, other.tokens),
-            )
-            if old != new
+        clashes += [
+            f"{name} with {key} {list(getattr(one, key))} and {list(getattr(other, key))}"
+            for key in ("shape", "tokens")
+            if getattr(one, key) != getattr(other, key)
         ]
         if one.site != other.site:
-            apart.append(f"{name} at {one.site} and {other.site}")
-    if apart:
+            clashes.append(f"{name} at {one.site} and {other.site}")
+    if clashes:
         raise QgateError(
             f"mode {a.mode} and reference {r.stem} in {str(folder)!r} cannot be compared, they "
-            f"have {'; '.join(apart)}. Capture both in one run, or choose a reference that fits."
+            f"have {'; '.join(clashes)}. Capture both in one run, or choose a reference that fits."
         )
 
 
@@ -167,121 +159,114 @@ def _bad_casts(dump: LayerCapture) -> int:
 # One layer -------------------------------------------------------------------------------------
 
 
-def _layer(folder: Path, actual: LayerCapture, true: LayerCapture, name: str) -> Record:
-    """All numbers of a layer; what is no number is null, and `reasons` says why."""
+def _layer(folder: Path, actual: LayerCapture, true: LayerCapture, name: str) -> ComparisonRecord:
+    """Compute all numbers of a layer; a missing one is null, and `reasons` says why."""
     a, r = open_layer(folder, actual, name), open_layer(folder, true, name)
-    found = errors(torch.from_numpy(a), torch.from_numpy(r), channel_axis=1, token_axis=0, worst=3)
+    sums = errors(torch.from_numpy(a), torch.from_numpy(r), channel_axis=1, token_axis=0, worst=3)
     sides = {"mode": Moments(), "fp": Moments()}
-    apart, ulps = Moments(), 0
+    difference, ulps = Moments(), 0
     for x, y in portions(a, r):
         sides["mode"].add(x)
         sides["fp"].add(y)
-        both = np.isfinite(x) & np.isfinite(y)
-        apart.add(x[both].astype(np.float64) - y[both].astype(np.float64))
-        ulps = max(ulps, _ulps(x[both], y[both]))
+        finite = np.isfinite(x) & np.isfinite(y)
+        difference.add(x[finite].astype(np.float64) - y[finite].astype(np.float64))
+        ulps = max(ulps, _ulps(x[finite], y[finite]))
     reasons: dict[str, str] = {}
-    record: Record = {"elements": found.elements, "shape": list(a.shape)}
+    record: ComparisonRecord = {"elements": sums.elements, "shape": list(a.shape)}
     for side, moments in sides.items():
         for key, value in moments.to_dict().items():
             record[f"{side}_{key}"] = value
             if value is None:
                 reasons[f"{side}_{key}"] = moments.reason
-    differences = apart.to_dict()
-    values = found.metrics()
+    moments_of_difference = difference.to_dict()
+    values = sums.metrics()
     numbers = {
-        "diff_mean": differences["mean"] if found.finite else math.nan,
-        "diff_std": differences["std"] if found.finite else math.nan,
+        "diff_mean": moments_of_difference["mean"] if sums.finite else math.nan,
+        "diff_std": moments_of_difference["std"] if sums.finite else math.nan,
         "abs_diff_mean": values["mae"],
         "abs_diff_max": values["max_abs"],
         **values,
-        **{f"abs_diff_{key}": value for key, value in found.percentiles().items()},
+        **{f"abs_diff_{key}": value for key, value in sums.percentiles().items()},
     }
     for key, value in numbers.items():
         good = value is not None and math.isfinite(value)
         record[key] = value if good else None
         if not good:
-            reasons[key] = _why(found, sides)
-    record |= {
+            reasons[key] = _why(sums, sides)
+    first = sums.first_non_finite
+    return record | {
         "grades": grades_of({key: record[key] for key in ("mse", "correlation")}),
-        "max_ulp": ulps if found.finite else None,
-        "sign_flips": found.sign_flips,
+        "max_ulp": ulps if sums.finite else None,
+        "sign_flips": sums.sign_flips,
         "constant": [side for side, m in sides.items() if m.count and m.low == m.high],
-        "worst_channel": _worst(found.channels),
-        "worst_token": _placed(_worst(found.tokens), true.layers[name]),
+        "worst_channel": _worst(sums.channels),
+        "worst_token": _worst(sums.tokens, true.layers[name]),
         "worst_elements": [
-            {"index": list(e.index), "mode": e.actual, "fp": e.reference} for e in found.worst
+            {"index": list(e.index), "mode": e.actual, "fp": e.reference} for e in sums.worst
         ],
-        "mode_nonfinite": _counted(sides["mode"]),
-        "fp_nonfinite": _counted(sides["fp"]),
-        "first_nonfinite": None
-        if found.first_non_finite is None
-        else list(found.first_non_finite.index),
+        **{
+            f"{side}_nonfinite": {**m.non_finite, "total": sum(m.non_finite.values())}
+            for side, m in sides.items()
+        },
+        "first_nonfinite": None if first is None else list(first.index),
         "reasons": reasons,
     }
-    return record
 
 
-def _why(found: ErrorStats, sides: dict[str, Moments]) -> str:
-    """Why a metric is no number."""
-    if not found.finite:
-        said = [f"{side}: {m.reason}" for side, m in sides.items() if m.reason]
-        return f"not finite ({'; '.join(said)})"
-    if found.metric("max_abs") == 0:
+def _why(sums: ErrorStats, sides: dict[str, Moments]) -> str:
+    """Say why a metric has no number."""
+    if not sums.finite:
+        reasons = [f"{side}: {m.reason}" for side, m in sides.items() if m.reason]
+        return f"not finite ({'; '.join(reasons)})"
+    if sums.metric("max_abs") == 0:
         return "no error"
-    return "reference energy zero" if not found.sums.max_abs_reference else "no values"
-
-
-def _counted(moments: Moments) -> dict[str, int]:
-    return {**moments.non_finite, "total": sum(moments.non_finite.values())}
+    return "reference energy zero" if not sums.sums.max_abs_reference else "no values"
 
 
 def _ulps(x: Array, y: Array) -> int:
-    """The largest distance in steps of float32."""
+    """Return the largest distance in steps of float32."""
     if not x.size:
         return 0
     steps = [np.ascontiguousarray(side).view(np.int32).astype(np.int64) for side in (x, y)]
-    one, other = (np.where(s < 0, _SIGN - s, s) for s in steps)
+    one, other = (np.where(s < 0, _INT32_MIN - s, s) for s in steps)
     return int(np.abs(one - other).max())
 
 
-def _worst(axis: AxisErrors | None) -> Record | None:
-    """The index with the largest squared error and its share of all of it; finite pairs only."""
+def _worst(axis: AxisErrors | None, layer: LayerRecord | None = None) -> ComparisonRecord | None:
+    """Find the index with the largest squared error, and its share; finite pairs only.
+
+    For the rows of a layer also the sample and its token: ragged samples lie one after the other.
+    """
     if axis is None or not axis.sum_square_error.any():
         return None
     squares = axis.sum_square_error
     index = int(np.argmax(squares))
     finite = axis.finite_only()
     relative = float(finite.relative_mse[index])
-    return {
+    worst = {
         "index": index,
         "mse": float(finite.mse[index]),
         "relative_mse": relative if math.isfinite(relative) else None,
         "share": float(squares[index] / squares.sum()),
     }
-
-
-def _placed(worst: Record | None, layer: LayerRecord) -> Record | None:
-    """With sample and token of a row, as ragged samples lie one after the other."""
-    if worst is None:
-        return None
+    if layer is None:
+        return worst
     ends = np.cumsum(layer.tokens)
-    sample = int(np.searchsorted(ends, worst["index"], side="right"))
-    token = worst["index"] - int(ends[sample]) + layer.tokens[sample]
-    return {**worst, "sample": sample, "token": token}
+    sample = int(np.searchsorted(ends, index, side="right"))
+    return {**worst, "sample": sample, "token": index - int(ends[sample]) + layer.tokens[sample]}
 
 
-def _summary(layers: dict[str, Record]) -> Record:
-    """Plain averages, as they are known, and the worst layer, which they hide."""
-    made: Record = {}
+def _summary(layers: dict[str, ComparisonRecord]) -> ComparisonRecord:
+    """Average the layers, unweighted, and name the worst one, which an average hides."""
+    summary: ComparisonRecord = {}
     reasons: dict[str, str] = {}
     for key in ("mse", "mae", "correlation"):
         values = [layer[key] for layer in layers.values()]
         bad = [name for name, layer in layers.items() if layer[key] is None]
-        made[f"avg_{key}"] = None if bad or not values else sum(values) / len(values)
+        summary[f"avg_{key}"] = None if bad or not values else sum(values) / len(values)
         if bad:
             reasons[f"avg_{key}"] = f"no number in {', '.join(bad)}"
-    known = {n: v["relative_mse"] for n, v in layers.items() if v["relative_mse"] is not None}
-    worst = max(known, key=lambda name: known[name], default=None)
-    made["worst_layer"] = worst
-    made["worst_relative_mse"] = None if worst is None else known[worst]
-    return {**made, "reasons": reasons}
+    errors_of = {n: v["relative_mse"] for n, v in layers.items() if v["relative_mse"] is not None}
+    worst = max(errors_of, key=lambda name: errors_of[name], default=None)
+    summary |= {"worst_layer": worst, "worst_relative_mse": errors_of.get(worst or "")}
+    return {**summary, "reasons": reasons}

@@ -1,27 +1,31 @@
-"""Outputs of layers on disk: one schema, written and read here and nowhere else.
+"""Files of captured layers, written and read here and nowhere else.
 
 `mode_2-1_layer_0.npy` … hold float32 of shape (tokens, width), all samples one after the other, and
-`mode_2-1_stats.json` says what they are of. It appears last: layers without it are no capture. The
-reference in a basis other than the plain one is called after it, `mode_fp32-rotated_layer_0.npy`.
+`mode_2-1_stats.json` describes them. It appears last: layers without it are no capture. The
+reference in a basis other than the plain one has its name: `mode_fp32-rotated_layer_0.npy`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import numpy as np
+from torch import Tensor
 
 from qgate.baselines import safe_name
+from qgate.dumps import Dump, DumpWriter, Record
 from qgate.errors import QgateError, unknown
-from qgate.storage.files import replacing
+from qgate.records import Meta, validate
+from qgate.storage.files import neighbor, replacing
 
 Array = np.ndarray[Any, Any]
 
@@ -33,11 +37,14 @@ _HEADER = 128
 _CHUNK = 1 << 17
 _STATS = re.compile(r"mode_(.+)_stats\.json")
 _LAYER = re.compile(r"layer_(0|[1-9][0-9]*)")
-_TEXTS = ("mode", "model", "basis", "weights", "inputs", "device", "torch", "qgate", "created")
+_NON_FINITE: dict[str, Any] = {
+    "nan": np.isnan, "positive_infinity": np.isposinf, "negative_infinity": np.isneginf,
+}  # fmt: skip
+_Count = Annotated[int, Meta(ge=0)]
 
 
 def stem_of(mode: str, basis: str) -> str:
-    """What the files of a mode are called after."""
+    """Return the name of a mode within its file names."""
     if mode == REFERENCE:
         return REFERENCE if basis == PLAIN else safe_name(f"{REFERENCE}-{basis}")
     if mode.startswith(f"{REFERENCE}-"):
@@ -55,24 +62,21 @@ def layer_path(folder: Path, stem: str, layer: str) -> Path:
 
 @dataclass
 class Moments:
-    """Mean, spread and ends of values that come in portions; those not finite are counted apart."""
+    """Mean, spread and ends of values added in portions; values not finite are only counted."""
 
     count: int = 0
     mean: float = 0.0
     squares: float = 0.0
     low: float = math.inf
     high: float = -math.inf
-    nan: int = 0
-    positive_infinity: int = 0
-    negative_infinity: int = 0
+    non_finite: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_NON_FINITE, 0))
 
     def add(self, values: Array) -> None:
         x = np.asarray(values, np.float64).reshape(-1)
         finite = np.isfinite(x)
         if not finite.all():
-            self.nan += int(np.isnan(x).sum())
-            self.positive_infinity += int(np.isposinf(x).sum())
-            self.negative_infinity += int(np.isneginf(x).sum())
+            for name, is_one in _NON_FINITE.items():
+                self.non_finite[name] += int(is_one(x).sum())
             x = x[finite]
         if not x.size:
             return
@@ -84,23 +88,16 @@ class Moments:
         self.count, self.low, self.high = total, min(self.low, low), max(self.high, high)
 
     @property
-    def non_finite(self) -> dict[str, int]:
-        names = ("nan", "positive_infinity", "negative_infinity")
-        return {name: getattr(self, name) for name in names}
-
-    @property
     def reason(self) -> str:
-        """Why there are no numbers; the empty text where there are."""
-        bad = sum(self.non_finite.values())
-        if bad:
-            return (
-                f"{self.nan} NaN, {self.positive_infinity} +Inf, {self.negative_infinity} -Inf "
-                f"among {bad + self.count} values"
-            )
+        """The reason why there are no numbers; the empty text where there are."""
+        nan, positive, negative = self.non_finite.values()
+        if bad := nan + positive + negative:
+            kinds = f"{nan} NaN, {positive} +Inf, {negative} -Inf"
+            return f"{kinds} among {bad + self.count} values"
         return "" if self.count else "no values"
 
     def to_dict(self) -> dict[str, float | None]:
-        """Population statistics; null, all of them, where a value was not finite."""
+        """Return population statistics; null, all of them, where a value was not finite."""
         if self.reason:
             return dict.fromkeys(("mean", "std", "min", "max"))
         std = math.sqrt(self.squares / self.count)
@@ -109,12 +106,12 @@ class Moments:
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """One layer of a dump; `dtype` is what the model computed, the file is float32."""
+    """One captured layer; `dtype` is that of the model, while the file is float32."""
 
     site: str
     file: str
-    shape: tuple[int, int]
-    tokens: tuple[int, ...]
+    shape: tuple[_Count, _Count]
+    tokens: tuple[_Count, ...]
     dtype: str
     mean: float | None
     std: float | None
@@ -126,8 +123,8 @@ class LayerRecord:
 
 
 @dataclass(frozen=True)
-class DumpOf:
-    """What a dump is of and what made it; the first six decide what it can be compared with."""
+class CaptureSettings:
+    """Settings of a capture; the first six decide which others it can be compared with."""
 
     mode: str
     model: str
@@ -135,7 +132,7 @@ class DumpOf:
     weights: str
     inputs: str
     calibration: str | None
-    samples: int
+    samples: Annotated[int, Meta(ge=1)]
     seqlen: int
     seed: int
     device: str
@@ -155,109 +152,117 @@ class DumpOf:
 
 @dataclass(frozen=True)
 class LayerCapture:
-    """One mode on disk; `casts` are the integer casts of the run, by module."""
+    """One captured mode; `casts` counts the integer casts of the run, by module."""
 
-    of: DumpOf
+    of: CaptureSettings
     layers: dict[str, LayerRecord]
     casts: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def to_text(self) -> str:
-        made = {f"made_{k}" if k == "qgate" else k: v for k, v in asdict(self.of).items()}
+        of = {f"made_{k}" if k == "qgate" else k: v for k, v in asdict(self.of).items()}
         layers = {name: asdict(layer) for name, layer in self.layers.items()}
-        head = {"qgate": KIND, "version": VERSION, **made, "reference": self.of.reference}
+        head = {"qgate": KIND, "version": VERSION, **of, "reference": self.of.reference}
         record = {**head, "layers": layers, "casts": self.casts}
         return json.dumps(record, indent=1, allow_nan=False) + "\n"
+
+
+class _CapturedLayers(TypedDict):
+    """Part of a stats file beside the settings."""
+
+    layers: dict[str, LayerRecord]
+    casts: dict[str, dict[str, int]]
 
 
 # Writing ---------------------------------------------------------------------------------------
 
 
-class LayerWriter:
-    """One .npy file that grows sample by sample; its header is written at the end."""
-
-    def __init__(self, path: Path, site: str) -> None:
-        self.site = site
-        self._path = path
-        self._file = path.open("wb")
-        self._file.write(bytes(_HEADER))
-        self._width: int | None = None
-        self._dtype = ""
-        self._tokens: list[int] = []
-        self._moments = Moments()
-
-    def add(self, rows: Array, dtype: str) -> None:
-        """The output of one sample, (tokens, width)."""
-        width = rows.shape[1]
-        if self._width not in (None, width):
-            raise QgateError(
-                f"{self.site} is {self._width} wide in one sample and {width} in another: such "
-                "outputs cannot be put one after the other."
-            )
-        self._width, self._dtype = width, dtype
-        self._tokens.append(len(rows))
-        plain = np.ascontiguousarray(rows, dtype="<f4")
-        self._moments.add(plain)
-        self._file.write(plain.data)
-
-    def finish(self, file: str, samples: int) -> LayerRecord:
-        """Close the file; what it holds."""
-        if len(self._tokens) != samples or not sum(self._tokens) or not self._width:
-            raise QgateError(
-                f"{self.site} was passed {len(self._tokens)} times with {sum(self._tokens)} tokens "
-                f"in {samples} samples; it takes one output with tokens from each."
-            )
-        shape = (sum(self._tokens), self._width)
-        text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"
-        length = _HEADER - 10
-        head = b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little")
-        self._file.seek(0)
-        self._file.write(head + text.encode("ascii").ljust(length - 1) + b"\n")
-        self.close()
-        found = self._moments
-        return LayerRecord(
-            self.site, file, shape, tuple(self._tokens), self._dtype,
-            **found.to_dict(), non_finite=found.non_finite, reason=found.reason,
-            sha256=_sha256(self._path),
-        )  # fmt: skip
-
-    def close(self) -> None:
-        self._file.close()
-
-
 class LayerCaptureWriter:
-    """The files of one mode while it is computed."""
+    """Writer of one mode's outputs into a dump, from which the `.npy` files are made at the end."""
 
-    def __init__(self, layers: dict[str, LayerWriter]) -> None:
-        self.layers = layers
+    def __init__(self, dump: DumpWriter, sites: Mapping[str, str]) -> None:
         self.casts: dict[str, dict[str, int]] = {}
         self.result: LayerCapture | None = None
+        self._dump, self._sites = dump, sites
+        self._order = itertools.count()
+        self._widths: dict[str, int] = {}
+
+    def add(self, layer: str, rows: Tensor) -> None:
+        """Store the output of one sample, (tokens, width)."""
+        width = self._widths.setdefault(layer, rows.shape[1])
+        if width != rows.shape[1]:
+            raise QgateError(
+                f"{self._sites[layer]} is {width} wide in one sample and {rows.shape[1]} in "
+                "another: such outputs cannot be put one after the other."
+            )
+        record = Record(
+            order=next(self._order),
+            layer_type="block",
+            operation="forward",
+            phase="post",
+            component="block",
+            name="output",
+            module=layer,
+        )
+        self._dump.add(record, rows)
 
 
 @contextlib.contextmanager
 def writing(
-    folder: Path, of: DumpOf, sites: Mapping[str, str], replaced: Iterable[Path] = ()
+    folder: Path, of: CaptureSettings, sites: Mapping[str, str], replaced: Iterable[Path] = ()
 ) -> Iterator[LayerCaptureWriter]:
-    """Files that appear together when all went well, the statistics last; else none does.
+    """Write files that appear together, the statistics last; after an error none of them does.
 
-    `sites` are by layer name, `replaced` is what goes just before.
+    `sites` are by layer name; the files `replaced` are removed just before.
     """
+    stats = stats_path(folder, of.stem)
     with contextlib.ExitStack() as stack:
-        stats = stack.enter_context(replacing(stats_path(folder, of.stem)))
-        writers = {}
-        for layer, site in sites.items():
-            part = stack.enter_context(replacing(layer_path(folder, of.stem, layer)))
-            writers[layer] = LayerWriter(part, site)
-            stack.callback(writers[layer].close)
-        writer = LayerCaptureWriter(writers)
-        yield writer
+        stats_part = stack.enter_context(replacing(stats))
+        parts = {
+            layer: stack.enter_context(replacing(layer_path(folder, of.stem, layer)))
+            for layer in sites
+        }
+        home = stack.enter_context(neighbor(stats.with_suffix(".dump"), folder=True))
+        try:
+            with DumpWriter(home) as dump:
+                writer = LayerCaptureWriter(dump, sites)
+                yield writer
+        except QgateError as error:
+            raise error.__cause__ if isinstance(error.__cause__, OSError) else error from None
+        read = Dump.open(home)
         layers = {
-            layer: each.finish(layer_path(folder, of.stem, layer).name, of.samples)
-            for layer, each in writers.items()
+            layer: _exported(read, layer, site, parts[layer], of) for layer, site in sites.items()
         }
         writer.result = LayerCapture(of, layers, writer.casts)
-        stats.write_text(writer.result.to_text(), encoding="utf-8", newline="\n")
-        for path in (stats_path(folder, of.stem), *replaced):
+        stats_part.write_text(writer.result.to_text(), encoding="utf-8", newline="\n")
+        for path in (stats, *replaced):
             path.unlink(missing_ok=True)
+
+
+def _exported(dump: Dump, layer: str, site: str, path: Path, of: CaptureSettings) -> LayerRecord:
+    """Write the outputs of a layer into one file, sample after sample."""
+    records = list(dump.records(module=layer))
+    tokens = [record.shape[0] for record in records]
+    shape = (sum(tokens), records[0].shape[1] if records else 0)
+    if len(tokens) != of.samples or not all(shape):
+        raise QgateError(
+            f"{site} was passed {len(tokens)} times with {sum(tokens)} tokens in {of.samples} "
+            "samples; it takes one output with tokens from each."
+        )
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"
+    length = _HEADER - 10
+    head = b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little")
+    moments = Moments()
+    with path.open("wb") as file:
+        file.write(head + text.encode("ascii").ljust(length - 1) + b"\n")
+        for record in records:
+            rows = np.ascontiguousarray(dump.tensor(record, check=False).float(), dtype="<f4")
+            moments.add(rows)
+            file.write(rows.data)
+    return LayerRecord(
+        site, layer_path(path.parent, of.stem, layer).name, shape, tuple(tokens), records[-1].dtype,
+        **moments.to_dict(), non_finite=moments.non_finite, reason=moments.reason,
+        sha256=_sha256(path),
+    )  # fmt: skip
 
 
 def _sha256(path: Path) -> str:
@@ -269,31 +274,29 @@ def _sha256(path: Path) -> str:
 
 
 def captured(folder: Path) -> list[str]:
-    """The stems of what was captured into a folder."""
-    if not folder.is_dir():
-        return []
-    found = [_STATS.fullmatch(path.name) for path in sorted(folder.iterdir())]
-    return [match[1] for match in found if match]
+    """List the stems of the modes captured into a folder."""
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    return [match[1] for name in names if (match := _STATS.fullmatch(name))]
 
 
 def find(folder: Path, mode: str) -> list[LayerCapture]:
-    """The dumps of a mode: one, or of the reference one per basis."""
+    """Find the captures of a mode: one, or for the reference one per basis."""
     if folder.exists() and not folder.is_dir():
         raise QgateError(
             f"{str(folder)!r} is a file; --output-dir names the folder that `qgate capture` wrote."
         )
-    there = captured(folder)
-    if not there:
+    all_stems = captured(folder)
+    if not all_stems:
         raise QgateError(
             f"nothing was captured into {str(folder)!r}: `qgate capture --mode {mode} "
             f"--output-dir {folder}` does that."
         )
     key = _key(mode)
-    stems = [stem for stem in there if _key(stem) in (key, _key(safe_name(mode)))]
+    stems = [stem for stem in all_stems if _key(stem) in (key, _key(safe_name(mode)))]
     if key == REFERENCE:
-        stems = [stem for stem in there if stem == key or stem.startswith(f"{key}-")]
+        stems = [stem for stem in all_stems if stem == key or stem.startswith(f"{key}-")]
     if not stems:
-        error = unknown("captured mode", mode, there)
+        error = unknown("captured mode", mode, all_stems)
         raise QgateError(
             f"{error} `qgate capture --mode {mode} --output-dir {folder}` adds it, if the model "
             "has such a mode."
@@ -306,7 +309,7 @@ def _key(name: str) -> str:
 
 
 def read_dump(folder: Path, stem: str) -> LayerCapture:
-    """What a stats file says, believed field by field."""
+    """Read a stats file, checked field by field."""
     path = stats_path(folder, stem)
     try:
         record = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refused)
@@ -318,17 +321,16 @@ def read_dump(folder: Path, stem: str) -> LayerCapture:
                 f"{VERSION}: capture again."
             )
         record["qgate"] = record.pop("made_qgate")
-        of = DumpOf(**{each.name: record[each.name] for each in fields(DumpOf)})
-        _check(all(isinstance(getattr(of, name), str) for name in _TEXTS), "a name is no text")
-        _check(type(of.samples) is int and of.samples > 0, f"samples is {of.samples!r}")
+        validate(record, CaptureSettings)
+        validate(record, _CapturedLayers)
+        of = CaptureSettings(**{own.name: record[own.name] for own in fields(CaptureSettings)})
         named = record.get("reference", of.reference)
         _check(named == of.reference, f"reference is {named!r}, not {of.reference!r}")
         _check(of.stem == stem, f"it is of mode {of.mode!r} in basis {of.basis!r}")
         layers = {name: _layer(name, entry, of) for name, entry in record["layers"].items()}
         _check(bool(layers), "it has no layer: nothing was captured")
         layers = dict(sorted(layers.items(), key=lambda item: layer_index(item[0])))
-        casts = {str(name): dict(counts) for name, counts in record["casts"].items()}
-        return LayerCapture(of, layers, casts)
+        return LayerCapture(of, layers, record["casts"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise QgateError(
@@ -340,24 +342,20 @@ def layer_index(name: str) -> int:
     return int(name.rpartition("_")[2])
 
 
-def _layer(name: str, entry: dict[str, Any], of: DumpOf) -> LayerRecord:
+def _layer(name: str, entry: dict[str, Any], of: CaptureSettings) -> LayerRecord:
     shape, tokens = tuple(entry["shape"]), tuple(entry["tokens"])
-    made = LayerRecord(**{**entry, "shape": shape, "tokens": tokens})
+    record = LayerRecord(**{**entry, "shape": shape, "tokens": tokens})
     _check(_LAYER.fullmatch(name) is not None, f"{name!r} is no layer")
-    _check(made.file == layer_path(Path(), of.stem, name).name, f"{name} is in {made.file!r}")
-    whole = [type(n) is int and n >= 0 for n in (*shape, *tokens)]
-    _check(len(shape) == 2 and all(whole), f"{name} has shape {list(shape)}")
+    _check(record.file == layer_path(Path(), of.stem, name).name, f"{name} is in {record.file!r}")
     counts = f"{name} has {len(tokens)} samples with {sum(tokens)} tokens"
-    _check(
-        (len(tokens), sum(tokens)) == (of.samples, shape[0]),
-        f"{counts}, not {of.samples} with {shape[0]}",
-    )
-    return made
+    same = (len(tokens), sum(tokens)) == (of.samples, shape[0])
+    _check(same, f"{counts}, not {of.samples} with {shape[0]}")
+    return record
 
 
-def _check(good: bool, what: str) -> None:
-    if not good:
-        raise ValueError(what)
+def _check(is_good: bool, problem: str) -> None:
+    if not is_good:
+        raise ValueError(problem)
 
 
 def _refused(name: str) -> None:
@@ -365,32 +363,32 @@ def _refused(name: str) -> None:
 
 
 def open_layer(folder: Path, dump: LayerCapture, layer: str) -> Array:
-    """The values of a layer, mapped and not read, after the file proved to be the one recorded."""
+    """Map the values of a layer, after its hash proved that the file is the one captured."""
     record = dump.layers[layer]
     path = folder / record.file
-    again = f"Capture mode {dump.of.mode} again."
+    remedy = f"Capture mode {dump.of.mode} again."
     if not path.is_file():
-        raise QgateError(f"{str(path)!r} is missing, and its stats file lists it. {again}")
-    found = _sha256(path)
-    if found != record.sha256:
+        raise QgateError(f"{str(path)!r} is missing, and its stats file lists it. {remedy}")
+    sha256 = _sha256(path)
+    if sha256 != record.sha256:
         raise QgateError(
-            f"{str(path)!r} is not the file that was captured: its SHA-256 is {found[:12]}… and "
-            f"not {record.sha256[:12]}…. {again}"
+            f"{str(path)!r} is not the file that was captured: its SHA-256 is {sha256[:12]}… and "
+            f"not {record.sha256[:12]}…. {remedy}"
         )
     try:
         values = np.load(path, mmap_mode="c", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
-        raise QgateError(f"{str(path)!r} cannot be read: {error}. {again}") from None
+        raise QgateError(f"{str(path)!r} cannot be read: {error}. {remedy}") from None
     if values.dtype != np.dtype("<f4") or values.shape != record.shape:
         raise QgateError(
             f"{str(path)!r} holds {values.dtype} {values.shape}, and its stats file says float32 "
-            f"{record.shape}. {again}"
+            f"{record.shape}. {remedy}"
         )
     return np.asarray(values)
 
 
 def portions(*arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Equal rows of arrays of one shape, about a MB of float64 at a time."""
+    """Yield the same rows of arrays of one shape, about a MB of float64 at a time."""
     rows = max(1, _CHUNK // max(1, arrays[0].shape[1]))
     for start in range(0, len(arrays[0]), rows):
         yield tuple(array[start : start + rows] for array in arrays)

@@ -1,6 +1,6 @@
-"""Writes all there is to see of an analysis below one folder or URL.
+"""Write a drawing of an analysis: record, texts, tables, pictures and page below a folder or URL.
 
-`written.json` lists what a run writes before it writes it: the next one overwrites and removes
+`written.json` lists the files of a run before it writes them: the next run overwrites and removes
 these files and no others, also after a kill.
 """
 
@@ -10,30 +10,32 @@ import contextlib
 import json
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from qgate.drawing.findings import DumpFindings, findings_of
 from qgate.drawing.page import LinkedPicture, page
 from qgate.drawing.tables import TABLES
-from qgate.drawing.texts import Said, said_of, tensor_stats
-from qgate.engine import Failure, Workers, outcomes, workers_of
+from qgate.drawing.texts import tensor_stats
+from qgate.engine import Failure, Workers, map_items, workers_of
 from qgate.errors import QgateError
 from qgate.results.rows import as_json, is_on_disk
-from qgate.storage.opening import folder_of
-from qgate.storage.places import check_writable, is_taken, place_of
-from qgate.storage.writing import (
+from qgate.storage.access import (
+    folder_of,
     local_files,
     remove_file,
     write_bytes,
     write_parts,
     write_text,
 )
+from qgate.storage.locations import check_writable, location_of, name_exists
 from qgate.summaries.record import DumpAnalysis
 
 if TYPE_CHECKING:
-    from qgate.storage.places import Place
+    from qgate.drawing.plots.pictures import DumpPicture
+    from qgate.storage.locations import Location
 
 Progress = Callable[[int, int], None]
 RECORD, LISTED, PAGE, STATISTICS = "analysis.json", "written.json", "index.html", "tensor_stats.txt"
@@ -41,191 +43,179 @@ _KIND = "qgate dump drawing 1"
 _TEXTS = (PAGE, STATISTICS, RECORD, *(f"statistics/{name}" for name in TABLES))
 
 
+class PictureOutcome(NamedTuple):
+    """A picture by its path: the title if there was something to draw, or why drawing failed."""
+
+    path: str
+    title: str = ""
+    failure: str = ""
+
+
 def draw_analysis(
     analysis: DumpAnalysis,
-    folder: Place | str,
+    folder: Location | str,
     workers: Workers | int = 1,
     plots: bool = True,
     progress: Progress | None = None,
     *,
     dpi: float | None = None,
-    said: Said | None = None,
-) -> list[Place]:
-    """Record, texts, tables, pictures and the page; the paths written, the page first.
+    findings: DumpFindings | None = None,
+) -> list[Location]:
+    """Write record, texts, tables, pictures and the page; return the paths, the page first.
 
-    `progress` is told how many pictures are done, of how many; `said` is what was found, where that
-    is known already.
+    `progress` gets the number of pictures that are done, and of all; `findings` saves computing
+    them again.
     """
-    from qgate.drawing.plots.pictures import PICTURES
-
-    folder = place_of(folder)
+    folder = location_of(folder)
     check_folder(folder)
     folder_of(folder).make()
-    before = _listed(folder)
-    possible = [*_TEXTS, *(picture.path for picture in PICTURES)]
-    _list(folder, sorted({*before, *possible}))
+    pictures = _pictures()
+    possible = {*_earlier_files(folder), *_TEXTS, *(picture.path for picture in pictures)}
+    _write_list(folder, possible)
     write_parts(folder / RECORD, chain(as_json(analysis), ["\n"]))
-    said = said or said_of(analysis)
-    write_text(folder / STATISTICS, tensor_stats(analysis, said))
+    findings = findings or findings_of(analysis)
+    write_text(folder / STATISTICS, tensor_stats(analysis, findings))
     folder_of(folder / "statistics").make()
     for name, table in TABLES.items():
         write_parts(folder / "statistics" / name, table(analysis))
-    titles: dict[str, str] = {}
-    failed: dict[str, str] = {}
-    if plots:
-        for done, (path, title, reason) in enumerate(_drawn(analysis, folder, workers, dpi), 1):
-            if reason:
-                failed[path] = reason
-            elif title:
-                titles[path] = title
-            if progress is not None:
-                progress(done, len(PICTURES))
-    shown = [
-        LinkedPicture(
-            picture.path, titles[picture.path], picture.about, *_size(folder / picture.path)
-        )
-        for picture in PICTURES
-        if picture.path in titles
+    drawings: list[PictureOutcome] = []
+    for drawing in _draw_pictures(analysis, folder, workers, dpi) if plots else ():
+        drawings.append(drawing)
+        if progress is not None:
+            progress(len(drawings), len(pictures))
+    titles = {drawing.path: drawing.title for drawing in drawings if drawing.title}
+    failed = {drawing.path: drawing.failure for drawing in drawings if drawing.failure}
+    linked = [
+        LinkedPicture(p.path, titles[p.path], p.about, *_size(folder / p.path))
+        for p in pictures
+        if p.path in titles
     ]
-    text = page(analysis, shown, _TEXTS[1:], failed=failed, drawn=plots, said=said)
+    text = page(analysis, linked, _TEXTS[1:], failed=failed, plots=plots, findings=findings)
     write_text(folder / PAGE, text)
-    written = [*_TEXTS, *(picture.path for picture in shown)]
-    _remove(folder, {*before, *possible} - set(written))
-    _list(folder, sorted(written))
+    written = [*_TEXTS, *(picture.path for picture in linked)]
+    for name in sorted(possible - set(written)):
+        remove_file(folder / name)
+        if (folder / name).parent != folder:
+            folder_of((folder / name).parent).remove_empty()
+    _write_list(folder, written)
     if failed:
         path, reason = next(iter(failed.items()))
         raise QgateError(
-            f"{len(failed)} of {len(PICTURES)} pictures could not be drawn, the first is {path}: "
+            f"{len(failed)} of {len(pictures)} pictures could not be drawn, the first is {path}: "
             f"{reason}. All others are in {str(folder)!r}."
         )
     return [folder / name for name in written]
 
 
-def check_folder(folder: Place | str) -> None:
-    """Refuses a folder that holds a file of another making under a name that is needed."""
-    from qgate.drawing.plots.pictures import PICTURES
+def _pictures() -> tuple[DumpPicture, ...]:
+    from qgate.drawing.plots import pictures
 
-    folder = place_of(folder)
+    return pictures.PICTURES
+
+
+# The files of earlier runs -----------------------------------------------------------------------
+
+
+def check_folder(folder: Location | str) -> None:
+    """Refuse a folder in which a file has the name of a drawing's file but is not qgate's."""
+    folder = location_of(folder)
     check_writable(folder)
     if folder.exists() and not folder.is_dir():
         raise QgateError(f"{str(folder)!r} is a file; give a folder to draw to.")
-    names = [*_TEXTS, *(picture.path for picture in PICTURES)]
-    _refuse_foreign(folder, names, _listed(folder))
-
-
-# What a run may touch ----------------------------------------------------------------------------
-
-
-def _listed(folder: Place) -> list[str]:
-    """What an earlier run wrote; only paths that stay inside the folder are believed."""
-    path = folder / LISTED
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return []
-    except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict) or told.get("kind") != _KIND:
-        raise QgateError(f"{str(path)!r} is not of an earlier drawing; give another folder.")
-    files = told["files"] if isinstance(told.get("files"), list) else []
-    names = [name for name in files if isinstance(name, str)]
-    return [name for name in names if _inside(name)]
-
-
-def _inside(name: str) -> bool:
-    parts = name.split("/")
-    return (
-        len(parts) <= 2 and all(part not in ("", ".", "..") for part in parts) and "\\" not in name
-    )
-
-
-def _refuse_foreign(folder: Place, possible: Sequence[str], before: Sequence[str]) -> None:
-    for name in possible:
-        if name not in before and is_taken(folder / name):
+    earlier = _earlier_files(folder)
+    for name in (*_TEXTS, *(picture.path for picture in _pictures())):
+        if name not in earlier and name_exists(folder / name):
             raise QgateError(
-                f"{str(folder / name)!r} is there and was not drawn by qgate; give another folder."
+                f"{str(folder / name)!r} exists and was not drawn by qgate; give another folder."
             )
 
 
-def _list(folder: Place, names: Sequence[str]) -> None:
-    write_text(folder / LISTED, json.dumps({"kind": _KIND, "files": list(names)}, indent=0) + "\n")
+def _earlier_files(folder: Location) -> list[str]:
+    """List the files of an earlier run; paths that leave the folder do not count."""
+    path = folder / LISTED
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict) or record.get("kind") != _KIND:
+        raise QgateError(f"{str(path)!r} is not from an earlier drawing; give another folder.")
+    files = record.get("files")
+    names = [name for name in files if isinstance(name, str)] if isinstance(files, list) else []
+    return [
+        name
+        for name in names
+        if name.count("/") <= 1 and "\\" not in name and not {"", ".", ".."} & {*name.split("/")}
+    ]
 
 
-def _remove(folder: Place, names: set[str]) -> None:
-    for name in sorted(names):
-        path = folder / name
-        remove_file(path)
-        if path.parent != folder:
-            folder_of(path.parent).remove_empty()
+def _write_list(folder: Location, names: set[str] | list[str]) -> None:
+    record = {"kind": _KIND, "files": sorted(names)}
+    write_text(folder / LISTED, json.dumps(record, indent=0) + "\n")
 
 
 # Pictures ----------------------------------------------------------------------------------------
 
-Drawn = tuple[str, str, str]
 
+def _draw_pictures(
+    analysis: DumpAnalysis, folder: Location, workers: Workers | int, dpi: float | None
+) -> Iterator[PictureOutcome]:
+    """Draw pictures, and yield the outcome of each.
 
-def _drawn(
-    analysis: DumpAnalysis, folder: Place, workers: Workers | int, dpi: float | None
-) -> Iterator[Drawn]:
-    """Path, title and reason of failure of each picture, as they get done.
-
-    Processes that cannot start or die, as under a script without a main guard, leave their pictures
-    to this one.
+    If processes cannot start or die, as under a script without a main guard, this process draws
+    their pictures.
     """
-    from qgate.drawing.plots.pictures import PICTURES
-
-    folders = {picture.folder for picture in PICTURES} - {""}
+    pending = [picture.path for picture in _pictures()]
+    folders = {picture.folder for picture in _pictures()} - {""}
     for name in folders:
         folder_of(folder / name).make()
-    left = [picture.path for picture in PICTURES]
-    asked = workers_of(workers)
-    seen_there = asked.is_local or not is_on_disk(analysis)
-    if seen_there and not asked.is_here:
+    engine = workers_of(workers)
+    if not engine.is_here and (engine.is_local or not is_on_disk(analysis)):
         with contextlib.closing(
-            outcomes(_draw_elsewhere, list(left), workers, shared=(analysis, dpi))
-        ) as done:
-            for found in done:
-                if isinstance(found, Failure):
+            map_items(_draw_elsewhere, list(pending), workers, shared=(analysis, dpi))
+        ) as pictures:
+            for outcome in pictures:
+                if isinstance(outcome, Failure):
                     break
-                told, data = found
-                left.remove(told[0])
+                picture, data = outcome
+                pending.remove(picture.path)
                 if data:
-                    write_bytes(folder / told[0], data)
-                yield told
-    for path in left:
+                    write_bytes(folder / picture.path, data)
+                yield picture
+    for path in pending:
         with local_files([folder / path]) as (file,):
-            told = _draw(analysis, file, path, dpi)
-        yield told
+            picture = _draw(analysis, file, path, dpi)
+        yield picture
     for name in folders:
         folder_of(folder / name).remove_empty()
 
 
-def _draw(analysis: DumpAnalysis, file: Path, path: str, dpi: float | None) -> Drawn:
-    """Draw one picture; what goes wrong in it is told, but for what the disk has to say."""
-    from qgate.drawing.plots.pictures import picture_at
-
-    draw = picture_at(path).draw
+def _draw(analysis: DumpAnalysis, file: Path, path: str, dpi: float | None) -> PictureOutcome:
+    """Draw one picture and return its errors; those of the disk are raised."""
+    draw = next(picture.draw for picture in _pictures() if picture.path == path)
     try:
-        more = {} if dpi is None else {"dpi": dpi}
-        return path, draw(file, analysis, **more), ""
+        return PictureOutcome(path, draw(file, analysis, **({} if dpi is None else {"dpi": dpi})))
     except OSError:
         raise
     except Exception as error:
-        return path, "", f"{type(error).__name__}: {error}"
+        return PictureOutcome(path, failure=f"{type(error).__name__}: {error}")
 
 
-def _draw_elsewhere(path: str, shared: tuple[DumpAnalysis, float | None]) -> tuple[Drawn, bytes]:
-    """One picture as bytes: where it belongs is not for a worker to know."""
+def _draw_elsewhere(
+    path: str, shared: tuple[DumpAnalysis, float | None]
+) -> tuple[PictureOutcome, bytes]:
+    """Draw one picture as bytes: a worker may not reach the folder."""
     analysis, dpi = shared
-    with tempfile.TemporaryDirectory() as made:
-        target = Path(made) / path
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        told = _draw(analysis, target, path, dpi)
-        return told, target.read_bytes() if told[1] else b""
+        picture = _draw(analysis, target, path, dpi)
+        return picture, target.read_bytes() if picture.title else b""
 
 
-def _size(path: Place) -> tuple[int, int]:
-    """Of a PNG, from its head."""
+def _size(path: Location) -> tuple[int, int]:
+    """Read width and height from the head of a PNG."""
     with path.open("rb") as file:
         width, height = struct.unpack(">II", file.read(24)[16:])
     return width, height

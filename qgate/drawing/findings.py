@@ -1,18 +1,20 @@
-"""What an analysis found, as sentences: what is broken first, then what is lost, then the rest."""
+"""Findings of an analysis as sentences: broken values first, then losses, then notes."""
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from qgate.drawing.losses import FormatLosses, Share, losses_in, median
+from qgate.drawing.losses import FormatLosses, FormatSummary, losses_in
 from qgate.summaries.reading import (
     apart_by_member,
     by_kind,
     figure_of,
     figures_of,
+    flushed,
     format_label,
     is_gradient,
     layer_of,
@@ -22,14 +24,29 @@ from qgate.summaries.reading import (
     nonfinite,
     outliers,
     quant_type_of,
+    ratios_db,
+    saturated,
+    saturation_cost,
     tensor_title,
     two_ratios,
     worst,
 )
-from qgate.summaries.record import DumpAnalysis, PeerCell, TensorPortrait
+from qgate.summaries.record import DumpAnalysis, PeerCell, TensorSummary
 from qgate.text import brief, counted, decibels, percent
 
 Level = Literal["fail", "warn", "info"]
+Findings = Iterator["DumpFinding"]
+LEVELS: tuple[Level, ...] = ("fail", "warn", "info")
+MARKS: dict[Level, str] = {"fail": "BROKEN", "warn": "LOSS", "info": "note"}
+FORMATS_ABOUT = (
+    "SQNR with the format's own scales; a format without scales is cast as it is or with the one "
+    "power of two that loses least, whichever is better. Massive elements are a few that are more "
+    "than 20 times above the rms of the others: they can hide the loss of all others. Flushed and "
+    "saturated are shares of finite values, cast as they are if the format has no scales; the last "
+    "column is the part of a tensor's squared error that comes from saturated values, in the mean. "
+    "A format with scales of its own may saturate by design: its scale rule leaves the largest "
+    "values of a block out."
+)
 FEW_DB, OUTLIER, CORRELATION = 20.0, 20.0, 0.99
 MUCH_FLUSHED = 0.01
 _BARE = {"scaled": False}
@@ -47,36 +64,27 @@ class DumpFinding:
 
 
 @dataclass(frozen=True)
-class Said:
-    """What page, text and terminal say of an analysis, found once; `formats` are `format_rows`."""
+class DumpFindings:
+    """Sentences, and the losses of formats, the worst first, that page, text and terminal show."""
 
     findings: list[DumpFinding]
-    formats: list[dict[str, Any]]
+    formats: list[FormatSummary]
 
 
-def said_of(analysis: DumpAnalysis) -> Said:
+def findings_of(analysis: DumpAnalysis) -> DumpFindings:
     losses = losses_in(analysis)
-    rows = format_rows(analysis, losses)
-    return Said(_sorted_findings(analysis, losses, rows), rows)
-
-
-def findings(analysis: DumpAnalysis) -> list[DumpFinding]:
-    """All of them, the broken ones first."""
-    return said_of(analysis).findings
-
-
-def _sorted_findings(
-    analysis: DumpAnalysis, losses: Mapping[str, FormatLosses], rows: list[dict[str, Any]]
-) -> list[DumpFinding]:
-    bare = {
-        n: lost for n, lost in losses.items() if not analysis["formats"].get(n, _BARE)["scaled"]
-    }
-    found = [
+    summaries = [
+        lost.summary(name, format_label(analysis, name), by_design=_is_scaled(analysis, name))
+        for name, lost in losses.items()
+    ]
+    formats = sorted(filter(None, summaries), key=lambda summary: summary.least_db)
+    bare = {n: lost for n, lost in losses.items() if not _is_scaled(analysis, n)}
+    sentences = [
         *_nonfinite(analysis),
         *_weights(analysis),
         *_overflow(analysis, bare),
         *_flush(bare),
-        *_losses(rows),
+        *_losses(formats),
         *_hidden(analysis, losses),
         *_loss_scales(analysis),
         *rank_findings(analysis),
@@ -84,165 +92,113 @@ def _sorted_findings(
         *_channels(analysis),
         *_pairs(analysis),
     ]
-    order = {"fail": 0, "warn": 1, "info": 2}
-    return sorted(found, key=lambda finding: (order[finding.level], -finding.cost))
+    sentences.sort(key=lambda finding: (LEVELS.index(finding.level), -finding.cost))
+    return DumpFindings(sentences, formats)
 
 
-def _nonfinite(analysis: DumpAnalysis) -> list[DumpFinding]:
+def _is_scaled(analysis: DumpAnalysis, name: str) -> bool:
+    return bool(analysis["formats"].get(name, _BARE)["scaled"])
+
+
+# Values ------------------------------------------------------------------------------------------
+
+
+def _nonfinite(analysis: DumpAnalysis) -> Findings:
     broken = [tensor for tensor in analysis["tensors"] if nonfinite(tensor)]
     if not analysis["tensors"]:
-        return [DumpFinding("fail", "The dump holds no tensors to analyze.")]
+        yield DumpFinding("fail", "The dump holds no tensors to analyze.")
     if not broken:
-        return []
-    kinds = {
-        name: int(figures_of(broken, key).sum())
-        for name, key in (("NaN", "nan"), ("+Inf", "posinf"), ("−Inf", "neginf"))
-    }
-    told = ", ".join(f"{count:,} {name}" for name, count in kinds.items() if count)
+        return
+    kinds = {"NaN": "nan", "+Inf": "posinf", "−Inf": "neginf"}
+    counts = {name: int(figures_of(broken, key).sum()) for name, key in kinds.items()}
+    words = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     first = min(broken, key=lambda tensor: (tensor["order"], tensor["rank"]))
-    holds = "holds" if len(broken) == 1 else "hold"
-    return [
-        DumpFinding(
-            "fail",
-            f"{counted(len(broken), 'tensor')} {holds} values that are not finite ({told}); "
-            f"the first in order of execution is {tensor_title(first)}.",
-        )
-    ]
+    yield DumpFinding(
+        "fail",
+        f"{counted(len(broken), 'tensor')} {'holds' if len(broken) == 1 else 'hold'} values that "
+        f"are not finite ({words}); the first in order of execution is {tensor_title(first)}.",
+    )
 
 
-def _weights(analysis: DumpAnalysis) -> list[DumpFinding]:
+def _weights(analysis: DumpAnalysis) -> Findings:
     ranks = analysis["ranks"]
-    if not ranks or not ranks["unequal_weights"]:
-        return []
-    names = ranks["unequal_weights"]
-    text = f"{counted(len(names), 'weight')} not equal on all ranks, such as "
-    return [DumpFinding("warn", f"{text}{tensor_title({'title': names[0]})}.")]
+    if ranks and (names := ranks["unequal_weights"]):
+        text = f"{counted(len(names), 'weight')} not equal on all ranks, such as "
+        yield DumpFinding("warn", f"{text}{tensor_title({'title': names[0]})}.")
 
 
-def _overflow(analysis: DumpAnalysis, bare: Mapping[str, FormatLosses]) -> list[DumpFinding]:
-    """What casts saturate; formats with scales of their own saturate by design."""
-    told = {name: lost.saturated for name, lost in bare.items() if lost.saturated.tensor}
-    names = [n for n, edges in analysis["formats"].items() if not edges["scaled"]]
-    finite = analysis["tensors"] and not any(nonfinite(t) for t in analysis["tensors"])
-    if not told:
-        if finite:
-            total = counted(len(analysis["tensors"]), "tensor")
-            cast = f", and cast to {', '.join(names)} none saturates" if bare else ""
-            text = f"Nothing overflows: all values of {total} are finite{cast}."
-        elif bare:
-            text = f"Cast as they are, no finite values saturate in {', '.join(names)}."
-        else:
-            return []
-        return [DumpFinding("info", text)]
-    name = max(told, key=lambda n: told[n].worst)
-    worst = told[name]
-    assert worst.tensor is not None
-    cost, share = worst.worst
-    where = tensor_title(worst.tensor)
-    more = ", ".join(f"{n} in {counted(told[n].tensors, 'tensor')}" for n in told)
-    text = (
-        f"Cast as they are, values saturate, worst in {where}: {percent(share)} "
-        f"of its values in {name}, {percent(cost)} of its squared error; {more}."
-    )
-    return [DumpFinding("warn", text, math.inf)]
-
-
-def _most(shares: Mapping[str, Share]) -> tuple[str, TensorPortrait, float] | None:
-    """The format and the tensor where a share is largest."""
-    found = [
-        (n, share.tensor, share.most) for n, share in shares.items() if share.tensor is not None
-    ]
-    return max(found, key=lambda each: each[2], default=None)
-
-
-def _flush(bare: Mapping[str, FormatLosses]) -> list[DumpFinding]:
-    most = _most({name: lost.flushed for name, lost in bare.items()})
-    if most is None:
-        return []
-    name, tensor, share = most
-    whose, lost = (
-        ("gradients", bare[name].gradients)
-        if is_gradient(tensor)
-        else ("values", bare[name].flushed)
-    )
-    of_all = lost.of_all
-    level: Level = "warn" if share > MUCH_FLUSHED else "info"
-    return [
-        DumpFinding(
-            level,
-            f"Cast as they are, {percent(of_all)} of all {whose} become zero in {name}; worst "
-            f"{percent(share)} in {tensor_title(tensor)}.",
-            of_all,
+def _overflow(analysis: DumpAnalysis, bare: Mapping[str, FormatLosses]) -> Findings:
+    """Say which casts saturate values; formats with scales of their own saturate by design."""
+    lost = {name: losses.saturated for name, losses in bare.items() if losses.saturated.tensor}
+    if lost:
+        name = max(lost, key=lambda n: lost[n].worst)
+        cost, share = lost[name].worst
+        where = tensor_title(lost[name].tensor or {})
+        more = ", ".join(f"{n} in {counted(lost[n].tensors, 'tensor')}" for n in lost)
+        text = (
+            f"Cast as they are, values saturate, worst in {where}: {percent(share)} "
+            f"of its values in {name}, {percent(cost)} of its squared error; {more}."
         )
-    ]
+        yield DumpFinding("warn", text, math.inf)
+        return
+    names = ", ".join(n for n, edges in analysis["formats"].items() if not edges["scaled"])
+    tensors = analysis["tensors"]
+    if tensors and not any(map(nonfinite, tensors)):
+        cast = f", and cast to {names} none saturates" if bare else ""
+        text = f"Nothing overflows: all values of {counted(len(tensors), 'tensor')} are finite"
+        yield DumpFinding("info", f"{text}{cast}.")
+    elif bare:
+        yield DumpFinding("info", f"Cast as they are, no finite values saturate in {names}.")
 
 
-def format_rows(analysis: DumpAnalysis, losses: Mapping[str, FormatLosses]) -> list[dict[str, Any]]:
-    """One row per format, the worst format first.
-
-    worst, worst_db, worst_rest_db    the worst tensor, its SQNR and that without massive elements
-    median_db, median_rest_db         of all tensors
-    saturated, saturation, by_design  the share of all values, the mean part of the squared error
-                                      that it has, and whether the format saturates by design
-    """
-    rows = [
-        {
-            "format": name,
-            "label": format_label(analysis, name),
-            "tensors": len(lost.ratios),
-            "worst_db": lost.worst_ratios[0],
-            "worst_rest_db": lost.worst_ratios[1],
-            "median_db": median(lost.ratios),
-            "median_rest_db": median(lost.rests),
-            "worst": lost.worst,
-            "saturated": lost.saturated.values.of_all,
-            "saturation": lost.saturated.mean_cost,
-            "by_design": bool(analysis["formats"].get(name, _BARE)["scaled"]),
-            "flushed": lost.flushed.of_all,
-        }
-        for name, lost in losses.items()
-        if lost.worst is not None
-    ]
-    return sorted(rows, key=lambda row: min(row["worst_db"], row["worst_rest_db"]))
-
-
-def _losses(rows: list[dict[str, Any]]) -> list[DumpFinding]:
-    if not rows:
-        return []
-    first = rows[0]
-    least = min(first["worst_db"], first["worst_rest_db"])
-    level: Level = "warn" if least < FEW_DB else "info"
-    worst_ratios = two_ratios(first["worst_db"], first["worst_rest_db"])
-    text = (
-        f"{first['label']} loses most: worst {worst_ratios} at {tensor_title(first['worst'])}, "
-        f"median {decibels(first['median_rest_db'])}"
+def _flush(bare: Mapping[str, FormatLosses]) -> Findings:
+    flushes = {name: lost.flushed for name, lost in bare.items() if lost.flushed.tensor}
+    if not flushes:
+        return
+    name = max(flushes, key=lambda n: flushes[n].most)
+    most = flushes[name]
+    assert most.tensor is not None
+    gradient = is_gradient(most.tensor)
+    noun, lost = ("gradients", bare[name].gradients) if gradient else ("values", most)
+    yield DumpFinding(
+        "warn" if most.most > MUCH_FLUSHED else "info",
+        f"Cast as they are, {percent(lost.of_all)} of all {noun} become zero in {name}; worst "
+        f"{percent(most.most)} in {tensor_title(most.tensor)}.",
+        lost.of_all,
     )
-    if len(rows) > 1:
-        last = max(rows, key=lambda row: row["median_rest_db"])
-        text += f"; {last['label']} loses least: median {decibels(last['median_rest_db'])}"
-    return [DumpFinding(level, f"{text}.")]
 
 
-def _hidden(analysis: DumpAnalysis, losses: Mapping[str, FormatLosses]) -> list[DumpFinding]:
-    """Formats that look good in a layer only because of a few massive elements."""
-    found = []
+def _losses(formats: Sequence[FormatSummary]) -> Findings:
+    if not formats:
+        return
+    first = formats[0]
+    text = (
+        f"{first.label} loses most: worst {two_ratios(*first.worst_db)} at "
+        f"{tensor_title(first.worst)}, median {decibels(first.median_db[1])}"
+    )
+    if len(formats) > 1:
+        last = max(formats, key=lambda row: row.median_db[1])
+        text += f"; {last.label} loses least: median {decibels(last.median_db[1])}"
+    yield DumpFinding("warn" if first.least_db < FEW_DB else "info", f"{text}.")
+
+
+def _hidden(analysis: DumpAnalysis, losses: Mapping[str, FormatLosses]) -> Findings:
+    """Name formats that look good in a layer only because of a few massive elements."""
     for name, lost in losses.items():
         hidden = lost.hidden
         if hidden.worst is None:
             continue
-        whole, rest = hidden.ratios
+        whole, calm = hidden.ratios
         text = (
             f"{format_label(analysis, name)} looks good only because of massive elements in "
             f"{counted(hidden.tensors, 'tensor')} ({layers_named(hidden.layers)}): "
-            f"{tensor_title(hidden.worst)} has {decibels(whole)} with them and {decibels(rest)} "
+            f"{tensor_title(hidden.worst)} has {decibels(whole)} with them and {decibels(calm)} "
             "without."
         )
-        found.append(DumpFinding("warn" if rest < FEW_DB else "info", text, hidden.tensors / 1e9))
-    return found
+        yield DumpFinding("warn" if calm < FEW_DB else "info", text, hidden.tensors / 1e9)
 
 
-def _loss_scales(analysis: DumpAnalysis) -> list[DumpFinding]:
-    found: list[DumpFinding] = []
+def _loss_scales(analysis: DumpAnalysis) -> Findings:
     for row in analysis["loss_scales"]:
         before, after = percent(figure_of(row, "flush")), percent(figure_of(row, "at_best"))
         if row["least"] > row["largest"]:
@@ -250,106 +206,146 @@ def _loss_scales(analysis: DumpAnalysis) -> list[DumpFinding]:
                 f"{row['format']}: no loss scale saves all gradients; at 2^{row['advised']} "
                 f"{after} become zero ({before} without)."
             )
-            found.append(DumpFinding("warn", text, figure_of(row, "at_best")))
+            yield DumpFinding("warn", text, figure_of(row, "at_best"))
         elif row["least"] > 0:
             text = (
-                f"{row['format']}: a loss scale of 2^{row['advised']} (2^{row['least']} to "
-                f"2^{row['largest']} will do) lowers the gradients that become zero from {before} "
-                f"to {after}."
+                f"{row['format']}: a loss scale of 2^{row['advised']} (or any from "
+                f"2^{row['least']} to 2^{row['largest']}) lowers the share of gradients that "
+                f"become zero from {before} to {after}."
             )
-            found.append(DumpFinding("info", text))
-    return found
+            yield DumpFinding("info", text)
+
+
+def _channels(analysis: DumpAnalysis) -> Findings:
+    widest = worst([t for t in analysis["tensors"] if t.get("channels")], outliers)
+    if widest and widest[0][1] >= OUTLIER:
+        tensor, factor = widest[0]
+        channel = tensor["channels"]["largest"][0][0]
+        times = f"{brief(factor)} times the median channel"
+        yield DumpFinding("info", f"Channel {channel} of {tensor_title(tensor)} is {times}.")
+
+
+def _pairs(analysis: DumpAnalysis) -> Findings:
+    comparison = analysis["comparison"]
+    pairs = comparison["pairs"] if comparison else []
+    if comparison and (least := worst(pairs, lambda pair: -figure_of(pair, "correlation"))):
+        pair, value = least[0]
+        yield DumpFinding(
+            "warn" if -value < CORRELATION else "info",
+            f"{comparison['second']} against {comparison['first']}: least correlation "
+            f"{-value:.4f} of {counted(len(pairs), 'pair')}, at {tensor_title(pair)}.",
+        )
+
+
+# Ranks and samples -------------------------------------------------------------------------------
 
 
 def rank_findings(analysis: DumpAnalysis) -> list[DumpFinding]:
-    """Which rank stands out, in which layers; or that none does."""
+    """Say which rank stands out, in which layers; or that none does."""
     ranks = analysis["ranks"]
     if not ranks or len(ranks["rows"]) < 2:
         return []
-    out = ranks["stands_out"]
+    out, count = ranks["stands_out"], len(ranks["rows"])
     cells = ranks.get("cells") or []
-    apart = _apart([cell for cell in cells if cell["member"] != out], "rank", len(ranks["rows"]))
+    in_layers = [*_peers_apart([cell for cell in cells if cell["member"] != out], "rank", count)]
     if out is None:
-        if apart or (ranks["unequal_weights"] and len(ranks["rows"]) > 2):
-            return apart
-        return [DumpFinding("info", f"{none_stands_out(len(ranks['rows']))}.")]
+        if in_layers or (ranks["unequal_weights"] and count > 2):
+            return in_layers
+        return [DumpFinding("info", f"{none_stands_out(count)}.")]
     mine = [tensor for tensor in ranks["tensors"] if tensor["farthest"] == out]
-    text = f"Rank {out} of {len(ranks['rows'])} stands out{layers_apart(cells, out)}"
-    far = worst(mine, lambda tensor: figure_of(tensor, "factor"))
-    if far:
+    text = f"Rank {out} of {count} stands out{layers_apart(cells, out)}"
+    if far := worst(mine, lambda tensor: figure_of(tensor, "factor")):
         times = brief(far[0][1]) if far[0][1] < _HUGE else "more than 2^60, or all zeros,"
         text += f": a factor of {times} at {tensor_title(far[0][0])}"
-    return [DumpFinding("warn", f"{text}."), *apart]
+    return [DumpFinding("warn", f"{text}."), *in_layers]
 
 
 def sample_findings(analysis: DumpAnalysis) -> list[DumpFinding]:
-    """Which sample stands out, in which layers; of three or more, or that none does."""
+    """Say which sample stands out, in which layers; or, of three or more, that none does."""
     cells = analysis.get("samples") or []
     count = len({cell["member"] for cell in cells})
-    found = _apart(cells, "sample", count)
-    if found or count < 3:
-        return found
+    in_layers = [*_peers_apart(cells, "sample", count)]
+    if in_layers or count < 3:
+        return in_layers
     return [DumpFinding("info", f"No sample of {count} stands out.")]
 
 
-def _factor_text(log2: float) -> str:
-    """Say how much larger a tensor is than its peers; 2^60 and more is any size."""
-    if 2.0 ** abs(log2) > _HUGE:
-        size = "all zeros or next to it" if log2 < 0 else "more than 2^60 times their size"
-        return f", {size}"
-    factor = 2.0**log2
-    return f", {brief(factor)} times their root mean square" if abs(factor - 1) > 0.01 else ""
-
-
-def _apart(cells: Sequence[PeerCell], word: str, count: int) -> list[DumpFinding]:
-    """Ranks or samples that stand out in some layer; of two, which one of them cannot be told."""
-    found: list[DumpFinding] = []
+def _peers_apart(cells: Sequence[PeerCell], word: str, count: int) -> Findings:
+    """Name ranks or samples that stand out in some layer; of two, either may be the wrong one."""
     for member, mine in apart_by_member(cells).items():
-        if count == 2 and found:
-            break
         first = mine[0]
         who = f"{word.capitalize()} {member} of {count} stands out"
         if count == 2:
-            who = " and ".join(map(str, sorted({cell["member"] for cell in cells})))
-            who = f"{word.capitalize()}s {who} differ"
+            members = " and ".join(map(str, sorted({cell["member"] for cell in cells})))
+            who = f"{word.capitalize()}s {members} differ"
         text = (
             f"{who} in {layers_named({cell['layer'] for cell in mine})}: "
             f"{brief(first['ratio'])} times as far from the other {word}s as is usual for such "
-            f"tensors, worst at {tensor_title(first)}"
+            f"tensors, worst at {tensor_title(first)}{_factor_text(first['log2'])}."
         )
-        text += _factor_text(first["log2"])
-        found.append(DumpFinding("warn", f"{text}.", first["ratio"] / 1e6))
-    return found
+        yield DumpFinding("warn", text, first["ratio"] / 1e6)
+        if count == 2:
+            return
 
 
-def _channels(analysis: DumpAnalysis) -> list[DumpFinding]:
-    found = worst([t for t in analysis["tensors"] if t.get("channels")], outliers)
-    if not found or found[0][1] < OUTLIER:
-        return []
-    tensor, factor = found[0]
-    channel = tensor["channels"]["largest"][0][0]
-    text = (
-        f"Channel {channel} of {tensor_title(tensor)} is {brief(factor)} times the median channel."
+def _factor_text(log2: float) -> str:
+    """Say how much larger a tensor is than its peers, up to 2^60 times."""
+    factor = 2.0**log2
+    if 2.0 ** abs(log2) > _HUGE:
+        return f", {'all zeros or next to it' if log2 < 0 else 'more than 2^60 times their size'}"
+    return f", {brief(factor)} times their root mean square" if abs(factor - 1) > 0.01 else ""
+
+
+# Tensors -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WorstTensor:
+    """A tensor with the worst thing about it."""
+
+    tensor: TensorSummary
+    reason: str
+    rank: tuple[float, ...]
+
+
+def worst_tensors(analysis: DumpAnalysis, count: int) -> list[WorstTensor]:
+    """Rank tensors: not finite; saturated by a cast, by the part of the squared error that comes
+    from it; flushed by a cast; lossy in any format; with far outliers."""
+    reasons = ((tensor, _worst_reason(tensor, analysis)) for tensor in analysis["tensors"])
+    bad = (WorstTensor(tensor, *reason) for tensor, reason in reasons if reason)
+    return heapq.nsmallest(
+        count, bad, key=lambda item: (*(-part for part in item.rank), item.tensor["order"])
     )
-    return [DumpFinding("info", text)]
 
 
-def _pairs(analysis: DumpAnalysis) -> list[DumpFinding]:
-    told = analysis["comparison"]
-    found = worst(told["pairs"] if told else [], lambda pair: -figure_of(pair, "correlation"))
-    if not told or not found:
-        return []
-    pair, value = found[0]
-    level: Level = "warn" if -value < CORRELATION else "info"
-    text = (
-        f"{told['second']} against {told['first']}: least correlation {-value:.4f} of "
-        f"{counted(len(told['pairs']), 'pair')}, at {tensor_title(pair)}."
-    )
-    return [DumpFinding(level, text)]
+def _worst_reason(
+    tensor: TensorSummary, analysis: DumpAnalysis
+) -> tuple[str, tuple[float, ...]] | None:
+    if broken := nonfinite(tensor):
+        return f"{counted(broken, 'value')} not finite", (3, float(broken), 0.0)
+    outcomes = tensor.get("formats") or {}
+    casts = {n: f for n, f in outcomes.items()
+             if n in analysis["formats"] and not _is_scaled(analysis, n)}  # fmt: skip
+    over = [(saturation_cost(f), saturated(f), n) for n, f in casts.items() if saturated(f) > 0]
+    if over:
+        cost, share, name = max((0.0 if math.isnan(c) else c, s, n) for c, s, n in over)
+        reason = f"{percent(share)} saturate in {name}, {percent(cost)} of its error"
+        return reason, (2, cost, share)
+    share, name = max(((flushed(outcome), n) for n, outcome in casts.items()), default=(0.0, ""))
+    if share > MUCH_FLUSHED:
+        return f"{percent(share)} become zero in {name}", (1, share, 0.0)
+    ratios = [(min(pair := ratios_db(outcome)), pair, name) for name, outcome in outcomes.items()]
+    if finite := [item for item in ratios if math.isfinite(item[0])]:
+        least, pair, name = min(finite)
+        return f"{two_ratios(*pair)} in {format_label(analysis, name)}", (0, -least, 0.0)
+    factor = outliers(tensor)
+    if factor > OUTLIER:
+        return f"largest channel {brief(factor)} times the median", (-1, factor, 0.0)
+    return None
 
 
 def summary_line(analysis: DumpAnalysis) -> str:
-    """How much was looked at."""
+    """Say how many tensors, values, layers and ranks the analysis is of."""
     tensors = analysis["tensors"]
     elements = sum(int(tensor.get("elements") or 0) for tensor in tensors)
     of = figure_of(analysis["settings"], "of_tensors")
@@ -357,9 +353,9 @@ def summary_line(analysis: DumpAnalysis) -> str:
     parts = [some if of > 0 else counted(len(tensors), "tensor"), f"{elements:,} values"]
     for count, word in (
         (len(by_kind(tensors)), "kind"),
-        (len({layer_of(t) for t in tensors if layer_of(t) is not None}), "layer"),
-        (len({quant_type_of(t) for t in tensors}), "quant type"),
-        (len({t["rank"] for t in tensors}), "rank"),
+        (len({layer_of(tensor) for tensor in tensors} - {None}), "layer"),
+        (len(set(map(quant_type_of, tensors))), "quant type"),
+        (len({tensor["rank"] for tensor in tensors}), "rank"),
     ):
         parts.append(counted(count, word))
     return ", ".join(parts)

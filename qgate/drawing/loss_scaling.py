@@ -1,4 +1,4 @@
-"""Which power of two on the loss saves the gradients that a format would make zero."""
+"""The loss scale: a power of two that saves the gradients that a format would make zero."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from qgate.errors import QgateError
 from qgate.formats import ElementFormat
 from qgate.scales.levels import ceil_log2_ratio, floor_log2_ratio
 from qgate.scales.search import exponents_near, squared_errors
-from qgate.summaries.outcomes import Floats, Ints, target_of
+from qgate.stats.summary import Floats, Ints, distinct
+from qgate.summaries.outcomes import target_of
 from qgate.summaries.pool import Pool
 from qgate.summaries.pooling import pool_of
 from qgate.summaries.record import LossScale
 
 _CLOSE = 10**0.01
 _ONE_IN = 1000
-"""So many of the gradients that are not zero may be flushed."""
+"""One in so many of the gradients that are not zero may be flushed."""
 
 
 def loss_scale(x: Pool | Tensor, fmt: str) -> LossScale | None:
-    """The least and the largest exponent, and the one advised: that of them, or between them, which
-    is nearest to no scaling; the largest, where what must not be flushed and what must not
-    saturate leave none between. None where every gradient is zero.
+    """Return the least, the largest and the advised exponent; None where every gradient is zero.
 
-    A tapered format is precise near 1 only: of it the one nearest to no scaling is advised that
-    costs no more than 0.1 dB against the best between them.
+    The advised exponent is the one from least to largest that is nearest to no scaling, or the
+    largest where the least is above it. A tapered format is precise near 1 only, so for it the
+    advised one may also cost no more than 0.1 dB against the best between them.
 
-    Of a tensor wider than 16 bits the values are those rounded to bf16; the largest is exact.
+    The values of a tensor wider than 16 bits are rounded to bf16; the largest is exact.
     """
     target = target_of(fmt)
     if target.kind != "element" or target.always_scaled:
@@ -59,28 +59,26 @@ def loss_scale(x: Pool | Tensor, fmt: str) -> LossScale | None:
     )
 
 
-def _precise(fmt: ElementFormat, sizes: Floats, weights: Ints, all_of: Sequence[int]) -> list[int]:
-    """Those of the exponents, as loss scales, at which the squared error is next to the least."""
+def _precise(fmt: ElementFormat, sizes: Floats, weights: Ints, scales: Sequence[int]) -> list[int]:
+    """Return the loss scales, by exponent, at which the squared error is close to the least."""
     near = exponents_near(fmt, float(sizes[-1]))
-    exponents = [k for k in all_of if -k in near] or [*all_of]
+    exponents = [k for k in scales if -k in near] or [*scales]
     errors = squared_errors(fmt, sizes, weights.astype(np.float64), [-k for k in exponents])
     return [k for k, error in zip(exponents, errors, strict=True) if error <= _CLOSE * errors.min()]
 
 
 def _sizes(pool: Pool) -> tuple[Floats, Ints]:
-    """Magnitudes that are not zero, ascending, and how often each occurs."""
-    values, counts = pool.weighted
-    sizes, place = np.unique(np.abs(values), return_inverse=True)
-    weights = np.zeros(len(sizes), dtype=np.int64)
-    np.add.at(weights, place, counts)
+    """Return magnitudes that are not zero, ascending, and how often each occurs."""
+    values, weights = pool.weighted
+    sizes, weights = distinct(np.abs(values), weights)
     sizes, weights = sizes[sizes > 0], weights[sizes > 0]
     if pool.vanished:
-        # Too small to be counted: none of them is smaller than the least.
+        # These were too small to be counted; none is smaller than the least.
         sizes, weights = np.append(pool.least, sizes), np.append(pool.vanished, weights)
     return sizes, weights
 
 
 def _flushed_share(fmt: ElementFormat, sizes: Floats, weights: Ints, exponent: int) -> float:
-    """Return the part that is flushed after multiplication with 2**exponent."""
-    lost = sizes < math.ldexp(fmt.survives_from(), -exponent)
-    return float(weights[lost].sum() / weights.sum())
+    """Return the share that is flushed after multiplication with 2**exponent."""
+    flushed = sizes < math.ldexp(fmt.survives_from(), -exponent)
+    return float(weights[flushed].sum() / weights.sum())

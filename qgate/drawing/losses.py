@@ -1,4 +1,4 @@
-"""What formats lose of all tensors, added up in one pass over them."""
+"""Losses of each format over all tensors, added up in one pass."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import math
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from statistics import median_high
 from typing import Any
 
 from qgate.summaries.reading import (
-    fates,
     figure_of,
     flushed,
+    format_outcomes,
     is_gradient,
     layer_of,
     ratios_db,
     saturated,
     saturation_cost,
 )
-from qgate.summaries.record import DumpAnalysis, Fate, TensorPortrait
+from qgate.summaries.record import HIDDEN_DB, DumpAnalysis, FormatOutcome, TensorSummary
+from qgate.text import percent
 
-HIDDEN_DB = 6.0
-"""An SQNR so far above that without massive elements hides what the others lose."""
+
+def _numbers() -> array[float]:
+    return array("d")
 
 
 @dataclass
@@ -29,119 +32,152 @@ class Share:
     """A share of all elements together, and the tensor where it is largest."""
 
     most: float = 0.0
-    tensor: TensorPortrait | None = None
-    _found: float = 0.0
-    _total: float = 0.0
+    tensor: TensorSummary | None = None
+    lost: float = 0.0
+    of: float = 0.0
 
-    def add(self, share: float, of: float, tensor: TensorPortrait) -> None:
+    def add(self, share: float, of: float, tensor: TensorSummary) -> None:
         if share > self.most:
             self.most, self.tensor = share, tensor
         if math.isfinite(share) and of > 0:
-            self._found, self._total = self._found + share * of, self._total + of
+            self.lost, self.of = self.lost + share * of, self.of + of
 
     @property
     def of_all(self) -> float:
-        return self._found / self._total if self._total else math.nan
+        return self.lost / self.of if self.of else math.nan
 
 
 @dataclass
 class Saturation:
-    """Saturation in one format: in how many tensors, how much of all values, and at what cost.
+    """Saturation in one format: the number of tensors, the share of all values, and the cost.
 
-    worst  the tensor where saturation has most of the squared error, with that part and its share
+    tensor  the tensor where saturation has most of the squared error
+    worst   that part, and the share of its values that saturate
     """
 
     tensors: int = 0
     values: Share = field(default_factory=Share)
-    costs: array[float] = field(default_factory=lambda: array("d"))
+    costs: array[float] = field(default_factory=_numbers)
     worst: tuple[float, float] = (0.0, 0.0)
-    tensor: TensorPortrait | None = None
-
-    def add(self, tensor: TensorPortrait, fate: Fate) -> None:
-        share, cost = saturated(fate), saturation_cost(fate)
-        self.values.add(share, figure_of(fate, "of"), tensor)
-        if math.isfinite(cost):
-            self.costs.append(cost)
-        if share > 0:
-            self.tensors += 1
-            found = (cost if math.isfinite(cost) else 0.0, share)
-            if self.tensor is None or found > self.worst:
-                self.worst, self.tensor = found, tensor
+    tensor: TensorSummary | None = None
 
     @property
     def mean_cost(self) -> float:
-        """The part of the squared error that saturation has, in the mean over tensors."""
+        """The part of the squared error that comes from saturation, in the mean over tensors."""
         return sum(self.costs) / len(self.costs) if self.costs else math.nan
 
 
 @dataclass
-class Hidden:
-    """Tensors in which massive elements hide what a format loses of the others."""
+class HiddenLosses:
+    """Tensors in which massive elements hide the loss of all others."""
 
     tensors: int = 0
     layers: set[int | None] = field(default_factory=set)
-    worst: TensorPortrait | None = None
+    worst: TensorSummary | None = None
     ratios: tuple[float, float] = (0.0, 0.0)
 
-    def add(self, tensor: TensorPortrait, whole: float, rest: float) -> None:
-        if not whole - rest > HIDDEN_DB:
-            return
-        self.tensors += 1
-        self.layers.add(layer_of(tensor))
-        if self.worst is None or rest < self.ratios[1]:
-            self.worst, self.ratios = tensor, (whole, rest)
+
+@dataclass(frozen=True)
+class FormatSummary:
+    """The losses of one format as pages, texts and pictures show them.
+
+    worst        the tensor with the least SQNR
+    worst_db     its SQNR, with all elements and without massive ones
+    median_db    the same in the median of all tensors
+    flushed, saturated  shares of all values
+    saturation_cost     the part of the squared error that comes from saturation, in the mean
+    by_design    the format saturates by design: it has scales of its own
+    """
+
+    name: str
+    label: str
+    worst: TensorSummary
+    worst_db: tuple[float, float]
+    median_db: tuple[float, float]
+    flushed: float
+    saturated: float
+    saturation_cost: float
+    by_design: bool
+
+    @property
+    def least_db(self) -> float:
+        return min(self.worst_db)
+
+    @property
+    def saturation_text(self) -> str:
+        return f"{percent(self.saturation_cost)}{' by design' if self.by_design else ''}"
 
 
 @dataclass
 class FormatLosses:
-    """Of one format: SQNRs, what saturates, and what becomes zero, also of the gradients alone.
+    """SQNRs of one format, saturated and flushed values, also those of the gradients alone.
 
-    ratios, rests  SQNRs with all elements, and without massive ones
-    worst          the tensor with the least of either, and its two
+    ratios, calm_ratios  SQNRs with all elements, and without massive ones
+    worst                the tensor with the least of either, and its two
     """
 
-    ratios: array[float] = field(default_factory=lambda: array("d"))
-    rests: array[float] = field(default_factory=lambda: array("d"))
-    worst: TensorPortrait | None = None
+    ratios: array[float] = field(default_factory=_numbers)
+    calm_ratios: array[float] = field(default_factory=_numbers)
+    worst: TensorSummary | None = None
     worst_ratios: tuple[float, float] = (math.inf, math.inf)
     saturated: Saturation = field(default_factory=Saturation)
-    hidden: Hidden = field(default_factory=Hidden)
+    hidden: HiddenLosses = field(default_factory=HiddenLosses)
     flushed: Share = field(default_factory=Share)
     gradients: Share = field(default_factory=Share)
 
-    def add(self, tensor: TensorPortrait, fate: Fate) -> None:
-        found, of, lost = ratios_db(fate), figure_of(fate, "of"), flushed(fate)
-        if not math.isnan(found[0]):
-            self.ratios.append(found[0])
-            self.rests.append(found[1])
-            self.hidden.add(tensor, *found)
-            if self.worst is None or min(found) < min(self.worst_ratios):
-                self.worst_ratios, self.worst = found, tensor
-        self.saturated.add(tensor, fate)
-        self.flushed.add(lost, of, tensor)
+    def add(self, tensor: TensorSummary, outcome: FormatOutcome) -> None:
+        of = figure_of(outcome, "of")
+        whole, calm = ratios = ratios_db(outcome)
+        if not math.isnan(whole):
+            self.ratios.append(whole)
+            self.calm_ratios.append(calm)
+            if self.worst is None or min(ratios) < min(self.worst_ratios):
+                self.worst_ratios, self.worst = ratios, tensor
+        if whole - calm > HIDDEN_DB:
+            hidden = self.hidden
+            hidden.tensors += 1
+            hidden.layers.add(layer_of(tensor))
+            if hidden.worst is None or calm < hidden.ratios[1]:
+                hidden.worst, hidden.ratios = tensor, ratios
+        share, cost, own = saturated(outcome), saturation_cost(outcome), self.saturated
+        own.values.add(share, of, tensor)
+        if math.isfinite(cost):
+            own.costs.append(cost)
+        if share > 0:
+            own.tensors += 1
+            worst = (cost if math.isfinite(cost) else 0.0, share)
+            if own.tensor is None or worst > own.worst:
+                own.worst, own.tensor = worst, tensor
+        self.flushed.add(flushed(outcome), of, tensor)
         if is_gradient(tensor):
-            self.gradients.add(lost, of, tensor)
+            self.gradients.add(flushed(outcome), of, tensor)
+
+    def summary(self, name: str, label: str, *, by_design: bool) -> FormatSummary | None:
+        if self.worst is None:
+            return None
+        return FormatSummary(
+            name, label, self.worst, self.worst_ratios,
+            median_db=(median_high(self.ratios), median_high(self.calm_ratios)),
+            flushed=self.flushed.of_all, saturated=self.saturated.values.of_all,
+            saturation_cost=self.saturated.mean_cost, by_design=by_design,
+        )  # fmt: skip
 
 
-def median(values: Iterable[float]) -> float:
-    """The upper one of two in the middle."""
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2]
-
-
-def share_in(items: Iterable[Any], name: str, what: Callable[[Fate], float]) -> float:
-    """A share of the elements of all items together; NaN where none has figures of the format."""
+def share_in(items: Iterable[Any], name: str, share_of: Callable[[FormatOutcome], float]) -> float:
+    """Pool a share over the elements of all items; NaN where none has figures of the format."""
     whole = Share()
-    for item, fate in fates(items, name):
-        whole.add(what(fate), figure_of(fate, "of"), item)
+    for item, outcome in format_outcomes(items, name):
+        whole.add(share_of(outcome), figure_of(outcome, "of"), item)
     return whole.of_all
 
 
 def losses_in(analysis: DumpAnalysis) -> dict[str, FormatLosses]:
-    """By format, those of the settings first."""
-    found: dict[str, FormatLosses] = {}
+    """Add up losses by format, those of the settings first."""
+    losses: dict[str, FormatLosses] = {}
     for tensor in analysis["tensors"]:
-        for name, fate in (tensor.get("formats") or {}).items():
-            found.setdefault(name, FormatLosses()).add(tensor, fate)
-    known = [name for name in analysis["formats"] if name in found]
-    return {name: found[name] for name in dict.fromkeys([*known, *found])}
+        for name, outcome in (tensor.get("formats") or {}).items():
+            losses.setdefault(name, FormatLosses()).add(tensor, outcome)
+    return {
+        name: losses[name] for name in dict.fromkeys([*analysis["formats"], *losses])
+        if name in losses
+    }  # fmt: skip

@@ -1,204 +1,224 @@
-"""The same tensors under two quant types of one dump, or in two formats, side by side."""
+"""Compare the same tensors under two quant types of a dump, or in two formats."""
 
 from __future__ import annotations
 
-import functools
 import math
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from qgate import formats
-from qgate.comparing.pairing import paired, rule_of
-from qgate.drawing.tensor_pairs import merged_scatter, pair_figures, scatter_of
+from qgate.comparing.pairing import pair_records, rule_of
 from qgate.drawing.tensor_pass import values_of
 from qgate.dumps import Record
-from qgate.dumps.choosing import ChosenRecords, Located, together
-from qgate.dumps.summing import nbytes
-from qgate.engine import Failure, Workers, outcomes
+from qgate.dumps.choosing import ChosenRecords, LocatedRecord, batches, nbytes
+from qgate.engine import Failure, Workers, map_items
 from qgate.errors import QgateError, unknown
 from qgate.results.rows import StoredRows
-from qgate.stats import serial
-from qgate.summaries.record import FormatComparison, Pair, TensorPortrait
+from qgate.stats import errors, serial
+from qgate.summaries.record import FormatComparison, Pair, TensorSummary
 
 if TYPE_CHECKING:
-    from qgate.storage.places import Place
+    from qgate.storage.locations import Location
 
 Kind = Literal["quant_types", "formats"]
-Twin = tuple[Located, Located]
+LocatedPair = tuple[LocatedRecord, LocatedRecord]
 _USUAL = ("hif8", "mxfp8_e4m3")
+Scatter = dict[str, Any]
+_METRICS = ("correlation", "relative_mse")
+_FIELDS = ("title", "layer", "layer_type", "operation", "name", "rank")
 _GRID, _REACH = 64, 5.0
-_SHOWN = 2**16
+_SAMPLE, _CHUNK = 2**16, 2**17
 
 
 def compared_names(
-    carried: Mapping[str, int], asked: tuple[str, str] | None
+    tensors: Mapping[str, int], names: tuple[str, str] | None
 ) -> tuple[tuple[str, str], Kind]:
-    """Which two, and whether they are labels that tensors carry or formats to put them in.
-
-    `carried` says how many tensors have which label.
-    """
-    labels = {name: count for name, count in carried.items() if name}
-    if asked is None:
-        common = [name for name, _ in sorted(labels.items(), key=lambda each: (-each[1], each[0]))]
+    """Choose two quant types, or two formats; `tensors` counts the tensors of each quant type."""
+    labels = {label: count for label, count in tensors.items() if label}
+    if names is None:
+        common = sorted(labels, key=lambda label: (-labels[label], label))
         if len(common) < 2:
             return _USUAL, "formats"
         usual = [name for name in ("hifp8", "mxfp8") if name in labels]
         first, second = usual if len(usual) == 2 else sorted(common[:2])
         return (first, second), "quant_types"
-    if len(asked) != 2 or asked[0] == asked[1]:
-        raise QgateError(f"compare {', '.join(asked)}: give two different names.")
-    if all(name in labels for name in asked):
-        return asked, "quant_types"
+    if len(names) != 2 or names[0] == names[1]:
+        raise QgateError(f"compare {', '.join(names)}: give two different names.")
+    if all(name in labels for name in names):
+        return names, "quant_types"
     try:
-        first, second = (formats.get(name).name for name in asked)
+        first, second = (formats.get(name).name for name in names)
     except QgateError:
-        known = [*sorted(labels), *formats.names()]
-        lacking = next(name for name in asked if name not in known)
-        raise unknown("quant type of this dump or format", lacking, known) from None
+        allowed = [*sorted(labels), *formats.names()]
+        missing = next(name for name in names if name not in allowed)
+        raise unknown("quant type of this dump or format", missing, allowed) from None
     if first == second:
-        raise QgateError(f"compare {', '.join(asked)}: both are {first}.")
+        raise QgateError(f"compare {', '.join(names)}: both are {first}.")
     return (first, second), "formats"
 
 
-def compare_formats(tensors: Sequence[TensorPortrait], names: tuple[str, str]) -> FormatComparison:
-    """Two formats need no pairs: every tensor has been put in both."""
-    known = sum(all(name in tensor.get("formats", {}) for name in names) for tensor in tensors)
+def compare_formats(tensors: Sequence[TensorSummary], names: tuple[str, str]) -> FormatComparison:
+    """Compare two formats without pairs: every tensor has figures of both."""
+    paired_tensors = sum(
+        all(name in tensor.get("formats", {}) for name in names) for tensor in tensors
+    )
     return {
         "kind": "formats",
         "first": names[0],
         "second": names[1],
         "pairs": [],
-        "unpaired": len(tensors) - known,
+        "unpaired": len(tensors) - paired_tensors,
     }
 
 
 def compare_quant_types(
-    chosen: ChosenRecords,
-    names: tuple[str, str],
-    *,
-    workers: Workers | int = 1,
-    most: int | None = None,
-) -> FormatComparison:
-    """Tensors labeled with the second name, against the same tensors labeled with the first."""
+    chosen: ChosenRecords, names: tuple[str, str],
+    *, workers: Workers | int = 1, most: int | None = None,
+) -> FormatComparison:  # fmt: skip
+    """Compare tensors labeled with the second name with the same tensors labeled with the first."""
     pairs: StoredRows[Pair] = StoredRows()
-    places, of = array("q"), Counter[str]()
-    scatter: dict[str, Any] | None = None
-    parts = (_Part(tuple(part), most) for part in together(_twins(chosen, names, of), _size))
-    for done in outcomes(_compare, parts, workers):
-        if isinstance(done, Failure):
-            raise QgateError(f"comparing {' and '.join(names)}: {done.reason}.")
-        for order, pair in done.pairs:
-            places.append(order)
+    orders, labeled = array("q"), Counter[str]()
+    scatter: Scatter | None = None
+    parts = batches(_pairs(chosen, names, labeled), lambda pair: sum(nbytes(p[1]) for p in pair))
+    for outcome in map_items(_compare, parts, workers, shared=(most,)):
+        if isinstance(outcome, Failure):
+            raise QgateError(f"comparing {' and '.join(names)}: {outcome.reason}.")
+        for order, pair in outcome[0]:
+            orders.append(order)
             pairs.append(pair)
-        scatter = _both(scatter, done.scatter)
-    found: FormatComparison = {
+        scatter = add_scatters(scatter, outcome[1])
+    comparison: FormatComparison = {
         "kind": "quant_types",
         "first": names[0],
         "second": names[1],
-        "pairs": pairs.ordered(np.argsort(np.array(places), kind="stable").tolist()),
-        "unpaired": of.total() - 2 * len(pairs),
+        "pairs": pairs.ordered(np.argsort(np.array(orders), kind="stable").tolist()),
+        "unpaired": labeled.total() - 2 * len(pairs),
     }
     if scatter is not None:
-        found["scatter"] = {**scatter, "unit": "rms"}
-    return found
+        comparison["scatter"] = {**scatter, "unit": "rms"}
+    return comparison
 
 
-def _twins(chosen: ChosenRecords, names: tuple[str, str], of: Counter[str]) -> Iterator[Twin]:
-    """Rank after rank; `of` counts the tensors of either name."""
+def _pairs(
+    chosen: ChosenRecords, names: tuple[str, str], labeled: Counter[str]
+) -> Iterator[LocatedPair]:
+    """Pair records rank after rank; `labeled` counts the tensors of either name."""
     rule = rule_of(
-        *((place.record for place in chosen if place.record.quant_type == name) for name in names)
+        *((item.record for item in chosen if item.record.quant_type == name) for name in names)
     )
-    sides = functools.partial(_sides, names=names)
-    plain = any(paired(*sides(rank).records, rule).pairs for rank in chosen.by_rank())
-    if not plain:  # two runs that are told apart by their labels alone
-        rule = replace(rule, known=tuple(name for name in rule.known if name == "micro_batch"))
-        sides = functools.partial(_sides, names=names, of_any_run=True)
-    for places in chosen.by_rank():
-        rank = sides(places)
-        of.update(record.quant_type for side in rank.records for record in side)
-        for a, r in paired(*rank.records, rule).pairs:
+    any_run = False
+    if not any(pair_records(*_sides(rank, names)[0], rule).pairs for rank in chosen.by_rank()):
+        # The dumps are two runs that differ in their labels alone.
+        rule = replace(
+            rule, run_fields=tuple(name for name in rule.run_fields if name == "micro_batch")
+        )
+        any_run = True
+    for records in chosen.by_rank():
+        sides, folders = _sides(records, names, any_run=any_run)
+        labeled.update(record.quant_type for side in sides for record in side)
+        for a, r in pair_records(*sides, rule).pairs:
             if a.tensor is not None and r.tensor is not None and a.shape == r.shape:
-                yield Located(rank.homes[id(a)], a), Located(rank.homes[id(r)], r)
-
-
-@dataclass
-class _Sides:
-    """Records of a rank with either name, the actual ones first, and the dumps that they are of."""
-
-    records: tuple[list[Record], list[Record]]
-    homes: dict[int, Place]
+                yield LocatedRecord(folders[id(a)], a), LocatedRecord(folders[id(r)], r)
 
 
 def _sides(
-    places: Sequence[Located], names: tuple[str, str], *, of_any_run: bool = False
-) -> _Sides:
-    found = _Sides(([], []), {})
-    for folder, record in places:
+    located: Sequence[LocatedRecord], names: tuple[str, str], *, any_run: bool = False
+) -> tuple[tuple[list[Record], list[Record]], dict[int, Location]]:
+    """Return the records of a rank with either name, actual ones first, and their dumps by id."""
+    sides: tuple[list[Record], list[Record]] = ([], [])
+    folders: dict[int, Location] = {}
+    for folder, record in located:
         if record.quant_type in names:
-            told = replace(record, iteration=None, sample=None) if of_any_run else record
-            found.records[record.quant_type == names[0]].append(told)
-            found.homes[id(told)] = folder
-    return found
+            own = replace(record, iteration=None, sample=None) if any_run else record
+            sides[record.quant_type == names[0]].append(own)
+            folders[id(own)] = folder
+    return sides, folders
 
 
-def _both(a: dict[str, Any] | None, b: dict[str, Any] | None) -> dict[str, Any] | None:
-    return merged_scatter(a, b) if a is not None and b is not None else a or b
+# The same tensor twice ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Part:
-    twins: tuple[Twin, ...]
-    most: int | None
-
-
-@dataclass
-class _Compared:
-    """Pairs with the places of the actual ones in the order of execution."""
-
-    pairs: list[tuple[int, Pair]] = field(default_factory=list)
-    scatter: dict[str, Any] | None = None
-
-
-def _size(twin: Twin) -> int:
-    return sum(nbytes(place.record) for place in twin)
-
-
-def _compare(part: _Part) -> _Compared:
+def _compare(
+    pairs: Sequence[LocatedPair], shared: tuple[int | None]
+) -> tuple[list[tuple[int, Pair]], Scatter | None]:
+    """Compare pairs, each with the number of the actual one in the order of execution."""
+    rows: list[tuple[int, Pair]] = []
+    scatter: Scatter | None = None
     with serial():
-        return _compared(part)
+        for actual, reference in pairs:
+            a, r = (values_of(side).reshape(-1)[: shared[0]] for side in (actual, reference))
+            fields = {name: getattr(reference.record, name) for name in _FIELDS}
+            rows.append((actual.record.order, cast(Pair, {**fields, **pair_figures(a, r)})))
+            scatter = add_scatters(scatter, _scatter_in_rms(a, r))
+    return rows, scatter
 
 
-def _compared(part: _Part) -> _Compared:
-    found = _Compared()
-    for twin in part.twins:
-        a, r = (values_of(place).reshape(-1)[: part.most] for place in twin)
-        reference = twin[1].record
-        pair: Pair = {
-            "title": reference.title,
-            "layer": reference.layer,
-            "layer_type": reference.layer_type,
-            "operation": reference.operation,
-            "name": reference.name,
-            "rank": reference.rank,
-            "elements": reference.elements,
-            **pair_figures(a, r),  # type: ignore[typeddict-item]
-        }
-        found.pairs.append((twin[0].record.order, pair))
-        found.scatter = _both(found.scatter, _scatter(a, r))
-    return found
+def pair_figures(actual: Tensor, reference: Tensor) -> dict[str, float]:
+    """Return the number of elements, and correlation and relative MSE of the pairs that are finite
+    on both sides, as far as they exist."""
+    _require_same(actual, reference)
+    a, r = (x.to(torch.bfloat16) if x.dtype.itemsize == 1 else x for x in (actual, reference))
+    sums = errors(a, r, worst=0)
+    numbers = {name: sums.metric(name, finite_only=True) for name in _METRICS}
+    return {
+        **{name: value for name, value in numbers.items() if math.isfinite(value)},
+        "elements": actual.numel(),
+    }
 
 
-def _scatter(a: Tensor, r: Tensor) -> dict[str, Any] | None:
-    """Of tensors of all sizes in one picture: in root mean squares of the reference."""
-    step = max(1, len(a) // _SHOWN)
+def _require_same(actual: Tensor, reference: Tensor) -> None:
+    if actual.shape != reference.shape:
+        raise QgateError(
+            f"actual has shape {tuple(actual.shape)} and reference {tuple(reference.shape)}: "
+            "a pair has one shape."
+        )
+    for side in (actual, reference):
+        if not side.is_floating_point():
+            raise QgateError(f"a pair is of floating point numbers, not of {side.dtype}.")
+
+
+def _scatter_in_rms(a: Tensor, r: Tensor) -> Scatter | None:
+    """Scatter in root mean squares of the reference, so that tensors of all sizes add up."""
+    step = max(1, len(a) // _SAMPLE)
     a, r = a[::step].float(), r[::step].float()
     rms = float(r[r.isfinite()].double().square().mean().sqrt())
     if not 0 < rms < math.inf:
         return None
-    return scatter_of(a / rms, r / rms, grid=_GRID, ends=(-_REACH, _REACH))
+    return scatter_of(a / rms, r / rms, _GRID, _REACH)
+
+
+def scatter_of(actual: Tensor, reference: Tensor, grid: int, reach: float) -> Scatter:
+    """Count pairs in equal bins up to `reach` on either side of zero: `counts[i][j]` have the
+    reference in bin i and actual in bin j; `outside` are all others, NaN and Inf included."""
+    _require_same(actual, reference)
+    counts = np.zeros(grid * grid, dtype=np.int64)
+    for sides in zip(*(x.detach().reshape(-1).split(_CHUNK) for x in (actual, reference)),
+                     strict=True):  # fmt: skip
+        a, r = (side.cpu().to(torch.float64).numpy() for side in sides)
+        inside = (np.abs(a) <= reach) & (np.abs(r) <= reach)
+        i, j = (
+            np.minimum(((x[inside] + reach) / (2 * reach) * grid).astype(np.int64), grid - 1)
+            for x in (r, a)
+        )
+        counts += np.bincount(i * grid + j, minlength=grid * grid)
+    return {
+        "low": -reach,
+        "high": reach,
+        "counts": counts.reshape(grid, grid).tolist(),
+        "outside": actual.numel() - int(counts.sum()),
+    }
+
+
+def add_scatters(a: Scatter | None, b: Scatter | None) -> Scatter | None:
+    """Add the pairs of two scatters over the same axes."""
+    if a is None or b is None:
+        return a or b
+    counts = np.array(a["counts"], dtype=np.int64) + np.array(b["counts"], dtype=np.int64)
+    return {**a, "counts": counts.tolist(), "outside": a["outside"] + b["outside"]}

@@ -1,52 +1,51 @@
-"""Reads an analysis back that a drawing has left, however many tensors it is of."""
+"""Read an analysis back from the folder of a drawing, however many tensors it is of."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
 from qgate.errors import QgateError
-from qgate.results.believing import of_type, required_of
+from qgate.records import required_fields, validate
 from qgate.results.rows import StoredRows
-from qgate.results.streaming import Unfit, read_streaming
-from qgate.storage.places import place_of
+from qgate.results.streaming import UnfitRecordError, read_streaming
+from qgate.storage.locations import location_of
 from qgate.summaries.record import (
     ANALYSES,
     ANALYSIS,
     DumpAnalysis,
     Pair,
     RankTensor,
-    TensorPortrait,
+    TensorSummary,
 )
 
 if TYPE_CHECKING:
-    from qgate.storage.places import Place
+    from qgate.storage.locations import Location
 
-_MANY = {"tensors": TensorPortrait, "comparison.pairs": Pair, "ranks.tensors": RankTensor}
+_MANY = {"tensors": TensorSummary, "comparison.pairs": Pair, "ranks.tensors": RankTensor}
 
 
-def read_analysis(path: Place | str) -> DumpAnalysis:
-    """The record as it was written; one of another kind or of a newer version is refused."""
-    path = place_of(path)
-    many = {name: of_type(each) for name, each in _MANY.items()}
+def read_analysis(path: Location | str) -> DumpAnalysis:
+    """Read the record of an analysis; another kind or a newer version is refused."""
+    path = location_of(path)
     try:
         with path.open(encoding="utf-8") as file:
-            told = read_streaming(file, ANALYSES, many)
+            record = read_streaming(file, ANALYSES, _MANY)
     except FileNotFoundError:
         raise QgateError(f"there is no analysis at {str(path)!r}.") from None
-    except Unfit as error:
+    except UnfitRecordError as error:
         raise QgateError(f"{str(path)!r} is damaged: {error}.") from None
     except (ValueError, RecursionError) as error:
         raise QgateError(f"{str(path)!r} is no analysis of a dump: {error}.") from None
-    kind = told.get("kind") if isinstance(told, dict) else None
+    kind = record.get("kind") if isinstance(record, dict) else None
     if kind in ANALYSES:
-        missing = sorted(required_of(DumpAnalysis) - told.keys())
+        missing = sorted(set(required_fields(DumpAnalysis)) - record.keys())
         if missing:
             raise QgateError(f"{str(path)!r} is damaged: it has no {', '.join(missing)}.")
         try:
-            of_type(DumpAnalysis)(_without_rows(told), "")
+            validate(_without_rows(record), DumpAnalysis)
         except ValueError as error:
             raise QgateError(f"{str(path)!r} is damaged: {error}.") from None
-        return cast(DumpAnalysis, told)
+        return cast(DumpAnalysis, record)
     if isinstance(kind, str) and kind.startswith(ANALYSIS.rstrip("0123456789")):
         raise QgateError(
             f"{str(path)!r} was written by another version of qgate: it is a {kind!r}, and "
@@ -58,7 +57,7 @@ def read_analysis(path: Place | str) -> DumpAnalysis:
 
 
 def _without_rows(value: Any) -> Any:
-    """Rows on disk were looked at when they were read."""
+    """Replace rows on disk by nothing: they were checked when they were read."""
     if isinstance(value, dict):
         return {name: _without_rows(inner) for name, inner in value.items()}
     return [] if isinstance(value, StoredRows) else value

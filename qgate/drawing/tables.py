@@ -1,15 +1,15 @@
-"""The tables of an analysis as CSV, line by line: no cell is a formula to whoever opens it."""
+"""The tables of an analysis as CSV, line by line; no cell is a formula to a spreadsheet."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-from qgate.summaries.reading import flushed, ratio_db, ratios_db
-from qgate.summaries.record import DumpAnalysis, GroupPortrait, TensorPortrait
+from qgate.summaries.reading import figure_of, flushed, ratio_db, ratios_db
+from qgate.summaries.record import DumpAnalysis, TensorSummary
 from qgate.text import csv_lines
 
+Row = Mapping[str, object]
 _IDENTITY = (
     "title", "order", "module", "layer_type", "layer", "operation", "phase", "component", "name",
     "quant_type", "rank", "iteration", "sample", "micro_batch", "call",
@@ -18,83 +18,73 @@ _FIGURES = (
     "elements", "counted", "source", "counted_as", "nan", "posinf", "neginf", "zeros", "min", "max",
     "amax", "amin", "mean", "std", "rms", "skew", "kurtosis",
 )  # fmt: skip
-_WHOSE = (
+_TENSOR = (
     "title", "order", "module", "layer_type", "layer", "operation", "name", "quant_type", "rank",
 )  # fmt: skip
-_SHARES = (
-    "upper", "lower", "flushed", "underflow", "beyond_range", "saturated_error_share",
+_TENSORS = (
+    *_IDENTITY, "shape", "dtype", *_FIGURES, "exponents", "patterns", "channel", "channel_amax",
+)  # fmt: skip
+_FORMATS = (
+    *_TENSOR, "format", "upper", "lower", "flushed", "underflow", "beyond_range",
+    "saturated_error_share", "of", "sqnr_db", "fitted_sqnr_db", "best_sqnr_db",
+    "best_sqnr_db_without_massive", "exact",
+)  # fmt: skip
+_GROUPS = (
+    "layer_type", "operation", "name", "quant_type", "dtype", "tensors", *_FIGURES, "best_fit",
+    "exponents", "patterns",
 )  # fmt: skip
 
 
 def tensors_csv(analysis: DumpAnalysis) -> Iterator[str]:
-    """One row per tensor."""
-    columns = [
-        *_IDENTITY,
-        "shape",
-        "dtype",
-        *_FIGURES,
-        "exponents",
-        "patterns",
-        "channel",
-        "channel_amax",
-    ]
-    return csv_lines(columns, map(_tensor_row, analysis["tensors"]))
+    """Write one row per tensor."""
+    return csv_lines(_TENSORS, map(_tensor_row, analysis["tensors"]))
 
 
-def _tensor_row(tensor: TensorPortrait) -> dict[str, Any]:
-    channels: Mapping[str, Any] = tensor.get("channels") or {}
-    largest = channels.get("largest") or [(None, None)]
-    told: Mapping[str, Any] = tensor
+def _tensor_row(tensor: TensorSummary) -> Row:
+    channels = tensor.get("channels")
+    largest = channels["largest"][0] if channels and channels["largest"] else (None, None)
+    fields: Row = tensor
     return {
-        **{name: told.get(name) for name in ("dtype", *_IDENTITY, *_FIGURES)},
+        **{name: fields.get(name) for name in ("dtype", *_IDENTITY, *_FIGURES)},
         **(tensor.get("usage") or {}),
         "shape": "x".join(str(size) for size in tensor.get("shape") or ()),
-        "channel": largest[0][0],
-        "channel_amax": largest[0][1],
+        "channel": largest[0],
+        "channel_amax": largest[1],
     }
 
 
 def formats_csv(analysis: DumpAnalysis) -> Iterator[str]:
-    """One row per tensor and format; an SQNR without noise is empty, and `exact` says so."""
-    columns = [
-        *_WHOSE, "format", *_SHARES, "of", "sqnr_db",
-        "fitted_sqnr_db", "best_sqnr_db", "best_sqnr_db_without_massive", "exact",
-    ]  # fmt: skip
-    return csv_lines(columns, _format_rows(analysis))
+    """Write one row per tensor and format; an SQNR without noise is empty and `exact` true."""
+    return csv_lines(_FORMATS, _format_rows(analysis))
 
 
-def _format_rows(analysis: DumpAnalysis) -> Iterable[dict[str, Any]]:
+def _format_rows(analysis: DumpAnalysis) -> Iterator[Row]:
     for tensor in analysis["tensors"]:
-        for name, fate in (tensor.get("formats") or {}).items():
-            plain = ratio_db(fate["signal"], fate["noise"])
-            fitted = math.nan
-            if "fitted_signal" in fate and "fitted_noise" in fate:
-                fitted = ratio_db(fate["fitted_signal"], fate["fitted_noise"])
-            best, rest = ratios_db(fate)
+        for name, outcome in (tensor.get("formats") or {}).items():
+            plain = ratio_db(outcome["signal"], outcome["noise"])
+            best, calm = ratios_db(outcome)
             yield {
-                **{name: tensor.get(name) for name in _WHOSE},
-                **fate,
-                "flushed": flushed(fate),
+                **{name: tensor.get(name) for name in _TENSOR},
+                **outcome,
+                "flushed": flushed(outcome),
                 "format": name,
                 "sqnr_db": plain,
-                "fitted_sqnr_db": fitted,
+                "fitted_sqnr_db": ratio_db(
+                    figure_of(outcome, "fitted_signal"), figure_of(outcome, "fitted_noise")
+                ),
                 "best_sqnr_db": best,
-                "best_sqnr_db_without_massive": rest,
+                "best_sqnr_db_without_massive": calm,
                 "exact": plain == math.inf,
             }
 
 
 def groups_csv(analysis: DumpAnalysis) -> Iterator[str]:
-    """One row per group of tensors that are pooled."""
-    columns = [
-        "layer_type", "operation", "name", "quant_type", "dtype", "tensors", *_FIGURES, "best_fit",
-        "exponents", "patterns",
-    ]  # fmt: skip
-    return csv_lines(columns, map(_group_row, analysis["groups"]))
-
-
-def _group_row(group: GroupPortrait) -> dict[str, Any]:
-    return {**group, **(group.get("usage") or {}), "best_fit": group.get("best")}
+    """Write one row per group of pooled tensors."""
+    rows: Iterator[Row] = (
+        {**group, **(group.get("usage") or {}), "best_fit": group.get("best")}
+        for group in analysis["groups"]
+    )
+    return csv_lines(_GROUPS, rows)
 
 
 TABLES = {"tensors.csv": tensors_csv, "formats.csv": formats_csv, "groups.csv": groups_csv}

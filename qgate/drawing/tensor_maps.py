@@ -1,4 +1,4 @@
-"""Tensors as pictures of at most 96 by 96 cells, in which the largest value is never lost."""
+"""Maps of tensors, of at most 96 by 96 cells, in which the largest value is never lost."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from collections.abc import Iterator
 from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from qgate.errors import QgateError, unknown
 from qgate.stats import serial
-from qgate.summaries.channels import channel_amax
+from qgate.stats.summary import Floats, Ints
+from qgate.summaries.pooling import channel_amax
 from qgate.summaries.record import Map
 
 Kind = Literal["tokens", "attention"]
-Floats = npt.NDArray[np.float64]
 
 CELLS = 96
 _CHUNK = 2**18
@@ -26,10 +25,10 @@ _CHUNK = 2**18
 def tensor_map(
     tensor: Tensor, kind: Kind = "tokens", *, title: str = "", order: int = 0, rank: int = 0
 ) -> Map:
-    """tokens: all leading dimensions are rows, a cell is the largest finite magnitude in it.
-    attention: queries by keys, a cell is the largest mean over batch and heads.
+    """Map a tensor to cells of equal sizes, give or take one row or column.
 
-    `rows` and `columns` are those of the tensor; a cell is of equally many, give or take one.
+    tokens: all leading dimensions are rows, a cell is the largest finite magnitude in it.
+    attention: queries by keys, a cell is the largest mean over batch and heads.
     """
     if kind not in get_args(Kind):
         raise unknown("kind of map", kind, get_args(Kind))
@@ -40,9 +39,11 @@ def tensor_map(
     attention = _Attention() if kind == "attention" else None
     table = x.flatten(0, -2) if attention is None else x.flatten(0, -3) if x.dim() > 2 else x[None]
     rows, columns = table.shape[-2:]
-    made = Map(title=title, kind=kind, rows=rows, columns=columns, cells=[], order=order, rank=rank)
+    record = Map(
+        title=title, kind=kind, rows=rows, columns=columns, cells=[], order=order, rank=rank
+    )
     if not table.numel():
-        return made
+        return record
     starts = _starts(columns)
     with serial():
         for first, last in _runs(rows):
@@ -50,14 +51,14 @@ def tensor_map(
                 line = channel_amax(table[first:last])
             else:
                 line = attention.read(table[:, first:last])
-            made["cells"].append(np.maximum.reduceat(line, starts).tolist())
+            record["cells"].append(np.maximum.reduceat(line, starts).tolist())
     if attention is not None and attention.rows:
-        made["entropy_bits"] = attention.bits / attention.rows
-        made["first_key"] = attention.first / attention.rows
-    return made
+        record["entropy_bits"] = attention.bits / attention.rows
+        record["first_key"] = attention.first / attention.rows
+    return record
 
 
-def _starts(n: int) -> npt.NDArray[np.int64]:
+def _starts(n: int) -> Ints:
     cells = min(n, CELLS)
     return np.arange(cells) * n // cells
 
@@ -68,14 +69,14 @@ def _runs(n: int) -> Iterator[tuple[int, int]]:
 
 
 class _Attention:
-    """What is added up while queries are read; rows that are no distribution are left out of it."""
+    """Sums over queries; rows that are no distribution do not count."""
 
     def __init__(self) -> None:
         self.rows = 0
         self.bits = self.first = 0.0
 
     def read(self, x: Tensor) -> Floats:
-        """[heads, queries, keys] to the largest magnitude by key of the mean over heads."""
+        """Reduce [heads, queries, keys] to the largest mean over heads of each key."""
         heads, queries, keys = x.shape
         largest = np.zeros(keys)
         step = max(_CHUNK // (heads * keys), 1)
@@ -84,9 +85,9 @@ class _Attention:
             part = part if part.dtype == torch.float64 else part.to(torch.float32)
             finite = part.isfinite()
             whole = bool(finite.all())
-            kept = part if whole else part.where(finite, 0.0)
+            addends = part if whole else part.where(finite, 0.0)
             divisor = heads if whole else finite.sum(0).clamp_(min=1)
-            mean = (kept.sum(0, dtype=torch.float64) / divisor).abs_().amax(0)
+            mean = (addends.sum(0, dtype=torch.float64) / divisor).abs_().amax(0)
             np.maximum(largest, mean.numpy(), out=largest)
             self._add(part.reshape(-1, keys))
         return largest
@@ -95,8 +96,7 @@ class _Attention:
         totals = rows.sum(1, keepdim=True)
         good = (totals > 0) & totals.isfinite() & (rows.amin(1, keepdim=True) >= 0)
         if not bool(good.all()):
-            there = good.view(-1)
-            rows, totals = rows[there], totals[there]
+            rows, totals = rows[good.view(-1)], totals[good.view(-1)]
         shares = rows / totals
         self.rows += len(shares)
         self.first += float(shares[:, 0].sum(dtype=torch.float64))

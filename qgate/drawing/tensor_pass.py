@@ -1,30 +1,30 @@
-"""One look at each tensor of dumps: its portrait, and the pool that it belongs to."""
+"""The pass over the tensors of dumps: read each once, summarize it, add it to its group."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from torch import Tensor
 
-from qgate.drawing.shown import PicturedTensors
-from qgate.dumps import Dump, Record
-from qgate.dumps.choosing import Located, opened, together
-from qgate.dumps.summing import nbytes
+from qgate.dumps.choosing import LocatedRecord, open_cached
 from qgate.errors import QgateError
-from qgate.results.rows import packed
+from qgate.results.rows import pack_record, unpack_record
 from qgate.stats import serial
-from qgate.storage import places
-from qgate.summaries.pooling import Pool, channels_of, pool_of, pool_of_counts, pool_of_statistics
-from qgate.summaries.record import TensorPortrait
+from qgate.storage import locations
+from qgate.summaries.pool import Pool
+from qgate.summaries.pooling import channels_of, pool_of, pool_of_counts, pool_of_statistics
+from qgate.summaries.record import TensorSummary
 
 Group = tuple[str, str, str, str, str]
+Kind = Literal["tokens", "attention"]
+_MOST_MAPS = 6
 
 
 @dataclass(frozen=True)
-class Glance:
-    """How much of each tensor is looked at; see `DrawingRequest`."""
+class PassSettings:
+    """The share of each tensor that is read; see `DrawingRequest`."""
 
     formats: tuple[str, ...]
     rows: int
@@ -34,105 +34,143 @@ class Glance:
 
 @dataclass(frozen=True)
 class Batch:
-    """Neighbors that one process looks at."""
+    """Neighboring records that one process reads."""
 
-    places: tuple[Located, ...]
-    glance: Glance
+    records: tuple[LocatedRecord, ...]
+    settings: PassSettings
+
+
+class _Candidate(NamedTuple):
+    size: float
+    number: int
+    site: tuple[str, str]
+    record: LocatedRecord
+    tensor: bytes
+
+    @property
+    def rank(self) -> tuple[float, int]:
+        """Sort the best first; of equals the one that came first."""
+        return -self.size, self.number
+
+
+class MapCandidates:
+    """Tensors to draw as maps: those whose channels differ most, one of each site, and the first
+    attention weights. Only a few are in memory while all tensors pass by."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._widest: dict[tuple[str, str], _Candidate] = {}
+        self._attention: list[_Candidate] = []
+
+    def add(self, record: LocatedRecord, tensor: TensorSummary) -> None:
+        self._number += 1
+        if tensor["source"] != "values":
+            return
+        site = tensor["module"] or f"{tensor['layer_type']} {tensor['layer']}", tensor["name"]
+        channels, shape = tensor.get("channels"), tensor["shape"]
+        if channels and len(shape) >= 2 and shape[-1] >= 8:
+            largest = max((size for _, size in channels["largest"]), default=0.0)
+            factor = largest / channels["median"] if channels["median"] > 0 else 0.0
+            self._take([_Candidate(factor, self._number, site, record, pack_record(tensor))], [])
+        if tensor["name"] == "attention_weights":
+            self._take([], [_Candidate(0.0, self._number, site, record, pack_record(tensor))])
+
+    def extend(self, other: MapCandidates) -> None:
+        """Add the candidates of the tensors that follow, read by another process."""
+        widest, attention = (
+            [candidate._replace(number=candidate.number + self._number) for candidate in candidates]
+            for candidates in (other._widest.values(), other._attention)
+        )
+        self._take(widest, attention)
+        self._number += other._number
+
+    def _take(self, widest: Sequence[_Candidate], attention: Sequence[_Candidate]) -> None:
+        for candidate in widest:
+            best = self._widest.get(candidate.site)
+            if best is None or candidate.rank < best.rank:
+                self._widest[candidate.site] = candidate
+            if len(self._widest) > _MOST_MAPS:
+                del self._widest[max(self._widest, key=lambda site: self._widest[site].rank)]
+        self._attention = [*self._attention, *attention][:_MOST_MAPS]
+
+    def best(self) -> list[tuple[Kind, LocatedRecord, TensorSummary]]:
+        widest = sorted(self._widest.values(), key=lambda candidate: candidate.rank)
+        kinds: dict[Kind, list[_Candidate]] = {"tokens": widest, "attention": self._attention}
+        return [
+            (kind, candidate.record, cast(TensorSummary, unpack_record(candidate.tensor)))
+            for kind, candidates in kinds.items()
+            for candidate in candidates
+        ]
 
 
 @dataclass
-class Looked:
-    """What was found in a batch, tensors packed as rows; one that cannot be read is a note."""
+class BatchSummary:
+    """The tensors of a batch, packed as rows, and their groups; an unreadable tensor is a note."""
 
     tensors: list[bytes] = field(default_factory=list)
-    shown: PicturedTensors = field(default_factory=PicturedTensors)
+    maps: MapCandidates = field(default_factory=MapCandidates)
     pools: dict[Group, Pool] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    lost: list[tuple[places.Place, int, int]] = field(default_factory=list)
+    lost: list[tuple[locations.Location, int, int]] = field(default_factory=list)
 
 
-def batches(places: Iterable[Located], glance: Glance) -> Iterator[Batch]:
-    """What one process looks at, part by part."""
-    for part in together(places, lambda place: nbytes(place.record)):
-        yield Batch(tuple(part), glance)
-
-
-def look(batch: Batch) -> Looked:
-    """In one thread: several processes of several threads each are in each other's way."""
+def summarize_batch(batch: Batch) -> BatchSummary:
+    """Read a batch in one thread: processes of several threads each would slow each other down."""
+    result = BatchSummary()
     with serial():
-        return _looked(batch)
+        for located in batch.records:
+            try:
+                pool, channels = _pool(located, batch.settings)
+            except QgateError as error:
+                result.notes.append(f"left out: {error}")
+                result.lost.append(located.key)
+                continue
+            record = located.record
+            names = TensorSummary.__annotations__.keys() & {own.name for own in fields(record)}
+            summary: Any = {
+                "title": record.title,
+                **{name: getattr(record, name) for name in names},
+                "shape": list(record.shape),
+                **pool.summary(),
+            }
+            if channels is not None:
+                summary["channels"] = channels
+            result.tensors.append(pack_record(summary))
+            result.maps.add(located, summary)
+            group = (
+                record.quant_type, record.layer_type, record.operation, record.name,
+                pool.counted_as,
+            )  # fmt: skip
+            result.pools[group] = result.pools[group] + pool if group in result.pools else pool
+    return result
 
 
-def _looked(batch: Batch) -> Looked:
-    found = Looked()
-    for place in batch.places:
-        try:
-            pool, channels = _pool(place, batch.glance)
-        except QgateError as error:
-            found.notes.append(f"left out: {error}")
-            found.lost.append(place.key)
-            continue
-        portrait = {**_identity(place.record), **pool.portrait()}
-        if channels is not None:
-            portrait["channels"] = channels
-        tensor = cast(TensorPortrait, portrait)
-        found.tensors.append(packed(tensor))
-        found.shown.add(place, tensor)
-        group = _group_of(place.record, pool)
-        found.pools[group] = found.pools[group] + pool if group in found.pools else pool
-    return found
-
-
-def _pool(place: Located, glance: Glance) -> tuple[Pool, Any]:
-    record = place.record
-    if record.tensor is None:
-        return pool_of_summary(opened(place.folder), record, glance.formats), None
-    values = values_of(place, glance.most)
-    pool = pool_of(values, formats=glance.formats, rows=glance.rows, seed=glance.seed)
-    if values.numel() < record.elements:
-        pool = replace(pool, elements=record.elements)
-    return pool, channels_of(values) if values.dim() > 1 else None
-
-
-def pool_of_summary(dump: Dump, record: Record, names: Sequence[str] = ()) -> Pool:
-    """A tensor whose values were not kept: from its counts, or from its statistics alone."""
-    told = dict(record.nonfinite)
+def _pool(located: LocatedRecord, settings: PassSettings) -> tuple[Pool, Any]:
+    """Pool a tensor by its values or, where the dump has none, by its counts or statistics."""
+    record, names = located.record, settings.formats
+    if record.tensor is not None:
+        values = values_of(located, settings.most)
+        pool = pool_of(values, formats=names, rows=settings.rows, seed=settings.seed)
+        if values.numel() < record.elements:
+            pool = replace(pool, elements=record.elements)
+        return pool, channels_of(values) if values.dim() > 1 else None
+    nonfinite = dict(record.nonfinite)
     if record.counts is None:
-        return pool_of_statistics(record.stats, told, record.elements)
-    kept = dump.counts(record)
-    return pool_of_counts(
-        kept["patterns"],
-        kept["counts"],
-        str(record.extra.get("counted_as") or record.dtype),
-        record.stats,
-        told,
-        record.elements,
-        formats=names,
-        dtype=record.dtype,
-    )
+        return pool_of_statistics(record.stats, nonfinite, record.elements), None
+    counts = open_cached(located.folder).counts(record)
+    counted_as = str(record.extra.get("counted_as") or record.dtype)
+    pool = pool_of_counts(
+        counts["patterns"], counts["counts"], counted_as, record.stats, nonfinite, record.elements,
+        formats=names, dtype=record.dtype,
+    )  # fmt: skip
+    return pool, None
 
 
-def values_of(place: Located, most: int | None = None) -> Tensor:
-    """The values of a record; of a large one the first rows, where only some are looked at."""
-    dump, record = opened(place.folder), place.record
+def values_of(located: LocatedRecord, most: int | None = None) -> Tensor:
+    """Read the values of a record; with `most`, only the first rows of a large one."""
+    dump, record = open_cached(located.folder), located.record
     if most is None or record.elements <= most:
         return dump.tensor(record, check=most is None)
     width = record.shape[-1] if len(record.shape) > 1 else 1
     flat = dump.beginning(record, max(1, most // width) * width)
     return flat.reshape(-1, width) if len(record.shape) > 1 else flat
-
-
-def _identity(record: Record) -> dict[str, Any]:
-    names = TensorPortrait.__annotations__.keys() & {each.name for each in fields(record)}
-    told = {name: getattr(record, name) for name in names}
-    return {"title": record.title, **told, "shape": list(record.shape)}
-
-
-def _group_of(record: Record, pool: Pool) -> Group:
-    return (
-        record.quant_type,
-        record.layer_type,
-        record.operation,
-        record.name,
-        pool.counted_as,
-    )

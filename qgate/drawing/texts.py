@@ -1,315 +1,317 @@
-"""An analysis in words and numbers: `tensor_stats.txt`, and the tables beside it."""
+"""An analysis in words and numbers: `tensor_stats.txt`, and the terminal's lines of a drawing."""
 
 from __future__ import annotations
 
 import math
 import textwrap
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qgate.drawing.findings import DumpFinding, Said, rank_findings, said_of, summary_line
-from qgate.drawing.tables import formats_csv, groups_csv, tensors_csv
-from qgate.drawing.worst import worst_tensors
-from qgate.summaries.reading import figure_of, figures_of, nonfinite, quant_type_of, row_titles
-from qgate.summaries.record import DumpAnalysis, TensorPortrait
+from qgate.drawing.findings import (
+    FORMATS_ABOUT,
+    MARKS,
+    DumpFindings,
+    findings_of,
+    rank_findings,
+    summary_line,
+    worst_tensors,
+)
+from qgate.drawing.losses import FormatSummary
+from qgate.drawing.page import SECTIONS
+from qgate.summaries.reading import (
+    figure_of,
+    figures_of,
+    format_label,
+    nonfinite,
+    quant_type_of,
+    row_titles,
+)
+from qgate.summaries.record import DumpAnalysis, RankRow, TensorSummary
 from qgate.text import brief, counted, decibels, one_line, percent, shortened
 
-__all__ = [
-    "Said",
-    "findings",
-    "formats_csv",
-    "groups_csv",
-    "said_of",
-    "tensor_stats",
-    "tensors_csv",
-]
+if TYPE_CHECKING:
+    from qgate.storage.locations import Location
 
 _WIDTH, _MOST_ROWS, _WORST = 100, 40, 20
-_MARKS = {"fail": "BROKEN", "warn": "LOSS  ", "info": "note  "}
+_FIELDS: dict[str, Callable[[TensorSummary], str]] = {
+    "quant type": quant_type_of,
+    "layer type": lambda tensor: str(tensor["layer_type"]),
+    "operation": lambda tensor: str(tensor["operation"]),
+    "name": lambda tensor: str(tensor["name"]),
+    "rank": lambda tensor: f"rank {tensor['rank']}",
+}
 
 
-def tensor_stats(analysis: DumpAnalysis, said: Said | None = None) -> str:
-    """All of it on lines of at most 100 characters, what is wrong first."""
-    said = said or said_of(analysis)
+def tensor_stats(analysis: DumpAnalysis, findings: DumpFindings | None = None) -> str:
+    """Write an analysis on lines of at most 100 characters, findings first."""
+    findings = findings or findings_of(analysis)
+    folder = analysis["dump"].get("folder")
+    title = f"Statistics{f' of {shortened(folder, 70)}' if folder else ''}"
+    sentences = [
+        line
+        for finding in findings.findings
+        for line in _lines_of(finding.text, f"{MARKS[finding.level]:<6}  ")
+    ]
+    notes = [line for note in analysis["notes"] for line in _lines_of(note)]
     parts = [
-        _head(analysis),
-        _found(said.findings),
-        _totals(analysis),
-        _worst(analysis),
+        f"{title}\n{'=' * len(title)}\n{summary_line(analysis)}",
+        _section("Findings", sentences),
+        _section("Totals", _totals(analysis)),
+        _section("Worst tensors", _worst(analysis)),
         *_distributions(analysis),
-        _nonfinite(analysis),
-        _formats(said.formats),
-        _loss_scales(analysis),
-        _ranks(analysis),
-        _notes(analysis),
+        _section("Values that are not finite", _nonfinite(analysis)),
+        _section("Losses in each format (SQNR)", _formats(findings.formats)),
+        _section("Loss scales", _loss_scales(analysis)),
+        _section("Ranks", _ranks(analysis)),
+        _section("Notes", notes),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def findings(said: Said) -> list[str]:
-    """What was found, one line each, the broken ones first."""
-    return [f"{_MARKS[each.level]}  {one_line(each.text)}" for each in said.findings]
+def finding_lines(findings: DumpFindings) -> list[str]:
+    """Write each finding on one line, the broken ones first."""
+    return [f"{MARKS[item.level]:<6}  {one_line(item.text)}" for item in findings.findings]
 
 
-_FIELDS: tuple[tuple[str, Callable[[TensorPortrait], str]], ...] = (
-    ("quant type", quant_type_of),
-    ("layer type", lambda tensor: str(tensor["layer_type"])),
-    ("operation", lambda tensor: str(tensor["operation"])),
-    ("name", lambda tensor: str(tensor["name"])),
-    ("rank", lambda tensor: f"rank {tensor['rank']}"),
-)
+def skipped_lines(
+    analysis: DumpAnalysis, written: Sequence[Location], *, plots: bool
+) -> Iterator[str]:
+    """Say what a drawing leaves out: tensors in the notes of the analysis, formats without figures
+    (blocks need values, shares need counts), and topics without pictures."""
+    for note in analysis["notes"]:
+        if "left out" in note or "were looked at" in note or "a share of the elements" in note:
+            yield f"tensors   {one_line(note)}"
+    tensors = dict.fromkeys(analysis["formats"], 0)
+    total = without = 0
+    for tensor in analysis["tensors"]:
+        total += 1
+        without += tensor["source"] != "values"
+        for name in tensor.get("formats") or {}:
+            tensors[name] = tensors.get(name, 0) + 1
+    why = f": {counted(without, 'tensor')} kept without values" if without else ""
+    for name, count in tensors.items():
+        if count < total:
+            of = f"{total - count} of {counted(total, 'tensor')}"
+            yield f"formats   {format_label(analysis, name)} in {of}{why}"
+    if not plots:
+        yield "pictures  all: --no-plots"
+        return
+    topics = {path.parent.name for path in written if path.suffix == ".png"}
+    for topic, (_, why) in SECTIONS.items():
+        if topic not in topics:
+            yield f"pictures  {topic}: {why}"
+
+
+# Lines -------------------------------------------------------------------------------------------
 
 
 def _section(title: str, lines: Sequence[str]) -> str:
     return "\n".join([title, "-" * len(title), *lines]) if lines else ""
 
 
-def _head(analysis: DumpAnalysis) -> str:
-    folder = analysis["dump"].get("folder")
-    where = f" of {shortened(folder, 70)}" if folder else ""
-    title = f"Statistics{where}"
-    return f"{title}\n{'=' * len(title)}\n{summary_line(analysis)}"
+def _lines_of(text: str, first: str = "- ") -> list[str]:
+    """Break a sentence into as many lines as it needs."""
+    indent = " " * len(first)
+    lines = textwrap.wrap(one_line(text), _WIDTH, initial_indent=first, subsequent_indent=indent)
+    return lines or [first]
 
 
-def _wrapped(text: str, first: str = "- ") -> list[str]:
-    """A sentence in as many lines as it needs."""
-    rest = " " * len(first)
-    return textwrap.wrap(one_line(text), _WIDTH, initial_indent=first, subsequent_indent=rest) or [
-        first
-    ]
-
-
-def _found(findings: Sequence[DumpFinding]) -> str:
+def _table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], sides: str, most: int | None = None
+) -> list[str]:
+    """Align a table by column, with at most so many rows; no table without rows."""
+    if not rows:
+        return []
+    table = [head, *rows[:most]]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = [
-        line
-        for finding in findings
-        for line in _wrapped(finding.text, f"{_MARKS[finding.level]}  ")
+        "  ".join(
+            f"{text:{side}{width}}" for text, side, width in zip(row, sides, widths, strict=True)
+        ).rstrip()
+        for row in table
     ]
-    return _section("Findings", lines)
+    return [*lines, *([f"and {len(rows) - most} more"] if most and len(rows) > most else [])]
 
 
-def _totals(analysis: DumpAnalysis) -> str:
-    tensors = analysis["tensors"]
-    if not tensors:
-        return ""
-    whole = _Sizes()
-    for tensor in tensors:
-        whole.add(*_sizes_of(tensor))
-    lines = [f"tensors             {whole.tensors:,}", f"values              {whole.elements:,}"]
-    size = figure_of(analysis["dump"], "bytes")
-    if math.isfinite(size):
-        lines.append(f"bytes               {size:,.0f}")
-    low, high = figures_of(tensors, "min"), figures_of(tensors, "max")
-    if low.size and high.size:
-        lines.append(f"range               {brief(float(low.min()))} to {brief(float(high.max()))}")
-    mean, std = _pooled(whole.moments)
-    if math.isfinite(mean):
-        lines.append(f"mean                {brief(mean)}")
-    if math.isfinite(std):
-        lines.append(f"standard deviation  {brief(std)}")
-    zeros = figures_of(tensors, "zeros").sum()
-    of = sum(figure_of(t, "counted") for t in tensors if "zeros" in t)
-    if of:
-        lines.append(f"zeros               {zeros:,.0f} ({percent(float(zeros) / of)})")
-    return _section("Totals", lines)
+def _brief(value: float) -> str:
+    return brief(value) if math.isfinite(value) else "-"
+
+
+# Tensors -----------------------------------------------------------------------------------------
 
 
 @dataclass
 class _Sizes:
-    """Numbers of tensors that belong together; moments are kept by tensor, to be pooled."""
+    """Numbers of tensors of one group, with the moments of each, to be pooled."""
 
     tensors: int = 0
     elements: int = 0
     amax: float = -math.inf
     moments: array[float] = field(default_factory=lambda: array("d"))
 
-    def add(self, elements: int, amax: float, moments: tuple[float, float, float]) -> None:
+    def add(self, tensor: TensorSummary) -> None:
         self.tensors += 1
-        self.elements += elements
+        self.elements += int(tensor.get("elements") or 0)
+        amax = figure_of(tensor, "amax")
         self.amax = max(self.amax, amax) if math.isfinite(amax) else self.amax
-        if all(map(math.isfinite, moments)) and moments[2] > 0:
+        weight = figure_of(tensor, "counted") - nonfinite(tensor)
+        moments = figure_of(tensor, "mean"), figure_of(tensor, "std"), weight
+        if all(map(math.isfinite, moments)) and weight > 0:
             self.moments.extend(moments)
 
-
-def _sizes_of(tensor: TensorPortrait) -> tuple[int, float, tuple[float, float, float]]:
-    weight = figure_of(tensor, "counted") - nonfinite(tensor)
-    moments = figure_of(tensor, "mean"), figure_of(tensor, "std"), weight
-    return int(tensor.get("elements") or 0), figure_of(tensor, "amax"), moments
-
-
-def _pooled(moments: array[float]) -> tuple[float, float]:
-    """Mean and standard deviation of the finite values of all tensors together."""
-    if not moments:
-        return math.nan, math.nan
-    means, stds, weights = np.array(moments).reshape(-1, 3).T
-    weights = weights / weights.sum()
-    unit = max(float(np.abs(means).max()), float(stds.max())) or 1.0
-    mean = float((means * weights).sum())
-    spread = ((stds / unit) ** 2 + ((means - mean) / unit) ** 2) @ weights
-    return mean, unit * math.sqrt(float(spread))
+    def pooled(self) -> tuple[float, float]:
+        """Return mean and standard deviation of the finite values of all tensors together."""
+        if not self.moments:
+            return math.nan, math.nan
+        means, stds, weights = np.array(self.moments).reshape(-1, 3).T
+        weights = weights / weights.sum()
+        unit = max(float(np.abs(means).max()), float(stds.max())) or 1.0
+        mean = float((means * weights).sum())
+        spread = ((stds / unit) ** 2 + ((means - mean) / unit) ** 2) @ weights
+        return mean, unit * math.sqrt(float(spread))
 
 
-def _worst(analysis: DumpAnalysis) -> str:
-    """Two lines of each: what it is, then what is worst."""
-    found = worst_tensors(analysis, _WORST)
-    lines = []
-    for bad, title in zip(found, row_titles([bad.tensor for bad in found], _WIDTH), strict=True):
-        lines += [title, f"  {shortened(bad.reason, _WIDTH - 2)}"]
-    return _section("Worst tensors", lines)
+def _totals(analysis: DumpAnalysis) -> list[str]:
+    tensors = analysis["tensors"]
+    if not tensors:
+        return []
+    whole = _Sizes()
+    for tensor in tensors:
+        whole.add(tensor)
+    size = figure_of(analysis["dump"], "bytes")
+    low, high = figures_of(tensors, "min"), figures_of(tensors, "max")
+    ends = (
+        f"{brief(float(low.min()))} to {brief(float(high.max()))}" if low.size * high.size else ""
+    )
+    mean, std = whole.pooled()
+    zeros = float(figures_of(tensors, "zeros").sum())
+    of = sum(figure_of(tensor, "counted") for tensor in tensors if "zeros" in tensor)
+    rows = {
+        "tensors": f"{whole.tensors:,}",
+        "values": f"{whole.elements:,}",
+        "bytes": f"{size:,.0f}" if math.isfinite(size) else "",
+        "range": ends,
+        "mean": brief(mean) if math.isfinite(mean) else "",
+        "standard deviation": brief(std) if math.isfinite(std) else "",
+        "zeros": f"{zeros:,.0f} ({percent(zeros / of)})" if of else "",
+    }
+    return [f"{name:<20}{text}" for name, text in rows.items() if text]
+
+
+def _worst(analysis: DumpAnalysis) -> list[str]:
+    """Write the title of each tensor, and below it the worst thing about it."""
+    worst = worst_tensors(analysis, _WORST)
+    titles = row_titles([bad.tensor for bad in worst], _WIDTH)
+    pairs = zip(worst, titles, strict=True)
+    return [line for bad, title in pairs for line in (title, f"  {shortened(bad.reason, 98)}")]
 
 
 def _distributions(analysis: DumpAnalysis) -> list[str]:
-    """By each field, in one pass over the tensors."""
-    parts: list[dict[str, _Sizes]] = [{} for _ in _FIELDS]
+    """Make a table by each field, in one pass over the tensors."""
+    parts: dict[str, dict[str, _Sizes]] = {title: {} for title in _FIELDS}
     for tensor in analysis["tensors"]:
-        told = _sizes_of(tensor)
-        for found, (_, value) in zip(parts, _FIELDS, strict=True):
-            found.setdefault(value(tensor), _Sizes()).add(*told)
-    return [_distribution(title, found) for (title, _), found in zip(_FIELDS, parts, strict=True)]
-
-
-def _distribution(title: str, parts: Mapping[str, _Sizes]) -> str:
-    total = sum(mine.elements for mine in parts.values()) or 1
-    rows = []
-    for name, mine in sorted(parts.items(), key=lambda item: -item[1].elements):
-        std = _pooled(mine.moments)[1]
-        rows.append(
-            [
-                shortened(name, 34),
-                f"{mine.tensors:,}",
-                f"{mine.elements:,}",
-                percent(mine.elements / total),
-                brief(mine.amax) if math.isfinite(mine.amax) else "-",
-                brief(std) if math.isfinite(std) else "-",
-            ]
+        for title, value in _FIELDS.items():
+            parts[title].setdefault(value(tensor), _Sizes()).add(tensor)
+    total = sum(mine.elements for mine in parts["rank"].values()) or 1
+    return [
+        _section(
+            f"By {title}",
+            _table(
+                [title, "tensors", "values", "share", "amax", "std"],
+                [
+                    [
+                        shortened(name, 34),
+                        f"{mine.tensors:,}",
+                        f"{mine.elements:,}",
+                        percent(mine.elements / total),
+                        _brief(mine.amax),
+                        _brief(mine.pooled()[1]),
+                    ]
+                    for name, mine in sorted(sizes.items(), key=lambda item: -item[1].elements)
+                ],
+                "<>>>>>",
+                _MOST_ROWS,
+            ),
         )
-    head = [title, "tensors", "values", "share", "amax", "std"]
-    lines = _columns(head, rows[:_MOST_ROWS], "<>>>>>")
-    if len(rows) > _MOST_ROWS:
-        lines.append(f"and {len(rows) - _MOST_ROWS} more")
-    return _section(f"By {title}", lines)
+        for title, sizes in parts.items()
+    ]
 
 
-def _nonfinite(analysis: DumpAnalysis) -> str:
+def _nonfinite(analysis: DumpAnalysis) -> list[str]:
     broken = sorted((t for t in analysis["tensors"] if nonfinite(t)), key=lambda t: -nonfinite(t))
     rows = [
-        [title, *(f"{int(figure_of(t, name)):,}" for name in ("nan", "posinf", "neginf"))]
-        for t, title in zip(broken, row_titles(broken[:_WORST], 72), strict=False)
+        [title, *(f"{int(figure_of(tensor, name)):,}" for name in ("nan", "posinf", "neginf"))]
+        for tensor, title in zip(broken, row_titles(broken[:_WORST], 72), strict=False)
     ]
-    lines = _columns(["tensor", "NaN", "+Inf", "-Inf"], rows, "<>>>")
+    lines = _table(["tensor", "NaN", "+Inf", "-Inf"], rows, "<>>>")
     if len(broken) > _WORST:
         lines.append(f"and {counted(len(broken) - _WORST, 'tensor')} more")
-    return _section("Values that are not finite", lines)
+    return lines
 
 
-def _formats(told: Sequence[dict[str, Any]]) -> str:
+# Formats and ranks -------------------------------------------------------------------------------
+
+
+def _formats(formats: Sequence[FormatSummary]) -> list[str]:
     rows = [
         [
-            shortened(row["label"], 18),
-            *(
-                decibels(row[name])
-                for name in ("worst_db", "worst_rest_db", "median_db", "median_rest_db")
-            ),
-            percent(row["flushed"]),
-            percent(row["saturated"]),
-            f"{percent(row['saturation'])}{' by design' if row['by_design'] else ''}",
+            shortened(row.label, 18),
+            *map(decibels, (*row.worst_db, *row.median_db)),
+            *map(percent, (row.flushed, row.saturated)),
+            row.saturation_text,
         ]
-        for row in told
+        for row in formats
     ]
     head = [
-        "format",
-        "worst",
-        "its rest",
-        "median",
-        "its rest",
-        "flushed",
-        "saturated",
-        "of the error",
-    ]
-    lines = _columns(head, rows, "<>>>>>><")
-    titles = row_titles([row["worst"] for row in told], 86)
-    for place, title in enumerate(titles, 1):
-        lines[place] += f"\n  worst: {title}"
-    about = (
-        "worst and median SQNR with the format's own scales; without any, cast as it is or with "
-        "the one power of two that loses least, whichever is better; rest: without massive "
-        "elements. Flushed and saturated are shares of finite values, cast as they are; of the "
-        "error: the part of a tensor's squared error that saturated values have, in the mean. A "
-        "format with scales of its own may saturate by design: its scale rule leaves the largest "
-        "of a block out."
-    )
-    return _section("Losses in each format (SQNR)", [*lines, *_wrapped(about, "")] if lines else [])
+        "format", "worst", "its rest", "median", "its rest", "flushed", "saturated", "of the error",
+    ]  # fmt: skip
+    lines = _table(head, rows, "<>>>>>><")
+    for number, title in enumerate(row_titles([row.worst for row in formats], 86), 1):
+        lines[number] += f"\n  worst: {title}"
+    about = f"Worst and median: {FORMATS_ABOUT} Its rest: without massive elements."
+    return [*lines, *_lines_of(about, "")] if lines else []
 
 
-def _loss_scales(analysis: DumpAnalysis) -> str:
+def _loss_scales(analysis: DumpAnalysis) -> list[str]:
     rows = [
         [
             shortened(row["format"], 24),
-            f"2^{row['least']}",
-            f"2^{row['largest']}",
-            f"2^{row['advised']}",
-            percent(figure_of(row, "flush")),
-            percent(figure_of(row, "at_best")),
+            *(f"2^{exponent}" for exponent in (row["least"], row["largest"], row["advised"])),
+            *(percent(figure_of(row, name)) for name in ("flush", "at_best")),
         ]
         for row in analysis["loss_scales"]
     ]
     head = ["format", "least", "largest", "advised", "flushed without", "flushed with"]
-    return _section("Loss scales", _columns(head, rows, "<>>>>>"))
+    return _table(head, rows, "<>>>>>")
 
 
-def _ranks(analysis: DumpAnalysis) -> str:
+def _ranks(analysis: DumpAnalysis) -> list[str]:
     ranks = analysis["ranks"]
     if not ranks:
-        return ""
+        return []
     out = ranks["stands_out"]
+
+    def order(row: RankRow) -> tuple[bool, float, int]:
+        score = figure_of(row, "score")
+        return row["rank"] != out, -score if math.isfinite(score) else 1.0, row["rank"]
+
     rows = [
         [
             f"{row['rank']}{' (stands out)' if row['rank'] == out else ''}",
             f"{row['tensors']:,}",
             f"{row['nonfinite']:,}",
-            *(_figure(row, name) for name in ("rms", "amax", "distance", "score")),
+            *(_brief(figure_of(row, name)) for name in ("rms", "amax", "distance", "score")),
         ]
-        for row in sorted(ranks["rows"], key=lambda r: (r["rank"] != out, -_score(r), r["rank"]))
+        for row in sorted(ranks["rows"], key=order)
     ]
     head = ["rank", "tensors", "not finite", "rms", "amax", "distance", "score"]
-    lines = _columns(head, rows[:_MOST_ROWS], "<>>>>>>")
-    if len(rows) > _MOST_ROWS:
-        lines.append(f"and {len(rows) - _MOST_ROWS} more")
+    lines = _table(head, rows, "<>>>>>>", _MOST_ROWS)
     for finding in rank_findings(analysis):
-        lines += _wrapped(finding.text)
+        lines += _lines_of(finding.text)
     lines.append(f"weights equal on all ranks: {ranks['equal_weights']}")
     titles = row_titles([{"title": name} for name in ranks["unequal_weights"][:_WORST]], 80)
-    for title in titles:
-        lines += _wrapped(f"not equal on all ranks: {title}")
-    return _section("Ranks", lines)
-
-
-def _score(row: Any) -> float:
-    score = figure_of(row, "score")
-    return score if math.isfinite(score) else -1.0
-
-
-def _figure(row: Any, name: str) -> str:
-    value = figure_of(row, name)
-    return brief(value) if math.isfinite(value) else "-"
-
-
-def _notes(analysis: DumpAnalysis) -> str:
-    return _section("Notes", [line for note in analysis["notes"] for line in _wrapped(note)])
-
-
-def _columns(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> list[str]:
-    """Aligned by column; nothing without rows."""
-    if not rows:
-        return []
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    return [
-        "  ".join(
-            f"{text:{side}{w}}" for text, side, w in zip(row, sides, widths, strict=True)
-        ).rstrip()
-        for row in (head, *rows)
-    ]
+    return [*lines, *(line for t in titles for line in _lines_of(f"not equal on all ranks: {t}"))]

@@ -1,6 +1,6 @@
-"""The index of a rank: lines of JSON, a record or an event each, that only grow.
+"""The index of a rank: lines of JSON, each a record or an event, which are only appended.
 
-It is one file that is appended to, or parts of which none changes, where that cannot be; with both,
+It is one file, or parts that never change where nothing can be appended, as in a store; with both,
 the file comes first. A last line without its end is torn: its writer is at work on it, or was
 stopped there.
 """
@@ -14,24 +14,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qgate.dumps.layout import INDEX, index_parts_in
-from qgate.dumps.records import Record, plain
+from qgate.dumps.record import Record, plain
 from qgate.errors import QgateError
 from qgate.storage.folders import Folder, Stamp
 
 EVENT = "event"
 
 
-def line(told: Mapping[str, Any]) -> str:
-    return json.dumps(plain(told), separators=(",", ":"), allow_nan=False) + "\n"
+def line(content: Mapping[str, Any]) -> str:
+    return json.dumps(plain(content), separators=(",", ":"), allow_nan=False) + "\n"
 
 
 @dataclass
-class Lines:
-    """What a stretch of an index says.
+class IndexLines:
+    """Records and events of a part of an index.
 
-    damaged   lines that are no record, with what is wrong
+    damaged   lines that are no record, with the reasons
     torn      bytes of a last line that is not whole
-    ends      of each file that was read, where its last whole line ends
+    ends      end of the last whole line, by file
     """
 
     records: list[Record] = field(default_factory=list)
@@ -41,14 +41,14 @@ class Lines:
     ends: dict[str, int] = field(default_factory=dict)
 
     def is_of(self, run: str) -> bool:
-        """Whether a run wrote it, or was gone on with; False for what an earlier one left there."""
-        begun = [event for event in self.events if event[EVENT] == "open"]
+        """Tell whether this run wrote or continued it; an earlier run may have left it."""
+        openings = [event for event in self.events if event[EVENT] == "open"]
         return (
             not run
-            or not begun
+            or not openings
             or any(
                 event.get("run") in (run, "", None) or event.get("existing") == "append"
-                for event in begun
+                for event in openings
             )
         )
 
@@ -61,44 +61,43 @@ class Index:
         self._rank = int(home.name.removeprefix("rank"))
 
     def stamp(self) -> tuple[Stamp | None, Stamp | None]:
-        """Another one, when there is more to read."""
+        """Return a stamp that changes when there is more to read."""
         return self._home.stamp(INDEX), self._home.stamp()
 
-    def read(self, since: Mapping[str, int] | None = None) -> Lines:
-        """As far as it is whole, from the ends on that were read to before."""
+    def read(self, since: Mapping[str, int] | None = None) -> IndexLines:
+        """Read the whole lines, from the ends of an earlier read on."""
         since = since or {}
-        found = Lines(ends=dict(since))
+        lines = IndexLines(ends=dict(since))
         try:
             parts = [name for name in index_parts_in(self._home).values() if name not in since]
         except FileNotFoundError:
-            return found
+            return lines
         for name in (INDEX, *parts):
             with contextlib.suppress(FileNotFoundError):
-                self._read(name, since.get(name, 0), found)
-        return found
+                self._read(name, since.get(name, 0), lines)
+        return lines
 
-    def _read(self, name: str, start: int, found: Lines) -> None:
+    def _read(self, name: str, start: int, lines: IndexLines) -> None:
         with self._home.open(name, start) as file:
-            found.ends[name] = start
+            lines.ends[name] = start
             for raw in file:
                 if not raw.endswith(b"\n"):
-                    found.torn += len(raw)
+                    lines.torn += len(raw)
                     break
-                self._take(raw, name, found)
-                found.ends[name] += len(raw)
+                try:
+                    self._take(json.loads(raw), lines)
+                except (QgateError, ValueError, TypeError, RecursionError) as error:
+                    where = f"{self._home.at(name)} at byte {lines.ends[name]}"
+                    lines.damaged.append(f"{where}: {error}")
+                lines.ends[name] += len(raw)
 
-    def _take(self, raw: bytes, name: str, found: Lines) -> None:
-        try:
-            told = json.loads(raw)
-            if not isinstance(told, dict):
-                raise ValueError("it is no object")
-            if EVENT in told:
-                found.events.append(told)
-                return
-            record = Record.from_dict(told)
-            if record.rank != self._rank:
-                raise ValueError(f"it is of rank {record.rank}")
-            found.records.append(record)
-        except (QgateError, ValueError, TypeError, RecursionError) as error:
-            where = f"{self._home.at(name)} at byte {found.ends[name]}"
-            found.damaged.append(f"{where}: {error}")
+    def _take(self, content: Any, lines: IndexLines) -> None:
+        if not isinstance(content, dict):
+            raise ValueError("it is no object")
+        if EVENT in content:
+            lines.events.append(content)
+            return
+        record = Record.from_dict(content)
+        if record.rank != self._rank:
+            raise ValueError(f"it is of rank {record.rank}")
+        lines.records.append(record)

@@ -1,4 +1,4 @@
-"""What a dump's folder looks like: the names of its files, and `dump.json`, which says what it is.
+"""Names of the files in a dump's folder, and `dump.json`, its manifest.
 
   dump.json                              version, settings, number of ranks
   rank00000/index.jsonl                  a record per line, and when writing began and ended
@@ -6,6 +6,9 @@
   rank00000/tensors-000000.safetensors   values and counts
 
 Names of tensors and modules are in the index only: no file is called after one.
+
+Ranks begin a dump at any time and do not wait for each other. The first to come writes `dump.json`,
+the others find it and check that it fits. A folder of a rank is made by one process only.
 """
 
 from __future__ import annotations
@@ -13,36 +16,42 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict, get_args
 
 from qgate._version import __version__
-from qgate.dumps.records import plain
-from qgate.errors import QgateError
-from qgate.storage.folders import Folder
+from qgate.dumps.record import plain
+from qgate.errors import QgateError, unknown
+from qgate.records import Meta, validate
+from qgate.storage import locations
+from qgate.storage.access import writable_folder
+from qgate.storage.folders import Folder, NotRemovedError
 
 KIND = "dump"
 # 2: hashes are XXH3 instead of SHA-256, and the index of a rank may be in parts.
 VERSION = 2
 MOST_RANKS = 1_000_000
-ABOUT = "dump.json"
+MANIFEST = "dump.json"
 INDEX = "index.jsonl"
 RUN = "run"
 """The setting that tells runs apart: the same on all ranks of one, another on the next."""
 SESSION = "session"
 """Settings of the session that began the dump; one that appends to it may have others."""
+Existing = Literal["refuse", "append", "overwrite"]
 
 PROBE = ".qgate-probe-"
-"""What a name begins with that is put into a store to see whether it can be written."""
+"""Start of the name of an object that proves that a store can be written to."""
 SHARD = re.compile(r"tensors-([0-9]{6,})\.safetensors")
 _UNFINISHED = re.compile(r"\.tensors-[0-9]{6,}\.safetensors\.part")
 _INDEX_PART = re.compile(r"index-([0-9]{6,})\.jsonl")
 _RANK = re.compile(r"rank([0-9]{5,})")
 _OURS = re.compile(
-    rf"{re.escape(ABOUT)}|\.{re.escape(ABOUT)}\..*|{re.escape(PROBE)}.*|{_RANK.pattern}"
+    rf"{re.escape(MANIFEST)}|\.{re.escape(MANIFEST)}\..*|{re.escape(PROBE)}.*|{_RANK.pattern}"
 )
+_WAYS_OUT = "Choose another folder, or overwrite it."
 
 
 def rank_name(rank: int) -> str:
@@ -54,7 +63,7 @@ def shard_name(number: int) -> str:
 
 
 def unfinished_name(shard: str) -> str:
-    """What a shard is called while it is being written."""
+    """Name a shard while it is being written."""
     return f".{shard}.part"
 
 
@@ -62,55 +71,49 @@ def index_part_name(number: int) -> str:
     return f"index-{number:06d}.jsonl"
 
 
+def _numbered(pattern: re.Pattern[str], names: Iterable[str]) -> dict[int, str]:
+    matches = filter(None, map(pattern.fullmatch, names))
+    return dict(sorted((int(match[1]), match[0]) for match in matches))
+
+
 def ranks_in(folder: Folder) -> dict[int, str]:
-    """The names of the folders of ranks, by rank."""
-    found = [
-        (_RANK.fullmatch(name), name) for name, is_folder in folder.names().items() if is_folder
-    ]
-    listed = {int(match[1]): name for match, name in found if match}
-    return {rank: listed[rank] for rank in sorted(listed)}
+    """Return the names of the folders of ranks, by rank."""
+    return _numbered(_RANK, (n for n, is_folder in folder.names().items() if is_folder))
 
 
 def shards_in(home: Folder) -> dict[int, str]:
-    """The names of the finished shards of one rank, by number."""
-    return _numbered(SHARD, home)
+    """Return the names of the finished shards of one rank, by number."""
+    return _numbered(SHARD, home.names())
 
 
 def index_parts_in(home: Folder) -> dict[int, str]:
-    """The names of the parts of an index, by number."""
-    return _numbered(_INDEX_PART, home)
-
-
-def _numbered(pattern: re.Pattern[str], home: Folder) -> dict[int, str]:
-    found = [(pattern.fullmatch(name), name) for name in home.names()]
-    listed = {int(match[1]): name for match, name in found if match}
-    return {number: listed[number] for number in sorted(listed)}
+    """Return the names of the parts of an index, by number."""
+    return _numbered(_INDEX_PART, home.names())
 
 
 def unfinished_in(home: Folder) -> list[str]:
-    """Shards that are being written, or were when their writer ended."""
+    """List the shards that are being written, or were when their writer ended."""
     return [name for name in home.names() if _UNFINISHED.fullmatch(name)]
 
 
-def foreign_in(folder: Folder) -> list[str]:
-    """What lies in a folder and is no part of a dump."""
-    return [name for name in folder.names() if not _OURS.fullmatch(name)]
-
-
-def remove_rank(home: Folder) -> None:
-    """Remove what a dump has put into the folder of a rank, and nothing else."""
-    with contextlib.suppress(FileNotFoundError):  # another rank may be at it too
-        parts, shards = index_parts_in(home).values(), shards_in(home).values()
-        home.remove(INDEX, *parts, *shards, *unfinished_in(home))
-    home.remove_empty()
+def remove_ranks(folder: Folder, world_size: int = 0, rank: int = -1) -> None:
+    """Remove the files of a dump in folders of ranks: of `rank`, and from `world_size` on."""
+    for number, name in ranks_in(folder).items():
+        if number != rank and number < world_size:
+            continue
+        home = folder.inside(name)
+        with contextlib.suppress(FileNotFoundError):  # another rank may be at it too
+            parts, shards = index_parts_in(home).values(), shards_in(home).values()
+            home.remove(INDEX, *parts, *shards, *unfinished_in(home))
+        home.remove_empty()
 
 
 # dump.json -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class About:
-    """What `dump.json` says; the header is the settings of whoever collected."""
+class DumpManifest:
+    """Content of `dump.json`; the header holds the settings of the collector."""
 
     world_size: int
     header: dict[str, Any]
@@ -132,51 +135,44 @@ class About:
         }
         return json.dumps(record, indent=1, allow_nan=False) + "\n"
 
-    def check_fits(self, other: About, folder: Folder, *, same_run: bool) -> None:
-        """That another rank, or a later session, writes into the dump of the same settings."""
-        where = f"{str(folder.place)!r} is a dump with other settings"
+    def check_fits(self, other: DumpManifest, folder: Folder, *, same_run: bool) -> None:
+        """Refuse another rank, or a later session, that writes into a dump of other settings."""
+        clash = f"{str(folder.location)!r} is a dump with other settings"
         if self.world_size != other.world_size:
             raise QgateError(
-                f"{where}: of {other.world_size} ranks, not {self.world_size}. {_WAYS_OUT}"
+                f"{clash}: of {other.world_size} ranks, not {self.world_size}. {_WAYS_OUT}"
             )
         for name in sorted(self.header.keys() | other.header.keys()):
-            mine, found = self.header.get(name), other.header.get(name)
-            if mine != found and (same_run or name not in (RUN, SESSION)):
-                raise QgateError(f"{where}: its {name} is {found!r}, not {mine!r}. {_WAYS_OUT}")
+            ours, theirs = self.header.get(name), other.header.get(name)
+            if ours != theirs and (same_run or name not in (RUN, SESSION)):
+                raise QgateError(f"{clash}: its {name} is {theirs!r}, not {ours!r}. {_WAYS_OUT}")
 
 
-_WAYS_OUT = "Choose another folder, or overwrite it."
+class _ManifestFile(TypedDict):
+    """Content of `dump.json` beside its kind and version."""
+
+    world_size: Annotated[int, Meta(ge=0, le=MOST_RANKS)]
+    header: dict[str, Any]
+    made_qgate: str
+    created: str
 
 
-def about(world_size: int, header: Mapping[str, Any] | None) -> About:
-    return About(world_size, plain(dict(header or {})))
-
-
-def read_about(folder: Folder) -> About | None:
-    """What the folder is a dump of; None where there is no `dump.json`."""
-    path = folder.at(ABOUT)
+def read_manifest(folder: Folder) -> DumpManifest | None:
+    """Read `dump.json`; None where there is none."""
+    path = folder.at(MANIFEST)
     try:
-        record = json.loads(folder.read(ABOUT).decode())
+        record = json.loads(folder.read(MANIFEST).decode())
         kind, version = record["qgate"], record["version"]
         if kind != KIND or type(version) is not int:
             raise ValueError("it is no description of a dump")
         if version > VERSION:
-            made = record.get("made_qgate") or "of its time"
+            qgate = record.get("made_qgate") or "of its time"
             raise QgateError(
                 f"{str(path)!r} is of version {version}, and this qgate reads versions up to "
-                f"{VERSION}: read it with qgate {made} or newer."
+                f"{VERSION}: read it with qgate {qgate} or newer."
             )
-        found = About(
-            record["world_size"], record["header"], record["made_qgate"], record["created"]
-        )
-        size = found.world_size
-        if (
-            type(size) is not int
-            or not 0 <= size <= MOST_RANKS
-            or not isinstance(found.header, dict)
-        ):
-            raise ValueError(f"world_size is no number up to {MOST_RANKS}, or header no object")
-        return found
+        validate(record, _ManifestFile)
+        return DumpManifest(**{name: record[name] for name in _ManifestFile.__annotations__})
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -187,12 +183,83 @@ def read_about(folder: Folder) -> About | None:
         ) from None
 
 
-def write_about(folder: Folder, made: About, *, replace: bool = False) -> About:
-    """Write `dump.json` if nobody has yet, or in place of another; what is there afterwards."""
+# Beginning -------------------------------------------------------------------------------------
+
+
+def check_store(path: locations.Location | str) -> None:
+    """Refuse a place that cannot be written to; in a store an object is put and removed."""
+    folder = writable_folder(path)
+    try:
+        folder.try_writing(f"{PROBE}{uuid.uuid4().hex}")
+    except NotRemovedError:
+        pass
+    except NotADirectoryError:
+        raise QgateError(f"{str(folder.location)!r} is a file; a dump is a folder.") from None
+    except OSError as error:
+        raise QgateError(
+            f"no dump can be written to {str(folder.location)!r}: {error.strerror or error}. "
+            "Choose another folder."
+        ) from None
+
+
+def begin(
+    folder: Folder, rank: int, world_size: int, header: Mapping[str, Any] | None, existing: Existing
+) -> DumpManifest:
+    """Prepare the folder of a rank for its writer, and return the dump's manifest.
+
+    The dump may be new, of other ranks of this run, or of an earlier run; `existing` decides.
+    """
+    if existing not in get_args(Existing):
+        raise unknown("existing", existing, get_args(Existing))
+    manifest = DumpManifest(world_size, plain(dict(header or {})))
+    name = repr(str(folder.location))
+    if folder.kind() == "file":
+        raise QgateError(f"{name} is a file; a dump is a folder.")
+    folder.make()
+    earlier = read_manifest(folder)
+    if earlier is None:
+        _refuse_foreign_files(folder, existing)
+    if existing == "overwrite":
+        # The other ranks may have begun by now: each removes its own, and readers leave out those
+        # that never do, by their `run`.
+        remove_ranks(folder, world_size, rank)
+        fits = earlier and (earlier.world_size, earlier.header) == (world_size, manifest.header)
+        earlier = _write_manifest(folder, manifest, replace=fits is False)
+    else:
+        earlier = earlier or _write_manifest(folder, manifest)
+        manifest.check_fits(earlier, folder, same_run=existing == "refuse")
+    if not folder.inside(rank_name(rank)).fresh().begin() and existing == "refuse":
+        raise QgateError(
+            f"{name} holds tensors of rank {rank} already: choose another folder, or append to "
+            "the dump, or overwrite it. In one run every process needs its own rank."
+        )
+    return earlier
+
+
+def _refuse_foreign_files(folder: Folder, existing: Existing) -> None:
+    if folder.kind() == "nothing":
+        return
+    foreign = [name for name in folder.names() if not _OURS.fullmatch(name)]
+    ranks = ranks_in(folder)
+    # `dump.json` is written before any rank's folder.
+    if not (foreign or ranks) or read_manifest(folder.fresh()) is not None:
+        return
+    if foreign or existing != "overwrite":
+        names = ", ".join([*foreign, *ranks.values()][:5])
+        raise QgateError(
+            f"{str(folder.location)!r} is not empty and no dump (it has {names}): choose another "
+            "folder."
+        )
+
+
+def _write_manifest(
+    folder: Folder, manifest: DumpManifest, *, replace: bool = False
+) -> DumpManifest:
+    """Write `dump.json` if there is none, or replace it; return what it says then."""
     with contextlib.suppress(FileExistsError):
-        if replace or ABOUT not in folder.names():
-            folder.put(ABOUT, made.to_text().encode(), new=not replace)
-    found = read_about(folder.fresh())
-    if found is None:
-        raise QgateError(f"{str(folder.at(ABOUT))!r} was removed while the dump was begun.")
-    return found
+        if replace or MANIFEST not in folder.names():
+            folder.put(MANIFEST, manifest.to_text().encode(), new=not replace)
+    written = read_manifest(folder.fresh())
+    if written is None:
+        raise QgateError(f"{str(folder.at(MANIFEST))!r} was removed while the dump was begun.")
+    return written

@@ -1,7 +1,7 @@
-"""Safetensors files that grow tensor by tensor, and hold nothing of a tensor but its own bytes.
+"""Shards: safetensors files that grow tensor by tensor; their hashes prove what is read.
 
-A file has room for its header reserved in front, is written under a temporary name, and gets its
-own when it is whole: memory does not grow with it, and what is there under that name is complete.
+A file reserves room for its header in front, is written under a temporary name, and gets its own
+when it is whole: memory does not grow with it, and a file with that name is complete.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,13 @@ import torch
 import xxhash
 from torch import Tensor
 
-from qgate.dumps.layout import unfinished_name
-from qgate.errors import QgateError
+from qgate.dumps.layout import SHARD, unfinished_name
+from qgate.dumps.record import Record, StoredValues
+from qgate.errors import QgateError, first_line
+from qgate.storage import locations
+from qgate.storage.files import write_all
+from qgate.storage.folders import Folder, links_outside
+from qgate.storage.tensor_reading import RangedTensors, TensorFile, open_tensors
 
 Array = np.ndarray[Any, Any]
 
@@ -32,10 +39,12 @@ CODES = {
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
 HEADER = 1 << 15
-"""Bytes that the head of a file takes at least, with its length."""
-ALIGNED = 8
-RAW = "raw."
-"""Before a key in a file's metadata: of what dtype and shape the bytes under it are."""
+"""Least bytes of the head of a file, with its length."""
+_ALIGNED = 8
+_RAW = "raw."
+"""Prefix of a key in a file's metadata, which holds the dtype and shape of its bytes."""
+_OPEN_AT_ONCE = 8
+_REMEDY = "`qgate dumps verify` lists all that is damaged"
 
 
 @dataclass(frozen=True)
@@ -46,23 +55,18 @@ class Block:
     dtype: str
     shape: tuple[int, ...]
 
-    def update(self, digest: Any) -> None:
+    def hashed(self, like: str = "") -> str:
+        """Hash the bytes with the algorithm of the hash `like`.
+
+        128 bits of XXH3 are as fast as reading memory. They prove that nothing went wrong, and not
+        who wrote the file, which a hash beside the file cannot prove anyway.
+        """
+        digest = _hashing(like)
         digest.update(self.data)
-
-    @property
-    def digest(self) -> str:
-        """128 bits of XXH3, which reads as fast as memory: it proves that nothing went wrong, and
-        no more than an index beside the file could prove."""
-        return xxhash.xxh3_128(self.data).hexdigest()
-
-    def hashed(self, like: str) -> str:
-        """The hash of the kind that `like` is."""
-        hashing = _hashing(like)
-        hashing.update(self.data)
-        return str(hashing.hexdigest())
+        return str(digest.hexdigest())
 
     def entry(self, start: int) -> tuple[dict[str, Any], str | None]:
-        """Its place in a header, and what the metadata say where safetensors lacks the dtype."""
+        """Return its entry in a header, and its metadata where safetensors lacks the dtype."""
         offsets = [start, start + len(self.data)]
         code = CODES.get(self.dtype)
         if code is not None:
@@ -72,7 +76,7 @@ class Block:
 
 
 def block_of(tensor: Tensor) -> Block:
-    """The values of a tensor as they lie in memory, in order; a view does not bring its storage."""
+    """Return the bytes of a tensor's values in order, without the storage behind a view."""
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         kind = "quantized" if tensor.is_quantized else str(tensor.device.type)
         raise QgateError(
@@ -81,13 +85,12 @@ def block_of(tensor: Tensor) -> Block:
         )
     shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
     with torch.no_grad():
-        held = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        flat = held.reshape(-1).view(torch.uint8)
+        values = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        flat = values.reshape(-1).view(torch.uint8)
     return Block(flat.numpy().data, dtype, shape)
 
 
 def block_of_array(array: Array) -> Block:
-    """As `block_of`, of numbers in numpy."""
     if array.dtype.kind not in "fiub" or array.dtype.name not in CODES:
         raise QgateError(f"a dump takes arrays of numbers, not of {array.dtype}.")
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
@@ -95,56 +98,49 @@ def block_of_array(array: Array) -> Block:
 
 
 def _hashing(like: str) -> Any:
-    """What makes hashes as long as this one; those of dumps of version 1 are SHA-256."""
+    """Start a hash of the same algorithm; hashes in dumps of version 1 are SHA-256."""
     return hashlib.sha256() if len(like) == 64 else xxhash.xxh3_128()
 
 
 def digest_of(blocks: Mapping[str, Block], like: str = "") -> str:
-    """One hash of several arrays with their names, dtypes and shapes, as `like` is one."""
+    """Hash arrays with their names, dtypes and shapes, with the algorithm of `like`."""
     digest = _hashing(like)
     for name in sorted(blocks):
         block = blocks[name]
         digest.update(json.dumps([name, block.dtype, list(block.shape)]).encode())
-        block.update(digest)
+        digest.update(block.data)
     return str(digest.hexdigest())
 
 
 class ShardWriter:
-    """One file under a temporary name; `finish` gives it its own, and hands it on where it is not
-    to stay."""
+    """Writer of one file under a temporary name; `finish` gives it its own."""
 
-    def __init__(
-        self,
-        path: Path,
-        first: Mapping[str, Block],
-        hand_on: Callable[[Path], None] | None = None,
-    ) -> None:
+    def __init__(self, path: Path, first: Mapping[str, Block]) -> None:
         self.path = path
-        self._hand_on = hand_on
         self._part = path.with_name(unfinished_name(path.name))
         self._entries: dict[str, Any] = {}
         self._raw: dict[str, str] = {}
         self._header = max(HEADER, -(-2 * self._length(first) // HEADER) * HEADER) - 8
-        self._told = 64
+        self._header_used = 64
         self.size = 0
         self._handle = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         os.lseek(self._handle, 8 + self._header, os.SEEK_SET)
 
     @staticmethod
     def _length(blocks: Mapping[str, Block]) -> int:
-        """Bytes that blocks take in a header, at most."""
+        """Return the most bytes that blocks take in a header."""
         return sum(400 + 2 * len(key) + 44 * len(block.shape) for key, block in blocks.items())
 
     def fits(self, blocks: Mapping[str, Block]) -> bool:
-        return self._told + self._length(blocks) <= self._header
+        return self._header_used + self._length(blocks) <= self._header
 
     def add(self, blocks: Mapping[str, Block]) -> None:
         for key, block in blocks.items():
-            rest = -self.size % ALIGNED
-            if rest:
-                self._put(f"pad.{key}", Block(memoryview(bytes(rest)), "uint8", (rest,)))
+            gap = -self.size % _ALIGNED
+            if gap:
+                self._put(f"pad.{key}", Block(memoryview(bytes(gap)), "uint8", (gap,)))
             self._put(key, block)
-        self._told += self._length(blocks)
+        self._header_used += self._length(blocks)
 
     def _put(self, key: str, block: Block) -> None:
         entry, raw = block.entry(self.size)
@@ -152,22 +148,20 @@ class ShardWriter:
         self.size += len(block.data)
         self._entries[key] = entry
         if raw is not None:
-            self._raw[RAW + key] = raw
+            self._raw[_RAW + key] = raw
 
     def finish(self) -> None:
-        """Complete the header; from here on the file is there."""
+        """Complete the header and give the file its name."""
         entries = {"__metadata__": self._raw, **self._entries} if self._raw else self._entries
         text = json.dumps(entries, separators=(",", ":")).encode().ljust(self._header)
         os.lseek(self._handle, 0, os.SEEK_SET)
-        write_all(self._handle, memoryview(self._header.to_bytes(8, "little") + text))
+        write_all(self._handle, self._header.to_bytes(8, "little") + text)
         handle, self._handle = self._handle, -1
         os.close(handle)
         self._part.replace(self.path)
-        if self._hand_on is not None:
-            self._hand_on(self.path)
 
     def discard(self) -> None:
-        """Nothing of it is left; the disk has its room back."""
+        """Remove the file, so that the disk has its room back."""
         if self._handle >= 0:
             with contextlib.suppress(OSError):
                 os.close(self._handle)
@@ -177,7 +171,124 @@ class ShardWriter:
                 path.unlink(missing_ok=True)
 
 
-def write_all(handle: int, data: memoryview) -> None:
-    """All of it: a system writes at most 2 GB at once, and less where it likes."""
-    while data:
-        data = data[os.write(handle, data) :]
+# Reading ---------------------------------------------------------------------------------------
+
+
+class ShardReader:
+    """Reader of the shards of one rank; some of them stay open.
+
+    Files on this machine are mapped and not copied; from a store only a tensor's bytes are read.
+    """
+
+    def __init__(self, files: Folder, home: Folder) -> None:
+        self._files, self._home = files, home
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, TensorFile] = OrderedDict()
+        self._most = max(_OPEN_AT_ONCE, home.parallel_reads)
+
+    def path(self, stored: StoredValues) -> locations.Location:
+        """Return the path of a shard; a name that leads out of the dump is refused."""
+        path = self._home.at(stored.file)
+        if not SHARD.fullmatch(stored.file):
+            raise QgateError(
+                f"an index in {str(self._home.location)!r} names the file {stored.file[:80]!r}, "
+                "which is none of a dump: it is refused."
+            )
+        if links_outside(self._files, self._home, stored.file):
+            raise QgateError(f"{str(path)!r} leads out of the dump: it is refused.")
+        if self._home.stamp(stored.file) is None:
+            raise QgateError(f"{str(path)!r} is missing, and the index names it; {_REMEDY}.")
+        return path
+
+    def tensor(self, record: Record, *, check: bool) -> Tensor:
+        stored = _values_of(record)
+        path, file = self._file(stored)
+        with _reading(path, record):
+            raw = (file.metadata() or {}).get(_RAW + stored.key)
+            values = file.get_tensor(stored.key)
+            if raw is not None:  # bytes of a dtype that safetensors lacks
+                name, sizes = json.loads(raw)
+                values = values.view(_dtype(name)).reshape(sizes)
+        shape, dtype = tuple(values.shape), str(values.dtype).removeprefix("torch.")
+        if (shape, dtype) != (record.shape, record.dtype):
+            raise QgateError(
+                f"{str(path)!r} holds {dtype} {list(shape)} for {record.title}, and the index says "
+                f"{record.dtype} {list(record.shape)}; {_REMEDY}."
+            )
+        if check and block_of(values).hashed(stored.digest) != stored.digest:
+            raise _changed(path, record)
+        return values
+
+    def beginning(self, record: Record, elements: int) -> Tensor:
+        """Read the first elements, flat; from a store only their bytes are read."""
+        stored = _values_of(record)
+        path, file = self._file(stored)
+        if not isinstance(file, RangedTensors):
+            return self.tensor(record, check=False).reshape(-1)[:elements]
+        with _reading(path, record):
+            dtype = _dtype(record.dtype)
+            return file.first_bytes(stored.key, elements * dtype.itemsize).view(dtype)
+
+    def counts(self, record: Record, *, check: bool) -> dict[str, Array]:
+        stored = record.counts
+        if stored is None:
+            raise QgateError(f"of {record.title} no counts were kept.")
+        path, file = self._file(stored)
+        prefix = f"{stored.key}."
+        with _reading(path, record):
+            names = [key for key in file.keys() if key.startswith(prefix)]  # noqa: SIM118
+            counts = {key.removeprefix(prefix): file.get_tensor(key).numpy() for key in names}
+        blocks = {name: block_of_array(array) for name, array in counts.items()}
+        if not counts or (check and digest_of(blocks, stored.digest) != stored.digest):
+            raise _changed(path, record)
+        return counts
+
+    def _file(self, stored: StoredValues) -> tuple[locations.Location, TensorFile]:
+        path = self.path(stored)
+        with self._lock:
+            if stored.file not in self._open:
+                try:
+                    self._open[stored.file] = open_tensors(self._home, stored.file, HEADER)
+                except QgateError:  # of a store that cannot be reached
+                    raise
+                except Exception as error:
+                    raise QgateError(
+                        f"{str(path)!r} is truncated or damaged ({error}); {_REMEDY}."
+                    ) from None
+            self._open.move_to_end(stored.file)
+            while len(self._open) > self._most:
+                self._open.popitem(last=False)
+            return path, self._open[stored.file]
+
+
+def _values_of(record: Record) -> StoredValues:
+    if record.tensor is None:
+        raise QgateError(f"of {record.title} only a summary was kept, not the values.")
+    return record.tensor
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name} is no dtype")
+    return dtype
+
+
+@contextlib.contextmanager
+def _reading(path: locations.Location, record: Record) -> Iterator[None]:
+    """Name the record that cannot be read; errors of a store stay as they are."""
+    try:
+        yield
+    except QgateError:
+        raise
+    except Exception as error:
+        why = first_line(error, 120)
+        raise QgateError(
+            f"{str(path)!r}: {record.title} cannot be read ({why}); {_REMEDY}."
+        ) from None
+
+
+def _changed(path: locations.Location, record: Record) -> QgateError:
+    return QgateError(
+        f"{str(path)!r}: the values of {record.title} are not those that were written; {_REMEDY}."
+    )

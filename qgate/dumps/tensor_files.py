@@ -17,22 +17,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qgate.archives import check_archive, flat, is_dense, not_dense
-from qgate.errors import QgateError
-from qgate.storage import places
+from qgate.archives import check_archive, flatten, is_dense, not_dense
+from qgate.errors import QgateError, first_line
+from qgate.storage import locations
 from qgate.storage.tensor_reading import open_safetensors, read_npy, read_torch, safetensors_entries
 
 if TYPE_CHECKING:
-    from qgate.storage.places import Place
+    from qgate.storage.locations import Location
 
 _HASHED_AT_ONCE = 2**24
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor with where it came from; `name` is short and `key` its name inside the file."""
+    """A tensor and its file; `name` is short, and `key` its name inside the file."""
 
-    path: Place
+    path: Location
     key: str | None
     tensor: Tensor
 
@@ -42,7 +42,7 @@ class StoredTensor:
         return self.path.stem if self.key is None else f"{self.path.stem}.{self.key}"
 
     def sha256(self) -> str:
-        """Of the tensor's bytes, whatever file they came in."""
+        """Hash the tensor's bytes, independent of the file format."""
         if not is_dense(self.tensor):
             raise not_dense(self.tensor, f"{str(self.path)!r}: {self.name!r}")
         digest = hashlib.sha256()
@@ -55,33 +55,29 @@ class StoredTensor:
 
 
 def expand(specs: list[str]) -> list[str]:
-    """Names with wildcards as the files they stand for, in order, each once.
+    """Expand names with wildcards into files, in order, each once.
 
-    A pattern that nothing matches stays as it is, and is an error when it is read.
+    A pattern without a match stays as it is, and is an error when it is read.
     """
-    found: list[str] = []
+    names: list[str] = []
     for spec in specs:
-        if places.is_pattern(spec):
-            matches = [name for name in _matching(spec) if Path(name).suffix.lower() in READERS]
-            found += matches or [spec]
-        else:
-            found.append(spec)
-    return list(dict.fromkeys(found))
-
-
-def _matching(pattern: str) -> list[str]:
-    try:
-        return places.names_matching(pattern)
-    except (PermissionError, QgateError):
-        raise
-    except Exception as error:
-        raise QgateError(f"{pattern!r} cannot be searched: {_first_line(error)}.") from None
+        if not locations.is_pattern(spec):
+            names.append(spec)
+            continue
+        try:
+            matches = locations.matching_names(spec)
+        except (PermissionError, QgateError):
+            raise
+        except Exception as error:
+            raise QgateError(f"{spec!r} cannot be searched: {first_line(error)}.") from None
+        names += [name for name in matches if Path(name).suffix.lower() in READERS] or [spec]
+    return list(dict.fromkeys(names))
 
 
 def read_tensors(spec: str) -> Iterator[StoredTensor]:
-    """The tensors of a file, or of `FILE:NAME` the one of that name."""
+    """Read the tensors of a file; `FILE:NAME` reads the one of that name."""
     path, key = split_spec(spec)
-    if not _is_there(path):
+    if not _exists(path):
         if glob.has_magic(spec):
             raise QgateError(f"no {_endings()} file matches {spec!r}.")
         raise QgateError(f"there is no file {spec!r}.")
@@ -104,7 +100,7 @@ def read_tensors(spec: str) -> Iterator[StoredTensor]:
                 f"{spec!r} holds more than tensors, or is no .pt file, and would have to run code "
                 "to be read; that is refused. Save the tensor alone."
             ) from None
-        text = _first_line(error)
+        text = first_line(error)
         detail = f" ({text})" if len(text) > 8 else ""
         raise QgateError(
             f"{spec!r} cannot be read; it is damaged or no {path.suffix} file{detail}."
@@ -112,58 +108,58 @@ def read_tensors(spec: str) -> Iterator[StoredTensor]:
 
 
 def floats_in(spec: str) -> dict[str, int]:
-    """Names and bytes of a file's floating point tensors, where its head tells them; else none.
+    """Return names and bytes of a file's floating point tensors, if its head has them.
 
-    What is wrong with a file is told when it is read.
+    A damaged file has none here; reading it raises the error.
     """
     try:
         path, key = split_spec(spec)
         if key is not None or path.suffix.lower() != ".safetensors":
             return {}
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for name, entry in safetensors_entries(path).items():
             start, end = entry["data_offsets"]
             if entry["dtype"].startswith(("F", "BF")):
-                found[name] = end - start
-        return found
+                sizes[name] = end - start
+        return sizes
     except Exception:
         return {}
 
 
-def _is_there(place: Place) -> bool:
-    """What a store says of itself, such as that nobody may read it, is told as it is."""
+def _exists(path: Location) -> bool:
+    """Tell whether a file exists; a store that refuses access raises its own error."""
     try:
-        return place.exists()
+        return path.exists()
     except PermissionError:
         raise
     except Exception as error:
-        raise QgateError(f"{str(place)!r} cannot be reached: {_first_line(error)}.") from None
+        raise QgateError(f"{str(path)!r} cannot be reached: {first_line(error)}.") from None
 
 
-def split_spec(spec: str) -> tuple[Place, str | None]:
-    """Return the file of a spec, and the name of one tensor where it names one."""
-    return places.split_spec(spec, READERS)
+def split_spec(spec: str) -> tuple[Location, str | None]:
+    """Split `FILE:NAME` into the file and the name of one tensor; the name may be missing."""
+    return locations.split_spec(spec, READERS)
 
 
-def _read_torch(path: Place, key: str | None) -> Iterator[StoredTensor]:
+def _read_torch(path: Location, key: str | None) -> Iterator[StoredTensor]:
     loaded = read_torch(path)
     if isinstance(loaded, Tensor):
         yield from _pick(path, None, {"": loaded}, key)
     elif isinstance(loaded, Mapping) and isinstance(loaded.get("tensor"), Tensor) and key is None:
         yield StoredTensor(path, None, loaded["tensor"])
     elif isinstance(loaded, Mapping | list | tuple):
-        yield from _pick(path, str(path), dict(flat(loaded, repr(str(path)))), key)
+        yield from _pick(path, str(path), dict(flatten(loaded, repr(str(path)))), key)
     else:
         raise QgateError(f"{str(path)!r} holds a {type(loaded).__name__}, not a tensor.")
 
 
-def _read_safetensors(path: Place, key: str | None) -> Iterator[StoredTensor]:
+def _read_safetensors(path: Location, key: str | None) -> Iterator[StoredTensor]:
     with open_safetensors(path) as file:
         for name in _chosen(path, key, list(file.keys())):
             yield StoredTensor(path, name, file.get_tensor(name))
 
 
-def _chosen(path: Place, key: str | None, names: list[str]) -> list[str]:
+def _chosen(path: Location, key: str | None, names: list[str]) -> list[str]:
     if key is not None and key not in names:
         raise _no_such(path, key, names)
     if not names:
@@ -171,11 +167,11 @@ def _chosen(path: Place, key: str | None, names: list[str]) -> list[str]:
     return names if key is None else [key]
 
 
-def _read_npy(path: Place, key: str | None) -> Iterator[StoredTensor]:
+def _read_npy(path: Location, key: str | None) -> Iterator[StoredTensor]:
     yield from _pick(path, None, {"": _from_numpy(path, read_npy(path))}, key)
 
 
-def _read_npz(path: Place, key: str | None) -> Iterator[StoredTensor]:
+def _read_npz(path: Location, key: str | None) -> Iterator[StoredTensor]:
     with path.open("rb") as file:
         check_archive(file, repr(str(path)))
     with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
@@ -183,7 +179,7 @@ def _read_npz(path: Place, key: str | None) -> Iterator[StoredTensor]:
             yield StoredTensor(path, name, _from_numpy(path, archive[name]))
 
 
-def _from_numpy(path: Place, array: np.ndarray[Any, Any]) -> Tensor:
+def _from_numpy(path: Location, array: np.ndarray[Any, Any]) -> Tensor:
     if array.dtype.kind not in "fiub":
         raise QgateError(f"{str(path)!r} holds a numpy array of {array.dtype}, not numbers.")
     with warnings.catch_warnings():
@@ -192,9 +188,9 @@ def _from_numpy(path: Place, array: np.ndarray[Any, Any]) -> Tensor:
 
 
 def _pick(
-    path: Place, several: str | None, entries: dict[str, Any], key: str | None
+    path: Location, several: str | None, entries: dict[str, Any], key: str | None
 ) -> Iterator[StoredTensor]:
-    """All tensors among the entries, or the one asked for; no silent choice of the first."""
+    """Return all tensors among the entries, or the one of a key; never silently the first."""
     if key is not None and key not in entries:
         raise _no_such(path, key, list(entries) if several else [])
     tensors = {k: v for k, v in entries.items() if isinstance(v, Tensor)}
@@ -210,22 +206,17 @@ def _pick(
         yield StoredTensor(path, name or None, tensor)
 
 
-def _no_such(path: Place, key: str, names: list[str]) -> QgateError:
-    shown = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
-    there = f"it has {shown}" if names else "it holds one tensor without a name"
-    return QgateError(f"{str(path)!r} has no tensor {key!r}; {there}.")
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return text[0].rstrip(".")[:160] if text else type(error).__name__
+def _no_such(path: Location, key: str, names: list[str]) -> QgateError:
+    listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+    content = f"it has {listed}" if names else "it holds one tensor without a name"
+    return QgateError(f"{str(path)!r} has no tensor {key!r}; {content}.")
 
 
 def _endings() -> str:
     return ", ".join(READERS)
 
 
-READERS: dict[str, Callable[[Place, str | None], Iterator[StoredTensor]]] = {
+READERS: dict[str, Callable[[Location, str | None], Iterator[StoredTensor]]] = {
     ".pt": _read_torch,
     ".pth": _read_torch,
     ".safetensors": _read_safetensors,

@@ -1,7 +1,15 @@
-"""Who computes: a function over many items, in this process, in several, or on a Ray cluster."""
+"""Run a function over many items: in this process, in several, or on a Ray cluster."""
 
-from qgate.engine.running import Merged, merged, outcomes
-from qgate.engine.sharing import Sent
+from qgate.engine.running import Reduction, map_items, merged
+from qgate.engine.sharing import PackedValue
 from qgate.engine.workers import Failure, Workers, workers_of
 
-__all__ = ["Failure", "Merged", "Sent", "Workers", "merged", "outcomes", "workers_of"]
+__all__ = [
+    "Failure",
+    "PackedValue",
+    "Reduction",
+    "Workers",
+    "map_items",
+    "merged",
+    "workers_of",
+]

@@ -1,4 +1,4 @@
-"""What each engine can do: start a piece of work, wait for it, and merge what came of several."""
+"""Engines of this machine: start work on an item, wait for it, and merge results."""
 
 from __future__ import annotations
 
@@ -21,48 +21,58 @@ from qgate.engine.workers import Failure, Workers
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _SHARED = "shared"
 _ENDED = "its process ended twice: killed, or out of memory"
-# What every process was given once: the same for all items.
+# The value that every process gets once, the same for all items.
 _shared: list[Any] = []
 
 
 class Backend(Protocol):
-    """`ahead` is how many items may be started before the first is waited for.
+    """An engine that computes items.
 
-    `eager` if results are in this process, so that merging them at once keeps fewer.
+    ahead  number of items to start before waiting for the first
+    eager  results are in this process, so that merging them at once keeps fewer
     """
 
     ahead: int
     eager: bool
 
     def start(self, item: Any) -> Any:
-        """A handle of the function's work on an item."""
+        """Start the function on an item, and return a handle."""
 
     def wait(self, handle: Any) -> Failure | None:
-        """Until it is done; why it failed where its process did. What it raised is raised."""
+        """Wait for an item; return a Failure if its process ended, and raise what it raised."""
 
     def fold(self, merge: Callable[[Any, Any], Any], handles: Sequence[Any]) -> Any:
-        """A handle of their results merged, from the first to the last."""
+        """Merge results from the first to the last, and return a handle."""
 
     def result(self, handle: Any) -> Any:
-        """What came of it, here."""
+        """Return a result in this process."""
 
     def close(self) -> None:
-        """Give up what is not done."""
+        """Cancel unfinished items."""
 
 
 def backend_of(workers: Workers, function: Callable[..., Any], shared: Sequence[Any]) -> Backend:
-    """`shared` holds at most one value, which the function gets after the item."""
+    """Return the engine of `workers`; `shared` has at most one value, passed after the item."""
     if not workers.is_local:
         from qgate.engine._ray import RayBackend
 
         return RayBackend(workers, function, shared)
     if workers.is_here:
-        return _Here(function, shared)
+        return _ThisProcess(function, shared)
     return _Processes(workers.jobs or 1, function, shared)
 
 
-class _Folding:
-    """Merges where the results already are: in this process."""
+@dataclass
+class _Handle:
+    """An item with its future, which its value replaces when it is done."""
+
+    value: Any = None
+    item: Any = None
+    future: Future[Any] | None = None
+
+
+class _LocalFold:
+    """Merges results in this process."""
 
     eager = True
 
@@ -70,25 +80,20 @@ class _Folding:
         total = self.result(handles[0])
         for handle in handles[1:]:
             total = merge(total, self.result(handle))
-        return _Done(total)
+        return _Handle(total)
 
     def result(self, handle: Any) -> Any:
         return handle.value
 
 
-@dataclass
-class _Done:
-    value: Any
-
-
-class _Here(_Folding):
+class _ThisProcess(_LocalFold):
     ahead = 1
 
     def __init__(self, function: Callable[..., Any], shared: Sequence[Any]) -> None:
         self._function, self._shared = function, shared
 
-    def start(self, item: Any) -> _Done:
-        return _Done(self._function(item, *self._shared))
+    def start(self, item: Any) -> _Handle:
+        return _Handle(self._function(item, *self._shared))
 
     def wait(self, handle: Any) -> None:  # noqa: ARG002
         return None
@@ -97,26 +102,17 @@ class _Here(_Folding):
         pass
 
 
-@dataclass
-class _Running:
-    """An item, its future, and in the end its value alone: what is merged is not kept twice."""
-
-    item: Any
-    future: Future[Any] | None
-    value: Any = None
-
-
-class _Processes(_Folding):
+class _Processes(_LocalFold):
     """Processes of this machine, started again when one has died.
 
-    A process that dies costs the items it was at: each of them is tried once more, alone.
+    Items of a process that died are tried once more, each alone.
     """
 
     def __init__(self, jobs: int, function: Callable[..., Any], shared: Sequence[Any]) -> None:
         self.ahead = 3 * jobs
         self._jobs, self._function = jobs, function
         self._home = tempfile.TemporaryDirectory(prefix="qgate-")
-        _keep(shared, Path(self._home.name))
+        _write_shared(shared, Path(self._home.name))
         self._pool = self._new(jobs)
 
     def _new(self, jobs: int) -> ProcessPoolExecutor:
@@ -124,20 +120,20 @@ class _Processes(_Folding):
         return ProcessPoolExecutor(
             jobs,
             mp_context=multiprocessing.get_context("spawn"),
-            initializer=_take,
+            initializer=_start_process,
             initargs=(self._home.name,),
         )
 
-    def start(self, item: Any) -> _Running:
+    def start(self, item: Any) -> _Handle:
         with _one_thread_each():
             try:
-                return _Running(item, self._pool.submit(_work, self._function, item))
+                return _Handle(None, item, self._pool.submit(_work, self._function, item))
             except BrokenProcessPool:
                 self._pool.shutdown(wait=False, cancel_futures=True)
                 self._pool = self._new(self._jobs)
-                return _Running(item, self._pool.submit(_work, self._function, item))
+                return _Handle(None, item, self._pool.submit(_work, self._function, item))
 
-    def wait(self, handle: _Running) -> Failure | None:
+    def wait(self, handle: _Handle) -> Failure | None:
         if handle.future is None:
             return None
         try:
@@ -156,25 +152,25 @@ class _Processes(_Folding):
         self._home.cleanup()
 
 
-def _keep(shared: Sequence[Any], home: Path) -> None:
-    """In a file of this process alone: what is large must not go through the pipe of a new process.
+def _write_shared(shared: Sequence[Any], home: Path) -> None:
+    """Write the shared value to a file, not into the pipe of a new process.
 
-    One that ends before it has read its arguments, as under a script without a main guard, would
-    leave this one writing forever.
+    A process that ends before it has read its arguments, as under a script without a main guard,
+    would leave this one writing forever.
     """
     if shared:
         (home / _SHARED).write_bytes(ForkingPickler.dumps(list(shared)))
 
 
-def _take(home: str) -> None:
-    """What a new process does first."""
+def _start_process(home: str) -> None:
+    """Prepare a new process: watch its parent, and load the shared value."""
     threading.Thread(target=_end_with_parent, args=(home,), daemon=True).start()
     path = Path(home) / _SHARED
     _shared[:] = ForkingPickler.loads(path.read_bytes()) if path.exists() else []
 
 
 def _end_with_parent(home: str) -> None:
-    """A parent that was killed ends no process that waits for its work, and removes no `home`."""
+    """End this process with its parent, which cannot do so after a kill, and remove `home`."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -188,10 +184,10 @@ def _work(function: Callable[..., Any], item: Any) -> Any:
 
 @contextlib.contextmanager
 def _one_thread_each() -> Iterator[None]:
-    """Processes that are started here compute in one thread, unless somebody said otherwise.
+    """Let new processes compute in one thread, unless the environment says otherwise.
 
-    Those of BLAS would spin for work on the cores that the other processes need: three times the
-    time, with two processes on two cores.
+    BLAS threads would spin on cores that the other processes need: two processes on two cores took
+    three times as long.
     """
     added = [name for name in _THREADS if name not in os.environ]
     os.environ.update(dict.fromkeys(added, "1"))

@@ -1,7 +1,6 @@
-"""Ray as the engine: it schedules, retries, and keeps results where they were made.
+"""The engine of Ray, which schedules, retries and stores results; only this file imports Ray.
 
-Only this file knows Ray. Merging happens on the workers, so the driver holds references and the
-one result in the end.
+Workers merge results, so the driver has references and one final result.
 """
 
 from __future__ import annotations
@@ -17,26 +16,26 @@ from typing import Any
 from qgate.engine.workers import RAY, Failure, Workers
 from qgate.errors import QgateError
 
-# Times that Ray starts an item again whose worker or node was lost.
+# Number of times that Ray repeats an item whose worker or node was lost.
 RETRIES = 2
-# Ray itself starts an item whose worker ran out of memory again and again, without end.
+# Ray itself repeats an item whose worker ran out of memory without end.
 OUT_OF_MEMORY_TRIES = 6
 _PATIENCE = 10.0
 
 
 class _OutOfMemoryError(Exception):
-    """An item was killed for want of memory each time it was tried."""
+    """An item ran out of memory at each try."""
 
 
 class RayBackend:
-    """Tasks of a Ray cluster; one that was connected before is used and left connected."""
+    """Tasks of a Ray cluster; an existing connection is used and stays open."""
 
     eager = False
 
     def __init__(
         self, workers: Workers, function: Callable[..., Any], shared: Sequence[Any]
     ) -> None:
-        self._ray = ray = _imported()
+        self._ray = ray = _import_ray()
         self._was_up = bool(ray.is_initialized())
         if not self._was_up:
             _connect(ray, workers)
@@ -52,9 +51,9 @@ class RayBackend:
         if workers.gpus_per_task:
             options["num_gpus"] = workers.gpus_per_task
         self._task = ray.remote(_leaf).options(**options)
-        self._merge = ray.remote(_folded).options(max_retries=RETRIES)
+        self._merge = ray.remote(_merge_all).options(max_retries=RETRIES)
         self._function = ray.put(function)
-        self._shared = [ray.put(each) for each in shared]
+        self._shared = [ray.put(value) for value in shared]
         self._home = str(Path.cwd())
         self._open: set[Any] = set()
 
@@ -70,20 +69,20 @@ class RayBackend:
         try:
             self._ray.get(handle[0])
         except exceptions.RayTaskError as error:
-            self._forget(handle[1])
+            self._silence(handle[1])
             cause = _cause_of(error)
             if isinstance(cause, _OutOfMemoryError):
                 return Failure(str(cause))
             raise cause from None
         except exceptions.RayError as error:
-            self._forget(handle[1])
-            return Failure(_in_words(error))
+            self._silence(handle[1])
+            return Failure(_failure_text(error))
         finally:
             self._open.discard(handle[0])
         return None
 
-    def _forget(self, result: Any) -> None:
-        """What failed is told once; Ray would print it again when nobody asks for the result."""
+    def _silence(self, result: Any) -> None:
+        """Fetch a failed result, which Ray would otherwise report once more."""
         with contextlib.suppress(Exception):
             self._ray.get(result)
 
@@ -97,7 +96,7 @@ class RayBackend:
         except exceptions.RayTaskError as error:
             raise _cause_of(error) from None
         except exceptions.RayError as error:
-            raise QgateError(f"a result was lost: {_in_words(error)}.") from None
+            raise QgateError(f"a result was lost: {_failure_text(error)}.") from None
 
     def close(self) -> None:
         for done in getattr(self, "_open", ()):
@@ -106,7 +105,7 @@ class RayBackend:
             self._ray.shutdown()
 
 
-def _imported() -> Any:
+def _import_ray() -> Any:
     try:
         import ray
     except ModuleNotFoundError:
@@ -117,7 +116,7 @@ def _imported() -> Any:
 
 
 def _connect(ray: Any, workers: Workers) -> None:
-    """To the cluster named; `ray` alone means the one there is, else a new one on this machine."""
+    """Connect to a cluster; `ray` alone means a running one, else a new one on this machine."""
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     address = os.environ.get("RAY_ADDRESS", "") if workers.engine == RAY else workers.engine
     try:
@@ -138,18 +137,18 @@ def _connect(ray: Any, workers: Workers) -> None:
 
 
 def _knock(address: str) -> None:
-    """Whether anybody listens at host:port: Ray itself would try for minutes."""
-    found = re.fullmatch(r"(?:ray://)?([^/\s:]+):(\d{1,5})", address)
-    if found:
-        socket.create_connection((found[1], int(found[2])), timeout=_PATIENCE).close()
+    """Raise an OSError where nothing listens at host:port; Ray would try for minutes."""
+    match = re.fullmatch(r"(?:ray://)?([^/\s:]+):(\d{1,5})", address)
+    if match:
+        socket.create_connection((match[1], int(match[2])), timeout=_PATIENCE).close()
 
 
 def _leaf(
     home: str, tries: int, function: Callable[..., Any], item: Any, *shared: Any
 ) -> tuple[None, Any]:
-    """Two results: one to wait for, one that stays where it is until it is needed.
+    """Return two results: one to wait for, and one that stays on its node until it is needed.
 
-    Relative paths mean the same as in the driver, where its folder is there.
+    Relative paths mean the same as in the driver if its folder exists.
     """
     if _attempts() >= tries:
         raise _OutOfMemoryError(f"its worker ran out of memory, tried {tries} times")
@@ -159,27 +158,27 @@ def _leaf(
 
 
 def _attempts() -> int:
-    """How often this item was started before; lost workers and nodes end at RETRIES already."""
+    """Count earlier tries of this item; lost workers and nodes end at RETRIES already."""
     import ray
 
     worker = getattr(ray._private.worker.global_worker, "core_worker", None)
-    asked = getattr(worker, "get_current_task_attempt_number", None)
-    return 0 if asked is None else int(asked())
+    attempt_number = getattr(worker, "get_current_task_attempt_number", None)
+    return 0 if attempt_number is None else int(attempt_number())
 
 
-def _folded(merge: Callable[[Any, Any], Any], first: Any, *others: Any) -> Any:
-    for other in others:
-        first = merge(first, other)
+def _merge_all(merge: Callable[[Any, Any], Any], first: Any, *more: Any) -> Any:
+    for next_one in more:
+        first = merge(first, next_one)
     return first
 
 
 def _cause_of(error: Any) -> BaseException:
-    """What the function raised, and not Ray's wrapping of it."""
+    """Return the error of the function without Ray's wrapper."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, BaseException) else error
 
 
-def _in_words(error: Exception) -> str:
+def _failure_text(error: Exception) -> str:
     kinds = {
         "OutOfMemoryError": "its worker ran out of memory",
         "WorkerCrashedError": "its worker ended",

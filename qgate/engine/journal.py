@@ -1,8 +1,8 @@
-"""What a run over many items has finished, so that it can go on after a kill.
+"""A journal of finished items, so that a run can continue after a kill.
 
-The file is there while a run is unfinished: a later one that asks for the same takes over what is
-recorded and does the rest; when all is done the file goes. Results are recorded by a key that says
-of what they are, such as a path with its size and time, so that what changed is done again.
+The file exists while a run is unfinished: a later run with the same request takes over its results
+and computes the others; a finished run removes it. The key of a result identifies its input, such
+as a path with size and time, so that a changed input is computed again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from qgate.errors import QgateError
@@ -22,47 +21,49 @@ _KIND = f"{_NAME}{VERSION}"
 
 
 class Journal:
-    """Finished items of one request; `request` is plain data, and says what all of them share."""
+    """Finished items of one request, which is plain data that all items share."""
 
     def __init__(self, folder: Path, request: Any) -> None:
         text = json.dumps(request, sort_keys=True, default=str)
         digest = hashlib.sha256(text.encode()).hexdigest()
         self.path = folder / f".unfinished-{digest[:16]}.jsonl"
-        self._known: dict[str, Any] = {}
-        whole = self._read()
+        self._results: dict[str, Any] = {}
+        length = self._read()
         folder.mkdir(parents=True, exist_ok=True)
         if self.path.is_symlink():
-            whole = 0
+            length = 0
             self.path.unlink()
-        self._file = self.path.open("r+b" if whole else "wb")
-        if whole:
-            # What a kill left half written would spoil the next line.
-            self._file.truncate(whole)
-            self._file.seek(whole)
+        self._file = self.path.open("r+b" if length else "wb")
+        if length:
+            # A line that a kill left half written would spoil the next one.
+            self._file.truncate(length)
+            self._file.seek(length)
         else:
             self._append({"kind": _KIND})
 
     def _read(self) -> int:
-        """Take over what is whole, and return its length in bytes."""
+        """Read the complete lines, and return their length in bytes."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
             return 0
-        whole = 0
+        length = 0
         for number, line in enumerate(data.splitlines(keepends=True)):
             try:
-                told = json.loads(line) if line.endswith(b"\n") else None
+                entry = json.loads(line) if line.endswith(b"\n") else None
             except (ValueError, RecursionError):
-                told = None
-            if not isinstance(told, dict) or (number == 0 and not self._is_ours(told.get("kind"))):
+                entry = None
+            if not isinstance(entry, dict) or (
+                number == 0 and not self._is_ours(entry.get("kind"))
+            ):
                 break
             if number:
-                self._known[str(told.get("key"))] = told.get("result")
-            whole += len(line)
-        return whole
+                self._results[str(entry.get("key"))] = entry.get("result")
+            length += len(line)
+        return length
 
     def _is_ours(self, kind: object) -> bool:
-        """Whether it is a journal to go on with; what another qgate has finished is not lost."""
+        """Tell whether a journal can be continued; refuse one of another version."""
         if isinstance(kind, str) and kind != _KIND and kind.startswith(_NAME):
             raise QgateError(
                 f"{str(self.path)!r} is a {kind!r} and this qgate writes {_KIND!r}: let that qgate "
@@ -71,37 +72,32 @@ class Journal:
         return kind == _KIND
 
     def __contains__(self, key: str) -> bool:
-        return key in self._known
+        return key in self._results
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._results)
 
     def result(self, key: str) -> Any:
-        """What was recorded of an item."""
-        return self._known[key]
+        """Return the recorded result of an item."""
+        return self._results[key]
 
     def record(self, key: str, result: Any) -> None:
-        """An item is finished, and what it wrote is where it belongs; `result` is plain data."""
-        self._known[key] = result
+        """Record a finished item, whose files are written; `result` is plain data."""
+        self._results[key] = result
         self._append({"key": key, "result": result})
 
-    def _append(self, told: Any) -> None:
-        self._file.write(json.dumps(told, separators=(",", ":")).encode() + b"\n")
+    def _append(self, entry: Any) -> None:
+        self._file.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
         self._file.flush()
 
     def finish(self) -> None:
-        """All is done: nothing is left to go on with."""
+        """Remove the journal at the end of the run."""
         self._file.close()
         self.path.unlink(missing_ok=True)
 
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):
             self._file.close()

@@ -1,8 +1,7 @@
-"""One function over many items, in their order, whoever computes them.
+"""Run one function over many items, with results in the order of the items.
 
-Results come in the order of the items, so that what is added up from them is the same for any
-engine and any number of processes. An item whose process dies is tried again, alone, and fails by
-itself if it takes that one down too.
+The order makes sums of results equal for any engine and number of processes. An item whose process
+dies is tried again, alone, and fails by itself if its process dies again.
 """
 
 from __future__ import annotations
@@ -18,32 +17,31 @@ from qgate.engine.workers import Failure, Workers, workers_of
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-# How many results are merged into one, at each level of the tree.
+# Number of results that each node of the tree merges.
 _FAN = 8
 
 
-def outcomes(
+def map_items(
     function: Callable[..., Result],
     items: Iterable[Item],
     workers: Workers | int = 1,
     *,
     shared: object = None,
 ) -> Generator[Result | Failure, None, None]:
-    """`function` of each item, in the order of the items; `shared`, where given, comes after it.
+    """Yield `function(item)`, or `function(item, shared)`, in the order of the items.
 
-    Items are taken as they are needed, so what waits does not grow with their number. With several
-    processes the function and the items are sent to them, so they are importable and plain; what is
-    shared is sent once to each.
+    Items are taken as they are needed. Other processes receive the function and the items, which
+    are importable and plain, and the shared value once each.
     """
-    backend = backend_of(workers_of(workers), function, _given(shared))
+    backend = backend_of(workers_of(workers), function, _shared_values(shared))
     with contextlib.closing(backend):
-        for handle, failed in _waited(backend, items):
+        for handle, failed in _finished(backend, items):
             yield cast(Result, backend.result(handle)) if failed is None else failed
 
 
 @dataclass
-class Merged(Generic[Result]):
-    """All results in one, None where there is none; and the items that failed, by their place."""
+class Reduction(Generic[Result]):
+    """The merged result, None without any, and the failed items by position."""
 
     result: Result | None = None
     items: int = 0
@@ -58,36 +56,35 @@ def merged(
     *,
     shared: object = None,
     step: Callable[[int], None] = lambda _done: None,
-) -> Merged[Result]:
-    """`function` of each item, merged into one result where they were made.
+) -> Reduction[Result]:
+    """Merge `function(item)` of all items into one result, where the engine computes them.
 
     The tree of merges depends on the order of the items alone: sums of floats have the same bits
-    for any engine. `merge` leaves its arguments as they are; `step` is told how many items are
-    done.
+    for any engine. `merge` does not change its arguments; `step` gets the number of finished items.
     """
-    found: Merged[Result] = Merged()
-    backend = backend_of(workers_of(workers), function, _given(shared))
+    reduction: Reduction[Result] = Reduction()
+    backend = backend_of(workers_of(workers), function, _shared_values(shared))
     with contextlib.closing(backend):
         tree = _Tree(backend, merge)
-        for place, (handle, failed) in enumerate(_waited(backend, items)):
-            found.items += 1
+        for position, (handle, failed) in enumerate(_finished(backend, items)):
+            reduction.items += 1
             if failed is None:
                 tree.add(handle)
             else:
-                found.failed[place] = failed
-            step(found.items)
-        whole = tree.whole()
-        if whole is not None:
-            found.result = backend.result(whole)
-    return found
+                reduction.failed[position] = failed
+            step(reduction.items)
+        root = tree.whole()
+        if root is not None:
+            reduction.result = backend.result(root)
+    return reduction
 
 
-def _given(shared: object) -> list[object]:
+def _shared_values(shared: object) -> list[object]:
     return [] if shared is None else [shared]
 
 
-def _waited(backend: Backend, items: Iterable[Any]) -> Iterator[tuple[Any, Failure | None]]:
-    """Handles of items that are done, in the order of the items."""
+def _finished(backend: Backend, items: Iterable[Any]) -> Iterator[tuple[Any, Failure | None]]:
+    """Yield handles of finished items, in the order of the items."""
     waiting: deque[Any] = deque()
     for item in items:
         waiting.append(backend.start(item))
@@ -100,9 +97,9 @@ def _waited(backend: Backend, items: Iterable[Any]) -> Iterator[tuple[Any, Failu
 
 
 class _Tree:
-    """Merges of eight neighbors, of eight of these, and so on; in the end what is left, in order.
+    """A tree that merges eight neighbors, then eight of these, and so on, in order.
 
-    Where results are in this process each is merged as it comes, so that one per level is kept.
+    An eager backend merges each result as it comes, so that one per level is kept.
     """
 
     def __init__(self, backend: Backend, merge: Callable[[Any, Any], Any]) -> None:
@@ -128,9 +125,9 @@ class _Tree:
         return handles[0] if len(handles) == 1 else self._backend.fold(self._merge, handles)
 
     def whole(self) -> Any:
-        """Earlier items are higher up: from the top down, and in each level, they are in order."""
-        left = [self._fold(level.handles) for level in reversed(self._levels) if level.handles]
-        return self._fold(left) if left else None
+        """Merge the remaining nodes: earlier items are in higher levels."""
+        partials = [self._fold(level.handles) for level in reversed(self._levels) if level.handles]
+        return self._fold(partials) if partials else None
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A value for other processes that each of them unpacks once, whatever engine started it."""
+"""A value for other processes, which each of them unpacks once."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 
 T = TypeVar("T")
-# The last one that this process unpacked: an engine may hand the same one over with every item.
-_unpacked: dict[str, Any] = {}
+# The last value that this process unpacked: an engine may pass the same one with every item.
+_UNPACKED: dict[str, Any] = {}
 
 
-class Sent(Generic[T]):
-    """Packed where it is made; what cannot be packed is the error of its pickling."""
+class PackedValue(Generic[T]):
+    """A pickled value; one that cannot be pickled raises its error here."""
 
     def __init__(self, value: T) -> None:
         self.key = uuid.uuid4().hex
-        self._data = np.frombuffer(_packed(value), dtype=np.uint8)
+        self._data = np.frombuffer(_pack(value), dtype=np.uint8)
 
     def value(self) -> T:
-        """The same object for everything that one process does."""
-        if self.key not in _unpacked:
-            _unpacked.clear()
-            _unpacked[self.key] = ForkingPickler.loads(self._data.data)
-        return cast(T, _unpacked[self.key])
+        """Return the value, the same object for all items of a process."""
+        if self.key not in _UNPACKED:
+            _UNPACKED.clear()
+            _UNPACKED[self.key] = ForkingPickler.loads(self._data.data)
+        return cast(T, _UNPACKED[self.key])
 
 
-def _packed(value: object) -> bytes:
-    """With all that belongs to it: torch tells other processes where a tensor's memory is, which
-    only the first of them can ask for."""
+def _pack(value: object) -> bytes:
+    """Pickle a value with its data, where torch would send a handle that one process can open."""
     buffer = io.BytesIO()
     pickler: Any = ForkingPickler(buffer)
     pickler.dispatch_table = copyreg.dispatch_table

@@ -1,4 +1,4 @@
-"""Who computes: this process, several on this machine, or a Ray cluster; and who failed to."""
+"""Choice of engine: this process, several on this machine, or a Ray cluster."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _ADDRESS = re.compile(r"ray://[^/\s:]+:\d{1,5}")
 
 @dataclass(frozen=True)
 class Workers:
-    """How work is spread.
+    """Settings of the engine.
 
     engine         local, ray (the cluster of RAY_ADDRESS or of this machine, else a new one here),
                    or ray://host:port
     jobs           processes; 1 of the local engine is this process, None of Ray all its cores
-    gpus_per_task  what Ray keeps of a GPU for each item, such as 0.5
+    gpus_per_task  share of a GPU that Ray reserves for each item, such as 0.5
     """
 
     engine: str = LOCAL
@@ -46,17 +46,17 @@ class Workers:
 
     @property
     def is_here(self) -> bool:
-        """This process computes, and no other."""
+        """True if only this process computes."""
         return self.is_local and (self.jobs or 1) == 1
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An item whose process ended; what the function raises is raised."""
+    """An item whose process ended; errors of the function itself are raised."""
 
     reason: str
 
 
-def workers_of(given: Workers | int) -> Workers:
-    """A number means so many processes here."""
-    return given if isinstance(given, Workers) else Workers(jobs=max(1, given))
+def workers_of(workers: Workers | int) -> Workers:
+    """Return workers; a number means that many processes on this machine."""
+    return workers if isinstance(workers, Workers) else Workers(jobs=max(1, workers))

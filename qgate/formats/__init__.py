@@ -1,14 +1,14 @@
-"""Number formats: what they can represent, and tensors on their grids.
+"""Number formats: their values, and tensors rounded to them.
 
-`get(name)` gives a format with its facts; `quantize` and `encode` (also as `qgate.quantize`) put
-tensors on its grid; `report` counts what that does to them. Looking up facts does not load torch.
+`get(name)` returns a format with its facts; `quantize` and `encode` (also as `qgate.quantize`)
+round tensors to its grid; `report` counts the effects. Looking up facts does not load torch.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from qgate.exports import lazy
 from qgate.formats._block import BlockFormat, Format, is_format
 from qgate.formats._element import ElementFormat
 from qgate.formats._literals import FORMATS
@@ -17,7 +17,7 @@ from qgate.formats.options import ROUNDINGS
 
 if TYPE_CHECKING:
     from qgate.formats.encoded import Encoded
-    from qgate.formats.engine.census import Effects, report
+    from qgate.formats.engine.effects import Effects, report
     from qgate.formats.quantizer import Quantizer, encode, observe, quantize
 
 __all__ = [
@@ -40,33 +40,27 @@ __all__ = [
     "report",
 ]
 
-_HOME = {
-    "Effects": "engine.census",
-    "Encoded": "encoded",
-    "Quantizer": "quantizer",
-    "encode": "quantizer",
-    "observe": "quantizer",
-    "quantize": "quantizer",
-    "report": "engine.census",
-}
-
 
 def get(name: str) -> Format:
-    """The format of that name or alias, in upper or lower case."""
+    """Return the format of a name or alias, in upper or lower case."""
     return FORMATS.get(name)
 
 
 def names() -> list[str]:
-    """The names of all formats, element formats first."""
+    """List the names of all formats, element formats first."""
     return FORMATS.names()
 
 
 def aliases(name: str) -> list[str]:
-    """Other names that mean the same format."""
+    """List other names of the same format."""
     return FORMATS.aliases(get(name).name)
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"qgate.formats.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'qgate.formats' has no attribute {name!r}")
+__getattr__ = lazy(
+    __name__,
+    {
+        "engine.effects": "Effects report",
+        "encoded": "Encoded",
+        "quantizer": "Quantizer encode observe quantize",
+    },
+)

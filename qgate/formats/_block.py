@@ -1,4 +1,4 @@
-"""What block formats have in common."""
+"""The base of block formats: elements whose scale is shared block by block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeGuard
 import numpy as np
 
 from qgate.formats._element import ElementFormat
-from qgate.formats._work import Call, Parts, Work
+from qgate.formats._work import CastContext, ScaledChunk, WorkType
 from qgate.formats.options import CastOptions, Floats, Rounding
 
 if TYPE_CHECKING:
@@ -63,34 +63,34 @@ class BlockFormat(abc.ABC):
         return self.element.min_subnormal
 
     def values(self) -> Floats:
-        """All values of an element, ascending, in units of the block's scale."""
+        """Return all values of an element, ascending, in units of the block's scale."""
         return self.element.values()
 
     def prepare(self, amax: Tensor) -> Tensor | None:
-        """What has to be known of the whole tensor, from its largest finite magnitude."""
+        """Return what `split` needs of the whole tensor, from its largest finite magnitude."""
         del amax
         return None
 
     def tensor_scale(self, state: Tensor) -> Tensor:
-        """What `encode` keeps of the state, as float64."""
+        """Return the part of the state that `encode` stores, as float64."""
         return state
 
     needs_amax: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def split(self, x: Tensor, call: Call) -> Parts:
-        """A float64 chunk into elements and scale, exactly as the format defines it."""
+    def split(self, x: Tensor, context: CastContext) -> ScaledChunk:
+        """Split a float64 chunk into elements and scale, exactly as the format defines it."""
 
     @abc.abstractmethod
-    def unscale(self, stored: dict[str, Tensor], call: Call) -> Tensor:
-        """The float64 scale of `split` again, from what was stored."""
+    def unscale(self, stored: dict[str, Tensor], context: CastContext) -> Tensor:
+        """Return the float64 scale of `split` from its stored codes."""
 
     @abc.abstractmethod
     def define(self, x: Floats, q: CastOptions, state: float | None, double: bool) -> Floats:
-        """The readable definition for the rows of x, each one block (`definition.py`)."""
+        """Quantize the rows of x, each one block, by the readable definition."""
 
     def define_state(self, x: Floats) -> float | None:
-        """`prepare` in the readable definition."""
+        """Return what `prepare` does, by the readable definition."""
         del x
         return None
 
@@ -99,22 +99,22 @@ Format = ElementFormat | BlockFormat
 
 
 def is_format(fmt: object) -> TypeGuard[Format]:
-    """Tell formats from their names and from everything else."""
+    """Tell whether an object is a format."""
     return isinstance(fmt, Format)
 
 
-def non_finite(amax_bits: Tensor, call: Call) -> Tensor:
-    """Blocks whose scale is NaN: those with a NaN, and those with an Inf unless it saturates."""
-    if call.q.inf == "saturate":
-        return amax_bits > call.work.exponent_mask
-    return amax_bits >= call.work.exponent_mask
+def non_finite(amax_bits: Tensor, context: CastContext) -> Tensor:
+    """Find blocks whose scale is NaN: with a NaN, or with an Inf unless it saturates."""
+    if context.q.inf == "saturate":
+        return amax_bits > context.work.exponent_mask
+    return amax_bits >= context.work.exponent_mask
 
 
-def block_amax_bits(x: Tensor, work: Work) -> Tensor:
+def block_amax_bits(x: Tensor, work: WorkType) -> Tensor:
     return x.view(work.integer).bitwise_and(work.magnitude_mask).amax(2, keepdim=True)
 
 
 def poisoned(x: Floats, q: CastOptions) -> np.ndarray:
-    """`non_finite` in the readable definition, for rows."""
+    """Find the rows whose scale is NaN, by the readable definition."""
     bad = np.isnan(x) if q.inf == "saturate" else ~np.isfinite(x)
     return np.asarray(bad.any(axis=1))

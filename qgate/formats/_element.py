@@ -1,4 +1,4 @@
-"""What every element format can say of itself, worked out from the values of its codes.
+"""The base of element formats: facts that follow from the values of the codes.
 
 A family (floats, integers, HiF8) supplies the value of each code and the spacing of its grid; the
 rest follows here. Nothing in this file needs torch: methods that meet tensors use the tensor's own
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from qgate.formats._work import DOUBLE, Call, Parts, Work, widen
+from qgate.formats._work import DOUBLE, CastContext, ScaledChunk, WorkType, widen
 from qgate.formats.options import Floats, Rounding
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ class ElementFormat(abc.ABC):
     scale: ClassVar[str] = "-"
     rounding: ClassVar[Rounding] = "even"
     tapered: ClassVar[bool] = False
-    """If precision falls with the distance from 1, so that the best scale fills no range."""
+    """True if precision falls with the distance from 1, so that the best scale fills no range."""
     always_scaled: ClassVar[bool] = False
-    """If values mean nothing without a scale, so that one is made from x unless it is given."""
+    """True if values mean nothing without a scale; one is made from x where none is set."""
 
     needs_amax: ClassVar[bool] = False
     stored: ClassVar[dict[str, int]] = {"scales": 1}
@@ -79,11 +79,11 @@ class ElementFormat(abc.ABC):
 
     @abc.abstractmethod
     def code_values(self) -> Floats:
-        """The value of each code, in code order; NaN and Inf included."""
+        """Return the value of each code, in code order, NaN and Inf included."""
 
     @abc.abstractmethod
-    def inverse_quantum(self, x: Tensor, work: Work) -> Tensor | float:
-        """1 / (spacing of the grid at x), for each x; the same at both ends of a binade.
+    def inverse_quantum(self, x: Tensor, work: WorkType) -> Tensor | float:
+        """Return 1 / (spacing of the grid at x) for each x, the same at both ends of a binade.
 
         Multiplying by it turns rounding to the format into rounding to an integer.
         """
@@ -103,15 +103,15 @@ class ElementFormat(abc.ABC):
 
     @cached_property
     def sorted_values(self) -> Floats:
-        """The values of `sorted_codes`: strictly ascending, infinities at the ends if there are."""
+        """The values of `sorted_codes`, strictly ascending; infinities are at the ends."""
         return np.asarray(self.code_values()[self.sorted_codes], dtype=np.float64)
 
     def values(self) -> Floats:
-        """All finite values, ascending."""
+        """Return all finite values, ascending."""
         return np.asarray(self.sorted_values[np.isfinite(self.sorted_values)])
 
     def magnitudes(self) -> Floats:
-        """Non-negative finite values, ascending: the list that rounding is defined by."""
+        """Return the finite values from zero up: the list that defines rounding."""
         values = self.values()
         return np.asarray(values[values >= 0])
 
@@ -130,7 +130,7 @@ class ElementFormat(abc.ABC):
         return self._ends[0]
 
     def bounds(self, *, narrow: bool = True) -> tuple[float, float]:
-        """The smallest and the largest value used."""
+        """Return the smallest and the largest value in use."""
         del narrow
         return -self.max, self.max
 
@@ -168,38 +168,34 @@ class ElementFormat(abc.ABC):
         return int(codes[0]) if len(codes) else None
 
     @cached_property
-    def _negative_zero(self) -> int | None:
+    def negative_zero(self) -> int | None:
+        """The code of -0, or None where there is a single zero."""
         values = self.code_values()
         codes = np.flatnonzero((values == 0) & np.signbit(values))
         return int(codes[0]) if len(codes) else None
 
-    @property
-    def negative_zero(self) -> int | None:
-        """The code of -0, or None where there is a single zero."""
-        return self._negative_zero
-
     def nearest(self, x: Tensor) -> Tensor:
-        """float64 numbers, each to the value the format rounds it to; overflow saturates."""
+        """Round float64 numbers to values of the format; overflow saturates."""
         return self.cast(x, DOUBLE, rounding=self.rounding)
 
     def to_grid(
-        self, x: Tensor, work: Work, rounding: Rounding, generator: Generator | None = None
+        self, x: Tensor, work: WorkType, rounding: Rounding, generator: Generator | None = None
     ) -> Tensor:
-        """x rounded as if the grid went on beyond the largest value."""
+        """Round x as if the grid went on beyond the largest value."""
         inverse = self.inverse_quantum(x, work)
         return round_to_integer(x * inverse, work, rounding, generator).div_(inverse)
 
     def cast(
         self,
         x: Tensor,
-        work: Work,
+        work: WorkType,
         *,
         rounding: Rounding,
         saturate: bool = True,
         narrow: bool = True,
         generator: Generator | None = None,
     ) -> Tensor:
-        """The element rule: x on the format's values, NaN kept, overflow as asked."""
+        """Round x to the format's values; NaN stays NaN, overflow saturates or does not."""
         low, high = self.bounds(narrow=narrow)
         if saturate:
             y = self.to_grid(x.clamp(low, high), work, rounding, generator)
@@ -212,42 +208,44 @@ class ElementFormat(abc.ABC):
             y = y.where(~over, y * float("inf") if self.has_inf else y * float("nan"))
         return y if self.negative_zero is not None else y.add_(0.0)
 
-    def split(self, x: Tensor, call: Call) -> Parts:
-        """A float64 chunk into elements and scale; without a scale the elements are the values."""
-        q, scale = call.q, call.state
+    def split(self, x: Tensor, context: CastContext) -> ScaledChunk:
+        """Split a float64 chunk into elements and scale; without a scale they are the values."""
+        q, scale = context.q, context.state
         if scale is not None:
-            x = call.divide(x, scale).masked_fill_(scale.isnan(), 0.0)
+            x = context.divide(x, scale).masked_fill_(scale.isnan(), 0.0)
         elements = self.cast(
             x,
-            call.work,
+            context.work,
             rounding=q.rounding,
             saturate=q.saturate,
             narrow=q.narrow,
             generator=q.generator,
         )
-        return Parts(elements, x.new_ones(()) if scale is None else scale, x)
+        return ScaledChunk(elements, x.new_ones(()) if scale is None else scale, x)
 
-    def unscale(self, stored: dict[str, Tensor], call: Call) -> Tensor:
-        """The float64 scale of `split` again."""
-        del call
+    def unscale(self, stored: dict[str, Tensor], context: CastContext) -> Tensor:
+        """Return the float64 scale of `split` from its stored codes."""
+        del context
         return widen(stored["scales"])
 
-    def to_codes(self, y: Tensor, work: Work) -> Tensor:
-        """The codes of float64 values of this format; NaN becomes its code, or 0 without one."""
+    def to_codes(self, y: Tensor, work: WorkType) -> Tensor:
+        """Return the codes of float64 values; NaN becomes its code, or 0 without one."""
         import torch
 
-        table = work.table((self, "values"), self.sorted_values.tolist, y.device)
-        codes = work.table((self, "codes"), self.sorted_codes.tolist, y.device)
-        found = codes[torch.searchsorted(table, y.contiguous()).clamp_(max=len(codes) - 1)]
+        value_table = work.table((self, "values"), self.sorted_values.tolist, y.device)
+        code_table = work.table((self, "codes"), self.sorted_codes.tolist, y.device)
+        codes = code_table[
+            torch.searchsorted(value_table, y.contiguous()).clamp_(max=len(code_table) - 1)
+        ]
         if self.negative_zero is not None:
-            found = found.masked_fill_((y == 0) & y.signbit(), self.negative_zero)
-        found = found.masked_fill_(y.isnan(), self.nan_code or 0).int()
+            codes = codes.masked_fill_((y == 0) & y.signbit(), self.negative_zero)
+        codes = codes.masked_fill_(y.isnan(), self.nan_code or 0).int()
         if self.bits > 8:
-            return found.to(torch.int16).view(torch.uint16)
-        return found.to(torch.uint8)
+            return codes.to(torch.int16).view(torch.uint16)
+        return codes.to(torch.uint8)
 
-    def from_codes(self, codes: Tensor, work: Work) -> Tensor:
-        """The float64 values of codes."""
+    def from_codes(self, codes: Tensor, work: WorkType) -> Tensor:
+        """Return the float64 values of codes."""
         table = work.table((self, "decoded"), self.code_values().tolist, codes.device)
         return table[codes.int()]
 
@@ -258,9 +256,9 @@ class ElementFormat(abc.ABC):
 
 
 def round_to_integer(
-    t: Tensor, work: Work, rounding: Rounding, generator: Generator | None = None
+    t: Tensor, work: WorkType, rounding: Rounding, generator: Generator | None = None
 ) -> Tensor:
-    """t rounded to an integer, in place where it can be; -0, NaN and Inf stay what they are."""
+    """Round t to integers, in place where possible; -0, NaN and Inf stay as they are."""
     if rounding == "even":
         return t.round_()
     if rounding == "zero":

@@ -1,4 +1,4 @@
-"""Every format qgate knows, one line each. A format of a known family is added here."""
+"""All formats, one line each; a new format of an existing family is one more line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from qgate.formats.integers import IntFormat
 from qgate.formats.mx import MxFormat
 from qgate.formats.nvfp4 import Nvfp4Format
 from qgate.registry import Registry
+from qgate.text.format_names import FORMAT_ALIASES
 
 FORMATS: Registry[Format] = Registry("format")
-_add = FORMATS.add
 
 E4M3 = FloatFormat("fp8_e4m3", 4, 3, "nan", bias=7)
 E5M2 = FloatFormat("fp8_e5m2", 5, 2, "ieee", bias=15)
@@ -28,21 +28,24 @@ S1P2 = FloatFormat("S1P2", 1, 2, "none", bias=1)
 E8M0 = FloatFormat("E8M0", 8, 0, "nan", bias=127, signed=False, subnormals=False)
 E6M2 = FloatFormat("E6M2", 6, 2, "nan", bias=48, signed=False, subnormals=False)
 
-_add(E4M3, "e4m3", "float8_e4m3fn")
-_add(E5M2, "e5m2", "float8_e5m2")
-_add(E3M2, "e3m2")
-_add(E2M3, "e2m3")
-_add(E2M1, "e2m1")
-_add(HiF8Format("hif8"), "hifp8", "hifloat8")
-_add(IntFormat("int8", 8))
-_add(IntFormat("int4", 4))
-_add(FP16, "float16")
-_add(BF16, "bfloat16")
-_add(MxFormat("mxfp8_e4m3", E4M3), "mxfp8")
-_add(MxFormat("mxfp8_e5m2", E5M2))
-_add(MxFormat("mxfp6_e3m2", E3M2))
-_add(MxFormat("mxfp6_e2m3", E2M3))
-_add(MxFormat("mxfp4_e2m1", E2M1), "mxfp4")
-_add(MxFormat("mxint8", MXINT8_ELEMENT))
-_add(Nvfp4Format("nvfp4", E2M1, scale_element=E4M3))
-_add(Hif4Format("hif4", S1P2, scale_element=E6M2), "hifloat4")
+for _format in (
+    E4M3,
+    E5M2,
+    E3M2,
+    E2M3,
+    E2M1,
+    HiF8Format("hif8"),
+    IntFormat("int8", 8),
+    IntFormat("int4", 4),
+    FP16,
+    BF16,
+    MxFormat("mxfp8_e4m3", E4M3),
+    MxFormat("mxfp8_e5m2", E5M2),
+    MxFormat("mxfp6_e3m2", E3M2),
+    MxFormat("mxfp6_e2m3", E2M3),
+    MxFormat("mxfp4_e2m1", E2M1),
+    MxFormat("mxint8", MXINT8_ELEMENT),
+    Nvfp4Format("nvfp4", E2M1, scale_element=E4M3),
+    Hif4Format("hif4", S1P2, scale_element=E6M2),
+):
+    FORMATS.add(_format, *(name for name, of in FORMAT_ALIASES.items() if of == _format.name))

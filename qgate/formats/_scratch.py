@@ -1,8 +1,8 @@
-"""What the engine keeps between calls: buffers for chunks, and tables worth making once.
+"""Memory that the engine reuses between calls: buffers for chunks, and tables.
 
-A fresh buffer per operation costs page faults, which take longer than the operation. What is kept
-is an ordinary tensor, whatever mode it was first asked for in: made in `torch.inference_mode` it
-could not be written to outside, and made while torch traces it would not be a tensor at all.
+A fresh buffer per operation costs page faults, which take longer than the operation. The reused
+tensors are ordinary ones in every mode of torch: a tensor made in `torch.inference_mode` cannot be
+written to outside of it, and while torch traces it would not be a tensor at all.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_LARGEST_KEPT = 2**21
-_held = threading.local()
+_LARGEST = 2**21
+_local = threading.local()
 
 T = TypeVar("T")
 
 
 def tracing() -> bool:
-    """If tensors made now may be fakes that a tracer or a functional transform put there."""
+    """Tell whether new tensors may be fakes of a tracer or of a functional transform."""
     import torch
 
     if torch._C._len_torch_dispatch_stack() > 0:
@@ -32,27 +32,27 @@ def tracing() -> bool:
 
 
 def buffer(slot: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """An uninitialized tensor that is valid until the next call with this slot in this thread."""
+    """Return an uninitialized tensor, valid until this thread asks for the same slot again."""
     import torch
 
     size = math.prod(shape)
-    if device.type != "cpu" or size > _LARGEST_KEPT or tracing():
+    if device.type != "cpu" or size > _LARGEST or tracing():
         return torch.empty(tuple(shape), dtype=dtype, device=device)
     buffers: dict[tuple[str, torch.dtype], tuple[Tensor, Tensor]]
-    buffers = _held.__dict__.setdefault("buffers", {})
-    kept, shaped = buffers.get((slot, dtype), (None, None))
+    buffers = _local.__dict__.setdefault("buffers", {})
+    flat, shaped = buffers.get((slot, dtype), (None, None))
     if shaped is not None and shaped.shape == shape:
         return shaped
     with torch.inference_mode(False):
-        if kept is None or kept.numel() < size:
-            kept = torch.empty(size, dtype=dtype, device="cpu")
-        shaped = kept[:size].view(tuple(shape))
-    buffers[slot, dtype] = kept, shaped
+        if flat is None or flat.numel() < size:
+            flat = torch.empty(size, dtype=dtype, device="cpu")
+        shaped = flat[:size].view(tuple(shape))
+    buffers[slot, dtype] = flat, shaped
     return shaped
 
 
 def whole(number: int, dtype: torch.dtype | None = None) -> Tensor:
-    """A number as a tensor of int32 or `dtype`, which spares its conversion in each operation.
+    """Return a number as a tensor of int32 or `dtype`, which no operation has to convert.
 
     An int32 number that does not fit wraps around, as sums with it do.
     """
@@ -63,24 +63,24 @@ def whole(number: int, dtype: torch.dtype | None = None) -> Tensor:
     return torch.tensor(number, dtype=dtype, device="cpu")
 
 
-class Shelf:
-    """A few values by key, the oldest dropped for a new one."""
+class BoundedCache:
+    """A few values by key; a new one takes the place of the oldest."""
 
-    def __init__(self, room: int) -> None:
-        self.room = room
+    def __init__(self, size: int) -> None:
+        self.size = size
         self._values: dict[Hashable, object] = {}
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The value of that key, made now if it is not there."""
+        """Return the value of a key, and make it first where it is missing."""
         if tracing():
             return make()
         import torch
 
-        found = self._values.get(key)
-        if found is None:
+        value = self._values.get(key)
+        if value is None:
             with torch.inference_mode(False), torch.no_grad():
-                found = make()
-            while len(self._values) >= self.room:
+                value = make()
+            while len(self._values) >= self.size:
                 self._values.pop(next(iter(self._values)), None)
-            self._values[key] = found
-        return found  # type: ignore[return-value]
+            self._values[key] = value
+        return value  # type: ignore[return-value]

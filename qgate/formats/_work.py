@@ -1,4 +1,4 @@
-"""The float types that formats compute in, and what a format is given and gives back.
+"""The float types that formats compute in, and the input and output of their casts.
 
 Nothing here trusts a float instruction with a subnormal float32: a thread may flush those to zero
 (`torch.set_flush_denormal`), so they are read and written as bits.
@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qgate.formats._scratch import Shelf
+from qgate.formats._scratch import BoundedCache
 from qgate.formats.options import CastOptions
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_shelf = Shelf(256)
+_shelf = BoundedCache(256)
 _UNIT32 = 2.0**-149
 _ORDINARY = 2.0**-100, 2.0**100
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkType:
     """A float type to compute in, with the layout of its bits."""
 
     width: int
@@ -59,13 +59,13 @@ class Work:
         return 0.5 - 2.0 ** -(self.mantissa + 2)
 
     def power(self, exponent: Tensor) -> Tensor:
-        """2**exponent for an integer tensor, from the bits."""
+        """Return 2**exponent of an integer tensor, from the bits."""
         return ((exponent.to(self.integer) + self.bias) << self.mantissa).view(self.dtype)
 
     def table(
         self, key: Hashable, values: Callable[[], Iterable[float]], device: torch.device
     ) -> Tensor:
-        """A constant as a tensor, made once per device and key."""
+        """Return a constant as a tensor, made once per device and key."""
         import torch
 
         def make() -> Tensor:
@@ -75,12 +75,12 @@ class Work:
         return _shelf.get((key, self.dtype, device), make)
 
 
-SINGLE = Work(32, mantissa=23, bias=127)
-DOUBLE = Work(64, mantissa=52, bias=1023)
+SINGLE = WorkType(32, mantissa=23, bias=127)
+DOUBLE = WorkType(64, mantissa=52, bias=1023)
 
 
 @dataclass
-class Parts:
+class ScaledChunk:
     """A chunk [outer, blocks, block, inner] as float64 elements on the grid times a float64 scale.
 
     `ratios` are the elements before they were rounded: x in units of its scale, as the format
@@ -95,23 +95,24 @@ class Parts:
 
 
 @dataclass
-class Call:
-    """What a format has to know: the options, the float type, and what was found out before.
+class CastContext:
+    """The input of a cast beside its numbers: options, float type, and figures of the tensor.
 
-    `state` is the scale of an element format, or what a block format keeps for the whole tensor;
-    `numel` the size of the whole tensor, of which a format sees one chunk at a time; `amax_bits`
-    the largest magnitudes of the groups as bits of x's dtype, where they are known and finite.
+    `state` is the scale of an element format, or the state that a block format has of the whole
+    tensor; `numel` is the size of the whole tensor, of which a cast gets one chunk at a time;
+    `amax_bits` are the largest magnitudes of the groups as bits of x's dtype, if computed before
+    and finite.
     """
 
     q: CastOptions
-    work: Work
+    work: WorkType
     double: bool
     state: Tensor | None = None
     numel: int = 0
     amax_bits: Tensor | None = None
 
     def divide(self, x: Tensor, scale: Tensor) -> Tensor:
-        """x / scale in float64, good for one more rounding.
+        """Divide in float64 so that one more rounding is still exact.
 
         With 24-bit operands the quotient is never rounded onto a tie of an 8-bit grid. With 53-bit
         ones it can be, so it is rounded to odd: an inexact quotient ends in a one and so is no tie.
@@ -125,7 +126,7 @@ class Call:
         return _to_odd(y, (shifted - product) - error)
 
     def multiply(self, x: Tensor, factor: Tensor) -> Tensor:
-        """x * factor in float64, good for one more rounding (see `divide`)."""
+        """Multiply in float64 so that one more rounding is still exact (see `divide`)."""
         y = x * factor
         if not self.double:
             return y
@@ -134,7 +135,7 @@ class Call:
 
 
 def _two_product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """a * b as a rounded product and its exact error (Dekker), for numbers near one."""
+    """Return a * b as a rounded product and its exact error (Dekker), for numbers near one."""
     product = a * b
     splitter = 2.0**27 + 1
     a_high = a * splitter - (a * splitter - a)
@@ -144,16 +145,16 @@ def _two_product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return product, error
 
 
-def _to_odd(y: Tensor, rest: Tensor) -> Tensor:
-    """y moved one step toward its exact value y + rest where its last bit is even."""
+def _to_odd(y: Tensor, error: Tensor) -> Tensor:
+    """Move y one step toward its exact value y + error where its last bit is even."""
     bits = y.view(DOUBLE.integer)
-    outward = (rest * y.sign()).sign().to(DOUBLE.integer)
+    outward = (error * y.sign()).sign().to(DOUBLE.integer)
     move = ((bits & 1) == 0) & y.isfinite() & (y != 0)
     return (bits + outward * move).view(DOUBLE.dtype)
 
 
 def widen(x: Tensor) -> Tensor:
-    """x as float64, exactly."""
+    """Convert x to float64, exactly."""
     if x.dtype == DOUBLE.dtype:
         return x
     if (number := ordinary_number(x)) is not None:
@@ -169,9 +170,10 @@ def widen(x: Tensor) -> Tensor:
 
 
 def ordinary_number(x: Tensor) -> float | None:
-    """The number that is all of x, which saves many operations on one; None far from one.
+    """Return the only number of x as a Python float; None for more numbers or one far from 1.
 
-    No step from there to a scale meets a subnormal float32. A device is not asked.
+    No step from such a number to a scale meets a subnormal float32. Tensors on a device give None,
+    because reading them waits.
     """
     if x.numel() != 1 or x.device.type != "cpu":
         return None
@@ -180,10 +182,10 @@ def ordinary_number(x: Tensor) -> float | None:
 
 
 def single(number: float) -> float:
-    """An ordinary number rounded to float32."""
+    """Round an ordinary number to float32."""
     return float(np.float32(number))
 
 
 def any_set(mask: Tensor) -> bool:
-    """If any is set; a device is not asked, because the answer would be waited for."""
+    """Tell whether any is set; on a device say yes, because reading the answer waits."""
     return mask.device.type != "cpu" or bool(mask.any())

@@ -1,9 +1,9 @@
 """The readable definition of every format: rounding by the list of values, in plain numpy.
 
-This is what the formats mean; the fast code has to agree with it bit for bit, and the gate takes
-its ideal quantizers from here so that no code under test judges itself. Input and result are
-float64, exact for tensors of at most 32 bits (and for float64 where scales are powers of two);
-cast the result once to the dtype you need.
+The fast code has to agree with this file bit for bit, and the gate takes its ideal quantizers from
+here, so that no code under test judges itself. Input and result are float64, exact for tensors of
+at most 32 bits (and for float64 where scales are powers of two); cast the result once to the dtype
+you need.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qgate.formats.options import Floats, Rounding
 from qgate.formats.settings import QuantizerSettings
 
 CLEARLY_LESS = 1 - 2.0**-40
-"""Times an error: what is less than that is less in whatever order the sums were added."""
+"""Factor for an error: a sum below the product is smaller in any order of additions."""
 
 
 def round_by_list(
@@ -31,11 +31,11 @@ def round_by_list(
     saturate: bool = True,
     narrow: bool = True,
 ) -> Floats:
-    """Each number to one of the values beside it in the format's list.
+    """Round each number to one of the two values beside it in the format's list.
 
-    The nearest one; of two equally near, the one at an even place in the list of magnitudes
-    ("even") or the larger one ("away"); "zero" takes the one nearer zero. Beyond the largest value
-    the list goes on with the step it ended with, and what is rounded there has overflowed.
+    It is the nearest one; of two equally near, the one at an even position in the list of
+    magnitudes ("even") or the larger one ("away"); "zero" takes the one nearer zero. Beyond the
+    largest value the list goes on with its last step, and a number rounded there has overflowed.
     """
     rounding = rounding or fmt.rounding
     low, high = fmt.bounds(narrow=narrow)
@@ -68,22 +68,22 @@ def round_by_list(
 
 @functools.cache
 def _places(fmt: ElementFormat) -> Floats:
-    """The magnitudes there are, and three more where the list ends."""
+    """List the magnitudes, and three more beyond the last."""
     listed = fmt.magnitudes()
     step = 2.0 ** (fmt.max_exponent - fmt.mantissa)
     return np.append(listed, listed[-1] + step * np.arange(1, 4))
 
 
 def round_to_bits(x: Floats, bits: int) -> Floats:
-    """The nearest numbers with `bits` significant bits, ties to even."""
+    """Round to numbers with `bits` significant bits, ties to even."""
     fraction, exponent = np.frexp(x)
     return np.asarray(np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits))
 
 
 def quantize(x: Floats, q: QuantizerSettings, *, double: bool = False) -> Floats:
-    """What `qgate.quantize` has to return, before the cast to the tensor's dtype.
+    """Return what `qgate.quantize` has to return, before the cast to the tensor's dtype.
 
-    `double` says that x came from a float64 tensor: its scales are float64 then, not float32.
+    `double` says that x came from a float64 tensor, whose scales are float64, not float32.
     """
     x = np.asarray(x, dtype=np.float64)
     fmt = q.format
@@ -95,15 +95,15 @@ def quantize(x: Floats, q: QuantizerSettings, *, double: bool = False) -> Floats
     if q.granularity == "block":
         return _by_blocks(x, q, lambda rows: _scaled(rows, q, double))
     if q.granularity == "channel":
-        moved = np.moveaxis(x, q.axis_of(x.ndim), 0)
+        moved = np.moveaxis(np.atleast_1d(x), q.axis_of(x.ndim), 0)
         groups = moved.reshape(len(moved), math.prod(moved.shape[1:]))
         y = _scaled(groups, q, double).reshape(moved.shape)
-        return np.moveaxis(y, 0, q.axis_of(x.ndim))
+        return np.moveaxis(y, 0, q.axis_of(x.ndim)).reshape(x.shape)
     return _scaled(x.reshape(1, -1), q, double).reshape(x.shape)
 
 
 def amax_scales(groups: Floats, q: QuantizerSettings, double: bool) -> Floats:
-    """amax / max of each row as a number of the scale's dtype: float32, or float64 for float64."""
+    """Return amax / max of each row in the scale's dtype: float32, or float64 for float64."""
     number = np.float64 if double else np.float32
     largest = float(np.finfo(number).max)
     smallest = np.finfo(number).smallest_subnormal if number is np.float32 else 2.0**-1022
@@ -114,11 +114,11 @@ def amax_scales(groups: Floats, q: QuantizerSettings, double: bool) -> Floats:
 
 
 def better_scales(groups: Floats, scales: Floats, q: QuantizerSettings) -> Floats:
-    """The scale of each row of a tapered format: 1, unless amax / max has a smaller error.
+    """Return the scale of each row of a tapered format: 1, unless amax / max has a smaller error.
 
-    Compared are sums of squared errors before the cast to the tensor's dtype. Sums that agree to
-    2^-40 are equal, whatever order they were added in, and then the scale is 1. Rows with NaN or
-    Inf keep the scale that they have.
+    The error is the sum of squares before the cast to the tensor's dtype. Sums that agree to 2^-40
+    count as equal, because the order of additions moves them that far, and then the scale is 1.
+    Rows with NaN or Inf keep the scale that they have.
     """
     fmt, q = q.format, q.deterministic()
     assert fmt.kind == "element"
@@ -135,7 +135,7 @@ def better_scales(groups: Floats, scales: Floats, q: QuantizerSettings) -> Float
 
 
 def _scaled(groups: Floats, q: QuantizerSettings, double: bool) -> Floats:
-    """Groups of an element format, each a row with a scale of its own; without one it is NaN."""
+    """Quantize rows that have one scale each to an element format."""
     assert q.format.kind == "element"
     if q.scale is None:
         scales = amax_scales(groups, q, double)
@@ -147,13 +147,14 @@ def _scaled(groups: Floats, q: QuantizerSettings, double: bool) -> Floats:
     y = round_by_list(
         groups / scales, q.format, rounding=q.rounding, saturate=q.saturate, narrow=q.narrow
     )
-    return y * scales
+    with np.errstate(over="ignore"):  # the largest float64 scale, made from an Inf
+        return y * scales
 
 
 def _by_blocks(x: Floats, q: QuantizerSettings, define: Callable[[Floats], Floats]) -> Floats:
-    """Each block as a row: the whole ones, then what is left at the end of every line."""
+    """Quantize each block as a row: the whole blocks first, then the short last ones."""
     moved = np.moveaxis(x, q.axis_of(x.ndim), -1) if x.ndim else x.reshape(1)
-    lines = moved.reshape(-1, moved.shape[-1])
+    lines = moved.reshape(math.prod(moved.shape[:-1]), moved.shape[-1])
     y: Floats = np.empty_like(lines)
     end = lines.shape[1] // q.block * q.block
     for part in (slice(0, end), slice(end, None)):

@@ -1,4 +1,4 @@
-"""Tensors to codes and scales, and back."""
+"""Encode tensors as codes and scales, and decode them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qgate.errors import QgateError
-from qgate.formats._work import DOUBLE, Call, widen
+from qgate.formats._work import DOUBLE, CastContext, widen
 from qgate.formats.engine.dtypes import INPUTS, combine, narrow
 from qgate.formats.engine.job import Job, layout_of, split
 from qgate.formats.options import NanPolicy
@@ -17,10 +17,10 @@ from qgate.formats.settings import QuantizerSettings
 
 @dataclass(frozen=True)
 class Encoded:
-    """What a format stores for one tensor.
+    """The codes and scales of one tensor.
 
     codes         one code per element in x's shape: uint8, int8 for integers, uint16 for fp16, bf16
-    dtype         the dtype that `decode` returns unless told otherwise
+    dtype         the dtype that `decode` returns by default
     scales        one per group, x's shape with the groups in place of the elements they cover:
                   codes of the scale type (uint8) in block formats, float32 otherwise (float64 for
                   float64 tensors); None for a plain cast
@@ -37,14 +37,14 @@ class Encoded:
     double: bool = False
 
     def decode(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The values again: equal to `quantize` of the tensor that was encoded."""
+        """Return the values: equal to `quantize` of the encoded tensor."""
         q, dtype = self.quantizer, dtype or self.dtype
         if dtype not in INPUTS:
-            allowed = ", ".join(str(each) for each in INPUTS)
+            allowed = ", ".join(map(str, INPUTS))
             raise TypeError(f"cannot decode to {dtype!r}; allowed: {allowed}.")
         element, layout = q.format.element, layout_of(self.codes, q)
         data = layout.arrange(self.codes)
-        out = torch.empty(data.shape, dtype=dtype, device=data.device)
+        out = layout.empty(dtype, data.device)
         stored = {}
         for name, shaped in (("scales", self.scales), ("micro", self.micro)):
             if shaped is not None:
@@ -54,11 +54,11 @@ class Encoded:
         state = None if self.tensor_scale is None else widen(self.tensor_scale)
         for chunk in layout.chunks(data.device, parts_of_groups=False, fixed=False):
             rows = {name: chunk.group(value) for name, value in stored.items()}
-            call = Call(q, DOUBLE, self.double, state)
+            context = CastContext(q, DOUBLE, self.double, state)
             elements = element.from_codes(chunk.data(data), DOUBLE)
             if rows:
-                scale = q.format.unscale(rows, call)[:, :, : elements.shape[2]]
-                value = combine(elements, scale, dtype, call)
+                scale = q.format.unscale(rows, context)[:, :, : elements.shape[2]]
+                value = combine(elements, scale, dtype, context)
             else:
                 value = narrow(elements, dtype)
             chunk.data(out).copy_(value)
@@ -70,7 +70,7 @@ class Encoded:
 
 
 def encode_tensor(x: Tensor, q: QuantizerSettings, nan: NanPolicy) -> Encoded:
-    """Encode a tensor that was checked; `nan` says what to store where the format has no NaN."""
+    """Encode a checked tensor; `nan` says what to store where the format has no NaN."""
     x, element, fmt = x.detach(), q.format.element, q.format
     stores_nan = fmt.kind == "block" or fmt.nan_code is not None
     holes = x.isnan() if nan != "error" and not stores_nan else None
@@ -85,9 +85,7 @@ def encode_tensor(x: Tensor, q: QuantizerSettings, nan: NanPolicy) -> Encoded:
             )
     job = Job(x, q)
     layout = job.layout
-    codes = torch.empty(
-        layout.outer, layout.length, layout.inner, dtype=element.code_dtype(), device=x.device
-    )
+    codes = layout.empty(element.code_dtype(), x.device)
     stored: dict[str, Tensor] = {}
     if fmt.kind == "block":
         stored = {name: job.rows(k, torch.uint8) for name, k in fmt.stored.items()}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from qgate.formats._element import ElementFormat
-from qgate.formats._work import DOUBLE, Work
+from qgate.formats._work import DOUBLE, WorkType
 from qgate.formats.options import Floats
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class FloatFormat(ElementFormat):
     def code_values(self) -> Floats:
         return _code_values(self)
 
-    def inverse_quantum(self, x: Tensor, work: Work) -> Tensor:
+    def inverse_quantum(self, x: Tensor, work: WorkType) -> Tensor:
         bits = x.view(work.integer).bitwise_and(work.exponent_mask)
         bits.clamp_(min=(self.min_exponent + work.bias) << work.mantissa)
         return bits.neg_().add_((2 * work.bias + self.mantissa) << work.mantissa).view(work.dtype)
@@ -124,5 +124,5 @@ FP32 = FloatFormat("fp32", 8, 23, "ieee", bias=127)
 
 
 def to_single_grid(y: Tensor) -> Tensor:
-    """float64 numbers rounded to float32 numbers, still as float64."""
+    """Round float64 numbers to float32 numbers, still as float64."""
     return FP32.cast(y, DOUBLE, rounding="even", saturate=False)

@@ -9,10 +9,10 @@ import numpy as np
 
 from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
 from qgate.formats._element import ElementFormat
-from qgate.formats._work import Call, Parts
+from qgate.formats._work import CastContext, ScaledChunk
 from qgate.formats.definition import round_by_list, round_to_bits
 from qgate.formats.floats import FloatFormat
-from qgate.formats.options import CastOptions, Floats, Rounding
+from qgate.formats.options import CastOptions, Floats
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,56 +40,52 @@ class Hif4Format(BlockFormat):
     scale: ClassVar[str] = "E6M2, 24 E1"
     default_block: ClassVar[int] = 64
     stored: ClassVar[dict[str, int]] = {"scales": 1, "micro": 3}
-
-    @property
-    def rounding(self) -> Rounding:
-        return "away"
-
-    @property
-    def notes(self) -> str:
-        return "ties away"
+    notes = "ties away"
+    rounding = "away"
 
     @property
     def max(self) -> float:
         return self.element.max * 4
 
     def values(self) -> Floats:
-        """All values of an element with its one-bit exponents, in units of the E6M2 scale."""
+        """Return all values of an element with its one-bit exponents, in units of the scale."""
         element = self.element.values()
         return np.unique(np.concatenate([element, 2 * element, 4 * element]))
 
-    def split(self, x: Tensor, call: Call) -> Parts:
-        q, work = call.q, call.work
+    def split(self, x: Tensor, context: CastContext) -> ScaledChunk:
+        q, work = context.q, context.work
         size = x.shape[2]
         if size < 64:
             padded = x.new_zeros(x.shape[0], x.shape[1], 64, x.shape[3])
             padded[:, :, :size] = x
             x = padded
         bits = block_amax_bits(x, work)
-        bad = non_finite(bits, call)
+        bad = non_finite(bits, context)
         x = x.masked_fill(bad, 0.0)
         magnitude = x.abs()
         quads = magnitude.unflatten(2, (16, 4)).amax(3)
         octets = quads.unflatten(2, (8, 2)).amax(3)
-        wanted = call.multiply(octets.amax(2, keepdim=True), x.new_tensor(_SEVENTH))
-        wanted = _BF16.cast(wanted, work, rounding="even", saturate=False)
-        scale = self.scale_element.cast(wanted.clamp_(_SMALLEST, _LARGEST), work, rounding="even")
+        unrounded = context.multiply(octets.amax(2, keepdim=True), x.new_tensor(_SEVENTH))
+        unrounded = _BF16.cast(unrounded, work, rounding="even", saturate=False)
+        scale = self.scale_element.cast(
+            unrounded.clamp_(_SMALLEST, _LARGEST), work, rounding="even"
+        )
         inverse = _BF16.cast(1.0 / scale, work, rounding="even")
-        e8 = call.multiply(octets, inverse) >= 4
-        fine = call.multiply(quads, inverse)
+        e8 = context.multiply(octets, inverse) >= 4
+        fine = context.multiply(quads, inverse)
         e16 = fine >= 2.0 * (1.0 + e8.repeat_interleave(2, 2))
         shift = (1.0 + e8.repeat_interleave(8, 2)) * (1.0 + e16.repeat_interleave(4, 2))
-        ratios = call.multiply(x, inverse) / shift
+        ratios = context.multiply(x, inverse) / shift
         elements = self.element.cast(ratios, work, rounding=q.rounding, generator=q.generator)
         codes = self.scale_element.to_codes(scale.masked_fill(bad, float("nan")), work)
         micro = _pack(e8, e16)
         full = (scale * shift).masked_fill_(bad, float("nan"))
         stored = {"scales": codes, "micro": micro}
         elements, full, ratios = (part[:, :, :size] for part in (elements, full, ratios))
-        return Parts(elements, full, ratios, stored)
+        return ScaledChunk(elements, full, ratios, stored)
 
-    def unscale(self, stored: dict[str, Tensor], call: Call) -> Tensor:
-        scale = self.scale_element.from_codes(stored["scales"], call.work)
+    def unscale(self, stored: dict[str, Tensor], context: CastContext) -> Tensor:
+        scale = self.scale_element.from_codes(stored["scales"], context.work)
         e8, e16 = _unpack(stored["micro"])
         return scale * (1.0 + e8.repeat_interleave(8, 2)) * (1.0 + e16.repeat_interleave(4, 2))
 
@@ -100,8 +96,8 @@ class Hif4Format(BlockFormat):
         block[:, : x.shape[1]] = np.where(bad, 0.0, x)
         size = np.abs(block)
         octets, quads = (size.reshape(len(x), -1, count).max(axis=2) for count in (8, 4))
-        wanted = round_to_bits(size.max(axis=1, keepdims=True) * _SEVENTH, 8)
-        scale = round_by_list(np.clip(wanted, _SMALLEST, _LARGEST), self.scale_element)
+        unrounded = round_to_bits(size.max(axis=1, keepdims=True) * _SEVENTH, 8)
+        scale = round_by_list(np.clip(unrounded, _SMALLEST, _LARGEST), self.scale_element)
         inverse = round_to_bits(1 / scale, 8)
         e8 = np.repeat(octets * inverse >= 4, 2, axis=1)
         e16 = quads * inverse / (1 + e8) >= 2
@@ -111,7 +107,7 @@ class Hif4Format(BlockFormat):
 
 
 def _pack(e8: Tensor, e16: Tensor) -> Tensor:
-    """Bit j of the first byte is the level of octet j, of the two others that of quad j."""
+    """Pack the levels: bit j of the first byte is that of octet j, of the others of quad j."""
     levels = e8.new_zeros(e8.shape[0], e8.shape[1], 3, 8, e8.shape[3])
     levels[:, :, 0] = e8
     levels[:, :, 1:] = e16.unflatten(2, (2, 8))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from qgate.formats._element import ElementFormat
-from qgate.formats._work import Work
+from qgate.formats._work import WorkType
 from qgate.formats.options import Floats, Rounding
 
 if TYPE_CHECKING:
@@ -29,36 +29,18 @@ class HiF8Format(ElementFormat):
 
     rounding: ClassVar[Rounding] = "away"
     tapered: ClassVar[bool] = True
-
-    @property
-    def bits(self) -> int:
-        return 8
-
-    @property
-    def layout(self) -> str:
-        return "tapered"
-
-    @property
-    def min_normal(self) -> float:
-        return float(2.0**-15)
-
-    @property
-    def max_exponent(self) -> int:
-        return 15
-
-    @property
-    def mantissa(self) -> int:
-        return 1
-
-    @property
-    def notes(self) -> str:
-        return "ties away; one zero; Inf, NaN"
+    bits = 8
+    layout = "tapered"
+    min_normal = 2.0**-15
+    max_exponent = 15
+    mantissa = 1
+    notes = "ties away; one zero; Inf, NaN"
 
     def code_values(self) -> Floats:
         return _code_values()
 
     def to_grid(
-        self, x: Tensor, work: Work, rounding: Rounding, generator: Generator | None = None
+        self, x: Tensor, work: WorkType, rounding: Rounding, generator: Generator | None = None
     ) -> Tensor:
         y = super().to_grid(x, work, rounding, generator)
         if rounding == "even":
@@ -69,7 +51,7 @@ class HiF8Format(ElementFormat):
                 y = y.where(x.abs() != 1.5 * low, x.sign() * low)
         return y
 
-    def inverse_quantum(self, x: Tensor, work: Work) -> Tensor:
+    def inverse_quantum(self, x: Tensor, work: WorkType) -> Tensor:
         field = x.view(work.integer).bitwise_and(work.exponent_mask) >> work.mantissa
         table = work.table(("hif8", work.bias), lambda: _inverse_quanta(work.bias), x.device)
         flat = table.index_select(0, field.reshape(-1).int())
@@ -77,7 +59,7 @@ class HiF8Format(ElementFormat):
 
 
 def _value(code: int) -> float:
-    """One non-negative code, field by field."""
+    """Return the value of one non-negative code, field by field."""
     for dot, length, exponent_bits, mantissa_bits in _DOTS:
         if code >> (7 - length) == dot:
             exponent = 0
@@ -110,7 +92,7 @@ def _mantissa_bits(exponent: int) -> int:
 
 @lru_cache(maxsize=2)
 def _inverse_quanta(bias: int) -> tuple[float, ...]:
-    """1 / quantum for each exponent field of the work type, from zero to Inf."""
+    """Return 1 / quantum for each exponent field of the work type, from zero to Inf."""
     exponents = range(-bias, bias + 2)
     return tuple(
         2.0 ** (_mantissa_bits(e) - max(e, -22)) for e in (min(x, bias) for x in exponents)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from qgate.formats._element import ElementFormat
-from qgate.formats._work import Work
+from qgate.formats._work import WorkType
 from qgate.formats.options import Floats
 
 if TYPE_CHECKING:
@@ -65,18 +65,18 @@ class IntFormat(ElementFormat):
         return np.asarray(np.where(codes < half, codes, codes - 2 * half) * self.step)
 
     def values(self) -> Floats:
-        """The narrow range; the full one has one more at the low end."""
+        """Return the narrow range; the full one has one more value at the low end."""
         return np.asarray(super().values()[1:])
 
     def bounds(self, *, narrow: bool = True) -> tuple[float, float]:
         return (-self.max if narrow else -self.max - self.step), self.max
 
-    def to_codes(self, y: Tensor, work: Work) -> Tensor:
-        """The integers themselves."""
+    def to_codes(self, y: Tensor, work: WorkType) -> Tensor:
+        """Return the integers themselves."""
         del work
         return (y / self.step).nan_to_num_(nan=0.0).to(self.code_dtype())
 
-    def from_codes(self, codes: Tensor, work: Work) -> Tensor:
+    def from_codes(self, codes: Tensor, work: WorkType) -> Tensor:
         return codes.to(work.dtype) * self.step
 
     def code_dtype(self) -> torch.dtype:
@@ -84,6 +84,6 @@ class IntFormat(ElementFormat):
 
         return torch.int8
 
-    def inverse_quantum(self, x: Tensor, work: Work) -> float:
+    def inverse_quantum(self, x: Tensor, work: WorkType) -> float:
         del x, work
         return 1.0 / self.step

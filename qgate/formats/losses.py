@@ -1,4 +1,4 @@
-"""What a format loses of a tensor, counted: the one definition behind every share that is shown.
+"""Counts of what a format loses of a tensor: the one definition behind every share.
 
 Elements are counted by kind: NaN, +Inf, -Inf, zero, finite nonzero. A share is one of the finite
 elements; those that are not finite are a figure of their own.
@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True)
 class Losses:
-    """Counts of elements; `a + b` has those of both tensors.
+    """Counts of elements; `a + b` has the counts of both tensors.
 
     nan, posinf, neginf, zeros, nonzero  the elements by kind, `nonzero` being finite
     upper, lower  saturated, by sign: finite, and above the largest value when rounded without a
@@ -29,7 +29,7 @@ class Losses:
                   rounding
     poisoned      finite, but NaN after, because the scale of its group is NaN
     beyond_range  beyond the largest value before rounding, infinities among them; None for a format
-                  with scales, since it is about a cast
+                  with scales, because only a cast has a range
     """
 
     nan: int = 0
@@ -56,13 +56,13 @@ class Losses:
     def before_rounding(
         self, posinf: int, neginf: int, vanished: int = 0, *, lost: bool = True
     ) -> Losses:
-        """Correct counts of values that were rounded to be counted, which made some Inf or zero.
+        """Correct counts of values whose rounding before the count made some Inf or zero.
 
-        The tensor has `posinf` and `neginf` infinities of its own; `vanished` values were counted
-        as zero and are not. A format loses what the rounding lost, unless `lost` is False.
+        The tensor itself has `posinf` and `neginf` infinities; `vanished` values were counted as
+        zero but are not zero. A format loses what that rounding lost, unless `lost` is False.
         """
         up, down = max(self.posinf - posinf, 0), max(self.neginf - neginf, 0)
-        found = replace(
+        corrected = replace(
             self,
             posinf=self.posinf - up,
             neginf=self.neginf - down,
@@ -70,9 +70,9 @@ class Losses:
             nonzero=self.nonzero + up + down + vanished,
         )
         if not lost:
-            return found
+            return corrected
         return replace(
-            found,
+            corrected,
             upper=self.upper + up,
             lower=self.lower + down,
             flushed=self.flushed + vanished,
@@ -105,18 +105,18 @@ class Losses:
 
     @property
     def beyond_range_share(self) -> float | None:
-        """The part of all elements, infinities among those beyond: the overflow ratio of a cast."""
+        """The share of all elements that lie beyond: the overflow ratio of a cast."""
         if self.beyond_range is None:
             return None
         return self.beyond_range / self.elements if self.elements else 0.0
 
     def share(self, kind: str) -> float:
-        """The part of the finite elements, 0 to 1."""
+        """Return the share of the finite elements, 0 to 1."""
         return float(getattr(self, kind)) / self.finite if self.finite else 0.0
 
 
 class Ends(Protocol):
-    """The ends of what a format represents; an element format, or a wide dtype."""
+    """The ends of the range of an element format, or of a wide dtype."""
 
     @property
     def max(self) -> float: ...

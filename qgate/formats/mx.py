@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from qgate.formats._block import BlockFormat, Format, block_amax_bits, non_finite, poisoned
-from qgate.formats._work import Call, Parts
+from qgate.formats._work import CastContext, ScaledChunk
 from qgate.formats.definition import round_by_list
 from qgate.formats.options import CastOptions, Floats
 
@@ -31,13 +31,10 @@ class MxFormat(BlockFormat):
     )
     scale: ClassVar[str] = "E8M0"
     default_block: ClassVar[int] = 32
-
-    @property
-    def notes(self) -> str:
-        return "four scale rules"
+    notes = "four scale rules"
 
     def carry(self, rule: str, mantissa: int) -> int:
-        """What to add to the bits of amax so that its exponent field becomes S + emax."""
+        """Return what to add to the bits of amax so that its exponent field becomes S + emax."""
         one = 1 << mantissa
         largest = int(self.max / 2.0**self.element.max_exponent * one) - one
         return {
@@ -47,10 +44,10 @@ class MxFormat(BlockFormat):
             "rceil": one - 1 - largest,
         }[rule]
 
-    def split(self, x: Tensor, call: Call) -> Parts:
-        q, work = call.q, call.work
+    def split(self, x: Tensor, context: CastContext) -> ScaledChunk:
+        q, work = context.q, context.work
         amax = block_amax_bits(x, work)
-        bad = non_finite(amax, call)
+        bad = non_finite(amax, context)
         infinite = amax == work.exponent_mask
         limit = 2 ** (q.scale_bits - 1) - 1
         exponent = (amax + self.carry(q.scale_rule, work.mantissa)) >> work.mantissa
@@ -62,12 +59,12 @@ class MxFormat(BlockFormat):
         elements = self.element.cast(ratios, work, rounding=q.rounding, generator=q.generator)
         codes = (exponent + limit).masked_fill_(bad, 2 * limit + 1)
         scale = work.power(exponent).masked_fill_(bad, float("nan"))
-        return Parts(elements, scale, ratios, {"scales": codes.byte()})
+        return ScaledChunk(elements, scale, ratios, {"scales": codes.byte()})
 
-    def unscale(self, stored: dict[str, Tensor], call: Call) -> Tensor:
-        limit = 2 ** (call.q.scale_bits - 1) - 1
-        codes = stored["scales"].to(call.work.integer)
-        return call.work.power(codes - limit).masked_fill_(codes == 2 * limit + 1, float("nan"))
+    def unscale(self, stored: dict[str, Tensor], context: CastContext) -> Tensor:
+        limit = 2 ** (context.q.scale_bits - 1) - 1
+        codes = stored["scales"].to(context.work.integer)
+        return context.work.power(codes - limit).masked_fill_(codes == 2 * limit + 1, float("nan"))
 
     def define(self, x: Floats, q: CastOptions, state: float | None, double: bool) -> Floats:
         del state, double
@@ -81,7 +78,7 @@ class MxFormat(BlockFormat):
         return np.where(bad[:, None], np.nan, values)
 
     def define_exponents(self, amax: Floats, rule: str, limit: int) -> Floats:
-        """The shared exponents by the words of the rule, before they are clamped."""
+        """Return the shared exponents by the words of the rule, before they are clamped."""
         finite = np.isfinite(amax)
         # amax = fraction * 2**exponent, fraction in [0.5, 1)
         fraction, exponent = np.frexp(np.where(finite, amax, 1.0))
@@ -101,5 +98,5 @@ class MxFormat(BlockFormat):
 
 
 def mx_format(fmt: Format) -> MxFormat | None:
-    """Return a format that is a microscaling one, None for others."""
+    """Return the format if it is a microscaling one, else None."""
     return fmt if isinstance(fmt, MxFormat) else None

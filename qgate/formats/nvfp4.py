@@ -9,7 +9,7 @@ import numpy as np
 
 from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
 from qgate.formats._element import ElementFormat
-from qgate.formats._work import DOUBLE, Call, Parts, ordinary_number, single, widen
+from qgate.formats._work import DOUBLE, CastContext, ScaledChunk, ordinary_number, single, widen
 from qgate.formats.definition import round_by_list
 from qgate.formats.floats import to_single_grid
 from qgate.formats.options import CastOptions, Floats
@@ -36,13 +36,10 @@ class Nvfp4Format(BlockFormat):
     scale: ClassVar[str] = "E4M3, FP32"
     default_block: ClassVar[int] = 16
     needs_amax: ClassVar[bool] = True
-
-    @property
-    def notes(self) -> str:
-        return "scales of block and tensor"
+    notes = "scales of block and tensor"
 
     def prepare(self, amax: Tensor) -> Tensor:
-        """s_enc as float64 holding a float32 number."""
+        """Return s_enc as float64 that holds a float32 number."""
         bound = self.scale_element.max * self.max
         if (number := ordinary_number(amax)) is not None:
             return amax.new_full((), single(bound / single(number)), dtype=DOUBLE.dtype)
@@ -51,33 +48,33 @@ class Nvfp4Format(BlockFormat):
         encode = to_single_grid(bound / rounded).clamp_(max=_FP32_MAX)
         return encode.where(amax > 0, 1.0)
 
-    def split(self, x: Tensor, call: Call) -> Parts:
-        q, work, state = call.q, call.work, call.state
+    def split(self, x: Tensor, context: CastContext) -> ScaledChunk:
+        q, work, state = context.q, context.work, context.state
         assert state is not None
         bits = block_amax_bits(x, work)
-        bad = non_finite(bits, call)
+        bad = non_finite(bits, context)
         amax = to_single_grid(bits.view(work.dtype)).masked_fill_(bad, 0.0)
         decode = self.tensor_scale(state)
         factor = to_single_grid(state * to_single_grid(state.new_tensor(1.0 / 6.0)))
-        wanted = to_single_grid(amax * factor).clamp_(max=self.scale_element.max)
-        block_scale = self.scale_element.cast(wanted, work, rounding="even")
+        unrounded = to_single_grid(amax * factor).clamp_(max=self.scale_element.max)
+        block_scale = self.scale_element.cast(unrounded, work, rounding="even")
         encode = to_single_grid(1.0 / to_single_grid(block_scale * decode)).clamp_(max=_FP32_MAX)
         scaled = (x * encode).masked_fill_(bad, 0.0)
-        if not call.double:
+        if not context.double:
             scaled = to_single_grid(scaled)
         elements = self.element.cast(scaled, work, rounding=q.rounding, generator=q.generator)
         scale = (block_scale * decode).masked_fill_(bad, float("nan"))
         codes = self.scale_element.to_codes(block_scale.masked_fill(bad, float("nan")), work)
-        return Parts(elements, scale, scaled, {"scales": codes})
+        return ScaledChunk(elements, scale, scaled, {"scales": codes})
 
     def tensor_scale(self, state: Tensor) -> Tensor:
-        """s_dec, the scale that decoding multiplies with."""
+        """Return s_dec, the scale that decoding multiplies with."""
         return to_single_grid(1.0 / state)
 
-    def unscale(self, stored: dict[str, Tensor], call: Call) -> Tensor:
-        assert call.state is not None
-        block_scale = self.scale_element.from_codes(stored["scales"], call.work)
-        return block_scale * call.state
+    def unscale(self, stored: dict[str, Tensor], context: CastContext) -> Tensor:
+        assert context.state is not None
+        block_scale = self.scale_element.from_codes(stored["scales"], context.work)
+        return block_scale * context.state
 
     def define_state(self, x: Floats) -> float:
         finite = np.abs(x[np.isfinite(x)])
@@ -95,8 +92,8 @@ class Nvfp4Format(BlockFormat):
         factor = encode_scale * (fp32(1) / fp32(6))
         with np.errstate(all="ignore"):
             amax = np.abs(x).max(axis=1).astype(fp32)
-            wanted = np.minimum(amax * factor, fp32(self.scale_element.max))
-            scale = round_by_list(wanted.astype(np.float64), self.scale_element).astype(fp32)
+            unrounded = np.minimum(amax * factor, fp32(self.scale_element.max))
+            scale = round_by_list(unrounded.astype(np.float64), self.scale_element).astype(fp32)
             encode = np.minimum(fp32(1) / (scale * decode_scale), fp32(_FP32_MAX))
             scaled = x * encode.astype(np.float64)[:, None]
             if not double:

@@ -1,4 +1,4 @@
-"""The options of a quantizer as plain data, and those that a format's arithmetic depends on."""
+"""The options of a quantizer as plain data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCALE_RULES = ("floor", "ceil", "even", "rceil")
 
 
 class Options(TypedDict, total=False):
-    """The keywords of `quantize`; see `Quantizer` for what they mean."""
+    """The keywords of `quantize`, explained in `Quantizer`."""
 
     scale: float | Tensor | None
     granularity: Granularity | None
@@ -41,7 +41,7 @@ class Options(TypedDict, total=False):
 
 
 class CastOptions:
-    """The options that a format reads when it takes numbers apart."""
+    """The options that a format's arithmetic depends on."""
 
     rounding: Rounding
     saturate: bool

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from qgate.errors import QgateError
 from qgate.formats._block import Format, is_format
@@ -12,34 +13,27 @@ from qgate.formats._literals import FORMATS
 from qgate.formats.encoded import Encoded, encode_tensor
 from qgate.formats.engine import quantizing
 from qgate.formats.engine.job import check
-from qgate.formats.options import (
-    Granularity,
-    InfPolicy,
-    NanPolicy,
-    Options,
-    Rounding,
-    SaturatedGrad,
-)
+from qgate.formats.options import NanPolicy, Options
 from qgate.formats.settings import QuantizerSettings, check_choice
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    import torch
     from torch import Tensor
 
+Observer = Callable[["Tensor", Any], None]
 _defaults: dict[str, Quantizer] = {}
 
 
 class Quantizer(QuantizerSettings):
-    """A format with all its options settled; call it on tensors.
+    """A format with all its options; call it on tensors.
 
-    Options left out get the format's default; an option the format does not have is an error.
+    Omitted options get the format's default; an option that the format does not have is an error.
 
     scale           element formats: the factor, a number or one per channel or block
     granularity     element formats: which elements share a scale made from their largest
-                    magnitude: "tensor", "channel" or "block" (int8 and int4: "tensor" if not given;
-                    the others are cast as they are)
+                    magnitude: "tensor", "channel" or "block" (by default "tensor" for int8 and
+                    int4; the others are cast without a scale)
     axis            the axis of channels, or the one that blocks run along (-1)
     block           elements per block (MX 32, NVFP4 16, HiF4 64, element formats 128)
     scale_rule      MX: "floor", "ceil", "even" or "rceil"
@@ -53,45 +47,39 @@ class Quantizer(QuantizerSettings):
     saturated_grad  gradient where x saturates: "zero" or "pass"
     """
 
-    def __init__(
-        self,
-        fmt: str | Format,
-        *,
-        scale: float | Tensor | None = None,
-        granularity: Granularity | None = None,
-        axis: int | None = None,
-        block: int | None = None,
-        scale_rule: str | None = None,
-        scale_bits: int | None = None,
-        rounding: Rounding | None = None,
-        saturate: bool | None = None,
-        inf: InfPolicy | None = None,
-        narrow: bool | None = None,
-        generator: torch.Generator | None = None,
-        dtype: torch.dtype | None = None,
-        saturated_grad: SaturatedGrad | None = None,
-    ) -> None:
-        options = Options.__annotations__
-        given = {k: v for k, v in locals().items() if k in options and v is not None}
-        found = FORMATS.get(fmt) if isinstance(fmt, str) else fmt
-        if not is_format(found):
+    _observers: ClassVar[tuple[Observer, ...]] = ()
+    _changing: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, fmt: str | Format, **options: Unpack[Options]) -> None:
+        named = FORMATS.get(fmt) if isinstance(fmt, str) else fmt
+        if not is_format(named):
             raise TypeError(f"a format is a name or a qgate format, not {fmt!r}.")
-        super().__init__(found, given)
+        for name in options:
+            if name not in Options.__annotations__:
+                allowed = ", ".join(Options.__annotations__)
+                raise TypeError(f"a quantizer has no option {name!r}; there are {allowed}.")
+        values = {name: options.get(name) for name in Options.__annotations__}
+        super().__init__(named, {name: v for name, v in values.items() if v is not None})
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x on the format's grid: x's shape and device, x's dtype unless `dtype` was given."""
+        """Round x to the format's grid, in x's shape, device and dtype (or in `dtype`)."""
+        for observer in self._observers:
+            observer(x, self)
         return quantizing.quantize(x, self)
 
     def encode(self, x: Tensor, *, nan: NanPolicy = "error") -> Encoded:
-        """The codes and scales of x; `nan` says what to store where the format has no NaN."""
+        """Return the codes and scales of x; `nan` says what stands for NaN in a format without."""
         check_choice("nan policy", nan, get_args(NanPolicy))
         check(x, self)
-        quantizing.announce(x, self)
+        for observer in self._observers:
+            observer(x, self)
         return encode_tensor(x, self, nan)
 
 
 def quantize(x: Tensor, fmt: str | Format | Quantizer, **options: Unpack[Options]) -> Tensor:
-    """x on the grid of a format, in x's shape, dtype and device; options as in `Quantizer`.
+    """Round x to the grid of a format, in x's shape, dtype and device.
+
+    The options are those of `Quantizer`.
 
     The exact result is cast once to x's dtype. It fits except where the format reaches beyond it:
     65504 in float16 goes to 65536 under scale rule "ceil" or as bf16, which float16 cannot hold,
@@ -108,14 +96,16 @@ def encode(
     nan: NanPolicy = "error",
     **options: Unpack[Options],
 ) -> Encoded:
-    """The codes and scales of x; `.decode()` gives what `quantize` gives."""
+    """Return the codes and scales of x; their `.decode()` equals `quantize`."""
     return as_quantizer(fmt, options).encode(x, nan=nan)
 
 
 def as_quantizer(fmt: str | Format | Quantizer, options: Options) -> Quantizer:
     if isinstance(fmt, Quantizer):
         if options:
-            raise QgateError(f"{fmt!r} is settled; options {', '.join(options)} came too late.")
+            raise QgateError(
+                f"{fmt!r} has its options already; pass {', '.join(options)} where it is made."
+            )
         return fmt
     if options or not isinstance(fmt, str):
         return Quantizer(fmt, **options)
@@ -126,10 +116,14 @@ def as_quantizer(fmt: str | Format | Quantizer, options: Options) -> Quantizer:
 
 
 @contextlib.contextmanager
-def observe(observer: Callable[[Tensor, Quantizer], None]) -> Iterator[None]:
-    """Calls `observer(x, quantizer)` before each quantization inside."""
-    quantizing.observers.append(observer)
+def observe(observer: Observer) -> Iterator[None]:
+    """Call `observer(x, quantizer)` before each quantization inside, in any thread."""
+    with Quantizer._changing:
+        Quantizer._observers = (*Quantizer._observers, observer)
     try:
         yield
     finally:
-        quantizing.observers.remove(observer)
+        with Quantizer._changing:
+            observers = list(Quantizer._observers)
+            observers.remove(observer)
+            Quantizer._observers = tuple(observers)

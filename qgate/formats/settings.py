@@ -1,9 +1,10 @@
-"""The settled options of a quantizer: checked, and completed with the format's defaults."""
+"""The options of a quantizer, checked and completed with the format's defaults."""
 
 from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self, get_args
 
 from qgate.errors import QgateError, unknown
@@ -26,65 +27,66 @@ _ELEMENT_BLOCK = 128
 
 
 class QuantizerSettings(CastOptions):
-    """A format with all options of a quantizer settled; `Quantizer` says what they mean."""
+    """A format with all options of a quantizer; `Quantizer` explains them."""
 
-    def __init__(self, fmt: Format, given: dict[str, Any]) -> None:
-        """`given` has the options that are not None; those left out get the format's default."""
-        _check_names(fmt, given)
-        check_choice("rounding", given.get("rounding"), ROUNDINGS)
-        check_choice("scale rule", given.get("scale_rule"), SCALE_RULES)
-        check_choice("granularity", given.get("granularity"), get_args(Granularity))
-        check_choice("inf policy", given.get("inf"), get_args(InfPolicy))
-        check_choice("saturated_grad", given.get("saturated_grad"), get_args(SaturatedGrad))
+    def __init__(self, fmt: Format, options: Mapping[str, Any]) -> None:
+        """Check options that are not None; omitted ones get the format's default."""
+        _check_names(fmt, options)
+        check_choice("rounding", options.get("rounding"), ROUNDINGS)
+        check_choice("scale rule", options.get("scale_rule"), SCALE_RULES)
+        check_choice("granularity", options.get("granularity"), get_args(Granularity))
+        check_choice("inf policy", options.get("inf"), get_args(InfPolicy))
+        check_choice("saturated_grad", options.get("saturated_grad"), get_args(SaturatedGrad))
         for name in ("saturate", "narrow"):
-            if not isinstance(given.get(name, True), bool):
-                raise TypeError(f"{name} is True or False, not {given[name]!r}.")
+            if not isinstance(options.get(name, True), bool):
+                raise TypeError(f"{name} is True or False, not {options[name]!r}.")
         self.format = fmt
-        self._given = given
-        self.scale = _checked_scale(given.get("scale"))
-        self.granularity: Granularity | None = given.get("granularity") or self._own_granularity()
-        self.axis = _whole("axis", given.get("axis"), None)
-        self.block = _whole("block", given.get("block"), 1) or fmt.block or _ELEMENT_BLOCK
-        self.scale_rule = given.get("scale_rule", "floor")
-        self.scale_bits = _whole("scale_bits", given.get("scale_bits"), 2, 8) or 8
-        self.rounding = given.get("rounding", fmt.rounding)
-        self.saturate = given.get("saturate", True)
-        self.inf = given.get("inf", "nan")
-        self.narrow = given.get("narrow", True)
-        self.generator = given.get("generator")
-        self.dtype = given.get("dtype")
-        self.saturated_grad: SaturatedGrad = given.get("saturated_grad", "zero")
-        self._check_together(given)
+        self.options = options
+        self.scale = _checked_scale(options.get("scale"))
+        self.granularity: Granularity | None = options.get("granularity") or self._own_granularity()
+        self.axis = _whole("axis", options.get("axis"), None)
+        self.block = _whole("block", options.get("block"), 1) or fmt.block or _ELEMENT_BLOCK
+        self.scale_rule = options.get("scale_rule", "floor")
+        self.scale_bits = _whole("scale_bits", options.get("scale_bits"), 2, 8) or 8
+        self.rounding = options.get("rounding", fmt.rounding)
+        self.saturate = options.get("saturate", True)
+        self.inf = options.get("inf", "nan")
+        self.narrow = options.get("narrow", True)
+        self.generator = options.get("generator")
+        self.dtype = options.get("dtype")
+        self.saturated_grad: SaturatedGrad = options.get("saturated_grad", "zero")
+        self._check_together(options)
 
     def _own_granularity(self) -> Granularity | None:
         if self.format.kind == "block":
             return "block"
         return "tensor" if self.scale is not None or self.format.always_scaled else None
 
-    def _check_together(self, given: dict[str, Any]) -> None:
+    def _check_together(self, options: Mapping[str, Any]) -> None:
         name = self.format.name
         if self.granularity == "channel" and self.axis is None:
             raise QgateError(
                 f"granularity 'channel' needs axis=…: which axis of x has {name}'s scales?"
             )
         if self.format.kind == "element":
-            if "axis" in given and self.granularity not in ("channel", "block"):
+            if "axis" in options and self.granularity not in ("channel", "block"):
                 raise QgateError(
-                    f"axis={self.axis} means nothing without granularity 'channel' or 'block'."
+                    f"axis={self.axis} needs granularity 'channel' or 'block'; pass one of them."
                 )
-            if "block" in given and self.granularity != "block":
-                raise QgateError(f"block={self.block} means nothing without granularity 'block'.")
-            if "inf" in given and (self.granularity is None or self.scale is not None):
+            if "block" in options and self.granularity != "block":
+                raise QgateError(f"block={self.block} needs granularity 'block'; pass it as well.")
+            if "inf" in options and (self.granularity is None or self.scale is not None):
                 raise QgateError(
-                    f"inf={self.inf!r} is about scales made from x, and here none is made."
+                    f"inf={self.inf!r} is for scales that are made from x; pass a granularity and "
+                    "no scale."
                 )
             if not self.saturate and self.format.nan_code is None:
                 raise QgateError(
                     f"{name} has neither Inf nor NaN and always saturates; saturate=False is for "
-                    "formats that can say overflow."
+                    "formats with a code for overflow."
                 )
         if self.generator is not None and self.rounding != "stochastic":
-            raise QgateError(f"a generator means nothing with rounding {self.rounding!r}.")
+            raise QgateError(f"a generator needs rounding 'stochastic', not {self.rounding!r}.")
         allowed = [f"torch.{name}" for name in _DTYPES]
         if self.dtype is not None and (
             isinstance(self.dtype, str) or str(self.dtype) not in allowed
@@ -94,7 +96,7 @@ class QuantizerSettings(CastOptions):
             raise TypeError(f"a generator is a torch.Generator, not {self.generator!r}.")
 
     def deterministic(self) -> Self:
-        """This quantizer with the format's own rounding in place of a random one."""
+        """Return this quantizer with the format's own rounding in place of a random one."""
         if self.rounding != "stochastic":
             return self
         twin = copy.copy(self)
@@ -102,7 +104,7 @@ class QuantizerSettings(CastOptions):
         return twin
 
     def axis_of(self, ndim: int) -> int:
-        """The axis as a number from 0, for a tensor of that many dimensions."""
+        """Return the axis as a number from 0, for a tensor of that many dimensions."""
         axis = -1 if self.axis is None else self.axis
         dims = max(ndim, 1)
         if not -dims <= axis < dims:
@@ -110,33 +112,33 @@ class QuantizerSettings(CastOptions):
         return int(axis % dims)
 
     def __repr__(self) -> str:
-        options = ", ".join(f"{k}={_brief(v)}" for k, v in self._given.items())
+        options = ", ".join(f"{k}={_brief(v)}" for k, v in self.options.items())
         return f"Quantizer({self.format.name}{', ' if options else ''}{options})"
 
 
-def _check_names(fmt: Format, given: dict[str, Any]) -> None:
+def _check_names(fmt: Format, options: Mapping[str, Any]) -> None:
     allowed = fmt.options | _EVERYWHERE
-    if fmt.kind == "block" and given.get("granularity") == "block":
+    if fmt.kind == "block" and options.get("granularity") == "block":
         allowed = allowed | {"granularity"}
-    for name in given:
+    for name in options:
         if name not in allowed:
             raise QgateError(
-                f"{fmt.name} has no option {name!r} (given {given[name]!r}); "
+                f"{fmt.name} has no option {name!r} (given {options[name]!r}); "
                 f"it takes {', '.join(sorted(allowed))}."
             )
 
 
-def check_choice(what: str, given: object, allowed: tuple[str, ...]) -> None:
-    if given is not None and given not in allowed:
-        raise unknown(what, given, allowed)
+def check_choice(label: str, choice: object, allowed: tuple[str, ...]) -> None:
+    if choice is not None and choice not in allowed:
+        raise unknown(label, choice, allowed)
 
 
-def _whole(name: str, given: Any, low: int | None, high: int | None = None) -> Any:
-    if given is None:
+def _whole(name: str, value: Any, low: int | None, high: int | None = None) -> Any:
+    if value is None:
         return None
-    if isinstance(given, bool) or not hasattr(given, "__index__"):
-        raise TypeError(f"{name} is a whole number, not {given!r}.")
-    number = given.__index__()
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is a whole number, not {value!r}.")
+    number = value.__index__()
     if (low is not None and number < low) or (high is not None and number > high):
         bounds = f"at least {low}" if high is None else f"from {low} to {high}"
         raise QgateError(f"{name} {number} is not allowed; it is {bounds}.")

@@ -1,30 +1,41 @@
 """The checks of one site: which limit, which number, how far over.
 
-Errors are held from above only: an improvement is listed, never failed, because a gate that fails
-on good news teaches people to ignore it.
+An error is held from above, and an improvement is listed. One that is far better than accepted
+fails until it is accepted: something else was computed, or it is worth keeping.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qgate.gate.bounds import Bound, Side, times_over, within
-from qgate.gate.limits import Limits
+from qgate.gate.limits import Bound, Limits, Side, times_over, within
 from qgate.gate.measured import Measured, is_finite
-from qgate.metrics import METRICS, Metric
+from qgate.gate.paired import paired_change
+from qgate.metrics import METRICS, Metric, sample_number
+from qgate.metrics.plan_changes import is_plan_change
+from qgate.results.ranking import severity
 
-Kind = Literal["nonfinite", "budget", "regression", "absolute", "missing", "absent", "nothing"]
+Kind = Literal[
+    "nonfinite", "conformance", "isolated", "budget", "regression", "absolute", "missing",
+    "absent", "nothing",
+]  # fmt: skip
+NO_ACCEPTED = "no accepted value"
+NO_SAMPLES = "the accepted file has figures of the mean alone: --update-baselines adds the samples"
+TASK_CHANGE = "task_change"
+# Stands for a quantizer where there is none: a plan that covers less is no improvement.
+NOT_QUANTIZED = "nothing"
 # What an update of the accepted errors can cure.
 ACCEPTABLE: tuple[Kind, ...] = ("regression", "missing", "absent")
-# An error a million times smaller than accepted is no better quantizer; below 1e-12 all is noise.
-_TRACE, _LEAST = 1e-6, 1e-12
+# Half the error (3 dB) is no noise of other arithmetic, which moves an error against FP32 by 5 %
+# at most. What has less meaning may fall, but not to a millionth. Below 1e-12 all is noise.
+_FAR_BETTER, _TRACE, _LEAST = 0.5, 1e-6, 1e-12
+_TWO_SIDED = ("local", "carried")
 # How many elements may fall to the other side of a threshold by other arithmetic.
 _ELEMENTS = 2
-_WITHOUT_NUMBER = ("missing", "absent", "nothing")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,25 +76,22 @@ class Check:
         return self.site, self.scope, self.metric
 
     @property
-    def place(self) -> tuple[int, str, str, str, str]:
-        """Order of execution, made total."""
+    def position(self) -> tuple[int, str, str, str, str]:
+        """Sorts in the order of execution, made total."""
         return self.order, self.site, self.scope, self.metric, self.kind
 
     @property
     def badness(self) -> tuple[Any, ...]:
         """Sorts worst first: not finite, then by times over the bound, then without a number."""
-        if self.kind in _WITHOUT_NUMBER:
-            return 2, 0.0, *self.place
-        unfit = self.kind == "nonfinite" or not is_finite(self.value)
-        times = math.inf if self.times is None else self.times
-        return 0 if unfit else 1, -times, *self.place
+        return (*(-rank for rank in severity(vars(self))), *self.position)
+
+    @property
+    def is_plan_change(self) -> bool:
+        """Tell if the site has another quantizer than was accepted, which an update asks about."""
+        return is_plan_change(vars(self))
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> Check:
-        return cls(**given)
 
 
 def checks_of(
@@ -91,17 +99,24 @@ def checks_of(
     limits: Limits,
     device_matches: bool,
 ) -> list[Check]:
-    """All checks of one site; one that has nothing to check fails for that."""
-    found = [
+    """Make all checks of one site; one that has nothing to check fails for that."""
+    checks = [
+        *_void(measured),
         *_nonfinite(measured),
+        *_isolated(measured),
+        *(
+            _bounded(measured, v.metric, "conformance", v.share, "<=", 0.0, reason=v.about)
+            for v in measured.conformance
+        ),
         *_budget(measured, limits),
         *_accepted(measured, limits, device_matches),
+        *_samples(measured, limits, device_matches),
         *(_absolute(measured, bound) for bound in limits.absolute.values()),
     ]
-    return found or [check(measured, "", "nothing", False, reason="nothing was compared")]
+    return checks or [check(measured, "", "nothing", False, reason="nothing was compared")]
 
 
-def check(measured: Measured, metric: str, kind: Kind, passed: bool, **rest: Any) -> Check:
+def check(measured: Measured, metric: str, kind: Kind, passed: bool, **fields: Any) -> Check:
     return Check(
         site=measured.site,
         layer=measured.layer,
@@ -110,74 +125,91 @@ def check(measured: Measured, metric: str, kind: Kind, passed: bool, **rest: Any
         metric=metric,
         kind=kind,
         passed=passed,
-        **rest,
+        **fields,
     )
 
 
+def _bounded(
+    measured: Measured,
+    metric: str,
+    kind: Kind,
+    value: float | None,
+    side: Side,
+    bound: float,
+    *,
+    size: float | None = None,
+    **fields: Any,
+) -> Check:
+    """Check a value against a bound, or its `size` where that is what counts."""
+    size = value if size is None else size
+    times = times_over(metric, size, side, bound)
+    passed = within(size, side, bound)
+    return check(
+        measured, metric, kind, passed, value=value, side=side, bound=bound, times=times, **fields
+    )
+
+
+def _void(measured: Measured) -> Iterator[Check]:
+    """Fail what was measured of something that is not in effect."""
+    if reason := (measured.why or {}).get("nothing"):
+        yield check(measured, "", "nothing", False, times=math.inf, reason=reason)
+
+
 def _nonfinite(measured: Measured) -> Iterator[Check]:
-    for name, whose in (("nonfinite", "actual"), ("nonfinite_reference", "the reference")):
-        count = getattr(measured, name)
-        if count:
-            yield check(
-                measured,
-                name,
-                "nonfinite",
-                False,
-                value=float(count),
-                bound=0.0,
-                times=math.inf,
-                reason=f"{count} NaN or infinite in {whose}{_first_of(measured, name)}",
-            )
+    for name, tensor in (("nonfinite", "actual"), ("nonfinite_reference", "the reference")):
+        if count := getattr(measured, name):
+            first = (measured.why or {}).get(name, "")
+            reason = f"{count} NaN or infinite in {tensor}{f', first in {first}' if first else ''}"
+            about = {"value": float(count), "bound": 0.0, "times": math.inf, "reason": reason}
+            yield check(measured, name, "nonfinite", False, **about)
 
 
-def _first_of(measured: Measured, name: str) -> str:
-    first = (measured.why or {}).get(name, "")
-    return f", first in {first}" if first else ""
+def _isolated(measured: Measured) -> Iterator[Check]:
+    """Check what FP32 code makes of a run's own tensors against the noise of that code."""
+    if measured.scope == "isolated":
+        metric = "relative_mse@worst_token"
+        reason = (measured.why or {}).get("isolated", "")
+        value, bound = measured.value(metric), measured.floor
+        if reason and within(value, "<=", bound):
+            # The size of the error is that of noise, and still it is none.
+            about = {"value": value, "times": math.inf, "reason": reason}
+            yield check(measured, metric, "isolated", False, **about)
+            return
+        yield _bounded(measured, metric, "isolated", value, "<=", bound, reason=reason)
 
 
 def _budget(measured: Measured, limits: Limits) -> Iterator[Check]:
-    """A local error against that of an ideal quantizer; where that is exact, against the noise.
+    """Check a local error against an ideal quantizer's; where that is exact, against the noise.
 
     An error well below the ideal's is no improvement: no quantizer of that format can make it.
     """
     if measured.scope != "local" or measured.ideal is None:
         return
-    value = measured.value("relative_mse")
-    ideal = measured.ideal.get("relative_mse", math.nan)
-    bound = measured.floor if ideal == 0 else (ideal + measured.floor) * _factor(limits.budget_db)
-    unfit = not (math.isfinite(ideal) and ideal >= 0)
-    yield check(
-        measured,
-        "relative_mse",
-        "budget",
-        not unfit and within(value, "<=", bound),
-        value=value,
-        bound=None if unfit else bound,
-        against=ideal,
-        times=math.inf if unfit else times_over("relative_mse", value, "<=", bound),
-        quantizer=measured.quantizer,
-        allowed=limits.budget_db,
-        source=limits.source("budget_db"),
-        reason=f"the ideal quantizer's error is {ideal}" if unfit else "",
-    )
-    least = 0.0 if unfit else (ideal - measured.floor) / _factor(limits.budget_db)
-    seen = value is not None and math.isfinite(value)
-    if seen and least > 0 and not within(value, ">=", least):
-        yield check(
-            measured,
-            "relative_mse",
-            "budget",
-            False,
-            value=value,
-            side=">=",
-            bound=least,
-            against=ideal,
-            times=times_over("relative_mse", value, ">=", least),
-            quantizer=measured.quantizer,
-            allowed=limits.budget_db,
-            source=limits.source("budget_db"),
-            reason="nothing is quantized here, or not as declared",
-        )
+    metric, value = "relative_mse", measured.value("relative_mse")
+    ideal = measured.ideal.get(metric, math.nan)
+    about: dict[str, Any] = {
+        "against": ideal,
+        "quantizer": measured.quantizer,
+        "allowed": limits.budget_db,
+        "source": limits.source("budget_db"),
+    }
+    if not (math.isfinite(ideal) and ideal >= 0):
+        about |= {"times": math.inf, "reason": f"the ideal quantizer's error is {ideal}"}
+        yield check(measured, metric, "budget", False, value=value, **about)
+        return
+    factor = _factor(limits.budget_db)
+    most = measured.floor if ideal == 0 else (ideal + measured.floor) * factor
+    checks = [_bounded(measured, metric, "budget", value, "<=", most, **about)]
+    least = (ideal - measured.floor) / factor
+    if is_finite(value) and least > 0 and not within(value, ">=", least):
+        about["reason"] = "nothing is quantized here, or not as declared"
+        checks.append(_bounded(measured, metric, "budget", value, ">=", least, **about))
+    unexplained = (measured.why or {}).get("budget", "")
+    if unexplained and all(bounded.passed for bounded in checks):
+        # The size of the error is right, and still it is another error.
+        about |= {"times": math.inf, "reason": unexplained}
+        checks = [check(measured, metric, "budget", False, value=value, **about)]
+    yield from checks
 
 
 def _factor(db: float) -> float:
@@ -187,78 +219,141 @@ def _factor(db: float) -> float:
         return math.inf
 
 
-def _accepted(
+def _accepted(measured: Measured, limits: Limits, device_matches: bool) -> Iterator[Check]:
+    """Compare what was accepted with what is there now, metric by metric."""
+    for name in measured.compared:
+        metric = METRICS.get(name)
+        if metric.textual:
+            yield _text(measured, name)
+            continue
+        if sample_number(metric.part) is not None:
+            continue
+        value = measured.value(name)
+        if value is None or not math.isfinite(value):
+            why = f"{name} {'was not computed' if value is None else f'is {value}'}"
+            about: dict[str, Any] = {"value": value, "times": math.inf, "reason": why}
+            yield check(measured, name, "nonfinite", False, **about)
+            continue
+        accepted = (measured.accepted or {}).get(name)
+        if accepted is None:
+            if not device_matches and _is_accepted_whole(measured, metric, value, limits):
+                continue
+            why = _missing(measured)
+            yield check(measured, name, "missing", False, value=value, reason=why)
+        elif metric.direction == "equal":
+            why = (measured.why or {}).get(name, "")
+            about = {"against": accepted, "reason": why}
+            yield _bounded(measured, name, "regression", value, "==", accepted, **about)
+        else:
+            yield _regression(measured, metric, value, accepted, limits, device_matches)
+
+
+def _samples(measured: Measured, limits: Limits, device_matches: bool) -> Iterator[Check]:
+    """Compare the figure of each sample with its accepted one, and judge their mean change.
+
+    It passes if the whole interval of the mean change lies within the margin, on both sides: a few
+    samples that move much make the interval wide.
+    """
+    figures = measured.sample_figures()
+    accepted = {
+        number: value
+        for name, value in (measured.accepted or {}).items()
+        if (number := sample_number(METRICS.find(name).part)) is not None
+    }
+    now = {number: measured.value(name) for number, name in figures.items()}
+    for number, name in figures.items():
+        if number not in accepted and is_finite(now[number]):
+            why = _missing(measured) if accepted or not measured.accepted else NO_SAMPLES
+            yield check(measured, name, "missing", False, value=now[number], reason=why)
+    paired = {number: value for number, value in now.items() if value is not None}
+    if not accepted or accepted.keys() != paired.keys() or not all(map(is_finite, now.values())):
+        return
+    change = paired_change(accepted, paired)
+    share = limits.task_margin if device_matches else limits.task_margin_other_device
+    margin = share * abs(sum(accepted.values()) / len(accepted))
+    yield _bounded(
+        measured,
+        TASK_CHANGE,
+        "regression",
+        change.largest,
+        "<=",
+        margin,
+        allowed=share,
+        source=limits.source("task_margin" if device_matches else "task_margin_other_device"),
+        reason=change.text(),
+    )
+
+
+def _missing(measured: Measured) -> str:
+    """Say what is missing: all of a new site, or a line that its others were written with."""
+    if not (measured.accepted or measured.accepted_texts):
+        return NO_ACCEPTED
+    return "which other metrics of the site have: its line was removed, or never written"
+
+
+def _is_accepted_whole(measured: Measured, metric: Metric, value: float, limits: Limits) -> bool:
+    """Tell if a part is what was accepted for the whole, to the tolerance of another device.
+
+    An element at the edge of being massive may be so on one device only.
+    """
+    accepted = (measured.accepted or {}).get(metric.base)
+    if metric.part != "without_massive" or accepted is None:
+        return False
+    slack = limits.tolerance(False, metric) * abs(accepted) + limits.atol + measured.floor
+    return abs(value - accepted) <= slack
+
+
+def _regression(
     measured: Measured,
+    metric: Metric,
+    value: float,
+    accepted: float,
     limits: Limits,
     device_matches: bool,
-) -> Iterator[Check]:
-    name = "regression" if device_matches else "regression_other_device"
-    for metric in measured.compared:
-        known = METRICS.get(metric)
-        if known.textual:
-            yield _text(measured, metric)
-            continue
-        tolerance = limits.tolerance(device_matches, known)
-        direction = known.direction
-        value = measured.value(metric)
-        if value is None or not math.isfinite(value):
-            what = "was not computed" if value is None else f"is {value}"
-            why = f"{metric} {what}"
-            yield check(
-                measured, metric, "nonfinite", False, value=value, times=math.inf, reason=why
-            )
-            continue
-        accepted = (measured.accepted or {}).get(metric)
-        if accepted is None:
-            why = "no accepted value"
-            yield check(measured, metric, "missing", False, value=value, reason=why)
-            continue
-        if direction == "equal":
-            yield _equal(measured, metric, value, accepted)
-            continue
-        size, goal = (abs(value), abs(accepted)) if known.signed else (value, accepted)
-        # A share of what a logarithm is of, and not of the logarithm.
-        share = math.log2(1 + tolerance) if known.logarithm == "log2" else tolerance * abs(goal)
-        slack = share + limits.atol
-        if known.relative:
-            slack += measured.floor
-        if not device_matches and known.counted:
-            slack += _ELEMENTS * measured.grain
-        side: Side = ">=" if direction == "higher" else "<="
-        bound, better = (
-            (goal - slack, goal + slack) if side == ">=" else (goal + slack, goal - slack)
-        )
-        reason = "" if math.isfinite(accepted) else f"the accepted value is {accepted}"
-        steady = direction == "steady" or (measured.scope == "sweep" and direction == "lower")
-        if steady and size < better:
-            default = "it is to stay as it is: the tensors are the same"
-            side, bound, reason = ">=", better, (measured.why or {}).get(metric, default)
-        elif _is_void(known, size, goal):
-            side, bound, reason = (
-                ">=",
-                goal * _TRACE,
-                "nothing differs any more",
-            )
-        yield check(
-            measured,
-            metric,
-            "regression",
-            within(size, side, bound),
-            value=value,
-            side=side,
-            bound=bound,
-            against=accepted,
-            times=times_over(metric, size, side, bound),
-            improved=not reason and (size > better if side == ">=" else size < better),
-            allowed=tolerance,
-            source=limits.source(name),
-            reason=reason,
-        )
+) -> Check:
+    """Check a value against the accepted one and its tolerance, on the side where it is worse."""
+    tolerance = limits.tolerance(device_matches, metric)
+    size, goal = (abs(value), abs(accepted)) if metric.signed else (value, accepted)
+    # A share of what a logarithm is of, and not of the logarithm.
+    slack = math.log2(1 + tolerance) if metric.logarithm == "log2" else tolerance * abs(goal)
+    slack += limits.atol
+    if metric.relative:
+        slack += measured.floor
+    if not device_matches and metric.counted:
+        slack += _ELEMENTS * measured.grain
+    side: Side = ">=" if metric.direction == "higher" else "<="
+    bound, better = (goal - slack, goal + slack) if side == ">=" else (goal + slack, goal - slack)
+    reason = "" if math.isfinite(accepted) else f"the accepted value is {accepted}"
+    is_steady = metric.direction == "steady"
+    if (is_steady or (measured.scope == "sweep" and side == "<=")) and size < better:
+        default = "it is to stay as it is: the tensors are the same"
+        side, bound, reason = ">=", better, (measured.why or {}).get(metric.name, default)
+    elif metric.relative and goal > _LEAST:
+        is_held = measured.scope in _TWO_SIDED and not metric.part
+        least = goal * (_FAR_BETTER / (1 + tolerance) if is_held else _TRACE) - limits.atol
+        if size < least:
+            side, bound, reason = ">=", least, _far_better(size, goal)
+    return _bounded(
+        measured,
+        metric.name,
+        "regression",
+        value,
+        side,
+        bound,
+        size=size,
+        against=accepted,
+        improved=not reason and (size > better if side == ">=" else size < better),
+        allowed=tolerance,
+        source=limits.source("regression" if device_matches else "regression_other_device"),
+        reason=reason,
+    )
 
 
-def _is_void(metric: Metric, size: float, goal: float) -> bool:
-    """Whether an error that was there is all but gone: the reference against itself has none."""
-    return metric.relative and goal > _LEAST and size < goal * _TRACE
+def _far_better(size: float, accepted: float) -> str:
+    if size <= accepted * _TRACE:
+        return "nothing differs any more"
+    better = 10 * math.log10(accepted / size)
+    return f"{better:.1f} dB better than accepted: something else was computed, or accept it"
 
 
 def _text(measured: Measured, metric: str) -> Check:
@@ -266,36 +361,25 @@ def _text(measured: Measured, metric: str) -> Check:
     now, accepted = measured.texts.get(metric, ""), measured.accepted_texts.get(metric, "")
     why = (measured.why or {}).get(metric, "")
     if not accepted:
-        reason = why or "no accepted value"
-        return check(measured, metric, "missing", False, value=0.0, text=now, reason=reason)
+        # Nothing was accepted for a new site; at a site with accepted errors nothing quantized.
+        before = NOT_QUANTIZED if measured.accepted else ""
+        about = {"value": 0.0, "text": now, "reason": why or _missing(measured)}
+        about |= {"accepted_text": before}
+        return check(measured, metric, "missing", False, **about)
+    differs = float(now != accepted)
     return check(
         measured,
         metric,
         "regression",
-        now == accepted,
-        value=float(now != accepted),
+        not differs,
+        value=differs,
         side="==",
         bound=0.0,
         against=0.0,
-        times=0.0 if now == accepted else math.inf,
+        times=math.inf if differs else 0.0,
         reason=why,
         text=now,
         accepted_text=accepted,
-    )
-
-
-def _equal(measured: Measured, metric: str, value: float, accepted: float) -> Check:
-    return check(
-        measured,
-        metric,
-        "regression",
-        within(value, "==", accepted),
-        value=value,
-        side="==",
-        bound=accepted,
-        against=accepted,
-        times=times_over(metric, value, "==", accepted),
-        reason=(measured.why or {}).get(metric, ""),
     )
 
 

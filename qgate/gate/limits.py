@@ -1,25 +1,127 @@
-"""The limits that hold at one site."""
+"""The limits that hold at one site, and absolute bounds: one metric, one side, one number."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from qgate.errors import QgateError
-from qgate.gate.bounds import Bound
-from qgate.metrics import Metric
+from qgate.gate.measured import is_finite
+from qgate.metrics import METRICS, Metric
+
+Side = Literal["<=", ">=", "=="]
+_BOUND = re.compile(r"\s*([A-Za-z_]\w*(?:@\w+)?)\s*(<=?|>=?)\s*(\S+)\s*")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Bound of a metric, or with `magnitude` of its absolute value; equal is allowed.
+
+    `source` says where the bound was set, `reason` why.
+    """
+
+    metric: str
+    side: Side
+    value: float
+    magnitude: bool = False
+    source: str = ""
+    reason: str = ""
+
+    def holds(self, value: float | None) -> bool:
+        """Tell if a value is finite and within the bound: NaN, infinity and no value are not."""
+        if value is None:
+            return False
+        return within(abs(value) if self.magnitude else value, self.side, self.value)
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.side} {self.value:g}"
+
+
+def within(value: float | None, side: Side, bound: float) -> bool:
+    if value is None or not (math.isfinite(value) and math.isfinite(bound)):
+        return False
+    if side == "==":
+        return value == bound
+    return value <= bound if side == "<=" else value >= bound
+
+
+def times_over(metric: str, value: float | None, side: Side, bound: float) -> float:
+    """Return how many times the bound a value is: above 1 is worse, infinite is not finite.
+
+    For what is better the higher, the distance to perfect counts: 0.98 is twice as bad as 0.99.
+    Of logarithms it is the factor. What has to be equal is 0 times over where it is, and infinitely
+    often where it is not.
+    """
+    if value is None or not (is_finite(value) and is_finite(bound)):
+        return math.inf
+    if side == "==":
+        return 0.0 if value == bound else math.inf
+    about = METRICS.find(metric)
+    if about.logarithm == "log2" or (about.logarithm and side == ">="):
+        return about.factor(value - bound if side == "<=" else bound - value)
+    if side == "<=":
+        return _ratio(value, bound)
+    if about.bounded:
+        return _ratio(1 - value, 1 - bound)
+    return _ratio(bound, value)
+
+
+def _ratio(value: float, bound: float) -> float:
+    if value <= bound:
+        return value / bound if bound > 0 else 0.0
+    return value / bound if bound > 0 else math.inf
+
+
+def parse_bound(text: str, *, source: str = "", reason: str = "") -> Bound:
+    """Read the bound in `relative_mse<1e-3` or `correlation>0.999`; `<` and `<=` are the same."""
+    match = _BOUND.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise QgateError(
+            f"limit {text!r} cannot be read. Write a metric, < or >, and a number: "
+            "'relative_mse<1e-3' or 'correlation>0.999'."
+        )
+    metric, sign, number = match.groups()
+    side: Side = "<=" if sign[0] == "<" else ">="
+    about = METRICS.get(metric)
+    direction = about.direction
+    if direction == "equal":
+        raise QgateError(
+            f"limit {text!r} has no meaning: {metric} is held against its accepted value, and none "
+            "is better than another."
+        )
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise QgateError(f"limit {text!r} has {number!r} where a finite number has to be.")
+    good: Side = ">=" if direction == "higher" else "<="
+    if side != good:
+        raise QgateError(
+            f"limit {text!r} would pass bad values and fail good ones: {metric} is better the "
+            f"{'higher' if direction == 'higher' else 'lower'}. Write '{metric}{good}{number}'."
+        )
+    if about.signed and value < 0:
+        raise QgateError(
+            f"limit {text!r} is about the magnitude of {metric}, which is never below 0."
+        )
+    return Bound(metric, side, value, about.signed, source, reason)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a site has to keep.
+    """Limits that hold at one site.
 
     budget_db                 dB that a local error may exceed that of an ideal quantizer
     regression                share by which an error may exceed the accepted one, same device
     regression_other_device   the same where the accepted errors were made with other arithmetic:
                               another device, other instructions, another torch
+    task_margin               share of the accepted bits per byte that their mean change stays
+                              within, with all of its 95 % interval, on both sides
+    task_margin_other_device  the same where they were made with other arithmetic
     atol                      added to accepted errors beside the measured noise floor: what
                               float32 rounding alone can do to a relative MSE, (2^-24)^2 thrice
     absolute                  bounds by metric
@@ -30,6 +132,8 @@ class Limits:
     budget_db: float = 0.5
     regression: float = 0.02
     regression_other_device: float = 0.05
+    task_margin: float = 0.005
+    task_margin_other_device: float = 0.02
     atol: float = 1e-14
     absolute: Mapping[str, Bound] = field(default_factory=dict)
     missing: Literal["fail"] = "fail"
@@ -49,7 +153,8 @@ class Limits:
         if device_matches:
             return self.regression
         room = 1.0 if metric is None else metric.room
-        return min(1.0, room * self.regression_other_device)
+        share = self.regression_other_device
+        return max(share, min(1.0, room * share))
 
     def source(self, name: str) -> str:
         return self.sources.get(name, "default")
@@ -60,13 +165,40 @@ class Limits:
         return {**plain, "absolute": bounds, "sources": dict(self.sources)}
 
 
-# What a number may be: the most, and what to say beyond it.
+# The most that a number may be, and what to say beyond it.
 NUMBERS: Mapping[str, tuple[float, str]] = {
     "budget_db": (100.0, "decibels from 0 to 100"),
     "regression": (1.0, "a share from 0 to 1: 0.02 is 2 %"),
-    "regression_other_device": (1.0, "a share from 0 to 1: 0.05 is 5 %"),
+    "regression_other_device": (10.0, "a share from 0 to 10: 0.05 is 5 %"),
+    "task_margin": (1.0, "a share from 0 to 1: 0.005 is 0.5 %"),
+    "task_margin_other_device": (1.0, "a share from 0 to 1: 0.02 is 2 %"),
     "atol": (math.inf, "a finite number from 0"),
 }
+
+
+# From where on a limit holds nothing back, and why.
+SWITCHED_OFF: Mapping[str, tuple[float, str]] = {
+    "budget_db": (14.0, "a tensor of zeros is 14 dB over an ideal INT4 quantizer, and passes"),
+    "regression": (1.0, "an error twice the accepted one passes"),
+    "regression_other_device": (1.0, "an error twice the accepted one passes"),
+    "task_margin": (0.5, "half as many bits per byte again pass"),
+    "task_margin_other_device": (0.5, "half as many bits per byte again pass"),
+    "atol": (
+        1.0,
+        "it is added to accepted values: a tensor of zeros, whose relative MSE is 1, passes, and a "
+        "logarithm of a dump may grow by a factor of two",
+    ),
+}
+
+
+def check_reason(name: str, value: float, reason: str) -> None:
+    """Refuse a number that switches a kind of limit off and does not say why."""
+    least, effect = SWITCHED_OFF[name]
+    if value >= least and not reason.strip():
+        raise QgateError(
+            f"limit {name} = {value!r} switches that kind of limit off: {effect}. Set it below "
+            f'{least:g}, or add the reason: reason = "…".'
+        )
 
 
 def check_number(name: str, value: object) -> None:

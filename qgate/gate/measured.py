@@ -1,34 +1,58 @@
-"""What was measured at one site, and which of its numbers are compared with accepted ones."""
+"""Numbers measured at one site, and those of them that are compared with accepted ones."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from qgate.errors import QgateError, unknown
-from qgate.metrics import METRICS, PARTS, Metric
+from qgate.metrics import METRICS, PARTS, Metric, sample_number
 
-Scope = Literal["local", "carried", "forward", "backward", "task", "sweep"]
+Scope = Literal["local", "carried", "isolated", "forward", "backward", "task", "sweep"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
-_PART_ORDER = {part.name: place for place, part in enumerate(PARTS)}
-_TENSOR_METRICS = ("relative_mse", "one_minus_correlation")
+_PART_ORDER = {part.name: index for index, part in enumerate(PARTS)}
+TENSOR_METRICS = ("relative_mse", "one_minus_correlation")
 _GATED: Mapping[Scope, tuple[str, ...]] = {
-    "local": _TENSOR_METRICS,
-    "carried": _TENSOR_METRICS,
-    "forward": _TENSOR_METRICS,
-    "backward": _TENSOR_METRICS,
-    "task": tuple(each.name for each in METRICS.of("task")),
+    "local": TENSOR_METRICS,
+    "carried": TENSOR_METRICS,
+    "isolated": (),
+    "forward": TENSOR_METRICS,
+    "backward": TENSOR_METRICS,
+    "task": tuple(metric.name for metric in METRICS.of("task")),
     "sweep": ("relative_mse",),
 }
 
 
+UNNAMED_FAULT = "is not what the definition gives"
+"""Words for other values than those of the definition, where nothing says why they differ."""
+
+
+@dataclass(frozen=True)
+class Conformance:
+    """Quantized values held at what their definition gives, or at what other inputs gave.
+
+    metric     `differing_share` of the definition, `disagreeing_share` of a module with itself
+    values     how many values were looked at; none is a failure
+    differing  how many of them are other ones
+    about      what was looked at and what was left out, or what is wrong
+    """
+
+    metric: str
+    values: int
+    differing: int
+    about: str
+
+    @property
+    def share(self) -> float:
+        return self.differing / self.values if self.values else 1.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The numbers of one comparison.
+    """Numbers of one comparison.
 
     values               metric → value; None where it is not defined
     order                place of the site in the order of execution
@@ -36,17 +60,20 @@ class Measured:
     ideal                relative_mse of an ideal quantizer of the declared format on this tensor;
                          None where nothing is quantized here
     quantizer            name of that format
-    floor                measured noise floor, a relative MSE
+    floor                measured noise floor, a relative MSE; of an isolated error its limit
     grain                what one element is of a share that counts elements
     accepted             the accepted errors, by metric; None where there are none yet
     texts                metrics that are a text, such as what quantizes the site
     accepted_texts       the accepted texts, by metric
-    worst_channel        values of the worst channel, named `metric@worst_channel` in `accepted`
-    without_massive      values without massive activations, named `metric@without_massive`; those
-                         of the whole where there are none
+    parts                values of parts of the tensor, named `metric@worst_channel` in `accepted`;
+                         those without massive activations are of the whole where there are none
     gated                metrics that need an accepted value; None means those of the scope
-    why                  metric → in words, what its value comes from
+    why                  metric → in words, what its value comes from; "nothing" → why nothing that
+                         was measured counts
+    conformance          quantized values that were held bit for bit
     pictures             plain data to draw it from (qgate.results.pictures), which nothing judges
+    positions            of each sample how many positions were compared; 0 without such an axis
+    channels             of an isolated error the width of a token; 0 where nothing was compared
     """
 
     site: str
@@ -63,11 +90,13 @@ class Measured:
     accepted: Mapping[str, float] | None = None
     texts: Mapping[str, str] = field(default_factory=dict)
     accepted_texts: Mapping[str, str] = field(default_factory=dict)
-    worst_channel: Mapping[str, float | None] | None = None
-    without_massive: Mapping[str, float | None] | None = None
+    parts: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     gated: tuple[str, ...] | None = None
     why: Mapping[str, str] | None = None
+    conformance: tuple[Conformance, ...] = ()
     pictures: tuple[Mapping[str, Any], ...] = ()
+    positions: tuple[int, ...] = ()
+    channels: int = 0
 
     def __post_init__(self) -> None:
         if self.scope not in SCOPES:
@@ -88,24 +117,31 @@ class Measured:
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """Metrics to hold against accepted values: those that must, and all that were accepted."""
+        """Return the metrics with accepted values: those that must have one, and all that have.
+
+        An update writes the parts of a site with its other metrics, so one that is missing where
+        the site was accepted was removed.
+        """
         must = _GATED[self.scope] if self.gated is None else self.gated
+        parts = self.part_metrics() if self.accepted else []
         return tuple(
-            dict.fromkeys([*must, *sorted(self.accepted or {}), *sorted(self.accepted_texts)])
+            dict.fromkeys(
+                [*must, *parts, *sorted(self.accepted or {}), *sorted(self.accepted_texts)]
+            )
         )
 
     def value(self, metric: str) -> float | None:
-        """A value by name, also of a part; 1 - correlation is derived where it is not given."""
-        known = METRICS.find(metric)
-        values = (getattr(self, known.part) or {}) if known.part else self.values
-        name = known.base or known.name
-        if known.complement_of and name not in values:
-            whole = values.get(known.complement_of)
+        """Return a value by name, also of a part; 1 - correlation is derived if need be."""
+        about = METRICS.find(metric)
+        values = self.parts.get(about.part, {}) if about.part else self.values
+        name = about.base or about.name
+        if about.complement_of and name not in values:
+            whole = values.get(about.complement_of)
             return None if whole is None else 1.0 - whole
         return values.get(name)
 
     def part_metrics(self) -> list[str]:
-        """The metrics of the parts that could be accepted: those of the scope.
+        """Return the metrics of the parts that could be accepted: those of the scope.
 
         A part without massive activations that is the whole needs no entry of its own.
         """
@@ -113,25 +149,25 @@ class Measured:
         parts = [part for metric in must for part in METRICS.parts_of(metric)]
         return [
             part.name
-            for part in sorted(parts, key=lambda each: _PART_ORDER[each.part])
+            for part in sorted(parts, key=lambda part: _PART_ORDER[part.part])
             if is_finite(self.value(part.name)) and not self._is_whole(part)
         ]
 
+    def sample_figures(self) -> dict[int, str]:
+        """Return the metrics of single samples by the number of the sample."""
+        return {
+            number: f"{metric}@{part}"
+            for part, values in self.parts.items()
+            if (number := sample_number(part)) is not None
+            for metric in values
+        }
+
     def _is_whole(self, part: Metric) -> bool:
-        return part.part == "without_massive" and self.value(part.name) == self.value(part.base)
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> Measured:
-        names = [each.name for each in dataclasses.fields(cls)]
-        for name in given:
-            if name not in names:
-                raise unknown("field of a measured site", name, names)
-        gated, pictures = given.get("gated"), tuple(given.get("pictures", ()))
-        whole = {"gated": None if gated is None else tuple(gated), "pictures": pictures}
-        return cls(**{**given, **whole})
+        """Tell if a part without massive activations is the whole, to the noise of the site."""
+        if part.part != "without_massive":
+            return False
+        value, whole = self.value(part.name), self.value(part.base)
+        return value is not None and whole is not None and abs(value - whole) <= self.floor
 
 
 def is_finite(value: float | None) -> bool:

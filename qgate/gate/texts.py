@@ -1,65 +1,156 @@
-"""What a user reads of a verdict: one line that says it all, and a short table."""
+"""Text of a verdict: one line with the worst failure, and a short table."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from qgate.errors import QgateError
-from qgate.gate.checks import ACCEPTABLE, Check
-from qgate.gate.grades import graded, graded_text
+from qgate.gate.checks import ACCEPTABLE, NO_ACCEPTED, Check
+from qgate.gate.measured import UNNAMED_FAULT
 from qgate.gate.updating import hint
 from qgate.gate.verdict import Verdict
 from qgate.metrics import METRICS
+from qgate.metrics.grades import graded
+from qgate.metrics.plan_changes import PlanChange, merged, plan_changes
+from qgate.results.failure_causes import EarlierCause
+from qgate.results.schema import FindingWords
 from qgate.text import one_line
 
+_NO_CAUSE = EarlierCause()
+_NO_DIAGNOSES: Mapping[tuple[str, str], str] = {}
 COLUMNS = ("site", "scope", "metric", "accepted/ideal", "now", "change", "limit", "kind")
 
 
-def first_line(verdict: Verdict, mode: str, *, label: str = "mode") -> str:
-    """Metric, value, limit, site, mode of the worst failure, and how many more there are."""
+def first_line(
+    verdict: Verdict,
+    mode: str,
+    *,
+    label: str = "mode",
+    diagnoses: Mapping[tuple[str, str], str] = _NO_DIAGNOSES,
+    follows: str = "",
+) -> str:
+    """Write the failure where the error enters, or the worst one, and how many more there are.
+
+    `diagnoses` say what is wrong at sites and scopes, and `follows` what it comes from.
+    """
     failed = verdict.failed
     if not failed:
         raise QgateError(f"{label} {mode} passed: there is no failure to describe.")
-    rest = f" (+{len(failed) - 1} more)" if len(failed) > 1 else ""
-    return one_line(sentence(failed[0], f"at {failed[0].site} ({label} {mode})")) + rest
+    ending = f"; {one_line(follows)}" if follows else ""
+    if changes := _plan_changes(verdict):
+        # The other failures follow from it.
+        change = changes[0]
+        more = f" (+{len(failed) - change.sites} more)" if len(failed) > change.sites else ""
+        return one_line(f"{change.text()} ({label} {mode})") + more + ending
+    more = f" (+{len(failed) - 1} more)" if len(failed) > 1 else ""
+    check = verdict.entry or failed[0]
+    diagnosis = diagnoses.get((check.site, check.scope), "")
+    if check.kind == "isolated":
+        diagnosis = diagnosis or _fault(check)
+    if check.kind == "conformance":
+        text = f"{check.site} ({label} {mode}) {check.reason}"
+    elif diagnosis:
+        text = f"{check.site} ({label} {mode}) {diagnosis}: {sentence(check)}"
+    else:
+        text = sentence(check, f"at {check.site} ({label} {mode})")
+    return one_line(text) + more + ending
 
 
-def sentence(check: Check, where: str) -> str:
-    """What one failed check says, with its place in words."""
+def _plan_changes(verdict: Verdict) -> list[PlanChange]:
+    total = sum(bool(measured.texts) for measured in verdict.measured)
+    total += sum(check.kind == "absent" and check.is_plan_change for check in verdict.checks)
+    return merged(plan_changes(map(vars, verdict.checks)), total)
+
+
+def sentence(check: Check, where: str = "") -> str:
+    """Write one failed check as a sentence, with its place in words if that is not said before."""
+    at, colon = (f" {where}", f" {where}:") if where else ("", ",")
+    if check.is_plan_change:
+        return f"{check.accepted_text} accepted, {check.text} found{', ' * bool(where)}{where}"
     if check.kind == "missing":
-        return f"no accepted {check.metric} {where}: record it with --update-baselines"
+        lacking = f", {check.reason}" if check.reason not in ("", NO_ACCEPTED) else ""
+        return f"no accepted {check.metric}{at}{lacking}: record it with --update-baselines"
     if check.kind == "absent":
-        return f"not measured {where}: it has accepted errors, the set of sites changed"
+        return f"not measured{colon} it has accepted errors, the set of sites changed"
     if check.kind == "nothing":
-        return f"nothing compared {where}: a gate that compared nothing does not pass"
+        if check.times is None:
+            return f"nothing compared{colon} a gate that compared nothing does not pass"
+        return f"not in effect{colon} {check.reason}"
+    if check.kind == "conformance":
+        return f"wrong values{colon} {check.reason}"
     if check.metric.startswith("nonfinite"):
-        return f"non-finite values {where}: {check.reason}"
+        return f"non-finite values{colon} {check.reason}"
     if check.value is None or not math.isfinite(check.value):
-        what = "was not computed" if check.value is None else f"is {check.value}"
-        return f"{check.metric} {what} {where}: only a finite value can pass"
+        state = "was not computed" if check.value is None else f"is {check.value}"
+        return f"{check.metric} {state}{colon} only a finite value can pass"
     if check.bound is None or not math.isfinite(check.bound):
-        return f"{check.metric} {number(check.value)} {where}: {check.reason or 'no finite limit'}"
-    if check.accepted_text:
-        told = f"{check.text!r} instead of {check.accepted_text!r}"
-        return f"{check.metric} {told} {where}"
+        return f"{check.metric} {number(check.value)}{colon} {check.reason or 'no finite limit'}"
     if check.side == "==":
-        why = f": {check.reason}" if check.reason else ""
-        return f"{check.metric} {check.value:.17g} instead of {check.bound:.17g} {where}{why}"
-    value, bound = _apart(check.value, check.bound)
+        why = f"{':' if where else ','} {check.reason}" if check.reason else ""
+        return f"{check.metric} {check.value:.17g} instead of {check.bound:.17g}{at}{why}"
+    value, bound = _distinct(check.value, check.bound)
     sign = "<" if check.side == ">=" else ">"
-    return f"{check.metric} {value} {sign} {bound} {where}: {_why(check)}"
+    return f"{check.metric} {value} {sign} {bound}{colon} {_why(check)}"
+
+
+def finding(check: Check, diagnosis: str = "") -> FindingWords:
+    """Return what is wrong in words, and by how much against what, as records keep it."""
+    if check.kind == "conformance":
+        fault, _, first = check.reason.partition("; ")
+        is_named = fault != UNNAMED_FAULT
+        words = fault if is_named else diagnosis or fault
+        is_diagnosed = is_named or bool(diagnosis)
+        return FindingWords(fault=words, figures=first, diagnosed=is_diagnosed)
+    return FindingWords(
+        fault=diagnosis or _fault(check), figures=sentence(check), diagnosed=bool(diagnosis)
+    )
+
+
+def _fault(check: Check) -> str:
+    """Say in words what a failed check means."""
+    if check.is_plan_change:
+        return "is quantized in another way than accepted"
+    if check.kind == "isolated":
+        return check.reason or "is not what FP32 code makes of the same tensors"
+    if check.kind == "budget" and check.side == ">=":
+        return "is not quantized, or not as declared"
+    if check.kind == "budget" and check.against == 0 and not check.quantizer:
+        return "changed, and the mode leaves it as it is"
+    if check.kind == "budget":
+        return f"is not what correct {check.quantizer or 'quantization'} gives"
+    if check.kind == "regression" and check.side == "==":
+        return "is not what was accepted"
+    if check.kind == "regression" and check.side == ">=" and METRICS.find(check.metric).relative:
+        return "is far better than accepted"
+    return _FAULTS.get(check.kind, "is wrong")
+
+
+_FAULTS: Mapping[str, str] = {
+    "regression": "is worse than accepted",
+    "absolute": "is beyond a limit of its suite",
+    "nonfinite": "is not finite",
+    "nothing": "is not in effect",
+    "missing": "has no accepted value",
+    "absent": "was not measured",
+}
 
 
 def _why(check: Check) -> str:
     against = check.against
     if check.kind == "absolute":
         return f"absolute limit{f', {check.reason}' if check.reason else ''}"
+    if check.kind == "isolated":
+        return "only float noise is allowed"
     if against is None or (check.kind == "regression" and check.reason):
+        return check.reason
+    if check.kind == "budget" and check.reason and check.bound is None:
         return check.reason
     if check.kind == "budget" and check.side == ">=":
         return f"better than an ideal {check.quantizer or 'declared'} quantizer: {check.reason}"
     if check.kind == "budget":
+        if against == 0 and not check.quantizer:
+            return "the mode leaves it as it is, only float noise is allowed"
         name = f"the ideal {check.quantizer or 'declared'} quantizer"
         if against == 0:
             return f"{name} is exact here, only the noise floor is allowed"
@@ -72,29 +163,30 @@ def _why(check: Check) -> str:
 
 
 def _factors(value: float | None, accepted: float, bound: float) -> str:
-    """`2.1x accepted, up to 1.4x allowed`, of logarithms."""
+    """Write `2.1x accepted, up to 1.4x allowed`, of logarithms."""
     if value is None:
         return ""
-    moved, most = (2.0 ** min(max(each - accepted, -999), 999) for each in (value, bound))
-    shown = (f"{moved:.3g}", f"{most:.3g}")
-    told = shown if shown[0] != shown[1] else _apart(moved, most)
-    return f"{told[0]}x accepted, {'up' if value > accepted else 'down'} to {told[1]}x allowed"
+    factors = [2.0 ** min(max(log2 - accepted, -999), 999) for log2 in (value, bound)]
+    moved, most = (f"{factor:.3g}" for factor in factors)
+    if moved == most:
+        moved, most = _distinct(*factors)
+    return f"{moved}x accepted, {'up' if value > accepted else 'down'} to {most}x allowed"
 
 
 def _times(value: float | None, accepted: float, allowed: float) -> str:
-    """`27x accepted`, or the change where it is small."""
+    """Write `27x accepted`, or the change where it is small."""
     if value is None or accepted == 0:
         return f"accepted is {accepted:g}"
     ratio = value / accepted
     if ratio >= 1.995:
         return f"{ratio:.0f}x accepted" if 9.95 <= ratio < 1e4 else f"{ratio:.2g}x accepted"
     change = 100 * (value - accepted) / abs(accepted)
-    moved, most = _apart(abs(change), 100 * allowed)
+    moved, most = _distinct(abs(change), 100 * allowed)
     return f"{moved} % {'over' if change > 0 else 'under'} accepted, {most} % allowed"
 
 
 def _decibels(check: Check) -> str:
-    """How far from the ideal, with the digits that tell it from what is allowed."""
+    """Write the distance from the ideal, with digits enough to differ from what is allowed."""
     value, bound, allowed = check.value or 0.0, check.bound or 0.0, check.allowed or 0.0
     if not (0 < value < math.inf and 0 < bound < math.inf):
         return "?"
@@ -105,20 +197,20 @@ def _decibels(check: Check) -> str:
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """A figure in a few characters; "-" where there is none."""
+    """Write a figure in a few characters; "-" where there is none."""
     if value is None:
         return "-"
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     plain = 1e-2 <= abs(value) < 1e4
     if 0.9 < abs(value) < 1:
-        # Correlations: what matters is how far they are from 1.
+        # Of correlations the distance from 1 matters.
         digits = max(digits, digits + math.ceil(-math.log10(1 - abs(value))) - 2)
     return f"{value:.{digits + 2}g}" if plain else f"{value:.{digits}e}"
 
 
-def _apart(value: float, bound: float | None) -> tuple[str, str]:
-    """Two figures with digits enough to differ: `0.62 > 0.62` helps nobody."""
+def _distinct(value: float, bound: float | None) -> tuple[str, str]:
+    """Write two figures with digits enough to differ: `0.62 > 0.62` helps nobody."""
     for digits in range(1, 17):
         pair = number(value, digits), number(bound, digits)
         if pair[0] != pair[1]:
@@ -135,37 +227,56 @@ def failure_text(
     command: str = "pytest suites --update-baselines",
     report: str = "",
     rows: int = 5,
+    diagnoses: Mapping[tuple[str, str], str] = _NO_DIAGNOSES,
+    earlier: EarlierCause = _NO_CAUSE,
 ) -> str:
-    """The first line, the offending rows, where the error enters, and what to do about it.
+    """Write the first line, the offending rows, where the error enters, and what to do about it.
 
     `command` accepts the new values; it is offered only where that can be.
     """
     failed = verdict.failed
-    if all(check.kind == "missing" for check in failed):
+    changes = _plan_changes(verdict)
+    first = first_line(verdict, mode, label=label, diagnoses=diagnoses, follows=earlier.words)
+    if not changes and all(check.kind == "missing" for check in failed):
         # Nothing is known to be wrong: a table of what is not there helps nobody.
-        return f"{first_line(verdict, mode, label=label)}\n  to record it: {command}"
-    lines = [first_line(verdict, mode, label=label), "", *_table(failed[:rows])]
-    if len(failed) > rows:
-        lines.append(f"  +{len(failed) - rows} more rows in results.jsonl")
+        return f"{first}\n  to record it: {command}"
+    lines = [first]
+    lines += [f"  {one_line(change.text())}" for change in changes[1:]]
+    # A plan is said in sentences: a table of texts, site by site, helps nobody.
+    numbers = [check for check in failed if not check.is_plan_change]
+    if numbers:
+        lines += ["", *_table(numbers[:rows])]
+    if len(numbers) > rows:
+        lines.append(f"  +{len(numbers) - rows} more rows in results.jsonl")
     if source := _enters(verdict):
         lines.append(f"  {source}")
-    if grades := _grades(verdict):
-        lines.append(f"  {grades}")
+    if carried := _carried(verdict):
+        lines.append(f"  {carried}")
     if baseline:
         lines.append(f"  baseline  {baseline}")
-    if any(check.kind in ACCEPTABLE for check in failed) and not hint(failed):
+    if not earlier.is_acceptable:
+        lines.append(f"  mend that first: this test {_verb(earlier)}")
+    elif any(check.kind in ACCEPTABLE for check in failed) and not hint(failed):
         lines.append(f"  if intended: {command}")
-    elif rest := hint(failed):
-        lines.append(f"  {rest}")
+        if changes:
+            lines.append("  an update without --accept-plan writes nothing of this gate")
+    elif advice := hint(failed):
+        lines.append(f"  {advice}")
     if report:
         lines.append(f"  report  {report}")
     return "\n".join(lines)
 
 
+def _verb(earlier: EarlierCause) -> str:
+    """Write `follows from PLACE` or `is the same as at PLACE`."""
+    words = one_line(earlier.words)
+    return words if words.startswith("follows") else f"is {words}"
+
+
 def _enters(verdict: Verdict) -> str:
-    source = verdict.first_source
-    if source:
-        return f"the error enters at {source}, the first whose local error is out"
+    entry = verdict.entry
+    if entry is not None:
+        return f"the error enters at {entry.site}, the first whose {entry.scope} error is out"
     if not any(check.scope == "carried" for check in verdict.failed):
         return ""
     if verdict.has_local:
@@ -173,19 +284,19 @@ def _enters(verdict: Verdict) -> str:
     return "local errors were not measured: where the error enters is not known"
 
 
-def _grades(verdict: Verdict) -> str:
-    """The bands of the carried error, the worst where there are several."""
-    carried = [each.values for each in verdict.measured if each.scope == "carried"]
+def _carried(verdict: Verdict) -> str:
+    """Write what is carried along, the worst where there are several; a failure has no grades."""
+    carried = [measured.values for measured in verdict.measured if measured.scope == "carried"]
     with_bands = [values for values in carried if graded(values)]
     if not with_bands:
         return ""
-    values = max(with_bands, key=lambda each: each.get("mse") or 0.0)
-    parts = []
-    for metric in graded(values):
-        if (value := values[metric.name]) is not None:
-            shown = (number(value, digits) for digits in range(1, 17))
-            parts.append(f"{metric.short} {graded_text(metric.name, shown, value)}")
-    return f"grades: {', '.join(parts)}" if parts else ""
+    values = max(with_bands, key=lambda values: values.get("mse") or 0.0)
+    parts = [
+        f"{metric.short} {number(value)}"
+        for metric in graded(values)
+        if (value := values[metric.name]) is not None
+    ]
+    return f"carried: {', '.join(parts)}" if parts else ""
 
 
 def _table(failed: Sequence[Check]) -> list[str]:
@@ -204,12 +315,24 @@ def cells_of(check: Check) -> tuple[str, ...]:
         texts = check.accepted_text or "-", check.text or "-"
         limit = f"== {check.accepted_text}" if check.accepted_text else "-"
         return one_line(check.site), check.scope, check.metric, *texts, "-", limit, check.kind
-    now, bound = number(check.value), number(check.bound)
-    if check.value is not None and check.bound is not None and math.isfinite(check.value):
-        now, bound = _apart(check.value, check.bound)
+    now, bound = _apart([check.value, check.bound])
+    against = number(check.against)
+    if not check.passed:
+        against, now, bound = _apart([check.against, check.value, check.bound])
     limit = f"{check.side} {bound}" if check.bound is not None else "-"
     site, metric = one_line(check.site) or "-", check.metric or "-"
-    return site, check.scope, metric, number(check.against), now, _moved(check), limit, check.kind
+    return site, check.scope, metric, against, now, _moved(check), limit, check.kind
+
+
+def _apart(figures: Sequence[float | None]) -> list[str]:
+    """Write figures with digits enough that those which differ look different."""
+    different = len(set(figures))
+    texts = [number(figure) for figure in figures]
+    for digits in range(1, 17):
+        texts = [number(figure, digits) for figure in figures]
+        if len(set(texts)) == different:
+            break
+    return texts
 
 
 def _moved(check: Check) -> str:

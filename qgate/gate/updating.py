@@ -1,4 +1,4 @@
-"""What an update of the accepted errors stores, and what it cannot.
+"""Updates of the accepted errors: what one stores, and what it cannot.
 
 | state of an entry | failed (default) | new | all |
 |---|---|---|---|
@@ -11,19 +11,21 @@
 
 An entry is one metric of one site and scope. Broken is what is not finite, over an absolute limit
 or over the format budget; then that site and scope is left alone whole, since the other numbers of
-a broken tensor are not worth accepting either.
+a broken tensor are not worth accepting either. Of a gate whose plan changed nothing is written,
+unless the plan is accepted too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from qgate.errors import unknown
-from qgate.gate.checks import ACCEPTABLE, Check
+from qgate.gate.checks import ACCEPTABLE, TASK_CHANGE, Check
 from qgate.gate.measured import is_finite
 from qgate.gate.verdict import Verdict
+from qgate.metrics import METRICS, sample_number
 
 Which = Literal["failed", "new", "all"]
 WHICH: tuple[Which, ...] = get_args(Which)
@@ -58,18 +60,26 @@ class GateUpdate:
         return not self.remaining
 
 
-def decide_update(verdict: Verdict, which: Which = "failed") -> GateUpdate:
-    """What `--update-baselines` writes for a verdict."""
+def decide_update(
+    verdict: Verdict, which: Which = "failed", accept_plan: bool = False
+) -> GateUpdate:
+    """Return what `--update-baselines` writes for a verdict.
+
+    Where a site has another quantizer than was accepted, it writes nothing without `accept_plan`.
+    """
     if which not in WHICH:
         raise unknown("choice of what to update", which, WHICH)
+    if not accept_plan and any(check.is_plan_change for check in verdict.failed):
+        return GateUpdate({}, (), (), verdict.failed, hint(verdict.failed))
     broken = {(check.site, check.scope) for check in verdict.failed if check.kind not in ACCEPTABLE}
     open_checks = [check for check in verdict.checks if (check.site, check.scope) not in broken]
     changes = [
         change
         for check in open_checks
-        if (change := _change(check)) is not None and _wanted(change.state, which)
+        if (change := _change(check)) is not None and _is_written(change.state, which)
     ]
-    changes += _parts(verdict, which, broken)
+    changes += _parts(verdict, broken)
+    changes += [change for change in _samples(verdict, broken) if _is_written(change.state, which)]
     values = {
         (change.site, change.scope, change.metric): change.new
         for change in changes
@@ -80,16 +90,16 @@ def decide_update(verdict: Verdict, which: Which = "failed") -> GateUpdate:
         check
         for check in verdict.failed
         if check.kind not in ACCEPTABLE
-        or (check.key not in values and (check.site, check.scope) not in removed)
+        or not (_is_settled(check, values) or (check.site, check.scope) in removed)
     )
     return GateUpdate(values, removed, tuple(changes), remaining, hint(remaining))
 
 
 def _change(check: Check) -> EntryChange | None:
-    """What an update could do about one check, None where there is nothing."""
+    """Return what an update could do about one check, None where there is nothing."""
     if check.kind == "absent":
         return EntryChange(*check.key, "removed", None, None)
-    if check.kind not in ACCEPTABLE or not is_finite(check.value):
+    if check.kind not in ACCEPTABLE or not is_finite(check.value) or check.metric == TASK_CHANGE:
         return None
     if check.kind == "missing":
         return EntryChange(*check.key, "new", None, check.text or check.value)
@@ -98,31 +108,57 @@ def _change(check: Check) -> EntryChange | None:
     return EntryChange(*check.key, state, old, new)
 
 
-def _wanted(state: State, which: Which) -> bool:
+def _is_written(state: State, which: Which) -> bool:
     if state == "new" or which == "all":
         return True
     return which == "failed" and state in ("worse", "improved", "removed")
 
 
-def _parts(verdict: Verdict, which: Which, broken: set[tuple[str, str]]) -> Iterator[EntryChange]:
-    """Numbers of the parts, recorded with a site that is new, and where all is rewritten."""
+def _parts(verdict: Verdict, broken: set[tuple[str, str]]) -> Iterator[EntryChange]:
+    """Return numbers of parts, which are recorded with a site that is new."""
     for measured in verdict.measured:
-        if measured.key in broken or (measured.accepted and which != "all"):
+        if measured.key in broken or measured.accepted:
             continue
         for metric in measured.part_metrics():
             if metric not in measured.compared:
                 yield EntryChange(*measured.key, metric, "new", None, measured.value(metric))
 
 
+def _samples(verdict: Verdict, broken: set[tuple[str, str]]) -> Iterator[EntryChange]:
+    """Return figures of single samples, which are accepted together."""
+    moved = {(check.site, check.scope) for check in verdict.failed if check.metric == TASK_CHANGE}
+    for measured in verdict.measured:
+        if measured.key in broken:
+            continue
+        state: State = "worse" if measured.key in moved else "same"
+        for name in measured.sample_figures().values():
+            old = (measured.accepted or {}).get(name)
+            if old is not None:
+                yield EntryChange(*measured.key, name, state, old, measured.value(name))
+
+
+def _is_settled(check: Check, values: Mapping[Key, float | str]) -> bool:
+    """Tell if what an update writes cures a failure; a change of samples is cured by theirs."""
+    if check.metric != TASK_CHANGE:
+        return check.key in values
+    return any(
+        (site, scope) == (check.site, check.scope)
+        and sample_number(METRICS.find(name).part) is not None
+        for site, scope, name in values
+    )
+
+
 def hint(failed: tuple[Check, ...]) -> str:
-    """What to do about failures that --update-baselines cannot accept; empty without one."""
+    """Say what to do about failures that --update-baselines cannot accept; empty without one."""
     kinds = dict.fromkeys(check.kind for check in failed)
     sources = {check.kind: check.source for check in reversed(failed) if check.source}
     advice = {
         "nonfinite": "find what overflows or divides by zero",
+        "conformance": "fix the quantizer or the module: it gives other values than it has to",
+        "isolated": "find what differs from FP32 code there",
         "absolute": f"fix the mode or change the limit ({sources.get('absolute', 'its suite')})",
         "budget": f"fix the quantizer or raise budget_db ({sources.get('budget', 'default')})",
-        "nothing": "give the site metrics or an absolute limit to compare",
+        "nothing": "put the mode into effect, or give the site something to compare",
     }
     parts = [text for kind, text in advice.items() if kind in kinds]
     return f"{'; '.join(parts)}: --update-baselines cannot accept this" if parts else ""

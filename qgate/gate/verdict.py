@@ -1,21 +1,24 @@
-"""Pass or fail, with reasons: all sites are looked at, whatever the first one says."""
+"""Pass or fail, with reasons: every site is checked, whatever the first one says."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from qgate.errors import QgateError
 from qgate.gate.checks import Check, checks_of
 from qgate.gate.limits import Limits
 from qgate.gate.measured import Measured
+from qgate.results.ranking import needs_accepted
+
+_NO_SITE = "no such site"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was measured and every check of it, in order of execution."""
+    """Measured rows and all their checks, in the order of execution."""
 
     measured: tuple[Measured, ...]
     checks: tuple[Check, ...]
@@ -35,38 +38,28 @@ class Verdict:
         return tuple(check for check in self.checks if check.improved)
 
     @property
-    def missing(self) -> tuple[Check, ...]:
-        return tuple(check for check in self.checks if check.kind == "missing")
-
-    @property
     def has_local(self) -> bool:
         return any(measured.scope == "local" for measured in self.measured)
 
     @property
-    def first_source(self) -> str | None:
-        """The first site whose local error is out: where the error enters."""
-        out = (
+    def entry(self) -> Check | None:
+        """Return the failure where the error enters: against no accepted value if there is any.
+
+        Local and isolated errors are made at their sites, so the first one in the order of the
+        model is the cause.
+        """
+        own = [
             check
-            for check in self.checks
-            if check.scope == "local"
-            and check.kind in ("nonfinite", "budget", "regression", "absolute")
-            and not check.passed
-        )
-        return next((check.site for check in out), None)
+            for check in self.failed
+            if check.scope in ("local", "isolated")
+            and check.kind not in ("missing", "absent", "nothing")
+        ]
+        return min(own, key=lambda c: (needs_accepted(vars(c)), *c.position), default=None)
 
-    def binding(self, site: str, scope: str) -> Check:
-        """The check that bound a site: the worst failure, or the one nearest to its limit."""
-        here = [check for check in self.checks if (check.site, check.scope) == (site, scope)]
-        if not here:
-            raise QgateError(f"{site} ({scope}) is not in this verdict.")
-        return min(here, key=lambda check: (check.passed, check.badness))
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "passed": self.passed,
-            "first_source": self.first_source,
-            "checks": [check.to_dict() for check in self.checks],
-        }
+    @property
+    def first_source(self) -> str | None:
+        """Return the site where the error enters."""
+        return None if self.entry is None else self.entry.site
 
 
 def judge(
@@ -74,36 +67,27 @@ def judge(
     limits_of: Callable[[Measured], Limits],
     device_matches: bool,
     *,
-    absent: Iterable[tuple[str, str]] = (),
+    absent: Mapping[tuple[str, str], str] | None = None,
 ) -> Verdict:
-    """Hold every site against its limits.
+    """Check every site against its limits.
 
-    `absent` are the (site, scope) that have accepted values but were not measured: they fail.
+    `absent` has the (site, scope) with accepted values that were not measured, each with the
+    quantizer that was accepted there, or an empty text: they fail.
     Nothing measured is an error, not a pass.
     """
-    ordered = sorted(measured, key=lambda each: (each.order, each.site, each.scope))
-    gone = sorted(set(absent))
+    ordered = sorted(measured, key=lambda row: (row.order, row.site, row.scope))
+    gone = sorted((absent or {}).items())
     if not ordered and not gone:
         raise QgateError("nothing was measured: a gate that compared nothing does not pass.")
-    for (site, scope), times in Counter([*(each.key for each in ordered), *gone]).items():
+    for (site, scope), times in Counter([*(row.key for row in ordered), *(absent or ())]).items():
         if times > 1:
             raise QgateError(f"{site} ({scope}) is given {times} times: a site is judged once.")
-    checks = [
-        check for each in ordered for check in checks_of(each, limits_of(each), device_matches)
-    ]
+    checks = [check for row in ordered for check in checks_of(row, limits_of(row), device_matches)]
     last = ordered[-1].order + 1 if ordered else 0
-    checks += [_absent(site, scope, last) for site, scope in gone]
-    return Verdict(tuple(ordered), tuple(sorted(checks, key=lambda check: check.place)))
-
-
-def _absent(site: str, scope: str, order: int) -> Check:
-    return Check(
-        site=site,
-        layer="",
-        scope=scope,
-        order=order,
-        metric="",
-        kind="absent",
-        passed=False,
-        reason="accepted, but not measured: the set of sites changed",
-    )
+    reason = "accepted, but not measured: the set of sites changed"
+    about: dict[str, Any] = {"metric": "", "kind": "absent", "passed": False, "reason": reason}
+    for (site, scope), quantizer in gone:
+        texts = (quantizer, _NO_SITE) if quantizer else ("", "")
+        check = Check(site=site, layer="", scope=scope, order=last, **about)
+        checks.append(replace(check, accepted_text=texts[0], text=texts[1]))
+    return Verdict(tuple(ordered), tuple(sorted(checks, key=lambda check: check.position)))

@@ -1,4 +1,4 @@
-"""Tensors on which a wrong kernel shows: all patterns, ties, the ends of the range, NaN and Inf."""
+"""Tensors that reveal a wrong kernel: all patterns, ties, the ends of the range, NaN and Inf."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def patterns(dtype: torch.dtype) -> Tensor:
-    """Of 16 bits all there are; of 32 what lies at and beside the numbers of 16."""
+    """Return all patterns of 16 bits; of 32 bits those at and beside the numbers of 16."""
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32, device="cpu")
     if dtype.itemsize == 2:
         return every.to(torch.int16).view(dtype)
@@ -17,7 +17,7 @@ def patterns(dtype: torch.dtype) -> Tensor:
 
 
 def numbers(dtype: torch.dtype) -> Tensor:
-    """The patterns three times: by size, so that neighbors share an exponent, by bits, mixed."""
+    """Return the patterns by size, so that neighbors share an exponent, by bits, and shuffled."""
     every = patterns(dtype)
     finite = every[every.isfinite()]
     by_size = finite[finite.abs().sort(stable=True).indices]
@@ -26,8 +26,8 @@ def numbers(dtype: torch.dtype) -> Tensor:
     return torch.cat([by_size, every, mixed])
 
 
-def lying(x: Tensor, block: int, kind: tuple[bool, bool]) -> Tensor:
-    """Numbers as [outer, length, inner] with blocks of that size; (upright, with a short one)."""
+def arrange(x: Tensor, block: int, kind: tuple[bool, bool]) -> Tensor:
+    """Arrange numbers as [outer, length, inner]; `kind` is (upright, with a short last block)."""
     upright, short = kind
     length = block * 3 + (max(block // 3, 1) if short and block > 1 else 0)
     inner = 600 if upright else 1
@@ -40,9 +40,9 @@ def lying(x: Tensor, block: int, kind: tuple[bool, bool]) -> Tensor:
     return filled.view(outer, inner, length).transpose(1, 2).contiguous()
 
 
-def ordinary(dtype: torch.dtype, exponent: int = 0, count: int = 2**13) -> Tensor:
-    """A bell curve with outliers, in units of 2**exponent."""
-    seeded = torch.Generator("cpu").manual_seed(1)
-    x = torch.randn(count, generator=seeded, device="cpu")
+def bell_curve(dtype: torch.dtype, exponent: int = 0, count: int = 2**13) -> Tensor:
+    """Draw a bell curve with outliers, in units of 2**exponent."""
+    generator = torch.Generator("cpu").manual_seed(1)
+    x = torch.randn(count, generator=generator, device="cpu")
     x[::97] *= 50
     return (x.double() * 2.0**exponent).to(dtype)

@@ -1,8 +1,8 @@
 """Pairs of numbers: partial sums, extremes and counts of each tile, and how often keys occur.
 
-A key is the leading bits of a difference. All sums are float64 in a fixed order, which `by_torch`
-writes down: within a tile places `_WIDTH` apart, one after the other, then neighbors. So the proof
-asks sums for every bit, too, and a device without kernels gives the same.
+A key is the leading bits of a difference. All sums are float64 in a fixed order, defined by
+`compare_by_torch`: within a tile first elements `_WIDTH` apart, then neighbors. So sums too are
+proven bit by bit, and a device without kernels gives the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ SUMS = (
 )  # fmt: skip
 EXTREMES = ("max_error", "least_a", "most_a", "least_r", "most_r")
 COUNTS = (
-    "kept", "flips", "nan_a", "posinf_a", "neginf_a", "nan_r", "posinf_r", "neginf_r", "mismatched",
+    "pairs", "flips", "nan_a", "posinf_a", "neginf_a", "nan_r", "posinf_r", "neginf_r",
+    "mismatched",
 )  # fmt: skip
 
 
@@ -39,7 +40,7 @@ COUNTS = (
 class Partials:
     """A row for each of `SUMS`, `EXTREMES` and `COUNTS`, a column for each tile.
 
-    Only pairs that are finite on both sides are `kept` and have sums, extremes, flips and keys.
+    Only pairs that are finite on both sides count in `pairs`, sums, extremes, flips and keys.
     `m2_*`, `co` and `rest_*` are about the means of their tile.
     """
 
@@ -49,19 +50,20 @@ class Partials:
     keys: Tensor
 
 
-def compared(actual: Tensor, reference: Tensor, shift: int) -> Partials | None:
-    """Of flat tensors of one length, at most `AT_ONCE`; None without a kernel."""
+def compare(actual: Tensor, reference: Tensor, shift: int) -> Partials | None:
+    """Compare flat tensors of one length, at most `AT_ONCE`; None without a kernel."""
     a, r = actual.dtype, reference.dtype
     if not proving.serves(actual.device) or kind_of(a) is None or kind_of(r) is None:
         return None
-    names = (str(each).removeprefix("torch.") for each in (a, r))
-    what = "errors of {} tensors against {} ones".format(*names)
+    names = (str(dtype).removeprefix("torch.") for dtype in (a, r))
+    work = "errors of {} tensors against {} ones".format(*names)
     way = ("compare", a, r, shift)
-    proven = proving.proven(way, actual.device, what, lambda: _wrong(actual, reference, shift))
-    return _compared(actual, reference, shift) if proven else None
+    if not proving.prove_once(way, actual.device, work, lambda: _wrong(actual, reference, shift)):
+        return None
+    return compare_by_kernel(actual, reference, shift)
 
 
-def _compared(actual: Tensor, reference: Tensor, shift: int) -> Partials:
+def compare_by_kernel(actual: Tensor, reference: Tensor, shift: int) -> Partials:
     programs = importlib.import_module("qgate.kernels.programs.comparing")
     n, device, keys = len(actual), actual.device, _keys(shift)
     tiles, spread = -(-n // TILE), min(max(n // _PER_TABLE, 1), _TABLES)
@@ -84,8 +86,8 @@ def _keys(shift: int) -> int:
     return 1 << (63 - shift)
 
 
-def by_torch(actual: Tensor, reference: Tensor, shift: int) -> Partials:
-    """The definition."""
+def compare_by_torch(actual: Tensor, reference: Tensor, shift: int) -> Partials:
+    """Compare by the definition."""
     parts = [
         _slice_by_torch(actual[i : i + _SLICE], reference[i : i + _SLICE], shift)
         for i in range(0, len(actual), _SLICE)
@@ -99,18 +101,18 @@ def by_torch(actual: Tensor, reference: Tensor, shift: int) -> Partials:
 
 
 def _slice_by_torch(actual: Tensor, reference: Tensor, shift: int) -> Partials:
-    there = _tiled(torch.ones_like(actual, dtype=torch.bool))
+    exists = _tiled(torch.ones_like(actual, dtype=torch.bool))
     a, r = _tiled(actual), _tiled(reference)
     kinds_a, kinds_r = _kinds(a), _kinds(r)
-    good = there & (kinds_a == 0) & (kinds_r == 0)
-    a, r = (each.masked_fill(~good, 0.0).to(torch.float64) for each in (a, r))
+    good = exists & (kinds_a == 0) & (kinds_r == 0)
+    a, r = (side.masked_fill(~good, 0.0).to(torch.float64) for side in (a, r))
     error = a - r
     size = error.abs()
-    kept = good.sum(1)
-    held = kept.clamp(min=1).to(torch.float64)
+    pairs = good.sum(1)
+    divisor = pairs.clamp(min=1).to(torch.float64)
     plain = _totals(a, r, error * error, size, error, r.abs())
-    off_a = (a - (plain[0] / held)[:, None]).masked_fill(~good, 0.0)
-    off_r = (r - (plain[1] / held)[:, None]).masked_fill(~good, 0.0)
+    off_a = (a - (plain[0] / divisor)[:, None]).masked_fill(~good, 0.0)
+    off_r = (r - (plain[1] / divisor)[:, None]).masked_fill(~good, 0.0)
     centered = _totals(off_a, off_r, off_a * off_a, off_r * off_r, off_a * off_r)
     inf = float("inf")
     extremes = [
@@ -121,7 +123,7 @@ def _slice_by_torch(actual: Tensor, reference: Tensor, shift: int) -> Partials:
         r.masked_fill(~good, -inf).amax(1),
     ]
     counts = [
-        kept,
+        pairs,
         ((a * r) < 0).sum(1),
         *((kinds_a == kind).sum(1) for kind in (1, 2, 3)),
         *((kinds_r == kind).sum(1) for kind in (1, 2, 3)),
@@ -138,18 +140,18 @@ def _slice_by_torch(actual: Tensor, reference: Tensor, shift: int) -> Partials:
 
 
 def _tiled(x: Tensor) -> Tensor:
-    """With zeros up to whole tiles."""
+    """Pad with zeros to whole tiles."""
     return torch.nn.functional.pad(x, (0, -len(x) % TILE)).view(-1, TILE)
 
 
 def _kinds(x: Tensor) -> Tensor:
-    """0 finite, 1 NaN, 2 and 3 the infinities."""
+    """Return 0 where finite, 1 for NaN, 2 and 3 for the infinities."""
     kinds = x.isnan().to(torch.int8)
     return kinds.masked_fill_(x == float("inf"), 2).masked_fill_(x == -float("inf"), 3)
 
 
 def _totals(*values: Tensor) -> Tensor:
-    """A row for each, of the totals of its tiles."""
+    """Return a row for each, with the totals of its tiles."""
     x = torch.stack(values).view(len(values), -1, TILE // _WIDTH, _WIDTH)
     total = x[:, :, 0] + 0.0
     for i in range(1, x.shape[2]):
@@ -161,27 +163,26 @@ def _totals(*values: Tensor) -> Tensor:
 
 def _wrong(actual: Tensor, reference: Tensor, shift: int) -> str:
     for a, r in trials(actual.dtype, reference.dtype):
-        there = _compared(a.to(actual.device), r.to(actual.device), shift)
-        if found := difference(there, by_torch(a, r, shift)):
-            return found
+        actual_partials = compare_by_kernel(a.to(actual.device), r.to(actual.device), shift)
+        if problem := first_difference(actual_partials, compare_by_torch(a, r, shift)):
+            return problem
     return ""
 
 
-def difference(found: Partials, wanted: Partials) -> str:
-    """Where two differ in a bit, and in what."""
-    for each in fields(Partials):
-        pair = getattr(found, each.name), getattr(wanted, each.name)
-        if wrong := proving.difference(*pair):
-            return f"{each.name}: {wrong}"
+def first_difference(actual: Partials, expected: Partials) -> str:
+    """Describe where two differ in a bit, or return an empty text."""
+    for name in (field.name for field in fields(Partials)):
+        if problem := proving.first_difference(getattr(actual, name), getattr(expected, name)):
+            return f"{name}: {problem}"
     return ""
 
 
 def trials(actual: torch.dtype, reference: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-    """Neighbors of every size and kind, equals, what was rounded, constants, short last tiles."""
+    """Yield pairs of every size and kind: neighbors, equals, rounded, constant, short tiles."""
     a, r = cases.numbers(actual), cases.numbers(reference)
     n = min(len(a), len(r)) - 5
     yield a[5 : 5 + n], r[:n]
-    usual = cases.ordinary(torch.float32, count=3 * TILE + 77)
+    usual = cases.bell_curve(torch.float32, count=3 * TILE + 77)
     yield usual.to(actual), (usual * 1.001).to(reference)
     yield usual.to(actual).to(reference).to(actual), usual.to(actual).to(reference)
     level = torch.full((TILE + 1,), 0.1)

@@ -1,7 +1,7 @@
-"""A kernel is used once it gave the definition's bits on this device, in this process and way.
+"""A kernel is used after it gave the definition's bits on this device, in this process and way.
 
-What it has to give them on are `cases` that were chosen to be hard. A kernel that does not, or that
-cannot be compiled, is told of once, and left alone from then on.
+It has to give them on hard `cases`. A kernel that does not, or that cannot be compiled, is reported
+once and not used.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 DEVICES = {"cuda"}
-"""Types of devices that there can be kernels for."""
+"""Types of devices that may have kernels."""
 _verdicts: dict[Hashable, bool] = {}
-_held = threading.RLock()
+_lock = threading.RLock()
 
 
 class KernelWarning(UserWarning):
@@ -25,20 +25,17 @@ class KernelWarning(UserWarning):
 
 
 def serves(device: torch.device) -> bool:
-    """If there can be kernels for tensors of this device."""
-    return device.type in DEVICES and _there()
+    """Tell whether tensors of this device may have kernels."""
+    has_triton = torch.version.hip is None and importlib.util.find_spec("triton") is not None
+    return device.type in DEVICES and has_triton
 
 
-def _there() -> bool:
-    return torch.version.hip is None and importlib.util.find_spec("triton") is not None
-
-
-def proven(way: Hashable, device: torch.device, what: str, prove: Callable[[], str]) -> bool:
-    """Whether a kernel may be used in this way; `prove` says what is wrong, or nothing."""
+def prove_once(way: Hashable, device: torch.device, work: str, prove: Callable[[], str]) -> bool:
+    """Tell whether a kernel may be used in this way; `prove` describes its first error or none."""
     key = (way, device)
-    with _held:
+    with _lock:
         if key not in _verdicts:
-            _verdicts[key] = True  # for what the proof itself asks
+            _verdicts[key] = True  # for casts inside the proof itself
             try:
                 wrong = prove()
             except Exception as error:
@@ -46,7 +43,7 @@ def proven(way: Hashable, device: torch.device, what: str, prove: Callable[[], s
             _verdicts[key] = not wrong
             if wrong:
                 warnings.warn(
-                    f"qgate computes {what} on {device} with torch alone, which is slower and the "
+                    f"qgate computes {work} on {device} with torch alone, which is slower and the "
                     f"same to the last bit: its kernel was tried and failed ({wrong}).",
                     KernelWarning,
                     stacklevel=2,
@@ -54,8 +51,8 @@ def proven(way: Hashable, device: torch.device, what: str, prove: Callable[[], s
         return _verdicts[key]
 
 
-def difference(actual: Tensor, expected: Tensor, given: Tensor | None = None) -> str:
-    """Where two results differ in a bit, the empty text where none do; a NaN equals a NaN."""
+def first_difference(actual: Tensor, expected: Tensor, inputs: Tensor | None = None) -> str:
+    """Describe where two results differ in a bit, or return an empty text; NaN equals NaN."""
     a, e = actual.cpu(), expected.cpu()
     if a.shape != e.shape or a.dtype != e.dtype:
         return f"{a.dtype} {tuple(a.shape)} instead of {e.dtype} {tuple(e.shape)}"
@@ -67,11 +64,11 @@ def difference(actual: Tensor, expected: Tensor, given: Tensor | None = None) ->
         differs = a != e
     if not differs.any():
         return ""
-    place = int(differs.reshape(-1).nonzero()[0])
-    of = "" if given is None else f" of {given.cpu().reshape(-1)[place].item()!r}"
+    index = int(differs.reshape(-1).nonzero()[0])
+    of = "" if inputs is None else f" of {inputs.cpu().reshape(-1)[index].item()!r}"
     return (
         f"{int(differs.sum())} of {a.numel()} values differ, the first is "
-        f"{a.reshape(-1)[place].item()!r} instead of {e.reshape(-1)[place].item()!r}{of}"
+        f"{a.reshape(-1)[index].item()!r} instead of {e.reshape(-1)[index].item()!r}{of}"
     )
 
 

@@ -1,4 +1,4 @@
-"""What the kernels are told: where blocks lie, which grid they are rounded to. Plain numbers."""
+"""The memory layout of blocks and the grid to round to, as plain numbers for the kernels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Grid:
 
     @property
     def constants(self) -> dict[str, object]:
-        """What the casts of single numbers call them."""
+        """The constants of the casts of single numbers."""
         return {
             "MANTISSA": self.mantissa,
             "LOWEST": self.lowest,
@@ -45,14 +45,14 @@ class Grid:
 
     @property
     def fits_single(self) -> bool:
-        """Whether sums that round to it stay within float32's normal numbers."""
+        """True if sums that round to the grid stay within float32's normal numbers."""
         reach = math.frexp(self.largest)[1] + 2 + 23 - self.mantissa
         return reach < 127 and self.lowest - self.mantissa > -120
 
 
 @dataclass(frozen=True)
-class Lie:
-    """How an [outer, length, inner] tensor is cut into runs of `block` along the middle."""
+class MemoryLayout:
+    """An [outer, length, inner] tensor, cut into runs of `block` along the middle."""
 
     outer: int
     length: int
@@ -73,11 +73,11 @@ class Lie:
 
     @property
     def kind(self) -> tuple[bool, bool]:
-        """What a kernel is specialized for."""
+        """The properties that a kernel is specialized for: upright, and with a short last block."""
         return self.upright, self.length % self.block != 0
 
     def across(self, tile: int) -> int:
-        """How many blocks one program takes."""
+        """Return how many blocks one program takes."""
         room = max(tile // self.padded, 1)
         return min(room, max(power_of_two(self.inner), 16)) if self.upright else room
 
@@ -89,10 +89,10 @@ class Lie:
 
 
 def power_of_two(n: int) -> int:
-    """The smallest power of two that is not less."""
+    """Return the smallest power of two that is not less."""
     return 1 << max(n - 1, 0).bit_length()
 
 
 def kind_of(dtype: torch.dtype) -> int | None:
-    """How the programs know a dtype, None for those they do not."""
+    """Return the number of a dtype in the programs, None without one."""
     return {"torch.bfloat16": 0, "torch.float16": 1, "torch.float32": 2}.get(str(dtype))

@@ -14,6 +14,8 @@ from qgate.metrics._table import (
     MetricTable,
     Source,
     TensorPart,
+    sample_number,
+    sample_part,
 )
 
 __all__ = [
@@ -27,4 +29,6 @@ __all__ = [
     "TensorPart",
     "error_metrics",
     "gate_metrics",
+    "sample_number",
+    "sample_part",
 ]

@@ -1,18 +1,19 @@
-"""What is known of a metric, and the table that all of them are in."""
+"""The facts of a metric, and the table of all metrics."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from qgate.errors import unknown
 from qgate.registry import Registry
 
 Direction = Literal["lower", "higher", "steady", "equal"]
 Logarithm = Literal["", "decibel", "log2"]
-Source = Literal["errors", "gate", "task", "plan", "format", "dump", "activations"]
+Source = Literal["errors", "gate", "task", "plan", "conformance", "format", "dump", "activations"]
 
 
 class ErrorSumsLike(Protocol):
@@ -52,14 +53,14 @@ class ErrorSumsLike(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One number, and everything that code may want to know of it.
+    """One number, with all facts that code needs to compare and show it.
 
     label, column   its name in a sentence, and in the narrow head of a table
     unit            "dB", "%" and so on; empty where it has none or that of the data
     direction       which way is better; `steady` is better where it was, `equal` is not compared by
                     size at all
     definition      the formula in words or signs
-    sources         what it is measured of; "errors" are read from error sums by `formula`
+    sources         what is measured; "errors" are read from error sums by `formula`
     exact           the value where there is no error
     degree          how it grows with the data: by 2^degree where all numbers double
     bounded         1 is perfect, and the distance to 1 counts
@@ -68,7 +69,7 @@ class Metric:
     relative        an error relative to its reference: float noise has a floor, and one that
                     vanished says that nothing differs any more
     counted         a share that counts elements
-    textual         a text that stays as it is, of which only equality is asked
+    textual         a text, which is only compared for equality
     bands           where it is excellent, good and fair
     complement_of   the metric that this one is 1 less
     part, base      which part of a tensor it is about, and the metric of the whole
@@ -108,13 +109,13 @@ class Metric:
         return f"{self.short} {self.unit}".rstrip()
 
     def function(self, sums: ErrorSumsLike) -> float:
-        """Read it from error sums; NaN for no pairs."""
+        """Compute it from error sums; NaN for no pairs."""
         if self.formula is None or not sums.count:
             return math.nan
         return self.exact if sums.max_abs_error == 0 else self.formula(sums)
 
     def factor(self, difference: float) -> float:
-        """Return how many times larger what a logarithm is of gets by a difference of it."""
+        """Convert a difference of logarithms to a factor of sizes or energies."""
         if self.logarithm == "log2":
             return float(2.0 ** min(max(difference, -999.0), 999.0))
         return float(10.0 ** min(max(difference / 10, -300.0), 300.0))
@@ -139,7 +140,7 @@ class Metric:
             return f"{value:.4f}"
         return f"{value:.8f}" if self.bounded else f"{value:.{6 if self.degree else 4}e}"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the fields that records of a run keep."""
         names = ("name", "label", "unit", "direction", "definition", "degree", "bounded",
                  "logarithm", "signed")  # fmt: skip
@@ -158,8 +159,23 @@ class TensorPart:
 # Of the worst channel 0.11 was seen to come and go, of whole tensors 0.02.
 PARTS = (
     TensorPart("worst_channel", "of the worst channel", room=5.0),
+    TensorPart("worst_token", "of the worst token", room=5.0),
+    TensorPart("worst_sample", "of the worst sample", room=5.0),
     TensorPart("without_massive", "without massive elements"),
 )
+
+
+_SAMPLE = re.compile(r"sample_[0-9]{1,9}", re.ASCII)
+
+
+def sample_part(number: int) -> str:
+    """Return the part of a metric that is about one sample of the evaluation, counted from 0."""
+    return f"sample_{number}"
+
+
+def sample_number(part: str) -> int | None:
+    """Return the sample that a part of a metric is about; None for another part."""
+    return int(part.removeprefix("sample_")) if _SAMPLE.fullmatch(part) else None
 
 
 class MetricTable(Registry[Metric]):
@@ -172,7 +188,7 @@ class MetricTable(Registry[Metric]):
     def add(self, entry: Metric, *aliases: str) -> Metric:
         super().add(entry, *aliases)
         for part in PARTS:
-            made = replace(
+            of_part = replace(
                 entry,
                 name=f"{entry.name}@{part.name}",
                 label=f"{entry.label} {part.words}",
@@ -183,37 +199,56 @@ class MetricTable(Registry[Metric]):
                 base=entry.name,
                 room=part.room,
             )
-            self._parts[made.name] = made
+            self._parts[of_part.name] = of_part
         return entry
 
     def remove(self, name: str) -> None:
         """Take back a metric that was added."""
         super().remove(name)
-        self._parts = {key: each for key, each in self._parts.items() if each.base != name}
+        self._parts = {key: part for key, part in self._parts.items() if part.base != name}
 
     def find(self, name: str) -> Metric:
         """Return a metric of the whole or of a part by its exact name, else a plain one."""
-        known = self.entries.get(name) or self._parts.get(name)
-        return known or Metric(name=name, label=name, direction="lower", definition="", sources=())
+        metric = self.entries.get(name) or self._parts.get(name) or self._of_sample(name)
+        return metric or Metric(name=name, label=name, direction="lower", definition="", sources=())
 
     def get(self, name: str) -> Metric:
         """Return a metric of the whole or of a part; an unknown name is an error with near ones."""
-        if name in self._parts:
-            return self._parts[name]
+        if of_part := self._parts.get(name) or self._of_sample(name):
+            return of_part
         whole, at, part = name.partition("@")
         if at and whole in self.entries:
-            raise unknown("part of a tensor", part, [each.name for each in PARTS])
+            raise unknown("part of a tensor", part, [entry.name for entry in PARTS])
         if name not in self.entries:
-            raise unknown(self.what, name, self.entries)
+            raise unknown(self.noun, name, self.entries)
         return self.entries[name]
+
+    def _of_sample(self, name: str) -> Metric | None:
+        """Return a metric of one sample, of which there are as many as the evaluation has."""
+        whole, _, part = name.partition("@")
+        number = sample_number(part)
+        if whole not in self.entries or number is None:
+            return None
+        entry = self.entries[whole]
+        label = f"{entry.label} of sample {number}"
+        return replace(
+            entry,
+            name=name,
+            label=label,
+            column="",
+            sources=(),
+            formula=None,
+            part=part,
+            base=whole,
+        )
 
     def of(self, source: Source) -> list[Metric]:
         """List the metrics of one source, in the order they were added."""
-        return [each for each in self if source in each.sources]
+        return [metric for metric in self if source in metric.sources]
 
     def parts_of(self, name: str) -> list[Metric]:
         """List the metrics of the parts of a tensor that belong to one of the whole."""
-        return [each for each in self._parts.values() if each.base == name]
+        return [metric for metric in self._parts.values() if metric.base == name]
 
 
 METRICS = MetricTable()

@@ -1,7 +1,7 @@
 """The metrics that are read from the error sums of one comparison.
 
-Each is a `Metric` of the source "errors": a is actual, r is
-reference, an error is a - r. Results where a formula has nothing to divide by:
+Each is a `Metric` of the source "errors": a is actual, r is reference, an error is a - r. Results
+where a formula has nothing to divide by:
 
 | metric | no error | r is 0, error is not | constant a or r, with error | no pairs |
 |---|---|---|---|---|
@@ -13,8 +13,7 @@ reference, an error is a - r. Results where a formula has nothing to divide by:
 
 "No error" also holds where both sides are zero, and cosine is 0 where only a is. A result below the
 smallest float64 is that smallest float64, never 0: 0 says that there is no error. Sums whose
-squares were lost, because whoever filled them left the scales at 1, give NaN, which no limit lets
-pass.
+squares underflowed at scales of 1 give NaN, which passes no limit.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _SMALLEST = 5e-324
 
 
 def _squares(total: float, largest: float) -> float:
-    """A sum of squares, NaN if it is 0 although the largest value is not."""
+    """Return a sum of squares, or NaN if it is 0 although the largest value is not."""
     return math.nan if total == 0 and largest != 0 else total
 
 
@@ -40,7 +39,7 @@ def _reference_squares(s: ErrorSumsLike) -> float:
 
 
 def _magnitudes(s: ErrorSumsLike) -> float:
-    """Error over reference."""
+    """Return sum |error| / sum |reference|."""
     if s.sum_abs_reference == 0:
         return math.inf
     return s.sum_abs_error / s.sum_abs_reference * (s.scale_error / s.scale_reference)
@@ -55,7 +54,7 @@ def _log10(x: float) -> float:
 
 
 def _clamped(product: float, a_square: float, r_square: float) -> float:
-    """product / sqrt(a_square * r_square), 0 where a side has nothing; rounding stays within 1."""
+    """Return product / sqrt(a_square * r_square) within -1 and 1; 0 where a side is zero."""
     size = math.sqrt(a_square) * math.sqrt(r_square)
     if not size:
         return 0.0

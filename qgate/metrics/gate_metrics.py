@@ -1,4 +1,4 @@
-"""What gates compare beside the metrics of error sums: tasks, plans, formats, distributions."""
+"""The metrics of gates beside those of error sums: tasks, plans, formats, distributions."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ for _metric in (
         sources=("task",), definition="cross-entropy of the text, in bits, over its bytes",
     ),
     Metric(
+        name="task_change", label="Change of the Task", unit="bit", direction="lower",
+        sources=("gate",),
+        definition="largest mean change of bits per byte in the 95 % interval of the samples",
+    ),
+    Metric(
         name="kl_divergence", label="KL Divergence", unit="nat", direction="lower", relative=True,
         sources=("task",), definition="mean over tokens of KL(reference | actual)",
     ),
@@ -24,6 +29,16 @@ for _metric in (
     Metric(
         name="quantizer", label="Quantizer", direction="equal", textual=True, sources=("plan",),
         definition="what quantizes a site, in words",
+    ),
+    Metric(
+        name="differing_share", label="Differing Values", direction="lower",
+        sources=("conformance",),
+        definition="share of quantized values that are not those of the definition, bit for bit",
+    ),
+    Metric(
+        name="disagreeing_share", label="Disagreeing Values", direction="lower",
+        sources=("conformance",),
+        definition="share of values that a module gives for one input and not for another like it",
     ),
     Metric(
         name="saturated_share", label="Saturated", direction="steady", counted=True,
@@ -39,7 +54,7 @@ for _metric in (
         name="exponent", label="Scale Exponent", direction="equal", sources=("format",),
         definition="exponent of the power of two that a sweep recommends",
     ),
-    # Where values lie: neither way is better. ---------------------------------------------------
+    # The range of values, where neither way is better. ------------------------------------------
     Metric(
         name="log2_mean", label="Mean Magnitude (log2)", direction="steady", logarithm="log2",
         sources=("dump",), definition="log2 of the mean magnitude",

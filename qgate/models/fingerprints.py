@@ -1,4 +1,4 @@
-"""Whether a tensor is still what it was, without keeping a copy of it."""
+"""Fingerprints that show if a tensor has changed, without a copy of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PART = 1 << 20
 
 
 def fingerprint(tensor: Tensor) -> tuple[object, ...]:
-    """Where a tensor lies and a weighted sum of its values.
+    """Return the address of a tensor and a weighted sum of its values.
 
     Versions of tensors do not tell: `p.data.mul_(2)` leaves them, and there are none in inference
     mode. The sum has a different weight for every element of a part, so that swaps are seen too.

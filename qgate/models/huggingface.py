@@ -1,19 +1,17 @@
-"""Folders that transformers loads; the only file that imports it, and quietly.
+"""Folders that transformers loads, quietly; no other file imports it.
 
 Nothing is downloaded, no code of a folder runs, and no weight is left to chance.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import importlib
 import inspect
 import json
 import logging
 import re
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +19,43 @@ import torch
 from torch import Tensor, nn
 
 from qgate.errors import QgateError
-from qgate.models.huggingface_errors import OWN_CALLABLE, cause, refused, wants_code
-from qgate.models.huggingface_sizes import check_shards, check_sizes
+from qgate.models.huggingface_checks import (
+    OWN_CALLABLE,
+    LoadingReport,
+    cause,
+    check_shards,
+    check_sizes,
+    loading_error,
+    needs_code,
+)
+from qgate.models.optional_libraries import load_quietly
+from qgate.text import listed
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json")
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 _TRUSTED = {"local_files_only": True, "trust_remote_code": True}
 
 
+def _transformers(purpose: str, otherwise: str = "") -> AbstractContextManager[Any]:
+    """Import transformers without warnings and progress bars; this file raises errors instead."""
+    advice = f"pip install 'pytest-qgate[hf]'{otherwise}."
+    bars = "transformers.utils.logging", "disable_progress_bar", "enable_progress_bar"
+    needs = f"{purpose} needs transformers"
+    return load_quietly("transformers", bars, needs, advice, logging.WARNING)
+
+
 def load_network(folder: Path, *, trust_remote_code: bool = False) -> nn.Module:
-    """The model in float32, the class that its config names, without caches.
+    """Load the model in float32 as the class that its config names, without caches.
 
     Attention and experts are computed by plain matrix products (`eager`): one arithmetic on
     every device, the same bits each time. `trust_remote_code` lets Python files of the folder run.
     """
     where = _TRUSTED if trust_remote_code else _LOCAL
-    with _quietly("hf:PATH") as transformers:
-        config = _config(transformers, folder, where)
+    with _transformers("hf:PATH") as transformers:
+        try:
+            config = transformers.AutoConfig.from_pretrained(str(folder), **where)
+        except Exception as error:
+            raise loading_error(folder, error) from None
         _check_folder(folder, config)
         kind = _network_class(transformers, config, folder, trust_remote_code)
         check_shards(folder)
@@ -46,7 +64,7 @@ def load_network(folder: Path, *, trust_remote_code: bool = False) -> nn.Module:
         try:
             network, report = read()
         except Exception as error:
-            raise refused(folder, error, read) from None
+            raise loading_error(folder, error, read) from None
     _check_report(network, report, folder)
     first = next(iter(inspect.signature(network.forward).parameters), "nothing")
     if first != "input_ids":
@@ -80,15 +98,17 @@ def check_length(network: nn.Module, tokens: int, name: str) -> None:
 
 
 def language_part(network: nn.Module) -> str:
-    """A regular expression for the modules that read and write text, "" if those are all."""
+    """Return a pattern of the modules that read and write text, "" if all modules do."""
     config: Any = getattr(network, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     if text is config:
         return ""
-    found = [
-        name for name, module in network.named_modules() if name and _config_of(module) is text
+    parts = [
+        name
+        for name, module in network.named_modules()
+        if name and hasattr(module, "from_pretrained") and getattr(module, "config", None) is text
     ]
-    top = [name for name in found if not any(name.startswith(f"{other}.") for other in found)]
+    top = [name for name in parts if not any(name.startswith(f"{other}.") for other in parts)]
     output: Any = getattr(network, "get_output_embeddings", None)
     head = output() if callable(output) else None
     top += [name for name, module in network.named_modules() if name and module is head]
@@ -96,10 +116,10 @@ def language_part(network: nn.Module) -> str:
 
 
 class FolderTokenizer:
-    """A tokenizer of a folder; called, it turns text into ids without any put around them."""
+    """The tokenizer of a folder; a call returns ids without special tokens."""
 
-    def __init__(self, made: Any, folder: Path) -> None:
-        self._made = made
+    def __init__(self, loaded: Any, folder: Path) -> None:
+        self._tokenizer = loaded
         self._no_bos = _refuses_bos(folder)
 
     def __call__(self, text: str) -> Tensor:
@@ -107,30 +127,30 @@ class FolderTokenizer:
 
     @property
     def bos(self) -> int | None:
-        """The id that begins a text; the [CLS] of encoders counts as such."""
-        first = self._made.bos_token_id
-        first = self._made.cls_token_id if first is None else first
+        """Return the id that begins a text; the [CLS] of encoders counts as such."""
+        first = self._tokenizer.bos_token_id
+        first = self._tokenizer.cls_token_id if first is None else first
         return None if first is None else int(first)
 
     def encode(self, text: str, *, special: bool = False) -> Tensor:
-        """One row of ids; with `special` those around it that the model expects.
+        """Return one row of ids, with the expected special tokens around it if `special`.
 
         A BOS is there once, whether the tokenizer, the text or nobody else puts one, unless the
         files of the tokenizer say that there is none (add_bos_token).
         """
-        with _quietly("a tokenizer"):
-            ids = self._made(text, add_special_tokens=special, verbose=False)["input_ids"]
+        with _transformers("a tokenizer"):
+            ids = self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
         if special and self.bos is not None:
             own = next((k for k, token in enumerate(ids) if token != self.bos), len(ids))
-            if own or (self._made.bos_token_id is not None and not self._no_bos):
+            if own or (self._tokenizer.bos_token_id is not None and not self._no_bos):
                 ids = [self.bos, *ids[own:]]
         return torch.tensor(ids, dtype=torch.int64)
 
     def decode(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token; the name in the vocabulary where it is a part of a character."""
-        with _quietly("a tokenizer"):
-            names = self._made.convert_ids_to_tokens([int(k) for k in ids])
-            texts = [self._made.decode([int(k)]) for k in ids]
+        """Return the text of each token, or its vocabulary name for a part of a character."""
+        with _transformers("a tokenizer"):
+            names = self._tokenizer.convert_ids_to_tokens([int(k) for k in ids])
+            texts = [self._tokenizer.decode([int(k)]) for k in ids]
         return [
             _token_text(str(k if name is None else name), text)
             for k, name, text in zip(ids, names, texts, strict=True)
@@ -138,7 +158,7 @@ class FolderTokenizer:
 
 
 def _refuses_bos(folder: Path) -> bool:
-    """Whether the files say so; transformers forgets it where there is a tokenizer.json."""
+    """Read add_bos_token from the files: transformers ignores it if there is a tokenizer.json."""
     try:
         read = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -157,63 +177,29 @@ _IDS = "--tokens FILE.npy; of qgate activations, --data.source tokens:FILE.npy"
 
 
 def tokenizer(folder: Path, *, trust_remote_code: bool = False) -> FolderTokenizer:
-    """What turns text into token ids, and ids into text."""
+    """Load the tokenizer of a folder."""
     ways_out = (
         f"Copy {_TOKENIZERS[0]} and tokenizer_config.json of the model into the folder, or give "
         f"token ids in place of text ({_IDS})."
     )
-    with _quietly("a tokenizer", f"or give token ids in place of text ({_IDS})") as module:
+    with _transformers("a tokenizer", f", or give token ids in place of text ({_IDS})") as module:
         try:
             where = _TRUSTED if trust_remote_code else _LOCAL
-            made = module.AutoTokenizer.from_pretrained(str(folder), **where)
+            loaded = module.AutoTokenizer.from_pretrained(str(folder), **where)
         except Exception as error:
             raise QgateError(
                 f"{str(folder)!r} has no tokenizer that can be loaded ({cause(error)}). {ways_out}"
             ) from None
     # Several classes make an empty vocabulary where they find no file.
-    files = {*made.vocab_files_names.values(), *_TOKENIZERS}
-    if made.vocab_files_names and not any((folder / file).is_file() for file in files):
+    files = {*loaded.vocab_files_names.values(), *_TOKENIZERS}
+    if loaded.vocab_files_names and not any((folder / file).is_file() for file in files):
         raise QgateError(f"{str(folder)!r} has no tokenizer files. {ways_out}")
 
-    return FolderTokenizer(made, folder)
-
-
-@contextlib.contextmanager
-def _quietly(what: str, otherwise: str = "") -> Iterator[Any]:
-    """transformers without warnings and progress bars; what matters becomes an error here."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                transformers = importlib.import_module("transformers")
-                logs = importlib.import_module("transformers.utils.logging")
-            except ImportError as error:
-                raise QgateError(
-                    f"{what} needs transformers ({error}): pip install 'pytest-qgate[hf]'"
-                    f"{', ' * bool(otherwise)}{otherwise}."
-                ) from None
-            bars = logs.is_progress_bar_enabled()
-            logs.disable_progress_bar()
-            try:
-                yield transformers
-            finally:
-                if bars:
-                    logs.enable_progress_bar()
-    finally:
-        logging.disable(disabled)
-
-
-def _config(transformers: Any, folder: Path, where: dict[str, bool]) -> Any:
-    try:
-        return transformers.AutoConfig.from_pretrained(str(folder), **where)
-    except Exception as error:
-        raise refused(folder, error) from None
+    return FolderTokenizer(loaded, folder)
 
 
 def _check_folder(folder: Path, config: Any) -> None:
-    """Refuse what would make another model of the weights than the one that is stored."""
+    """Refuse folders whose weights transformers would turn into another model."""
     if getattr(config, "quantization_config", None):
         raise QgateError(
             f"the config.json in {str(folder)!r} is of a quantized checkpoint "
@@ -234,7 +220,7 @@ def _check_folder(folder: Path, config: Any) -> None:
 def _network_class(
     transformers: Any, config: Any, folder: Path, trust_remote_code: bool = False
 ) -> Any:
-    """The class that the config names, else the one of its model_type that fits best."""
+    """Return the class that the config names, else the best one for its model_type."""
     named = getattr(config, "architectures", None)
     named = named if isinstance(named, list | tuple) else ()
     for name in named:
@@ -248,7 +234,7 @@ def _network_class(
     brought = getattr(config, "auto_map", None) or {}
     if named and brought:
         if not trust_remote_code:
-            raise wants_code(folder)
+            raise needs_code(folder)
         causal = "AutoModelForCausalLM" in brought
         return transformers.AutoModelForCausalLM if causal else transformers.AutoModel
     for auto in (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText):
@@ -259,7 +245,7 @@ def _network_class(
 
 def _read(
     kind: Any, config: Any, folder: Path, where: dict[str, bool], **more: Any
-) -> tuple[nn.Module, dict[str, Any]]:
+) -> tuple[nn.Module, LoadingReport]:
     network, report = kind.from_pretrained(
         str(folder),
         config=config,
@@ -274,29 +260,20 @@ def _read(
     return network, report
 
 
-def _check_report(network: nn.Module, report: dict[str, Any], folder: Path) -> None:
-    """transformers makes up what is missing, and drops what it has no place for."""
+def _check_report(network: nn.Module, report: LoadingReport, folder: Path) -> None:
+    """Refuse missing and unexpected weights: transformers invents or drops them."""
     if report["missing_keys"]:
         raise QgateError(
-            f"the weights in {str(folder)!r} lack {_first(report['missing_keys'])}; transformers "
-            "would make them up at random. Copy config.json and weights of one and the same model."
+            f"the weights in {str(folder)!r} lack {listed(sorted(report['missing_keys']), 6)}; "
+            "transformers would make them up at random. Copy config.json and weights of one and "
+            "the same model."
         )
     lists = {n: len(m) for n, m in network.named_modules() if isinstance(m, nn.ModuleList)}
     for name in sorted(report["unexpected_keys"]):
-        for place in re.finditer(r"\.(\d+)\.", name):
-            if int(place[1]) >= lists.get(name[: place.start()], float("inf")):
-                layers = name[: place.start()]
+        for number in re.finditer(r"\.(\d+)\.", name):
+            if int(number[1]) >= lists.get(name[: number.start()], float("inf")):
+                layers = name[: number.start()]
                 raise QgateError(
                     f"the config.json in {str(folder)!r} describes {lists[layers]} {layers}, but "
                     f"the weights have {name}. Copy the config.json that belongs to them."
                 )
-
-
-def _config_of(module: nn.Module) -> Any:
-    return getattr(module, "config", None) if hasattr(module, "from_pretrained") else None
-
-
-def _first(names: set[str], most: int = 6) -> str:
-    listed = sorted(names)
-    more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + more

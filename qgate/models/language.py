@@ -1,4 +1,4 @@
-"""A small language made by a seeded generator: text to train the tiny models on and to run them on.
+"""A small language from a seeded generator: text to train and to run the tiny models on.
 
 A document comes back to a few subjects. Each of its lines is a sentence whose endings agree, a sum,
 words in nested brackets, a quotation that later lines copy, or a list that is counted and read
@@ -36,7 +36,7 @@ _ENDINGS = "aoe"  # of the three classes a noun can have; what belongs to it end
 _JOINS = ("and", "but", "so", "while")
 
 Draw = Callable[[], float]
-Thing = TypeVar("Thing")
+Item = TypeVar("Item")
 
 
 def text(part: Part, size: int, seed: int = 0) -> str:
@@ -59,14 +59,14 @@ def text(part: Part, size: int, seed: int = 0) -> str:
 
 @lru_cache(maxsize=8)
 def _beginning(part: Part, size: int, seed: int) -> str:
-    made: list[str] = []
+    written: list[str] = []
     length = 0
     for line in lines(part, seed):
-        made.append(line)
+        written.append(line)
         length += len(line) + 1
         if length >= size:
             break
-    return "\n".join(made) + "\n"
+    return "\n".join(written) + "\n"
 
 
 def lines(part: Part, seed: int = 0) -> Iterator[str]:
@@ -79,13 +79,13 @@ def lines(part: Part, seed: int = 0) -> Iterator[str]:
             line = make()
             while zlib.crc32(line.encode()) % 4 not in allowed:
                 line = make()
-            document.keep(line)
+            document.remember(line)
             yield line
         yield ""
 
 
 class _Document:
-    """The subjects of one document and what its lines have quoted so far."""
+    """A document: its subjects, and the quotations of its lines so far."""
 
     def __init__(self, draw: Draw) -> None:
         self._draw = draw
@@ -96,7 +96,7 @@ class _Document:
         self._latest = ""
 
     def plan(self) -> list[Callable[[], str]]:
-        """Return what makes each line: the title, then lines of every kind in some order."""
+        """Return the makers of its lines: the title, then lines of every kind in some order."""
         kinds = (
             *(self._sentence,) * 7,
             *(self._sum,) * 3,
@@ -107,8 +107,8 @@ class _Document:
         count = 8 + int(self._draw() * 24)
         return [self._title, *(self._one(kinds) for _ in range(count))]
 
-    def keep(self, line: str) -> None:
-        """Note that a line was taken: what it quotes can be copied from now on."""
+    def remember(self, line: str) -> None:
+        """Add a line to the document: later lines can copy its quotation."""
         if self._latest and self._latest in line:
             self._quoted.append(self._latest)
         self._latest = ""
@@ -123,7 +123,7 @@ class _Document:
         return ", ".join(clauses) + "."
 
     def _clause(self) -> str:
-        """The article, adjective and verb end as the noun does that they belong to."""
+        """Make a clause whose article, adjective and verb end like their noun."""
         subject = self._noun()
         verb = self._verb() + "t" + subject[-1]
         return f"{self._phrase(subject)} {verb} {self._phrase(self._noun())}"
@@ -153,13 +153,13 @@ class _Document:
         return f"{opening}{' '.join(parts)}{closing}"
 
     def _quotation(self) -> str:
-        """Something new, or one of the last three that were quoted, word for word."""
+        """Quote new words, or one of the last three quotations again."""
         speaker = self._noun()
         if self._quoted and self._draw() < 0.7:
             return f'l{speaker[-1]} {speaker} again: "{self._one(self._quoted[-3:])}".'
-        said = " ".join(self._one(_STEMS) for _ in range(3 + int(self._draw() * 4)))
-        self._latest = said
-        return f'l{speaker[-1]} {speaker} says: "{said}".'
+        words = " ".join(self._one(_STEMS) for _ in range(3 + int(self._draw() * 4)))
+        self._latest = words
+        return f'l{speaker[-1]} {speaker} says: "{words}".'
 
     def _list(self) -> str:
         items = [self._one(_NOUNS) for _ in range(3 + int(self._draw() * 4))]
@@ -175,29 +175,29 @@ class _Document:
     def _adjective(self) -> str:
         return self._one(self._adjectives) if self._draw() < 0.7 else self._common(_STEMS)
 
-    def _one(self, things: Sequence[Thing]) -> Thing:
-        return things[int(self._draw() * len(things))]
+    def _one(self, items: Sequence[Item]) -> Item:
+        return items[int(self._draw() * len(items))]
 
     def _common(self, words: Sequence[str]) -> str:
-        """A word of the whole language, the first ones far more often than the last."""
-        place = self._draw()
-        return words[int(place * place * place * len(words))]
+        """Draw a word of the whole language, the first ones far more often than the last."""
+        position = self._draw()
+        return words[int(position * position * position * len(words))]
 
     def _several(self, words: Sequence[str], count: int) -> list[str]:
         return [self._common(words) for _ in range(count)]
 
 
 def _stems(count: int) -> list[str]:
-    """Words of one or two syllables, always the same ones."""
+    """Make words of one or two syllables, the same ones each time."""
     draw = random.Random(7).random
-    made: dict[str, None] = {}
-    while len(made) < count:
+    stems: dict[str, None] = {}
+    while len(stems) < count:
         syllables = [
             "".join(part[int(draw() * len(part))] for part in (_ONSETS, _VOWELS, _CODAS))
             for _ in range(1 + int(draw() * 1.6))
         ]
-        made["".join(syllables)] = None
-    return list(made)
+        stems["".join(syllables)] = None
+    return list(stems)
 
 
 _STEMS = _stems(400)

@@ -34,7 +34,7 @@ class LlamaNorm(nn.Module):
 
 
 def rotary(positions: int, width: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (positions, width), halves repeated."""
+    """Return cosines and sines (positions, width), halves repeated."""
     even = torch.arange(0, width, 2, device=device, dtype=torch.float32)
     angles = torch.outer(torch.arange(positions, device=device).float(), base ** (-even / width))
     angles = torch.cat([angles, angles], -1)
@@ -42,7 +42,7 @@ def rotary(positions: int, width: int, base: float, device: torch.device) -> tup
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (batch, heads, positions, width) turned by its position."""
+    """Rotate x (batch, heads, positions, width) by position."""
     low, high = x.chunk(2, -1)
     return x * cos.to(x.dtype) + torch.cat([-high, low], -1) * sin.to(x.dtype)
 
@@ -113,7 +113,7 @@ class LlamaBackbone(nn.Module):
 
 
 class Llama(nn.Module):
-    """Token ids (batch, tokens) to logits (batch, tokens, vocabulary); the head is tied."""
+    """A language model: token ids (batch, tokens) to logits; the head is tied."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()

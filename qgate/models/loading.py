@@ -1,4 +1,4 @@
-"""From the name of a model to the model: tiny ones, checkpoint folders, a user's own callable."""
+"""Loading of models by name: tiny ones, checkpoint folders, and callables of users."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qgate.errors import QgateError, unknown
 from qgate.models import huggingface
 from qgate.models.language import Part
 from qgate.models.mamba.checkpoint import load_checkpoint
-from qgate.models.mamba.rotated import ROTATED, rotated
+from qgate.models.mamba.rotation import ROTATED, rotate
 from qgate.models.model import Model
 from qgate.models.text import byte_ids, language_windows, windows
 from qgate.models.tiny import TINY
@@ -35,7 +35,7 @@ SCHEMES = {
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which text a model is run on, and how much of it.
+    """The text a model runs on, and how much of it.
 
     The calibration has its own text, number and length, so that no scale is tuned on what is
     evaluated. `tokens` are token ids (a tensor) used in place of text.
@@ -52,6 +52,7 @@ class Sampling:
 
 
 Encode = Callable[[str], Tensor]
+_MAMBA_BASES: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {ROTATED: rotate}
 
 
 def load(
@@ -61,35 +62,37 @@ def load(
     sampling: Sampling | None = None,
     build: Callable[..., Model] | None = None,
 ) -> Model:
-    """The model of that name, on a device, with its samples cut.
+    """Load a model by name onto a device, and cut its samples.
 
     tiny-mamba, tiny-llama, mamba:PATH, hf:PATH, package.module:build, or what `build` makes.
     """
-    place = devices.resolve(device)
+    target = devices.resolve(device)
     sampling = sampling or Sampling()
     if build is not None:
-        model = _made(name, build, sampling)
-        model.module.to(place)
+        model = _call_builder(name, build, sampling)
+        model.module.to(target)
         return model
-    scheme, colon, rest = name.strip().partition(":")
+    scheme, colon, location = name.strip().partition(":")
     scheme = scheme.lower() if scheme.lower() in ("mamba", "hf") else scheme
     if not colon:
         model = _tiny(name, sampling)
     elif scheme == "mamba":
-        model = _mamba(name, existing_folder(rest, name), sampling)
+        folder = checkpoint_folder(location, name)
+        inputs, calibration = _samples(sampling, lambda: huggingface.tokenizer(folder))
+        model = Model(load_checkpoint(folder), inputs, name, calibration, bases=_MAMBA_BASES)
     elif scheme == "hf":
-        model = _hugging_face(name, existing_folder(rest, name), sampling)
+        model = _hugging_face(name, checkpoint_folder(location, name), sampling)
     else:
-        model = _built(name, scheme, rest, sampling)
-        model.module.to(place)
+        model = _from_callable(name, scheme, location, sampling)
+        model.module.to(target)
         return model
     _check_ids(model, sampling)
-    model.module.to(place)
+    model.module.to(target)
     return model
 
 
 def names() -> list[str]:
-    """The models that come with the package, then the forms of the others."""
+    """Return the names of the tiny models, then the forms of other names."""
     return [*(tiny.title for tiny in TINY), *SCHEMES]
 
 
@@ -98,18 +101,13 @@ def _tiny(name: str, sampling: Sampling) -> Model:
         raise unknown("model", name, names())
     tiny = TINY.get(name)
     network = tiny.load()
-    bases = _mamba_bases() if tiny.name == "tiny_mamba" else {}
+    bases = _MAMBA_BASES if tiny.name == "tiny_mamba" else {}
     inputs, calibration = _samples(sampling, lambda: byte_ids)
     return Model(network, inputs, tiny.title, calibration, bases=bases)
 
 
-def _mamba(name: str, folder: Path, sampling: Sampling) -> Model:
-    inputs, calibration = _samples(sampling, lambda: _tokenizer(folder))
-    return Model(load_checkpoint(folder), inputs, name, calibration, bases=_mamba_bases())
-
-
 def _hugging_face(name: str, folder: Path, sampling: Sampling) -> Model:
-    inputs, calibration = _samples(sampling, lambda: _tokenizer(folder))
+    inputs, calibration = _samples(sampling, lambda: huggingface.tokenizer(folder))
     network = huggingface.load_network(folder)
     huggingface.check_length(network, sampling.seqlen, name)
 
@@ -121,40 +119,34 @@ def _hugging_face(name: str, folder: Path, sampling: Sampling) -> Model:
     return Model(network, inputs, name, calibrated, part=part)
 
 
-def _tokenizer(folder: Path) -> Encode:
-    return huggingface.tokenizer(folder)
-
-
-def _mamba_bases() -> dict[str, Callable[[torch.nn.Module], torch.nn.Module]]:
-    return {ROTATED: rotated}
-
-
-def _built(name: str, module: str, attribute: str, sampling: Sampling) -> Model:
-    """What a user's callable returns; it is given those fields of the sampling that it names."""
+def _from_callable(name: str, module: str, attribute: str, sampling: Sampling) -> Model:
+    """Build a model by a user's callable, which gets the fields of the sampling that it names."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        found = _from_file(Path(module)) if module.endswith(".py") else import_module(module)
-        build = getattr(found, attribute)
+        loaded = _from_file(Path(module)) if module.endswith(".py") else import_module(module)
+        build = getattr(loaded, attribute)
     except Exception as error:
         raise QgateError(
-            f"cannot take {attribute!r} from {module!r} for model {name!r}: {_said(error)}. A "
-            f"model is {', '.join(names())}; the folder you are in is searched for modules."
+            f"cannot take {attribute!r} from {module!r} for model {name!r}: {_error_text(error)}. "
+            f"A model is {', '.join(names())}; the folder you are in is searched for modules."
         ) from error
-    return _made(name, build, sampling)
+    return _call_builder(name, build, sampling)
 
 
-def _made(name: str, build: Callable[..., Model], sampling: Sampling) -> Model:
+def _call_builder(name: str, build: Callable[..., Model], sampling: Sampling) -> Model:
     if not callable(build):
         raise QgateError(f"{name!r} is {type(build).__name__}, not a callable returning a Model.")
-    taken = inspect.signature(build).parameters
-    given = {f.name: getattr(sampling, f.name) for f in fields(sampling) if f.name in taken}
+    parameters = inspect.signature(build).parameters
+    arguments = {
+        f.name: getattr(sampling, f.name) for f in fields(sampling) if f.name in parameters
+    }
     try:
-        model = build(**given)
+        model = build(**arguments)
     except QgateError:
         raise
     except Exception as error:
-        raise QgateError(f"model {name!r} cannot be built: {_said(error)}.") from error
+        raise QgateError(f"model {name!r} cannot be built: {_error_text(error)}.") from error
     if not isinstance(model, Model):
         raise QgateError(f"{name!r} returned {type(model).__name__}, not a qgate.Model.")
     if model.name == "model":
@@ -163,25 +155,25 @@ def _made(name: str, build: Callable[..., Model], sampling: Sampling) -> Model:
 
 
 def _from_file(file: Path) -> ModuleType:
-    """The module in a file, whose own folder is searched for what it imports."""
+    """Import a file; its own folder is searched for its imports."""
     file = file.expanduser().resolve()
     own_name = f"qgate_model_file_{file.stem}"
-    for known in (sys.modules.get(file.stem), sys.modules.get(own_name)):
-        if known is not None and Path(str(getattr(known, "__file__", ""))).resolve() == file:
-            return known
+    for loaded in (sys.modules.get(file.stem), sys.modules.get(own_name)):
+        if loaded is not None and Path(str(getattr(loaded, "__file__", ""))).resolve() == file:
+            return loaded
     spec = importlib.util.spec_from_file_location(own_name, file)
     if spec is None or spec.loader is None or not file.is_file():
         raise ImportError(f"there is no file {str(file)!r}")
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = made
-    spec.loader.exec_module(made)
-    return made
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
-def _said(error: Exception) -> str:
-    """An error of somebody's code, with the line of it that raised."""
+def _error_text(error: Exception) -> str:
+    """Describe an error of a user's code, with the line that raised it."""
     text = f"{type(error).__name__}: {error}"
     steps = traceback.extract_tb(error.__traceback__)
     last = next((s for s in reversed(steps) if "importlib" not in s.filename), None)
@@ -189,7 +181,7 @@ def _said(error: Exception) -> str:
     return f"{text} ({last.filename}:{last.lineno})" if own and last is not None else text
 
 
-def existing_folder(text: str, name: str) -> Path:
+def checkpoint_folder(text: str, name: str) -> Path:
     folder = Path(text).expanduser()
     if not folder.is_dir():
         raise QgateError(f"model {name!r}: there is no folder {text!r}.")
@@ -204,12 +196,12 @@ def existing_folder(text: str, name: str) -> Path:
 def _samples(
     sampling: Sampling, encoder: Callable[[], Encode]
 ) -> tuple[list[Tensor], Callable[[], Sequence[Tensor]]]:
-    """The samples of the evaluation, and what cuts those of the calibration when they are needed.
+    """Cut the samples of the evaluation, and return a callable that cuts those of the calibration.
 
     Given tokens are shared: the first half evaluates, the second calibrates. A text that is not
     given is the built-in language, as much of it as the samples need.
     """
-    given: dict[Part, Tensor] = {}
+    parts: dict[Part, Tensor] = {}
     if sampling.tokens is not None:
         ids = sampling.tokens
         if ids.dim() != 1 or ids.is_floating_point() or not len(ids):
@@ -217,18 +209,18 @@ def _samples(
                 f"tokens are one row of whole numbers, not {ids.dtype} {tuple(ids.shape)}."
             )
         ids, half = ids.long(), len(ids) // 2
-        given = {"evaluation": ids[:half], "calibration": ids[half:]}
+        parts = {"evaluation": ids[:half], "calibration": ids[half:]}
         if sampling.calib_text is not None:
-            given = {"evaluation": ids}
-    encode = encoder() if len(given) < 2 else byte_ids
-    if sampling.text is not None and "evaluation" not in given:
-        given["evaluation"] = encode(_read(sampling.text))
+            parts = {"evaluation": ids}
+    encode = encoder() if len(parts) < 2 else byte_ids
+    if sampling.text is not None and "evaluation" not in parts:
+        parts["evaluation"] = encode(_read(sampling.text))
     if sampling.calib_text is not None:
-        given["calibration"] = encode(_read(sampling.calib_text))
+        parts["calibration"] = encode(_read(sampling.calib_text))
 
     def cut(part: Part, samples: int, seqlen: int) -> list[Tensor]:
-        if part in given:
-            return windows(given[part], samples, seqlen, sampling.seed)
+        if part in parts:
+            return windows(parts[part], samples, seqlen, sampling.seed)
         return language_windows(part, encode, samples, seqlen, sampling.seed)
 
     return (
@@ -238,7 +230,7 @@ def _samples(
 
 
 def _check_ids(model: Model, sampling: Sampling) -> None:
-    """An id beyond the embedding is an obscure error later, and on a GPU the last one."""
+    """Refuse ids beyond the embedding: the error of torch is obscure, and fatal on a GPU."""
     table = getattr(model.module, "get_input_embeddings", lambda: None)()
     embeddings = (m for m in model.module.modules() if isinstance(m, torch.nn.Embedding))
     rows = getattr(table or next(embeddings, None), "num_embeddings", None)

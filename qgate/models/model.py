@@ -1,4 +1,4 @@
-"""A model to gate: a module, the inputs it is run on, and the names of its parts."""
+"""Models to gate: a module, its inputs, and the names of its parts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from qgate.devices import exact_math
 from qgate.errors import QgateError, unknown
+from qgate.hooks.tapping import tap_sites
 from qgate.models.fingerprints import fingerprint
 from qgate.models.sites import Site, kind_of, sites_of
-from qgate.models.tapping import tapped
+from qgate.text import listed
 
 Basis = str
 PLAIN: Basis = "plain"
@@ -26,7 +27,7 @@ _HEADS = re.compile(
 
 @dataclass(eq=False, repr=False)
 class Model:
-    """What a gate runs.
+    """A model to gate.
 
     module       any torch module; it is put in evaluation mode
     inputs       the samples of the evaluation: each a tensor of token ids, a tuple of positional
@@ -51,11 +52,11 @@ class Model:
     part: str = ""
     bases: Mapping[str, Callable[[nn.Module], nn.Module]] = field(default_factory=dict)
     basis: Basis = PLAIN
-    _turned: dict[Basis, tuple[tuple[object, ...], Model]] = field(
+    _rotated: dict[Basis, tuple[tuple[object, ...], Model]] = field(
         default_factory=dict, init=False, repr=False
     )
     _sites: tuple[Site, ...] | None = field(default=None, repr=False)
-    _hashed: tuple[object, str] | None = field(default=None, init=False, repr=False)
+    _weights_digest: tuple[object, str] | None = field(default=None, init=False, repr=False)
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {type(self.module).__name__}, basis={self.basis!r})"
@@ -72,7 +73,8 @@ class Model:
         names = [name for name, _ in self.module.named_modules()]
         if not any(inside.search(name) for name in names):
             raise QgateError(
-                f"part {self.part!r} finds no module of {self.name}; it has {_first(names[1:])}."
+                f"part {self.part!r} finds no module of {self.name}; it has "
+                f"{listed(names[1:], 20)}."
             )
         self.module.eval()
         self.layers = tuple(self.layers) or blocks_of(self.module, inside)
@@ -87,33 +89,36 @@ class Model:
         return torch.device("cpu") if first is None else first.device
 
     def sites(self) -> list[Site]:
-        """The sites of the part that counts which something passes, in the order of passing.
+        """Return the sites of `part` that a tensor passes, in the order of passing.
+
+        The first sample is run to find them. A model in a mode has those of the model it
+        stands for.
 
         They are found by running the first sample. In a mode they are those of the model that it
         stands for.
         """
         if self._sites is None:
-            self._sites = self._passed()
+            self._sites = self._used_sites()
         return list(self._sites)
 
     def idle_sites(self) -> list[Site]:
-        """Sites that exist and that nothing passes: a fused path goes around them, or none."""
+        """Return the sites that no tensor passes, such as those a fused path goes around."""
         passed = set(self.sites())
-        return [site for site in self._listed() if site not in passed]
+        return [site for site in self._all_sites() if site not in passed]
 
     def layer_of(self, module: str) -> str:
-        """The block that a module is in, the empty text for what lies outside all blocks."""
+        """Return the block that a module is in, empty for one outside all blocks."""
         inside = [name for name in self.layers if f"{module}.".startswith(f"{name}.")]
         return max(inside, key=len, default="")
 
-    def _passed(self) -> tuple[Site, ...]:
+    def _used_sites(self) -> tuple[Site, ...]:
         order: dict[Site, None] = {}
 
         def take(site: Site, _tensor: Tensor) -> None:
             order.setdefault(site)
 
         try:
-            with torch.no_grad(), tapped(self.module, self._listed(), take):
+            with torch.no_grad(), tap_sites(self.module, self._all_sites(), take):
                 self(self.inputs[0])
         except QgateError:
             raise
@@ -123,12 +128,12 @@ class Model:
             ) from error
         return tuple(order)
 
-    def _listed(self) -> list[Site]:
+    def _all_sites(self) -> list[Site]:
         inside = re.compile(self.part)
         return [site for site in sites_of(self.module, self.layers) if inside.search(site.module)]
 
     def calibration_samples(self) -> Sequence[Any]:
-        """The samples that scales are calibrated on."""
+        """Return the samples that scales are calibrated on."""
         samples = self.calibration() if callable(self.calibration) else self.calibration
         if not len(samples):
             raise QgateError(
@@ -137,19 +142,31 @@ class Model:
         return samples
 
     def __call__(self, sample: Any) -> Tensor:
-        """The first tensor the module returns for one sample: logits, as a rule."""
+        """Run one sample and return the first tensor of the result, usually logits."""
+        return first_tensor(self._run(sample), self.name)
+
+    def outputs(self, sample: Any) -> dict[str, Tensor]:
+        """Run one sample and return all floating tensors of the result, `logits` first."""
+        result = self._run(sample)
+        logits = first_tensor(result, self.name)
+        more = {
+            f"output{label}": tensor
+            for label, tensor in _tensors(result)
+            if tensor is not logits and tensor.is_floating_point()
+        }
+        return {"logits": logits, **more}
+
+    def _run(self, sample: Any) -> Any:
         sample = _moved(sample, self.device)
         with exact_math():
             if isinstance(sample, Mapping):
-                result = self.module(**sample)
-            elif isinstance(sample, tuple):
-                result = self.module(*sample)
-            else:
-                result = self.module(sample)
-        return first_tensor(result, self.name)
+                return self.module(**sample)
+            if isinstance(sample, tuple):
+                return self.module(*sample)
+            return self.module(sample)
 
     def in_basis(self, basis: Basis) -> Model:
-        """The same model with its activations in other coordinates, without anything quantized."""
+        """Return the same model, not quantized, with its activations in other coordinates."""
         if basis == self.basis:
             return self
         if self.basis != PLAIN:
@@ -157,14 +174,16 @@ class Model:
         if basis not in self.bases:
             raise unknown(f"basis of {self.name}", basis, [PLAIN, *self.bases])
         state = tuple(fingerprint(p) for p in self.module.state_dict(keep_vars=True).values())
-        kept = self._turned.get(basis)
-        if kept is None or kept[0] != state:
-            turned = replace(self, module=self.bases[basis](self.module), basis=basis, _sites=None)
-            kept = self._turned[basis] = (state, turned)
-        return kept[1]
+        stored = self._rotated.get(basis)
+        if stored is None or stored[0] != state:
+            rotated_model = replace(
+                self, module=self.bases[basis](self.module), basis=basis, _sites=None
+            )
+            stored = self._rotated[basis] = (state, rotated_model)
+        return stored[1]
 
     def with_module(self, module: nn.Module) -> Model:
-        """The same inputs and sites around another module, one that is quantized."""
+        """Return a model of the same inputs and sites around a quantized module."""
         names = {name for name, _ in module.named_modules()}
         return replace(
             self,
@@ -175,33 +194,28 @@ class Model:
         )
 
     def weights_hash(self) -> str:
-        """SHA-256 over names, shapes, dtypes and bytes of all parameters and buffers."""
+        """Return the SHA-256 of names, shapes, dtypes and bytes of all parameters and buffers."""
         state = tuple(fingerprint(p) for p in self.module.state_dict(keep_vars=True).values())
-        if self._hashed is None or self._hashed[0] != state:
-            self._hashed = (state, self._weights_hash())
-        return self._hashed[1]
-
-    def _weights_hash(self) -> str:
-        digest = hashlib.sha256()
-        for name, tensor in self.module.state_dict().items():
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            _feed(digest, tensor)
-        return digest.hexdigest()
+        if self._weights_digest is None or self._weights_digest[0] != state:
+            digest = hashlib.sha256()
+            for name, tensor in self.module.state_dict().items():
+                _feed(digest, name, tensor)
+            self._weights_digest = (state, digest.hexdigest())
+        return self._weights_digest[1]
 
 
 def inputs_hash(samples: Sequence[Any]) -> str:
-    """SHA-256 over the tensors of the samples, in order."""
+    """Return the SHA-256 of the tensors of the samples, in order."""
     digest = hashlib.sha256()
     for sample in samples:
         for label, tensor in _tensors(sample):
-            digest.update(f"{label} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            _feed(digest, tensor)
+            _feed(digest, label, tensor)
         digest.update(b"--\n")
     return digest.hexdigest()
 
 
 def first_tensor(result: Any, name: str) -> Tensor:
-    """Logits of a Hugging Face output, else the first tensor of a tuple or dict."""
+    """Return the logits of a Hugging Face output, else the first tensor of a tuple or dict."""
     for field_name in ("logits", "last_hidden_state"):
         value = getattr(result, field_name, None)
         if isinstance(value, Tensor):
@@ -220,7 +234,7 @@ def _tensors(value: Any, label: str = "") -> list[tuple[str, Tensor]]:
         pairs = list(enumerate(value))
     else:
         return []
-    return [found for key, item in pairs for found in _tensors(item, f"{label}.{key}")]
+    return [tensor for key, item in pairs for tensor in _tensors(item, f"{label}.{key}")]
 
 
 def _moved(value: Any, device: torch.device) -> Any:
@@ -233,24 +247,25 @@ def _moved(value: Any, device: torch.device) -> Any:
     return value
 
 
-def _feed(digest: Any, tensor: Tensor) -> None:
+def _feed(digest: Any, name: str, tensor: Tensor) -> None:
+    digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     if flat.numel():
         digest.update(flat.view(torch.uint8).numpy().data)
 
 
 def blocks_of(root: nn.Module, inside: re.Pattern[str]) -> tuple[str, ...]:
-    """The longest list of modules of one class; of equally long ones the first."""
+    """Return the first of the longest lists of modules of one class."""
     best: tuple[str, ...] = ()
     for name, module in root.named_modules():
         if not isinstance(module, nn.ModuleList | nn.Sequential) or not len(module):
             continue
         same = len({type(child) for child in module}) == 1
-        found = tuple(f"{name}.{k}".lstrip(".") for k in range(len(module)))
+        names = tuple(f"{name}.{k}".lstrip(".") for k in range(len(module)))
         # A list of linear layers is a part of one block.
         same = same and (kind_of(module[0]) == "other" or any(True for _ in module[0].children()))
-        if same and len(found) > len(best) and inside.search(found[0]):
-            best = found
+        if same and len(names) > len(best) and inside.search(names[0]):
+            best = names
     return best
 
 
@@ -260,8 +275,3 @@ def head_of(root: nn.Module) -> tuple[str, ...]:
     output = embeddings() if callable(embeddings) else None
     named = tuple(name for name, module in linears.items() if module is output)
     return named or tuple(name for name in linears if _HEADS.search(name))
-
-
-def _first(names: Sequence[str], most: int = 20) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -1,4 +1,4 @@
-"""Sites: the named places of a model where a tensor flows.
+"""Sites: named places of a model where a tensor flows.
 
 A site is a module's name and a port: `layers.0.mlp.up_proj:input`. Ports are `input` (the first
 tensor given), `output` (the first tensor returned), `weight`, and, for modules that take several
@@ -28,7 +28,7 @@ _PORTS: dict[Kind, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Site:
-    """One port of one module; `width` is the number of input features of a linear layer."""
+    """A port of a module; `width` is the number of input features of a linear layer."""
 
     module: str
     port: str
@@ -45,7 +45,7 @@ class Site:
 
 
 def is_transposed_linear(module: nn.Module) -> bool:
-    """GPT-2's linear layers keep their weight as (in, out)."""
+    """Tell if a module is a linear layer of GPT-2, whose weight is (in, out)."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
@@ -67,7 +67,7 @@ def kind_of(module: nn.Module) -> Kind:
 
 
 def sites_of(root: nn.Module, blocks: tuple[str, ...] = ()) -> Iterator[Site]:
-    """Every site there is, in the order in which the modules are registered.
+    """Yield every site, in the order in which modules are registered.
 
     Modules that only hold other modules have sites if they are `blocks`, leaves always.
     """

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+
 # Tokens at the end of a text that more text could change, so they are in no window.
 _UNSETTLED = 64
 
@@ -27,7 +28,7 @@ def byte_ids(text: str) -> Tensor:
 
 
 def windows(ids: Tensor, samples: int, seqlen: int, seed: int = 0) -> list[Tensor]:
-    """`samples` windows of `seqlen` tokens, (1, seqlen) each, that do not overlap.
+    """Cut `samples` windows of `seqlen` tokens, (1, seqlen) each, that do not overlap.
 
     They are the first of one shuffled order per seed, so more samples keep those there were.
     """

@@ -1,4 +1,4 @@
-"""The two small trained models of this package: their sizes, and how their weights are kept."""
+"""The two small trained models of this package: their sizes and weight files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Tiny:
+class TinyModel:
     """A model that comes with its weights; `sizes` are the fields of its config."""
 
     name: str
@@ -28,7 +28,7 @@ class Tiny:
     rate: float
 
     def build(self) -> nn.Module:
-        """The network, not trained."""
+        """Build the network, not trained."""
         if self.name == "tiny_mamba":
             return Mamba(MambaConfig(**self.sizes))
 
@@ -43,7 +43,7 @@ class Tiny:
         return self.name.replace("_", "-")
 
     def load(self) -> nn.Module:
-        """The network with its trained weights."""
+        """Load the network with its trained weights."""
         from safetensors.torch import load_file
 
         network = self.build()
@@ -56,16 +56,16 @@ class Tiny:
         return network.eval()
 
     def record(self) -> dict[str, Any]:
-        """How the weights were made: text, steps, bits per byte, loss curve."""
+        """Return how the weights were trained: text, steps, bits per byte, loss curve."""
         from safetensors import safe_open
 
         with safe_open(self.file, framework="numpy") as file:
             return dict(json.loads(file.metadata()["qgate"]))
 
 
-TINY: Registry[Tiny] = Registry("tiny model")
+TINY: Registry[TinyModel] = Registry("tiny model")
 TINY.add(
-    Tiny(
+    TinyModel(
         "tiny_mamba",
         "byte-level Mamba-1, 5 layers of width 128",
         {"vocab_size": 256, "d_model": 128, "n_layer": 5, "d_inner": 256},
@@ -74,7 +74,7 @@ TINY.add(
     )
 )
 TINY.add(
-    Tiny(
+    TinyModel(
         "tiny_llama",
         "byte-level Llama, 5 layers of width 128, 4 heads sharing 2 keys and values",
         {"vocab_size": 256, "d_model": 128, "n_layer": 5, "heads": 4, "kv_heads": 2, "d_ff": 256},

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from qgate.charts.training import draw_curve
 from qgate.errors import QgateError
-from qgate.models import language, ngrams, training
+from qgate.models import language, training
 from qgate.models.tiny import TINY
 from qgate.storage.files import replacing
 
@@ -59,12 +59,12 @@ def train(name: str, folder: Path, steps: int | None, seed: int) -> None:
         f"{tiny.title}: {tiny.about}; {steps} steps of {training.BATCH} x {training.TOKENS} bytes"
     )
     print(f"{len(text):,} bytes of the built-in language, {digest}")
-    unigram = ngrams.unigram_bits(text.encode(), held_out.encode())
-    bigram = ngrams.bigram_bits(text.encode(), held_out.encode())
+    unigram = training.unigram_bits(text.encode(), held_out.encode())
+    bigram = training.bigram_bits(text.encode(), held_out.encode())
     network = tiny.build()
     with tqdm(total=steps, unit="step") as bar:
 
-        def told(step: int, curve: training.TrainingCurve) -> None:
+        def show_step(step: int, curve: training.TrainingCurve) -> None:
             bar.update()
             latest = curve.held_out.get(step)
             bar.set_postfix(bits=f"{sum(curve.trained[-20:]) / len(curve.trained[-20:]):.3f}")
@@ -72,7 +72,7 @@ def train(name: str, folder: Path, steps: int | None, seed: int) -> None:
                 bar.write(f"step {step}: {latest:.3f} bits per byte on held-out text")
 
         curve = training.fit(
-            network, text, held_out, steps=steps, rate=tiny.rate, seed=seed, told=told
+            network, text, held_out, steps=steps, rate=tiny.rate, seed=seed, on_step=show_step
         )
     training.strengthen_outliers(network)
     bits = training.bits_per_byte(network, held_out)

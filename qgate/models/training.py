@@ -1,4 +1,4 @@
-"""Train the tiny models: a seeded loop over the training part of the built-in language."""
+"""Training of the tiny models on the training part of the built-in language."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -34,16 +35,16 @@ def fit(
     steps: int,
     rate: float,
     seed: int,
-    told: Callable[[int, TrainingCurve], None],
+    on_step: Callable[[int, TrainingCurve], None],
 ) -> TrainingCurve:
-    """Train in place; `told` hears after every step."""
+    """Train in place and call `on_step` after every step."""
     initialize(network, seed)
     ids = byte_ids(text)
     draw = torch.Generator().manual_seed(seed)
     decayed = [p for p in network.parameters() if p.dim() == 2]
-    others = [p for p in network.parameters() if p.dim() != 2]
+    not_decayed = [p for p in network.parameters() if p.dim() != 2]
     optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}],
+        [{"params": decayed, "weight_decay": 0.05}, {"params": not_decayed, "weight_decay": 0.0}],
         lr=rate,
         betas=(0.9, 0.95),
     )
@@ -62,7 +63,7 @@ def fit(
         curve.trained.append(loss.item() / math.log(2))
         if step == steps or step % 100 == 0:
             curve.held_out[step] = bits_per_byte(network, held_out)
-        told(step, curve)
+        on_step(step, curve)
     network.eval()
     return curve
 
@@ -74,13 +75,13 @@ def _schedule(done: float) -> float:
 
 
 def nats(network: nn.Module, batch: Tensor) -> Tensor:
-    """Mean cross entropy of every token given those before it in its row."""
+    """Return the mean cross entropy of every token given those before it in its row."""
     logits = network(batch[:, :-1])
     return cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
 
 
 def bits_per_byte(network: nn.Module, text: str, tokens: int = TOKENS) -> float:
-    """Over the whole text, cut into rows of `tokens` + 1."""
+    """Measure the whole text, cut into rows of `tokens` + 1."""
     ids = byte_ids(text)
     rows = ids[: len(ids) // (tokens + 1) * (tokens + 1)].view(-1, tokens + 1)
     with torch.no_grad():
@@ -89,7 +90,7 @@ def bits_per_byte(network: nn.Module, text: str, tokens: int = TOKENS) -> float:
 
 
 def initialize(network: nn.Module, seed: int) -> None:
-    """Small normal weights, smaller where a layer writes to the residual stream."""
+    """Draw small normal weights, smaller where a layer writes to the residual stream."""
     draw = torch.Generator().manual_seed(seed)
     layers = sum(1 for name, _ in network.named_modules() if name.rsplit(".", 1)[-1].isdigit())
     with torch.no_grad():
@@ -130,9 +131,26 @@ def strengthen_outliers(network: nn.Module, factor: float = 16.0) -> None:
 
 
 def _rescale(written: Tensor, read: list[nn.Parameter], factor: float, channels: int = 2) -> None:
-    """The channels that are largest already grow; they are rows of `written`, columns of `read`."""
+    """Enlarge the largest channels: they are rows of `written`, columns of `read`."""
     size = written.abs() if written.dim() == 1 else written.square().sum(1)
     for channel in size.topk(channels).indices.tolist():
         written[channel] *= factor
         for weight in read:
             weight[:, channel] /= factor
+
+
+def unigram_bits(train: bytes, text: bytes) -> float:
+    """Return bits per byte of `text` under the byte frequencies of `train`, plus one each."""
+    counts = np.bincount(np.frombuffer(train, np.uint8), minlength=256) + 1.0
+    return float(-np.log2(counts / counts.sum())[np.frombuffer(text, np.uint8)][1:].mean())
+
+
+def bigram_bits(train: bytes, text: bytes) -> float:
+    """Return the same for each byte given the one before, backed by the byte frequencies."""
+    train_ids = np.frombuffer(train, np.uint8).astype(np.int64)
+    single = np.bincount(train_ids, minlength=256) + 1.0
+    pairs = np.bincount(train_ids[:-1] * 256 + train_ids[1:], minlength=65536).reshape(256, 256)
+    backed = pairs + single / single.sum()
+    bits = -np.log2(backed / backed.sum(1, keepdims=True))
+    text_ids = np.frombuffer(text, np.uint8)
+    return float(bits[text_ids[:-1], text_ids[1:]].mean())

@@ -1,12 +1,13 @@
-"""Modes: what is quantized where, which of them fit a model, and the model put in one.
+"""Modes: the quantizers of a model's sites, the choice of modes that fit, and the quantized model.
 
 Listing and choosing modes does not load torch.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from qgate.exports import lazy
 
 if TYPE_CHECKING:
     from qgate.modes.applying import Quantized, apply
@@ -18,43 +19,19 @@ if TYPE_CHECKING:
         measure,
     )
     from qgate.modes.mode import Kernel, MambaChoices, Mode, Rule
-    from qgate.modes.plan import Entry, Plan
+    from qgate.modes.plan import Plan, PlanEntry
     from qgate.modes.resolving import family_of, fitting_modes, make_plan, modes_of
     from qgate.modes.selection import GROUPS, find_mode, names, select
-
-_HOME = {
-    "Calibration": "calibration",
-    "CalibrationSettings": "calibration",
-    "Entry": "plan",
-    "GROUPS": "selection",
-    "Kernel": "mode",
-    "MambaChoices": "mode",
-    "Mode": "mode",
-    "Plan": "plan",
-    "Quantized": "applying",
-    "Rule": "mode",
-    "apply": "applying",
-    "calibrated": "calibration",
-    "family_of": "resolving",
-    "find_mode": "selection",
-    "fitting_modes": "resolving",
-    "load_calibration": "calibration",
-    "make_plan": "resolving",
-    "measure": "calibration",
-    "modes_of": "resolving",
-    "names": "selection",
-    "select": "selection",
-}
 
 __all__ = [
     "GROUPS",
     "Calibration",
     "CalibrationSettings",
-    "Entry",
     "Kernel",
     "MambaChoices",
     "Mode",
     "Plan",
+    "PlanEntry",
     "Quantized",
     "Rule",
     "apply",
@@ -70,8 +47,14 @@ __all__ = [
     "select",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"qgate.modes.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'qgate.modes' has no attribute {name!r}")
+__getattr__ = lazy(
+    __name__,
+    {
+        "calibration": "Calibration CalibrationSettings calibrated load_calibration measure",
+        "plan": "Plan PlanEntry",
+        "selection": "GROUPS find_mode names select",
+        "mode": "Kernel MambaChoices Mode Rule",
+        "applying": "Quantized apply",
+        "resolving": "family_of fitting_modes make_plan modes_of",
+    },
+)

@@ -1,4 +1,4 @@
-"""A mode put to work: a model that computes as the mode says, beside the one it was made from."""
+"""Apply a mode: build a model that computes as the mode says, beside the original."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from qgate.errors import QgateError
+from qgate.hooks.tapping import tap_sites
 from qgate.models.fingerprints import fingerprint
-from qgate.models.tapping import tap
 from qgate.modes.mode import Mode
 from qgate.modes.plan import Plan
 from qgate.modes.resolving import make_plan
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Quantized:
-    """A model in a mode, with the plan it follows."""
+    """A model in a mode, with its plan."""
 
     model: Model
     mode: Mode
     plan: Plan
 
     def casts(self) -> dict[str, dict[str, int]]:
-        """Every integer cast so far: values, how many saturated, how many were not finite."""
+        """Count per integer cast: values, saturated ones, and those that were not finite."""
         return {name: cast.counts() for name, cast in casts_of(self.model.module).items()}
 
 
 def apply(mode: Mode, model: Model, calibration: Calibration | None = None) -> Quantized:
-    """The model in that mode; the one given stays as it is.
+    """Return the model in that mode; the original stays as it is.
 
-    Modes of rules share the parameters of the model in their basis, so that gradients arrive where
-    those of the reference do; a dtype or a kernel of one's own needs a copy.
+    Modes of rules share the parameters of the model in their basis, so that gradients arrive at the
+    parameters of the reference; a dtype or an own kernel needs a copy.
     """
     if calibration is not None and mode.calibrated and calibration.weights != model.weights_hash():
         raise QgateError(
@@ -53,12 +53,12 @@ def apply(mode: Mode, model: Model, calibration: Calibration | None = None) -> Q
         )
     plan = make_plan(mode, model, calibration)
     if mode.own:
-        return Quantized(_built(mode, model), mode, plan)
+        return Quantized(_build_own(mode, model), mode, plan)
     base = model.in_basis(mode.basis)
     if mode.dtype is not None:
         dtype = getattr(torch, mode.dtype)
         module = in_dtype(base.module, dtype)
-        module.register_forward_pre_hook(_floats_as(dtype), with_kwargs=True)
+        module.register_forward_pre_hook(_cast_floats(dtype), with_kwargs=True)
         return Quantized(base.with_module(module), mode, plan)
     module = sharing_copy(base.module)
     if mode.choices is not None and calibration is not None:
@@ -68,59 +68,59 @@ def apply(mode: Mode, model: Model, calibration: Calibration | None = None) -> Q
     return Quantized(base.with_module(module), mode, plan)
 
 
-def _floats_as(dtype: torch.dtype) -> Callable[..., Any]:
-    """A hook that gives a module its floating-point arguments in the dtype of its weights."""
+def _cast_floats(dtype: torch.dtype) -> Callable[..., Any]:
+    """Return a hook that casts floating-point arguments of a module to the dtype of its weights."""
 
     def cast(value: Any) -> Any:
         floats = isinstance(value, Tensor) and value.is_floating_point()
         return value.to(dtype) if floats else value
 
-    def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object]) -> Any:
         return tuple(map(cast, args)), {name: cast(value) for name, value in kwargs.items()}
 
     return hook
 
 
 def in_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy whose stored weights are in another dtype.
+    """Copy a module with its stored weights in another dtype.
 
-    What a module computes for itself, such as the frequencies of rotary positions, stays as it is,
-    and so does what a Hugging Face model wants to keep in float32.
+    Computed buffers, such as the frequencies of rotary positions, stay as they are, and so do
+    weights that a Hugging Face model keeps in float32.
     """
-    made = copy.deepcopy(module)
-    kept = [
-        *(getattr(made, "_keep_in_fp32_modules", None) or ()),
-        *(getattr(made, "_keep_in_fp32_modules_strict", None) or ()),
+    copied = copy.deepcopy(module)
+    kept_names = [
+        *(getattr(copied, "_keep_in_fp32_modules", None) or ()),
+        *(getattr(copied, "_keep_in_fp32_modules_strict", None) or ()),
     ]
     with torch.no_grad():
-        for name, tensor in made.state_dict(keep_vars=True).items():
-            if tensor.is_floating_point() and not set(kept) & set(name.split(".")):
+        for name, tensor in copied.state_dict(keep_vars=True).items():
+            if tensor.is_floating_point() and not set(kept_names) & set(name.split(".")):
                 tensor.data = tensor.data.to(dtype)
-    return made
+    return copied
 
 
 def sharing_copy(module: nn.Module) -> nn.Module:
-    """A copy of the modules around the same parameters and buffers."""
-    kept: dict[int, object] = {id(p): p for p in module.parameters()}
-    kept |= {id(b): b for b in module.buffers()}
-    return copy.deepcopy(module, kept)
+    """Copy the modules around the same parameters and buffers."""
+    shared: dict[int, object] = {id(p): p for p in module.parameters()}
+    shared |= {id(b): b for b in module.buffers()}
+    return copy.deepcopy(module, shared)
 
 
-def _built(mode: Mode, model: Model) -> Model:
-    """What the model's own callable returns, which must not have touched the model."""
+def _build_own(mode: Mode, model: Model) -> Model:
+    """Build the model by its own callable, which must not change the original."""
     before = model.weights_hash()
-    made = model.modes[mode.name](model)
-    if not isinstance(made, nn.Module):
+    module = model.modes[mode.name](model)
+    if not isinstance(module, nn.Module):
         raise QgateError(
-            f"mode {mode.name!r} of {model.name} returned {type(made).__name__}; it is a callable "
-            "that takes the Model and returns a torch.nn.Module."
+            f"mode {mode.name!r} of {model.name} returned {type(module).__name__}; its callable "
+            "takes the Model and returns a torch.nn.Module."
         )
-    if made is model.module or _weights_now(model) != before:
+    if module is model.module or _weights_now(model) != before:
         raise QgateError(
-            f"mode {mode.name!r} of {model.name} changed the model in place, and nothing is left "
-            "to compare it with: let it work on copy.deepcopy(model.module)."
+            f"mode {mode.name!r} of {model.name} changed the model in place, so that no reference "
+            "remains to compare it with: let it work on copy.deepcopy(model.module)."
         )
-    return model.with_module(made)
+    return model.with_module(module)
 
 
 def _weights_now(model: Model) -> str:
@@ -131,7 +131,7 @@ def _weights_now(model: Model) -> str:
 
 
 def _install(module: nn.Module, sites: list[Site], quantizers: dict[str, Quantizer]) -> None:
-    """Quantizers as hooks for what flows, and in place of the attribute for weights."""
+    """Install quantizers: hooks for activations, properties for weights."""
     flowing: list[Site] = []
     for site in sites:
         quantizer = quantizers.get(site.name)
@@ -147,44 +147,44 @@ def _install(module: nn.Module, sites: list[Site], quantizers: dict[str, Quantiz
         silent.discard(site.name)
         return quantizers[site.name](tensor)
 
-    tap(module, flowing, take)
+    tap_sites(module, flowing, take)
 
     def check(_module: nn.Module, _args: Any, _result: Any) -> None:
         if silent:
             first = sorted(silent)[0]
             raise QgateError(
-                f"{len(silent)} quantizers of this mode were passed by nothing, {first} among "
-                "them: the forward pass does not go through the modules it seems to be made of."
+                f"{len(silent)} quantizers of this mode got no tensor, {first} among them: the "
+                "forward pass does not call these modules."
             )
 
     module.register_forward_hook(check)
 
 
 def _quantize_weight(owner: nn.Module, quantizer: Quantizer) -> None:
-    """`owner.weight` reads quantized, while the parameter stays what and where it was."""
-    made = _Weight(quantizer)
+    """Let `owner.weight` read quantized; the parameter itself does not change."""
+    quantized_weight = _CachedWeight(quantizer)
     plain = type(owner)
 
     def weight(self: nn.Module) -> Tensor:
         parameter = self._parameters["weight"]
         if parameter is None:
             raise AttributeError("weight")
-        return made(parameter)
+        return quantized_weight(parameter)
 
     owner.__class__ = type(plain.__name__, (plain,), {"weight": property(weight)})
 
 
-class _Weight:
-    """The quantized weight, kept while the weight stays the same and nobody wants gradients."""
+class _CachedWeight:
+    """A quantized weight, cached until the weight changes; with gradients it is not cached."""
 
     def __init__(self, quantizer: Quantizer) -> None:
         self.quantizer = quantizer
-        self._kept: tuple[object, Tensor] | None = None
+        self._cached: tuple[object, Tensor] | None = None
 
     def __call__(self, weight: Tensor) -> Tensor:
         if torch.is_grad_enabled() and weight.requires_grad:
             return self.quantizer(weight)
         state = fingerprint(weight)
-        if self._kept is None or self._kept[0] != state:
-            self._kept = (state, self.quantizer(weight.detach()))
-        return self._kept[1]
+        if self._cached is None or self._cached[0] != state:
+            self._cached = (state, self.quantizer(weight.detach()))
+        return self._cached[1]

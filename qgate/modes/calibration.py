@@ -1,19 +1,19 @@
-"""Static scales of a Mamba model, measured on prompts, kept in a JSON that knows what it is of."""
+"""Static scales of a Mamba model, measured on prompts, in a JSON file that names their origin."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from qgate._version import __version__
 from qgate.errors import QgateError
+from qgate.hooks.tapping import tap_sites
 from qgate.models.model import inputs_hash
-from qgate.models.tapping import tapped
 from qgate.storage.files import replacing
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ OBSERVED: dict[str, Observer] = {
 
 @dataclass(frozen=True)
 class CalibrationSettings:
-    """How scales are measured: the percentile, and the arithmetic; "fp16" is the known tool's."""
+    """The percentile and the arithmetic of scales; "fp16" is that of Quamba-SE."""
 
     percentile_alpha: float = 0.9995
     arithmetic: Literal["fp32", "fp16"] = "fp32"
@@ -68,7 +68,7 @@ class SiteScale:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Scales by site, with the hashes of what they were measured on."""
+    """Scales by site, with the hashes of the weights and samples they were measured on."""
 
     scales: dict[str, SiteScale]
     settings: CalibrationSettings
@@ -88,7 +88,7 @@ class Calibration:
         return self.scales[site]
 
     def origin(self, site: str) -> str:
-        """How a scale came about, for people."""
+        """Describe the origin of a scale."""
         entry = self[site]
         if entry.observer == "minmax":
             return f"calibrated, largest of {self.samples} samples / 127"
@@ -96,7 +96,7 @@ class Calibration:
         return f"calibrated, percentile {alpha:g} of {self.samples} samples / 127"
 
     def save(self, path: Path) -> None:
-        """As JSON, whole or not at all."""
+        """Write JSON, whole or not at all."""
         record = {"qgate": "calibration", "version": VERSION, **asdict(self)}
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
@@ -104,7 +104,7 @@ class Calibration:
 
 
 def load_calibration(path: Path) -> Calibration:
-    """A calibration as `save` wrote it."""
+    """Read a calibration that `save` wrote."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         if record["qgate"] != "calibration":
@@ -125,14 +125,15 @@ def load_calibration(path: Path) -> Calibration:
         ) from None
 
 
-def _site_scale(entry: dict[str, Any]) -> SiteScale:
-    made = SiteScale(**entry)
-    if made.observer not in ("minmax", "percentile"):
-        raise ValueError(f"there is no observer {made.observer!r}")
-    for scale in (made.scale, made.wide if made.observer == "percentile" else made.scale):
+def _site_scale(entry: Mapping[str, Any]) -> SiteScale:
+    site_scale = SiteScale(**entry)
+    if site_scale.observer not in ("minmax", "percentile"):
+        raise ValueError(f"there is no observer {site_scale.observer!r}")
+    scales = [site_scale.scale, *([site_scale.wide] if site_scale.observer == "percentile" else [])]
+    for scale in scales:
         if not (isinstance(scale, float) and 0 < scale < float("inf")):
             raise ValueError(f"scale {scale!r} is no number above zero")
-    return made
+    return site_scale
 
 
 def calibrated(
@@ -142,43 +143,43 @@ def calibrated(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> Calibration:
-    """The calibration in a file if it is of this model, these samples and settings.
+    """Read the calibration of a file, or measure one and write it there.
 
-    One of something else is refused; where there is no file it is measured, and written there.
+    A file of another model, other samples or other settings is refused.
     """
     if path is not None and path.exists():
-        found = load_calibration(path)
+        stored = load_calibration(path)
         samples = model.calibration_samples()
-        made_of = {
-            "weights": (found.weights, model.weights_hash()),
-            "calibration samples": (found.inputs, inputs_hash(samples)),
-            "settings": (found.settings, settings),
+        origins = {
+            "weights": (stored.weights, model.weights_hash()),
+            "calibration samples": (stored.inputs, inputs_hash(samples)),
+            "settings": (stored.settings, settings),
         }
-        for what, (old, new) in made_of.items():
+        for label, (old, new) in origins.items():
             if old != new:
                 raise QgateError(
-                    f"the calibration in {str(path)!r} was made with other {what} ({_brief(old)}) "
+                    f"the calibration in {str(path)!r} was made with other {label} ({_brief(old)}) "
                     f"than those of {model.name} now ({_brief(new)}). Delete the file to calibrate "
                     "again, or name another one."
                 )
-        return found
+        return stored
     if path is not None:
         _check_writable(path)
-    made = measure(model, settings, progress=progress)
+    calibration = measure(model, settings, progress=progress)
     if path is not None:
-        made.save(path)
-    return made
+        calibration.save(path)
+    return calibration
 
 
-def _brief(made_of: object) -> str:
-    """A hash by its beginning, settings in full."""
-    if isinstance(made_of, CalibrationSettings):
-        return ", ".join(f"{name} {value}" for name, value in asdict(made_of).items())
-    return str(made_of)[:12]
+def _brief(origin: object) -> str:
+    """Shorten a hash to its beginning; write settings in full."""
+    if isinstance(origin, CalibrationSettings):
+        return ", ".join(f"{name} {value}" for name, value in asdict(origin).items())
+    return str(origin)[:12]
 
 
 def _check_writable(path: Path) -> None:
-    """Before minutes of work, not after them."""
+    """Refuse a file that cannot be written, before minutes of work."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(path.parent, os.W_OK):
         raise QgateError(f"cannot write {str(path)!r}: its folder is not writable.")
@@ -202,22 +203,22 @@ def measure(
     samples = model.calibration_samples()
     turned = model.in_basis("rotated")
     sites = [site for site in turned.sites() if _observer(site)]
-    seen: dict[str, _Ranges] = defaultdict(lambda: _Ranges(settings))
+    ranges: dict[str, _Ranges] = defaultdict(lambda: _Ranges(settings))
 
     def take(site: Site, tensor: Tensor) -> None:
         observer = _observer(site)
         if observer:
-            seen[site.name].add(tensor, observer)
+            ranges[site.name].add(tensor, observer)
 
     done = 0
-    with torch.no_grad(), tapped(turned.module, sites, take):
+    with torch.no_grad(), tap_sites(turned.module, sites, take):
         for batch in _batches(samples):
             turned(batch)
             done += len(batch)
             if progress:
                 progress(done, len(samples))
     return Calibration(
-        {site.name: seen[site.name].scale(site.name) for site in sites},
+        {site.name: ranges[site.name].scale(site.name) for site in sites},
         settings,
         model.name,
         model.weights_hash(),
@@ -234,21 +235,21 @@ def _observer(site: Site) -> Observer | None:
 
 
 def _batches(samples: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Neighbors of one length go through the model together; each is still observed alone."""
+    """Join neighbors of one length; each sample is still observed alone."""
     import torch
 
-    held: list[Tensor] = []
+    batch: list[Tensor] = []
     for sample in samples:
         if not isinstance(sample, torch.Tensor):
             raise QgateError(
                 f"calibration samples are tensors of token ids, not {type(sample).__name__}."
             )
-        if held and (sample.shape != held[0].shape or len(held) == _BATCH):
-            yield torch.cat(held)
-            held = []
-        held.append(sample)
-    if held:
-        yield torch.cat(held)
+        if batch and (sample.shape != batch[0].shape or len(batch) == _BATCH):
+            yield torch.cat(batch)
+            batch = []
+        batch.append(sample)
+    if batch:
+        yield torch.cat(batch)
 
 
 class _Ranges:
@@ -269,16 +270,15 @@ class _Ranges:
                 largest = largest.maximum(low)
                 self.range = largest if self.range is None else self.range.maximum(largest)
             else:
-                self.range = _drawn(self.range, quantile(prompt, self.settings.percentile_alpha))
-                self.widest = _drawn(self.widest, largest)
+                high = quantile(prompt, self.settings.percentile_alpha)
+                self.range = _running_mean(self.range, high)
+                self.widest = _running_mean(self.widest, largest)
 
     def scale(self, site: str) -> SiteScale:
         reach = self.range if self.widest is None else self.widest
         if self.range is None or reach is None or not bool(reach.isfinite()):
-            raise QgateError(
-                f"site {site} cannot be calibrated: its range is "
-                f"{'not known, nothing passed it' if reach is None else float(reach)}."
-            )
+            reason = "no tensor passed it" if reach is None else f"its range is {float(reach)}"
+            raise QgateError(f"site {site} cannot be calibrated: {reason}.")
         wide = None if self.widest is None else _scale_of(self.widest, "fp32")
         arithmetic = "fp32" if self.observer == "percentile" else self.settings.arithmetic
         scale = _scale_of(self.range, arithmetic)
@@ -290,7 +290,7 @@ class _Ranges:
         return SiteScale(scale, self.observer, float(self.range), wide)
 
 
-def _drawn(mean: Tensor | None, new: Tensor) -> Tensor:
+def _running_mean(mean: Tensor | None, new: Tensor) -> Tensor:
     return new if mean is None else mean + _EMA * (new - mean)
 
 
@@ -300,11 +300,11 @@ def _scale_of(reach: Tensor, arithmetic: str) -> float:
 
 
 def quantile(values: Tensor, alpha: float) -> Tensor:
-    """The quantile by linear interpolation between neighbors, of any number of values."""
+    """Return a quantile by linear interpolation between neighbors, of any number of values."""
     flat = values.reshape(-1)
-    place = alpha * (flat.numel() - 1)
-    below = int(place)
-    kept = flat.topk(flat.numel() - below).values
-    low = kept[-1]
-    high = kept[-2] if len(kept) > 1 else low
-    return low + (high - low) * (place - below)
+    position = alpha * (flat.numel() - 1)
+    below = int(position)
+    largest = flat.topk(flat.numel() - below).values
+    low = largest[-1]
+    high = largest[-2] if len(largest) > 1 else low
+    return low + (high - low) * (position - below)

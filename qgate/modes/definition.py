@@ -8,7 +8,7 @@ and do not depend on the batch or on the length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -32,7 +32,6 @@ MODES = (
 )
 TIES_AWAY = ("0", "2-0", "2-1", "2-2")  # and every 5-x
 LOOP = ("fp32", "fp16", "2-1", "2-2", "2-3", "2-4", "4")
-MINMAX = {"s_n": "n", "s_z": "x z", "s_x": "dt B C", "s_d": "delta", "s_o": "h"}  # scale: taps
 F32 = np.float32
 
 
@@ -40,18 +39,18 @@ F32 = np.float32
 
 
 def rne(x: Array) -> Array:
-    """Half to even."""
+    """Round half to even."""
     return np.asarray(np.rint(x))
 
 
 def rha(x: Array) -> Array:
-    """Half away from zero; not floor(x + 0.5), whose sum rounds the float below 0.5 up to 1."""
+    """Round half away from zero; floor(x + 0.5) would round the float below 0.5 up to 1."""
     whole = np.trunc(x)
     return np.asarray(whole + np.sign(x) * (np.abs(x - whole) >= 0.5).astype(x.dtype))
 
 
 def half(x: Array) -> Array:
-    """The nearest float16 values, in float32; infinite beyond float16's range."""
+    """Round to float16 values, in float32; infinite beyond float16's range."""
     with np.errstate(over="ignore"):
         return x.astype(np.float16).astype(F32)
 
@@ -73,46 +72,17 @@ class Casts:
 # Scales and weights ------------------------------------------------------------------------------
 
 
-def minmax_scale(prompts: Sequence[Array], arithmetic: Arithmetic = "fp32") -> float:
-    """Largest magnitude of all prompts over 127; in fp16 the maximum and the quotient round too."""
-    top = F32(0)
-    for values in prompts:
-        top = max(top, F32(np.abs(values).max()), F32(1e-5))
-    if arithmetic == "fp16":
-        return float(max(F32(np.float16(F32(np.float16(top)) / F32(127))), F32(1e-6)))
-    return float(max(top / F32(127), F32(1e-6)))
-
-
-def quantile(values: Array, alpha: float) -> np.float32:
-    """torch.quantile on float32: the rank itself is float32, then a lerp from the nearer end."""
-    ordered = np.sort(values.astype(F32), axis=None)
-    rank = F32(alpha) * F32(ordered.size - 1)
-    below, above = ordered[int(np.floor(rank))], ordered[int(np.ceil(rank))]
-    weight = rank - np.floor(rank)
-    if weight < 0.5:
-        return F32(below + weight * (above - below))
-    return F32(above - (above - below) * (F32(1) - weight))
-
-
-def percentile_scale(prompts: Sequence[Array], alpha: float) -> float:
-    """Moving average (0.01) of the prompts' quantiles over 127: clips even with alpha 1."""
-    top = quantile(np.abs(prompts[0]), alpha)
-    for values in prompts[1:]:
-        top = top + F32(0.01) * (quantile(np.abs(values), alpha) - top)
-    return float(max(top / F32(127), F32(1e-6)))
-
-
 def weight_codes(w: Array, arithmetic: Arithmetic = "fp32") -> tuple[Array, np.float32]:
-    """INT8 codes per tensor and their scale; in fp16 scale and quotient round before the code."""
-    kept: Callable[[Array], Array] = half if arithmetic == "fp16" else np.asarray
-    w = kept(w.astype(F32))
-    step = kept(np.maximum(np.abs(w).max(), kept(np.array(1e-5, F32))) / F32(127))
-    codes = np.clip(rne(kept(w / step)), -128, 127)
+    """Return INT8 codes and their scale; in fp16 scale and quotient round before the code."""
+    store: Callable[[Array], Array] = half if arithmetic == "fp16" else np.asarray
+    w = store(w.astype(F32))
+    step = store(np.maximum(np.abs(w).max(), store(np.array(1e-5, F32))) / F32(127))
+    codes = np.clip(rne(store(w / step)), -128, 127)
     return codes.astype(np.int8), F32(step)
 
 
 def on_grid(w: Array) -> Array:
-    """The real values of a weight's codes."""
+    """Return the real values of a weight's codes."""
     codes, step = weight_codes(w)
     return codes.astype(F32) * step
 
@@ -121,13 +91,13 @@ def on_grid(w: Array) -> Array:
 
 
 def normalized(hidden: Array, eps: float) -> Array:
-    """RMSNorm without weight: that is multiplied into in_proj."""
+    """Compute RMSNorm without its weight, which is multiplied into in_proj."""
     mean = np.mean(hidden * hidden, axis=-1, keepdims=True, dtype=F32)
     return hidden * (F32(1) / np.sqrt(mean + F32(eps)))
 
 
 def real_matmul(x: Array, w: Array) -> Array:
-    """x @ w.T with one rounding to float32."""
+    """Compute x @ w.T with one rounding to float32."""
     total = np.zeros((*x.shape[:-1], w.shape[0]))
     for k in range(w.shape[1]):
         total += x[..., k, None].astype(np.float64) * w[:, k].astype(np.float64)
@@ -135,12 +105,12 @@ def real_matmul(x: Array, w: Array) -> Array:
 
 
 def int_matmul(codes: Array, w_codes: Array) -> Array:
-    """The exact integer product; float32 only afterwards, as the multiplications by scales are."""
+    """Compute the exact integer product, in float32 for the multiplications by scales after it."""
     return (codes.astype(np.int64) @ w_codes.astype(np.int64).T).astype(F32)
 
 
 def int8_linear(codes: Array, w: Array, s_in: np.float32, s_out: np.float32, name: str) -> Array:
-    """The rounded, not yet clamped output codes; x_proj multiplies in another order than others."""
+    """Return rounded codes before the clamp; x_proj multiplies in another order than others."""
     w_codes, s_w = weight_codes(w)
     acc = int_matmul(codes, w_codes)
     ratio = s_in / s_out
@@ -150,7 +120,7 @@ def int8_linear(codes: Array, w: Array, s_in: np.float32, s_out: np.float32, nam
 
 
 def causal_conv(x: Array, w: Array) -> Array:
-    """Depthwise over (B, L, D), zeros to the left; float64 is exact for codes."""
+    """Convolve depthwise over (B, L, D), zeros to the left; float64 is exact for codes."""
     taps, length = w.shape[1], x.shape[1]
     padded = np.pad(x.astype(np.float64), ((0, 0), (taps - 1, 0), (0, 0)))
     total = np.zeros(x.shape)
@@ -171,7 +141,7 @@ def softplus(v: Array) -> Array:
 def scan(
     order: str, u: Array, delta: Array, z: Array, b: Array, c: Array, weights: Weights
 ) -> tuple[Array, Array]:
-    """Output (B, L, D) and last state (B, D, N), float32, time in sequence.
+    """Return output (B, L, D) and last state (B, D, N), float32, time in sequence.
 
     The orders compute the same: "block" multiplies and adds as the CUDA kernel does, "loop" sums
     over the states at once, "einsum" is the loop with products and sums left to einsum.
@@ -204,11 +174,11 @@ def scan(
     return out, state
 
 
-# What the modes change ---------------------------------------------------------------------------
+# The steps that modes change ---------------------------------------------------------------------
 
 
 def scan_u(mode: str, y: Array, scales: dict[str, np.float32], cast: Casts) -> Array:
-    """Path B: the u of the scan, in real units."""
+    """Return the u of the scan (path B), in real units."""
     s = scales["s_u"]
     if mode in UNROUNDED:
         return y.copy()
@@ -236,7 +206,7 @@ def scan_u(mode: str, y: Array, scales: dict[str, np.float32], cast: Casts) -> A
 
 
 def hybrid_u(mode: str, y: Array, s: np.float32, cast: Casts) -> Array:
-    """5-6 and 5-7: quarter steps near zero, then powers of two, or steps of s and of 4s."""
+    """Return u of 5-6 and 5-7: quarter steps near zero, then powers of two or wider steps."""
     size, sign, quarter = np.abs(y), np.sign(y), s / F32(4)
     near = size <= (F32(8) if mode == "5-6" else F32(15.75)) * s
     u = np.empty_like(y)
@@ -256,7 +226,7 @@ def hybrid_u(mode: str, y: Array, s: np.float32, cast: Casts) -> Array:
 
 
 def x_proj_codes(mode: str, y: Array, u: Array, s: np.float32, cast: Casts) -> Array:
-    """Path A of all modes whose x_proj is an integer product."""
+    """Return the codes that an integer x_proj reads (path A)."""
     if mode in TIES_AWAY:
         return cast("a", rha(y / s))
     if mode[0] == "5":
@@ -270,7 +240,7 @@ def x_proj_codes(mode: str, y: Array, u: Array, s: np.float32, cast: Casts) -> A
 def block(
     mode: str, weights: Weights, scales: Scales, hidden: Array, hadamard: Array, eps: float = 1e-5
 ) -> Taps:
-    """All taps of one layer on the residual stream `hidden` (B, L, M), in real units."""
+    """Return all taps of one layer on the residual stream `hidden` (B, L, M), in real units."""
     if mode not in MODES:
         raise ValueError(f"no mode {mode!r}")
     hidden = hidden.astype(F32)
@@ -280,19 +250,19 @@ def block(
 
 
 def float_block(mode: str, weights: Weights, hidden: Array, hadamard: Array, eps: float) -> Taps:
-    """The references. In fp16 A_log, D and dt_bias stay float32, as they do in the model."""
-    kept = half if mode == "fp16" else np.asarray
-    w = {k: v if k in ("A_log", "D", "dt_bias") else kept(v) for k, v in weights.items()}
+    """Compute a reference; in fp16 A_log, D and dt_bias stay float32, as in the model."""
+    store = half if mode == "fp16" else np.asarray
+    w = {k: v if k in ("A_log", "D", "dt_bias") else store(v) for k, v in weights.items()}
     rank, states = w["dt_proj"].shape[1], w["A_log"].shape[1]
-    n = kept(normalized(hidden, eps))
-    x, z = np.split(kept(real_matmul(n, w["in_proj"])), 2, axis=-1)
+    n = store(normalized(hidden, eps))
+    x, z = np.split(store(real_matmul(n, w["in_proj"])), 2, axis=-1)
     y = silu(causal_conv(x, w["conv_weight"]) + w["conv_bias"])
-    u = kept(y)
-    dt, b, c = np.split(kept(real_matmul(u, w["x_proj"])), [rank, rank + states], axis=-1)
-    delta = kept(real_matmul(dt, w["dt_proj"]))
-    scanned = kept(scan("loop", u, delta, z, b, c, w)[0])
-    h = kept(real_matmul(scanned, hadamard))
-    out = kept(real_matmul(h, w["out_proj"]))
+    u = store(y)
+    dt, b, c = np.split(store(real_matmul(u, w["x_proj"])), [rank, rank + states], axis=-1)
+    delta = store(real_matmul(dt, w["dt_proj"]))
+    scanned = store(scan("loop", u, delta, z, b, c, w)[0])
+    h = store(real_matmul(scanned, hadamard))
+    out = store(real_matmul(h, w["out_proj"]))
     taps: Taps = {"n": n, "x": x, "z": z, "y": y, "a": u, "u": u, "dt": dt, "B": b, "C": c}
     taps |= {"delta": delta, "scan": scanned, "h": h, "out": out, "hidden": hidden + out}
     return taps | {"saturated": {}}
@@ -301,7 +271,7 @@ def float_block(mode: str, weights: Weights, hidden: Array, hadamard: Array, eps
 def int8_block(
     mode: str, weights: Weights, scales: Scales, hidden: Array, hadamard: Array, eps: float
 ) -> Taps:
-    """Every quantized mode."""
+    """Compute a quantized mode."""
     s = {name: F32(value) for name, value in scales.items()}
     cast = Casts()
     rank, states = weights["dt_proj"].shape[1], weights["A_log"].shape[1]
@@ -355,39 +325,3 @@ def int8_block(
     taps: Taps = {"n": n * s["s_n"], "x": x * s_x_in, "z": z_real, "y": y, "a": a, "u": u}
     taps |= {"dt": dt, "B": b, "C": c, "delta": delta, "scan": scanned, "h": h * s["s_o"]}
     return taps | {"out": out, "hidden": hidden + out, "saturated": cast.clamped}
-
-
-# Calibration -------------------------------------------------------------------------------------
-
-
-def calibrate(
-    layers: Sequence[Weights],
-    prompts: Sequence[Array],
-    hadamard: Array,
-    alpha: float = 0.9995,
-    arithmetic: Arithmetic = "fp32",
-) -> list[Scales]:
-    """Scales of each layer from running the unquantized layers over the prompts' hidden states."""
-    found: list[Scales] = []
-    for weights in layers:
-        runs = [block("fp32", weights, {}, hidden, hadamard) for hidden in prompts]
-        scales = {
-            name: minmax_scale([run[site] for run in runs for site in sites.split()], arithmetic)
-            for name, sites in MINMAX.items()
-        }
-        states = []
-        for run in runs:
-            u, delta, z, b, c = (run[site] for site in ("u", "delta", "z", "B", "C"))
-            states.append(scan("loop", u, delta, z, b, c, weights)[1])
-        scales["s_u"] = percentile_scale([run["a"] for run in runs], alpha)
-        scales["s_u1"] = percentile_scale([run["a"] for run in runs], 1.0)
-        scales["s_h"] = percentile_scale(states, alpha)
-        found.append(scales)
-        prompts = [run["hidden"] for run in runs]
-    return found
-
-
-def scales_for(
-    weights: Weights, prompts: Sequence[Array], hadamard: Array, alpha: float = 0.9995
-) -> Scales:
-    return calibrate([weights], prompts, hadamard, alpha)[0]

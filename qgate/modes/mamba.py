@@ -47,8 +47,6 @@ def _mode(
     )
 
 
-_SIX: dict[str, Any] = {"float_products": True}
-
 MAMBA_MODES = (
     _float("fp16", "fp16"),
     _float("bf16", "bf16"),
@@ -72,8 +70,8 @@ MAMBA_MODES = (
     _mode("5-6", "a quarter of the step up to 8 s, powers of two beyond", "away", "codes_of_u", "powers", "block"),
     _mode("5-7", "three zones: steps of s / 4, s and 4 s", "away", "codes_of_u", "three_zones", "block"),
     _mode("6-0", "as 0, x_proj and dt_proj multiply in float32", "even", "u", "codes", "einsum", float_products=True, regridded="products"),
-    _mode("6-1", "y for both, x_proj and dt_proj in float32, nothing put on a grid", "even", "u", "exact", "einsum", **_SIX),
-    _mode("6-2", "on the grid where it reaches, y beyond it; products in float32", "even", "u", "selective", "einsum", **_SIX),
-    _mode("6-3", "half the step below code 64; products in float32", "even", "u", "half_grid", "einsum", **_SIX),
+    _mode("6-1", "y for both, x_proj and dt_proj in float32, nothing put on a grid", "even", "u", "exact", "einsum", float_products=True),
+    _mode("6-2", "on the grid where it reaches, y beyond it; products in float32", "even", "u", "selective", "einsum", float_products=True),
+    _mode("6-3", "half the step below code 64; products in float32", "even", "u", "half_grid", "einsum", float_products=True),
     _mode("6-4", "outliers on the grid calibrated with alpha 1; products in float32", "even", "u", "wide_grid", "block", float_products=True, regridded="scan"),
 )  # fmt: skip

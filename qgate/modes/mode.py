@@ -1,4 +1,4 @@
-"""A mode says what is quantized where: ordered rules, or the choices of a quantized Mamba block."""
+"""A mode: ordered rules of what is quantized, or the choices of a quantized Mamba block."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from qgate.errors import QgateError, unknown
+from qgate.formats.settings import QuantizerSettings
 
 Per = Literal["format", "row", "group"]
 Fits = Literal["any", "mamba", "other"]
@@ -40,17 +41,17 @@ class Rule:
 
 @dataclass(frozen=True)
 class MambaChoices:
-    """What tells the quantized Mamba modes apart; everything else is one W8A8 block.
+    """The differences between the quantized Mamba modes; the rest is the same W8A8 block.
 
-    conv_rounding    how the convolution's output is rounded to codes: "away" or "even"
-    path_a           what x_proj reads: "codes" of the convolution's output, "codes_of_u", or "u"
-    path_b           what the scan reads as u: "codes", "exact" (y itself), or a name in
+    conv_rounding    the rounding of the convolution's output to codes: "away" or "even"
+    path_a           the input of x_proj: "codes" of the convolution's output, "codes_of_u", or "u"
+    path_b           the u of the scan: "codes", "exact" (y itself), or a name in
                      `qgate.modes.simulated.paths`
     scan             order of the sums in the scan
     dynamic_conv     the convolution's input gets its scale from the tensor itself
     float_products   x_proj and dt_proj multiply in float32 with weights on the INT8 grid
-    regridded        what of that is put back on its INT8 grid: their outputs ("products"), only
-                     what the scan reads ("scan"), or nothing ("none")
+    regridded        which of their outputs return to the INT8 grid: all ("products"), those that
+                     the scan reads ("scan"), or "none"
     """
 
     conv_rounding: Literal["away", "even"]
@@ -82,17 +83,41 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class Kernel:
-    """A mode of a model's own that is to compute what a known mode says.
+    """A model's own mode that has to compute what one of qgate's modes says.
 
     build       takes the qgate.Model, returns a torch module quantized for real
-    stands_for  name of the mode it implements: `int8`, `mxfp8` …
+    stands_for  what it implements: the name of a mode (`int8`, `mxfp8` …), a Mode, a Rule, or a
+                quantizer of the inputs and weights of all linear layers
+    convention  "mse" if a search finds its scales: it is held by its error alone then
     """
 
     build: Callable[..., Any]
-    stands_for: str
+    stands_for: str | Mode | Rule | QuantizerSettings
+    convention: Literal["", "mse"] = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.stands_for, str | Mode | Rule | QuantizerSettings):
+            raise QgateError(
+                f"a kernel stands for the name of a mode, a Mode, a Rule or a Quantizer, not for "
+                f"{self.stands_for!r}."
+            )
+        if self.convention not in ("", "mse"):
+            raise unknown("convention of a kernel", self.convention, ("mse",))
 
     def __call__(self, model: Any) -> Any:
         return self.build(model)
+
+    @property
+    def meant(self) -> Mode | None:
+        """The mode that it stands for, None where only the name of one was given."""
+        if isinstance(self.stands_for, str):
+            return None
+        if isinstance(self.stands_for, Mode):
+            return self.stands_for
+        if isinstance(self.stands_for, Rule):
+            return Mode(self.stands_for.format or "fp32", "one rule", rules=(self.stands_for,))
+        name, options = self.stands_for.format.name, self.stands_for.options
+        return Mode(name, "one quantizer", rules=(Rule(":(input|weight)$", name, options=options),))
 
 
 @dataclass(frozen=True)
@@ -107,9 +132,11 @@ class Mode:
     choices   of a quantized Mamba block
     dtype     the whole model runs in this dtype
     equals    modes it equals by design, teacher forced, at most up to ties or the order of sums
-    causal    what comes later changes nothing before, and a sample is the same in any batch
+    causal    later tokens change nothing before them, and a sample is the same in any batch
     own       the model brings it: a callable that returns a module quantized for real
-    stands_for  of an own one: the mode whose numbers it is to have, and whose budget it gets
+    stands_for  of an own one: the mode whose numbers it has to have, and whose budget it gets
+    convention  of an own one: "mse" if a search finds its scales
+    meant       of an own one: the mode that it stands for, where that has no name of its own
     """
 
     name: str
@@ -123,6 +150,8 @@ class Mode:
     causal: bool = True
     own: bool = False
     stands_for: str = ""
+    convention: str = ""
+    meant: Mode | None = None
 
     def __post_init__(self) -> None:
         kinds = [bool(self.rules), self.choices is not None, self.dtype is not None, self.own]
@@ -133,14 +162,14 @@ class Mode:
         if self.choices is not None and (self.basis, self.fits) != ("rotated", "mamba"):
             raise QgateError(
                 f"mode {self.name!r} has choices of the quantized Mamba block, which lives in "
-                "basis 'rotated' and fits 'mamba': say basis='rotated', fits='mamba'."
+                "basis 'rotated' and fits 'mamba': pass basis='rotated', fits='mamba'."
             )
         if self.dtype not in (None, "float16", "bfloat16"):
             raise unknown(f"dtype of mode {self.name}", self.dtype, ("float16", "bfloat16"))
         if self.stands_for and not self.own:
             raise QgateError(
                 f"mode {self.name!r} stands for {self.stands_for!r}, which only a model's own "
-                "callable can: its rules say themselves what is ideal."
+                "callable can: rules and choices define their ideal result themselves."
             )
         if self.fits not in get_args(Fits):
             raise unknown(f"fits of mode {self.name}", self.fits, get_args(Fits))
@@ -151,5 +180,5 @@ class Mode:
 
     @property
     def calibrated(self) -> bool:
-        """Whether it needs scales made beforehand."""
+        """True if it needs scales that a calibration measured."""
         return self.choices is not None

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from qgate.formats.quantizer import Quantizer
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One site of a plan: what happens there, with which scale, and where that comes from."""
+class PlanEntry:
+    """One site of a plan: what is done there, with which scale, and the origin of that scale."""
 
     site: str
     does: str
@@ -22,21 +22,21 @@ class Entry:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a mode does to a model, written out."""
+    """A mode written out for one model, site by site."""
 
     mode: str
     about: str
     model: str
     basis: str
-    entries: tuple[Entry, ...]
+    entries: tuple[PlanEntry, ...]
     out_of_reach: tuple[str, ...] = ()
 
     def quantizers(self) -> dict[str, Quantizer]:
-        """The sites that have a quantizer, in the order of the model."""
+        """Return the sites that have a quantizer, in the order of the model."""
         return {entry.site: entry.quantizer for entry in self.entries if entry.quantizer}
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data, for the header of results."""
+    def to_dict(self) -> dict[str, object]:
+        """Return plain data, for the header of results."""
         return {
             "mode": self.mode,
             "model": self.model,

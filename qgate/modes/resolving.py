@@ -1,4 +1,4 @@
-"""From a mode and a model to the plan: which rule decides which site, with which quantizer."""
+"""Resolve a mode on a model: which rule decides which site, with which quantizer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from qgate.errors import QgateError, unknown
 from qgate.formats.quantizer import Quantizer
 from qgate.models.sites import KINDS
 from qgate.modes.mode import Mode, Rule
-from qgate.modes.plan import Entry, Plan
+from qgate.modes.plan import Plan, PlanEntry
 from qgate.modes.selection import select, select_fitting
 from qgate.modes.simulated.planning import mamba_entries
+from qgate.text import listed
 
 if TYPE_CHECKING:
     from qgate.models.model import Model
@@ -23,28 +24,28 @@ _LONG = 2**30
 
 
 def family_of(model: Model) -> str:
-    """Which modes fit: those of a Mamba, or the others."""
+    """Return the family of modes that fit a model: "mamba" or "other"."""
     return "mamba" if "rotated" in (model.basis, *model.bases) else "other"
 
 
 def modes_of(
-    model: Model, wanted: str | Sequence[str] = "all", also: Mapping[str, Mode] | None = None
+    model: Model, query: str | Sequence[str] = "all", also: Mapping[str, Mode] | None = None
 ) -> list[Mode]:
-    """The modes meant by names, groups and patterns, of those that fit a model.
+    """Return the modes that fit a model, by names, groups and patterns.
 
     `also` are modes beside qgate's and the model's own.
     """
-    return select(wanted, family_of(model), _brought(model, also), model.name)
+    return select(query, family_of(model), _own_modes(model, also), model.name)
 
 
 def fitting_modes(
-    model: Model, wanted: str | Sequence[str] = "all", also: Mapping[str, Mode] | None = None
+    model: Model, query: str | Sequence[str] = "all", also: Mapping[str, Mode] | None = None
 ) -> tuple[list[Mode], dict[str, str]]:
-    """As `modes_of`; what is for another kind of model is returned: part asked for → why."""
-    return select_fitting(wanted, family_of(model), _brought(model, also), model.name)
+    """Return `modes_of`, and for each part of the query that fits another kind of model why."""
+    return select_fitting(query, family_of(model), _own_modes(model, also), model.name)
 
 
-def _brought(model: Model, also: Mapping[str, Mode] | None) -> dict[str, Any]:
+def _own_modes(model: Model, also: Mapping[str, Mode] | None) -> dict[str, object]:
     family = family_of(model)
     fit = {name: mode for name, mode in (also or {}).items() if mode.fits in ("any", family)}
     return {**fit, **model.modes}
@@ -57,19 +58,25 @@ def make_plan(mode: Mode, model: Model, calibration: Calibration | None = None) 
         kind = "Mamba models" if mode.fits == "mamba" else "models other than Mamba"
         raise QgateError(f"mode {mode.name!r} does not fit {model.name}: it is for {kind}.")
     if mode.choices is not None:
-        entries = mamba_entries(mode.choices, model, _needed(mode, calibration))
+        if calibration is None:
+            raise QgateError(
+                f"mode {mode.name!r} has static scales: give it a calibration "
+                "(qgate.modes.calibrated(model, settings), or `qgate calibrate`)."
+            )
+        entries = mamba_entries(mode.choices, model, calibration)
     elif mode.dtype is not None:
-        entries = [Entry("*", f"runs in {mode.dtype}", None, "the whole model")]
+        entries = [PlanEntry("*", f"runs in {mode.dtype}", None, "the whole model")]
     elif mode.own:
-        entries = [Entry("*", "quantized by the model's own callable", None, "not known")]
+        entries = [PlanEntry("*", "quantized by the model's own callable", None, "not known")]
     else:
-        entries = _decided(mode.rules, model, mode.name)
+        entries = _decide(mode.rules, model, mode.name)
     missed = _out_of_reach(model) if mode.rules else ()
-    return Plan(mode.name, mode.about, model.name, _basis(mode, model), tuple(entries), missed)
+    basis = model.basis if mode.own else mode.basis
+    return Plan(mode.name, mode.about, model.name, basis, tuple(entries), missed)
 
 
 def _out_of_reach(model: Model) -> tuple[str, ...]:
-    """Matrices that no rule can name: fused experts, and modules that a fused path goes around."""
+    """List matrices that no rule can name: fused experts, and modules that a fused path skips."""
     owners = {site.module for site in model.sites() if site.port == "weight"}
     inside = re.compile(model.part)
     return tuple(
@@ -82,21 +89,8 @@ def _out_of_reach(model: Model) -> tuple[str, ...]:
     )
 
 
-def _basis(mode: Mode, model: Model) -> str:
-    return model.basis if mode.own else mode.basis
-
-
-def _needed(mode: Mode, calibration: Calibration | None) -> Calibration:
-    if calibration is None:
-        raise QgateError(
-            f"mode {mode.name!r} has static scales: give it a calibration "
-            "(qgate.modes.calibrated(model, settings), or `qgate calibrate`)."
-        )
-    return calibration
-
-
-def _decided(rules: Sequence[Rule], model: Model, mode: str) -> list[Entry]:
-    """Each site by the first rule that finds it; a rule that decides none is an error."""
+def _decide(rules: Sequence[Rule], model: Model, mode: str) -> list[PlanEntry]:
+    """Decide each site by the first rule that matches it; a rule without a site is an error."""
     sites = [
         site
         for site in model.sites()
@@ -106,15 +100,15 @@ def _decided(rules: Sequence[Rule], model: Model, mode: str) -> list[Entry]:
     for rule in rules:
         if rule.of not in (*KINDS, "any"):
             raise unknown(f"kind of site in a rule of mode {mode}", rule.of, [*KINDS, "any"])
-        found = [s for s in sites if rule.of in ("any", s.kind) and _finds(rule, s, mode)]
-        new = [site for site in found if site.name not in decided]
+        matching = [s for s in sites if rule.of in ("any", s.kind) and _finds(rule, s, mode)]
+        new = [site for site in matching if site.name not in decided]
         if not new:
-            raise QgateError(_undecided(rule, mode, model.name, sites, bool(found)))
+            raise QgateError(_undecided(rule, mode, model.name, sites, bool(matching)))
         decided.update({site.name: rule for site in new})
     return [
         entry
         for site in sites
-        if site.name in decided and (entry := _entry(site, decided[site.name])) is not None
+        if site.name in decided and (entry := _entry_of(site, decided[site.name])) is not None
     ]
 
 
@@ -132,72 +126,45 @@ def _undecided(rule: Rule, mode: str, model: str, sites: list[Site], shadowed: b
     named = f"rule {rule.sites!r} (of {rule.of} sites) of mode {mode}"
     if shadowed:
         return f"{named} decides no site of {model}: rules before it decided all that it finds."
-    listed = ", ".join(kind[:24]) + (f" and {len(kind) - 24} more" if len(kind) > 24 else "")
     return (
-        f"{named} decides no site of {model}. Sites: {listed or 'none of that kind'}. Linear "
-        "layers of the head, and modules that nothing passes, are not among them."
+        f"{named} decides no site of {model}. Sites: {listed(kind, 24) or 'none of that kind'}. "
+        "Linear layers of the head, and modules that nothing passes, are not among them."
     )
 
 
-def _entry(site: Site, rule: Rule) -> Entry | None:
+def _entry_of(site: Site, rule: Rule) -> PlanEntry | None:
     if rule.format is None:
         return None
-    quantizer, origin = _quantizer(site, rule)
-    return Entry(site.name, _does(quantizer, rule, site), _static(quantizer), origin, quantizer)
-
-
-def _quantizer(site: Site, rule: Rule) -> tuple[Quantizer, str]:
-    options = dict(rule.options)
-    if rule.per != "format" or _follows(rule.format, options):
-        # A scale that follows its elements clips only to round: no reason to stop a gradient.
-        options = {"saturated_grad": "pass", **options}
-    if rule.format is None:
-        raise ValueError("a rule without a format makes no quantizer")
     weight = site.port == "weight"
     along = 0 if weight and site.transposed else -1
-    # Where the width is not known a block that is too long stands for all of it.
+    # Where the width is unknown a block that is too long stands for all of it.
     width = site.width if site.port in ("input", "weight") and site.width else _LONG
+    sharing: dict[str, Any] = {}
     if rule.per == "row" and weight:
-        axis = 1 if site.transposed else 0
-        return Quantizer(
-            rule.format, granularity="channel", axis=axis, **options
-        ), "amax of the channel"
-    if rule.per == "row":
-        made = Quantizer(rule.format, granularity="block", block=width, axis=-1, **options)
-        return made, "amax of the token"
-    if rule.per == "group":
-        made = Quantizer(
-            rule.format,
-            granularity="block",
-            block=min(rule.group, width),
-            axis=along,
-            **options,
-        )
-        return made, "amax of the group"
-    plain = Quantizer(rule.format, **options)
-    if plain.granularity == "block":
-        return Quantizer(rule.format, axis=along, **options), "amax of the block"
-    if plain.granularity == "tensor" and plain.scale is None:
-        return plain, "amax of the tensor"
-    return plain, "no scale" if plain.scale is None else "given"
-
-
-def _follows(fmt: str | None, options: dict[str, Any]) -> bool:
-    """Whether a quantizer makes its scale from what it scales."""
-    if fmt is None:
-        return False
-    made = Quantizer(fmt, **options)
-    return made.granularity is not None and made.scale is None
-
-
-def _does(quantizer: Quantizer, rule: Rule, site: Site) -> str:
-    where = {"channel": "per output channel", "tensor": "per tensor", None: ""}.get(
+        sharing = {"granularity": "channel", "axis": 1 if site.transposed else 0}
+        origin = "amax of the channel"
+    elif rule.per == "row":
+        sharing = {"granularity": "block", "block": width, "axis": -1}
+        origin = "amax of the token"
+    elif rule.per == "group":
+        sharing = {"granularity": "block", "block": min(rule.group, width), "axis": along}
+        origin = "amax of the group"
+    else:
+        plain = Quantizer(rule.format, **rule.options)
+        follows = plain.granularity is not None and plain.scale is None
+        sharing = {"axis": along} if plain.granularity == "block" else {}
+        origin = "no scale" if plain.scale is None else "given"
+        if follows and plain.granularity in ("block", "tensor"):
+            origin = f"amax of the {plain.granularity}"
+    if rule.per != "format" or follows:
+        # A scale made from its elements clips only in rounding, which stops no gradient.
+        sharing["saturated_grad"] = "pass"
+    quantizer = Quantizer(rule.format, **{**sharing, **rule.options})
+    shared_by = {"channel": "per output channel", "tensor": "per tensor", None: ""}.get(
         quantizer.granularity, f"per {quantizer.block}"
     )
-    if rule.per == "row" and site.port != "weight":
-        where = "per token"
-    return f"{quantizer.format.name} {where}".strip()
-
-
-def _static(quantizer: Quantizer) -> float | None:
-    return float(quantizer.scale) if isinstance(quantizer.scale, float) else None
+    if rule.per == "row" and not weight:
+        shared_by = "per token"
+    scale = float(quantizer.scale) if isinstance(quantizer.scale, float) else None
+    does = f"{quantizer.format.name} {shared_by}".strip()
+    return PlanEntry(site.name, does, scale, origin, quantizer)

@@ -1,4 +1,4 @@
-"""Which modes there are, which of them fit a model, and which a user means."""
+"""The modes by name, those that fit a model, and those that a user's query selects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ESSENTIAL = {"mamba": ("0", "2-1", "2-2", "2-4"), "other": ("mxfp8", "mxfp4", "
 
 
 class DoesNotFitError(QgateError):
-    """Modes that there are, but not for this kind of model."""
+    """The modes exist, but not for this kind of model."""
 
 
 _FITTING: dict[str, Registry[Mode]] = {"mamba": Registry("mode"), "other": Registry("mode")}
@@ -34,9 +34,9 @@ for _mode in (FP32, *MAMBA_MODES, *FORMAT_MODES):
 
 
 def names(family: str | None = None) -> list[str]:
-    """The names of all modes, or of those for a family of models: "mamba" or "other"."""
-    families = [family] if family else list(_FITTING)
-    return list(dict.fromkeys(name for each in families for name in _FITTING[each].names()))
+    """List the names of all modes, or of those for a family of models: "mamba" or "other"."""
+    registries = [_FITTING[family]] if family else _FITTING.values()
+    return list(dict.fromkeys(name for registry in registries for name in registry.names()))
 
 
 def find_mode(
@@ -45,19 +45,23 @@ def find_mode(
     own: Iterable[str] | Mapping[str, Any] = (),
     model: str = "this model",
 ) -> Mode:
-    """One mode by name; an error tells a mode that is unknown from one that does not fit.
+    """Find a mode by name; an error tells a mode that is unknown from one that does not fit.
 
     `own` are the modes that a model brings: literal ones, or callables.
     """
     _check_names(own)
     if name in own:
-        brought = own[name] if isinstance(own, Mapping) else None
-        if isinstance(brought, Mode):
-            return brought
-        meant = brought.stands_for if isinstance(brought, Kernel) else ""
+        own_entry = own[name] if isinstance(own, Mapping) else None
+        if isinstance(own_entry, Mode):
+            return own_entry
+        if not isinstance(own_entry, Kernel):
+            return own_mode(name)
+        if own_entry.meant is not None:
+            return own_mode(name, own_entry.meant.name, own_entry.convention, own_entry.meant)
+        meant = str(own_entry.stands_for)
         if meant and (meant in own or not _has(_FITTING[family], meant)):
             raise unknown(f"mode that {name!r} of {model} stands for", meant, names(family))
-        return own_mode(name, meant)
+        return own_mode(name, meant, own_entry.convention)
     registry = _FITTING[family]
     fitting = [*registry.names(), *own]
     other = _FITTING["other" if family == "mamba" else "mamba"]
@@ -78,48 +82,50 @@ def _has(registry: Registry[Mode], name: str) -> bool:
 
 
 def _check_names(own: Iterable[str]) -> None:
-    """A model's own mode may not take the place of the reference or of a group."""
+    """Refuse own modes with the name of the reference, a group or a pattern."""
     for name in own:
         if name in (*GROUPS, FP32.name) or any(sign in name for sign in ",*?["):
             raise QgateError(
-                f"a model's own mode cannot be called {name!r}: groups, the reference, commas and "
-                "patterns have these names already. Give it another one."
+                f"a model's own mode cannot be called {name!r}: groups, the reference and patterns "
+                "use this name. Give it another one."
             )
 
 
-def own_mode(name: str, stands_for: str = "") -> Mode:
-    """A mode that a model brings itself."""
+def own_mode(
+    name: str, stands_for: str = "", convention: str = "", meant: Mode | None = None
+) -> Mode:
+    """Return the mode of a model's own callable."""
     about = f"the model's own, for {stands_for}" if stands_for else "the model's own"
-    return Mode(name, about, own=True, stands_for=stands_for)
+    return Mode(name, about, own=True, stands_for=stands_for, convention=convention, meant=meant)
 
 
 def select(
-    wanted: str | Sequence[str],
+    query: str | Sequence[str],
     family: str,
     own: Sequence[str] | Mapping[str, Any] = (),
     model: str = "this model",
 ) -> list[Mode]:
-    """Modes meant by names, groups and patterns, comma-separated or listed, each once.
+    """Select modes by names, groups and patterns, comma-separated or listed, each once.
 
-    A part that means nothing is an error: a gate that ran nothing must not look green.
+    A part that selects nothing is an error: a gate that ran nothing must not look green.
     """
     chosen: dict[str, Mode] = {}
-    for part in _parts(wanted):
-        for name in _meant(part, family, own, model):
+    for part in _parts_of(query):
+        for name in _names_of(part, family, own, model):
             chosen[name] = find_mode(name, family, own, model)
     return list(chosen.values())
 
 
 def select_fitting(
-    wanted: str | Sequence[str],
+    query: str | Sequence[str],
     family: str,
     own: Sequence[str] | Mapping[str, Any] = (),
     model: str = "this model",
 ) -> tuple[list[Mode], dict[str, str]]:
-    """As `select`, but what does not fit the model is returned: part asked for → why."""
+    """Select modes, and return for each part of the query that does not fit the model why."""
     chosen: dict[str, Mode] = {}
     unfit: dict[str, str] = {}
-    for part in _parts(wanted):
+    for part in _parts_of(query):
         try:
             chosen |= {mode.name: mode for mode in select(part, family, own, model)}
         except DoesNotFitError as error:
@@ -127,15 +133,17 @@ def select_fitting(
     return list(chosen.values()), unfit
 
 
-def _parts(wanted: str | Sequence[str]) -> list[str]:
-    listed = [wanted] if isinstance(wanted, str) else wanted
-    parts = [part.strip() for each in listed for part in each.split(",")]
+def _parts_of(query: str | Sequence[str]) -> list[str]:
+    texts = [query] if isinstance(query, str) else query
+    parts = [part.strip() for text in texts for part in text.split(",")]
     if not parts:
-        raise QgateError(f"no mode is asked for: say which, or a group: {', '.join(GROUPS)}.")
+        raise QgateError(f"no mode is named: name one, or a group: {', '.join(GROUPS)}.")
     return parts
 
 
-def _meant(part: str, family: str, own: Sequence[str] | Mapping[str, Any], model: str) -> list[str]:
+def _names_of(
+    part: str, family: str, own: Sequence[str] | Mapping[str, Any], model: str
+) -> list[str]:
     every = [name for name in (*_FITTING[family].names(), *own) if name != FP32.name]
     group = part.lower()
     if group == "all":
@@ -147,12 +155,12 @@ def _meant(part: str, family: str, own: Sequence[str] | Mapping[str, Any], model
     if group == "essential":
         return [*_ESSENTIAL[family], *own]
     if any(sign in part for sign in "*?["):
-        found = [name for name in every if fnmatch.fnmatchcase(name.lower(), part.lower())]
-        if not found:
-            others = [name.lower() for name in names() if name != FP32.name]
-            kind = DoesNotFitError if fnmatch.filter(others, part.lower()) else QgateError
+        matching = [name for name in every if fnmatch.fnmatchcase(name.lower(), part.lower())]
+        if not matching:
+            foreign = [name.lower() for name in names() if name != FP32.name]
+            kind = DoesNotFitError if fnmatch.filter(foreign, part.lower()) else QgateError
             raise kind(
                 f"mode pattern {part!r} matches no mode that fits {model}: {', '.join(every)}."
             )
-        return found
+        return matching
     return [find_mode(part, family, own, model).name]

@@ -1,4 +1,4 @@
-"""What differs between the headers of runs: what else changed beside what one wanted to compare."""
+"""Differences between the headers of runs: what changed besides the values one compares."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from qgate.results.others import ended_badly, is_finished, others_of, others_text
+from qgate.results.other_tests import ended_badly, is_finished, other_tests_of, other_tests_text
 from qgate.text import one_line
 
 # Whatever is written about these, numbers may differ because of it.
@@ -15,7 +15,7 @@ _LONGEST = 60
 
 
 class Difference(NamedTuple):
-    """Something of the runs that is not the same; a warning where values do not mean the same.
+    """A difference between runs; a warning where it changes the meaning of their values.
 
     `values` has one text per run, or none where `about` says it all.
     """
@@ -26,101 +26,103 @@ class Difference(NamedTuple):
     warning: bool = True
 
     def text(self, names: Sequence[str]) -> str:
-        """`commit: before 1a2b, after 3c4d`."""
-        told = [f"{name} {value}" for name, value in zip(names, self.values, strict=False)]
-        said = ", ".join(told)
-        return f"{self.what}: {self.about}{': ' if self.about and said else ''}{said}"
+        """Return `commit: before 1a2b, after 3c4d`."""
+        values = [f"{name} {value}" for name, value in zip(names, self.values, strict=False)]
+        return f"{self.what}: {': '.join(filter(None, [self.about, ', '.join(values)]))}"
 
 
 def differences(names: Sequence[str], headers: Sequence[Mapping[str, Any]]) -> list[Difference]:
-    """Warnings first: what makes a comparison one of different things."""
-    found = [*_models(headers), *_limits(headers), *_plans(headers)]
-    found += [*_incomplete(names, headers), *_unwell(names, headers)]
+    """Return all differences, warnings first."""
+    collected = [*_models(headers), *_limits(headers), *_plans(headers)]
+    collected += [*_incomplete(names, headers), *_unwell(names, headers)]
     for key in _PLAIN:
         values = [header.get(key) for header in headers]
         if any(value != values[0] for value in values):
-            shown = tuple(_shown(key, value) for value in values)
-            found.append(Difference(key, "", shown, warning=key in ("seed", "reference")))
-    return sorted(found, key=lambda each: not each.warning)
+            texts = tuple(_shown(key, value) for value in values)
+            collected.append(Difference(key, "", texts, warning=key in ("seed", "reference")))
+    return sorted(collected, key=lambda difference: not difference.warning)
 
 
 def _models(headers: Sequence[Mapping[str, Any]]) -> list[Difference]:
-    given = [header["models"] for header in headers]
-    everywhere = set(given[0]).intersection(*given[1:])
-    found = []
-    if any(set(each) != set(given[0]) for each in given):
-        shown = tuple(", ".join(map(one_line, each)) or "none" for each in given)
+    models_by_run = [header["models"] for header in headers]
+    everywhere = set(models_by_run[0]).intersection(*models_by_run[1:])
+    collected = []
+    if any(set(models) != set(models_by_run[0]) for models in models_by_run):
+        texts = tuple(", ".join(map(one_line, models)) or "none" for models in models_by_run)
         other = not everywhere
-        found.append(
-            Difference("models", "different models are compared" if other else "", shown, other)
+        collected.append(
+            Difference("models", "different models are compared" if other else "", texts, other)
         )
     for model in sorted(everywhere):
-        for what, words in (("weights", "other weights"), ("inputs", "other samples")):
-            values = [str(each[model].get(what, "")) for each in given]
+        for field, words in (("weights", "other weights"), ("inputs", "other samples")):
+            values = [str(models[model].get(field, "")) for models in models_by_run]
             if len(set(values)) > 1:
-                shown = tuple(_cut(value, 12) for value in values)
-                found.append(Difference(one_line(model), words, shown))
-    return found
+                texts = tuple(_cut(value, 12) for value in values)
+                collected.append(Difference(one_line(model), words, texts))
+    return collected
 
 
 def _limits(headers: Sequence[Mapping[str, Any]]) -> list[Difference]:
-    """Limits by model and source: what was allowed is part of every verdict."""
-    given = [
-        {(str(each.get("model", "")), str(each.get("source", ""))): each for each in h["limits"]}
+    """Compare limits by model and source: each verdict depends on them."""
+    limits_by_run = [
+        {
+            (str(limits.get("model", "")), str(limits.get("source", ""))): limits
+            for limits in h["limits"]
+        }
         for h in headers
     ]
-    found = []
-    for model, source in dict.fromkeys(key for each in given for key in each):
-        rows = [each.get((model, source)) for each in given]
-        if any(row is None for row in rows):
+    collected = []
+    for model, source in dict.fromkeys(key for limits in limits_by_run for key in limits):
+        rows = [limits.get((model, source)) for limits in limits_by_run]
+        present = [row for row in rows if row is not None]
+        if len(present) < len(rows):
             values = tuple("none" if row is None else "there" for row in rows)
-            found.append(Difference("limits", one_line(f"{source} of {model}"), values))
+            collected.append(Difference("limits", one_line(f"{source} of {model}"), values))
             continue
-        known = [row for row in rows if row is not None]
-        keys = dict.fromkeys(key for row in known for key in row)
-        for key in keys:
-            shown = [row.get(key) for row in known]
-            if any(each != shown[0] for each in shown):
-                texts = tuple(_shown(key, each) for each in shown)
-                found.append(Difference("limits", one_line(f"{key}, {source} of {model}"), texts))
-    return found
+        for key in dict.fromkeys(key for row in present for key in row):
+            if any(row.get(key) != present[0].get(key) for row in present):
+                texts = tuple(_shown(key, row.get(key)) for row in present)
+                collected.append(
+                    Difference("limits", one_line(f"{key}, {source} of {model}"), texts)
+                )
+    return collected
 
 
 def _plans(headers: Sequence[Mapping[str, Any]]) -> list[Difference]:
-    """Modes of the same name that mean something else."""
-    given = [header["plans"] for header in headers]
-    found = []
-    for name in set(given[0]).intersection(*given[1:]):
-        plans = [each[name] for each in given]
+    """Return modes of one name whose plans differ."""
+    plans_by_run = [header["plans"] for header in headers]
+    collected = []
+    for name in set(plans_by_run[0]).intersection(*plans_by_run[1:]):
+        plans = [plans_of_run[name] for plans_of_run in plans_by_run]
         sites = dict.fromkeys(site for plan in plans for site in plan)
         other = [site for site in sites if any(p.get(site) != plans[0].get(site) for p in plans)]
         if other:
             about = f"{len(other)} sites are quantized otherwise, such as {other[0]}"
             values = tuple(_cut(str(plan.get(other[0], "not at all")), _LONGEST) for plan in plans)
-            found.append(Difference(f"plan of {one_line(name)}", one_line(about), values))
-    return sorted(found)
+            collected.append(Difference(f"plan of {one_line(name)}", one_line(about), values))
+    return sorted(collected)
 
 
 def _unwell(names: Sequence[str], headers: Sequence[Mapping[str, Any]]) -> list[Difference]:
-    """Runs that were red apart from their gates, or are a part of one: equal gates say little."""
-    found = []
+    """Return runs that failed apart from their gates, and shards: their equal gates say little."""
+    collected = []
     for name, header in zip(names, headers, strict=True):
         broken, errors = len(header.get("broken") or {}), len(header.get("errors") or [])
         shard = header.get("shard") or {}
-        what = [
+        reasons = [
             f"{broken} tests had no verdict" if broken else "",
-            others_text(others_of(header)).partition(",")[0],
+            other_tests_text(other_tests_of(header)).partition(",")[0],
             f"{errors} errors" if errors else "",
             f"it is shard {shard.get('number')} of {shard.get('of')}" if shard else "",
         ]
-        said = [each for each in what if each] or [ended_badly(header)]
-        if any(said):
-            found.append(Difference("verdict", one_line(f"{name}: {', '.join(said)}"), ()))
-    return found
+        problems = [reason for reason in reasons if reason] or [ended_badly(header)]
+        if any(problems):
+            collected.append(Difference("verdict", one_line(f"{name}: {', '.join(problems)}"), ()))
+    return collected
 
 
 def _incomplete(names: Sequence[str], headers: Sequence[Mapping[str, Any]]) -> list[Difference]:
-    """Runs of a part of the tests: what they lack is not gone."""
+    """Return runs of a part of the tests: gates that they lack are not gone."""
     ended = [is_finished(header) for header in headers]
     if not all(ended):
         off = ", ".join(name for name, whole in zip(names, ended, strict=True) if not whole)
@@ -145,5 +147,4 @@ def _shown(key: str, value: Any) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    text = one_line(text)
-    return text if len(text) <= most else text[:most]
+    return one_line(text)[:most]

@@ -7,6 +7,7 @@ numbers, so that memory depends on how many sites there are and not on what reco
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from qgate.metrics import METRICS
 from qgate.page._header_differences import Difference, differences
 from qgate.results.ranking import binding, binding_checks, severity
-from qgate.results.schema import Record
+from qgate.results.schema import Record, is_counted
 
 Group = Literal["broke", "fixed", "worse", "better", "new", "gone", "equal"]
 GROUPS: tuple[Group, ...] = ("broke", "fixed", "worse", "better", "new", "gone", "equal")
@@ -23,20 +24,29 @@ GROUPS: tuple[Group, ...] = ("broke", "fixed", "worse", "better", "new", "gone",
 EQUAL = 0.02
 # Relative errors below it are what float32 leaves, and differ from device to device.
 _NOISE = 1e-9
-# Suite, model, mode, layer, site, scope. The mode is empty where modes are what is compared.
-Place = tuple[str, str, str, str, str, str]
 
 
-class Number(NamedTuple):
-    """A metric of one comparison; `times` of its limit, None where nothing limits it."""
+class ComparisonKey(NamedTuple):
+    """The identity of a comparison; the mode is empty where modes are compared."""
+
+    suite: str
+    model: str
+    mode: str
+    layer: str
+    site: str
+    scope: str
+
+
+class MetricValue(NamedTuple):
+    """The value of a metric; `times` its limit, None without a limit."""
 
     value: float | None
     times: float | None
     side: str
 
 
-class Held(NamedTuple):
-    """One comparison at one site, as far as others are compared with it."""
+class SiteResult(NamedTuple):
+    """The result at one site, reduced to what a comparison of runs needs."""
 
     node: str
     attempt: int
@@ -45,70 +55,59 @@ class Held(NamedTuple):
     passed: bool
     severity: tuple[int, int, float]
     metric: str
-    numbers: dict[str, Number]
+    numbers: dict[str, MetricValue]
 
 
-class Side:
-    """One of the runs; its records are kept as they go by."""
+class ComparedRun:
+    """A run to compare: collects the results of its records."""
 
     def __init__(self, name: str, header: Record, records: Iterable[Record] = ()) -> None:
         self.name = name
         self.header = header
-        self._held: dict[Place, Held] = {}
+        self._results: dict[ComparisonKey, SiteResult] = {}
         self._attempts: dict[str, int] = {}
-        for _ in self.watching(records):
+        for _ in self.collecting(records):
             pass
 
-    def watching(self, records: Iterable[Record]) -> Iterator[Record]:
-        """The records themselves, what is compared of them kept."""
+    def collecting(self, records: Iterable[Record]) -> Iterator[Record]:
+        """Yield the records, and collect their results."""
         for record in records:
-            self._add(record)
+            if is_counted(record):
+                self._add(record)
             yield record
 
     def _add(self, record: Mapping[str, Any]) -> None:
         node, attempt = str(record["node"]), record.get("attempt", 0)
         self._attempts[node] = max(attempt, self._attempts.get(node, 0))
-        place = _place(record)
-        known = self._held.get(place)
-        fresh = _held(record, node, attempt)
-        if known is not None and known.node == node and known.attempt != attempt:
-            newer = attempt > known.attempt
+        key = ComparisonKey(*(str(record[name]) for name in ComparisonKey._fields))
+        previous = self._results.get(key)
+        result = _site_result(record, node, attempt)
+        if previous is not None and previous.node == node and previous.attempt != attempt:
+            newer = attempt > previous.attempt
         else:
             # Two tests that hold the same comparison: the worse of them.
-            newer = known is None or fresh.severity > known.severity
+            newer = previous is None or result.severity > previous.severity
         if newer:
-            self._held[place] = fresh
+            self._results[key] = result
 
     @cached_property
-    def held(self) -> dict[Place, Held]:
-        """What the last attempt of every test found."""
+    def latest(self) -> dict[ComparisonKey, SiteResult]:
+        """Return the results of the last attempt of every test."""
         last = self._attempts
-        return {k: held for k, held in self._held.items() if held.attempt == last[held.node]}
-
-    def modes(self) -> dict[str, set[str]]:
-        """By suite."""
-        found: dict[str, set[str]] = {}
-        for place in self.held:
-            found.setdefault(place[0], set()).add(place[2])
-        return found
+        return {
+            k: result for k, result in self._results.items() if result.attempt == last[result.node]
+        }
 
 
-def _place(record: Mapping[str, Any]) -> Place:
-    suite, model, mode, layer, site, scope = (
-        str(record[name]) for name in ("suite", "model", "mode", "layer", "site", "scope")
-    )
-    return suite, model, mode, layer, site, scope
-
-
-def _held(record: Mapping[str, Any], node: str, attempt: int) -> Held:
+def _site_result(record: Mapping[str, Any], node: str, attempt: int) -> SiteResult:
     bound = binding(record)
     numbers = {
-        metric: Number(check["value"], check["times"], check["side"])
+        metric: MetricValue(check["value"], check["times"], check["side"])
         for metric, check in binding_checks(record).items()
     }
     if "relative_mse" in record["values"] and "relative_mse" not in numbers:
-        numbers["relative_mse"] = Number(record["values"]["relative_mse"], None, "<=")
-    return Held(
+        numbers["relative_mse"] = MetricValue(record["values"]["relative_mse"], None, "<=")
+    return SiteResult(
         node,
         attempt,
         str(record["mode"]),
@@ -120,8 +119,8 @@ def _held(record: Mapping[str, Any], node: str, attempt: int) -> Held:
     )
 
 
-class Cell(NamedTuple):
-    """One run's value in a row."""
+class RunValue(NamedTuple):
+    """The value of one run in a row."""
 
     mode: str
     value: float | None
@@ -146,7 +145,7 @@ class Row:
     scope: str
     metric: str
     order: int
-    cells: tuple[Cell | None, ...]
+    cells: tuple[RunValue | None, ...]
     ratios: tuple[float | None, ...]
     moved: float
 
@@ -157,7 +156,7 @@ class Row:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Rows by group, those that moved most first; what differs in the headers."""
+    """A comparison of runs: rows by group, largest change first, and differences of the headers."""
 
     names: tuple[str, ...]
     differences: tuple[Difference, ...]
@@ -169,14 +168,12 @@ class RunComparison:
 
     @cached_property
     def counts(self) -> dict[Group, int]:
-        found: dict[Group, int] = dict.fromkeys(GROUPS, 0)
-        for row in self.rows:
-            found[row.group] += 1
-        return found
+        counts = Counter(row.group for row in self.rows)
+        return {group: counts[group] for group in GROUPS}
 
     @property
     def still_failing(self) -> int:
-        """Rows that are equal, and fail."""
+        """Count the rows that are equal and fail."""
         return sum(row.failed for row in self.of("equal"))
 
     @property
@@ -184,142 +181,131 @@ class RunComparison:
         return not self.counts["broke"]
 
 
-def compare(sides: Sequence[Side]) -> RunComparison:
-    """The first run is what the others are compared with."""
-    free = _free_suites(sides)
-    by_side = [_without_modes(side.held, free) for side in sides]
-    places = {place: None for held in by_side for place in held}
-    lower = _directions(sides)
-    rows = [_row(place, [held.get(place) for held in by_side], lower) for place in places]
+def compare(runs: Sequence[ComparedRun]) -> RunComparison:
+    """Compare all runs with the first one."""
+    free = _free_suites(runs)
+    by_run = [
+        {
+            (key._replace(mode="") if key.suite in free else key): result
+            for key, result in run.latest.items()
+        }
+        for run in runs
+    ]
+    keys = {key: None for results in by_run for key in results}
+    lower = {
+        str(metric["name"]): metric.get("direction") != "higher"
+        for run in runs
+        for metric in run.header["metrics"]
+    }
+    rows = [_row(key, [results.get(key) for results in by_run], lower) for key in keys]
     rank = {group: number for number, group in enumerate(GROUPS)}
     rows.sort(key=lambda row: (rank[row.group], not row.failed, -abs(row.moved), row.model,
                                row.mode, row.order, row.site, row.scope, row.suite))  # fmt: skip
-    shared = any(row.group not in ("new", "gone") for row in rows)
-    found = differences([side.name for side in sides], [side.header for side in sides])
-    if not shared:
-        apart = Difference(
-            "nothing in common", "no comparison is in the first run and in all the others", ()
-        )
-        found = [apart, *found]
-    return RunComparison(tuple(side.name for side in sides), tuple(found), tuple(rows), bool(free))
+    names = tuple(run.name for run in runs)
+    differing = differences(names, [run.header for run in runs])
+    if all(row.group in ("new", "gone") for row in rows):
+        about = "no comparison is in the first run and in all the others"
+        differing = [Difference("nothing in common", about, ()), *differing]
+    return RunComparison(names, tuple(differing), tuple(rows), bool(free))
 
 
-def _free_suites(sides: Sequence[Side]) -> set[str]:
-    """Suites in which each run has one mode, none of them that of another: modes are compared."""
-    modes = [side.modes() for side in sides]
-    suites = {suite for each in modes for suite in each}
+def _free_suites(runs: Sequence[ComparedRun]) -> set[str]:
+    """Return the suites in which every run has one mode of its own: there, modes are compared."""
     free = set()
-    for suite in suites:
-        given = [each.get(suite, set()) for each in modes]
-        if all(len(each) == 1 for each in given) and len(set.union(*given)) == len(sides):
+    for suite in {key.suite for run in runs for key in run.latest}:
+        modes = [{key.mode for key in run.latest if key.suite == suite} for run in runs]
+        if all(len(names) == 1 for names in modes) and len(set.union(*modes)) == len(runs):
             free.add(suite)
     return free
 
 
-def _without_modes(held: Mapping[Place, Held], free: set[str]) -> dict[Place, Held]:
-    return {
-        ((place[0], place[1], "", *place[3:]) if place[0] in free else place): each
-        for place, each in held.items()
-    }
-
-
-def _directions(sides: Sequence[Side]) -> dict[str, bool]:
-    """Metrics by name, and whether less of them is better."""
-    return {
-        str(metric["name"]): metric.get("direction") != "higher"
-        for side in sides
-        for metric in side.header["metrics"]
-    }
-
-
-def _row(place: Place, given: Sequence[Held | None], lower: Mapping[str, bool]) -> Row:
-    suite, model, mode, layer, site, scope = place
-    there = [each for each in given if each is not None]
-    metric = _metric(given, there, lower)
-    numbers = [each.numbers.get(metric) if each else None for each in given]
+def _row(
+    key: ComparisonKey, results: Sequence[SiteResult | None], lower: Mapping[str, bool]
+) -> Row:
+    present = [result for result in results if result is not None]
+    metric = _metric(results, present, lower)
+    numbers = [result.numbers.get(metric) if result else None for result in results]
     cells = tuple(
-        Cell(each.mode, n.value if n else None, n.times if n else None, each.passed)
-        if each
+        RunValue(result.mode, n.value if n else None, n.times if n else None, result.passed)
+        if result
         else None
-        for each, n in zip(given, numbers, strict=True)
+        for result, n in zip(results, numbers, strict=True)
     )
     moves = _moves(metric, numbers, lower)
-    group, moved = _group(given, moves)
-    first = numbers[0]
-    return Row(
-        group, suite, model, mode, layer, site, scope, metric,
-        min(each.order for each in there), cells,
-        tuple(_ratio(metric, first, each) for each in numbers[1:]), moved,
-    )  # fmt: skip
+    group, moved = _group(results, moves)
+    order = min(result.order for result in present)
+    ratios = tuple(_ratio(metric, numbers[0], result) for result in numbers[1:])
+    return Row(group, *key, metric, order, cells, ratios, moved)
 
 
-def _metric(given: Sequence[Held | None], there: Sequence[Held], lower: Mapping[str, bool]) -> str:
-    """What decided, where verdicts differ or fail; else what moved most of what all runs have."""
-    worst = max(there, key=lambda each: each.severity)
-    common = [name for name in worst.numbers if all(name in each.numbers for each in there)]
-    if len(there) < len(given) or not worst.passed or not common:
+def _metric(
+    results: Sequence[SiteResult | None], present: Sequence[SiteResult], lower: Mapping[str, bool]
+) -> str:
+    """Choose the metric of a row.
+
+    It is the one that decided where verdicts differ or fail, else the one that moved most.
+    """
+    worst = max(present, key=lambda result: result.severity)
+    common = [name for name in worst.numbers if all(name in result.numbers for result in present)]
+    if len(present) < len(results) or not worst.passed or not common:
         return worst.metric or next(iter(worst.numbers), "")
 
     def far(name: str) -> tuple[float, bool]:
-        moves = _moves(name, [each.numbers[name] for each in there], lower)
+        moves = _moves(name, [result.numbers[name] for result in present], lower)
         return max((abs(move) for move in moves), default=0.0), name == worst.metric
 
     return max(common, key=far)
 
 
-def _moves(metric: str, numbers: Sequence[Number | None], lower: Mapping[str, bool]) -> list[float]:
-    """How far each later value is from the first; logarithms, and positive is worse."""
+def _moves(
+    metric: str, numbers: Sequence[MetricValue | None], lower: Mapping[str, bool]
+) -> list[float]:
+    """Return the change of each later value as a logarithm; positive is worse."""
     first = numbers[0]
     if first is None:
         return []
-    return [_move(metric, first, each, lower) for each in numbers[1:] if each is not None]
+    return [_move(metric, first, later, lower) for later in numbers[1:] if later is not None]
 
 
-def _move(metric: str, first: Number, later: Number, lower: Mapping[str, bool]) -> float:
+def _move(metric: str, first: MetricValue, later: MetricValue, lower: Mapping[str, bool]) -> float:
     a, b = first.value, later.value
     # What has to be equal, an exponent or the name of a quantizer, is not better or worse.
     if a == b or "==" in (first.side, later.side):
         return 0.0
-    if a is not None and b is not None and _is_noise(metric, a, b):
-        return 0.0
     if a is None or b is None:
         # A value that is not finite is worse than any other.
         return math.inf if b is None else -math.inf
-    known = lower.get(METRICS.find(metric).base or metric)
-    less = known if known is not None else first.side != ">="
-    sign = 1.0 if less else -1.0
+    if METRICS.find(metric).relative and max(abs(a), abs(b)) < _NOISE:
+        return 0.0
+    is_less_better = lower.get(METRICS.find(metric).base or metric, first.side != ">=")
+    sign = 1.0 if is_less_better else -1.0
     ratio = _ratio(metric, first, later)
     if ratio is not None and ratio > 0:
         return sign * math.log(ratio)
     return sign * math.copysign(math.inf, b - a)
 
 
-def _is_noise(metric: str, a: float, b: float) -> bool:
-    return METRICS.find(metric).relative and max(abs(a), abs(b)) < _NOISE
-
-
-def _ratio(metric: str, first: Number | None, later: Number | None) -> float | None:
-    """Of logarithms and decibels the factor that they say."""
+def _ratio(metric: str, first: MetricValue | None, later: MetricValue | None) -> float | None:
+    """Return later over first; for logarithms and decibels, the factor that they stand for."""
     if first is None or later is None or first.value is None or later.value is None:
         return None
     if "==" in (first.side, later.side):
         return None
     difference = later.value - first.value
-    known = METRICS.find(metric)
-    if known.logarithm:
-        return known.factor(difference)
+    if METRICS.find(metric).logarithm:
+        return METRICS.find(metric).factor(difference)
     return later.value / first.value if first.value > 0 and later.value >= 0 else None
 
 
-def _group(given: Sequence[Held | None], moves: Sequence[float]) -> tuple[Group, float]:
-    first, later = given[0], given[1:]
+def _group(results: Sequence[SiteResult | None], moves: Sequence[float]) -> tuple[Group, float]:
+    first, later = results[0], results[1:]
     if first is None:
         return "new", 0.0
-    if any(each is None for each in later):
+    if any(result is None for result in later):
         return "gone", 0.0
     moved = max(moves, key=abs, default=0.0)
     worst, best = max(moves, default=0.0), min(moves, default=0.0)
-    failed = [each for each in later if each and not each.passed]
+    failed = [result for result in later if result and not result.passed]
     if first.passed and failed:
         return "broke", moved
     if not first.passed and not failed:

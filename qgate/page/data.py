@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from qgate._version import __version__
 from qgate.page.comparisons import EQUAL, Row, RunComparison
 from qgate.page.history import Point
 from qgate.page.runs import RecordedGate, Run
 from qgate.results.schema import line
-from qgate.results.summary import Finding, ModeSummary, Tally
+from qgate.results.summary import ComparisonSummary, ModeSummary, Tally
 from qgate.text import as_csv
 
 SCHEMA = 1
 KIND = "qgate report"
 _HEADER = ("started", "commit", "device", "torch", "python", "qgate", "seed", "reference",
-           "command", "models", "complete")  # fmt: skip
+           "command", "models", "complete", "extent")  # fmt: skip
+_CHECK = ("metric", "kind", "value", "side", "bound", "times")
 _ROW = ("group", "suite", "model", "mode", "layer", "site", "scope", "metric")
 
 
@@ -26,22 +26,25 @@ def report_json(
     comparison: RunComparison | None = None,
     history: Sequence[Point] = (),
 ) -> str:
-    """Runs with all gates, their comparison without what is equal, and the history.
+    """Write runs with all gates, their comparison without equal rows, and the history as JSON.
 
     A number that JSON does not have is null, and `reason` says which it was.
     """
-    given = {
+    content = {
         "schema": SCHEMA,
         "kind": KIND,
         "qgate": __version__,
         "runs": [_run(run, tally) for run, tally in runs],
         "comparison": None if comparison is None else _comparison(comparison),
-        "history": [_point(point) for point in history],
+        "history": [
+            {**vars(point), "command": list(point.command), "modes": list(map(vars, point.modes))}
+            for point in history
+        ],
     }
-    return json.dumps(json.loads(line(given)), indent=1, ensure_ascii=True) + "\n"
+    return json.dumps(json.loads(line(content)), indent=1, ensure_ascii=True) + "\n"
 
 
-def _run(run: Run, tally: Tally) -> dict[str, Any]:
+def _run(run: Run, tally: Tally) -> dict[str, object]:
     counts = tally.counts
     return {
         "name": run.name,
@@ -66,7 +69,7 @@ def _run(run: Run, tally: Tally) -> dict[str, Any]:
     }
 
 
-def _mode(mode: ModeSummary) -> dict[str, Any]:
+def _mode(mode: ModeSummary) -> dict[str, object]:
     return {
         "model": mode.model,
         "mode": mode.mode,
@@ -74,26 +77,22 @@ def _mode(mode: ModeSummary) -> dict[str, Any]:
         "failed_gates": mode.failed,
         "comparisons": mode.comparisons,
         "failed": mode.failures,
-        "worst": _finding(mode.worst) if mode.worst else None,
-        "carried": [
-            {"metric": each.metric, "value": each.value, "grade": each.grade}
-            for each in mode.carried
-        ],
+        "worst": _worst(mode.worst) if mode.worst else None,
+        "carried": [error._asdict() for error in mode.carried],
         "errors": dict(mode.errors),
     }
 
 
-def _finding(found: Finding) -> dict[str, Any]:
+def _worst(finding: ComparisonSummary) -> dict[str, object]:
     names = ("node", "layer", "site", "scope", "passed", "accepted")
-    return {**{name: getattr(found, name) for name in names}, **_check(found.check)}
+    return {**{name: getattr(finding, name) for name in names}, **_check(finding.check)}
 
 
-def _check(check: Mapping[str, Any] | None) -> dict[str, Any]:
-    names = ("metric", "kind", "value", "side", "bound", "times")
-    return {name: check[name] if check else None for name in names}
+def _check(check: Mapping[str, object] | None) -> dict[str, object]:
+    return {name: check[name] if check else None for name in _CHECK}
 
 
-def _gate(gate: RecordedGate) -> dict[str, Any]:
+def _gate(gate: RecordedGate) -> dict[str, object]:
     names = ("suite", "model", "mode", "layer", "site", "scope")
     return {
         "node": gate.node,
@@ -108,59 +107,48 @@ def _gate(gate: RecordedGate) -> dict[str, Any]:
     }
 
 
-def _comparison(comparison: RunComparison) -> dict[str, Any]:
+def _comparison(comparison: RunComparison) -> dict[str, object]:
     return {
         "runs": list(comparison.names),
-        "differences": [
-            {"what": d.what, "about": d.about, "values": list(d.values), "warning": d.warning}
-            for d in comparison.differences
-        ],
+        "differences": [difference._asdict() for difference in comparison.differences],
         "equal_within": EQUAL,
         "counts": dict(comparison.counts),
         "still_failing": comparison.still_failing,
-        "rows": [_row(row) for row in comparison.rows if row.group != "equal"],
+        "rows": [
+            {
+                **{name: getattr(row, name) for name in _ROW},
+                "runs": [cell._asdict() if cell else None for cell in row.cells],
+                "ratios": list(row.ratios),
+            }
+            for row in comparison.rows
+            if row.group != "equal"
+        ],
     }
-
-
-def _row(row: Row) -> dict[str, Any]:
-    return {
-        **{name: getattr(row, name) for name in _ROW},
-        "runs": [cell._asdict() if cell else None for cell in row.cells],
-        "ratios": list(row.ratios),
-    }
-
-
-def _point(point: Point) -> dict[str, Any]:
-    modes = [dict(vars(mode)) for mode in point.modes]
-    return {**vars(point), "command": list(point.command), "modes": modes}
 
 
 def comparison_csv(comparison: RunComparison) -> str:
-    """Every row, also the equal ones: for each run its value, how many times its limit that is,
-    and whether it passed; the ratio to the first run for each later one."""
-    names = _distinct(comparison.names)
-    columns = [*_ROW]
-    for name in names:
-        columns += [f"{name} value", f"{name} times", f"{name} passed"]
-    columns += [f"{name} ratio" for name in names[1:]]
+    """Write every row of a comparison, equal ones included.
+
+    Each run has a value, how many times its limit that is, and its verdict; each later run has
+    its ratio to the first.
+    """
+    # Two runs may have one name.
+    names = [
+        name if comparison.names.count(name) == 1 else f"{name} {number}"
+        for number, name in enumerate(comparison.names, start=1)
+    ]
+    measured = [f"{name} {figure}" for name in names for figure in ("value", "times", "passed")]
+    columns = [*_ROW, *measured, *(f"{name} ratio" for name in names[1:])]
     return as_csv(columns, (_flat(row, names) for row in comparison.rows))
 
 
-def _distinct(names: Sequence[str]) -> list[str]:
-    """Columns of their own, also where two runs have one name."""
-    return [
-        name if list(names).count(name) == 1 else f"{name} {place}"
-        for place, name in enumerate(names, start=1)
-    ]
-
-
-def _flat(row: Row, names: Sequence[str]) -> dict[str, Any]:
-    given: dict[str, Any] = {name: getattr(row, name) for name in _ROW}
+def _flat(row: Row, names: Sequence[str]) -> dict[str, object]:
+    cells: dict[str, object] = {name: getattr(row, name) for name in _ROW}
     if not row.mode:
-        given["mode"] = " / ".join(dict.fromkeys(cell.mode for cell in row.cells if cell))
+        cells["mode"] = " / ".join(dict.fromkeys(cell.mode for cell in row.cells if cell))
     for name, cell in zip(names, row.cells, strict=True):
         if cell is not None:
-            given |= {f"{name} value": cell.value, f"{name} times": cell.times}
-            given[f"{name} passed"] = cell.passed
-    given |= {f"{n} ratio": ratio for n, ratio in zip(names[1:], row.ratios, strict=True)}
-    return given
+            cells |= {f"{name} value": cell.value, f"{name} times": cell.times}
+            cells[f"{name} passed"] = cell.passed
+    cells |= {f"{n} ratio": ratio for n, ratio in zip(names[1:], row.ratios, strict=True)}
+    return cells

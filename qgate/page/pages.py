@@ -1,44 +1,43 @@
-"""The page people open a minute after a gate failed: one file, without network, worst first.
-
-Everything that has a name in it is escaped, and all of it is there without scripts: they sort,
-filter and jump.
-"""
+"""The page of a run: one file that opens without network, the worst gates first."""
 
 from __future__ import annotations
 
-import re
+import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qgate.charts.page_parts import contents, document, section
-from qgate.page import _details, _head, _heat, _list, _panels, _run_parts
-from qgate.page._details import failing, passing, unknown
-from qgate.page._head import counts_of, summary_head, tone_of
-from qgate.page._heat import heat_maps, map_fragment
-from qgate.page._list import gate_table
-from qgate.page._panels import Panels
-from qgate.page._run_parts import others, updates
-from qgate.page._words import headline_parts
+from qgate.charts.pages import render
+from qgate.charts.svg import LIGHT, STYLE
+from qgate.page._gates import Panels, failing_blocks, gate_table, passing_gates
+from qgate.page._heat import Link, heat_view
+from qgate.page._texts import (
+    VERDICTS,
+    first_line,
+    headline,
+    headline_figures,
+    headline_parts,
+    updated_text,
+    verdict_of,
+)
 from qgate.page.runs import Run
+from qgate.results.extent import cause_text, covered_texts, extent_of, is_partial
+from qgate.results.looser import factor_text, looser_of, places_text, value_text
+from qgate.results.other_tests import NOT_FINISHED, other_tests_text
 from qgate.results.pictures import Plots
-from qgate.text import for_html as text
-from qgate.text import shortened
+from qgate.results.power import HEADS, KINDS, power_of, size_text
+from qgate.text import listed, shortened
 
 __all__ = ["Section", "map_fragment", "page", "summary_head"]
 
-_PARTS = (_head, _heat, _details, _list, _panels, _run_parts)
-_STYLE = (
-    "".join(part.STYLE for part in _PARTS)
-    + """
-@page { size: A4 landscape; margin: 11mm; }
-"""
-)
+_CAUSES, _NOTES, _PLACES = 50, 8, 12
 _TONES = {"failed": "fail", "passed": "good", "open": "warn"}
+_COUNT_TONES = {"failed": "fail", "new": "warn", "no verdict": "warn", "passed": "good"}
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part that somebody else made; its html is put in as it is."""
+    """A further section of the page; its html is inserted unchanged."""
 
     anchor: str
     title: str
@@ -46,56 +45,248 @@ class Section:
 
 
 def page(run: Run, *, plots: Plots = "worst", sections: Sequence[Section] = ()) -> str:
-    """The whole page of a run."""
-    panels = Panels(plots, _panels.BUDGET)
-    grown = panels.growth(run.growth)
-    broken = failing(run, panels)
-    nearest = passing(run, panels)
-    detailed = {int(number) for number in re.findall(r"id='details-(\d+)'", broken)}
-    tone = tone_of(run)
-    said, rest = headline_parts(run)
-    said, rest = said[:1].upper() + said[1:], shortened(rest, 280)
-    parts = [
-        f"<h1><span class='{_TONES[tone]}'>{text(said)}</span>{text(f': {rest}' if rest else '')}"
-        "</h1>",
-        summary_head(run, alone=False),
-        _contents(run, broken, grown, nearest, sections),
-        unknown(run),
-        others(run),
-        heat_maps(run),
-        broken,
-        section("growth", "Error over depth", grown) if grown else "",
-        *(section(each.anchor, each.title, each.html) for each in sections),
-        gate_table(run, detailed),
-        nearest,
-        updates(run),
-        section("notes", "Notes", f"<ul>{told}</ul>") if (told := panels.told()) else "",
-    ]
-    style = _STYLE + panels.style()
-    title = shortened(f"{said}: {rest}" if rest else said, 120)
-    return document(title, parts, style=style, skip=("gates", "To the table of all gates"))
-
-
-def _contents(run: Run, broken: str, grown: str, nearest: str, sections: Sequence[Section]) -> str:
-    counts = counts_of(run)
+    """Render the whole page of a run."""
+    panels = Panels(plots)
+    growth = panels.growth(run)
+    blocks = failing_blocks(run, panels)
+    nearest = passing_gates(run, panels)
+    first, details = headline_parts(run)
+    first, details = first[:1].upper() + first[1:], shortened(details, 280)
+    counts = _counts(run)
+    update = run.header.get("update") or {}
+    causes: dict[str, list[str]] = {}
+    for node, why in run.broken.items():
+        causes.setdefault(shortened(first_line(why), 600), []).append(node)
+    looser = _looser(run)
     links = [
-        ("unknown", "Errors", len(run.errors) + len(run.broken)),
-        ("others", "Other failed tests", run.other["failed"]),
-        ("map", "Modes and layers", 0),
-        ("failing", "Failing gates", len(run.failed)),
-        ("growth", "Error over depth", 0),
-        *((each.anchor, each.title, 0) for each in sections),
-        ("gates", "All gates", counts.total()),
-        ("passing", "Passing gates", 0),
-        ("update", "Update", (run.header.get("update") or {}).get("entries", 0)),
+        ("unknown", "Errors", len(run.errors) + len(run.broken), run.errors or run.broken),
+        ("omitted", "Gates that were not held", *(2 * (_omitted_count(run),))),
+        ("others", "Other failed tests", run.other["failed"], run.other["failed"]),
+        ("map", "Modes and layers", 0, run.layer_errors),
+        ("failing", "Failing gates", len(run.failed), blocks),
+        ("growth", "Error over depth", 0, growth),
+        *((section.anchor, section.title, 0, True) for section in sections),
+        ("gates", "All gates", counts.total(), True),
+        ("looser", "Looser limits", len(looser_of(run.header, shipped=False)), looser),
+        ("power", "Smallest defects seen", 0, power_of(run.header)),
+        ("passing", "Passing gates", 0, nearest),
+        ("update", "Update", update.get("entries", 0), update.get("changes")),
     ]
-    there = {
-        "unknown": bool(run.errors or run.broken),
-        "others": bool(run.other["failed"]),
-        "update": bool((run.header.get("update") or {}).get("changes")),
-        "map": bool(run.spots),
-        "failing": bool(broken),
-        "growth": bool(grown),
-        "passing": bool(nearest),
+    return render(
+        "page/page",
+        title=shortened(f"{first}: {details}" if details else first, 120),
+        plot_style=f"{STYLE}@media print{{.plot{{{LIGHT}}}}}",
+        tone=_TONES[tone_of(run)],
+        first=first,
+        rest=details,
+        figures=headline_figures(run),
+        head_view=_head(run),
+        links=[link[:3] for link in links if link[3]],
+        errors=run.errors[:_CAUSES],
+        causes=list(causes.items())[:_CAUSES],
+        more_unknown=max(len(run.errors) - _CAUSES, 0) + max(len(causes) - _CAUSES, 0),
+        omitted=_omitted(run),
+        looser=looser,
+        power=_power(run),
+        others=_others(run),
+        heat=heat_view(run),
+        failing=list(blocks.values()),
+        more_failing=len(run.failed) - len(blocks),
+        growth=growth,
+        sections=sections,
+        gates=gate_table(run, blocks),
+        passing=nearest,
+        plots=plots,
+        update=_update(run),
+        problems=panels.problems,
+    )
+
+
+def summary_head(run: Run) -> str:
+    """Render the head with its style and first line, as a fragment for another page."""
+    return render("page/head", fragment=_head(run), first=headline(run))
+
+
+def map_fragment(run: Run, link: Link, most: int) -> str:
+    """Render the map with its style, in light colors, as a fragment for another page.
+
+    `link` returns the address of a gate there. The map is empty with a single cell, or with
+    more than `most`.
+    """
+    return (
+        render("page/heat", fragment=heat_view(run, link))
+        if 1 < len(run.layer_errors) <= most
+        else ""
+    )
+
+
+def _counts(run: Run) -> Counter[str]:
+    """Count gates by verdict; tests whose set-up failed count as without verdict."""
+    counts = Counter(verdict_of(gate, run) for gate in run.gates)
+    ran = {gate.node for gate in run.gates}
+    counts["no verdict"] += sum(node not in ran for node in run.broken)
+    return counts
+
+
+def tone_of(run: Run) -> str:
+    """Return the tone of a run: passed, open or failed."""
+    if run.passed:
+        return "passed"
+    also = run.broken or run.errors or run.other["failed"] or not run.finished
+    only_new = all(gate.is_new for gate in run.failed)
+    return "open" if not also and only_new and (run.failed or not run.gates) else "failed"
+
+
+def _head(run: Run) -> dict[str, object]:
+    """Return counts with their tones, other tests last, and facts."""
+    counts = _counts(run)
+    counts["passed"] += counts["improved"]
+    rows = [
+        (_COUNT_TONES.get(word, "") if counts[word] else "", counts[word], word)
+        for word in VERDICTS
+        if counts[word] or word in ("passed", "failed")
+    ]
+    for word in ("failed", "passed", "skipped"):
+        if count := run.other[word]:
+            label = f"other test{'' if count == 1 else 's'} {word}"
+            rows.append(("fail" if word == "failed" else "", count, label))
+    return {
+        "tone": tone_of(run),
+        "counts": rows,
+        "comparisons": run.comparisons,
+        "checks": run.checks,
+        "facts": _facts(run),
     }
-    return contents(link for link in links if there.get(link[0], True))
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    header = run.header
+    models = header.get("models") or {}
+    names = [*models] or list(dict.fromkeys(str(gate.record["model"]) for gate in run.gates))
+    versions = [
+        f"{name} {header[name]}" for name in ("qgate", "python", "torch") if header.get(name)
+    ]
+    baselines = [
+        str(header.get("baselines") or ""),
+        f"reference {header['reference']}" if header.get("reference") else "",
+        ", ".join(
+            f"{name} (weights {str(of.get('weights', ''))[:12]}, "
+            f"samples {str(of.get('inputs', ''))[:12]})"
+            for name, of in models.items()
+        ),
+    ]
+    facts = [
+        ("model" if len(names) == 1 else "models", ", ".join(map(str, names)) or "none"),
+        ("device", header.get("device")),
+        ("versions", ", ".join(versions)),
+        ("commit", header.get("commit") or "not in a repository"),
+        ("started", str(header.get("started") or "").replace("T", " ")),
+        ("command", shlex.join(["pytest", *map(str, header.get("command") or ())])),
+        ("baselines", "; ".join(filter(None, baselines))),
+        *[("left out", note) for note in header.get("notes") or ()][:_NOTES],
+    ]
+    if update := header.get("update"):
+        stale = ", ".join(map(str, update.get("stale") or ()))
+        after = f"; stale until they are refreshed: the accepted errors of {stale}" if stale else ""
+        facts.append(("update", f"{updated_text(update)}{after}"))
+    extent = extent_of(header)
+    if extent is not None:
+        facts.append(("gates held", f"{extent['judged']:,} of {extent['gates']:,}"))
+        facts += [("compared", text.removeprefix("compared ")) for text in covered_texts(header)]
+    if not run.finished:
+        facts.append(("extent", NOT_FINISHED))
+    elif extent is None and header.get("complete") is False:
+        facts.append(("extent", "a part of the gates: a selection, or a run that was cut short"))
+    facts.append(("note", run.torn))
+    return [(name, shortened(fact, 400)) for name, fact in facts if fact]
+
+
+def _omitted_count(run: Run) -> int:
+    extent = extent_of(run.header)
+    return extent["gates"] - extent["judged"] if is_partial(extent) and extent else 0
+
+
+def _omitted(run: Run) -> dict[str, object] | None:
+    """Return the gates that were not held, one row per reason, model and mode."""
+    extent = extent_of(run.header)
+    if extent is None or not is_partial(extent):
+        return None
+    rows = [
+        (
+            cause_text(group["cause"], group["reason"]),
+            " ".join(filter(None, [group["model"], group["mode"]])),
+            listed(group["places"], _PLACES),
+            group["gates"],
+        )
+        for group in extent["omitted"]
+    ]
+    about = (
+        f"{extent['judged']:,} of {extent['gates']:,} gates within the modes asked for were held."
+    )
+    return {"about": about, "rows": rows}
+
+
+def _looser(run: Run) -> list[tuple[str, list[tuple[str, ...]]]]:
+    """Return tables of looser limits: those of the project, then those of shipped suites."""
+    tables: list[tuple[str, list[tuple[str, ...]]]] = []
+    for shipped, title in ((False, "Set by this project"), (True, "Set by the suites of qgate")):
+        rows: list[tuple[str, ...]] = [
+            (
+                limit["limit"], value_text(limit), f"{limit['usual']:g}", factor_text(limit),
+                limit["reason"] or "–", limit["source"], places_text(limit),
+            )
+            for limit in looser_of(run.header, shipped=shipped)
+        ]  # fmt: skip
+        if rows:
+            tables.append((title, rows))
+    return tables
+
+
+def _power(run: Run) -> dict[str, object] | None:
+    """Return the smallest defects that limits see: one row per mode, one column per kind."""
+    modes = power_of(run.header)
+    if not modes:
+        return None
+    rows = []
+    for mode in modes:
+        defects = {defect["kind"]: defect for defect in mode["defects"]}
+        cells = [
+            (size_text(kind, defects[kind]["size"]), defects[kind]["site"])
+            if kind in defects
+            else ("–", "")
+            for kind in KINDS
+        ]
+        rows.append((f"{mode['model']} {mode['mode']}", cells))
+    return {"heads": [HEADS[kind] for kind in KINDS], "rows": rows}
+
+
+def _others(run: Run) -> dict[str, object] | None:
+    """Return failed tests that are no gates, the cases of one test together.
+
+    One test may fail for two hundred formats at once.
+    """
+    if not run.other["failed"]:
+        return None
+    cases: dict[str, list[tuple[str, str]]] = {}
+    for node, why in run.other["failures"].items():
+        cases.setdefault(node.partition("[")[0], []).append((node, first_line(why)))
+    return {
+        "about": other_tests_text(run.other),
+        "cases": list(cases.items()),
+        "more": run.other["failed"] - len(run.other["failures"]),
+    }
+
+
+def _update(run: Run) -> dict[str, object] | None:
+    """Return what an update of the baselines changed, old → new."""
+    update = run.header.get("update") or {}
+    changes = [str(change) for change in update.get("changes") or ()]
+    if not changes:
+        return None
+    return {
+        "title": "What an update would change"
+        if update.get("dry_run")
+        else "What the update changed",
+        "changes": changes,
+        "more": update.get("entries", 0) - len(changes),
+    }

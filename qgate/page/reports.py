@@ -1,4 +1,4 @@
-"""Results files as people get them: read once, and written as a page, Markdown, CSV or JSON."""
+"""Results files read once, and written as a page, Markdown, CSV or JSON."""
 
 from __future__ import annotations
 
@@ -9,67 +9,67 @@ from pathlib import Path
 
 from qgate.page._sections import comparison_section, trend_section
 from qgate.page.comparison_texts import comparison_markdown
-from qgate.page.comparisons import RunComparison, Side
+from qgate.page.comparisons import ComparedRun, RunComparison
 from qgate.page.data import comparison_csv, report_json
 from qgate.page.history import Point
 from qgate.page.pages import page
 from qgate.page.runs import Run, run_of_records
 from qgate.results.ci import markdown_summary
 from qgate.results.pictures import Plots
-from qgate.results.reading import read, told_of
+from qgate.results.reading import effective_header, read
 from qgate.results.summary import Tally, set_up_lines
 from qgate.results.table import to_csv
-from qgate.storage.writing import write_text
+from qgate.storage.access import write_text
 from qgate.text import one_line
 
 ENDINGS = (".html", ".md", ".csv", ".json")
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A results file, read: what a page shows of it, what tables say, what others compare."""
+class LoadedRun:
+    """A results file in memory: its page content, its tally, and its side of a comparison."""
 
     path: Path
     run: Run
     tally: Tally
-    side: Side | None
+    compared: ComparedRun | None
 
     @property
     def broken(self) -> list[str]:
-        """What kept gates from comparing, and what could not be written."""
+        """Return why gates could not compare, and what could not be written."""
         return [*set_up_lines(self.run.broken), *self.run.errors]
 
 
-def load(path: Path, name: str, *, compared: bool = False) -> Loaded:
-    """Read a file once for all that is made of it."""
+def load(path: Path, name: str, *, compared: bool = False) -> LoadedRun:
+    """Read a results file once for all outputs."""
     header, records = read(path)
-    tally = Tally()
-    side = Side(name, header) if compared else None
-    watched = tally.watching(records)
-    run = run_of_records(header, side.watching(watched) if side else watched, name)
-    told = told_of(header, records)
-    if side is not None:
-        side.header = told
-    return Loaded(path, dataclasses.replace(run, torn=records.torn, header=told), tally, side)
+    collected = ComparedRun(name, header) if compared else None
+    run = run_of_records(header, collected.collecting(records) if collected else records, name)
+    header = effective_header(header, records)
+    if collected is not None:
+        collected.header = header
+    return LoadedRun(
+        path, dataclasses.replace(run, torn=records.torn, header=header), run.tally, collected
+    )
 
 
 def write_report(
     output: Path,
-    loaded: Sequence[Loaded],
+    loaded: Sequence[LoadedRun],
     *,
     plots: Plots = "worst",
     comparison: RunComparison | None = None,
     history: Sequence[Point] = (),
 ) -> None:
-    """One file; its ending says what it is."""
+    """Write one file in the format that its ending names."""
     match output.suffix.lower():
         case ".html":
-            runs = [each.run for each in loaded]
+            runs = [run.run for run in loaded]
             write_page(output, runs, plots=plots, history=history, comparison=comparison)
         case ".md":
             write_text(output, markdown_report(loaded, comparison))
         case ".json":
-            pairs = [(each.run, each.tally) for each in loaded]
+            pairs = [(run.run, run.tally) for run in loaded]
             write_text(output, report_json(pairs, comparison, history))
         case _ if comparison is not None:
             write_text(output, comparison_csv(comparison))
@@ -85,19 +85,17 @@ def write_page(
     history: Sequence[Point] = (),
     comparison: RunComparison | None = None,
 ) -> None:
-    """The page of a run, of several that of the last: one says what a change did by showing what
-    came of it. A comparison has to be given, since runs keep only the worst of each gate."""
-    sections = []
-    if comparison is not None or history:
-        if comparison is not None:
-            sections.append(comparison_section(comparison))
-        if history:
-            sections.append(trend_section(history))
+    """Write the page of the last run, with the comparison and the history.
+
+    A comparison has to be passed in, since runs keep only the worst of each gate.
+    """
+    sections = [comparison_section(comparison)] if comparison is not None else []
+    sections += [trend_section(history)] if history else []
     write_text(output, page(runs[-1], plots=plots, sections=sections))
 
 
-def markdown_report(loaded: Sequence[Loaded], comparison: RunComparison | None = None) -> str:
-    """The summary of the last run, and what is different in it; less than a comment may have."""
+def markdown_report(loaded: Sequence[LoadedRun], comparison: RunComparison | None = None) -> str:
+    """Return the summary of the last run and the comparison, short enough for a comment."""
     last = loaded[-1]
     notes = [*last.broken, *([last.run.torn] if last.run.torn else [])]
     text = markdown_summary(last.tally, broken=notes, about=about(last.run), header=last.run.header)
@@ -105,7 +103,7 @@ def markdown_report(loaded: Sequence[Loaded], comparison: RunComparison | None =
 
 
 def about(run: Run) -> str:
-    """`tiny-mamba on cpu, commit 37826b17608f, 2026-11-21T10:48:06+00:00`."""
+    """Return `tiny-mamba on cpu, commit 37826b17608f, 2026-11-21T10:48:06+00:00`."""
     header = run.header
     models = ", ".join(header["models"]) or "no model"
     commit = f", commit {str(header['commit'])[:12]}" if header["commit"] else ""

@@ -1,4 +1,4 @@
-"""The records of a run, gathered to its gates: one per test, with what bound it.
+"""Gates of a run, gathered from its records: one per test, with its binding comparison.
 
 A results file is read once, record by record; of a gate stay the comparison nearest to its limit
 and the worst failures, so that memory depends on the number of gates and not on that of sites.
@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from qgate.results import binding, read
-from qgate.results.others import is_finished, others_of
-from qgate.results.ranking import severity
-from qgate.results.reading import told_of
-from qgate.results.schema import Record
+from qgate.results.failure_causes import FailureCause
+from qgate.results.other_tests import is_finished, other_tests_of
+from qgate.results.ranking import badness
+from qgate.results.reading import effective_header
+from qgate.results.schema import Record, is_counted
+from qgate.results.summary import Tally
 
 Check = Mapping[str, Any]
 # Failed comparisons kept of one gate, worst first; the rest is counted and stands in results.csv.
@@ -50,7 +53,7 @@ class RecordedGate:
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing is wrong with it but that no errors were accepted yet."""
+        """Tell if the gate fails only because no errors are accepted yet."""
         checks = [check for record in self.failed for check in record["checks"]]
         return not self.passed and all(c["passed"] or c["kind"] == "missing" for c in checks)
 
@@ -60,20 +63,20 @@ class RecordedGate:
 
     @property
     def accepted(self) -> float | None:
-        """What was accepted for the metric that bound it."""
-        known: Mapping[str, float | None] = self.record["accepted"] or {}
-        return known.get(str(self.check["metric"])) if self.check else None
+        """Return the accepted value of the binding metric."""
+        accepted: Mapping[str, float | None] = self.record["accepted"] or {}
+        return accepted.get(str(self.check["metric"])) if self.check else None
 
     @property
     def change(self) -> float | None:
-        """The value over the accepted one; None where one of them is missing or zero."""
+        """Return the value over the accepted one; None where one of them is missing or zero."""
         if self.value is None or not self.accepted:
             return None
         return self.value / self.accepted
 
     @property
     def margin(self) -> float:
-        """How many times its limit the worst comparison is; infinite where no number says it."""
+        """Return how many times its limit the worst comparison is; infinite without a number."""
         if self.check is None or (not self.check["passed"] and self.check["times"] is None):
             return math.inf
         return float(self.check["times"] or 0.0)
@@ -81,7 +84,7 @@ class RecordedGate:
 
 @dataclass(frozen=True)
 class LayerError:
-    """The error of one layer in one mode, in the scope that tells most, and its worst gate."""
+    """The error of one layer in one mode, in its most telling scope, and its worst gate."""
 
     model: str
     mode: str
@@ -96,7 +99,7 @@ class LayerError:
 
 @dataclass(frozen=True)
 class Growth:
-    """The relative MSE at the outputs of blocks, in the order of execution."""
+    """Relative MSE at the outputs of blocks, in the order of execution."""
 
     model: str
     mode: str
@@ -107,20 +110,26 @@ class Growth:
 
 @dataclass(frozen=True)
 class Run:
-    """A results file as it is shown; gates are worst first."""
+    """A results file as shown, gates worst first."""
 
     name: str
     header: Record
     gates: tuple[RecordedGate, ...]
-    spots: tuple[LayerError, ...]
+    layer_errors: tuple[LayerError, ...]
     growth: tuple[Growth, ...]
     comparisons: int
     checks: int
+    tally: Tally
     torn: str = ""
+
+    @cached_property
+    def causes(self) -> list[FailureCause]:
+        """Return the causes of what failed, the likeliest first."""
+        return self.tally.causes
 
     @property
     def broken(self) -> dict[str, str]:
-        """Tests whose set-up failed, so that there is no verdict: node → first line."""
+        """Return the tests whose set-up failed, and which have no verdict: node → first line."""
         return dict(self.header.get("broken") or {})
 
     @property
@@ -129,30 +138,29 @@ class Run:
 
     @property
     def passed(self) -> bool:
-        """A run that compared nothing did not pass, nor did one that was broken off, or in which
-        other tests failed: pytest was red then."""
+        """Tell if pytest was green and something was compared."""
         wrong = self.failed or self.broken or self.errors or self.other["failed"]
         return bool(self.gates) and not wrong and self.header.get("exit", 0) == 0
 
     @property
     def finished(self) -> bool:
-        """Whether it came to its end; a file of an earlier version does not say, and counts."""
+        """Tell if the run came to its end; files of earlier versions count as finished."""
         return is_finished(self.header)
 
     @property
     def other(self) -> Mapping[str, Any]:
-        """Tests that are no gates: how many passed, failed and skipped, and first lines."""
-        return others_of(self.header)
+        """Return tests that are no gates: how many passed, failed and skipped, and first lines."""
+        return other_tests_of(self.header)
 
     @property
     def errors(self) -> list[str]:
-        """What could not be written, and the like."""
+        """Return errors such as files that could not be written."""
         return list(self.header.get("errors") or [])
 
 
 @dataclass
-class _Gathered:
-    """One test while its records come in."""
+class _GateRecords:
+    """The records of one test while they come in."""
 
     attempt: int
     worst: Record
@@ -169,125 +177,116 @@ class _Gathered:
 
 
 def read_run(path: Path | str, name: str = "") -> Run:
-    """A results file, gathered; `name` is what it is called beside others."""
+    """Read a results file; `name` is its name beside other runs."""
     header, records = read(path)
-    gathered = _gather(records)
-    return run_of(told_of(header, records), gathered, name or Path(path).stem, records.torn)
+    run = run_of_records(header, records, name or Path(path).stem)
+    return replace(run, header=effective_header(header, records), torn=records.torn)
 
 
 def run_of_records(header: Record, records: Iterable[Record], name: str = "") -> Run:
-    """The same of records in memory."""
-    return run_of(header, _gather(records), name, "")
-
-
-def _gather(records: Iterable[Record]) -> dict[str, _Gathered]:
-    """By test; what an earlier attempt of a test left is dropped when a later one comes."""
-    found: dict[str, _Gathered] = {}
-    for record in records:
-        node, attempt = record["node"], record.get("attempt", 0)
-        known = found.get(node)
-        if known is None or attempt > known.attempt:
-            known = found[node] = _Gathered(attempt, record, order=record.get("order", 0))
-        elif attempt < known.attempt:
-            continue
-        _add(known, record)
-    return found
-
-
-def _add(known: _Gathered, record: Record) -> None:
-    known.comparisons += 1
-    known.checks += len(record["checks"])
-    known.layers.add(str(record["layer"]))
-    known.improved |= any(check["improved"] for check in record["checks"])
-    known.order = min(known.order, record.get("order", 0))
-    if _rank(record) > _rank(known.worst):
-        known.worst = record
-    if not record["passed"]:
-        known.failures += 1
-        # Only the worst record of a gate is drawn; pictures of forty others would fill the memory.
-        known.failed.append({key: each for key, each in record.items() if key != "pictures"})
-        if len(known.failed) > 2 * MOST_FAILED:
-            known.failed = sorted(known.failed, key=_rank, reverse=True)[:MOST_FAILED]
-    error, scope = record["values"].get("relative_mse"), record["scope"]
-    if error is not None:
-        known.errors[scope] = max(known.errors.get(scope, 0.0), error)
-    if scope in ("carried", "local"):
-        known.blocks[scope, record["site"]] = (record.get("order", 0), error)
-
-
-def _rank(record: Record) -> tuple[Any, ...]:
-    check = binding(record)
-    return (not record["passed"], *(severity(check) if check else (0, 0, 0.0)))
-
-
-def run_of(header: Record, found: Mapping[str, _Gathered], name: str, torn: str) -> Run:
-    """Gates, worst first, and what is shown of all of them together."""
-    in_order = sorted(found.items(), key=lambda each: (each[1].order, each[0]))
-    ranked = sorted(in_order, key=lambda each: _rank(each[1].worst), reverse=True)
+    """Gather records to gates, worst first, and to the errors of layers."""
+    tally = Tally()
+    gathered = _gather(tally.pass_through(records))
+    in_order = sorted(gathered.items(), key=lambda entry: (entry[1].order, entry[0]))
+    ranked = sorted(in_order, key=lambda entry: badness(entry[1].worst))
     gates = {
         node: RecordedGate(
             number=number,
             node=node,
-            record=known.worst,
-            check=binding(known.worst),
-            failed=tuple(sorted(known.failed, key=_rank, reverse=True)[:MOST_FAILED]),
-            failures=known.failures,
-            comparisons=known.comparisons,
-            improved=known.improved,
+            record=gate.worst,
+            check=binding(gate.worst),
+            failed=tuple(sorted(gate.failed, key=badness)[:MOST_FAILED]),
+            failures=gate.failures,
+            comparisons=gate.comparisons,
+            improved=gate.improved,
         )
-        for number, (node, known) in enumerate(ranked, start=1)
+        for number, (node, gate) in enumerate(ranked, start=1)
     }
     return Run(
         name,
         header,
         tuple(gates.values()),
-        tuple(_spots(gates, found)),
-        tuple(_growth(found)),
-        sum(known.comparisons for known in found.values()),
-        sum(known.checks for known in found.values()),
-        torn,
+        tuple(_layer_errors(gates, gathered)),
+        tuple(_growth(gathered)),
+        sum(gate.comparisons for gate in gathered.values()),
+        sum(gate.checks for gate in gathered.values()),
+        tally,
     )
 
 
-def _spots(gates: Mapping[str, RecordedGate], found: Mapping[str, _Gathered]) -> list[LayerError]:
-    places: dict[tuple[str, str, str], list[str]] = {}
+def _gather(records: Iterable[Record]) -> dict[str, _GateRecords]:
+    """Gather records by test; a later attempt of a test replaces an earlier one."""
+    gathered: dict[str, _GateRecords] = {}
+    for record in filter(is_counted, records):
+        node, attempt = record["node"], record.get("attempt", 0)
+        gate = gathered.get(node)
+        if gate is None or attempt > gate.attempt:
+            gate = gathered[node] = _GateRecords(attempt, record, order=record.get("order", 0))
+        elif attempt < gate.attempt:
+            continue
+        _add(gate, record)
+    return gathered
+
+
+def _add(gate: _GateRecords, record: Record) -> None:
+    gate.comparisons += 1
+    gate.checks += len(record["checks"])
+    gate.layers.add(str(record["layer"]))
+    gate.improved |= any(check["improved"] for check in record["checks"])
+    gate.order = min(gate.order, record.get("order", 0))
+    if badness(record) < badness(gate.worst):
+        gate.worst = record
+    if not record["passed"]:
+        gate.failures += 1
+        # Only the worst record of a gate is drawn; pictures of forty others would fill the memory.
+        gate.failed.append({key: value for key, value in record.items() if key != "pictures"})
+        if len(gate.failed) > 2 * MOST_FAILED:
+            gate.failed = sorted(gate.failed, key=badness)[:MOST_FAILED]
+    error, scope = record["values"].get("relative_mse"), record["scope"]
+    if error is not None:
+        gate.errors[scope] = max(gate.errors.get(scope, 0.0), error)
+    if scope in ("carried", "local"):
+        gate.blocks[scope, record["site"]] = (record.get("order", 0), error)
+
+
+def _layer_errors(
+    gates: Mapping[str, RecordedGate], gathered: Mapping[str, _GateRecords]
+) -> list[LayerError]:
+    nodes_by_place: dict[tuple[str, str, str], list[str]] = {}
     for node in gates:
-        record = found[node].worst
-        layer = EVERYWHERE if len(found[node].layers) > 1 else str(record["layer"])
+        record = gathered[node].worst
+        layer = EVERYWHERE if len(gathered[node].layers) > 1 else str(record["layer"])
         key = (str(record["model"]), str(record["mode"]), layer)
-        places.setdefault(key, []).append(node)
-    spots = []
-    for (model, mode, layer), nodes in places.items():
+        nodes_by_place.setdefault(key, []).append(node)
+    cells = []
+    for (model, mode, layer), nodes in nodes_by_place.items():
         # Gates are worst first, so the first node is the worst of its place.
         errors: dict[str, float] = {}
         for node in nodes:
-            for scope, error in found[node].errors.items():
+            for scope, error in gathered[node].errors.items():
                 errors[scope] = max(errors.get(scope, 0.0), error)
-        scope = next((s for s in _SCOPES if s in errors), "")
-        spots.append(
-            LayerError(
-                model,
-                mode,
-                layer,
-                min(found[node].order for node in nodes),
-                scope,
-                errors.get(scope),
-                gates[nodes[0]],
-                len(nodes),
-                sum(not gates[node].passed for node in nodes),
-            )
-        )
-    return sorted(spots, key=lambda spot: (spot.model, spot.mode, spot.order, spot.layer))
+        scope, worst = representative_error(errors)
+        order = min(gathered[node].order for node in nodes)
+        failed = sum(not gates[node].passed for node in nodes)
+        cell = (model, mode, layer, order, scope, worst)
+        cells.append(LayerError(*cell, gates[nodes[0]], len(nodes), failed))
+    return sorted(cells, key=lambda cell: (cell.model, cell.mode, cell.order, cell.layer))
 
 
-def _growth(found: Mapping[str, _Gathered]) -> list[Growth]:
-    """Block outputs are the sites that have a carried error."""
+def representative_error(errors: Mapping[str, float]) -> tuple[str, float | None]:
+    """Return the most telling scope that has an error, and the error."""
+    scope = next((scope for scope in _SCOPES if scope in errors), "")
+    return scope, errors.get(scope)
+
+
+def _growth(gathered: Mapping[str, _GateRecords]) -> list[Growth]:
+    """Return the errors at block outputs, the sites with a carried error."""
     by_mode: dict[tuple[str, str], dict[str, tuple[int, str, float | None, float | None]]] = {}
-    for known in found.values():
-        record = known.worst
-        carried = {site: at for (scope, site), at in known.blocks.items() if scope == "carried"}
+    for gate in gathered.values():
+        record = gate.worst
+        carried = {site: at for (scope, site), at in gate.blocks.items() if scope == "carried"}
         for site, (order, error) in carried.items():
-            local = known.blocks.get(("local", site), (0, None))[1]
+            local = gate.blocks.get(("local", site), (0, None))[1]
             sites = by_mode.setdefault((str(record["model"]), str(record["mode"])), {})
             sites[site] = (order, str(record["layer"]), error, local)
     lines = []

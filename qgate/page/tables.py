@@ -1,24 +1,24 @@
-"""Tables for a terminal: they fit its width, and never cut the layer out of a site's name."""
+"""Tables for a terminal: they fit its width and never cut the layer out of a site's name."""
 
 from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tabulate import tabulate
 
 from qgate.metrics import METRICS
-from qgate.results.ranking import bound_of, times_figure, value_of
-from qgate.results.summary import Finding
+from qgate.results.ranking import WITHOUT_NUMBER, figure_texts, times_figure, value_of
+from qgate.results.summary import ComparisonSummary
 from qgate.text import one_line
 
 CUT = "…"
-_WITHOUT_NUMBER = ("missing", "absent", "nothing")
+_DIGITS = 3
 
 
-def shown_width(text: str) -> int:
-    """How many places a line takes: wide characters take two, combining ones none."""
+def display_width(text: str) -> int:
+    """Count the columns of a line: two for wide characters, none for combining ones."""
     return sum(
         0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
         for char in text
@@ -28,71 +28,87 @@ def shown_width(text: str) -> int:
 def table(
     heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()
 ) -> list[str]:
-    """Lines of a plain table; `numbers` are the columns that align at the right."""
+    """Return the lines of a plain table; `numbers` are columns that align right."""
     listed = [list(heads), *(list(row) for row in rows)]
     # Heads are a row like others: those of the library make columns wider than what is in them.
     widths = [max(widest(str(row[at]).split("\n")) for row in listed) for at in range(len(heads))]
     listed.insert(1, ["-" * width for width in widths])
-    aligned = ["right" if place in numbers else "left" for place in range(len(heads))]
-    made = tabulate(
-        listed,
-        tablefmt="plain",
-        disable_numparse=True,
-        colalign=aligned,
-        preserve_whitespace=True,
+    aligned = ["right" if column in numbers else "left" for column in range(len(heads))]
+    text = tabulate(
+        listed, tablefmt="plain", disable_numparse=True, colalign=aligned, preserve_whitespace=True
     )
-    return [line.rstrip() for line in str(made).splitlines()]
+    return [line.rstrip() for line in str(text).splitlines()]
 
 
 def widest(lines: Sequence[str]) -> int:
-    return max(map(shown_width, lines), default=0)
+    return max(map(display_width, lines), default=0)
 
 
-def clipped(line: str, width: int) -> str:
-    """The start of a line that is too long for the terminal."""
-    if shown_width(line) <= width:
+def fit_table(
+    layouts: Sequence[tuple[int, Callable[[int], list[str]]]], width: int, sites: Iterable[str]
+) -> list[str]:
+    """Return the first layout that fits with readable sites, else the last one clipped.
+
+    layouts  the least width of a site, and the lines with sites of a width
+    """
+    longest = max((display_width(one_line(site)) for site in sites), default=0)
+    lines: list[str] = []
+    for least, layout in layouts:
+        site, least = longest, min(longest, least)
+        lines = layout(site)
+        while widest(lines) > width and site > least:
+            site = max(least, site - (widest(lines) - width))
+            lines = layout(site)
+        if widest(lines) <= width:
+            return lines
+    return [clip_line(line, width) for line in lines]
+
+
+def clip_line(line: str, width: int) -> str:
+    """Return the start of a line that is too long for the terminal."""
+    if display_width(line) <= width:
         return line
     return f"{_end(line[::-1], width - 1)[::-1]}{CUT}"
 
 
-def middle_cut(text: str, width: int) -> str:
-    """A name with its ends, the end being the longer one: it says more."""
-    if shown_width(text) <= width:
+def cut_middle(text: str, width: int) -> str:
+    """Keep the ends of a name, more of the last one, which says more."""
+    if display_width(text) <= width:
         return text
     room = width - 1
     tail = _end(text, max(1, room * 2 // 3))
-    head = _end(text[::-1], room - shown_width(tail))[::-1]
+    head = _end(text[::-1], room - display_width(tail))[::-1]
     return f"{head}{CUT}{tail}"
 
 
 def _end(text: str, width: int) -> str:
-    """The end of a text, as much as fits."""
+    """Return as much of the end of a text as fits."""
     start, room = len(text), width
-    while start and (room := room - shown_width(text[start - 1])) >= 0:
+    while start and (room := room - display_width(text[start - 1])) >= 0:
         start -= 1
     return text[start:]
 
 
 def site_text(site: str, layer: str, width: int) -> str:
-    """A site in so many places; its layer is kept whole, and then as much of its end as fits."""
+    """Return a site in `width` columns: its layer whole, then as much of its end as fits."""
     site, layer = one_line(site), one_line(layer)
-    if shown_width(site) <= width:
+    if display_width(site) <= width:
         return site
     start = site.find(layer) if layer else -1
     if start < 0:
-        return middle_cut(site, width)
-    rest = site[start + len(layer) :]
-    room = width - shown_width(layer) - bool(start)
+        return cut_middle(site, width)
+    port = site[start + len(layer) :]
+    room = width - display_width(layer) - bool(start)
     if room < 2:
-        return clipped(layer, width)
+        return clip_line(layer, width)
     lead = CUT if start else ""
-    if shown_width(rest) <= room:
-        return f"{lead}{layer}{rest}"
-    return f"{lead}{layer}{CUT}{_end(rest, room - 1)}"
+    if display_width(port) <= room:
+        return f"{lead}{layer}{port}"
+    return f"{lead}{layer}{CUT}{_end(port, room - 1)}"
 
 
-def value_text(finding: Finding) -> str:
-    """The value in three digits, or in words why there is no number."""
+def value_text(finding: ComparisonSummary) -> str:
+    """Return the value in three digits, or the reason why there is no number."""
     check = finding.check
     if check is None:
         return "none"
@@ -100,31 +116,29 @@ def value_text(finding: Finding) -> str:
     if isinstance(value, str):
         return one_line(value)
     if value is not None and math.isfinite(value):
-        return short(value)
-    return "-" if check["kind"] in _WITHOUT_NUMBER else "not finite"
+        return figure_texts(check, _DIGITS)[0]
+    return "-" if check["kind"] in WITHOUT_NUMBER else "not finite"
 
 
 def short(value: float) -> str:
-    """Three digits, in as few places as they take."""
-    return f"{value:.3g}"
+    return f"{value:.{_DIGITS}g}"
 
 
-def limit_text(finding: Finding) -> str:
-    """`3.5e-05`, with the sign where a value may not be below it."""
+def limit_text(finding: ComparisonSummary) -> str:
+    """Return `3.5e-05`, with a sign where a value may not be below it."""
     check = finding.check
     if check is None or check["bound"] is None:
         return "-"
-    bound = bound_of(check)
-    shown = one_line(bound) if isinstance(bound, str) else short(check["bound"])
-    return f"{'' if check['side'] == '<=' else check['side'] + ' '}{shown}"
+    bound = one_line(figure_texts(check, _DIGITS)[1])
+    return f"{'' if check['side'] == '<=' else check['side'] + ' '}{bound}"
 
 
-def far_text(finding: Finding) -> str:
-    """`26.6x` its limit, or the word for what no number says."""
+def far_text(finding: ComparisonSummary) -> str:
+    """Return `26.6x` its limit, or the word for a check without a number."""
     check = finding.check
     if check is None:
         return "nothing"
-    if check["kind"] in _WITHOUT_NUMBER:
+    if check["kind"] in WITHOUT_NUMBER:
         return one_line(check["kind"])
     times = check["times"]
     unfit = check["value"] is None or not math.isfinite(check["value"])
@@ -134,6 +148,6 @@ def far_text(finding: Finding) -> str:
 
 
 def metric_lines(metric: str) -> str:
-    """A metric on one line, what it is of on the next: names with both are as wide as a site."""
-    known = METRICS.find(metric)
-    return f"{known.base}\n  @{known.part}" if known.part else one_line(metric)
+    """Return a metric and, on a line of its own, its part: together they are wide as a site."""
+    kind = METRICS.find(metric)
+    return f"{kind.base}\n  @{kind.part}" if kind.part else one_line(metric)

@@ -1,42 +1,50 @@
-"""A run on a terminal: counts, a table of modes, the failures; worst first, as wide as there is
-room."""
+"""A run on a terminal: counts, a table of modes, the failures, worst first."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from qgate.page.tables import (
-    clipped,
+    cut_middle,
+    display_width,
     far_text,
+    fit_table,
     limit_text,
     metric_lines,
-    middle_cut,
-    shown_width,
     site_text,
     table,
     value_text,
-    widest,
 )
-from qgate.results.others import (
+from qgate.results.extent import (
+    covered_texts,
+    extent_of,
+    extent_text,
+    is_partial,
+    partial_text,
+)
+from qgate.results.failure_causes import FailureCause
+from qgate.results.looser import looser_text
+from qgate.results.other_tests import (
     NOT_FINISHED,
     ended_badly,
     is_finished,
-    other_lines,
-    others_of,
-    others_text,
+    other_test_lines,
+    other_tests_of,
+    other_tests_text,
 )
-from qgate.results.ranking import check_text
-from qgate.results.summary import Finding, ModeSummary, Tally, change_text
-from qgate.text import one_line
+from qgate.results.power import power_text
+from qgate.results.summary import ComparisonSummary, ModeSummary, Tally, change_text
+from qgate.text import counted, one_line
 
 Color = Literal["", "red", "green", "yellow"]
 NARROWEST = 60
-_MODES, _FAILURES, _OTHERS = 10, 10, 5
+_MODES, _CAUSES, _OTHERS = 10, 10, 5
 _NARROW_SITE = 24
 _WIDE_SITE = 32
+_LEAST_SITE = 12
 # `::error` at the start of a line, `##[error]` and `##vso[…` anywhere.
 _COMMAND = re.compile(r"(^\s*|#(?=#(?:vso)?\[))(::|#(?=(?:vso)?\[))")
 _NO_HEADER: Mapping[str, Any] = {}
@@ -45,8 +53,10 @@ _ANSI = {"red": "\x1b[31m", "green": "\x1b[32m", "yellow": "\x1b[33m"}
 
 @dataclass(frozen=True)
 class TerminalLine:
-    """One line, and its color where there are colors; never a command to a CI service that reads
-    them from the log, whatever a site is called."""
+    """One line and its color.
+
+    It is never a command to a CI service that reads commands from the log.
+    """
 
     text: str
     color: Color = ""
@@ -54,36 +64,36 @@ class TerminalLine:
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", _COMMAND.sub(r"\1'\2", self.text))
 
-    def painted(self, colors: bool) -> str:
+    def colored(self, colors: bool) -> str:
         start = _ANSI.get(self.color, "") if colors and self.text else ""
         return f"{start}{self.text}\x1b[0m" if start else self.text
 
 
-def plain(texts: Sequence[str], width: int, color: Color = "") -> list[TerminalLine]:
-    """Sentences, broken between words where they are longer than a line."""
+def wrapped_lines(texts: Sequence[str], width: int, color: Color = "") -> list[TerminalLine]:
+    """Wrap texts between words."""
     return [
-        TerminalLine(each, color)
+        TerminalLine(line, color)
         for text in texts
-        for each in _folded(one_line(text), max(width, NARROWEST))
+        for line in _folded(one_line(text), max(width, NARROWEST))
     ]
 
 
-def errors(texts: Sequence[str]) -> list[TerminalLine]:
-    """One line each, however long: logs are searched for them, and a terminal folds by itself."""
+def error_lines(texts: Sequence[str]) -> list[TerminalLine]:
+    """Return one line per error, however long: logs are searched for them."""
     return [TerminalLine(one_line(text), "red") for text in texts]
 
 
 def _folded(text: str, width: int) -> list[str]:
-    lines, rest = [], text
-    while len(rest) > 4 * width or shown_width(rest) > width:
-        cut = rest.rfind(" ", width // 3, width + 1)
+    lines, remaining = [], text
+    while len(remaining) > 4 * width or display_width(remaining) > width:
+        cut = remaining.rfind(" ", width // 3, width + 1)
         # A word that is longer than half a line is cut where the line ends.
         at = cut if cut > 0 else width
-        while shown_width(rest[:at]) > width:
+        while display_width(remaining[:at]) > width:
             at -= 1
-        lines.append(rest[:at])
-        rest = "  " + rest[at:].lstrip()
-    return [*lines, rest]
+        lines.append(remaining[:at])
+        remaining = "  " + remaining[at:].lstrip()
+    return [*lines, remaining]
 
 
 def summary(
@@ -92,20 +102,21 @@ def summary(
     header: Mapping[str, Any] = _NO_HEADER,
     *,
     modes: int = _MODES,
-    rows: int = _FAILURES,
+    rows: int = _CAUSES,
 ) -> list[TerminalLine]:
-    """The end of `pytest suites`: counts, modes, a line for every failure; of the header what else
-    failed. Other tests are named by pytest."""
+    """Return the end of `pytest suites`: the cause, counts, modes, a line for every other cause.
+
+    Failures that follow from a cause are counted, and so are other tests: pytest names them.
+    """
     width = max(width, NARROWEST)
-    lines = [*counts_lines(tally, width, header), *mode_table(tally.modes, width, modes)]
-    lines += unknown_lines(tally.unknown, width)
-    known = [each for each in tally.failures if not each.is_new]
-    for each in known[:rows]:
-        lines += failure_lines(each, width)
-    rest = tally.counts.failed - sum(tally.unknown.values()) - len(known[:rows])
-    if rest > 0:
-        lines.append(TerminalLine(f"+{rest} more in results.jsonl"))
-    return lines + improved_lines(tally, width)
+    causes = tally.causes
+    others = causes[1 : 1 + rows]
+    lines = [line for cause in others for line in other_cause_lines(cause, width)]
+    more = len(causes) - 1 - len(others)
+    if more > 0:
+        lines.append(TerminalLine(f"+{counted(more, 'more cause')} in results.jsonl"))
+    first = unknown_lines(tally.unknown, width)
+    return _report(tally, width, header, modes, [*first, *lines], causes)
 
 
 def tables(
@@ -116,125 +127,123 @@ def tables(
     modes: int = 40,
     rows: int = 20,
 ) -> list[TerminalLine]:
-    """What `qgate report` prints: the same, with the failures as a table."""
+    """Return what `qgate report` prints: the cause, counts, modes, failures, other tests."""
     width = max(width, NARROWEST)
-    lines = [*counts_lines(tally, width, header), *mode_table(tally.modes, width, modes)]
-    lines += errors(other_lines(others_of(header), _OTHERS))
-    lines += unknown_lines(tally.unknown, width)
-    known = [each for each in tally.failures if not each.is_new]
-    if known:
+    failures, causes = _failures(tally)[:rows], tally.causes
+    lines = [
+        *error_lines(other_test_lines(other_tests_of(header), _OTHERS)),
+        *unknown_lines(tally.unknown, width),
+        *(line for cause in causes[1:_OTHERS] for line in other_cause_lines(cause, width)),
+    ]
+    if failures:
         lines += [TerminalLine(""), TerminalLine("Failures, worst first", "red")]
-        lines += [TerminalLine(text) for text in _failure_table(known[:rows], width)]
-    rest = tally.counts.failed - sum(tally.unknown.values()) - len(known[:rows])
-    if rest > 0:
-        lines.append(TerminalLine(f"+{rest} more in results.jsonl"))
-    return lines + improved_lines(tally, width)
+        lines += map(TerminalLine, _failure_table(failures, width))
+    hidden = tally.counts.failed - sum(tally.unknown.values()) - tally.folded - len(failures)
+    lines += [TerminalLine(f"+{hidden} more in results.jsonl")] * (hidden > 0)
+    return _report(tally, width, header, modes, lines, causes)
+
+
+def _failures(tally: Tally) -> list[ComparisonSummary]:
+    return [finding for finding in tally.failures if not (finding.is_new or finding.is_plan_change)]
+
+
+def _report(
+    tally: Tally, width: int, header: Mapping[str, Any], modes: int,
+    failures: Sequence[TerminalLine], causes: Sequence[FailureCause],
+) -> list[TerminalLine]:  # fmt: skip
+    first = wrapped_lines([f"cause: {cause.text()}" for cause in causes[:1]], width, "red")
+    counted_lines = [*first, *partial_lines(header), *counts_lines(tally, width, header)]
+    lines = [*counted_lines, *mode_table(tally.modes, width, modes), *failures]
+    improved = tally.counts.improved
+    # What else changed says nothing while something is wrong, and one advice is enough.
+    if improved and not causes:
+        lines += wrapped_lines([f"{improved} improved: bank it with --update-baselines"], width)
+    return lines
+
+
+def other_cause_lines(cause: FailureCause, width: int) -> list[TerminalLine]:
+    """Return `failed: SITE (MODEL, mode M) is truncated: FIGURES; 2 other gates follow from it`."""
+    return wrapped_lines([f"failed: {cause.text()}"], width, "red")
 
 
 def counts_lines(
     tally: Tally, width: int, header: Mapping[str, Any] = _NO_HEADER
 ) -> list[TerminalLine]:
-    """Those of gates; where all of them passed, what else went wrong stands before."""
+    """Return the counts of gates; other problems come first where all gates passed."""
     counts = tally.counts
     color: Color = "red" if counts.failed or not counts.passed else "green"
-    lines = plain([counts.text()], width, color)
+    lines = wrapped_lines([tally.counts_text()], width, color)
     also = wrong_lines(tally, width, header)
-    return [*lines, *also] if counts.failed else [*also, *lines]
+    lines = [*lines, *also] if counts.failed else [*also, *lines]
+    return [*lines, *extent_lines(header, width)]
+
+
+def partial_lines(header: Mapping[str, Any]) -> list[TerminalLine]:
+    """Return the first line of a run that fails as it is partial."""
+    return error_lines(list(filter(None, [partial_text(header)])))
+
+
+def lines_without_records(width: int, header: Mapping[str, Any]) -> list[TerminalLine]:
+    """Return the lines of a run whose gates have no record."""
+    wrong = wrong_lines(Tally(), width, header)
+    return [*partial_lines(header), *wrong, *extent_lines(header, width)]
+
+
+def extent_lines(header: Mapping[str, Any], width: int) -> list[TerminalLine]:
+    """Return how many gates were held, what they compared, and under which looser limits."""
+    color: Color = "yellow" if is_partial(extent_of(header)) else ""
+    text = "" if partial_text(header) else extent_text(header)
+    looser = looser_text(header)
+    return [
+        *(wrapped_lines([text], width, color) if text else []),
+        *wrapped_lines([*covered_texts(header), *filter(None, [power_text(header)])], width),
+        *(wrapped_lines([looser], width, "yellow") if looser else []),
+    ]
 
 
 def wrong_lines(tally: Tally, width: int, header: Mapping[str, Any]) -> list[TerminalLine]:
-    """What went wrong beside the gates."""
-    wrong = ["" if is_finished(header) else NOT_FINISHED, others_text(others_of(header))]
-    if not (tally.counts.failed or header.get("broken") or any(wrong)):
+    """Return what went wrong beside the gates."""
+    wrong = ["" if is_finished(header) else NOT_FINISHED, other_tests_text(other_tests_of(header))]
+    fails = tally.counts.failed or header.get("broken") or partial_text(header)
+    if not (fails or any(wrong)):
         wrong.append(ended_badly(header))
-    return plain(list(filter(None, wrong)), width, "red")
+    return wrapped_lines(list(filter(None, wrong)), width, "red")
 
 
 def unknown_lines(unknown: Mapping[tuple[str, str], int], width: int) -> list[TerminalLine]:
-    """What only lacks errors that were accepted: nothing is known to be wrong."""
+    """Name the modes that only lack accepted errors."""
     if not unknown:
         return []
     names = [one_line(f"{model} {mode}") for model, mode in unknown]
-    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     count = sum(unknown.values())
-    what = f"{count} comparison{'' if count == 1 else 's'} ({shown})"
-    told = f"no accepted errors yet for {what}: record them with --update-baselines"
-    return plain([told], width, "yellow")
-
-
-def improved_lines(tally: Tally, width: int) -> list[TerminalLine]:
-    count = tally.counts.improved
-    return plain([f"{count} improved: bank it with --update-baselines"], width) if count else []
-
-
-def failure_lines(finding: Finding, width: int) -> list[TerminalLine]:
-    """`failed: SITE (SCOPE, MODEL, mode M): METRIC VALUE, limit <= BOUND, 26.6x its limit`; on two
-    lines where one is too narrow, the layer always whole."""
-    what = one_line(check_text(finding.check)) if finding.check else "nothing compared"
-    told = one_line(f"({finding.scope}, {finding.model}, mode {finding.mode})")
-    site = one_line(finding.site)
-    line = f"failed: {site} {told}: {what}"
-    if shown_width(line) <= width:
-        return [TerminalLine(line, "red")]
-    room = width - shown_width(f"failed:  {told}:")
-    if room < min(shown_width(site), _NARROW_SITE):
-        told = middle_cut(told, width - shown_width("failed:  :") - _NARROW_SITE)
-        room = width - shown_width(f"failed:  {told}:")
-    head = f"failed: {site_text(site, finding.layer, room)} {told}:"
-    return [TerminalLine(clipped(head, width), "red"), *_indented(what, width)]
-
-
-def _indented(text: str, width: int) -> list[TerminalLine]:
-    folded = _folded(text, width - 8)
-    return [TerminalLine(f"{' ' * 8}{each.strip()}", "red") for each in folded]
+    comparisons = f"{count} comparison{'' if count == 1 else 's'} ({listed})"
+    text = f"no accepted errors yet for {comparisons}: record them with --update-baselines"
+    return wrapped_lines([text], width, "yellow")
 
 
 # Tables ------------------------------------------------------------------------------------------
 
 
 def mode_table(modes: Sequence[ModeSummary], width: int, most: int) -> list[TerminalLine]:
-    """One row per mode: how many of its gates failed, the worst against its limit, what it
-    carries."""
+    """Return one row per mode: failed gates, the worst one, and the carried errors."""
     if not modes:
         return []
     several = len({mode.model for mode in modes}) > 1
-    shown = modes[:most]
-    lines = _best(
-        [
-            lambda site: _wide_modes(shown, several, site, True),
-            lambda site: _wide_modes(shown, several, site, False),
-            lambda site: _narrow_modes(shown, several, site),
-        ],
-        width,
-        [each.worst for each in shown if each.worst],
-    )
-    return [*map(TerminalLine, lines), *_more(len(modes) - len(shown), "more mode")]
-
-
-def _more(rest: int, what: str) -> list[TerminalLine]:
-    return [TerminalLine(f"+{rest} {what}{'s' if rest > 1 else ''}")] if rest > 0 else []
-
-
-def _best(
-    layouts: Sequence[Callable[[int], list[str]]], width: int, found: Sequence[Finding]
-) -> list[str]:
-    """The first layout that fits with sites at a width that still tells; they take what is left."""
-    longest = max((shown_width(one_line(each.site)) for each in found), default=0)
-    for layout in layouts:
-        last = layout is layouts[-1]
-        least = min(longest, 12 if last else _WIDE_SITE)
-        site = longest
-        lines = layout(site)
-        while widest(lines) > width and site > least:
-            site = max(least, site - (widest(lines) - width))
-            lines = layout(site)
-        if last or widest(lines) <= width:
-            return [clipped(each, width) for each in lines]
-    return []
+    first = modes[:most]
+    layouts = [
+        (_WIDE_SITE, lambda site: _wide_modes(first, several, site, True)),
+        (_WIDE_SITE, lambda site: _wide_modes(first, several, site, False)),
+        (_LEAST_SITE, lambda site: _narrow_modes(first, several, site)),
+    ]
+    lines = fit_table(layouts, width, [mode.worst.site for mode in first if mode.worst])
+    hidden = len(modes) - len(first)
+    more = [f"+{hidden} more mode{'s' if hidden > 1 else ''}"] if hidden > 0 else []
+    return list(map(TerminalLine, [*lines, *more]))
 
 
 def _wide_modes(modes: Sequence[ModeSummary], several: bool, site: int, beside: bool) -> list[str]:
-    """A line for each, and what it carries beside it or below."""
+    """Return a line per mode, with its carried errors beside it or below."""
     rows = []
     for mode in modes:
         worst = mode.worst
@@ -243,7 +252,7 @@ def _wide_modes(modes: Sequence[ModeSummary], several: bool, site: int, beside: 
             where = f"{site_text(worst.site, worst.layer, site)} ({one_line(worst.scope)})"
             cells = [where, _metric(worst), *_numbers(worst)]
         name = one_line(f"{mode.model} {mode.mode}" if several else mode.mode)
-        rows.append([middle_cut(name, 36), f"{mode.failed}/{mode.gates}", *cells])
+        rows.append([cut_middle(name, 36), f"{mode.failed}/{mode.gates}", *cells])
     heads = ["mode", "failed", "worst against its limit", "metric", "value", "limit", "x limit"]
     if beside:
         rows = [[*row, _carried(mode) or "-"] for row, mode in zip(rows, modes, strict=True)]
@@ -251,23 +260,21 @@ def _wide_modes(modes: Sequence[ModeSummary], several: bool, site: int, beside: 
     return _below(table(heads, rows, numbers=(1, 4, 5, 6)), modes, 1)
 
 
-def _below(lines: list[str], modes: Sequence[ModeSummary], each: int) -> list[str]:
-    """What modes carry, on lines of their own under their rows."""
-    made = lines[:2]
-    for place, mode in enumerate(modes):
-        start = 2 + place * each
-        made += lines[start : start + each]
-        if carried := _carried(mode):
-            made.append(f"    carries {carried}")
-    return made
+def _below(lines: list[str], modes: Sequence[ModeSummary], height: int) -> list[str]:
+    """Put carried errors on lines of their own under the rows of their modes."""
+    rows = lines[:2]
+    for number, mode in enumerate(modes):
+        rows += lines[2 + number * height : 2 + (number + 1) * height]
+        rows += [f"    carries {carried}"] if (carried := _carried(mode)) else []
+    return rows
 
 
 def _carried(mode: ModeSummary) -> str:
-    return one_line(", ".join(each.text() for each in mode.carried))
+    return one_line(mode.carried_text())
 
 
 def _narrow_modes(modes: Sequence[ModeSummary], several: bool, site: int) -> list[str]:
-    """The metric under the site, the model under the mode, what it carries below."""
+    """Put the metric under the site, the model under the mode, and carried errors below."""
     rows = []
     for mode in modes:
         worst = mode.worst
@@ -276,62 +283,59 @@ def _narrow_modes(modes: Sequence[ModeSummary], several: bool, site: int) -> lis
             where = site_text(worst.site, worst.layer, max(site, _NARROW_SITE))
             room = max(site, _NARROW_SITE)
             metric = f"{_metric(worst)} {one_line(worst.scope)}"
-            metric = metric if shown_width(metric) <= room else middle_cut(_metric(worst), room)
+            metric = metric if display_width(metric) <= room else cut_middle(_metric(worst), room)
             cells = [f"{where}\n{metric}", *_numbers(worst)]
-        model = middle_cut(one_line(mode.model), 12) if several else " "
-        name = f"{middle_cut(one_line(mode.mode), 14)}\n  {model}"
+        model = cut_middle(one_line(mode.model), 12) if several else " "
+        name = f"{cut_middle(one_line(mode.mode), 14)}\n  {model}"
         rows.append([name, f"{mode.failed}/{mode.gates}", *cells])
     heads = ("mode", "failed", "worst against its limit", "value", "limit", "x limit")
     return _below(table(heads, rows, numbers=(1, 3, 4, 5)), modes, 2)
 
 
-def _metric(finding: Finding) -> str:
+def _metric(finding: ComparisonSummary) -> str:
     return (one_line(finding.check["metric"]) if finding.check else "") or "-"
 
 
-def _numbers(finding: Finding) -> list[str]:
+def _numbers(finding: ComparisonSummary) -> list[str]:
     return [value_text(finding), limit_text(finding), far_text(finding).removesuffix("x")]
 
 
-def _failure_table(failed: Sequence[Finding], width: int) -> list[str]:
-    several = len({each.model for each in failed}) > 1
-    return _best(
-        [
-            lambda site: _wide_failures(failed, several, site),
-            lambda site: _narrow_failures(failed, several, site),
-        ],
-        width,
-        failed,
-    )
+def _failure_table(failed: Sequence[ComparisonSummary], width: int) -> list[str]:
+    several = len({finding.model for finding in failed}) > 1
+    layouts = [
+        (_WIDE_SITE, lambda site: _wide_failures(failed, several, site)),
+        (_LEAST_SITE, lambda site: _narrow_failures(failed, several, site)),
+    ]
+    return fit_table(layouts, width, [finding.site for finding in failed])
 
 
-def _mode_of(finding: Finding, several: bool) -> str:
+def _mode_of(finding: ComparisonSummary, several: bool) -> str:
     return one_line(f"{finding.model} {finding.mode}" if several else finding.mode)
 
 
-def _wide_failures(failed: Sequence[Finding], several: bool, site: int) -> list[str]:
+def _wide_failures(failed: Sequence[ComparisonSummary], several: bool, site: int) -> list[str]:
     heads = ("site", "scope", "mode", "metric", "value", "limit", "x limit", "change")
     rows = [
         [
-            site_text(each.site, each.layer, site),
-            one_line(each.scope),
-            middle_cut(_mode_of(each, several), 30),
-            _metric(each),
-            *_numbers(each),
-            change_text(each) or "-",
+            site_text(finding.site, finding.layer, site),
+            one_line(finding.scope),
+            cut_middle(_mode_of(finding, several), 30),
+            _metric(finding),
+            *_numbers(finding),
+            change_text(finding) or "-",
         ]
-        for each in failed
+        for finding in failed
     ]
     return table(heads, rows, numbers=(4, 5, 6, 7))
 
 
-def _narrow_failures(failed: Sequence[Finding], several: bool, site: int) -> list[str]:
-    """Scope and mode under the site, the part of a metric under its name."""
+def _narrow_failures(failed: Sequence[ComparisonSummary], several: bool, site: int) -> list[str]:
+    """Put scope and mode under the site, and the part of a metric under its name."""
     heads = ("site", "metric", "value", "limit", "x limit")
     room = max(site, _NARROW_SITE)
     rows = []
-    for each in failed:
-        told = middle_cut(one_line(f"{each.scope}, {_mode_of(each, several)}"), room - 2)
-        where = f"{site_text(each.site, each.layer, room)}\n  {told}"
-        rows.append([where, metric_lines(_metric(each)), *_numbers(each)])
+    for finding in failed:
+        context = cut_middle(one_line(f"{finding.scope}, {_mode_of(finding, several)}"), room - 2)
+        where = f"{site_text(finding.site, finding.layer, room)}\n  {context}"
+        rows.append([where, metric_lines(_metric(finding)), *_numbers(finding)])
     return table(heads, rows, numbers=(2, 3, 4))

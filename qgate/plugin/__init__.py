@@ -1,18 +1,22 @@
 """The pytest plugin: options, fixtures and reports of gates.
 
 It loads in every pytest run of the environment, so it stays light: torch comes with the first test
-that needs it.
+that needs it. Below are its hooks, in the order in which pytest calls them.
 """
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import pytest
 
 from qgate.devices import wait_calmly
-from qgate.plugin import hooks
-from qgate.plugin.cases import check_formats, generate_cases
-from qgate.plugin.dumping import check_dump, has_fixture, leave_out
-from qgate.plugin.gates import (
+from qgate.kernel_checks.accepted import UPDATING
+from qgate.plugin import hooks, lazy
+from qgate.plugin.collection import Cases, has_fixture, note_running, select, selected_formats
+from qgate.plugin.fixtures import (
+    GATES,
     DumpGate,
     Gate,
     activation_gate,
@@ -24,13 +28,14 @@ from qgate.plugin.gates import (
     layer,
     mode,
     model,
+    qgate_check,
+    qgate_check_kernel,
 )
-from qgate.plugin.options import add_options, add_short_names, update_choice
-from qgate.plugin.reporting import Reports, attach
-from qgate.plugin.selection import note_left, selection_of, sort_out
-from qgate.plugin.sharding import deal, shard_of
-from qgate.plugin.telling import header_line
-from qgate.plugin.watching import start_watching
+from qgate.plugin.gate_collection import FileHooks, gates_of
+from qgate.plugin.options import add_options, add_short_names
+from qgate.plugin.reports import add_other, add_report, attach, finish
+from qgate.plugin.runs import WATCH, SuiteRun
+from qgate.plugin.settings import options_of
 
 __all__ = [
     "DumpGate",
@@ -44,15 +49,17 @@ __all__ = [
     "layer",
     "mode",
     "model",
+    "qgate_check",
+    "qgate_check_kernel",
 ]
 
-_GATES = ("gate", "dump_gate", "activation_gate")
 _MARKERS = (
     "qgate: a gate of qgate (all tests that use `gate`, `dump_gate` or `activation_gate` have it)",
     "qgate_modes(names): modes of this test, whatever --mode says",
     "qgate_formats(names): formats of this test where --format does not say others",
     "limits(...): limits of this test: budget_db=, regression=, absolute=[...], sites=, reason=",
 )
+_RUN: pytest.StashKey[SuiteRun] = pytest.StashKey()
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -68,59 +75,122 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(parser: pytest.Parser):  # type: ignore[no-untyped-def]
-    """Short names last: a conftest or plugin that wants one of them has had it by now."""
+    """Add short names last: a conftest or plugin that wants one of them has had it by now."""
     result = yield
     add_short_names(parser)
     return result
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Read the options and refuse what cannot be meant, before anything is collected."""
     for line in _MARKERS:
         config.addinivalue_line("markers", line)
-    if header_line(config) is not None:
+    options = options_of(config)
+    if options.header is not None:
         wait_calmly()
-    check_formats(config)
-    check_dump(config)
-    update_choice(config)
-    shard_of(config)
-    start_watching(config)
-    reports = Reports(config)
-    config.pluginmanager.register(reports, "qgate-reports")
-    if config.getoption("htmlpath", None):
-        from qgate.plugin.html_columns import HtmlColumns, is_wanted
-
-        if is_wanted(config):
-            config.pluginmanager.register(HtmlColumns(config, reports), "qgate-html")
+    if "format" in options.given:
+        selected_formats(options.values["format"])
+    options.check()
+    if options.values["update-baselines"]:
+        token = UPDATING.set(True)
+        config.add_cleanup(lambda: UPDATING.reset(token))
+    if options.values["watch-underflow"]:
+        stack = contextlib.ExitStack()
+        watch = lazy.underflow.watch_underflow(lambda _text: None)
+        config.stash[WATCH] = stack.enter_context(watch)
+        config.add_cleanup(stack.close)
+    config.pluginmanager.register(FileHooks(config), "qgate-files")
+    run = config.stash[_RUN] = SuiteRun(options)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_ReportHooks(run), "qgate-reports")
+        if config.getoption("htmlpath", None) and config.pluginmanager.hasplugin("html"):
+            config.pluginmanager.register(lazy.html_columns.HtmlColumns(run), "qgate-html")
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    return header_line(config)
+    return options_of(config).header
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    generate_cases(metafunc)
+    Cases(metafunc).generate()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector):  # type: ignore[no-untyped-def]
+    """Note all gates of a file, also those that node ids leave out."""
+    result = yield
+    for item in result if isinstance(result, list) else [result]:
+        if isinstance(item, pytest.Item) and has_fixture(item, *GATES):
+            gates_of(collector.config).note(item)
+    return result
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tests that use a fixture of ours that judges are gates, for `-m qgate` and for reports."""
-    if any(has_fixture(item, name) for name in _GATES):
+    """Mark tests that use a fixture of ours that judges, for `-m qgate` and for reports."""
+    if has_fixture(item, *GATES):
         item.add_marker(pytest.mark.qgate)
+        gates_of(item.config).reached.add(id(item))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    leave_out(config, items)
-    sort_out(config, items)
-    deal(config, items, selection_of(config))
+    select(config, items)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    note_left(session.config, session.items)
+    note_running(session.config, session.items)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item):  # type: ignore[no-untyped-def]
-    """What the gates of a test found travels with its report, across processes too."""
+    """Let what the gates of a test decided travel with its report, across processes too."""
     report = yield
     attach(item, report)
     return report
+
+
+class _ReportHooks:
+    """The two hooks that pytest calls without saying of which run."""
+
+    def __init__(self, run: SuiteRun) -> None:
+        self._run = run
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep a report; the last one of a test counts, reruns replace what was before."""
+        add_report(self._run, report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            add_other(self._run, report)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: pytest.TestReport) -> Any:
+    if report.when == "call" and hasattr(report, "qgate_error"):
+        return "error", "E", ("ERROR", {"red": True})
+    if report.when == "call" and report.passed and getattr(report, "qgate_updated", None):
+        return "updated", "U", ("UPDATED", {"yellow": True})
+    return None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: Any) -> None:
+    """Take what a worker of pytest-xdist knew, or note that it went down."""
+    run = node.config.stash[_RUN]
+    if error:
+        run.crashed.add(str(node.gateway.id))
+    part = (getattr(node, "workeroutput", None) or {}).get("qgate")
+    if part is not None:
+        run.parts.append(part)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    finish(session.config.stash[_RUN], session, exitstatus)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    run = config.stash[_RUN]
+    quiet = hasattr(config, "workerinput") or getattr(config.option, "no_summary", False)
+    if not quiet and run.has_news:
+        lazy.summary.tell(terminalreporter, run)

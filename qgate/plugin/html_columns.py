@@ -1,4 +1,4 @@
-"""What qgate adds to the page of pytest-html: columns, the head of the run, plots of gates.
+"""Additions to the page of pytest-html: columns, the head of the run, plots of gates.
 
 pytest-html puts names of tests and what hooks return into its page as they are, so all of it is
 escaped here. Its tables sort by the text of a cell, so numbers have a hidden text before them that
@@ -11,20 +11,23 @@ import base64
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 
+from qgate.charts.svg import standalone
 from qgate.metrics import METRICS
-from qgate.plugin.options import value
+from qgate.page.pages import map_fragment, summary_head
+from qgate.page.plots.panels import Panel, panels_of
+from qgate.page.runs import Run
+from qgate.page.tables import far_text, limit_text, value_text
+from qgate.plugin.runs import SuiteRun
+from qgate.plugin.summary import page_run
+from qgate.results import worst_first
+from qgate.results.ranking import check_text
+from qgate.results.summary import ComparisonSummary, change_text, summarize_comparison
 from qgate.text import for_html, one_line
-
-if TYPE_CHECKING:
-    from qgate.page.plots.panels import Panel
-    from qgate.page.runs import RecordedGate, Run
-    from qgate.plugin.reporting import Reports
-    from qgate.results.summary import Finding
 
 _COLUMNS = ("mode", "layer", "metric", "value", "limit", "margin", "change")
 # After the result and the name of the test.
@@ -33,7 +36,6 @@ _PLACE = 2
 _MOST_DRAWN = 100
 _NEAREST = 3
 _MOST_CELLS = 1500
-_TITLES = {"margin": "how many times its limit the value is"}
 _STYLE = """
 .qgate-plots { display: flex; flex-wrap: wrap; gap: 8px; margin: 8px 0; }
 .qgate-plots figure { margin: 0; max-width: 460px; }
@@ -47,29 +49,21 @@ td:is(.col-layer, .col-value, .col-limit, .col-margin, .col-change) {
 """
 
 
-def is_wanted(config: pytest.Config) -> bool:
-    """Whether this process writes a page of pytest-html."""
-    there = config.pluginmanager.hasplugin("html")
-    worker = hasattr(config, "workerinput")
-    return there and not worker and bool(config.getoption("htmlpath", None))
-
-
 class HtmlColumns:
     """Hooks of pytest-html; only registered where it writes a page."""
 
-    def __init__(self, config: pytest.Config, reports: Reports) -> None:
-        self._config, self._reports = config, reports
-        self._plots = value(config, "plots")
-        self._whole = bool(config.getoption("self_contained_html", False))
+    def __init__(self, run: SuiteRun) -> None:
+        self._run = run
+        self._plots = run.options.values["plots"]
+        self._whole = bool(run.options.config.getoption("self_contained_html", False))
         self._drawn = 0
-        self._left_out = 0
         self._texts: dict[str, list[str]] = {}
 
     # Rows -----------------------------------------------------------------------------------------
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Plots on the report of the call, before pytest-html sees it: it drops all others."""
+        """Put plots on the report of the call, before pytest-html sees it: it drops all others."""
         if report.when == "setup":
             self._texts.pop(report.nodeid, None)
         if hasattr(report, "context"):
@@ -78,28 +72,32 @@ class HtmlColumns:
                 # would leave no text.
                 self._texts.setdefault(report.nodeid, []).append(report.longreprtext)
             return
-        if report.when == "call" and self._plots != "none":
-            worst = worst_row(report)
-            if worst is not None and not worst["passed"] and worst.get("pictures"):
+        worst = _worst_row(report) if self._plots != "none" else None
+        if worst is not None and not worst["passed"] and worst.get("pictures"):
+            self._drawn += 1
+            if self._drawn <= _MOST_DRAWN:
                 report.extras = [*getattr(report, "extras", []), *self._extras(worst)]  # type: ignore[attr-defined]
 
     def _extras(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-        if self._drawn >= _MOST_DRAWN:
-            self._left_out += 1
-            return []
-        self._drawn += 1
+        """Make extras as `pytest_html.extras` does: images as files, or within the page."""
         panels, problems = _panels(record)
-        told = "".join(f"<p>Not drawn: {for_html(problem)}</p>" for problem in problems)
-        told += _figures(panels) if self._whole and panels else ""
-        made = [_extra("html", told)] if told else []
-        if self._whole:
-            return made
-        return made + [_extra("image", _encoded(each), one_line(each.title)) for each in panels]
+        text = "".join(f"<p>Not drawn: {for_html(problem)}</p>" for problem in problems)
+        text += _figures(panels) if self._whole and panels else ""
+        html = {"name": "", "format_type": "html", "content": text, "mime_type": None}
+        extras = [{**html, "extension": None}] if text else []
+        image = {"format_type": "image", "mime_type": "image/svg+xml", "extension": "svg"}
+        return extras + [
+            {"name": one_line(panel.title), "content": _encoded(panel), **image}
+            for panel in panels
+            if not self._whole
+        ]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_header(self, cells: list[str]) -> None:
+        titles = {"margin": ' title="how many times its limit the value is"'}
         cells[_PLACE:_PLACE] = [
-            f'<th class="sortable" data-column-type="{name}"{_title(name)}>{name.capitalize()}</th>'
+            f'<th class="sortable" data-column-type="{name}"{titles.get(name, "")}>'
+            f"{name.capitalize()}</th>"
             for name in _COLUMNS
         ]
 
@@ -112,7 +110,14 @@ class HtmlColumns:
             raw = report.nodeid if report.when == "call" else f"{report.nodeid}::{report.when}"
             if cells[1] == f'<td class="col-testId">{raw}</td>':
                 cells[1] = f'<td class="col-testId">{for_html(raw)}</td>'
-        cells[_PLACE:_PLACE] = _cells(worst_row(report))
+        worst = _worst_row(report)
+        texts = _cells(summarize_comparison(worst)) if worst is not None else {}
+        cells[_PLACE:_PLACE] = [
+            f'<td class="col-{name}">{f"<span hidden>{key}</span>" if key else ""}'
+            f"{for_html(text)}</td>"
+            for name in _COLUMNS
+            for text, key in [texts.get(name, ("", ""))]
+        ]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_html(self, report: pytest.TestReport, data: list[str]) -> None:
@@ -126,68 +131,55 @@ class HtmlColumns:
     def pytest_html_results_summary(
         self, prefix: list[str], summary: list[str], postfix: list[str]
     ) -> None:
-        """The verdict above the counts of pytest, and what is worth a look below them."""
+        """Put the verdict above the counts of pytest, and what is worth a look below them."""
         prefix.append(f"<style>{_STYLE}</style>")
-        run = self._reports.shown()
+        run = page_run(self._run)
         if run is None:
             return
-        from qgate.page.pages import map_fragment, summary_head
-
         summary.append(summary_head(run))
-        if self._left_out:
+        if self._drawn > _MOST_DRAWN:
             summary.append(
-                f"<p>{self._left_out} more failing gates are not drawn here: they are in "
-                "qgate-out/report.html.</p>"
+                f"<p>{self._drawn - _MOST_DRAWN} more failing gates are not drawn here: they are "
+                "in qgate-out/report.html.</p>"
             )
-        postfix.append(map_fragment(run, _address, _MOST_CELLS))
+        # The ids of rows on a page of pytest-html are names of tests.
+        map_html = map_fragment(run, lambda gate: f"#{quote(gate.node, safe='')}", _MOST_CELLS)
+        postfix.append(map_html)
         if self._plots in ("worst", "all"):
             postfix.append(_nearest(run))
 
 
-def worst_row(report: pytest.TestReport) -> Mapping[str, Any] | None:
+def _worst_row(report: pytest.TestReport) -> Mapping[str, Any] | None:
     """The comparison that decided a gate or came nearest to its limit."""
     rows = getattr(report, "qgate", None)
-    if not rows or report.when != "call":
+    return worst_first(rows)[0] if rows and report.when == "call" else None
+
+
+def _cells(finding: ComparisonSummary) -> dict[str, tuple[str, str]]:
+    """The text of each column, and what it is sorted by."""
+    check = finding.check or {"metric": "", "value": None, "bound": None}
+    beyond = math.inf if not finding.passed and finding.times is None else finding.times
+    return {
+        "mode": (finding.mode, ""),
+        "layer": (finding.layer, ""),
+        "metric": (f"{check['metric']} {finding.site} ({finding.scope})".strip(), ""),
+        "value": (value_text(finding), _key(check["value"])),
+        "limit": (limit_text(finding), _key(check["bound"])),
+        "margin": (far_text(finding), _key(beyond)),
+        "change": (change_text(finding), _key(_change(finding))),
+    }
+
+
+def _change(finding: ComparisonSummary) -> float | None:
+    """Return the key that changes are sorted by: times the accepted value."""
+    now = finding.check["value"] if finding.check else None
+    if now is None or not math.isfinite(now) or finding.accepted is None:
         return None
-    from qgate.results import worst_first
-
-    return worst_first(rows)[0]
-
-
-def _cells(record: Mapping[str, Any] | None) -> list[str]:
-    shown = dict.fromkeys(_COLUMNS, ("", ""))
-    if record is not None:
-        from qgate.page.tables import far_text, limit_text, value_text
-        from qgate.results.summary import change_text, finding_of
-
-        found = finding_of(record)
-        check = found.check or {"metric": "", "value": None, "bound": None}
-        beyond = math.inf if not found.passed and found.times is None else found.times
-        shown |= {
-            "mode": (found.mode, ""),
-            "layer": (found.layer, ""),
-            "metric": (f"{check['metric']} {found.site} ({found.scope})".strip(), ""),
-            "value": (value_text(found), _key(check["value"])),
-            "limit": (limit_text(found), _key(check["bound"])),
-            "margin": (far_text(found), _key(beyond)),
-            "change": (change_text(found), _key(_change(found))),
-        }
-    return [
-        f'<td class="col-{name}">{_hidden(key)}{for_html(text)}</td>'
-        for name, (text, key) in shown.items()
-    ]
-
-
-def _change(found: Finding) -> float | None:
-    """What the change is sorted by: how many times the accepted value."""
-    now = found.check["value"] if found.check else None
-    if now is None or not math.isfinite(now) or found.accepted is None:
-        return None
-    if found.check and METRICS.find(str(found.check["metric"])).logarithm == "log2":
-        return float(now - found.accepted)
-    if not found.accepted:
+    if finding.check and METRICS.find(str(finding.check["metric"])).logarithm == "log2":
+        return float(now - finding.accepted)
+    if not finding.accepted:
         return math.inf if now else 0.0
-    return math.log2(abs(now / found.accepted)) if now else -math.inf
+    return math.log2(abs(now / finding.accepted)) if now else -math.inf
 
 
 def _key(number: float | None) -> str:
@@ -198,29 +190,11 @@ def _key(number: float | None) -> str:
     return f"{bits ^ (2**64 - 1) if bits >> 63 else bits | 1 << 63:016x}"
 
 
-def _hidden(key: str) -> str:
-    return f"<span hidden>{key}</span>" if key else ""
-
-
-def _title(name: str) -> str:
-    return f' title="{_TITLES[name]}"' if name in _TITLES else ""
-
-
-def _extra(kind: str, content: str, name: str = "") -> dict[str, Any]:
-    """What `pytest_html.extras` makes: an image is stored as a file, or put into the page."""
-    image = {"mime_type": "image/svg+xml", "extension": "svg"}
-    other = {"mime_type": None, "extension": None}
-    about = image if kind == "image" else other
-    return {"name": name, "format_type": kind, "content": content, **about}
-
-
 # Plots ------------------------------------------------------------------------------------------
 
 
 def _panels(record: Mapping[str, Any]) -> tuple[list[Panel], list[str]]:
-    """What can be drawn of a record, and what cannot; a suite of its own may put anything there."""
-    from qgate.page.plots.panels import panels_of
-
+    """Split a record's panels into those that can be drawn and those that cannot."""
     try:
         panels, problems = panels_of(record)
     except Exception as error:
@@ -229,8 +203,6 @@ def _panels(record: Mapping[str, Any]) -> tuple[list[Panel], list[str]]:
 
 
 def _encoded(panel: Panel) -> str:
-    from qgate.page.plots.svg import standalone
-
     return base64.b64encode(standalone(panel.svg).encode("utf-8")).decode("ascii")
 
 
@@ -246,18 +218,10 @@ def _figures(panels: Sequence[Panel]) -> str:
 
 def _nearest(run: Run) -> str:
     """The gates that passed and came nearest to their limits."""
-    from qgate.results.ranking import check_text
-
     drawn = []
     for gate in [gate for gate in run.gates if gate.passed][:_NEAREST]:
         panels, _ = _panels(gate.record)
         if panels and gate.check is not None:
-            told = f"{gate.node}: {check_text(gate.check)}"
-            drawn.append(f'<p class="qgate-nearest">{for_html(told)}</p>')
-            drawn.append(_figures(panels))
+            text = for_html(f"{gate.node}: {check_text(gate.check)}")
+            drawn += [f'<p class="qgate-nearest">{text}</p>', _figures(panels)]
     return f"<h2>Passed, and nearest to their limits</h2>{''.join(drawn)}" if drawn else ""
-
-
-def _address(gate: RecordedGate) -> str:
-    """The row of a gate on a page of pytest-html, whose ids are names of tests."""
-    return f"#{quote(gate.node, safe='')}"

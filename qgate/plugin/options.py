@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal
 
 import pytest
 
-from qgate.errors import QgateError
 from qgate.plugin.hooks import listed
-from qgate.plugin.settings import Kind, Settings, read_settings
-from qgate.storage.places import names_folder, place_of, shown_below
 
-if TYPE_CHECKING:
-    from qgate.gate.updating import Which
-    from qgate.pipeline.setups import ModelSetup
-    from qgate.storage.places import Place
+# What an option is: a type, or the texts that it may be.
+Kind = type | tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -29,14 +21,20 @@ class Option:
     """One option: how argparse reads it, its default, and what it is about.
 
     Options about the run are typed again by whoever repeats a failure; those of its subject are
-    in the failure anyway, and those of the report or of an update move no number.
+    in the failure anyway, and those of the report or of an update move no number. Those of an
+    update and of one command (`command`) are no settings of a project.
     """
 
     help: str
     default: Any = None
-    about: Literal["run", "subject", "report", "update"] = "run"
+    about: Literal["run", "subject", "report", "update", "command"] = "run"
     metavar: str | None = None
     kind: Kind = str
+
+    @property
+    def is_setting(self) -> bool:
+        """Return True if the file of a project may set it."""
+        return self.about not in ("update", "command")
 
     @property
     def argparse(self) -> dict[str, Any]:
@@ -128,6 +126,12 @@ OPTIONS = {
         "results together",
         metavar="I/N",
     ),
+    "allow-partial": Option(
+        "where CI is set, let a run pass that skips, deselects or leaves out gates",
+        False,
+        "command",
+        kind=bool,
+    ),
     "watch-underflow": Option(
         "list at the end where quantization lost values below the smallest normal number "
         "of the format (slows the run)",
@@ -147,10 +151,25 @@ OPTIONS = {
         "update",
         kind=("failed", "new", "all"),
     ),
+    "accept-plan": Option(
+        "beside --update-baselines: also accept another plan, what quantizes which site",
+        False,
+        "update",
+        kind=bool,
+    ),
     "update-dry-run": Option("say what an update would write", False, "update", kind=bool),
 }
-_SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
-_SPELLED: pytest.StashKey[dict[str, str]] = pytest.StashKey()
+
+
+def dest(name: str) -> str:
+    """Return the name that pytest keeps an option under."""
+    return f"qgate_{name.replace('-', '_')}"
+
+
+def typed_options(config: pytest.Config) -> dict[str, Any]:
+    """Return what the command line has of each option that it names."""
+    typed = {name: config.getoption(dest(name)) for name in OPTIONS}
+    return {name: value for name, value in typed.items() if value is not None}
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -158,147 +177,14 @@ def add_options(parser: pytest.Parser) -> None:
     hooks = "\n".join(f"  {line}" for line in listed())
     group = parser.getgroup("qgate", f"{about}; hooks for conftest.py:\n{hooks}")
     for name, option in OPTIONS.items():
-        group.addoption(f"--qgate-{name}", dest=_dest(name), **option.argparse)
+        group.addoption(f"--qgate-{name}", dest=dest(name), **option.argparse)
 
 
 def add_short_names(parser: pytest.Parser) -> None:
+    """Add the names that nobody else has; help then shows them instead of the long ones."""
     group = parser.getgroup("qgate")
+    long_names = {option.dest: option for option in group.options}
     for name, option in OPTIONS.items():
         with contextlib.suppress(ValueError, argparse.ArgumentError):
-            short = option.argparse | {"help": f"short for --qgate-{name}"}
-            group.addoption(f"--{name}", dest=_dest(name), **short)
-
-
-def _dest(name: str) -> str:
-    return f"qgate_{name.replace('-', '_')}"
-
-
-def settings_of(config: pytest.Config) -> Settings:
-    """What the project's file says, read once."""
-    if _SETTINGS not in config.stash:
-        kinds = {
-            name.replace("-", "_"): option.kind
-            for name, option in OPTIONS.items()
-            if option.about != "update"
-        }
-        config.stash[_SETTINGS] = read_settings(config, kinds)
-    return config.stash[_SETTINGS]
-
-
-def is_given(config: pytest.Config, name: str) -> bool:
-    """Whether the command line or the project's file says something of an option."""
-    said = config.getoption(_dest(name)) is not None
-    return said or name.replace("-", "_") in settings_of(config).options
-
-
-def value(config: pytest.Config, name: str) -> Any:
-    """An option: from the command line, else from the project's file, else its default."""
-    given = config.getoption(_dest(name))
-    if given is not None:
-        return given
-    return settings_of(config).options.get(name.replace("-", "_"), OPTIONS[name].default)
-
-
-def update_choice(config: pytest.Config) -> Which | None:
-    """Which entries an update writes; None where baselines stay as they are."""
-    if not (config.getoption("qgate_update_baselines") or config.getoption("qgate_update_dry_run")):
-        return None
-    dry = config.getoption("qgate_update_dry_run")
-    if os.environ.get("CI") and os.environ.get("QGATE_ALLOW_CI_UPDATE") != "1" and not dry:
-        raise pytest.UsageError(
-            "--update-baselines is refused where CI is set: what CI accepts nobody has looked at. "
-            "Update and commit on your machine, or set QGATE_ALLOW_CI_UPDATE=1 for a job that is "
-            "there to refresh baselines."
-        )
-    return cast("Which", config.getoption("qgate_update_which") or OPTIONS["update-which"].default)
-
-
-def models_of(config: pytest.Config) -> list[str]:
-    """The models asked for, each once."""
-    return list(dict.fromkeys(value(config, "model")))
-
-
-def setup_of(config: pytest.Config, model: str) -> ModelSetup:
-    """The options as the setup of one model."""
-    from qgate.models import Sampling
-    from qgate.modes import CalibrationSettings
-    from qgate.pipeline.setups import ModelSetup
-
-    builders = {k: v for found in config.hook.pytest_qgate_models(config=config) for k, v in found.items()}  # fmt: skip  # noqa: E501
-    modes = [mode for found in config.hook.pytest_qgate_modes(config=config) for mode in found]
-    _check_new([mode.name for mode in modes])
-    names = ("samples", "seqlen", "calib-samples", "calib-seqlen")
-    calibration = value(config, "calibration")
-    return ModelSetup(
-        model,
-        value(config, "device"),
-        Sampling(**{name.replace("-", "_"): value(config, name) for name in names}),
-        calibration=None if calibration is None else Path(calibration),
-        settings=CalibrationSettings(value(config, "percentile-alpha")),
-        build=builders.get(model),
-        modes={mode.name: mode for mode in modes},
-    )
-
-
-def _check_new(names: list[str]) -> None:
-    """Refuse modes of a conftest that would stand in for others without a word."""
-    from qgate import modes
-
-    for name in names:
-        if names.count(name) > 1 or name in (*modes.names(), *modes.GROUPS):
-            raise QgateError(
-                f"pytest_qgate_modes brings mode {name!r}, and there is another one of that name: "
-                "give it a name of its own."
-            )
-
-
-def home_of(config: pytest.Config) -> Path:
-    """The folder of the project: baselines and results are in it."""
-    return settings_of(config).home
-
-
-def baselines_of(config: pytest.Config) -> Place:
-    """The folder of the baselines."""
-    given = value(config, "baselines")
-    return home_of(config) / "baselines" if given is None else place_of(given)
-
-
-def shown_baselines(config: pytest.Config) -> str:
-    """That folder as people are shown it: below the project without the way there."""
-    home = home_of(config)
-    folder = str(value(config, "baselines") or home / "baselines")
-    shown = shown_below(home, folder)
-    return shown if names_folder(folder) else f"{shown} (none yet)"
-
-
-def command_of(config: pytest.Config, paths: Sequence[str] = ()) -> str:
-    """How to run the same tests again, or those of some files, but for what is measured."""
-    options = [
-        f"{spelled(config, name)} {shlex.quote(str(given))}"
-        for name, option in OPTIONS.items()
-        if option.about == "run" and (given := config.getoption(_dest(name))) is not None
-    ]
-    asked = paths or [arg.partition("::")[0] for arg in config.args]
-    near = [shlex.quote(_near(config, path)) for path in asked]
-    return " ".join(["pytest", *dict.fromkeys(near), *options])
-
-
-def _near(config: pytest.Config, path: str) -> str:
-    """A path as people would type it where the run was started."""
-    here = config.invocation_params.dir
-    whole = here / path
-    return str(whole.relative_to(here)) if whole.is_relative_to(here) else path
-
-
-def spelled(config: pytest.Config, name: str) -> str:
-    """How an option is written in this project: by its short name, unless another one has that."""
-    if name not in config.stash.setdefault(_SPELLED, {}):
-        option = OPTIONS[name]
-        first = option.kind[0] if isinstance(option.kind, tuple) else "1"
-        given = [f"--{name}" if option.kind is bool else f"--{name}={first}"]
-        try:
-            ours = vars(config._parser.parse_known_args(given)).get(_dest(name))
-        except (pytest.UsageError, SystemExit):
-            ours = None
-        config.stash[_SPELLED][name] = f"--{name}" if ours else f"--qgate-{name}"
-    return config.stash[_SPELLED][name]
+            group.addoption(f"--{name}", dest=dest(name), **option.argparse)
+            long_names[dest(name)].attrs()["help"] = argparse.SUPPRESS

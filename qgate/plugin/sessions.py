@@ -1,114 +1,165 @@
-"""What tests of one process share: a gate session per model, made when the first test needs it."""
+"""Sessions that the tests of one process share: per model and for the dump, made when needed."""
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
+from qgate import modes
+from qgate.baselines.store import check_root
+from qgate.devices import resolve
 from qgate.errors import QgateError
-from qgate.plugin.options import (
-    baselines_of,
-    command_of,
-    settings_of,
-    setup_of,
-    spelled,
-    update_choice,
-    value,
-)
+from qgate.gate import Policy
+from qgate.gate.measuring.activation_gates import ActivationGates
+from qgate.gate.measuring.bench import Bench
+from qgate.gate.measuring.dump_gates import DumpGates, DumpSubject
+from qgate.gate.measuring.model_gates import ModelGates
+from qgate.models import Sampling
+from qgate.modes import CalibrationSettings
+from qgate.modes.setups import ModelSetup
+from qgate.plugin.runs import SESSIONS, selection_of
+from qgate.plugin.settings import options_of
+from qgate.storage.locations import relative_text
 from qgate.text import for_terminal
 
 if TYPE_CHECKING:
-    from qgate.gate import Policy
-    from qgate.pipeline.gates.gating import GateSession
-    from qgate.storage.places import Place
+    from qgate.storage.locations import Location
 
-_SESSIONS: pytest.StashKey[dict[str, GateSession]] = pytest.StashKey()
-# Why the baselines cannot be reached; empty where they can.
-_UNREACHED: pytest.StashKey[str] = pytest.StashKey()
+_NOTES = 6
 
 
-def sessions_of(config: pytest.Config) -> dict[str, GateSession]:
-    return config.stash.setdefault(_SESSIONS, {})
+class Sessions:
+    """The sessions of one process, by what they are of and the name it was asked for with."""
 
+    def __init__(self, config: pytest.Config) -> None:
+        self.config, self.options = config, options_of(config)
+        self.held = config.stash.setdefault(SESSIONS, {})
+        self._unreached: str | None = None
 
-def session_of(config: pytest.Config, model: str) -> GateSession:
-    """The session of a model by the name it was asked for with."""
-    held = sessions_of(config)
-    if model not in held:
-        from qgate.pipeline.gates.bench import Bench
-        from qgate.pipeline.gates.gating import GateSession
+    def of_model(self, name: str) -> ModelGates:
+        """Return the gates of a model."""
+        session = self.held.get(("model", name))
+        if session is None:
+            policy, shared = self._policy(), self._shared()
+            bench = Bench(
+                self._setup(name),
+                reference_mode=self.options.values["reference"],
+                progress=self._progress,
+            )
+            session = ModelGates(bench, policy=policy.for_model(bench.model.name), **shared)
+            session.check_policy()
+            self.held["model", name] = session
+        assert isinstance(session, ModelGates)
+        return session
 
-        policy, told = policy_of(config), how(config)
-        bench = Bench(
-            setup_of(config, model),
-            reference_mode=value(config, "reference"),
-            progress=_progress(config),
+    def of_activations(self, name: str) -> ActivationGates:
+        """Return the gates of a model's activations, which share the model itself."""
+        session = self.held.get(("activations", name))
+        if session is None:
+            bench = self.of_model(name).bench
+            policy = self._policy().for_model(bench.model.name)
+            session = ActivationGates(bench, policy=policy, **self._shared())
+            self.held["activations", name] = session
+        assert isinstance(session, ActivationGates)
+        return session
+
+    def of_dump(self) -> DumpGates | None:
+        """Return the gates of the dump; None where the run has none."""
+        session = self.held.get(("dump", ""))
+        if session is None:
+            options = self.options
+            folder = options.dump_folder()
+            if folder is None:
+                return None
+            name, shown = options.dump_name(folder), options.values["dump"]
+            if "dump" not in options.typed:
+                shown = relative_text(self.config.invocation_params.dir, shown)
+            subject = DumpSubject(folder, name, shown, options.values["dump-name"] or "")
+            session = DumpGates(subject, policy=self._policy().for_model(name), **self._shared())
+            session.check_policy()
+            self.held["dump", ""] = session
+            notes = subject.notes()
+            more = [f"and {len(notes) - _NOTES} more notes"] if len(notes) > _NOTES else []
+            lines = [f"dump {shown}: {note}" for note in [*notes[:_NOTES], *more]]
+            selection_of(self.config).notes += lines
+        assert isinstance(session, DumpGates)
+        return session
+
+    def _policy(self) -> Policy:
+        return Policy.from_table(self.options.limits)
+
+    def _shared(self) -> dict[str, Any]:
+        """Return what all sessions of a run are told."""
+        workers = getattr(self.config, "workerinput", {}).get("workercount")
+        if workers:
+            # Each worker takes its share: more threads than cores make all of them crawl.
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(workers)))
+        options = self.options
+        return {
+            "baselines": self._reached(),
+            "updating": options.update,
+            "dry_run": options.dry_run,
+            "accept_plan": options.values["accept-plan"],
+            "deferred": True,
+            "command": options.command(),
+            "spelled": options.spelled,
+            "plots": options.values["plots"],
+        }
+
+    def _reached(self) -> Location:
+        """Return where the baselines are: a store is asked once, before a model is loaded."""
+        options = self.options
+        if self._unreached is None:
+            self._unreached = ""
+            try:
+                writing = options.update is not None and not options.dry_run
+                check_root(options.baselines, writing=writing)
+            except QgateError as error:
+                self._unreached = str(error)
+        if self._unreached:
+            raise QgateError(self._unreached)
+        return options.baselines
+
+    def _setup(self, model: str) -> ModelSetup:
+        """Return the options as the setup of one model."""
+        hook, values = self.config.hook, self.options.values
+        builders: dict[str, Any] = {}
+        for models in hook.pytest_qgate_models(config=self.config):
+            builders |= models
+        own = [mode for listed in hook.pytest_qgate_modes(config=self.config) for mode in listed]
+        names = [mode.name for mode in own]
+        for name in names:
+            if names.count(name) > 1 or name in (*modes.names(), *modes.GROUPS):
+                raise QgateError(
+                    f"pytest_qgate_modes brings mode {name!r}, and there is another one of that "
+                    "name: give it a name of its own."
+                )
+        sampling = ("samples", "seqlen", "calib-samples", "calib-seqlen")
+        calibration = values["calibration"]
+        return ModelSetup(
+            model,
+            values["device"],
+            Sampling(**{name.replace("-", "_"): values[name] for name in sampling}),
+            calibration=None if calibration is None else Path(calibration),
+            settings=CalibrationSettings(values["percentile-alpha"]),
+            build=builders.get(model),
+            modes={mode.name: mode for mode in own},
         )
-        session = GateSession(bench, policy=policy.for_model(bench.model.name), **told)
-        session.check_policy()
-        held[model] = session
-    return held[model]
 
-
-def policy_of(config: pytest.Config) -> Policy:
-    """The limits of the project."""
-    from qgate.gate import Policy
-
-    return Policy.from_table(settings_of(config).limits)
-
-
-def how(config: pytest.Config) -> dict[str, Any]:
-    """What all sessions of a run are told."""
-    _share_cores(config)
-    return {
-        "baselines": _reached(config),
-        "updating": update_choice(config),
-        "dry_run": bool(config.getoption("qgate_update_dry_run")),
-        "deferred": True,
-        "command": command_of(config),
-        "spelled": lambda name: spelled(config, name),
-        "plots": value(config, "plots"),
-    }
-
-
-def _reached(config: pytest.Config) -> Place:
-    """Where the baselines are: a store is asked once, before a model is loaded."""
-    from qgate.baselines.places import check_root
-
-    root = baselines_of(config)
-    if _UNREACHED not in config.stash:
-        config.stash[_UNREACHED] = ""
-        dry = bool(config.getoption("qgate_update_dry_run"))
-        try:
-            check_root(root, writing=update_choice(config) is not None and not dry)
-        except QgateError as error:
-            config.stash[_UNREACHED] = str(error)
-    if config.stash[_UNREACHED]:
-        raise QgateError(config.stash[_UNREACHED])
-    return root
-
-
-def _share_cores(config: pytest.Config) -> None:
-    """Under xdist each worker takes its share: more threads than cores make all of them crawl."""
-    workers = getattr(config, "workerinput", {}).get("workercount")
-    if workers:
-        import torch
-
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(workers)))
-
-
-def _progress(config: pytest.Config):  # type: ignore[no-untyped-def]
-    """Says on a terminal what takes its time."""
-    capture = config.pluginmanager.getplugin("capturemanager")
-    quiet = not sys.stderr.isatty() or hasattr(config, "workerinput") or capture is None
-
-    def say(text: str) -> None:
-        if not quiet:
+    def _progress(self, text: str) -> None:
+        """Say on a terminal what takes its time."""
+        capture = self.config.pluginmanager.getplugin("capturemanager")
+        if sys.stderr.isatty() and not hasattr(self.config, "workerinput") and capture is not None:
             with capture.global_and_fixture_disabled():
                 sys.stderr.write(f"\r\x1b[K  {for_terminal(text)} ")
                 sys.stderr.flush()
 
-    return say
+
+def device_of(config: pytest.Config) -> torch.device:
+    """Return the device of --device."""
+    return resolve(options_of(config).values["device"])

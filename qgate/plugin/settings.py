@@ -1,65 +1,225 @@
-"""What a project says of its gates: `qgate.toml`, or `[tool.qgate]` of its pyproject.toml.
+"""Settings of a run: from the command line, else the project's file, else defaults.
 
-Options by their names, with underscores, hold where the command line says nothing else; the table
-`limits` is the policy. The folder of the file is where baselines are, and where results go.
+The file is `qgate.toml`, or `[tool.qgate]` of the project's pyproject.toml: options by their names,
+with underscores, and the table `limits`, which is the policy. The folder of the file is where
+baselines are, and where results go.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+import shlex
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from qgate.documents import toml
 from qgate.errors import QgateError, unknown
-from qgate.storage.places import text_below
+from qgate.plugin.options import OPTIONS, Kind, dest, typed_options
+from qgate.storage.access import folder_of
+from qgate.storage.locations import (
+    is_readable,
+    location_below,
+    location_of,
+    may_be_folder,
+    short_path,
+    text_below,
+)
+
+if TYPE_CHECKING:
+    from qgate.gate.updating import Which
+    from qgate.storage.locations import Location
 
 NAME = "qgate.toml"
-# What an option is: a type, or the texts that it may be.
-Kind = type | tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The folder that everything is relative to, the options, and the table of limits."""
+class RunOptions:
+    """All options of a run, read once.
 
-    home: Path
-    options: Mapping[str, Any] = field(default_factory=dict)
-    limits: Mapping[str, Any] = field(default_factory=dict)
-    source: str = ""
+    typed    options of the command line
+    given    names of those that the command line or the project's file has
+    values   every option, with defaults for what nobody gave
+    home     the project's folder; `source` is the file of its settings, `limits` its policy
+    update   which entries an update writes, None where baselines stay as they are
+    shard    number of this shard, from 1, and of all; None where the run is not divided
+    """
 
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        here = config.invocation_params.dir
+        asked = [Path(os.path.normpath(here / arg.partition("::")[0])) for arg in config.args]
+        nearest = [home for path in asked if (home := home_above(path)) is not None]
+        self.home = nearest[0] if nearest else config.rootpath
+        in_file, self.limits, self.source = read_project(self.home)
+        self.typed = typed_options(config)
+        self.given = self.typed.keys() | in_file.keys()
+        defaults = {name: option.default for name, option in OPTIONS.items()}
+        self.values: dict[str, Any] = {**defaults, **in_file, **self.typed}
+        self.models: list[str] = list(dict.fromkeys(self.values["model"]))
+        self.dry_run = bool(self.values["update-dry-run"])
+        self._spelled: dict[str, str] = {}
 
-def read_settings(config: pytest.Config, kinds: Mapping[str, Kind]) -> Settings:
-    """The settings of the project that the tests are of; `kinds` are the options there are."""
-    here = config.invocation_params.dir
-    asked = [Path(os.path.normpath(here / arg.partition("::")[0])) for arg in config.args]
-    nearest = [home for path in asked if (home := home_above(path)) is not None]
-    home = nearest[0] if nearest else config.rootpath
-    made = Settings(home)
-    for source, table in _tables(home):
-        both = made.options.keys() & table.keys() | (
-            {"limits"} & table.keys() if made.limits else set()
-        )
-        if both:
+    def check(self) -> None:
+        """Refuse what cannot be meant, before anything is collected."""
+        if "dump" in self.typed:
+            # What a project says of it is only looked at where a suite wants it.
+            try:
+                self.dump_folder()
+            except QgateError as error:
+                raise pytest.UsageError(f"qgate: {error}") from None
+        _ = self.update, self.shard
+        if self.values["accept-plan"] and self.update is None:
             raise pytest.UsageError(
-                f"qgate: both {made.source} and {source} set {', '.join(sorted(both))}: keep one."
+                "--accept-plan accepts another plan beside --update-baselines, and not alone: "
+                "give both, or leave it out."
             )
+
+    @cached_property
+    def update(self) -> Which | None:
+        if not (self.values["update-baselines"] or self.dry_run):
+            return None
+        refused = os.environ.get("CI") and os.environ.get("QGATE_ALLOW_CI_UPDATE") != "1"
+        if refused and not self.dry_run:
+            raise pytest.UsageError(
+                "--update-baselines is refused where CI is set: what CI accepts nobody has looked "
+                "at. Update and commit on your machine, or set QGATE_ALLOW_CI_UPDATE=1 for a job "
+                "that is there to refresh baselines."
+            )
+        which: Which = self.values["update-which"]
+        return which
+
+    @cached_property
+    def shard(self) -> tuple[int, int] | None:
+        text = self.values["shard"]
+        if text is None:
+            return None
+        numbers = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+        number, of = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+        if not 1 <= number <= of:
+            raise pytest.UsageError(
+                f"qgate: shard {text!r} is not allowed; 2/8 is the second of eight, from 1/8 to "
+                "8/8."
+            )
+        if self.update is not None:
+            raise pytest.UsageError(
+                "qgate: --update-baselines is refused with --shard: baselines are written whole, "
+                "by one run that has measured all of them. Update without --shard."
+            )
+        return number, of
+
+    # Baselines and dumps --------------------------------------------------------------------------
+
+    @cached_property
+    def baselines(self) -> Location:
+        """The folder of the baselines."""
+        given = self.values["baselines"]
+        return self.home / "baselines" if given is None else location_of(given)
+
+    @property
+    def shown_baselines(self) -> str:
+        """Return the folder of baselines for people: relative to the project if it is below."""
+        folder = str(self.values["baselines"] or self.home / "baselines")
+        shown = short_path(self.home, folder)
+        return shown if may_be_folder(folder) else f"{shown} (none yet)"
+
+    def dump_folder(self) -> Location | None:
+        """Return the folder of --dump; an error where it is none that can be read."""
+        given = self.values["dump"]
+        if given is None:
+            return None
+        place = location_below(self.config.invocation_params.dir, given)
+        option = f"{self.spelled('dump')} {given!r}"
+        # A store is asked now what is there: it may not be reached, or nobody may read it.
+        kind = folder_of(place).kind()
+        if kind != "folder":
+            what = "is a file: name the folder" if kind == "file" else "is not there"
+            near = "" if place == location_of(given) else f" ({place})"
+            raise QgateError(f"{option} {what}{near}.")
+        if not is_readable(place):
+            raise QgateError(f"{option} cannot be read: permission denied.")
+        return place
+
+    def dump_name(self, folder: Location) -> str:
+        """Name the accepted record of a dump: apart from a model, which may be called the same."""
+        given = self.values["dump-name"]
+        if given is not None:
+            return str(given)
         try:
-            found = _checked(home, source, dict(table), kinds)
-        except QgateError as error:
-            raise pytest.UsageError(f"qgate: {source}: {error}") from None
-        made = Settings(
-            home, {**made.options, **found.options}, {**made.limits, **found.limits}, source
-        )
-    return made
+            model = json.loads((folder / "dump.json").read_bytes())["header"]["model"]
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            model = None
+        name = model if isinstance(model, str) else folder.resolve().name
+        return f"dump-{re.sub(r'[^a-z0-9._]+', '-', name.lower()).strip('-.') or 'unnamed'}"
+
+    # What people read and type --------------------------------------------------------------------
+
+    @cached_property
+    def header(self) -> str | None:
+        """Modes, models, device and baselines; nothing in projects without gates."""
+        names = {"mode", "model", "format", "baselines", "reference", "layers", "dump"}
+        if not (names & self.given or self.source or self.baselines.is_dir()):
+            return None
+        values = self.values
+        parts = [f"mode {','.join(values['mode'])}", f"model {', '.join(self.models)}"]
+        if values["reference"] != "fp32":
+            parts.append(f"reference {values['reference']}")
+        if (folder := values["dump"]) is not None:
+            name = self.dump_name(self.config.invocation_params.dir / folder)
+            parts.append(f"dump {folder} as {name}")
+        parts += [f"device {values['device']}", f"baselines {self.shown_baselines}"]
+        if self.update is not None:
+            what = "update as a dry run" if self.dry_run else "updating baselines"
+            parts.append(f"{what} ({self.update})")
+        return f"qgate: {', '.join(parts)}"
+
+    def command(self, paths: Sequence[str] = ()) -> str:
+        """Return how to run the same tests again, or those of files, but for what is measured."""
+        options = [
+            f"{self.spelled(name)} {shlex.quote(str(self.typed[name]))}"
+            for name, option in OPTIONS.items()
+            if option.about == "run" and name in self.typed
+        ]
+        here, near = self.config.invocation_params.dir, []
+        for path in paths or [arg.partition("::")[0] for arg in self.config.args]:
+            whole = here / path
+            seen = str(whole.relative_to(here)) if whole.is_relative_to(here) else path
+            near.append(shlex.quote(seen))
+        return " ".join(["pytest", *dict.fromkeys(near), *options])
+
+    def spelled(self, name: str) -> str:
+        """Spell an option as this project does: by its short name, unless another one has that."""
+        if name not in self._spelled:
+            option = OPTIONS[name]
+            first = option.kind[0] if isinstance(option.kind, tuple) else "1"
+            given = [f"--{name}" if option.kind is bool else f"--{name}={first}"]
+            try:
+                ours = vars(self.config._parser.parse_known_args(given)).get(dest(name))
+            except (pytest.UsageError, SystemExit):
+                ours = None
+            self._spelled[name] = f"--{name}" if ours else f"--qgate-{name}"
+        return self._spelled[name]
+
+
+_OPTIONS: pytest.StashKey[RunOptions] = pytest.StashKey()
+
+
+def options_of(config: pytest.Config) -> RunOptions:
+    """Return the options of a run, read when they are first asked for."""
+    if _OPTIONS not in config.stash:
+        config.stash[_OPTIONS] = RunOptions(config)
+    return config.stash[_OPTIONS]
+
+
+# The project's file -----------------------------------------------------------------------------
 
 
 def home_above(path: Path) -> Path | None:
-    """The nearest folder at or above a path that has settings."""
+    """Return the nearest folder at or above a path that has settings."""
     return next((folder for folder in (path, *path.parents) if _has_settings(folder)), None)
 
 
@@ -68,6 +228,31 @@ def _has_settings(folder: Path) -> bool:
     return (folder / NAME).is_file() or (
         shared.is_file() and "[tool.qgate" in shared.read_text(encoding="utf-8", errors="replace")
     )
+
+
+def read_project(home: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """Read the options, the limits and the name of the file that the settings of a folder are."""
+    options: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
+    source = ""
+    for following, table in _tables(home):
+        both = [name for name in table if name in options or (name == "limits" and limits)]
+        if both:
+            raise pytest.UsageError(
+                f"qgate: both {source} and {following} set {', '.join(sorted(both))}: keep one."
+            )
+        source = following
+        try:
+            for name, value in table.items():
+                if name == "limits":
+                    if not isinstance(value, dict):
+                        raise QgateError(f"limits = {value!r} is not allowed; it is a table.")
+                    limits |= value
+                else:
+                    options[name] = _checked(home, name, value)
+        except QgateError as error:
+            raise pytest.UsageError(f"qgate: {source}: {error}") from None
+    return {name.replace("_", "-"): value for name, value in options.items()}, limits, source
 
 
 def _tables(home: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -86,34 +271,24 @@ def _parsed(file: Path) -> dict[str, Any]:
         raise pytest.UsageError(f"qgate: {file}: {error}") from None
 
 
-def _checked(home: Path, source: str, table: dict[str, Any], kinds: Mapping[str, Kind]) -> Settings:
-    limits = table.pop("limits", {})
-    if not isinstance(limits, dict):
-        raise QgateError(f"limits = {limits!r} is not allowed; it is a table.")
-    options: dict[str, Any] = {}
-    for name, value in table.items():
-        if name not in kinds:
-            raise unknown("key", name, [*kinds, "limits"])
-        kind = kinds[name]
-        made = value if isinstance(value, list) else [value]
-        if kind is list and made and all(isinstance(each, str) and each for each in made):
-            options[name] = made
-        elif kind is float and type(value) in (int, float):
-            options[name] = float(value)
-        elif kind is Path and isinstance(value, str) and value:
-            options[name] = text_below(home, value)
-        elif _is_plain(value, kind):
-            options[name] = value
-        else:
-            raise QgateError(f"{name} = {value!r} is not allowed; it is {_allowed(kind)}.")
-    return Settings(home, options, limits, source)
-
-
-def _is_plain(value: object, kind: Kind) -> bool:
-    """Whether a value can be taken as it is; true is no whole number."""
-    if isinstance(kind, tuple):
-        return value in kind
-    return kind in (int, str, bool) and type(value) is kind
+def _checked(home: Path, name: str, value: Any) -> Any:
+    """Return an option of the file; some are for the command line alone."""
+    kinds = {n.replace("-", "_"): o.kind for n, o in OPTIONS.items() if o.is_setting}
+    if name not in kinds:
+        raise unknown("key", name, [*kinds, "limits"])
+    kind = kinds[name]
+    listed = value if isinstance(value, list) else [value]
+    if kind is list and listed and all(isinstance(each, str) and each for each in listed):
+        return listed
+    if kind is float and type(value) in (int, float):
+        return float(value)
+    if kind is Path and isinstance(value, str) and value:
+        return text_below(home, value)
+    # By type alone: true is no whole number.
+    plain = kind in (int, str, bool) and type(value) is kind
+    if plain or (isinstance(kind, tuple) and value in kind):
+        return value
+    raise QgateError(f"{name} = {value!r} is not allowed; it is {_allowed(kind)}.")
 
 
 def _allowed(kind: Kind) -> str:

@@ -1,8 +1,14 @@
-"""Results: what is stored of a run, and the texts made of it. Computing writes, showing reads."""
+"""Results of a run: their file, its schema, and texts made from it."""
 
-from qgate.results.ci import github_annotation, github_error, junit_properties, markdown_summary
+from qgate.results.ci import (
+    github_annotation,
+    github_annotations,
+    github_error,
+    junit_properties,
+    markdown_summary,
+)
 from qgate.results.merging import MergedResults, merge
-from qgate.results.ranking import binding, measured_places, worst_first
+from qgate.results.ranking import binding, measured_sites, worst_first
 from qgate.results.reading import Records, read
 from qgate.results.schema import (
     REQUIRED,
@@ -14,7 +20,7 @@ from qgate.results.schema import (
 )
 from qgate.results.summary import GateCounts, Tally
 from qgate.results.table import COLUMNS, to_csv
-from qgate.results.writing import Writer, write_whole
+from qgate.results.writing import Writer, write_results
 
 __all__ = [
     "COLUMNS",
@@ -29,15 +35,16 @@ __all__ = [
     "binding",
     "check_storable",
     "github_annotation",
+    "github_annotations",
     "github_error",
     "junit_properties",
     "latest",
     "markdown_summary",
-    "measured_places",
+    "measured_sites",
     "merge",
     "new_header",
     "read",
     "to_csv",
     "worst_first",
-    "write_whole",
+    "write_results",
 ]

@@ -1,4 +1,4 @@
-"""What continuous integration shows: JUnit properties, a Markdown summary, GitHub annotations."""
+"""Texts for continuous integration: JUnit properties, a Markdown summary, GitHub annotations."""
 
 from __future__ import annotations
 
@@ -6,35 +6,39 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from qgate.results.others import (
+from qgate.results.extent import covered_texts, extent_text, partial_text
+from qgate.results.looser import looser_text
+from qgate.results.other_tests import (
     NOT_FINISHED,
     ended_badly,
     is_finished,
-    other_lines,
-    others_of,
-    others_text,
+    other_test_lines,
+    other_tests_of,
+    other_tests_text,
 )
+from qgate.results.power import power_text
 from qgate.results.ranking import (
     binding,
     binding_checks,
-    bound_of,
     check_text,
-    figure,
+    figure_texts,
     times_figure,
     times_text,
-    value_of,
+    worst_first,
 )
-from qgate.results.summary import Finding, ModeSummary, Tally, change_text
+from qgate.results.schema import is_counted
+from qgate.results.summary import ComparisonSummary, ModeSummary, Tally, change_text
 from qgate.text import for_markdown, for_workflow, for_workflow_property, one_line
 
 _ROWS = 20
 # A comment of GitHub takes 65,536 characters; a comparison may follow.
 _MOST_BYTES = 45_000
 _RESERVE = 200
+_FOLD = "<details><summary>All failures</summary>"
 
 
 def junit_properties(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Pairs for `record_property`: the checked metrics of one comparison, named with its site."""
+    """Return pairs for `record_property`: the checked metrics of one comparison."""
     where = one_line(f"{record['site']} {record['scope']}")
     pairs = [
         (f"qgate {where} {metric}".rstrip(), f"{verdict_word(check)}: {check_text(check)}")
@@ -59,95 +63,114 @@ def markdown_summary(
     most: int = _MOST_BYTES,
     header: Mapping[str, Any] | None = None,
 ) -> str:
-    """Verdict, counts, each mode and the failures, worst first; for `GITHUB_STEP_SUMMARY` and for
-    comments of pull requests, which take 65,536 characters.
+    """Return verdict, counts, modes and failures, worst first, as Markdown.
 
-    `broken` says what kept gates from comparing, and `header` which other tests failed and whether
-    the run came to its end: without them a red run would look green. `about` is told beside the
-    verdict. Lists end where the text would get longer than `most` bytes.
+    It fits `GITHUB_STEP_SUMMARY` and comments of pull requests. `broken` has errors of set-ups, and
+    `header` the other failed tests and the exit status: without them a red run would look green.
+    `about` follows the verdict. Lists end where the text would exceed `most` bytes.
     """
     tally = records if isinstance(records, Tally) else Tally(records)
     counts = tally.counts
     page = _Page(most)
     named = f", {for_markdown(about)}" if about else ""
     header = header or {}
-    other = others_of(header)
-    page.add(f"## qgate: {_verdict(tally, broken, header)}{named}", "", counts.text())
+    other = other_tests_of(header)
+    page.add(f"## qgate: {_verdict(tally, broken, header)}{named}", "")
+    causes = tally.causes
+    for cause in causes[:1]:
+        page.add(f"**cause: {for_markdown(cause.text())}**", "")
+    if partial := partial_text(header):
+        page.add(f"* **error**: {for_markdown(partial)}", "")
+    page.add(tally.counts_text())
+    if (extent := extent_text(header)) and not partial:
+        page.add("", for_markdown(extent))
+    for covered in [*covered_texts(header), *filter(None, [power_text(header)])]:
+        page.add("", for_markdown(covered))
+    if looser := looser_text(header):
+        page.add("", for_markdown(looser))
     if not is_finished(header):
         page.add("", f"* **error**: {NOT_FINISHED}")
-    elif not (counts.failed or broken or other["failed"]) and ended_badly(header):
+    elif not (counts.failed or broken or other["failed"] or partial) and ended_badly(header):
         page.add("", f"* **error**: {ended_badly(header)}")
     if broken:
         page.add("")
         texts = [f"* **error**: {for_markdown(text)}" for text in broken]
-        page.listed(texts, rows, lambda rest: [f"* and {rest} more"])
+        page.add_list(texts, rows, lambda count: [f"* and {count} more"])
     if other["failed"]:
-        page.add("", f"{others_text(other)}:", "")
-        texts = [f"* {for_markdown(each)}" for each in other_lines(other, len(other["failures"]))]
-        page.listed(texts, rows, lambda rest: [f"* and {rest} more"], other["failed"])
+        page.add("", f"{other_tests_text(other)}:", "")
+        texts = [
+            f"* {for_markdown(line)}" for line in other_test_lines(other, len(other["failures"]))
+        ]
+        page.add_list(texts, rows, lambda count: [f"* and {count} more"], other["failed"])
     modes = tally.modes
     if modes:
         page.add("", *_head("mode", "gates", "failed", "worst against its limit", "metric", "value",
                             "limit", "× limit", "carries"))  # fmt: skip
         texts = [_mode_row(mode) for mode in modes]
-        page.listed(texts, rows, lambda rest: ["", f"+{rest} more modes"])
-    failed = tally.failures
+        page.add_list(texts, rows, lambda count: ["", f"+{count} more modes"])
+    if len(causes) > 1:
+        page.add("", "Other causes:", "")
+        texts = [f"* {for_markdown(cause.text())}" for cause in causes[1:]]
+        page.add_list(texts, rows, lambda count: [f"* and {count} more"])
+    failed = [line for line in tally.failures if not line.is_plan_change]
     if failed:
-        page.add("", "Failures, worst first:", "")
+        page.add("", *([_FOLD, ""] if causes else []), "Failures, worst first:", "")
         page.add(*_head("site", "scope", "mode", "metric", "value", "limit", "how far", "change"))
-        page.listed(
-            [_row(each) for each in failed],
+        page.add_list(
+            [_row(line) for line in failed],
             rows,
-            lambda rest: ["", f"+{rest} more in `results.jsonl`"],
-            counts.failed,
+            lambda count: ["", f"+{count} more in `results.jsonl`"],
+            counts.failed - tally.folded,
         )
+        page.add(*(["", "</details>"] if causes else []))
     return page.text()
 
 
 def _verdict(tally: Tally, broken: Sequence[str], header: Mapping[str, Any]) -> str:
-    """The first word that people read: a run that compared nothing did not pass."""
-    counts, other = tally.counts, others_of(header)
-    rest = [others_text(other).partition(",")[0]] if other["failed"] else []
-    rest += [] if is_finished(header) else ["not finished"]
+    """Return the verdict of the headline; a run that compared nothing did not pass."""
+    counts, other = tally.counts, other_tests_of(header)
+    parts = [other_tests_text(other).partition(",")[0]] if other["failed"] else []
+    parts += ["partial run"] if partial_text(header) else []
+    parts += [] if is_finished(header) else ["not finished"]
     if counts.failed:
-        return ", ".join([f"{tally.failed_gates} of {tally.gates} gates failed", *rest])
-    if header.get("broken") or (broken and not (header or rest)):
-        return ", ".join(["set-up failed", *rest])
-    rest = rest or (["the run failed"] if broken or ended_badly(header) else [])
+        return ", ".join([f"{tally.failed_gates} of {tally.gates} gates failed", *parts])
+    if header.get("broken") or (broken and not (header or parts)):
+        return ", ".join(["set-up failed", *parts])
+    parts = parts or (["the run failed"] if broken or ended_badly(header) else [])
     gates = f"{tally.gates} gate{'' if tally.gates == 1 else 's'}"
-    said = f"{gates} passed" if counts.passed else "nothing was compared"
-    return ", ".join([*rest, said])
+    outcome = f"{gates} passed" if counts.passed else "nothing was compared"
+    return ", ".join([*parts, outcome])
 
 
 class _Page:
-    """Lines of Markdown, up to a size that GitHub takes."""
+    """Lines of Markdown, up to a size that GitHub accepts."""
 
     def __init__(self, most: int) -> None:
         self._lines: list[str] = []
         self._room = most
 
     def add(self, *lines: str) -> None:
-        for each in lines:
-            self._lines.append(each)
-            self._room -= len(each.encode("utf-8")) + 1
+        for line in lines:
+            self._lines.append(line)
+            self._room -= len(line.encode("utf-8")) + 1
 
-    def listed(
+    def add_list(
         self,
         lines: Sequence[str],
         most: int,
         more: Callable[[int], list[str]],
         total: int | None = None,
     ) -> None:
-        """As many as there is room for, and how many more there are."""
-        shown = 0
-        for each in lines[:most]:
-            if len(each.encode("utf-8")) + _RESERVE > self._room:
+        """Add as many lines as fit, and the number of the others."""
+        count = 0
+        for line in lines[:most]:
+            if len(line.encode("utf-8")) + _RESERVE > self._room:
                 break
-            self.add(each)
-            shown += 1
-        rest = (len(lines) if total is None else total) - shown
-        if rest:
-            self.add(*more(rest))
+            self.add(line)
+            count += 1
+        remaining = (len(lines) if total is None else total) - count
+        if remaining:
+            self.add(*more(remaining))
 
     def text(self) -> str:
         return "\n".join(self._lines) + "\n"
@@ -160,54 +183,83 @@ def _head(*names: str) -> tuple[str, str]:
 def _mode_row(mode: ModeSummary) -> str:
     cells: list[object] = [f"{mode.model} {mode.mode}", mode.gates, mode.failed]
     cells += ["", *_figures(None)] if mode.worst is None else _worst_cells(mode.worst)
-    cells.append(", ".join(each.text() for each in mode.carried))
+    cells.append(mode.carried_text())
     return _table_row(cells)
 
 
-def _worst_cells(found: Finding) -> list[object]:
-    metric, value, limit, _ = _figures(found)
-    times = found.times
-    shown = times_figure(times) if times is not None and math.isfinite(times) else ""
-    # A failure that no number says, such as a NaN, is told in words.
-    words = times_text(found.check) if found.check and not shown and not found.passed else shown
-    return [f"{found.site} ({found.scope})", metric, value, limit, words]
+def _worst_cells(worst: ComparisonSummary) -> list[object]:
+    metric, value, limit, _ = _figures(worst)
+    times = worst.times
+    number = times_figure(times) if times is not None and math.isfinite(times) else ""
+    # A failure without a number, such as a NaN, is written in words.
+    text = times_text(worst.check) if worst.check and not number and not worst.passed else number
+    return [f"{worst.site} ({worst.scope})", metric, value, limit, text]
 
 
-def _figures(found: Finding | None) -> tuple[str, str, str, str]:
-    """Metric, value, limit and how far."""
-    check = found.check if found else None
+def _figures(comparison: ComparisonSummary | None) -> tuple[str, str, str, str]:
+    """Return texts of metric, value, limit and excess."""
+    check = comparison.check if comparison else None
     if check is None:
-        return "", "", "", "" if found is None else "nothing compared"
-    limit = "" if check["bound"] is None else f"{check['side']} {figure(bound_of(check))}"
-    return str(check["metric"]), figure(value_of(check)), limit, times_text(check)
+        return "", "", "", "" if comparison is None else "nothing compared"
+    value, bound = figure_texts(check)
+    return str(check["metric"]), value, bound and f"{check['side']} {bound}", times_text(check)
 
 
-def _row(found: Finding) -> str:
-    cells: list[object] = [found.site, found.scope, f"{found.model} {found.mode}"]
-    return _table_row([*cells, *_figures(found), change_text(found)])
+def _row(comparison: ComparisonSummary) -> str:
+    cells: list[object] = [
+        comparison.site,
+        comparison.scope,
+        f"{comparison.model} {comparison.mode}",
+    ]
+    return _table_row([*cells, *_figures(comparison), change_text(comparison)])
 
 
 def _table_row(cells: Iterable[object]) -> str:
     return f"| {' | '.join(for_markdown(cell) for cell in cells)} |"
 
 
-def github_annotation(record: Mapping[str, Any]) -> str | None:
-    """The `::error` line of a failed comparison, None for one that passed.
+def github_annotations(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return an `::error` line for every cause, then one for each other failed gate, worst first.
 
-    `file` and `line` of the record, where it has them, place it in the diff.
+    A gate that follows from a cause says so.
     """
-    if record["passed"]:
+    causes = Tally(records).causes
+    of_causes, following = [], []
+    by_node = {cause.suspect.node: cause for cause in reversed(causes)}
+    worst: dict[str, Mapping[str, Any]] = {}
+    for record in worst_first(records):
+        worst.setdefault(record["node"], record)
+    for node, record in worst.items():
+        if (cause := by_node.get(node)) is not None and not record["passed"]:
+            text = f"cause: {cause.text()}"
+            of_causes.append((causes.index(cause), github_annotation(record, text) or ""))
+            continue
+        source = next((cause for cause in causes if node in cause.gates), None)
+        ending = f"; follows from {source.place}" if source else ""
+        following.append(github_annotation(record, ending=ending))
+    return [line for line in (*(line for _, line in sorted(of_causes)), *following) if line]
+
+
+def github_annotation(
+    record: Mapping[str, Any], message: str = "", *, ending: str = ""
+) -> str | None:
+    """Return the `::error` line of a failed comparison, None for one that passed.
+
+    `file` and `line` of the record put it into the diff.
+    """
+    if record["passed"] or not is_counted(record):
         return None
     check = binding(record)
-    what = check_text(check) if check else "nothing compared"
-    message = f"{what} at {record['site']} ({record['scope']}, mode {record['mode']})"
-    places = {name: record[name] for name in ("file", "line") if record.get(name) is not None}
+    text = check_text(check) if check else "nothing compared"
+    where = f"{record['site']} ({record['scope']}, mode {record['mode']})"
+    message = message or f"{text} at {where}{ending}"
+    position = {name: record[name] for name in ("file", "line") if record.get(name) is not None}
     title = f"qgate {record['model']} {record['mode']}"
-    told = {**places, "title": title}
-    properties = ",".join(f"{key}={for_workflow_property(each)}" for key, each in told.items())
-    return f"::error {properties}::{for_workflow(message)}"
+    properties = {**position, "title": title}
+    joined = ",".join(f"{key}={for_workflow_property(value)}" for key, value in properties.items())
+    return f"::error {joined}::{for_workflow(message)}"
 
 
 def github_error(text: str) -> str:
-    """The `::error` line of what kept gates from comparing."""
+    """Return the `::error` line of a set-up error."""
     return f"::error title=qgate::{for_workflow(text)}"

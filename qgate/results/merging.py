@@ -1,4 +1,4 @@
-"""Puts the files of parallel workers together, in an order that does not depend on them."""
+"""Merge the files of parallel workers, in an order that does not depend on them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from qgate.errors import QgateError
-from qgate.results.others import joined_others
+from qgate.results.extent import add_extents, extent_of, merged_extent
+from qgate.results.other_tests import add_other_tests
+from qgate.results.power import add_power
 from qgate.results.reading import read
-from qgate.results.schema import Record, line
-from qgate.storage.files import replacing
+from qgate.results.schema import LooserLimit, Record
+from qgate.results.writing import write_results
 
-# What has to be the same in all files: records of different code or models do not mix.
+# Fields that are equal in all files: records of different code or models do not mix.
 _SAME = ("qgate", "python", "torch", "device", "seed", "commit", "metrics", "limits")
 _JOINED = ("plans", "models")
 NOTHING_RAN = 5
@@ -23,7 +25,7 @@ Shard = dict[str, Any] | None
 
 @dataclass(frozen=True)
 class MergedResults:
-    """How many records came together, what was found torn, and which shards are not there."""
+    """Number of merged records, texts about torn files, and numbers of missing shards."""
 
     records: int
     torn: tuple[str, ...]
@@ -34,70 +36,76 @@ def merge(
     paths: Sequence[Path | str],
     path: Path | str,
     check: Callable[[MergedResults], None] | None = None,
+    *,
+    allow_partial: bool = False,
 ) -> MergedResults:
-    """One file of many, ordered by test, attempt and place of the site.
+    """Merge files into one, ordered by test, attempt and order of the site.
 
-    Of a comparison that two files have, after a crashed worker, one that failed is kept. What
-    `check` raises comes before anything is written.
+    Of a comparison that two files have, after a crashed worker, a failed one is kept. `check` may
+    raise an error before anything is written. Where CI is set, gates that were not held make the
+    merged run fail, unless `allow_partial`.
     """
     if not paths:
         raise QgateError("there are no results to put together: no worker left a file.")
     header: Record = {}
     shards: dict[Path, Shard] = {}
     torn: list[str] = []
-    found: dict[tuple[Any, ...], Record] = {}
-    for each in map(Path, paths):
-        one, records = read(each)
-        header = _joined(header, one, each) if header else dict(one)
-        shards[each] = one.get("shard")
+    by_key: dict[tuple[Any, ...], Record] = {}
+    for source in map(Path, paths):
+        shard_header, records = read(source)
+        header = _merge_headers(header, shard_header, source) if header else dict(shard_header)
+        shards[source] = shard_header.get("shard")
         for record in records:
-            key = _place(record)
-            if key not in found or not record["passed"]:
-                found[key] = record
+            key = _sort_key(record)
+            if key not in by_key or not record["passed"]:
+                by_key[key] = record
         if records.torn:
             torn.append(records.torn)
     missing = _missing(shards)
     if any(shards.values()):
-        whole = all(shard and shard["complete"] for shard in shards.values())
-        header |= {"complete": whole and not missing and not torn, "shard": None}
+        complete = all(shard and shard["complete"] for shard in shards.values())
+        header |= {"complete": complete and not missing and not torn, "shard": None}
         header["notes"] = [
             *(header.get("notes") or []),
-            *(f"shard {each} is missing" for each in missing),
+            *(f"shard {source} is missing" for source in missing),
         ]
-    merged = MergedResults(len(found), tuple(torn), tuple(missing))
+    if (extent := extent_of(header)) is not None:
+        total = max((shard["of"] for shard in shards.values() if shard), default=0)
+        header["extent"] = merged_extent(extent, missing, total, allowed=allow_partial)
+    merged = MergedResults(len(by_key), tuple(torn), tuple(missing))
     if check is not None:
         check(merged)
-    with replacing(Path(path)) as fresh, fresh.open("w", encoding="utf-8") as file:
-        file.write(line({**header, "records": len(found)}))
-        file.writelines(line(found[key]) for key in sorted(found))
+    write_results(path, header, (by_key[key] for key in sorted(by_key)))
     return merged
 
 
 def _missing(shards: Mapping[Path, Shard]) -> list[int]:
-    """Which parts of a divided run are not there; files that are no parts of one are refused."""
-    seen: dict[int, Path] = {}
-    of = 0
+    """Return the numbers of missing shards; refuse files that are no shards of one run."""
+    by_number: dict[int, Path] = {}
+    total = 0
     for path, shard in shards.items():
         if shard is None:
             continue
         number = shard["number"]
-        if of not in (0, shard["of"]):
-            raise QgateError(f"{path} is shard {number} of {shard['of']}, and others are of {of}.")
-        if number in seen:
-            raise QgateError(f"{seen[number]} and {path} are both shard {number} of {of}.")
-        seen[number], of = path, shard["of"]
-    alone = [path for path, shard in shards.items() if shard is None]
-    if of and alone:
-        raise QgateError(f"{alone[0]} is of a whole run, and others are shards of one.")
-    return [number for number in range(1, of + 1) if number not in seen]
+        if total not in (0, shard["of"]):
+            raise QgateError(
+                f"{path} is shard {number} of {shard['of']}, and others are of {total}."
+            )
+        if number in by_number:
+            raise QgateError(f"{by_number[number]} and {path} are both shard {number} of {total}.")
+        by_number[number], total = path, shard["of"]
+    unsharded = [path for path, shard in shards.items() if shard is None]
+    if total and unsharded:
+        raise QgateError(f"{unsharded[0]} is of a whole run, and others are shards of one.")
+    return [number for number in range(1, total + 1) if number not in by_number]
 
 
-def _place(record: Record) -> tuple[Any, ...]:
+def _sort_key(record: Record) -> tuple[Any, ...]:
     names = (str(record[name]) for name in ("site", "scope", "model", "mode", "layer", "suite"))
     return record["node"], record.get("attempt", 0), record.get("order", 0), *names
 
 
-def _joined(header: Record, other: Record, path: Path) -> Record:
+def _merge_headers(header: Record, other: Record, path: Path) -> Record:
     for name in _SAME:
         if header.get(name) != other.get(name):
             raise QgateError(
@@ -111,23 +119,27 @@ def _joined(header: Record, other: Record, path: Path) -> Record:
             if header[name][key] != other[name][key]:
                 raise QgateError(f"{path} is of another run: its {name} differ for {key!r}.")
         joined[name] = {**header[name], **other[name]}
-    # Headers of earlier versions say less.
-    for name, together in _TOLD.items():
-        said = [each[name] for each in (header, other) if name in each]
-        if said:
-            joined[name] = together(*said) if len(said) > 1 else said[0]
+    # Headers of earlier versions have fewer fields.
+    for name, merge_field in _MERGE_FIELD.items():
+        values = [source[name] for source in (header, other) if name in source]
+        if values:
+            joined[name] = merge_field(*values) if len(values) > 1 else values[0]
     return joined
 
 
 def _status(one: int | None, other: int | None) -> int | None:
-    """The worst; none where a run did not end, and only nothing at all is that nothing ran."""
+    """Return the worst exit status: None if a run did not end, NOTHING_RAN if no test ran."""
     if one is None or other is None:
         return None
-    return max([each for each in (one, other) if each != NOTHING_RAN], default=NOTHING_RAN)
+    return max([status for status in (one, other) if status != NOTHING_RAN], default=NOTHING_RAN)
 
 
 def _lists(one: Sequence[str], other: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*one, *other]))
+
+
+def _limits(one: Sequence[LooserLimit], other: Sequence[LooserLimit]) -> list[LooserLimit]:
+    return [*one, *(limit for limit in other if limit not in one)]
 
 
 def _folders(one: str, other: str) -> str:
@@ -147,13 +159,16 @@ def _updates(one: Update, other: Update) -> Update:
     }
 
 
-_TOLD: dict[str, Callable[[Any, Any], Any]] = {
+_MERGE_FIELD: dict[str, Callable[[Any, Any], Any]] = {
     "complete": lambda one, other: one and other,
+    "extent": add_extents,
     "exit": _status,
     "broken": lambda one, other: {**one, **other},
     "errors": _lists,
+    "looser": _limits,
     "notes": _lists,
-    "other": joined_others,
+    "other": add_other_tests,
+    "power": add_power,
     "baselines": _folders,
     "update": _updates,
 }

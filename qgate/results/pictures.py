@@ -1,15 +1,18 @@
-"""What a record carries of its tensors, so that they can be drawn when they are gone.
+"""Data of pictures in a record, so that its tensors can be drawn without storing them.
 
-`record["pictures"]` is a list of these, each named by its `kind`. They are only shown: no verdict
-depends on them. Numbers are finite; sizes are bounded, whatever the size of the tensors.
+`record["pictures"]` is a list of these, named by `kind`. No verdict depends on them. Numbers are
+finite, and sizes do not grow with the tensors.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict
+from typing import Annotated, Literal, NotRequired, TypedDict, get_args
+
+from qgate.records import Meta
 
 Plots = Literal["failed", "worst", "all", "none"]
-PLOTS: tuple[Plots, ...] = ("failed", "worst", "all", "none")
+PLOTS: tuple[Plots, ...] = get_args(Plots)
+Count = Annotated[int, Meta(ge=0)]
 
 
 class ErrorBins(TypedDict):
@@ -19,33 +22,34 @@ class ErrorBins(TypedDict):
     """
 
     edge: float
-    counts: list[int]
-    below: int
-    above: int
+    counts: list[Count]
+    below: Count
+    above: Count
 
 
 class Density(TypedDict):
-    """How often actual and reference have which values, on a square of `size` by `size` cells.
+    """A joint histogram of actual and reference values, on a square of `size` by `size` cells.
 
-    Both axes are asinh(x / rms), from -edge to edge; `cells` are reference column, actual row,
-    count, three numbers per cell that is not empty; rows and columns count from the lowest value.
+    Both axes are asinh(x / rms), from -edge to edge; rows and columns count from the lowest value.
+
+    cells  column of the reference, row of the actual, count, for each cell that is not empty
     """
 
-    size: int
+    size: Count
     edge: float
-    cells: list[int]
+    cells: list[Count]
 
 
 class WorstChannel(TypedDict):
     """A channel of the last axis: its share of the squared error, and its own relative MSE."""
 
-    index: int
+    index: Count
     share: float
     relative_mse: float | None
 
 
 class Octaves(TypedDict):
-    """Where the error sits: by the magnitude of the reference, in octaves of its rms.
+    """Distribution of the error by magnitude of the reference, in octaves of its rms.
 
     Octave k holds the elements with 2^(low+k) <= |reference| / rms < 2^(low+k+1), the first one
     also all smaller ones and zeros. `error` and `energy` are shares of the squared error and of
@@ -55,25 +59,28 @@ class Octaves(TypedDict):
     low: int
     error: list[float]
     energy: list[float]
-    elements: list[int]
+    elements: list[Count]
 
 
 class ErrorPicture(TypedDict):
     """Actual against reference at one site; of large tensors `sampled` of all `elements`."""
 
     kind: Literal["errors"]
-    elements: int
-    sampled: int
+    elements: Count
+    sampled: Count
     rms: float
     bins: ErrorBins
     density: Density
     octaves: Octaves
     channels: NotRequired[list[WorstChannel]]
-    channel_count: NotRequired[int]
+    channel_count: NotRequired[Count]
 
 
 class SweepPicture(TypedDict):
-    """The error of a format over its scale exponents: `levels` are exponent and relative MSE."""
+    """The error of a format over its scale exponents.
+
+    levels  scale exponent and relative MSE
+    """
 
     kind: Literal["sweep"]
     format: str
@@ -83,22 +90,22 @@ class SweepPicture(TypedDict):
 
 
 class MagnitudePicture(TypedDict):
-    """Where magnitudes lie, in octaves: `counts[k]` elements have 2^(low+k) <= |x| < 2^(low+k+1).
+    """A histogram of magnitudes, in octaves: `counts[k]` have 2^(low+k) <= |x| < 2^(low+k+1).
 
-    `largest` and `smallest` are the ends of the format's range, as log2, where one is asked about;
-    `saturated` and `flushed` count what it clips and what it makes zero.
+    `largest` and `smallest` are the ends of the format's range, as log2, where there is one;
+    `saturated` and `flushed` count the values that it saturates and flushes.
     """
 
     kind: Literal["magnitudes"]
     format: str
     low: int
-    counts: list[int]
-    zeros: int
-    nonfinite: int
+    counts: list[Count]
+    zeros: Count
+    nonfinite: Count
     largest: float | None
     smallest: float | None
-    saturated: int
-    flushed: int
+    saturated: Count
+    flushed: Count
 
 
 Picture = ErrorPicture | SweepPicture | MagnitudePicture

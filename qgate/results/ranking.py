@@ -1,4 +1,4 @@
-"""Which of many checks and records is the worst."""
+"""Order of checks and records, the worst first."""
 
 from __future__ import annotations
 
@@ -6,102 +6,131 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_WITHOUT_NUMBER = ("missing", "absent", "nothing")
+WITHOUT_NUMBER = ("missing", "absent", "nothing")
+# Kinds of limits that say less: they need an accepted value, or a user chose them.
+_NEEDS_ACCEPTED = ("regression", "missing", "absent", "absolute")
+
+
+def needs_accepted(check: Mapping[str, Any]) -> bool:
+    """Tell if a check needs an accepted value or a chosen limit; others say what is right."""
+    return check["kind"] in _NEEDS_ACCEPTED
 
 
 def severity(check: Mapping[str, Any]) -> tuple[int, int, float]:
-    """Sorts the worst check last: passed, failed without a number, over a limit, not finite."""
+    """Return a key that sorts the worst check last.
+
+    The order is: passed, failed without a number, over an accepted value, over a limit that needs
+    none or nothing in effect, not finite.
+    """
     times = check["times"]
     if check["passed"]:
         return 0, 0, times or 0.0
-    if check["kind"] in _WITHOUT_NUMBER:
-        return 1, 0, 0.0
-    unfit = check["kind"] == "nonfinite" or check["value"] is None
-    return 1, 2 if unfit else 1, math.inf if times is None else times
+    worst = math.inf if times is None else times
+    if check["kind"] in WITHOUT_NUMBER:
+        return (1, 2, math.inf) if check["kind"] == "nothing" else (1, 0, 0.0)
+    value = check["value"]
+    if check["kind"] == "nonfinite" or value is None or not math.isfinite(value):
+        return 1, 3, worst
+    return 1, 1 if needs_accepted(check) else 2, worst
 
 
 def binding(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The check that bound a record: its worst failure, or the one nearest to its limit."""
+    """Return the binding check of a record: its worst failure, or the nearest to its limit."""
     return max(record["checks"], key=severity, default=None)
 
 
 def binding_checks(record: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The check that bound each metric of a record."""
-    found: dict[str, Mapping[str, Any]] = {}
+    """Return the binding check of each metric of a record."""
+    binding_by_metric: dict[str, Mapping[str, Any]] = {}
     for check in record["checks"]:
         name = check["metric"]
-        if name not in found or severity(check) > severity(found[name]):
-            found[name] = check
-    return found
+        if name not in binding_by_metric or severity(check) > severity(binding_by_metric[name]):
+            binding_by_metric[name] = check
+    return binding_by_metric
+
+
+def badness(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return a key that sorts the worst record first: failed before passed, then by its check."""
+    check = binding(record)
+    worst = severity(check) if check else (0, 0, 0.0)
+    return (bool(record["passed"]), *(-figure for figure in worst))
+
+
+def rank(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the key of `badness`, with ties in order of execution and by name."""
+    names = (str(record[name]) for name in ("mode", "model", "site", "scope", "node"))
+    return (*badness(record), record.get("order", 0), *names)
 
 
 def worst_first(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Records by their binding checks; equal ones in the order of execution and by name."""
-
-    def rank(record: Mapping[str, Any]) -> tuple[Any, ...]:
-        check = binding(record)
-        worst = severity(check) if check else (0, 0, 0.0)
-        failed = not record["passed"]
-        names = (str(record[name]) for name in ("mode", "model", "site", "scope", "node"))
-        return (not failed, *(-each for each in worst), record.get("order", 0), *names)
-
     return sorted(records, key=rank)
 
 
-def measured_places(
+def measured_sites(
     records: Iterable[Mapping[str, Any]],
 ) -> dict[str, dict[str, set[tuple[str, str, str]]]]:
-    """By model and name of accepted errors, the (suite, site, scope) that were compared."""
-    found: dict[str, dict[str, set[tuple[str, str, str]]]] = {}
+    """Return the compared (suite, site, scope) by model and name of accepted errors."""
+    by_model: dict[str, dict[str, set[tuple[str, str, str]]]] = {}
     for record in records:
-        place = (record["suite"], record["site"], record["scope"])
+        key = (record["suite"], record["site"], record["scope"])
         title = record.get("title", record["mode"])
-        found.setdefault(record["model"], {}).setdefault(title, set()).add(place)
-    return found
+        by_model.setdefault(record["model"], {}).setdefault(title, set()).add(key)
+    return by_model
 
 
 def times_text(check: Mapping[str, Any]) -> str:
-    """`26.6x its limit (regression)`."""
-    if check["kind"] in _WITHOUT_NUMBER:
+    """Write `26.6x its limit (regression)`."""
+    if check["kind"] in WITHOUT_NUMBER:
         return str(check["kind"])
     if check["kind"] == "nonfinite" or check["value"] is None:
         return "not finite"
     times = math.inf if check["times"] is None else check["times"]
-    shown = f"{times_figure(times)}x its limit" if math.isfinite(times) else "over a limit of 0"
-    return f"{shown} ({check['kind']})"
+    text = f"{times_figure(times)}x its limit" if math.isfinite(times) else "over a limit of 0"
+    return f"{text} ({check['kind']})"
 
 
 def times_figure(times: float) -> str:
-    """Three digits, or all before the point: `26.6`, `1346`; 1 only where it is 1, else `1.001`."""
-    shown = f"{times:.0f}" if 1000 <= times < 1e7 else f"{times:.3g}"
-    if shown != "1" or times == 1:
-        return shown
+    """Write three digits, or all before the point: `26.6`, `1346`; 1 only for exactly 1."""
+    text = f"{times:.0f}" if 1000 <= times < 1e7 else f"{times:.3g}"
+    if text != "1" or times == 1:
+        return text
     longer = (f"{times:.{digits}g}" for digits in range(4, 9))
-    return next((text for text in longer if text != "1"), ">1" if times > 1 else "<1")
+    return next(
+        (candidate for candidate in longer if candidate != "1"), ">1" if times > 1 else "<1"
+    )
 
 
 def check_text(check: Mapping[str, Any]) -> str:
-    """`relative_mse 9.2e-04, limit <= 3.5e-05, 26.6x its limit (regression)`."""
-    parts = [f"{check['metric']} {figure(value_of(check))}".strip()]
-    if check["bound"] is not None:
-        parts.append(f"limit {check['side']} {figure(bound_of(check))}")
+    """Write `relative_mse 9.2e-04, limit <= 3.5e-05, 26.6x its limit (regression)`."""
+    value, bound = figure_texts(check)
+    parts = [f"{check['metric']} {value}".strip()]
+    if bound:
+        parts.append(f"limit {check['side']} {bound}")
     return ", ".join(part for part in [*parts, times_text(check)] if part)
 
 
 def value_of(check: Mapping[str, Any]) -> float | str | None:
-    """Return what was held against a limit: a number, or a text where the metric is one."""
-    shown: float | str | None = check.get("text") or check["value"]
-    return shown
+    """Return the compared value: a number, or a text for a metric of texts."""
+    value: float | str | None = check.get("text") or check["value"]
+    return value
 
 
 def bound_of(check: Mapping[str, Any]) -> float | str | None:
-    """Return the limit: a number, or the accepted text where the metric is one."""
-    shown: float | str | None = check.get("accepted_text") or check["bound"]
-    return shown
+    """Return the limit: a number, or the accepted text for a metric of texts."""
+    bound: float | str | None = check.get("accepted_text") or check["bound"]
+    return bound
 
 
-def figure(value: float | str | None) -> str:
-    """Write four digits of a number, and a text as it is."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    return f"{value:.4g}"
+def figure_texts(check: Mapping[str, Any], digits: int = 4) -> tuple[str, str]:
+    """Write value and limit with at least `digits` digits, and as many as it takes to differ."""
+    value, bound = value_of(check), bound_of(check) if check["bound"] is not None else None
+    pair = _figure(value, digits), _figure(bound, digits)
+    while pair[0] == pair[1] and value != bound and digits < 17:
+        digits += 1
+        pair = _figure(value, digits), _figure(bound, digits)
+    return pair
+
+
+def _figure(value: float | str | None, digits: int) -> str:
+    """Write some digits of a number, and a text as it is."""
+    return f"{value:.{digits}g}" if isinstance(value, int | float) else value or ""

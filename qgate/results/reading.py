@@ -1,4 +1,4 @@
-"""Reads `results.jsonl`: a torn end is reported, anything else that is wrong is an error."""
+"""Read `results.jsonl`: a torn end is reported, other damage is an error."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qgate.errors import QgateError
-from qgate.results.believing import published
-from qgate.results.schema import REQUIRED, Record, check_header, check_record, parse
+from qgate.records import validate
+from qgate.results.schema import (
+    REQUIRED,
+    GateRecord,
+    Record,
+    RunHeader,
+    check_header,
+    check_record,
+    parse,
+)
 
 
 class Records:
-    """The records of a file, read anew and line by line at every iteration.
+    """Records of a file, read line by line at every iteration.
 
-    `torn` is known once the records were read: what to tell the user about a last line that is not
-    whole, the empty text where all are.
+    `torn` is set by an iteration: a text about an incomplete last line, empty for a whole file.
     """
 
     def __init__(self, path: Path, expected: int | None = None) -> None:
@@ -37,7 +44,7 @@ class Records:
                         raise QgateError(f"{self.path}:{number} is damaged: {error}.") from None
                     self.torn = f"{self.path}:{number}: the last record is torn and left out."
                     return
-                _checked(record, f"{self.path}:{number}")
+                _check_line(record, f"{self.path}:{number}")
                 yield record
                 text = following
         if self._expected is not None and number - 1 < self._expected:
@@ -46,12 +53,12 @@ class Records:
             )
 
 
-def _checked(record: object, where: str) -> None:
+def _check_line(record: object, where: str) -> None:
     if not isinstance(record, dict):
         raise QgateError(f"{where} is no record: {record!r}.")
     try:
         if all(key in record for key in REQUIRED):
-            published("results", "record")(record, "")
+            validate(record, GateRecord)
         check_record(record)
     except ValueError as error:
         raise QgateError(f"{where} is damaged: {error}.") from None
@@ -60,7 +67,7 @@ def _checked(record: object, where: str) -> None:
 
 
 def read(path: Path | str) -> tuple[Record, Records]:
-    """Header and records of a results file."""
+    """Return header and records of a results file."""
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -71,15 +78,14 @@ def read(path: Path | str) -> tuple[Record, Records]:
         header = parse(first)
     except ValueError:
         raise QgateError(f"{path} is no results file of qgate: its header is not whole.") from None
-    known = check_header(header, str(path))
+    checked = check_header(header, str(path))
     try:
-        published("results", "header")(known, "")
+        validate(checked, RunHeader)
     except ValueError as error:
         raise QgateError(f"the header of {path} is damaged: {error}.") from None
-    return known, Records(path, known.get("records"))
+    return checked, Records(path, checked.get("records"))
 
 
-def told_of(header: Record, records: Records) -> Record:
-    """The header as it holds once the records were read: of a file that was cut off nobody knows
-    what the run came to."""
+def effective_header(header: Record, records: Records) -> Record:
+    """Return the header without exit status if reading the records found a torn file."""
     return {**header, "exit": None, "complete": False} if records.torn else header

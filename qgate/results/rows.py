@@ -1,7 +1,6 @@
-"""Records of a result by the million: the first few are kept as they are, the rest on disk.
+"""Records of a result by the million: the first ones stay in memory, the others in SQLite.
 
-What is on disk is read when it is asked for, a field at a time where a field is large, so passing
-over all of them needs the memory of one.
+Records on disk are read when they are used, so a pass over all of them needs the memory of one.
 """
 
 from __future__ import annotations
@@ -9,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sqlite3
+import threading
 import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,56 +17,56 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, overload
 
 from qgate.errors import QgateError
-from qgate.storage.files import temporary
+from qgate.storage.files import temporary_file
 
 T = TypeVar("T")
-_HELD = 1 << 19
+_MOST_VALUES = 1 << 19
 _RECENT = 64
+_AT_ONCE, _READ_AHEAD = 256, 8
 
 
 class LazySequence(Sequence[T], Generic[T]):
-    """A sequence of what is made when it is asked for, by `_one`."""
+    """A sequence whose elements `_one` makes when they are used."""
 
-    def _one(self, place: int) -> T:
+    def _one(self, index: int) -> T:
         raise NotImplementedError
 
     @overload
-    def __getitem__(self, place: int) -> T: ...
+    def __getitem__(self, index: int) -> T: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[T]: ...
-    def __getitem__(self, place: int | slice) -> T | Sequence[T]:
-        if isinstance(place, slice):
-            return [self._one(each) for each in range(len(self))[place]]
-        return self._one(range(len(self))[place])
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        if isinstance(index, slice):
+            return [self._one(number) for number in range(len(self))[index]]
+        return self._one(range(len(self))[index])
 
 
 class StoredRows(LazySequence[T]):
-    """Like a list of dictionaries that is added to; those on disk are mappings that look them up.
+    """A growing list of dictionaries, of which those on disk are mappings.
 
-    held   how many numbers and texts are kept in memory, of all records; 100 bytes each
+    held   number of values of all records to keep in memory; 100 bytes each
     """
 
     def __init__(self, records: Iterable[T] = (), *, held: int | None = None) -> None:
-        self._room = _HELD if held is None else held
-        self._held: list[T] = []
-        self._ends = array("Q", [0])
-        self._disk: _Disk | None = None
-        self._recent: dict[int, _Lazy] = {}
+        self._room = _MOST_VALUES if held is None else held
+        self._in_memory: list[T] = []
+        self._disk: _Table | None = None
+        self._recent: dict[int, dict[str, Any]] = {}
         for record in records:
             self.append(record)
 
     def append(self, record: T) -> None:
         if self._has_room(record):
-            self._held.append(record)
+            self._in_memory.append(record)
         else:
-            self._add(packed(cast(Any, record)))
+            self._add(pack_record(cast(Any, record)))
 
     def append_packed(self, data: bytes) -> None:
-        """What another process has `packed`; lists are there where tuples were."""
+        """Add a record packed by another process, in which tuples became lists."""
         if self._disk is None:
-            record = cast(T, unpacked(data))
+            record = cast(T, unpack_record(data))
             if self._has_room(record):
-                self._held.append(record)
+                self._in_memory.append(record)
                 return
         self._add(data)
 
@@ -76,64 +77,86 @@ class StoredRows(LazySequence[T]):
 
     def _add(self, data: bytes) -> None:
         if self._disk is None:
-            self._disk = _Disk()
-        self._ends.append(self._ends[-1] + self._disk.append(data))
+            self._disk = _Table()
+        self._disk.append(data)
 
-    def settled(self) -> Sequence[T]:
-        """A plain list, where all of it is in memory."""
-        return self if self._disk else self._held
+    def plain(self) -> Sequence[T]:
+        """Return a plain list if all records are in memory."""
+        return self if self._disk else self._in_memory
 
-    def ordered(self, places: Iterable[int]) -> Sequence[T]:
-        """The same records in another order, or some of them."""
-        kept = array("Q", places)
-        return _Ordered(self, kept) if self._disk else [self._held[place] for place in kept]
+    def ordered(self, order: Iterable[int]) -> Sequence[T]:
+        """Return the records at these indices, in this order."""
+        indices = array("Q", order)
+        return (
+            _Ordered(self, indices) if self._disk else [self._in_memory[index] for index in indices]
+        )
 
     def __len__(self) -> int:
-        return len(self._held) + len(self._ends) - 1
+        return len(self._in_memory) + (len(self._disk) if self._disk else 0)
 
-    def _one(self, place: int) -> T:
-        return self._held[place] if place < len(self._held) else cast(T, _Row(self, place))
+    def _one(self, index: int) -> T:
+        return (
+            self._in_memory[index] if index < len(self._in_memory) else cast(T, _Row(self, index))
+        )
 
-    def __iter__(self) -> Iterator[T]:
-        yield from self._held
-        for place in range(len(self._held), len(self)):
-            yield cast(T, _Row(self, place))
+    def packed(self, index: int) -> bytes:
+        """Return the packed bytes of a record on disk."""
+        return cast(_Table, self._disk).read(index - len(self._in_memory))
 
-    def unpacked(self, place: int) -> _Lazy:
-        """What is on disk of one record."""
-        found = self._recent.get(place)
-        if found is None:
+    def unpacked(self, index: int) -> dict[str, Any]:
+        """Return a record on disk."""
+        record = self._recent.get(index)
+        if record is None:
             if len(self._recent) >= _RECENT:
                 self._recent.clear()
-            number = place - len(self._held)
-            start, end = self._ends[number], self._ends[number + 1]
-            found = self._recent[place] = _unpacked(cast(_Disk, self._disk).read(start, end))
-        return found
+            record = self._recent[index] = unpack_record(self.packed(index))
+        return record
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_recent": {}}
 
 
 class _Ordered(LazySequence[T]):
-    def __init__(self, rows: StoredRows[T], places: array[int]) -> None:
-        self._rows, self._places = rows, places
+    def __init__(self, rows: StoredRows[T], order: array[int]) -> None:
+        self._rows, self._order = rows, order
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._order)
 
-    def _one(self, place: int) -> T:
-        return self._rows[self._places[place]]
+    def _one(self, index: int) -> T:
+        return self._rows[self._order[index]]
+
+
+class _Row(Mapping[str, Any]):
+    """A record on disk."""
+
+    __slots__ = ("_index", "_rows")
+
+    def __init__(self, rows: StoredRows[Any], index: int) -> None:
+        self._rows, self._index = rows, index
+
+    def __getitem__(self, name: str) -> Any:
+        return self._rows.unpacked(self._index)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows.unpacked(self._index))
+
+    def __len__(self) -> int:
+        return len(self._rows.unpacked(self._index))
+
+    def text(self) -> str:
+        return self._rows.packed(self._index).decode()
 
 
 def is_on_disk(value: object) -> bool:
-    """Whether rows in it are: only processes of this machine can read them then."""
+    """Tell whether a value has rows on disk, which only processes of this machine can read."""
     if isinstance(value, dict):
         return any(map(is_on_disk, value.values()))
     return isinstance(value, StoredRows | _Ordered)
 
 
 def as_json(value: object) -> Iterator[str]:
-    """The text of plain data with rows in it, part by part; no number is NaN or infinite."""
+    """Yield the JSON of plain data with rows in parts; NaN and infinity are errors."""
     if isinstance(value, dict) and is_on_disk(value):
         yield "{"
         for number, (name, inner) in enumerate(value.items()):
@@ -143,14 +166,31 @@ def as_json(value: object) -> Iterator[str]:
     elif is_on_disk(value):
         yield "["
         for number, row in enumerate(cast(Sequence[Any], value)):
-            yield f"{', ' if number else ''}{_row_text(row)}"
+            text = row.text() if isinstance(row, _Row) else _text(row)
+            yield f"{', ' if number else ''}{text}"
         yield "]"
     else:
         yield _text(value)
 
 
-def _row_text(row: Any) -> str:
-    return row.text() if isinstance(row, _Row) else _text(row)
+_text = json.JSONEncoder(allow_nan=False).encode
+
+
+def pack_record(record: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a record, for the disk and other processes."""
+    return _text(record).encode()
+
+
+def unpack_record(data: bytes) -> dict[str, Any]:
+    """Return the record of packed bytes."""
+    import msgspec
+
+    record: dict[str, Any]
+    try:
+        record = msgspec.json.decode(data)
+    except msgspec.DecodeError:  # half of a surrogate pair
+        record = json.loads(data)
+    return record
 
 
 def _size(value: object) -> int:
@@ -159,167 +199,99 @@ def _size(value: object) -> int:
     return 1 + sum(map(_size, value)) if isinstance(value, list | tuple) else 1
 
 
-# One record --------------------------------------------------------------------------------------
+class _Table:
+    """A temporary database that is removed with its process; others on this machine can read it.
 
-
-class _Row(Mapping[str, Any]):
-    """A record on disk."""
-
-    __slots__ = ("_place", "_rows")
-
-    def __init__(self, rows: StoredRows[Any], place: int) -> None:
-        self._rows, self._place = rows, place
-
-    def __getitem__(self, name: str) -> Any:
-        return self._rows.unpacked(self._place)[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows.unpacked(self._place))
-
-    def __len__(self) -> int:
-        return len(self._rows.unpacked(self._place))
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self._rows.unpacked(self._place).get(name, default)
-
-    def text(self) -> str:
-        return self._rows.unpacked(self._place).text()
-
-
-def packed(record: Mapping[str, Any]) -> bytes:
-    """A line of what is short, and one for each field that is not: few readers want all of them.
-
-    Of a field of fields, each has its line.
-    """
-    short: dict[str, Any] = {}
-    names: list[Any] = []
-    lines: list[str] = []
-    for name, value in record.items():
-        if not isinstance(value, dict | list):
-            short[name] = value
-        elif value and isinstance(value, dict) and all(isinstance(v, dict) for v in value.values()):
-            names.append([name, *value])
-            lines += map(_text, value.values())
-        else:
-            names.append(name)
-            lines.append(_text(value))
-    return "\n".join([_text([short, names]), *lines]).encode()
-
-
-_text = json.JSONEncoder(allow_nan=False).encode
-
-
-class _Lazy(Mapping[str, Any]):
-    """Fields that are made of their texts when they are asked for."""
-
-    __slots__ = ("found", "texts")
-
-    def __init__(self, found: dict[str, Any], texts: dict[str, str]) -> None:
-        self.found, self.texts = found, texts
-
-    def __getitem__(self, name: str) -> Any:
-        return self.found[name] if name in self.found else self._made(name)
-
-    def __iter__(self) -> Iterator[str]:
-        yield from self.found
-        yield from (name for name in self.texts if name not in self.found)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        if name in self.found:
-            return self.found[name]
-        return self._made(name) if name in self.texts else default
-
-    def text(self) -> str:
-        """As JSON."""
-        told = {name: _text(value) for name, value in self.found.items() if not _is_lazy(value)}
-        inner = {name: value.text() for name, value in self.found.items() if _is_lazy(value)}
-        every = {**told, **inner, **self.texts}
-        return f"{{{', '.join(f'{_text(name)}: {text}' for name, text in every.items())}}}"
-
-    def _made(self, name: str) -> Any:
-        value = self.found[name] = json.loads(self.texts[name])
-        return value
-
-
-def _is_lazy(value: object) -> bool:
-    return isinstance(value, _Lazy)
-
-
-def unpacked(data: bytes) -> dict[str, Any]:
-    """A record as it was packed."""
-    found: dict[str, Any] = json.loads(_unpacked(data).text())
-    return found
-
-
-def _unpacked(data: bytes) -> _Lazy:
-    first, *texts = data.decode().split("\n")
-    (found, names), left = json.loads(first), iter(texts)
-    later: dict[str, str] = {}
-    for name in names:
-        if isinstance(name, str):
-            later[name] = next(left)
-        else:
-            found[name[0]] = _Lazy({}, dict(zip(name[1:], left, strict=False)))
-    return _Lazy(found, later)
-
-
-# On disk -----------------------------------------------------------------------------------------
-
-
-class _Disk:
-    """A temporary file that goes with whoever made it; other processes of the machine read it.
-
-    It is read and written at places that are named, so that threads and forked processes may.
+    Each thread and each forked process has its own connection. Rows that are not written yet are in
+    memory, which a forked process has too.
     """
 
     def __init__(self) -> None:
         with _writing():
-            self._path, self._handle = temporary("qgate-rows-")
-        self._size = 0
-        weakref.finalize(self, _close, self._handle, os.getpid(), self._path)
-
-    def append(self, data: bytes) -> int:
-        left = memoryview(data)
+            self._path, handle = temporary_file("qgate-rows-")
+        self._count, self._pending = 0, list[bytes]()
+        self._open()
+        weakref.finalize(self, _remove, handle, os.getpid(), self._path)
         with _writing():
-            while left:
-                written = os.pwrite(self._handle, left, self._size)
-                left, self._size = left[written:], self._size + written
-        return len(data)
+            self._connection().execute("CREATE TABLE rows (data BLOB)")
 
-    def read(self, start: int, end: int) -> bytes:
-        return os.pread(self._handle, end - start, start)
+    def _open(self) -> None:
+        self._block: tuple[int, list[tuple[bytes]]] = (0, [])
+        self._local = threading.local()
+        self._connections: list[tuple[int, sqlite3.Connection]] = []
+        weakref.finalize(self, _close, self._connections)
 
-    def __getstate__(self) -> Path:
-        return self._path
+    def _connection(self) -> sqlite3.Connection:
+        if getattr(self._local, "process", None) != os.getpid():
+            connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+            connection.execute("PRAGMA journal_mode = OFF")
+            connection.execute("PRAGMA synchronous = OFF")
+            self._local.process, self._local.connection = os.getpid(), connection
+            self._connections.append((os.getpid(), connection))
+        return cast(sqlite3.Connection, self._local.connection)
 
-    def __setstate__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._handle = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, data: bytes) -> None:
+        self._pending.append(data)
+        self._count += 1
+        if len(self._pending) >= _AT_ONCE:
+            self._write()
+
+    def _write(self) -> None:
+        with _writing():
+            connection = self._connection()
+            connection.execute("BEGIN")
+            connection.executemany("INSERT INTO rows VALUES (?)", ((d,) for d in self._pending))
+            connection.execute("COMMIT")
+        self._pending = []
+
+    def read(self, number: int) -> bytes:
+        pending, written = self._pending, self._count - len(self._pending)
+        if number >= written:
+            return pending[number - written]
+        first, rows = self._block
+        if not first <= number < first + len(rows):
+            query = "SELECT data FROM rows WHERE rowid BETWEEN ? AND ?"
+            bounds = (number + 1, number + _READ_AHEAD)
+            first, rows = number, self._connection().execute(query, bounds).fetchall()
+            self._block = first, rows
+        return rows[number - first][0]
+
+    def __getstate__(self) -> tuple[Path, int, list[bytes]]:
+        return self._path, self._count, self._pending
+
+    def __setstate__(self, state: tuple[Path, int, list[bytes]]) -> None:
+        self._path, self._count, self._pending = state
+        if not self._path.exists():
             raise QgateError(
-                f"the records in {str(path)!r} are not there; they can be read while the process "
-                "that made them lives, on its machine."
-            ) from None
-        weakref.finalize(self, _close, self._handle)
+                f"the records in {str(self._path)!r} are not there; they can be read while the "
+                "process that made them lives, on its machine."
+            )
+        self._open()
 
 
 @contextlib.contextmanager
 def _writing() -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        told = os.environ.get("TMPDIR") or "the system's folder for temporary files"
+    except (OSError, sqlite3.Error) as error:
+        folder = os.environ.get("TMPDIR") or "the system's folder for temporary files"
         raise QgateError(
-            f"results that do not fit in memory cannot be written to {told}: "
-            f"{error.strerror or error}; make room there, or set TMPDIR to a folder with more."
+            f"results that do not fit in memory cannot be written to {folder}: "
+            f"{getattr(error, 'strerror', None) or error}; make room there, or set TMPDIR to a "
+            "folder with more."
         ) from None
 
 
-def _close(handle: int, process: int = 0, path: Path | None = None) -> None:
+def _close(connections: list[tuple[int, sqlite3.Connection]]) -> None:
+    for process, connection in connections:
+        if process == os.getpid():
+            connection.close()
+
+
+def _remove(handle: int, process: int, path: Path) -> None:
     os.close(handle)
-    if path is not None and os.getpid() == process:
+    if os.getpid() == process:
         path.unlink(missing_ok=True)

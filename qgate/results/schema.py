@@ -1,24 +1,8 @@
-"""What `results.jsonl` holds: a header line, then one JSON object per comparison.
+"""Types of `results.jsonl`: a header line, then one JSON object per comparison.
 
-A record is a plain dict with at least the keys in `REQUIRED`. `values`, `ideal` and `accepted` map
-metrics to numbers; `checks` is a list of dicts with at least the keys in `CHECK_KEYS`. A record may
-carry `order` (place of the site in the order of execution) and `attempt` (0, then 1 for a rerun).
-
-JSON has no NaN and no infinity: they are written as null, and the record's `reason` says which
-number it was: `{"/values/relative_mse": "nan"}`.
-
-A record may carry `pictures`, what it takes to draw it (see `qgate.results.pictures`), and where it
-failed `commands`, what to type: `again` runs its test, `accept` accepts what was measured. Beside
-the keys in `HEADER_KEYS`, which all headers have, that of a run has
-
-complete    everything ran that its options mean
-exit        pytest's exit status, null until the run has come to its end
-broken      tests whose set-up failed, so that there is no verdict: node → first line
-errors      what could not be written, and the like
-notes       what was left out, and what is accepted but was not measured
-baselines   their folder, as people are shown it
-other       tests that are no gates: passed, failed, skipped, and of failures node → first line
-update      what an update of the baselines wrote: which, dry_run, done, entries, changes, stale
+JSON has no NaN and no infinity: they are written as null, and the record's `reason` has the
+number: `{"/values/relative_mse": "nan"}`. `results.schema.json` is generated from the types
+here.
 """
 
 from __future__ import annotations
@@ -26,69 +10,282 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from qgate._version import __version__
 from qgate.errors import QgateError
-from qgate.results.believing import published
+from qgate.records import Meta, required_fields, validate
+from qgate.results.coverage import RunExtent
+from qgate.results.pictures import Count, Picture
+from qgate.results.power import ModePower
 
 SCHEMA = 1
 Record = dict[str, Any]
-REQUIRED = (
-    "suite", "node", "model", "mode", "layer", "site", "scope", "values", "ideal", "accepted",
-    "checks", "passed", "seconds",
-)  # fmt: skip
-# What a gate puts into a record; the plugin adds the rest.
-_OWN = tuple(key for key in REQUIRED if key not in ("node", "seconds"))
-HEADER_KEYS = (
-    "qgate", "python", "torch", "device", "seed", "commit", "command", "started", "modes", "plans",
-    "metrics", "limits", "models",
-)  # fmt: skip
-CHECK_KEYS = ("metric", "kind", "passed", "value", "side", "bound", "times", "improved")
+Numbers = dict[str, float | None]
+_ShardNumber = Annotated[int, Meta(ge=1, le=999999)]
 
 
-def new_header(
-    *,
-    torch: str | None,
-    device: str,
-    seed: int | None,
-    commit: str | None,
-    command: Sequence[str],
-    modes: Sequence[str],
-    plans: Mapping[str, Mapping[str, str]],
-    metrics: Sequence[Mapping[str, Any]],
-    limits: Sequence[Mapping[str, Any]],
-    models: Mapping[str, Mapping[str, str]],
-    **more: Any,
-) -> Record:
-    """The header of a run; `models` maps a name to its hashes, `plans` a mode to site → quantizer.
+class RecordedCheck(TypedDict):
+    """One metric of one comparison against one limit.
 
-    `metrics` is the table of metrics: name, label, unit, direction, definition.
+    metric     its name, such as relative_mse; relative_mse@worst_channel is that of a part
+    kind       the limit: conformance, budget, regression, absolute; or nonfinite, missing (nothing
+               accepted), absent (accepted, not measured), nothing
+    value      null where it does not exist or is not finite: see `reason` of the record
+    side       how the value has to be to the bound
+    bound      null where there is no bound: nothing accepted, nothing measured
+    times      how many times its limit; null where no number says it
+    improved   better than accepted by more than what a regression may be
+    against    the accepted error, or that of the ideal quantizer
+    allowed    permitted deviation, as a share, or in dB for a budget
+    source     setting or marker of the limit
+    text       the value of a metric of texts; value is 0 if it is the accepted one, else 1
+    accepted_text  the text that was accepted
     """
-    return {
+
+    metric: str
+    kind: str
+    passed: bool
+    value: float | None
+    side: Literal["<=", ">=", "=="]
+    bound: float | None
+    times: float | None
+    improved: bool
+    site: NotRequired[str]
+    layer: NotRequired[str]
+    scope: NotRequired[str]
+    order: NotRequired[int]
+    against: NotRequired[float | None]
+    allowed: NotRequired[float | None]
+    quantizer: NotRequired[str]
+    source: NotRequired[str]
+    reason: NotRequired[str]
+    text: NotRequired[str]
+    accepted_text: NotRequired[str]
+
+
+class Commands(TypedDict):
+    """Commands to type after a comparison that failed.
+
+    again   repeats the test
+    accept  accepts the measured errors; empty where none can be
+    """
+
+    again: str
+    accept: str
+
+
+class FindingWords(TypedDict):
+    """Words about a comparison that failed.
+
+    fault      what is wrong, after the name of the site: "is truncated, not rounded to the nearest"
+    figures    by how much, against what
+    diagnosed  true if a known fault explains the tensors
+    """
+
+    fault: str
+    figures: str
+    diagnosed: bool
+
+
+class GateRecord(TypedDict):
+    """One comparison at one site. Hooks may add keys.
+
+    node      the test, as pytest names it
+    site      a named place where a tensor flows
+    scope     carried, local, sweep, forward, backward, task, or a name of your own suite
+    values    metrics by name
+    ideal     the same of an ideal quantizer
+    accepted  accepted metrics
+    seconds   of the whole test
+    order     place of the site in the order of execution
+    attempt   0, then 1 for a rerun; the last one counts
+    grades    for display only
+    reason    the number behind a null: JSON pointer into the record to nan, inf or -inf
+    pictures  data to be drawn; no verdict depends on it
+    commands  commands to type after a failed comparison
+    finding   what is wrong, of a comparison that failed
+    failure   why a gate failed whose comparisons passed
+    reproduction  folder below `repro`, with the site's tensors and a script that compares them
+    xfailed   the reason of a gate that was expected to fail, and did: it counts neither way
+    """
+
+    suite: str
+    node: str
+    model: str
+    mode: str
+    layer: str
+    site: str
+    scope: str
+    values: Numbers
+    ideal: Numbers | None
+    accepted: Numbers | None
+    checks: list[RecordedCheck]
+    passed: bool
+    seconds: Annotated[float, Meta(ge=0)]
+    order: NotRequired[int]
+    attempt: NotRequired[Count]
+    title: NotRequired[str]
+    file: NotRequired[str]
+    line: NotRequired[Count]
+    grades: NotRequired[dict[str, Literal["excellent", "good", "fair", "poor"]]]
+    without_massive: NotRequired[Numbers]
+    notes: NotRequired[Any]
+    reason: NotRequired[dict[str, str]]
+    pictures: NotRequired[list[Picture]]
+    commands: NotRequired[Commands]
+    finding: NotRequired[FindingWords]
+    failure: NotRequired[str]
+    reproduction: NotRequired[str]
+    xfailed: NotRequired[str]
+
+
+class HeaderMetric(TypedDict):
+    """A row of the table of metrics."""
+
+    name: str
+    direction: NotRequired[Literal["lower", "higher", "steady", "equal"]]
+    label: NotRequired[str]
+    unit: NotRequired[str]
+    definition: NotRequired[str]
+    degree: NotRequired[int]
+    bounded: NotRequired[bool]
+    logarithm: NotRequired[str]
+    signed: NotRequired[bool]
+
+
+class RunShard(TypedDict):
+    """The part of a divided run that a file is; `complete` says whether all of that part ran."""
+
+    number: _ShardNumber
+    of: _ShardNumber
+    complete: bool
+
+
+class LooserLimit(TypedDict):
+    """A limit that is looser than the default, or than a bound set before it.
+
+    limit    its name, such as regression, or "absolute relative_mse"
+    value    null for a bound of a shipped suite that its copy lacks
+    usual    the default, the bound before it, or that of the shipped suite
+    factor   how many times looser it is; null where it is infinite
+    source   the setting or marker; sites, modes, models, scopes are those it is for, empty for all
+    shipped  true for a marker of a suite as qgate ships it
+    """
+
+    limit: str
+    value: float | None
+    usual: float
+    factor: float | None
+    source: str
+    reason: str
+    sites: str
+    modes: list[str]
+    models: list[str]
+    scopes: list[str]
+    shipped: bool
+
+
+class OtherTests(TypedDict):
+    """Tests of the run that are no gates.
+
+    failures  node to first line, of up to 200
+    """
+
+    passed: Count
+    failed: Count
+    skipped: Count
+    failures: Annotated[dict[str, str], Meta(max_length=200)]
+
+
+class BaselineUpdate(TypedDict):
+    """Changes that an update of baselines wrote, or would write."""
+
+    which: str
+    dry_run: bool
+    done: bool
+    entries: Count
+    changes: list[str]
+    stale: list[str]
+
+
+class RunHeader(TypedDict):
+    """The first line of a file.
+
+    started    ISO 8601, UTC
+    plans      model and mode to site to quantizer
+    models     hashes of weights and samples, the device
+    records    how many records follow; not there while the run goes on
+    complete   true if every selected test ran
+    shard      the part of a divided run that this is; null where it was not divided
+    extent     how many gates were held, and which were not; not there while the run goes on
+    exit       the exit status; null while the run goes on
+    broken     tests whose set-up failed, so that there is no verdict: node to first line
+    errors     errors of writing, and the like
+    looser     limits that are looser than the default
+    power      smallest defects that the limits in force see, by mode
+    notes      omitted tests, and accepted errors that were not measured
+    baselines  their folder, as messages show it
+    """
+
+    schema: Literal[1]
+    kind: Literal["header"]
+    qgate: str
+    python: str
+    torch: str | None
+    device: str
+    seed: int | None
+    commit: str | None
+    command: list[str]
+    started: str
+    modes: list[str]
+    plans: dict[str, dict[str, str]]
+    metrics: list[HeaderMetric]
+    limits: list[dict[str, Any]]
+    models: dict[str, dict[str, Any]]
+    reference: NotRequired[str]
+    records: NotRequired[Count]
+    complete: NotRequired[bool]
+    shard: NotRequired[RunShard | None]
+    extent: NotRequired[RunExtent]
+    exit: NotRequired[int | None]
+    broken: NotRequired[dict[str, str]]
+    errors: NotRequired[list[str]]
+    looser: NotRequired[list[LooserLimit]]
+    power: NotRequired[list[ModePower]]
+    notes: NotRequired[list[str]]
+    other: NotRequired[OtherTests]
+    baselines: NotRequired[str | None]
+    update: NotRequired[BaselineUpdate | None]
+    reason: NotRequired[dict[str, str]]
+
+
+REQUIRED = required_fields(GateRecord)
+CHECK_KEYS = required_fields(RecordedCheck)
+HEADER_KEYS = required_fields(RunHeader)[2:]
+# The plugin adds these to what a gate puts into a record.
+_ADDED = {"node": "", "seconds": 0.0}
+
+
+def new_header(**fields: Any) -> Record:
+    """Return the header of a run; the fields are those of RunHeader."""
+    fixed = {
         "schema": SCHEMA,
         "kind": "header",
         "qgate": __version__,
         "python": platform.python_version(),
-        "torch": torch,
-        "device": device,
-        "seed": seed,
-        "commit": commit,
-        "command": list(command),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "modes": list(modes),
-        "plans": {mode: dict(plan) for mode, plan in plans.items()},
-        "metrics": [dict(metric) for metric in metrics],
-        "limits": [dict(limit) for limit in limits],
-        "models": {name: dict(hashes) for name, hashes in models.items()},
-        **more,
     }
+    if lacks := [key for key in HEADER_KEYS if key not in fixed and key not in fields]:
+        raise TypeError(f"a header needs {', '.join(lacks)}")
+    header = fixed | fields
+    return {key: header.pop(key) for key in ("schema", "kind", *HEADER_KEYS)} | header
 
 
 def check_header(header: object, where: str) -> Record:
-    """The header itself, or an error that says why this is no results file of this version."""
+    """Return the header, or raise an error that says why this is no results file of qgate."""
     if not isinstance(header, dict) or header.get("kind") != "header":
         raise QgateError(f"{where} is no results file of qgate: its first line is no header.")
     if header.get("schema") != SCHEMA:
@@ -103,18 +300,18 @@ def check_header(header: object, where: str) -> Record:
 
 
 def check_record(record: Mapping[str, Any]) -> None:
-    """A record that is whole; one that passed without a check is refused."""
+    """Refuse an incomplete record, and one that passed without a check."""
     lacks = [key for key in REQUIRED if key not in record]
     if lacks:
         raise QgateError(f"a record of {record.get('site', '?')!r} lacks {', '.join(lacks)}.")
-    for each in record["checks"]:
-        lacks = [key for key in CHECK_KEYS if key not in each]
+    for check in record["checks"]:
+        lacks = [key for key in CHECK_KEYS if key not in check]
         if lacks:
             raise QgateError(f"a check of {record['site']!r} lacks {', '.join(lacks)}.")
-        odd = [key for key in ("value", "bound", "times") if not _is_number(each[key])]
-        if odd or not isinstance(each["passed"], bool):
+        odd = [key for key in ("value", "bound", "times") if not _is_number(check[key])]
+        if odd or not isinstance(check["passed"], bool):
             key = next(iter(odd), "passed")
-            raise QgateError(f"a check of {record['site']!r} has {key} {each[key]!r}.")
+            raise QgateError(f"a check of {record['site']!r} has {key} {check[key]!r}.")
     if not isinstance(record["passed"], bool):
         raise QgateError(f"the record of {record['site']!r} has passed {record['passed']!r}.")
     if record["passed"] and not record["checks"]:
@@ -122,21 +319,25 @@ def check_record(record: Mapping[str, Any]) -> None:
 
 
 def _is_number(value: object) -> bool:
-    """None stands for a number that is not there, or that JSON cannot hold."""
+    """Tell whether a value is a number or None, for a number that is missing or not finite."""
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def check_storable(record: Mapping[str, Any]) -> None:
-    """That a record can be written, and read as one; the plugin will add where its test is."""
-    lacks = [key for key in _OWN if key not in record]
+    """Refuse a record that cannot be written or read; its test may be missing."""
+    lacks = [key for key in REQUIRED if key not in _ADDED and key not in record]
     if lacks or not isinstance(record["checks"], list):
         raise QgateError(f"{', '.join(lacks) or 'checks'} is missing")
-    told = parse(line(record).encode())
-    published("results", "record")({"node": "", "seconds": 0.0, **told}, "")
+    validate(_ADDED | parse(line(record).encode()), GateRecord)
 
 
 def line(record: Mapping[str, Any]) -> str:
-    """One line of valid JSON, ended."""
+    """Return one line of JSON; numbers that are not finite are null, with a reason."""
+    try:
+        return json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n"
+    except (TypeError, ValueError):
+        # Few records have such numbers, and walking through one takes longer than writing it.
+        pass
     reasons: dict[str, str] = {}
     clean = _finite(record, "", reasons)
     if reasons:
@@ -144,33 +345,38 @@ def line(record: Mapping[str, Any]) -> str:
     return json.dumps(clean, allow_nan=False, separators=(",", ":")) + "\n"
 
 
-def _finite(value: Any, place: str, reasons: dict[str, str]) -> Any:
+def _finite(value: Any, pointer: str, reasons: dict[str, str]) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _finite(each, f"{place}/{key}", reasons) for key, each in value.items()}
+        return {str(key): _finite(item, f"{pointer}/{key}", reasons) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each, f"{place}/{index}", reasons) for index, each in enumerate(value)]
+        return [_finite(item, f"{pointer}/{index}", reasons) for index, item in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):
-        reasons[place] = str(value)
+        reasons[pointer] = str(value)
         return None
     return value
 
 
 def parse(text: bytes) -> Any:
-    """The object on a line; NaN and Infinity, which are not JSON, are a ValueError."""
+    """Return the object on a line; NaN and Infinity, which are not JSON, raise a ValueError."""
     try:
-        return json.loads(text.decode("utf-8"), parse_constant=_refused)
+        return json.loads(text.decode("utf-8"), parse_constant=_refuse_constant)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def _refused(constant: str) -> Any:
+def _refuse_constant(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
 
 
+def is_counted(record: Mapping[str, Any]) -> bool:
+    """Tell if a record counts: that of a gate which failed as expected does not."""
+    return "xfailed" not in record
+
+
 def latest(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Only the last attempt of every test node, as reruns leave earlier ones behind."""
-    listed = list(records)
+    """Return the records of the last attempt of every test."""
+    all_records = list(records)
     last: dict[str, int] = {}
-    for record in listed:
+    for record in all_records:
         last[record["node"]] = max(last.get(record["node"], 0), record.get("attempt", 0))
-    return [record for record in listed if record.get("attempt", 0) == last[record["node"]]]
+    return [record for record in all_records if record.get("attempt", 0) == last[record["node"]]]

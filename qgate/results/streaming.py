@@ -1,6 +1,6 @@
-"""JSON that may be larger than the memory: its long lists become rows as they are read.
+"""Read JSON that may be larger than memory: its long lists become rows on the way.
 
-The decoder is the standard library's; it is given a part of the text that holds a whole value.
+The decoder of the standard library decodes one value at a time.
 """
 
 from __future__ import annotations
@@ -9,54 +9,54 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any, TextIO
 
-from qgate.results.believing import Believe
+from qgate.records import validate
 from qgate.results.rows import StoredRows
 
 _AT_ONCE = 1 << 20
 _SPACE = " \t\n\r"
-_OF_NUMBERS, _LOOKED_AT = "0123456789.eE+-", 64
+_NUMBER_CHARS, _LOOKAHEAD = "0123456789.eE+-", 64
 
 
-class Unfit(ValueError):
-    """JSON, and one of many objects is not what it is to be."""
+class UnfitRecordError(ValueError):
+    """An object in a long list is not of its type."""
 
 
-def read_streaming(file: TextIO, kinds: Collection[str], many: Mapping[str, Believe]) -> Any:
-    """A record of one of these kinds; a text of another kind is read as it is.
+def read_streaming(file: TextIO, kinds: Collection[str], many: Mapping[str, Any]) -> Any:
+    """Read a record of one of these kinds; a text of another kind is read without rows.
 
-    many   lists of objects by their names, `pairs` in `comparison` as `comparison.pairs`, with what
-           each object is to be; `Unfit` says what one is instead
+    many   types of the objects in long lists, by path such as `comparison.pairs`; an object of
+           another type raises `UnfitRecordError`
     """
     return _Reader(file, kinds, many).whole()
 
 
 class _Reader:
-    def __init__(self, file: TextIO, kinds: Collection[str], many: Mapping[str, Believe]) -> None:
+    def __init__(self, file: TextIO, kinds: Collection[str], many: Mapping[str, Any]) -> None:
         self._file, self._kinds, self._many = file, kinds, many
         self._text, self._at, self._ended = "", 0, False
         self._decoder = json.JSONDecoder(parse_constant=_no_number)
 
     def whole(self) -> Any:
-        found = self._fields("") if self._next() == "{" else self._value()
+        value = self._fields("") if self._next() == "{" else self._value()
         if self._next():
             raise self._error("Extra data")
-        return found
+        return value
 
     def _fields(self, inside: str) -> dict[str, Any]:
-        """An object; one that is not of the kind, and all in it, is read as it is."""
-        found: dict[str, Any] = {}
+        """Read an object, with rows if it is of one of the kinds."""
+        fields: dict[str, Any] = {}
         self._take("{")
         while self._next() != "}":
-            if found:
+            if fields:
                 self._take(",")
             if self._next() != '"':
                 raise self._error("Expecting property name enclosed in double quotes")
             name = self._value()
             self._take(":")
-            known = bool(inside) or found.get("kind") in self._kinds
-            found[name] = self._field(f"{inside}{name}") if known else self._value()
+            is_record = bool(inside) or fields.get("kind") in self._kinds
+            fields[name] = self._field(f"{inside}{name}") if is_record else self._value()
         self._take("}")
-        return found
+        return fields
 
     def _field(self, path: str) -> Any:
         first = self._next()
@@ -66,7 +66,7 @@ class _Reader:
             return self._fields(f"{path}.")
         return self._value()
 
-    def _rows(self, path: str, believe: Believe) -> Any:
+    def _rows(self, path: str, record: Any) -> Any:
         rows: StoredRows[Any] = StoredRows()
         self._take("[")
         while self._next() != "]":
@@ -74,30 +74,30 @@ class _Reader:
                 self._take(",")
             value = self._value()
             try:
-                believe(value, f"{path}[{len(rows)}]")
+                validate(value, record, f"{path}[{len(rows)}]")
             except ValueError as error:
-                raise Unfit(str(error)) from None
+                raise UnfitRecordError(str(error)) from None
             rows.append(value)
         self._take("]")
-        return rows.settled()
+        return rows.plain()
 
     def _value(self) -> Any:
         self._next()
         while True:
             try:
-                found, end = self._decoder.raw_decode(self._text, self._at)
+                value, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 if self._ended:
                     raise self._error(error.msg) from None
             else:
-                after = self._text[end : end + _LOOKED_AT]
-                if self._ended or after.strip(_OF_NUMBERS):  # a number may go on
+                after = self._text[end : end + _LOOKAHEAD]
+                if self._ended or after.strip(_NUMBER_CHARS):  # a number may continue
                     self._at = end
-                    return found
+                    return value
             self._more(max(_AT_ONCE, len(self._text) - self._at))
 
     def _next(self) -> str:
-        """The character that comes next, but for space; nothing at the end."""
+        """Return the next character that is no space; empty at the end."""
         while True:
             while self._at < len(self._text) and self._text[self._at] in _SPACE:
                 self._at += 1
@@ -107,9 +107,9 @@ class _Reader:
                 return ""
             self._more(_AT_ONCE)
 
-    def _take(self, wanted: str) -> None:
-        if self._next() != wanted:
-            raise self._error(f"Expecting {wanted!r}")
+    def _take(self, char: str) -> None:
+        if self._next() != char:
+            raise self._error(f"Expecting {char!r}")
         self._at += 1
 
     def _more(self, size: int) -> None:
@@ -117,9 +117,9 @@ class _Reader:
         self._ended = not read
         self._text, self._at = self._text[self._at :] + read, 0
 
-    def _error(self, what: str) -> ValueError:
-        rest = self._text[self._at : self._at + 20]
-        return ValueError(f"{what}, {f'at {rest!r}' if rest else 'at its end'}")
+    def _error(self, problem: str) -> ValueError:
+        context = self._text[self._at : self._at + 20]
+        return ValueError(f"{problem}, {f'at {context!r}' if context else 'at its end'}")
 
 
 def _no_number(name: str) -> Any:

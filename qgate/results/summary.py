@@ -1,7 +1,7 @@
-"""What the records of a run come to: counts, each mode's worst, the failures.
+"""Summary of the records of a run: counts, the worst of each mode, failures.
 
-Records are taken one at a time and let go, so that a file of any size can be summed up while it is
-read for something else; what stays depends on the number of tests.
+Records are added one at a time and not kept, so that a file of any size can be summed up while it
+is read for another purpose; memory depends on the number of tests.
 """
 
 from __future__ import annotations
@@ -12,10 +12,20 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from qgate.metrics import METRICS
-from qgate.results.ranking import binding, severity, times_figure
-from qgate.results.schema import Record
+from qgate.metrics.plan_changes import PlanChange, is_plan_change, merged, plan_changes
+from qgate.results.failure_causes import (
+    MOST_SUSPECTS,
+    FailureCause,
+    Suspect,
+    causes_of_mode,
+    joined_causes,
+    suspect_of,
+)
+from qgate.results.ranking import binding, rank, times_figure
+from qgate.results.schema import Record, is_counted
+from qgate.text import counted
 
-# Failures kept of one test and mode, worst first; the rest is counted.
+# Failures kept per test and mode, worst first; the others are counted.
 MOST_FAILED = 40
 
 
@@ -38,8 +48,8 @@ class GateCounts:
         )
 
 
-class Finding(NamedTuple):
-    """One comparison as tables show it, with the check that bound it."""
+class ComparisonSummary(NamedTuple):
+    """One comparison as tables show it, with its binding check."""
 
     rank: tuple[Any, ...]
     node: str
@@ -54,31 +64,36 @@ class Finding(NamedTuple):
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing is wrong but that no errors were accepted yet."""
+        """True if the only problem is that no errors were accepted yet."""
         return self.check is not None and self.check["kind"] == "missing"
 
     @property
+    def is_plan_change(self) -> bool:
+        """True if what decides is that the site has another quantizer than was accepted."""
+        return not self.is_new and self.check is not None and is_plan_change(self.check)
+
+    @property
     def times(self) -> float | None:
-        """How many times its limit it is; None where no number says it."""
+        """Value in multiples of its limit; None without a number."""
         return self.check["times"] if self.check else None
 
 
-class Carried(NamedTuple):
-    """The worst of one metric that a mode carries to the outputs of blocks, and its grade."""
+class CarriedError(NamedTuple):
+    """Worst value of one metric that a mode carries to the outputs of blocks, with its grade."""
 
     metric: str
     value: float
     grade: str
 
-    def text(self) -> str:
-        """`MSE 2.0e-02 poor`."""
-        known = METRICS.find(self.metric)
-        shown = correlation_text(self.value) if known.bounded else f"{self.value:.1e}"
-        return f"{known.short} {shown} {self.grade}"
+    def text(self, *, graded: bool = True) -> str:
+        """Write `MSE 2.0e-02 poor`, without its grade where something failed."""
+        metric = METRICS.find(self.metric)
+        value = correlation_text(self.value) if metric.bounded else f"{self.value:.1e}"
+        return f"{metric.short} {value} {self.grade}" if graded else f"{metric.short} {value}"
 
     @property
     def badness(self) -> float:
-        """Sorts the worst last."""
+        """Key that sorts the worst last."""
         return -self.value if METRICS.find(self.metric).direction == "higher" else self.value
 
 
@@ -92,14 +107,18 @@ class ModeSummary:
     failed: int
     comparisons: int
     failures: int
-    worst: Finding | None
-    carried: tuple[Carried, ...]
+    worst: ComparisonSummary | None
+    carried: tuple[CarriedError, ...]
     errors: Mapping[str, float]
+
+    def carried_text(self) -> str:
+        """Write what the mode carries, with grades if none of its gates failed."""
+        return ", ".join(carried.text(graded=not self.failed) for carried in self.carried)
 
 
 @dataclass
-class _Part:
-    """What one test found in one mode."""
+class _TestTally:
+    """Sums of one test in one mode."""
 
     passed: int = 0
     failed: int = 0
@@ -107,36 +126,42 @@ class _Part:
     improved: int = 0
     missing: int = 0
     unknown: int = 0
-    worst: Finding | None = None
-    failures: list[Finding] = field(default_factory=list)
-    carried: dict[str, Carried] = field(default_factory=dict)
+    worst: ComparisonSummary | None = None
+    failures: list[ComparisonSummary] = field(default_factory=list)
+    carried: dict[str, CarriedError] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
+    plan: list[PlanChange] = field(default_factory=list)
+    planned: int = 0
+    folded: int = 0
+    suspects: list[Suspect] = field(default_factory=list)
 
 
 class Tally:
-    """Sums up records as they go by; of tests that were run again only the last attempt counts."""
+    """A running sum of records; of repeated tests only the last attempt counts."""
 
     def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
-        self._tests: dict[str, tuple[int, dict[tuple[str, str], _Part]]] = {}
+        self._tests: dict[str, tuple[int, dict[tuple[str, str], _TestTally]]] = {}
         for record in records:
             self.add(record)
 
-    def watching(self, records: Iterable[Record]) -> Iterator[Record]:
-        """The records themselves, each summed up on its way."""
+    def pass_through(self, records: Iterable[Record]) -> Iterator[Record]:
+        """Yield the records, and add each on the way."""
         for record in records:
             self.add(record)
             yield record
 
     def add(self, record: Mapping[str, Any]) -> None:
-        node, attempt = record["node"], record.get("attempt", 0)
-        known, parts = self._tests.get(node, (-1, {}))
-        if attempt < known:
+        if not is_counted(record):
             return
-        if attempt > known:
+        node, attempt = record["node"], record.get("attempt", 0)
+        last_attempt, parts = self._tests.get(node, (-1, {}))
+        if attempt < last_attempt:
+            return
+        if attempt > last_attempt:
             parts = {}
             self._tests[node] = (attempt, parts)
-        place = (str(record["model"]), str(record["mode"]))
-        _add(parts.setdefault(place, _Part()), record)
+        key = (str(record["model"]), str(record["mode"]))
+        _add(parts.setdefault(key, _TestTally()), record)
 
     @property
     def counts(self) -> GateCounts:
@@ -148,6 +173,14 @@ class Tally:
             )
         )
 
+    def counts_text(self) -> str:
+        """Write the counts of comparisons and checks, after those of gates if some failed."""
+        text = self.counts.text()
+        if not self.failed_gates:
+            return text
+        gates = f"{self.failed_gates:,} of {counted(self.gates, 'gate')} failed"
+        return f"{gates}; comparisons: {text}"
+
     @property
     def gates(self) -> int:
         return len(self._tests)
@@ -157,57 +190,98 @@ class Tally:
         return sum(any(p.failed for p in parts.values()) for _, parts in self._tests.values())
 
     @property
-    def failures(self) -> list[Finding]:
-        """What failed, worst first, at most `MOST_FAILED` of a test; `counts` has them all."""
+    def failures(self) -> list[ComparisonSummary]:
+        """Failed comparisons, worst first, at most `MOST_FAILED` per test; `counts` has all."""
         return sorted(
-            (each for part in self._parts() for each in part.failures), key=lambda each: each.rank
+            (comparison for part in self._parts() for comparison in part.failures),
+            key=lambda comparison: comparison.rank,
         )
 
     @property
     def unknown(self) -> dict[tuple[str, str], int]:
-        """By model and mode, how many comparisons only lack errors that were accepted."""
-        found: dict[tuple[str, str], int] = {}
+        """Number of comparisons that only lack accepted errors, by model and mode."""
+        counts: dict[tuple[str, str], int] = {}
         for _, parts in self._tests.values():
-            for place, part in parts.items():
+            for key, part in parts.items():
                 if part.unknown:
-                    found[place] = found.get(place, 0) + part.unknown
-        return found
+                    counts[key] = counts.get(key, 0) + part.unknown
+        return counts
+
+    @property
+    def causes(self) -> list[FailureCause]:
+        """Causes of the failures, the likeliest first; every failed gate follows from one."""
+        changes = self.plan_changes
+        return joined_causes(
+            causes_of_mode(
+                (suspect for part in parts for suspect in part.suspects), changes.get(key, ())
+            )
+            for key, parts in self._by_mode().items()
+        )
+
+    @property
+    def plan_changes(self) -> dict[tuple[str, str], list[PlanChange]]:
+        """Changes of the plan by model and mode, over all its tests."""
+        changes = {
+            key: merged(
+                (change for part in parts for change in part.plan),
+                sum(part.planned for part in parts),
+            )
+            for key, parts in self._by_mode().items()
+        }
+        return {key: of_mode for key, of_mode in changes.items() if of_mode}
+
+    @property
+    def folded(self) -> int:
+        """Number of failed comparisons that `plan_changes` are about."""
+        return sum(part.folded for part in self._parts())
 
     @property
     def modes(self) -> list[ModeSummary]:
-        """Every mode of every model, the one that is worst against its limit first."""
-        places: dict[tuple[str, str], list[_Part]] = {}
-        for _, parts in self._tests.values():
-            for place, part in parts.items():
-                places.setdefault(place, []).append(part)
-        found = [_mode(*place, parts) for place, parts in places.items()]
+        """Every mode of every model, the worst against its limit first."""
+        summaries = [_mode(*key, parts) for key, parts in self._by_mode().items()]
         return sorted(
-            found, key=lambda m: (m.worst is None, m.worst.rank if m.worst else (), m.model, m.mode)
+            summaries,
+            key=lambda m: (m.worst is None, m.worst.rank if m.worst else (), m.model, m.mode),
         )
 
-    def _parts(self) -> Iterator[_Part]:
+    def _by_mode(self) -> dict[tuple[str, str], list[_TestTally]]:
+        by_mode: dict[tuple[str, str], list[_TestTally]] = {}
+        for _, parts in self._tests.values():
+            for key, part in parts.items():
+                by_mode.setdefault(key, []).append(part)
+        return by_mode
+
+    def _parts(self) -> Iterator[_TestTally]:
         for _, parts in self._tests.values():
             yield from parts.values()
 
 
-def _add(part: _Part, record: Mapping[str, Any]) -> None:
+def _add(part: _TestTally, record: Mapping[str, Any]) -> None:
     checks = record["checks"]
     part.checks += len(checks)
     part.improved += any(check["improved"] for check in checks)
-    lacks = any(check["kind"] == "missing" for check in checks)
-    finding = finding_of(record)
+    changes = plan_changes(checks)
+    part.plan = merged([*part.plan, *changes])
+    part.planned += sum(bool(check.get("text")) for check in checks)
+    is_missing = any(check["kind"] == "missing" for check in checks)
+    finding = summarize_comparison(record)
     if record["passed"]:
         part.passed += 1
     else:
         part.failed += 1
-        part.missing += lacks
-        part.unknown += lacks and is_unknown(record)
+        part.missing += is_missing
+        part.unknown += is_missing and is_unknown(record)
+        part.folded += finding.is_plan_change
         part.failures.append(finding)
+        if (suspect := suspect_of(record)) is not None:
+            part.suspects.append(suspect)
+            if len(part.suspects) > 2 * MOST_SUSPECTS:
+                part.suspects = sorted(part.suspects)[:MOST_SUSPECTS]
         if len(part.failures) > 2 * MOST_FAILED:
-            part.failures = sorted(part.failures, key=lambda each: each.rank)[:MOST_FAILED]
-    # What an update has just recorded was held against nothing yet.
-    held = finding.check is not None and not (record["passed"] and lacks)
-    if held and (part.worst is None or finding.rank < part.worst.rank):
+            part.failures = sorted(part.failures, key=lambda carried: carried.rank)[:MOST_FAILED]
+    # A value that an update has just recorded has no limit yet.
+    has_limit = finding.check is not None and not (record["passed"] and is_missing)
+    if has_limit and (part.worst is None or finding.rank < part.worst.rank):
         part.worst = finding
     error, scope = record["values"].get("relative_mse"), record["scope"]
     if error is not None and math.isfinite(error):
@@ -217,20 +291,18 @@ def _add(part: _Part, record: Mapping[str, Any]) -> None:
             value = record["values"].get(metric)
             if value is None:
                 continue
-            each = Carried(metric, value, grade)
-            known = part.carried.get(metric)
-            if known is None or each.badness > known.badness:
-                part.carried[metric] = each
+            carried = CarriedError(metric, value, grade)
+            worst = part.carried.get(metric)
+            if worst is None or carried.badness > worst.badness:
+                part.carried[metric] = carried
 
 
-def finding_of(record: Mapping[str, Any]) -> Finding:
-    """One record, without what tables do not show."""
+def summarize_comparison(record: Mapping[str, Any]) -> ComparisonSummary:
+    """Return a record reduced to the fields that tables show."""
     check = binding(record)
-    worst = severity(check) if check else (0, 0, 0.0)
-    names = tuple(str(record[name]) for name in ("mode", "model", "site", "scope", "node"))
-    known: Mapping[str, float | None] = record["accepted"] or {}
-    return Finding(
-        (bool(record["passed"]), *(-each for each in worst), record.get("order", 0), *names),
+    accepted: Mapping[str, float | None] = record["accepted"] or {}
+    return ComparisonSummary(
+        rank(record),
         node=str(record["node"]),
         model=str(record["model"]),
         mode=str(record["mode"]),
@@ -239,21 +311,21 @@ def finding_of(record: Mapping[str, Any]) -> Finding:
         scope=str(record["scope"]),
         passed=bool(record["passed"]),
         check=check,
-        accepted=known.get(str(check["metric"])) if check else None,
+        accepted=accepted.get(str(check["metric"])) if check else None,
     )
 
 
 def is_unknown(record: Mapping[str, Any]) -> bool:
-    """Whether nothing is wrong but that no errors were accepted yet."""
+    """Tell whether the only problem is that no errors were accepted yet."""
     return all(check["passed"] or check["kind"] == "missing" for check in record["checks"])
 
 
-def _mode(model: str, mode: str, parts: list[_Part]) -> ModeSummary:
-    worst = min((p.worst for p in parts if p.worst), key=lambda each: each.rank, default=None)
+def _mode(model: str, mode: str, parts: list[_TestTally]) -> ModeSummary:
+    worst = min((p.worst for p in parts if p.worst), key=lambda item: item.rank, default=None)
     carried = []
     for metric in dict.fromkeys(name for part in parts for name in part.carried):
-        known = [part.carried[metric] for part in parts if metric in part.carried]
-        carried.append(max(known, key=lambda each: each.badness))
+        values = [part.carried[metric] for part in parts if metric in part.carried]
+        carried.append(max(values, key=lambda item: item.badness))
     errors: dict[str, float] = {}
     for part in parts:
         for scope, error in part.errors.items():
@@ -272,14 +344,14 @@ def _mode(model: str, mode: str, parts: list[_Part]) -> ModeSummary:
 
 
 def correlation_text(value: float) -> str:
-    """With digits enough to tell it from 1: `0.99987`."""
+    """Write a correlation with enough digits to differ from 1: `0.99987`."""
     gap = abs(1.0 - value)
     digits = 4 if not 0 < gap < 1e-3 else min(12, 2 + int(-math.log10(gap)))
     return f"{value:.{digits}f}"
 
 
-def change_text(finding: Finding) -> str:
-    """The value against the accepted one: `+26 %`, `27x`; empty where one of them is missing."""
+def change_text(finding: ComparisonSummary) -> str:
+    """Write the change from the accepted value: `+26 %`, `27x`; empty if one is missing."""
     value = finding.check["value"] if finding.check else None
     accepted = finding.accepted
     if value is None or accepted is None or not math.isfinite(value):
@@ -301,7 +373,7 @@ def _ratio_text(ratio: float) -> str:
 
 
 def set_up_lines(broken: Mapping[str, str]) -> list[str]:
-    """Set-up errors, each text once: one cause fails many tests."""
+    """Write set-up errors, each text once, as one cause fails many tests."""
     by_text: dict[str, list[str]] = {}
     for node, text in broken.items():
         by_text.setdefault(text, []).append(node)

@@ -1,4 +1,4 @@
-"""The records as a flat table, one row per site and metric."""
+"""Records as a flat table, one row per site and metric."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SAME = ("suite", "node", "model", "mode", "layer", "site", "scope", "passed", "
 def to_csv(records: Iterable[Mapping[str, Any]], path: Path | str) -> int:
     """Write the table and return its number of rows.
 
-    A metric with several limits shows the one that bound it; a number that JSON could not hold is
-    shown by its name, one that is not there is empty. Names that a spreadsheet would take for a
-    formula get an apostrophe.
+    A metric with several limits shows the binding one; a number that is not finite is shown by its
+    name, a missing one is empty. Names that a spreadsheet would take for a formula get an
+    apostrophe.
     """
     count = 0
     with (
@@ -35,7 +35,7 @@ def to_csv(records: Iterable[Mapping[str, Any]], path: Path | str) -> int:
         writer.writeheader()
         for record in records:
             for row in _rows(record):
-                writer.writerow({name: _shown(each) for name, each in row.items()})
+                writer.writerow({name: _cell(value) for name, value in row.items()})
                 count += 1
     return count
 
@@ -62,7 +62,7 @@ def _rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 _NAMES = ("nan", "inf", "-inf")
 
 
-def _shown(value: object) -> object:
-    """Numbers that are not finite by their names, which no spreadsheet runs."""
+def _cell(value: object) -> object:
+    """Return the value of a cell, with names for numbers that are not finite."""
     odd = isinstance(value, float) and not math.isfinite(value)
     return str(value) if odd or (isinstance(value, str) and value in _NAMES) else for_csv(value)

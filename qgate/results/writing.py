@@ -1,4 +1,4 @@
-"""Writes `results.jsonl` record by record, so that a killed run leaves what it knew."""
+"""Write `results.jsonl` record by record, so that a killed run leaves its records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from qgate.errors import QgateError
@@ -14,21 +13,21 @@ from qgate.results.schema import check_header, check_record, line
 from qgate.storage.files import replacing
 
 
-def write_whole(
+def write_results(
     path: Path | str, header: Mapping[str, Any], records: Iterable[Mapping[str, Any]]
 ) -> None:
-    """A results file of a run that is over: all of it, or what was there before."""
+    """Write the results file of a finished run, as a whole or not at all."""
     check_header(dict(header), "the header given")
-    listed = list(records)
+    all_records = list(records)
     with replacing(Path(path)) as fresh, fresh.open("w", encoding="utf-8", newline="") as file:
-        file.write(line({**header, "records": len(listed)}))
-        for record in listed:
+        file.write(line({**header, "records": len(all_records)}))
+        for record in all_records:
             check_record(record)
             file.write(line(record))
 
 
 class Writer:
-    """A new results file: it appears with its header, whole, and grows by whole lines."""
+    """A new results file, which appears with its header and grows by whole lines."""
 
     def __init__(self, path: Path | str, header: Mapping[str, Any]) -> None:
         self.path = Path(path)
@@ -49,12 +48,12 @@ class Writer:
         self._write(line(record))
 
     def _write(self, text: str) -> None:
-        """All of a line or nothing of it: what a full disk left half written is cut off again."""
+        """Write all of a line or nothing; a line that a full disk cut off is removed."""
         start = os.fstat(self._file.fileno()).st_size
-        rest = text.encode("utf-8")
+        remaining = text.encode("utf-8")
         try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            while remaining:
+                remaining = remaining[self._file.write(remaining) :]
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._file.truncate(start)
@@ -66,10 +65,5 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -1,1 +1,1 @@
-"""Which powers of two suit a format."""
+"""Powers of two as scales: levels of a sweep, and the search for the best one."""

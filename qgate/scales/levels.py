@@ -1,4 +1,4 @@
-"""Which scale exponents a sweep visits: the ends of the range, the best power of two, the usual."""
+"""Scale exponents of a sweep: the ends of the range, the best power of two, the usual scale."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ UsualKind = Literal["production", "amax", "cast"]
 class Level:
     exponent: float
     marks: tuple[str, ...] = ()
-    """Of "maximum", "minimum" (the alignment ends) and the kind of the usual scale."""
+    """Among "maximum", "minimum" (the alignment ends) and the kind of the usual scale."""
     scale: float | None = None
-    """Where it is not 2**exponent to the last bit."""
+    """The scale, where it is not exactly 2**exponent."""
 
     @property
     def integer(self) -> bool:
@@ -37,7 +37,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Usual:
-    """The scale that a format is used with today, which advice is compared with.
+    """The usual scale of a format, which advice is compared with.
 
     production  the exponent that MX's floor rule gives, of formats with E8M0 scales
     amax        amax / max, as a number: fp8 and integers with a scale of the tensor
@@ -62,21 +62,21 @@ class MeetingExponents:
 
 
 def floor_log2_ratio(a: float, b: float) -> int:
-    """floor(log2(a / b)) without computing a logarithm or the quotient."""
+    """Return floor(log2(a / b)) without computing a logarithm or the quotient."""
     a_fraction, a_exponent = math.frexp(a)
     b_fraction, b_exponent = math.frexp(b)
     return a_exponent - b_exponent - (a_fraction < b_fraction)
 
 
 def ceil_log2_ratio(a: float, b: float) -> int:
-    """ceil(log2(a / b)), likewise."""
+    """Return ceil(log2(a / b)), likewise."""
     a_fraction, a_exponent = math.frexp(a)
     b_fraction, b_exponent = math.frexp(b)
     return a_exponent - b_exponent + (a_fraction > b_fraction)
 
 
 def usual_of(fmt: ElementFormat, amax: float, *, mx: bool, double: bool) -> Usual:
-    """The usual scale of a format for a tensor; `mx` for elements of an MX format."""
+    """Return the usual scale of a format for a tensor; `mx` for elements of an MX format."""
     if mx:
         exponent = floor_log2_ratio(amax, 1.0) - fmt.max_exponent
         return Usual("production", 2.0 ** min(max(exponent, -_E8M0), _E8M0))
@@ -94,9 +94,9 @@ def ends_of(
     min_exp: float | None,
     alignment: Alignment,
 ) -> MeetingExponents:
-    """From the tensor's magnitudes and the format's largest value and smallest normal one.
+    """Return the exponents at which a tensor meets a format's largest and smallest normal value.
 
-    "exact" is what the words promise: from the smallest scale at which nothing overflows to the
+    "exact" goes from the smallest scale at which nothing overflows to the
     largest at which nothing underflows. "documented" rounds both ends the other way.
     """
     largest, smallest = limits
@@ -105,30 +105,24 @@ def ends_of(
         low: float = ceil_log2_ratio(amin, smallest)
     else:
         high, low = ceil_log2_ratio(amax, largest), floor_log2_ratio(amin, smallest)
-    given = {(False, False): alignment, (True, True): "given"}.get(
-        (max_exp is not None, min_exp is not None),
-        "maximum given" if max_exp is not None else "minimum given",
-    )
     if max_exp is not None and min_exp is not None and max_exp < min_exp:
         raise QgateError(
             f"max_exp {max_exp:g} is below min_exp {min_exp:g}; a sweep runs from the larger "
             "scale exponent to the smaller one."
         )
     for name, value in (("max_exp", max_exp), ("min_exp", min_exp)):
-        if value is None:
-            continue
-        if not math.isfinite(value) or abs(value) > _FARTHEST:
+        if value is not None and not abs(value) <= _FARTHEST:
             raise QgateError(
                 f"{name} {value} is not allowed; it is a number from -{_FARTHEST} to {_FARTHEST}."
             )
+    if max_exp is not None and min_exp is not None:
+        return MeetingExponents(max_exp, min_exp, "given")
     # The other end gives way where the given one lies beyond it.
     if max_exp is not None:
-        low = low if min_exp is not None else min(low, math.floor(max_exp))
-        high = max_exp
+        return MeetingExponents(max_exp, min(low, math.floor(max_exp)), "maximum given")
     if min_exp is not None:
-        high = high if max_exp is not None else max(high, math.ceil(min_exp))
-        low = min_exp
-    return MeetingExponents(high, low, given)
+        return MeetingExponents(max(high, math.ceil(min_exp)), min_exp, "minimum given")
+    return MeetingExponents(high, low, alignment)
 
 
 def levels_of(ends: MeetingExponents, count: int, usual: Usual, best: int) -> list[Level]:
@@ -154,7 +148,7 @@ def levels_of(ends: MeetingExponents, count: int, usual: Usual, best: int) -> li
         between.add(min(max(best, -_E8M0), _E8M0))
     marks = {"maximum": ends.maximum, "minimum": ends.minimum, usual.kind: usual.exponent}
     levels = {
-        e: Level(e, tuple(name for name, place in marks.items() if e == place))
+        e: Level(e, tuple(name for name, exponent in marks.items() if e == exponent))
         for e in {*spaced, *map(float, between), usual.exponent}
     }
     if not levels[usual.exponent].integer:

@@ -16,16 +16,16 @@ from qgate.stats import serial
 Floats = npt.NDArray[np.float64]
 
 REACH = 40
-"""Exponents so far below and above that of amax are looked at."""
+"""How far below and above the exponent of amax the search goes."""
 SAME = 1e-9
-"""Errors that differ by less of their size are the same: it is the rounding of their sums."""
+"""Relative difference below which errors are equal: it is the rounding of their sums."""
 _ROOM = 2**17
 _FINE_BITS, _COARSE_BITS = 11, 5
 _NEARLY, _MOST = 1.1, 4
 
 
 def exponents_near(fmt: ElementFormat, amax: float) -> range:
-    """The exponents among which the best one is.
+    """Return the exponents among which the best one is.
 
     The values of a format at half the scale contain those at the whole scale, up to the largest:
     so nothing is gained above the smallest scale at which amax fits, unless the format is tapered.
@@ -38,13 +38,13 @@ def exponents_near(fmt: ElementFormat, amax: float) -> range:
 def squared_errors(
     fmt: ElementFormat, sizes: Floats, weights: Floats, exponents: Sequence[int]
 ) -> Floats:
-    """The sum of squared errors at each scale 2**exponent, in units of a power of two.
+    """Sum squared errors at each scale 2**exponent, in units of a power of two.
 
     `sizes` are magnitudes, the largest last, and `weights` how often each occurs.
     """
     unit = math.frexp(float(sizes[-1]))[1]
     whole = np.ldexp(sizes, -unit)
-    found = np.zeros(len(exponents))
+    errors = np.zeros(len(exponents))
     step = max(_ROOM // len(sizes), 1)
     with serial():
         for start in range(0, len(exponents), step):
@@ -54,20 +54,20 @@ def squared_errors(
             np.multiply(error, scales, out=error)
             error -= whole
             np.multiply(error, error, out=error)
-            found[part] = error @ weights
-    return found
+            errors[part] = error @ weights
+    return errors
 
 
 def best_exponent(fmt: ElementFormat, sizes: Floats, weights: Floats, near: float) -> int:
-    """The exponent with the least squared error; of equals the one nearest `near`."""
+    """Find the exponent with the least squared error; of equals the one nearest `near`."""
     exponents = exponents_near(fmt, float(sizes[-1]))
     return _least(exponents, squared_errors(fmt, sizes, weights, exponents), near)
 
 
 def quick_best_exponent(fmt: ElementFormat, sizes: Floats, weights: Floats, near: float) -> int:
-    """The same from neighbors taken together, of which the best few are looked at exactly."""
+    """Find it among coarse bins of neighbors, then compare the best few exactly."""
     exponents = exponents_near(fmt, float(sizes[-1]))
-    coarse = squared_errors(fmt, *_merged(sizes, weights, _COARSE_BITS), exponents)
+    coarse = squared_errors(fmt, *_merge(sizes, weights, _COARSE_BITS), exponents)
     order = np.argsort(coarse, kind="stable")[:_MOST]
     few = [exponents[i] for i in order if coarse[i] <= _NEARLY * coarse[order[0]]]
     return _least(few, squared_errors(fmt, sizes, weights, few), near)
@@ -79,33 +79,33 @@ def _least(exponents: Sequence[int], errors: Floats, near: float) -> int:
     return min(same, key=lambda e: (abs(e - near), -e))
 
 
-def merged_chunks(chunks: Iterable[Floats], amax: float) -> tuple[Floats, Floats]:
-    """Magnitudes of values that are not counted, those that agree in 12 leading bits as one.
+def merge_chunks(chunks: Iterable[Floats], amax: float) -> tuple[Floats, Floats]:
+    """Merge magnitudes of values that are not counted where they agree in 12 leading bits.
 
     Each stands for its mean, so numbers of few bits stay what they are.
     """
     unit = math.frexp(amax)[1]
-    room = _place(np.ones(1), _FINE_BITS)[0] + 1
+    room = _bins(np.ones(1), _FINE_BITS)[0] + 1
     counts, sums = np.zeros(room), np.zeros(room)
     for chunk in chunks:
         sizes = np.ldexp(np.abs(chunk), -unit)
-        place = _place(sizes, _FINE_BITS)
-        counts += np.bincount(place, minlength=room)
-        sums += np.bincount(place, sizes, minlength=room)
-    there = np.flatnonzero(counts)
-    return np.ldexp(sums[there] / counts[there], unit), counts[there]
+        bins = _bins(sizes, _FINE_BITS)
+        counts += np.bincount(bins, minlength=room)
+        sums += np.bincount(bins, sizes, minlength=room)
+    used = np.flatnonzero(counts)
+    return np.ldexp(sums[used] / counts[used], unit), counts[used]
 
 
-def _merged(sizes: Floats, weights: Floats, bits: int) -> tuple[Floats, Floats]:
+def _merge(sizes: Floats, weights: Floats, bits: int) -> tuple[Floats, Floats]:
     unit = math.frexp(float(sizes[-1]))[1]
-    place = _place(np.ldexp(sizes, -unit), bits)
-    _, starts = np.unique(place, return_index=True)
+    bins = _bins(np.ldexp(sizes, -unit), bits)
+    _, starts = np.unique(bins, return_index=True)
     total = np.add.reduceat(weights, starts)
     means = np.add.reduceat(np.ldexp(sizes, -unit) * weights, starts) / total
     return np.ldexp(means, unit), total
 
 
-def _place(sizes: Floats, bits: int) -> npt.NDArray[np.int64]:
-    """Where magnitudes of at most 1 go by their exponent and the bits that lead their mantissa."""
+def _bins(sizes: Floats, bits: int) -> npt.NDArray[np.int64]:
+    """Bin magnitudes of at most 1 by their exponent and the leading bits of their mantissa."""
     single = sizes.astype(np.float32).view(np.int32)
     return (single >> (23 - bits)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Errors apart for each index of one axis: which channel, which token."""
+"""Errors for each index of one axis: per channel, per token."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Ints = npt.NDArray[np.int64]
 class AxisErrors:
     """Arrays with one entry per index of an axis; `a + b` adds them index by index.
 
-    An index where a NaN or an infinity was seen on either side has NaN for its metrics;
-    `finite_only()` leaves such pairs out instead. Squares are plain float64: where they leave its
-    range (values beyond 1e±150), metrics that need them are inf or NaN.
+    An index with a NaN or an infinity on either side has NaN for its metrics; `finite_only()`
+    omits such pairs instead. Squares are plain float64: where they leave its range (values beyond
+    1e±150), metrics that need them are inf or NaN.
     """
 
     axis: int
@@ -40,38 +40,36 @@ class AxisErrors:
 
     @property
     def mse(self) -> Floats:
-        return self._gated(_quotient(self._squares, self.count))
+        return self._nan_where_undefined(_quotient(self._squares, self.count))
 
     @property
     def mae(self) -> Floats:
-        return self._gated(_quotient(self.sum_abs_error, self.count))
+        return self._nan_where_undefined(_quotient(self.sum_abs_error, self.count))
 
     @property
     def max_abs(self) -> Floats:
-        return self._gated(self.max_abs_error)
+        return self._nan_where_undefined(self.max_abs_error)
 
     @property
     def relative_mse(self) -> Floats:
         """0 without error, inf where only the reference is zero."""
-        found = _quotient(self._squares, self.sum_square_reference)
-        return self._gated(np.where(self.max_abs_error == 0, 0.0, found))
+        ratios = _quotient(self._squares, self.sum_square_reference)
+        return self._nan_where_undefined(np.where(self.max_abs_error == 0, 0.0, ratios))
 
     @property
     def sqnr_db(self) -> Floats:
         """inf without error, -inf where only the reference is zero."""
-        with np.errstate(divide="ignore"):
-            signal, noise = np.log10(self.sum_square_reference), np.log10(self._squares)
-        with np.errstate(invalid="ignore"):  # without error the answer is the last line's
-            found = 10 * (signal - noise)
-        return self._gated(np.where(self.max_abs_error == 0, math.inf, found))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios = 10 * (np.log10(self.sum_square_reference) - np.log10(self._squares))
+        return self._nan_where_undefined(np.where(self.max_abs_error == 0, math.inf, ratios))
 
     @property
     def _squares(self) -> Floats:
         lost = (self.sum_square_error == 0) & (self.max_abs_error > 0)
         return np.where(lost, math.nan, self.sum_square_error)
 
-    def _gated(self, found: Floats) -> Floats:
-        return np.where((self.count == 0) | (self.non_finite > 0), math.nan, found)
+    def _nan_where_undefined(self, values: Floats) -> Floats:
+        return np.where((self.count == 0) | (self.non_finite > 0), math.nan, values)
 
     def __add__(self, other: AxisErrors) -> AxisErrors:
         if len(self) != len(other):
@@ -79,17 +77,11 @@ class AxisErrors:
                 f"an axis of {len(self)} and one of {len(other)} do not merge: errors per index "
                 "add up over parts that agree in that axis."
             )
-        return AxisErrors(
-            self.axis,
-            self.count + other.count,
-            self.non_finite + other.non_finite,
-            self.sum_square_error + other.sum_square_error,
-            self.sum_abs_error + other.sum_abs_error,
-            self.sum_square_reference + other.sum_square_reference,
-            np.maximum(self.max_abs_error, other.max_abs_error),
-        )
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _SUMS}
+        largest = np.maximum(self.max_abs_error, other.max_abs_error)
+        return AxisErrors(self.axis, max_abs_error=largest, **sums)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The arrays as lists."""
         names = ("count", "non_finite", "mse", "mae", "sqnr_db", "relative_mse", "max_abs")
         return {"axis": self.axis} | {name: getattr(self, name).tolist() for name in names}
@@ -97,12 +89,14 @@ class AxisErrors:
 
 def _quotient(part: Floats, whole: Floats | Ints) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
-        found: Floats = part / whole
-    return found
+        return np.asarray(part / whole)
+
+
+_SUMS = ("count", "non_finite", "sum_square_error", "sum_abs_error", "sum_square_reference")
 
 
 class AxisCollector:
-    """Takes flat runs of a tensor of known shape in order, and sums them per index of an axis."""
+    """Sums per index of an axis, of a tensor that arrives as flat runs in order."""
 
     def __init__(self, shape: tuple[int, ...], axis: int) -> None:
         if not -len(shape) <= axis < len(shape):
@@ -118,7 +112,7 @@ class AxisCollector:
     def add(
         self, start: int, error: Floats, reference: Floats, bad: npt.NDArray[np.bool_] | None
     ) -> None:
-        """Values from flat index `start` on; those that are bad count as no error, value 0."""
+        """Add values from flat index `start` on; bad ones count as no error, value 0."""
         self._fold(np.add, self._sums[0], start, error * error)
         magnitude = np.abs(error)
         self._fold(np.add, self._sums[1], start, magnitude)
@@ -139,16 +133,16 @@ class AxisCollector:
         rounds = (len(x) - head) // self._size
         tail = head + rounds * self._size
         whole = ufunc.reduce(x[head:tail].reshape(rounds, self._size), axis=0, initial=0)
-        for here, part in (
+        for target, part in (
             (slice(index, index + head), x[:head]),
             (slice(None), whole),
             (slice(0, len(x) - tail), x[tail:]),
         ):
-            ufunc(total[here], part, out=total[here])
+            ufunc(total[target], part, out=total[target])
 
     def result(self) -> AxisErrors:
-        each = self._elements // self._size if self._size else 0
-        count = each - self._non_finite
+        per_index = self._elements // self._size if self._size else 0
+        count = per_index - self._non_finite
         squares, magnitudes, references = self._sums
         return AxisErrors(
             self._axis, count, self._non_finite, squares, magnitudes, references, self._largest

@@ -1,9 +1,9 @@
-"""The one pass over two tensors of a device, there: what `ErrorPass` collects, in large parts.
+"""`ErrorPass` for two tensors of one device, which stay there: the same sums, in large parts.
 
-`qgate.kernels.comparing` leaves sums, extremes and counts of tiles of a few thousand pairs, and the
-tiles are added here. Every sum has a fixed order, so it has the same bits on every device. They are
-not the bits of `ErrorPass`, whose rows a BLAS adds up: both are within a few 1e-16 of the sum of
-magnitudes. Counts, extremes and places are the same.
+`qgate.kernels.comparing` returns sums, extremes and counts of tiles of a few thousand pairs, and
+this file adds the tiles. Every sum has a fixed order, so it has the same bits on every device. They
+are not the bits of `ErrorPass`, whose rows a BLAS adds up: both are within a few 1e-16 of the sum
+of magnitudes. Counts, extremes and positions are the same.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from torch import Tensor
 
 from qgate.kernels import comparing
 from qgate.kernels.comparing import AT_ONCE, COUNTS, EXTREMES, SUMS, TILE, Partials
-from qgate.stats._difference_counts import KEYS, SHIFT, DifferenceCounts
-from qgate.stats._error_pass import Element, NonFinite
-from qgate.stats._sums import ErrorSums, merged_sums, pushed
+from qgate.stats._error_pass import KEYS, SHIFT, DifferenceCounts, Element, NonFinite, PairTotals
+from qgate.stats._sums import ErrorSums, push_sums
 
 _PART = AT_ONCE
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
@@ -25,7 +24,7 @@ _TILES_AT_ONCE = 2**22 // TILE
 
 
 def serves(actual: Tensor, reference: Tensor) -> bool:
-    """If both are on one CUDA device, of dtypes whose squares float64 has."""
+    """Tell whether both are on one CUDA device, of dtypes whose squares fit float64."""
     return (
         actual.device == reference.device
         and actual.device.type == "cuda"
@@ -34,30 +33,17 @@ def serves(actual: Tensor, reference: Tensor) -> bool:
     )
 
 
-class DevicePass:
-    """Runs once over tensors of one shape; then its attributes are what was found."""
+class DevicePass(PairTotals):
+    """The totals of one pass over tensors of one shape on a device."""
 
-    def __init__(self, worst: int) -> None:
-        self._room = worst
-        self._parts: list[tuple[int, ErrorSums]] = []
-        self._keys: Tensor | None = None
-        self.elements = 0
-        self.actual = self.reference = NonFinite()
-        self.mismatched = 0
-        self.sign_flips = 0
-        self.first_non_finite: Element | None = None
-        self.worst: list[Element] = []
+    _keys: Tensor | None = None
 
     def run(self, actual: Tensor, reference: Tensor) -> bool:
-        """Always to the end: both have one shape."""
-        a, r = (each.reshape(-1).contiguous() for each in (actual, reference))
+        """Compare both to the end; they have one shape."""
+        a, r = (side.reshape(-1).contiguous() for side in (actual, reference))
         for start in range(0, len(a), _PART):
             self._add(a[start : start + _PART], r[start : start + _PART])
         return True
-
-    @property
-    def sums(self) -> ErrorSums:
-        return merged_sums(self._parts)
 
     @property
     def differences(self) -> DifferenceCounts:
@@ -66,58 +52,55 @@ class DevicePass:
         return DifferenceCounts(keys, table[keys])
 
     def _add(self, actual: Tensor, reference: Tensor) -> None:
-        partials = comparing.compared(actual, reference, SHIFT)
+        partials = comparing.compare(actual, reference, SHIFT)
         if partials is None:
-            partials = comparing.by_torch(actual, reference, SHIFT)
+            partials = comparing.compare_by_torch(actual, reference, SHIFT)
         self._keys = partials.keys if self._keys is None else self._keys + partials.keys
-        found = _figures(partials, len(actual))
-        if found["kept"] < len(actual):
-            self._note(found, actual, reference)
-        self.sign_flips += int(found["flips"])
-        if self._room and found["max_error"] > self._least_of_the_worst:
-            self._search(partials.extremes[0], actual, reference)
+        figures = _figures(partials, len(actual))
+        if figures["pairs"] < len(actual):
+            self._add_non_finite(figures, actual, reference)
+        self.sign_flips += int(figures["flips"])
+        if self._worst_room and figures["max_error"] > self._least_of_the_worst:
+            self._find_worst(partials.extremes[0], actual, reference)
         self.elements += len(actual)
-        pushed(self._parts, _sums_of(found))
+        push_sums(self._parts, _sums_of(figures))
 
-    def _note(self, found: dict[str, float], actual: Tensor, reference: Tensor) -> None:
-        self.actual = self.actual + NonFinite(*(int(found[f"{kind}_a"]) for kind in _KINDS))
-        self.reference = self.reference + NonFinite(*(int(found[f"{kind}_r"]) for kind in _KINDS))
-        self.mismatched += int(found["mismatched"])
+    def _add_non_finite(self, figures: dict[str, float], actual: Tensor, reference: Tensor) -> None:
+        self.actual = self.actual + NonFinite(*(int(figures[f"{kind}_a"]) for kind in _KINDS))
+        self.reference = self.reference + NonFinite(*(int(figures[f"{kind}_r"]) for kind in _KINDS))
+        self.mismatched += int(figures["mismatched"])
         if self.first_non_finite is None:
-            begin = int(found["first_bad_tile"]) * TILE
-            a, r = (each[begin : begin + TILE] for each in (actual, reference))
+            begin = int(figures["first_bad_tile"]) * TILE
+            a, r = (side[begin : begin + TILE] for side in (actual, reference))
             bad = ~(a.isfinite() & r.isfinite())
-            place = begin + int(bad.to(torch.int8).argmax())
-            self.first_non_finite = self._elements([place], actual, reference)[0]
+            index = begin + int(bad.to(torch.int8).argmax())
+            self.first_non_finite = self._elements([index], actual, reference)[0]
 
-    @property
-    def _least_of_the_worst(self) -> float:
-        return -self.worst[-1].badness[0] if len(self.worst) == self._room else 0.0
+    def _find_worst(self, largest: Tensor, actual: Tensor, reference: Tensor) -> None:
+        """Keep the worst pairs.
 
-    def _search(self, largest: Tensor, actual: Tensor, reference: Tensor) -> None:
-        """Only where a tile's largest difference is among as many largest ones, of equals the
-        first, can one of the worst be."""
-        tiles = _largest(largest, self._room)
+        They are in the tiles with the largest differences, as many tiles as there are worst pairs;
+        of equal tiles in the first.
+        """
+        tiles = _largest(largest, self._worst_room)
         tiles = tiles[largest[tiles] > self._least_of_the_worst]
         for some in tiles.split(_TILES_AT_ONCE):
             places = some[:, None] * TILE + torch.arange(TILE, device=largest.device)
             places = places.view(-1)
             places = places[places < len(actual)]
-            a, r = (each[places].to(torch.float64) for each in (actual, reference))
+            a, r = (side[places].to(torch.float64) for side in (actual, reference))
             size = (a - r).abs().masked_fill_(~(a.isfinite() & r.isfinite()), 0.0)
-            chosen = places[_largest(size, self._room)].tolist()
-            found = self._elements(chosen, actual, reference)
-            both = sorted([*self.worst, *found], key=lambda each: each.badness)
-            self.worst = both[: self._room]
+            chosen = places[_largest(size, self._worst_room)].tolist()
+            self._keep(self._elements(chosen, actual, reference))
 
     def _elements(self, places: list[int], actual: Tensor, reference: Tensor) -> list[Element]:
         at = torch.tensor(places, dtype=torch.int64, device=actual.device)
-        a, r = (each[at].tolist() for each in (actual, reference))
+        a, r = (side[at].tolist() for side in (actual, reference))
         return [Element(self.elements + i, x, y) for i, x, y in zip(places, a, r, strict=True)]
 
 
 def _largest(size: Tensor, room: int) -> Tensor:
-    """The places of the largest, which are not 0, in order; of equals the first."""
+    """Return the indices of the largest, which are not 0, in order; of equals the first."""
     room = min(room, len(size))
     least = size.topk(room).values[-1]
     equal = (size == least) & (size > 0)
@@ -125,24 +108,24 @@ def _largest(size: Tensor, room: int) -> Tensor:
 
 
 def _figures(partials: Partials, n: int) -> dict[str, float]:
-    """All that the host has to know of a part, asked for at once."""
+    """Return all figures of a part that the host needs, in one transfer."""
     counts = partials.counts.to(torch.int64)
-    kept = counts[0].to(torch.float64)
-    total = kept.sum()
+    pairs = counts[0].to(torch.float64)
+    total = pairs.sum()
     sums = _totals(partials.sums)
     means = sums[:2] / total.clamp(min=1)
-    held = kept.clamp(min=1)
-    own_means, rests = partials.sums[:2] / held, partials.sums[2:4] / held
-    apart = ((own_means - means[:, None]) + rests).masked_fill_(kept == 0, 0.0)
-    shift_a, shift_r = kept * apart
-    between = [shift_a, shift_r, shift_a * apart[0], shift_r * apart[1], shift_a * apart[1]]
+    divisor = pairs.clamp(min=1)
+    own_means, rests = partials.sums[:2] / divisor, partials.sums[2:4] / divisor
+    offsets = ((own_means - means[:, None]) + rests).masked_fill_(pairs == 0, 0.0)
+    shift_a, shift_r = pairs * offsets
+    between = [shift_a, shift_r, shift_a * offsets[0], shift_r * offsets[1], shift_a * offsets[1]]
     within = partials.sums[2:7].clone()
     within[:2] = 0.0
     centered = _totals(torch.stack(between) + within)
-    tiles = torch.arange(len(kept), device=kept.device)
+    tiles = torch.arange(len(pairs), device=pairs.device)
     bad = counts[0] < (n - tiles * TILE).clamp(max=TILE)
     low, high = partials.extremes.amin(1), partials.extremes.amax(1)
-    there = [
+    figures = [
         *zip(("sum_a", "sum_r", *SUMS[7:]), (*sums[:2], *sums[7:]), strict=True),
         *zip(("mean_a", "mean_r"), means, strict=True),
         *zip(SUMS[2:7], centered, strict=True),
@@ -150,12 +133,12 @@ def _figures(partials: Partials, n: int) -> dict[str, float]:
         *zip(EXTREMES, (high[0], low[1], high[2], low[3], high[4]), strict=True),
         ("first_bad_tile", bad.to(torch.int8).argmax()),
     ]
-    values = torch.stack([each.to(torch.float64) for _, each in there]).tolist()
-    return {name: value for (name, _), value in zip(there, values, strict=True)}
+    values = torch.stack([figure.to(torch.float64) for _, figure in figures]).tolist()
+    return {name: value for (name, _), value in zip(figures, values, strict=True)}
 
 
 def _totals(x: Tensor) -> Tensor:
-    """Of each row, halves onto halves."""
+    """Add up each row, halves onto halves."""
     room = 1 << (x.shape[1] - 1).bit_length()
     x = torch.nn.functional.pad(x, (0, room - x.shape[1]))
     while x.shape[1] > 1:
@@ -165,8 +148,8 @@ def _totals(x: Tensor) -> Tensor:
 
 
 def _sums_of(f: dict[str, float]) -> ErrorSums:
-    """As `Portion.sums` puts them together."""
-    n = int(f["kept"])
+    """Build the sums as `Portion.sums` does."""
+    n = int(f["pairs"])
     if not n:
         return ErrorSums()
     mean_a, mean_r = f["mean_a"], f["mean_r"]

@@ -1,27 +1,88 @@
-"""The one pass over two tensors: what it collects beside the sums, and how it merges those."""
+"""The one pass over two tensors: its sums, counts of differences, and worst pairs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from qgate.errors import QgateError
 from qgate.stats._axis_errors import AxisCollector
-from qgate.stats._difference_counts import DifferenceCounts, KeyTable
-from qgate.stats._portion import ELEMENTS, Portion
-from qgate.stats._reading import Reader
-from qgate.stats._sums import ErrorSums, Floats, merged_sums, pushed
+from qgate.stats._portion import ELEMENTS, Portion, Reader
+from qgate.stats._sums import ErrorSums, Floats, merge_sums, push_sums
+from qgate.stats.summary import Ints, distinct
+
+SHIFT = 45  # of the 64 bits: 11 of exponent and 7 of fraction stay
+KEYS = 2 ** (63 - SHIFT)
+RELATIVE_ERROR = 2.0**-8
+
+
+class DifferenceCounts:
+    """Counts of |differences| by exponent and first 7 fraction bits.
+
+    Values with one key differ by less than 1 part in 2^7, and the middle of them is within 1 part
+    in 2^8 of each. Zero has its key to itself, except for differences below 2^-1029.
+    """
+
+    def __init__(self, keys: Ints, counts: Ints) -> None:
+        self.keys, self.counts = keys, counts
+
+    def __add__(self, other: DifferenceCounts) -> DifferenceCounts:
+        keys = np.concatenate([self.keys, other.keys])
+        return DifferenceCounts(*distinct(keys, np.concatenate([self.counts, other.counts])))
+
+    def percentile(self, q: float, largest: float) -> float:
+        """Return the smallest value that at least q percent do not exceed, to `RELATIVE_ERROR`.
+
+        `largest` is the exact maximum: no estimate exceeds it, and it is the answer where the rank
+        is the last. NaN without values.
+        """
+        if not 0 <= q <= 100:
+            raise QgateError(f"percentile {q} is not between 0 and 100.")
+        total = int(self.counts.sum())
+        if not total:
+            return math.nan
+        rank = max(math.ceil(Fraction(str(q)) * total / 100), 1)
+        if rank == total:
+            return largest
+        key = self.keys[np.searchsorted(np.cumsum(self.counts), rank)]
+        if not key:
+            return 0.0
+        middle = np.int64(key << SHIFT | 1 << (SHIFT - 1)).view(np.float64)
+        return min(float(middle), largest)
+
+
+class KeyTable:
+    """A table that collects the counts; the system gives memory only to its used parts."""
+
+    def __init__(self, room: int) -> None:
+        self._table = np.zeros(KEYS, np.int64)
+        self._counted = torch.from_numpy(self._table)
+        self._ones = torch.ones(room, dtype=torch.int64, device="cpu")
+
+    def add(self, magnitudes: Floats, scratch: Floats, zeros: int) -> None:
+        """Count all magnitudes except for so many zeros; overwrite `scratch` of that size."""
+        keys = scratch.view(np.int64)
+        np.right_shift(magnitudes.view(np.int64), SHIFT, out=keys)
+        self._counted.scatter_add_(0, torch.from_numpy(keys), self._ones[: len(keys)])
+        self._table[0] -= zeros
+
+    def counts(self) -> DifferenceCounts:
+        keys = np.flatnonzero(self._table)
+        return DifferenceCounts(keys, self._table[keys])
 
 
 @dataclass(frozen=True)
 class Element:
-    """One place where two tensors differ, or where one is not finite.
+    """A pair that differs, or of which one side is not finite.
 
-    `index` is its place in the tensor it came from. `flat` counts on through a merge: in `a + b`
-    the elements of b follow those of a.
+    `index` is its position in its tensor. `flat` counts on through a merge: in `a + b` the elements
+    of b follow those of a.
     """
 
     flat: int
@@ -35,11 +96,11 @@ class Element:
 
     @property
     def badness(self) -> tuple[float, int]:
-        """Sorts the worst first, equals by place."""
+        """The key that sorts the worst first, equals by position."""
         return -abs(self.difference), self.flat
 
     def located(self, shape: tuple[int, ...] | None) -> Element:
-        """With the index in a tensor of this shape; chunks have only the flat one."""
+        """Return it with the index in a tensor of this shape; chunks have only the flat one."""
         index = (self.flat,) if shape is None else np.unravel_index(self.flat, shape)
         return replace(self, index=tuple(int(i) for i in index))
 
@@ -49,7 +110,7 @@ class Element:
 
 @dataclass(frozen=True)
 class NonFinite:
-    """How many values of one side are not finite, by kind."""
+    """Counts of the values of one side that are not finite, by kind."""
 
     nan: int = 0
     positive_infinity: int = 0
@@ -67,14 +128,11 @@ class NonFinite:
         )
 
 
-class ErrorPass:
-    """Runs once; then its attributes are what was found."""
+class PairTotals:
+    """Sums, counts and worst pairs of a pass over pairs."""
 
-    def __init__(self, worst: int, axes: Sequence[AxisCollector]) -> None:
-        self._room = worst
-        self._axes = axes
-        self._portion = Portion()
-        self._keys = KeyTable(ELEMENTS)
+    def __init__(self, worst: int) -> None:
+        self._worst_room = worst
         self._parts: list[tuple[int, ErrorSums]] = []
         self.elements = 0
         self.actual = self.reference = NonFinite()
@@ -83,31 +141,50 @@ class ErrorPass:
         self.first_non_finite: Element | None = None
         self.worst: list[Element] = []
 
+    @property
+    def sums(self) -> ErrorSums:
+        return merge_sums(self._parts)
+
+    @property
+    def _least_of_the_worst(self) -> float:
+        return -self.worst[-1].badness[0] if len(self.worst) == self._worst_room else 0.0
+
+    def _keep(self, elements: list[Element]) -> None:
+        """Keep the worst of these and of those before."""
+        ranked = sorted([*self.worst, *elements], key=lambda element: element.badness)
+        self.worst = ranked[: self._worst_room]
+
+
+class ErrorPass(PairTotals):
+    """The totals of one pass over readers."""
+
+    def __init__(self, worst: int, axes: Sequence[AxisCollector]) -> None:
+        super().__init__(worst)
+        self._axes = axes
+        self._portion = Portion()
+        self._keys = KeyTable(ELEMENTS)
+
     def run(self, actual: Reader, reference: Reader) -> bool:
         """Read both to the end; False where one has fewer values than the other."""
         while self._portion.fill(actual, reference):
             self._add()
-        return actual.taken == reference.taken
+        return actual.elements_read == reference.elements_read
 
     @np.errstate(over="ignore", invalid="ignore")
     def _add(self) -> None:
         portion = self._portion
         if not portion.finite:
             self._count_non_finite()
-        if self._room and portion.largest_error > self._least_of_the_worst:
+        if self._worst_room and portion.largest_error > self._least_of_the_worst:
             self._keep_worst()
         pairs = slice(portion.count)
         bad = None if portion.bad is None else portion.bad[pairs]
         for axis in self._axes:
             axis.add(self.elements, portion.error[pairs], portion.r[pairs], bad)
-        self._keys.add(portion.size, portion.spare, portion.holes)
+        self._keys.add(portion.size, portion.scratch, portion.unpaired)
         self.sign_flips += portion.sign_flips()
         self.elements += portion.count
-        pushed(self._parts, portion.sums())
-
-    @property
-    def sums(self) -> ErrorSums:
-        return merged_sums(self._parts)
+        push_sums(self._parts, portion.sums())
 
     @property
     def differences(self) -> DifferenceCounts:
@@ -124,27 +201,22 @@ class ErrorPass:
         self.mismatched += int(np.count_nonzero(kinds_a != kinds_r))
         portion.set_aside(bad)
 
-    @property
-    def _least_of_the_worst(self) -> float:
-        return -self.worst[-1].badness[0] if len(self.worst) == self._room else 0.0
-
     def _keep_worst(self) -> None:
-        """Only differences count; where there are more equals than room, the first of them."""
-        room = self._room
+        """Keep the pairs that differ most; of more equals than room the first."""
+        room = self._worst_room
         places = np.flatnonzero(self._portion.size > self._least_of_the_worst)
         if len(places) > room:
             sizes = self._portion.size[places]
             least = np.partition(sizes, -room)[-room]
             places = np.concatenate([places[sizes > least], places[sizes == least][:room]])
-        found = [self._element(int(i)) for i in places]
-        self.worst = sorted([*self.worst, *found], key=lambda each: each.badness)[:room]
+        self._keep([self._element(int(i)) for i in places])
 
     def _element(self, i: int) -> Element:
         return Element(self.elements + i, float(self._portion.a[i]), float(self._portion.r[i]))
 
 
 def _kinds(x: Floats) -> npt.NDArray[np.int8]:
-    """0 finite, 1 NaN, 2 and 3 the infinities."""
+    """Return 0 where finite, 1 for NaN, 2 and 3 for the infinities."""
     kinds = np.isnan(x).astype(np.int8)
     kinds[x == math.inf] = 2
     kinds[x == -math.inf] = 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from qgate.errors import QgateError
 
-# What can be counted by value, with the integer type of the same width.
+# The dtypes that are counted by value, with the integer type of the same width.
 COUNTABLE = {
     torch.bfloat16: torch.int16,
     torch.float16: torch.int16,
@@ -21,14 +22,18 @@ COUNTABLE = {
     torch.float8_e5m2: torch.uint8,
 }
 DIRECT = (torch.float32, torch.float64)
+VIA = {"bf16": torch.bfloat16, "fp16": torch.float16}
 BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in (*COUNTABLE, *DIRECT)}
 CHUNK = 2**18
 
 
 @contextlib.contextmanager
 def serial() -> Iterator[None]:
-    """One torch thread inside: counting gains nothing from more, and on a busy machine the barrier
-    after each small operation costs a hundred times the operation."""
+    """Use one torch thread inside.
+
+    Counting gains nothing from more, and on a busy machine the barrier after each small operation
+    costs a hundred times the operation.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -42,7 +47,7 @@ def short_name(dtype: torch.dtype) -> str:
 
 
 def as_tensors(x: object) -> Iterator[Tensor]:
-    """The tensors in x: itself, or each chunk of an iterable; numpy arrays are views."""
+    """Yield the tensors in x: itself, or each chunk of an iterable; numpy arrays are views."""
     if isinstance(x, np.ndarray):
         yield _from_numpy(x)
     elif isinstance(x, Tensor):
@@ -55,7 +60,7 @@ def as_tensors(x: object) -> Iterator[Tensor]:
 
 
 def _from_numpy(x: npt.NDArray[np.generic]) -> Tensor:
-    """A view, also of memory-mapped files that are open for reading only."""
+    """Return a view, also of memory-mapped files that are open for reading only."""
     if x.dtype.kind != "f":
         raise TypeError(f"expected floating point numbers, not a numpy array of {x.dtype}.")
     with warnings.catch_warnings():
@@ -72,8 +77,10 @@ def require_countable(x: Tensor) -> None:
 
 
 def slabs(x: Tensor, room: int, unit: int = 1) -> Iterator[Tensor]:
-    """Parts of x of about `room` elements, cut along the first axes and never inside a unit of the
-    last one; views, so nothing is copied yet."""
+    """Yield views of x of about `room` elements, cut along the first axes.
+
+    They are never cut inside a unit of the last axis.
+    """
     if x.dim() == 0:
         yield x.reshape(1)
     elif x.numel() <= room or (x.dim() == 1 and len(x) <= unit):
@@ -94,8 +101,9 @@ def slabs(x: Tensor, room: int, unit: int = 1) -> Iterator[Tensor]:
                 yield part
 
 
+@lru_cache(maxsize=8)
 def decoded(dtype: torch.dtype) -> npt.NDArray[np.float64]:
-    """The value of each bit pattern, in the order of the patterns as unsigned integers."""
+    """Return the value of each bit pattern, in the order of the patterns as unsigned integers."""
     if COUNTABLE[dtype] == torch.uint8:
         return (
             torch.arange(256, dtype=torch.uint8, device="cpu")
@@ -107,7 +115,7 @@ def decoded(dtype: torch.dtype) -> npt.NDArray[np.float64]:
     patterns = np.arange(2**16, dtype=np.uint32)
     if dtype == torch.float16:
         return patterns.astype(np.uint16).view(np.float16).astype(np.float64)
-    # By arithmetic, not by a cast that a thread may have told to flush subnormal numbers.
+    # By arithmetic: a cast flushes subnormal numbers where a thread has set that.
     field, fraction = (patterns >> 7) & 0xFF, patterns & 0x7F
     tiny = field == 0
     size = np.ldexp(
@@ -118,12 +126,12 @@ def decoded(dtype: torch.dtype) -> npt.NDArray[np.float64]:
     return np.asarray(np.where(patterns >> 15 == 1, -size, size))
 
 
-def not_the_same(what: str, a: object, b: object) -> QgateError:
-    return QgateError(f"counts of different {what} do not add up: {a} and {b}.")
+def mismatch_error(quantity: str, a: object, b: object) -> QgateError:
+    return QgateError(f"counts of different {quantity} do not add up: {a} and {b}.")
 
 
 def all_bf16(x: Tensor) -> bool:
-    """If every number is a bf16 number, as in files saved from bf16 tensors."""
+    """Tell whether every number is a bf16 number, as in files saved from bf16 tensors."""
     if x.dtype != torch.float32:
         return x.dtype == torch.bfloat16
     flat = x.detach().reshape(-1).view(torch.int32)

@@ -1,7 +1,7 @@
-"""Value counts per block exponent: all that an MX sweep needs to know of a 16-bit tensor.
+"""Value counts per block exponent: all that an MX sweep needs of a 16-bit tensor.
 
-What happens to a number in a block depends on the number and on the exponent of the block's largest
-magnitude, and on nothing else, whichever element format and offset is asked about.
+The result for a number in a block depends on the number and on the exponent of the block's largest
+magnitude, and on nothing else, for every element format and offset.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from qgate.errors import QgateError, unknown
 from qgate.stats import bits as _bits
-from qgate.stats.summary import Floats, Ints
+from qgate.stats.value_counts import Counts
 
 _BATCH = 2**22
-_VIA = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,53 +30,46 @@ class BlockCounts:
 
     dtype: str
     block: int
-    rows: Mapping[int, Ints] = field(repr=False)
-    poisoned: Ints = field(repr=False)
+    rows: Mapping[int, Counts] = field(repr=False)
+    poisoned: Counts = field(repr=False)
 
     def __add__(self, other: BlockCounts) -> BlockCounts:
         if not isinstance(other, BlockCounts):
             return NotImplemented
-        for what in ("dtype", "block"):
-            if getattr(self, what) != getattr(other, what):
-                raise _bits.not_the_same(f"{what}s", getattr(self, what), getattr(other, what))
-        rows = {e: row.copy() for e, row in self.rows.items()}
+        for name in ("dtype", "block"):
+            if getattr(self, name) != getattr(other, name):
+                raise _bits.mismatch_error(f"{name}s", getattr(self, name), getattr(other, name))
+        rows = dict(self.rows)
         for e, row in other.rows.items():
-            rows[e] = rows[e] + row if e in rows else row.copy()
+            rows[e] = rows[e] + row if e in rows else row
         return BlockCounts(self.dtype, self.block, rows, self.poisoned + other.poisoned)
 
     @property
     def n(self) -> int:
-        return sum(int(row.sum()) for row in self.rows.values()) + int(self.poisoned.sum())
+        return self.total().n
 
-    def weighted(self) -> dict[int, tuple[Floats, Ints]]:
-        """Per exponent the distinct values, ascending, and how often each occurs."""
-        decoded = _bits.decoded(_bits.BY_NAME[self.dtype])
-        found = {}
-        for exponent, row in sorted(self.rows.items()):
-            there = np.flatnonzero(row)
-            order = np.argsort(decoded[there], kind="stable")
-            found[exponent] = decoded[there][order], row[there][order]
-        return found
+    def total(self) -> Counts:
+        """Return the counts of all values."""
+        return Counts.together([self.poisoned, *self.rows.values()])
 
 
 def block_counts(
     x: Any, *, block: int = 32, axis: int = -1, via: Literal["bf16", "fp16"] | None = None
 ) -> BlockCounts:
-    """Counts for blocks of that many elements along an axis, of a 16-bit tensor or its chunks.
+    """Count blocks of that many elements along an axis, of a 16-bit tensor or its chunks.
 
     Other tensors are rounded with `via`, a part at a time (exactly, if they hold such numbers).
-
-    Chunks are tensors of their own: a block does not go on from one to the next.
+    Chunks are separate tensors: no block crosses from one to the next.
     """
-    if via is not None and via not in _VIA:
-        raise unknown("via", via, _VIA)
+    if via is not None and via not in _bits.VIA:
+        raise unknown("via", via, _bits.VIA)
     if isinstance(block, bool) or not isinstance(block, int):
         raise TypeError(f"block is a whole number, not {block!r}.")
     if block < 1:
         raise QgateError(f"block {block} is not allowed; it is at least 1.")
     total: BlockCounts | None = None
     for tensor in _bits.as_tensors(x):
-        dtype = _VIA[via] if via is not None else tensor.dtype
+        dtype = _bits.VIA[via] if via is not None else tensor.dtype
         if dtype not in (torch.bfloat16, torch.float16):
             raise TypeError(f"blocks are counted in bfloat16 and float16, not {tensor.dtype}.")
         if not -max(tensor.dim(), 1) <= axis < max(tensor.dim(), 1):
@@ -92,8 +83,9 @@ def block_counts(
 
 
 def _count_blocks(x: Tensor, block: int, axis: int, dtype: torch.dtype) -> BlockCounts:
-    rows: dict[int, Ints] = {}
-    poisoned = np.zeros(2**16, dtype=np.int64)
+    name = _bits.short_name(dtype)
+    rows: dict[int, Counts] = {}
+    poisoned = Counts(name)
     along = x.movedim(axis, -1) if x.dim() > 1 else x
     room = _BATCH if x.device.type == "cpu" else 2**26
     infinity = 0x7F80 if dtype == torch.bfloat16 else 0x7C00
@@ -109,17 +101,18 @@ def _count_blocks(x: Tensor, block: int, axis: int, dtype: torch.dtype) -> Block
             size = index.bitwise_and(0x7FFF).amax(1, keepdim=True)
             single = size.to(torch.int16).view(dtype).to(torch.float32).view(torch.int32)
             fields = (single >> 23).masked_fill_(size >= infinity, 255)
-            found = torch.bincount(fields.view(-1), minlength=256).nonzero().view(-1)
-            place = torch.zeros(256, dtype=torch.int32, device=x.device)
-            place[found] = torch.arange(len(found), dtype=torch.int32, device=x.device)
-            index.bitwise_and_(0xFFFF).add_(place[fields] << 16)
-            counted = torch.bincount(index.view(-1), minlength=len(found) << 16)
+            occurring = torch.bincount(fields.view(-1), minlength=256).nonzero().view(-1)
+            row_of_field = torch.zeros(256, dtype=torch.int32, device=x.device)
+            row_of_field[occurring] = torch.arange(
+                len(occurring), dtype=torch.int32, device=x.device
+            )
+            index.bitwise_and_(0xFFFF).add_(row_of_field[fields] << 16)
+            counts = torch.bincount(index.view(-1), minlength=len(occurring) << 16)
             for field_number, row in zip(
-                found.tolist(), counted.view(-1, 2**16).cpu().numpy(), strict=True
+                occurring.tolist(), counts.view(-1, 2**16).cpu().numpy(), strict=True
             ):
-                if field_number == 255:
-                    poisoned += row
-                else:
-                    exponent = field_number - 127
-                    rows[exponent] = rows[exponent] + row if exponent in rows else row.copy()
-    return BlockCounts(_bits.short_name(dtype), block, rows, poisoned)
+                into = poisoned
+                if field_number != 255:
+                    into = rows.setdefault(field_number - 127, Counts(name))
+                into.add(Counts(name, row))
+    return BlockCounts(name, block, rows, poisoned)

@@ -1,4 +1,4 @@
-"""Statistics of 32- and 64-bit tensors, by going through them a chunk at a time."""
+"""Statistics of 32- and 64-bit tensors, by passes over them a chunk at a time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from qgate.stats import bits as _bits
-from qgate.stats.summary import Floats, Ints, Summary, require_percentile
+from qgate.stats.moments import PowerPass, PowerSums
+from qgate.stats.summary import Floats, Ints, SummaryOfKinds, require_percentile
 
 
-class Values(Summary):
-    """The tensors themselves, with the same answers as `Counts` has; nothing is copied whole.
+class Values(SummaryOfKinds):
+    """The tensors themselves, with the statistics of `Counts`; nothing is copied whole.
 
     Order statistics are exact: the first pass counts the leading 16 bits of the values in their
-    order, and later ones look only into the bins that hold what was asked for.
+    order, and later ones read only the bin that holds the result.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -32,14 +33,14 @@ class Values(Summary):
         return Values([*self._tensors, *other._tensors])
 
     def chunks(self) -> Iterator[Floats]:
-        """The finite values as float64, a chunk at a time."""
+        """Yield the finite values as float64, a chunk at a time."""
         for tensor in self._tensors:
             for slab in _bits.slabs(tensor, _bits.CHUNK):
                 flat = slab.reshape(-1).to("cpu", torch.float64).numpy()
                 yield flat[np.isfinite(flat)]
 
     @cached_property
-    def _odd(self) -> tuple[int, int, int]:
+    def _kinds(self) -> tuple[int, int, int]:
         nan = posinf = neginf = 0
         for tensor in self._tensors:
             for slab in _bits.slabs(tensor, _bits.CHUNK):
@@ -52,20 +53,8 @@ class Values(Summary):
     def n(self) -> int:  # type: ignore[override]
         return sum(tensor.numel() for tensor in self._tensors)
 
-    @property
-    def nan(self) -> int:  # type: ignore[override]
-        return self._odd[0]
-
-    @property
-    def posinf(self) -> int:  # type: ignore[override]
-        return self._odd[1]
-
-    @property
-    def neginf(self) -> int:  # type: ignore[override]
-        return self._odd[2]
-
     def weighted(self) -> tuple[Floats, Ints]:
-        """All values, sorted: as much memory as twice the tensor. The methods here avoid it."""
+        """Return distinct values, sorted: twice the tensor's memory, which other methods avoid."""
         everything = list(self.chunks())
         values, weights = np.unique(
             np.concatenate(everything) if everything else np.empty(0), return_counts=True
@@ -102,21 +91,11 @@ class Values(Summary):
         return self._extremes[3]
 
     @cached_property
-    def _mean(self) -> float:
-        return math.fsum(float((c / max(self.finite, 1)).sum()) for c in self.chunks())
-
-    @property
-    def mean(self) -> float:
-        return self._mean if self.finite else math.nan
-
-    def scaled_moment(self, order: int, spread: float = 1.0) -> float:
-        if not self.finite:
-            return math.nan
-        unit, n = self.unit, self.finite
-        mean = self.mean / unit
-        return math.fsum(
-            float((((c / unit - mean) / spread) ** order / n).sum()) for c in self.chunks()
-        )
+    def moments(self) -> PowerSums:
+        total = PowerPass(self.amax if self.finite else 0.0)
+        for chunk in self.chunks():
+            total.take(torch.from_numpy(chunk))
+        return total.moments()
 
     def percentile(self, q: float, *, of: str = "value") -> float:
         require_percentile(q, of)
@@ -130,7 +109,7 @@ class Values(Summary):
         return low + (self.ordered(math.ceil(position), of) - low) * part
 
     def _keys(self, of: str) -> Iterator[np.ndarray]:
-        """The values as unsigned integers of the same order."""
+        """Yield the values as unsigned integers of the same order."""
         for chunk in self.chunks():
             bits = (np.abs(chunk) if of == "magnitude" else chunk + 0.0).view(np.int64)
             flipped = bits ^ ((bits >> 63) & np.int64(2**63 - 1))
@@ -140,16 +119,16 @@ class Values(Summary):
         """Return the value at a rank from 0, by four passes of 16 bits each."""
         prefix, skipped = np.uint64(0), 0
         for shift in (48, 32, 16, 0):
-            found = np.zeros(2**16, dtype=np.int64)
+            counts = np.zeros(2**16, dtype=np.int64)
             for keys in self._keys(of):
                 if shift < 48:
                     keys = keys[keys >> np.uint64(shift + 16) == prefix]
                 low = (keys >> np.uint64(shift)) & np.uint64(0xFFFF)
-                found += np.bincount(low.astype(np.int64), minlength=2**16)
-            ends = skipped + np.cumsum(found)
-            place = int(np.searchsorted(ends, rank, side="right"))
-            skipped = int(ends[place] - found[place])
-            prefix = (prefix << np.uint64(16)) | np.uint64(place)
+                counts += np.bincount(low.astype(np.int64), minlength=2**16)
+            ends = skipped + np.cumsum(counts)
+            digit = int(np.searchsorted(ends, rank, side="right"))
+            skipped = int(ends[digit] - counts[digit])
+            prefix = (prefix << np.uint64(16)) | np.uint64(digit)
         bits = np.array([prefix ^ np.uint64(2**63)], dtype=np.uint64).view(np.int64)
         return float((bits ^ ((bits >> 63) & np.int64(2**63 - 1))).view(np.float64)[0])
 
@@ -158,16 +137,16 @@ class Values(Summary):
     ) -> tuple[Ints, Floats]:
         if range is None and self.finite:
             range = (self.min, self.max)
-        found, edges = np.histogram(np.empty(0), bins=bins, range=range)
-        total = found.astype(np.int64)
+        counts, edges = np.histogram(np.empty(0), bins=bins, range=range)
+        total = counts.astype(np.int64)
         for chunk in self.chunks():
             total += np.histogram(chunk, bins=edges)[0]
         return total, edges.astype(np.float64)
 
     def log2_histogram(self) -> dict[int, int]:
-        found: dict[int, int] = {}
+        counts: dict[int, int] = {}
         for chunk in self.chunks():
             exponents, counted = np.unique(np.frexp(chunk[chunk != 0])[1] - 1, return_counts=True)
             for exponent, count in zip(exponents.tolist(), counted.tolist(), strict=True):
-                found[exponent] = found.get(exponent, 0) + count
-        return dict(sorted(found.items()))
+                counts[exponent] = counts.get(exponent, 0) + count
+        return dict(sorted(counts.items()))

@@ -1,11 +1,11 @@
-"""The errors of a tensor against its reference: one pass, and what it found merges."""
+"""The errors of a tensor against its reference, from one pass; results merge."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -14,9 +14,8 @@ from qgate.metrics import METRICS
 from qgate.stats import _device_pass
 from qgate.stats._axis_errors import AxisCollector, AxisErrors
 from qgate.stats._device_pass import DevicePass
-from qgate.stats._difference_counts import RELATIVE_ERROR, DifferenceCounts
-from qgate.stats._error_pass import Element, ErrorPass, NonFinite
-from qgate.stats._reading import Reader, require_floats
+from qgate.stats._error_pass import RELATIVE_ERROR, DifferenceCounts, Element, ErrorPass, NonFinite
+from qgate.stats._portion import Reader, require_floats
 from qgate.stats._sums import ErrorSums
 
 __all__ = ["AxisErrors", "Element", "ErrorStats", "NonFinite", "errors"]
@@ -26,22 +25,22 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True, eq=False)
 class ErrorStats:
-    """What `errors` found; `a + b` is what it finds in both together.
+    """The result of `errors`; `a + b` is its result for both together.
 
     Neither the counts nor the sums of a + b depend on which side comes first, not in the last bit.
     Sums that are merged in another grouping agree to a few 1e-16 of the sums of magnitudes.
     """
 
     elements: int
-    """Pairs, finite or not."""
+    """The number of pairs, finite or not."""
     sums: ErrorSums
-    """Over the pairs that are finite on both sides."""
+    """The sums over the pairs that are finite on both sides."""
     actual_non_finite: NonFinite
     reference_non_finite: NonFinite
     mismatched: int
-    """Places where one side has a NaN or an infinity and the other has not the same."""
+    """The number of pairs with a NaN or an infinity on one side that the other has not."""
     sign_flips: int
-    """Pairs of which one is negative and the other positive."""
+    """The number of pairs of which one is negative and the other positive."""
     differences: DifferenceCounts
     worst: tuple[Element, ...]
     """The finite pairs that differ most, the worst first and equals by `flat`."""
@@ -55,33 +54,33 @@ class ErrorStats:
 
     @property
     def finite(self) -> bool:
-        """Whether there was no NaN and no infinity on either side."""
+        """True if neither side has a NaN or an infinity."""
         return self.elements == self.sums.count
 
     def metric(self, name: str, *, finite_only: bool = False) -> float:
-        """One of `METRICS`; NaN, which passes no limit, if a value was not finite.
+        """Return one of `METRICS`; NaN, which passes no limit, if a value was not finite.
 
         Equal infinities at one place are no agreement either: nothing bounds their error.
         `finite_only` leaves out the pairs that are not finite.
         """
-        found = METRICS.get(name).function(self.sums)
-        return found if self.finite or finite_only else math.nan
+        value = METRICS.get(name).function(self.sums)
+        return value if self.finite or finite_only else math.nan
 
     def metrics(self, *, finite_only: bool = False) -> dict[str, float]:
         return {
-            each.name: self.metric(each.name, finite_only=finite_only)
-            for each in METRICS.of("errors")
+            metric.name: self.metric(metric.name, finite_only=finite_only)
+            for metric in METRICS.of("errors")
         }
 
     def percentile(self, q: float, *, finite_only: bool = False) -> float:
-        """Of |actual - reference|, with a relative error of at most `percentile_error`.
+        """Return a percentile of |actual - reference|, to a relative error `percentile_error`.
 
         It is the smallest difference that at least q percent of the pairs do not exceed (numpy's
         "inverted_cdf"); zero and the maximum are exact. NaN as for `metric`.
         """
         largest = self.metric("max_abs", finite_only=True)
-        found = self.differences.percentile(q, largest)
-        return found if self.finite or finite_only else math.nan
+        value = self.differences.percentile(q, largest)
+        return value if self.finite or finite_only else math.nan
 
     def percentiles(self, *, finite_only: bool = False) -> dict[str, float]:
         return {f"p{q}": self.percentile(q, finite_only=finite_only) for q in PERCENTILES}
@@ -89,7 +88,7 @@ class ErrorStats:
     def __add__(self, other: ErrorStats) -> ErrorStats:
         if not isinstance(other, ErrorStats):
             return NotImplemented
-        moved = [replace(each, flat=each.flat + self.elements) for each in other.worst]
+        moved = [replace(pair, flat=pair.flat + self.elements) for pair in other.worst]
         room = min(self.worst_room, other.worst_room)
         first = self.first_non_finite
         if first is None and other.first_non_finite is not None:
@@ -103,15 +102,15 @@ class ErrorStats:
             mismatched=self.mismatched + other.mismatched,
             sign_flips=self.sign_flips + other.sign_flips,
             differences=self.differences + other.differences,
-            worst=tuple(sorted([*self.worst, *moved], key=lambda each: each.badness)[:room]),
+            worst=tuple(sorted([*self.worst, *moved], key=lambda pair: pair.badness)[:room]),
             worst_room=room,
             first_non_finite=first,
             channels=_merged("channel_axis", self.channels, other.channels),
             tokens=_merged("token_axis", self.tokens, other.tokens),
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data: numbers, lists and dictionaries of them."""
+    def to_dict(self) -> dict[str, object]:
+        """Return plain data: numbers, lists and dictionaries of them."""
         views = {"channels": self.channels, "tokens": self.tokens}
         first = self.first_non_finite
         return {
@@ -124,7 +123,7 @@ class ErrorStats:
             "reference_non_finite": asdict(self.reference_non_finite),
             "mismatched": self.mismatched,
             "first_non_finite": None if first is None else _plain(first),
-            "worst": [_plain(each) for each in self.worst],
+            "worst": [_plain(element) for element in self.worst],
             "sums": asdict(self.sums),
         } | {name: view.to_dict() for name, view in views.items() if view is not None}
 
@@ -133,8 +132,8 @@ class ErrorStats:
         for metric in METRICS.of("errors"):
             value = self.metric(metric.name)
             lines.append(f"  {metric.label:20} {value:>14.6g} {metric.unit}".rstrip())
-        shown = "  ".join(f"{name} {value:.3g}" for name, value in self.percentiles().items())
-        lines.append(f"  {'|difference|':20} {shown}")
+        percentiles = "  ".join(f"{name} {value:.3g}" for name, value in self.percentiles().items())
+        lines.append(f"  {'|difference|':20} {percentiles}")
         lines.append(f"  {'Sign flips':20} {self.sign_flips:>14,}")
         for side in ("actual", "reference"):
             odd: NonFinite = getattr(self, f"{side}_non_finite")
@@ -143,7 +142,7 @@ class ErrorStats:
                 lines.append(f"  not finite, {side}: {kinds}")
         if self.first_non_finite:
             lines.append(f"  first at {self.first_non_finite}")
-        lines += [f"  worst at {each}" for each in self.worst[:3]]
+        lines += [f"  worst at {element}" for element in self.worst[:3]]
         return "\n".join(lines)
 
 
@@ -157,8 +156,8 @@ def errors(
 ) -> ErrorStats:
     """Compare two tensors of one shape, or two streams of chunks with as many elements in all.
 
-    Both are read once, converted to float64 a portion at a time, and never written to; nothing that
-    is kept grows with them. Dtypes may differ: float64, float32, float16, bfloat16. `channel_axis`
+    Both are read once, converted to float64 a portion at a time, and never written to; the result
+    does not grow with them. Dtypes may differ: float64, float32, float16, bfloat16. `channel_axis`
     and `token_axis` add the errors per index of an axis and need tensors.
     """
     if worst < 0:
@@ -178,34 +177,33 @@ def errors(
     views = {"channels": channel_axis, "tokens": token_axis}
     axes = {name: _collector(shape, axis) for name, axis in views.items() if axis is not None}
     read_actual, read_reference = Reader(actual, "actual"), Reader(reference, "reference")
-    work: ErrorPass | DevicePass
+    error_pass: ErrorPass | DevicePass
     if (
         isinstance(actual, Tensor)
         and isinstance(reference, Tensor)
         and not axes
         and _device_pass.serves(actual, reference)
     ):
-        work = DevicePass(worst)
-        complete = work.run(actual, reference)
+        error_pass = DevicePass(worst)
+        complete = error_pass.run(actual, reference)
     else:
-        work = ErrorPass(worst, list(axes.values()))
-        complete = work.run(read_actual, read_reference)
+        error_pass = ErrorPass(worst, list(axes.values()))
+        complete = error_pass.run(read_actual, read_reference)
     if not complete:
         raise QgateError(
             f"actual has {read_actual.read_all()} elements in all its chunks and reference "
             f"{read_reference.read_all()}: they must be as many."
         )
-    found = [each.located(shape) for each in work.worst]
-    first = work.first_non_finite
+    first = error_pass.first_non_finite
     return ErrorStats(
-        elements=work.elements,
-        sums=work.sums,
-        actual_non_finite=work.actual,
-        reference_non_finite=work.reference,
-        mismatched=work.mismatched,
-        sign_flips=work.sign_flips,
-        differences=work.differences,
-        worst=tuple(found),
+        elements=error_pass.elements,
+        sums=error_pass.sums,
+        actual_non_finite=error_pass.actual,
+        reference_non_finite=error_pass.reference,
+        mismatched=error_pass.mismatched,
+        sign_flips=error_pass.sign_flips,
+        differences=error_pass.differences,
+        worst=tuple(element.located(shape) for element in error_pass.worst),
         worst_room=worst,
         first_non_finite=None if first is None else first.located(shape),
         **{name: collector.result() for name, collector in axes.items()},
@@ -226,5 +224,5 @@ def _merged(name: str, a: AxisErrors | None, b: AxisErrors | None) -> AxisErrors
     return None
 
 
-def _plain(element: Element) -> dict[str, Any]:
+def _plain(element: Element) -> dict[str, object]:
     return asdict(element) | {"index": list(element.index)}

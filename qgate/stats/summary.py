@@ -1,17 +1,21 @@
-"""What can be read from a tensor's values and how often each occurs."""
+"""Statistics from a tensor's values and how often each occurs."""
 
 from __future__ import annotations
 
 import abc
 import math
+from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from qgate.errors import QgateError, unknown
+from qgate.stats.moments import PowerSums
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+N = TypeVar("N", np.float64, np.int64)
 
 
 def require_percentile(q: float, of: str) -> None:
@@ -21,18 +25,45 @@ def require_percentile(q: float, of: str) -> None:
         raise unknown("of", of, ("value", "magnitude"))
 
 
+def quantiles_of(values: Floats, weights: Ints, probabilities: npt.ArrayLike) -> Floats:
+    """Return quantiles as numpy's, linear between neighbors, of ascending values with weights."""
+    ends = np.cumsum(weights)
+    position = (int(ends[-1]) - 1) * np.asarray(probabilities, dtype=np.float64)
+    below = np.floor(position)
+    low = values[np.searchsorted(ends, below, side="right")]
+    high = values[np.searchsorted(ends, np.ceil(position), side="right")]
+    return np.asarray(low + (high - low) * (position - below))
+
+
+def distinct(values: npt.NDArray[N], weights: Ints) -> tuple[npt.NDArray[N], Ints]:
+    """Return the distinct values, ascending, and how often each occurs."""
+    unique, inverse = np.unique(values, return_inverse=True)
+    counts = np.zeros(len(unique), dtype=np.int64)
+    np.add.at(counts, inverse, weights)
+    return unique, counts
+
+
 class Summary(abc.ABC):
     """Exact statistics of the finite values; NaN and the infinities are counted apart."""
 
     n: int
-    """All elements."""
+    """The number of all elements."""
     nan: int
     posinf: int
     neginf: int
 
     @abc.abstractmethod
     def weighted(self) -> tuple[Floats, Ints]:
-        """Distinct finite values, ascending, and how often each occurs."""
+        """Return distinct finite values, ascending, and how often each occurs."""
+
+    @cached_property
+    def moments(self) -> PowerSums:
+        """The exact sums of powers of the finite values, of at most 11 digits each."""
+        return PowerSums.of_counts(*self.weighted())
+
+    @cached_property
+    def _figures(self) -> dict[str, float]:
+        return self.moments.figures()
 
     @property
     def finite(self) -> int:
@@ -66,81 +97,69 @@ class Summary(abc.ABC):
         return float(sizes.min()) if len(sizes) else math.nan
 
     @property
-    def mean(self) -> float:
-        values, weights = self.weighted()
-        # Dividing first keeps the sum of huge float64 values finite.
-        return float(np.dot(values, weights / max(self.finite, 1))) if len(values) else math.nan
-
-    @property
     def unit(self) -> float:
         """The power of two next to amax; in units of it no square of a moment overflows."""
         amax = self.amax
         return 2.0 ** min(math.frexp(amax)[1], 1023) if amax > 0 else 1.0
 
-    def scaled_moment(self, order: int, spread: float = 1.0) -> float:
-        """The mean of ((x - mean) / unit / spread)**order."""
-        values, weights = self.weighted()
-        if not len(values):
-            return math.nan
-        unit = self.unit
-        return float(
-            np.dot(((values / unit - self.mean / unit) / spread) ** order, weights / self.finite)
-        )
-
-    def moment(self, order: int) -> float:
-        """The central moment, divided by the number of values."""
-        with np.errstate(over="ignore"):
-            return float(np.float64(self.unit) ** order * self.scaled_moment(order))
+    @property
+    def mean(self) -> float:
+        return self._figures.get("mean", math.nan)
 
     @property
     def std(self) -> float:
         """The standard deviation of the values as a population."""
-        return math.sqrt(self.scaled_moment(2)) * self.unit if self.finite else math.nan
+        return self._figures.get("std", math.nan)
 
     @property
     def skew(self) -> float:
         """The third standardized moment; NaN for a constant."""
-        return self._standardized(3)
+        return self._figures.get("skew", math.nan)
 
     @property
     def kurtosis(self) -> float:
         """The fourth standardized moment less three: 0 for a normal distribution."""
-        return self._standardized(4) - 3
-
-    def _standardized(self, order: int) -> float:
-        spread = self.std / self.unit
-        return self.scaled_moment(order, spread) if spread > 0 else math.nan
+        return self._figures.get("kurtosis", math.nan)
 
     def percentile(self, q: float, *, of: str = "value") -> float:
-        """As numpy's, linear between neighbors; `of` is "value" or "magnitude"."""
+        """Return a percentile as numpy's, linear between neighbors, of "value" or "magnitude"."""
         require_percentile(q, of)
         values, weights = self.weighted()
         if of == "magnitude":
-            sizes, place = np.unique(np.abs(values), return_inverse=True)
-            values, weights = sizes, np.bincount(place, weights).astype(np.int64)
-        if not len(values):
-            return math.nan
-        position = (self.finite - 1) * (q / 100)
-        ends = np.cumsum(weights)
-        low = values[np.searchsorted(ends, math.floor(position), side="right")]
-        high = values[np.searchsorted(ends, math.ceil(position), side="right")]
-        part = position - math.floor(position)
-        return float(low if part == 0 else low + (high - low) * part)
+            values, weights = distinct(np.abs(values), weights)
+        return float(quantiles_of(values, weights, q / 100)) if len(values) else math.nan
 
     def histogram(
         self, bins: int = 100, range: tuple[float, float] | None = None
     ) -> tuple[Ints, Floats]:
-        """As numpy's: counts and edges."""
+        """Return counts and edges as numpy does."""
         values, weights = self.weighted()
-        found, edges = np.histogram(values, bins=bins, range=range, weights=weights)
-        return found.astype(np.int64), edges.astype(np.float64)
+        counts, edges = np.histogram(values, bins=bins, range=range, weights=weights)
+        return counts.astype(np.int64), edges.astype(np.float64)
 
     def log2_histogram(self) -> dict[int, int]:
-        """How many values there are from each power of two to the next, by exponent."""
+        """Count the values from each power of two to the next, by exponent."""
         values, weights = self.weighted()
-        exponents = np.frexp(np.abs(values))[1] - 1
-        kept = values != 0
-        return {
-            int(e): int(weights[kept][exponents[kept] == e].sum())
-            for e in np.unique(exponents[kept])
-        }
+        nonzero = values != 0
+        exponents, counts = distinct(np.frexp(values[nonzero])[1] - 1, weights[nonzero])
+        return {int(e): int(n) for e, n in zip(exponents, counts, strict=True)}
+
+
+class SummaryOfKinds(Summary):
+    """A summary that counts NaN, Inf and -Inf in one pass, when one of them is read."""
+
+    @property
+    @abc.abstractmethod
+    def _kinds(self) -> tuple[int, int, int]: ...
+
+    @property
+    def nan(self) -> int:  # type: ignore[override]
+        return self._kinds[0]
+
+    @property
+    def posinf(self) -> int:  # type: ignore[override]
+        return self._kinds[1]
+
+    @property
+    def neginf(self) -> int:  # type: ignore[override]
+        return self._kinds[2]

@@ -1,5 +1,5 @@
-"""Files and folders of this machine and of buckets, behind names that do not tell which.
+"""Files and folders of this machine and of buckets, behind one set of names.
 
-`places` turns text into a place, `files` writes whole files and locks them, `folders` reads and
-writes the files of a folder by name. Nothing outside asks whether a place is a path or a URL.
+`locations` turns text into a location, `access` opens folders and writes whole files, `files` locks
+and replaces files of this machine. Nothing outside asks whether a location is a path or a URL.
 """

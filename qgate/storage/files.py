@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and by one process at a time."""
+"""Files of this machine, written whole or not at all, by one process at a time."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _DIRECTORY = getattr(os, "O_DIRECTORY", 0)
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a neighbor to write to, which takes the place of `path` at the end.
+    """Yield a neighbor to write to, which replaces `path` at the end.
 
-    Whatever goes wrong inside, a full disk or a kill, `path` is what it was, or not there.
+    After a full disk or a kill, `path` is as it was before.
     """
     with neighbor(path) as written:
         yield written
@@ -33,14 +33,25 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def neighbor(path: Path, *, folder: bool = False) -> Iterator[Path]:
-    """Make an empty file beside `path`, or a folder: of this process alone, and gone at the end.
+def naming(path: Path) -> Iterator[None]:
+    """Let errors of the system name the requested file, not its lock or a neighbor."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or f".{path.name}." in Path(error.filename).name:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
 
-    One that a killed process has left is removed by whoever next writes to the same path: it has
-    the same name, and no process holds its lock.
+
+@contextlib.contextmanager
+def neighbor(path: Path, *, folder: bool = False) -> Iterator[Path]:
+    """Yield an empty file or folder beside `path`, owned by this process and removed at the end.
+
+    The next writer of the same path removes one that a killed process has left: it has the same
+    name, and no process holds its lock.
     """
     try:
-        written, handle = _reserved(path, folder)
+        written, handle = _reserve(path, folder)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
     mine = os.fstat(handle)
@@ -52,19 +63,19 @@ def neighbor(path: Path, *, folder: bool = False) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             if os.path.samestat(mine, written.stat()):
                 shutil.rmtree(written) if folder else written.unlink()
-            else:  # of whoever came after it was moved, unless something else was moved there
+            else:  # a neighbor of the next writer, or something that was moved to this name
                 _remove_abandoned(written, folder)
         if _HAS_LOCKS:
             os.close(handle)
 
 
-def temporary(prefix: str) -> tuple[Path, int]:
-    """Open a new temporary file of this process alone; it goes when its process removes it.
+def temporary_file(prefix: str) -> tuple[Path, int]:
+    """Open a new temporary file of this process, which has to remove it.
 
-    Those of the same name that killed processes have left are removed now.
+    Files of the same prefix that killed processes have left are removed now.
     """
-    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        _remove_abandoned(left, folder=False)
+    for leftover in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        _remove_abandoned(leftover, folder=False)
     while True:
         handle, name = tempfile.mkstemp(prefix=prefix)
         if try_lock(handle) is not False and _is_still(Path(name), handle):
@@ -72,25 +83,25 @@ def temporary(prefix: str) -> tuple[Path, int]:
         os.close(handle)
 
 
-def forget(path: Path) -> None:
-    """Remove a file, if it is there, with what a killed writer of it has left."""
+def remove_with_leftovers(path: Path) -> None:
+    """Remove a file if it exists, and neighbors that its killed writers have left."""
     path.unlink(missing_ok=True)
     _remove_all_abandoned(path, 0, folder=False)
 
 
 def _part(path: Path, number: int) -> Path:
-    """Return the name of the first neighbor, or of the next of processes that write at once."""
+    """Return the name of a neighbor; processes that write at once count upwards."""
     return path.with_name(f".{path.name}.{f'{number}.' if number else ''}part")
 
 
-def _reserved(path: Path, folder: bool) -> tuple[Path, int]:
-    """Make a neighbor of this process alone, with a handle that holds its lock."""
+def _reserve(path: Path, folder: bool) -> tuple[Path, int]:
+    """Create a neighbor for this process alone, with a handle that holds its lock."""
     number = 0
     while True:
         written = _part(path, number)
         _remove_abandoned(written, folder)
         try:
-            handle = _made_folder(written) if folder else _created(written)
+            handle = _create_folder(written) if folder else _create(written)
         except FileExistsError:
             number += 1
             continue
@@ -100,24 +111,24 @@ def _reserved(path: Path, folder: bool) -> tuple[Path, int]:
         os.close(handle)
 
 
-def _created(path: Path) -> int:
-    """Create a file, with the permissions that new files have."""
+def _create(path: Path) -> int:
+    """Create a file with the permissions of new files."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _CLOEXEC, 0o666)
 
 
-def _made_folder(path: Path) -> int:
+def _create_folder(path: Path) -> int:
     path.mkdir()
     return os.open(path, os.O_RDONLY | _CLOEXEC)
 
 
 def _remove_all_abandoned(path: Path, number: int, folder: bool) -> None:
-    while os.path.lexists(left := _part(path, number)):
-        _remove_abandoned(left, folder)
+    while os.path.lexists(part := _part(path, number)):
+        _remove_abandoned(part, folder)
         number += 1
 
 
 def _remove_abandoned(path: Path, folder: bool) -> None:
-    """Remove what nobody holds; what is of another kind, or cannot be locked, is left alone."""
+    """Remove a neighbor that no process locks; leave other kinds of files alone."""
     kind = os.O_RDONLY | _DIRECTORY if folder else os.O_RDWR
     try:
         handle = os.open(path, kind | _CLOEXEC | _NOFOLLOW)
@@ -132,7 +143,7 @@ def _remove_abandoned(path: Path, folder: bool) -> None:
 
 
 def try_lock(handle: int) -> bool | None:
-    """Lock an open file until it is closed, or its process ends; None where there are no locks."""
+    """Lock an open file until it is closed or its process ends; None without locks."""
     if not _HAS_LOCKS:
         return None
     try:
@@ -151,14 +162,21 @@ def _flock(handle: int) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def lock(path: Path, timeout: float, what: str) -> Iterator[None]:
-    """Hold a lock over processes; the system lets go of it when this process ends.
+def write_all(handle: int, data: bytes | memoryview) -> None:
+    """Write all data: one call of the system writes at most 2 GB."""
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[os.write(handle, remaining) :]
 
-    `path` is there only while the lock is held, so a folder under version control stays clean.
-    `what` says what it guards, as `the baselines in 'b' are`.
+
+@contextlib.contextmanager
+def lock(path: Path, timeout: float, subject: str) -> Iterator[None]:
+    """Hold a lock across processes; the system releases it when this process ends.
+
+    `path` exists only while the lock is held, so a folder under version control stays clean.
+    `subject` begins the messages, as `the baselines in 'b' are` does.
     """
-    handle = _acquired(path, timeout, what)
+    handle = _acquire(path, timeout, subject)
     try:
         with contextlib.suppress(OSError):
             os.ftruncate(handle, 0)
@@ -171,11 +189,11 @@ def lock(path: Path, timeout: float, what: str) -> Iterator[None]:
         os.close(handle)
 
 
-def _acquired(path: Path, timeout: float, what: str) -> int:
+def _acquire(path: Path, timeout: float, subject: str) -> int:
     if not _HAS_LOCKS:
         raise QgateError(
-            f"{what} to be changed by one process at a time, and this system has no fcntl to lock "
-            "files with; do it on Linux or macOS."
+            f"{subject} to be changed by one process at a time, and this system has no fcntl to "
+            "lock files with; do it on Linux or macOS."
         )
     end = time.monotonic() + timeout
     while True:
@@ -199,14 +217,14 @@ def _acquired(path: Path, timeout: float, what: str) -> int:
             continue
         if time.monotonic() >= end:
             raise QgateError(
-                f"{what} being updated by {_holder(path)}, and not free within {timeout:g} s. "
+                f"{subject} being updated by {_holder(path)}, and not free within {timeout:g} s. "
                 "Run this again when it is done, or end that process."
             )
         time.sleep(_PAUSE)
 
 
 def _is_still(path: Path, handle: int) -> bool:
-    """Tell whether the locked file is the one others find; its last holder may have removed it."""
+    """Tell whether the locked file still has its name; its last holder may have removed it."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:

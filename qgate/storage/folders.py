@@ -1,6 +1,6 @@
-"""The folder of a dump or of a rank: of this machine, or objects of a store below a URL.
+"""Folders of this machine or of a store, whose files are read and written by name.
 
-Files in it have names and no paths. What is put there is there whole, or not at all.
+A file that is put into a folder is complete or absent.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, Literal, Protocol
 
 from qgate.errors import QgateError
-from qgate.storage import places
+from qgate.storage import locations
 from qgate.storage.files import neighbor, replacing
 
 Kind = Literal["folder", "file", "nothing"]
@@ -29,42 +30,45 @@ class Stamp:
     moment: int
     tag: str = ""
 
+    @property
+    def modified(self) -> datetime | None:
+        return datetime.fromtimestamp(self.moment / 1e9) if self.moment else None
+
 
 class Folder(Protocol):
-    """A folder, whose files are read and written by name.
+    """A folder whose files are read and written by name.
 
-    A failure to write is an OSError. What cannot be read is one too, or a QgateError where a store
-    cannot be reached.
+    A failure to read or write is an OSError, or a QgateError where a store cannot be reached.
     """
 
-    place: places.Place
+    location: locations.Location
     pause_s: float
-    """How long to wait before looking again whether anything is new."""
+    """Pause between two looks for new files."""
     parallel_reads: int
-    """How many files to read at a time, as a store takes its time to answer."""
+    """Number of files to read at a time, as each request to a store takes time."""
 
     @property
     def name(self) -> str:
-        """Its own name, the last part of where it is."""
+        """Return the last part of its location."""
 
     @property
     def path(self) -> Path | None:
-        """Return its path on this machine, for what maps or locks files."""
+        """Return its path on this machine, to map or lock files; None for a store."""
 
-    def at(self, name: str) -> places.Place:
-        """Return the place of a file, for people."""
+    def at(self, name: str) -> locations.Location:
+        """Return the location of a file, to be shown."""
 
     def inside(self, name: str) -> Folder:
-        """Return a folder in this one, whether it is there or not."""
+        """Return a folder in this one, which need not exist."""
 
     def fresh(self) -> Folder:
-        """Return the same folder as it is now: a store is asked once what there is."""
+        """Return the folder as it is now: the listing of a store is read once per object."""
 
     def kind(self) -> Kind:
-        """Tell what is there under its name."""
+        """Tell whether its name is a folder, a file or nothing."""
 
     def names(self) -> dict[str, bool]:
-        """List what is in it, in order, and whether each is a folder."""
+        """List the names in it, in order, and whether each is a folder."""
 
     def stamp(self, name: str = "") -> Stamp | None:
         """Return the stamp of a file, or of the list of names; None where there is none."""
@@ -76,35 +80,42 @@ class Folder(Protocol):
         """Read a range of a file, or less where the file is shorter."""
 
     def make(self) -> None:
-        """Make a folder of this machine, if it is not there; a store knows no folders."""
+        """Make the folder if it is missing; a store has no folders to make."""
 
     def put(self, name: str, data: bytes, *, new: bool = False) -> None:
-        """Write a file; a FileExistsError where it has to be new and is not."""
+        """Write a file; a `new` one that exists raises a FileExistsError."""
 
     def writing(self, name: str) -> AbstractContextManager[Path]:
-        """Give a file of this machine to write to, which is put there at the end."""
+        """Yield a file of this machine to write to, which is put into the folder at the end."""
 
     def copy(self, source: Folder, name: str, as_name: str) -> None:
-        """Put a file of another folder here, without reading it where that is possible."""
+        """Copy a file of another folder here, without reading it where that is possible."""
 
     def remove(self, *names: str) -> None:
-        """Remove files, if they are there."""
+        """Remove the files that exist."""
 
     def remove_empty(self) -> None:
-        """Remove the folder, if it is there and nothing is in it."""
+        """Remove the folder if it exists and is empty."""
 
     def begin(self) -> bool:
-        """Make the folder, and tell whether it was new; in a store, whether nothing was there."""
+        """Make the folder, and tell whether it is new; in a store, whether it has no objects."""
 
     def try_writing(self, probe: str) -> None:
-        """Raise an OSError where nothing can be written or removed; nothing is left or made.
+        """Raise an OSError where nothing can be written or removed, and leave no trace.
 
         A store gets a file named `probe`. A NotADirectoryError names the file that is in the way.
         """
 
 
 class NotRemovedError(OSError):
-    """A file that was put into a folder to try it cannot be removed; `filename` is its name."""
+    """A probe that was written into a folder cannot be removed; `filename` is its name."""
+
+
+def links_outside(root: Folder, folder: Folder, name: str) -> bool:
+    """Tell whether links lead from a file out of a folder above it; a store has no links."""
+    if root.path is None or folder.path is None:
+        return False
+    return not (folder.path / name).resolve().is_relative_to(root.path.resolve())
 
 
 def files_in(folder: Folder) -> list[str]:
@@ -112,13 +123,13 @@ def files_in(folder: Folder) -> list[str]:
 
 
 class LocalFolder:
-    """A folder of this machine. A link is what it leads to."""
+    """A folder of this machine; a link stands for its target."""
 
-    place: places.Place
+    location: locations.Location
     pause_s, parallel_reads = 0.2, 1
 
     def __init__(self, path: Path) -> None:
-        self.place = self._path = path
+        self.location = self._path = path
 
     @property
     def name(self) -> str:
@@ -144,8 +155,8 @@ class LocalFolder:
 
     def names(self) -> dict[str, bool]:
         with os.scandir(self._path) as entries:
-            found = {entry.name: entry.is_dir() for entry in entries}
-        return {name: found[name] for name in sorted(found)}
+            is_folder = {entry.name: entry.is_dir() for entry in entries}
+        return {name: is_folder[name] for name in sorted(is_folder)}
 
     def stamp(self, name: str = "") -> Stamp | None:
         try:
@@ -172,7 +183,8 @@ class LocalFolder:
             with replacing(path) as fresh:
                 fresh.write_bytes(data)
             return
-        with _neighbor(path, data) as written:
+        with neighbor(path) as written:
+            written.write_bytes(data)
             try:
                 os.link(written, path)
             except FileExistsError:
@@ -191,7 +203,7 @@ class LocalFolder:
         target = self._path / as_name
         if source.path is None:
             with self.writing(as_name) as fresh, fresh.open("wb") as file:
-                for part in parts_of(source, name):
+                for part in read_parts(source, name):
                     file.write(part)
             return
         try:
@@ -219,20 +231,13 @@ class LocalFolder:
         if not nearest.is_dir():
             raise NotADirectoryError(20, "it is a file", str(nearest))
         if not os.access(nearest, os.W_OK | os.X_OK):
-            raise PermissionError(13, "permission denied", str(nearest))
-
-
-@contextlib.contextmanager
-def _neighbor(path: Path, data: bytes) -> Iterator[Path]:
-    with neighbor(path) as written:
-        written.write_bytes(data)
-        yield written
+            raise PermissionError(13, os.strerror(13), str(nearest))
 
 
 _AT_ONCE = 16 << 20
 
 
-def parts_of(folder: Folder, name: str) -> Iterator[bytes]:
+def read_parts(folder: Folder, name: str) -> Iterator[bytes]:
     """Read a file, a part at a time."""
     stamp = folder.stamp(name)
     if stamp is None:

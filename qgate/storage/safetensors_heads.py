@@ -1,4 +1,4 @@
-"""The head of a safetensors file: which tensors it holds, and where their bytes lie."""
+"""The head of a safetensors file: names of tensors, and positions of their bytes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _LONGEST = 100 << 20
 
 
 class NoHeadError(ValueError):
-    """A file does not begin as a safetensors file does."""
+    """A file has no safetensors head."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """`entries` by name, with offsets from `start`, the byte at which the data begins."""
+    """Entries by name, with offsets from `start`, the byte at which the data begins."""
 
     entries: dict[str, dict[str, Any]]
     metadata: dict[str, str]
@@ -24,7 +24,7 @@ class Head:
 
 
 def read_head(read: Callable[[int, int], bytes], first: int) -> Head:
-    """Read the head by `read(start, stop)`, at first so many bytes at once."""
+    """Read the head by `read(start, stop)`, starting with `first` bytes."""
     data = read(0, first)
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= length <= _LONGEST:
@@ -39,6 +39,6 @@ def read_head(read: Callable[[int, int], bytes], first: int) -> Head:
 
 
 def write_head(entries: dict[str, Any]) -> bytes:
-    """Return the head of a file with these entries, without any bytes to fill up."""
+    """Return the bytes of a head with these entries, without padding."""
     text = json.dumps(entries).encode()
     return len(text).to_bytes(8, "little") + text

@@ -1,4 +1,4 @@
-"""Tensors from files at any place: mapped into memory, or read in ranges where there is no path.
+"""Tensors from files at any location: mapped into memory, or read in ranges from a store.
 
 Torch files of a store are read whole. Nothing is unpickled.
 """
@@ -6,100 +6,152 @@ Torch files of a store are read whole. Nothing is unpickled.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import load
 from torch import Tensor
 
-from qgate.archives import load_torch, load_torch_bytes
+from qgate.archives import load_torch
 from qgate.errors import QgateError
-from qgate.storage.places import read_range
+from qgate.storage.locations import read_range
 from qgate.storage.safetensors_heads import Head, NoHeadError, read_head, write_head
 
 if TYPE_CHECKING:
-    from qgate.storage.places import Place
+    from qgate.storage.folders import Folder
+    from qgate.storage.locations import Location
 
 _FIRST = 1 << 16
+_AHEAD = 4 << 20
+_ALIGNED = 8
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 class TensorFile(Protocol):
     """An open safetensors file."""
 
     def keys(self) -> list[str]:
-        """Return its names, in the order in which they are read."""
+        """Return the names of its tensors, in reading order."""
+
+    def metadata(self) -> dict[str, str] | None:
+        """Return the metadata of the head."""
 
     def get_tensor(self, name: str) -> Tensor:
         """Read one tensor."""
 
 
-def read_torch(place: Place) -> Any:
-    """Read a torch file weights-only."""
-    if isinstance(place, Path):
-        return load_torch(place)
-    return load_torch_bytes(place.read_bytes(), repr(str(place)))
+def read_torch(source: Location | bytes, label: str = "") -> Any:
+    """Load a torch file, or the bytes of one, weights-only."""
+    if isinstance(source, Path):
+        return load_torch(source)
+    data = source if isinstance(source, bytes) else source.read_bytes()
+    return load_torch(data, label or repr(str(source)))
 
 
-def read_npy(place: Place) -> np.ndarray[Any, Any]:
-    if isinstance(place, Path):
-        array: np.ndarray[Any, Any] = np.load(place, mmap_mode="r", allow_pickle=False)
+def torch_source(folder: Folder, name: str) -> Path | bytes:
+    """Return a source for `read_torch`: a path on this machine, or the bytes of an object."""
+    return folder.read(name) if folder.path is None else folder.path / name
+
+
+def read_npy(location: Location) -> np.ndarray[Any, Any]:
+    if isinstance(location, Path):
+        array: np.ndarray[Any, Any] = np.load(location, mmap_mode="r", allow_pickle=False)
         return array
-    with place.open("rb") as file:
+    with location.open("rb") as file:
         return np.lib.format.read_array(file, allow_pickle=False)
 
 
-def safetensors_head(place: Place) -> Head:
+def safetensors_head(location: Location) -> Head:
     """Read the head of a safetensors file."""
     try:
-        return read_head(partial(read_range, place), _FIRST)
+        return read_head(partial(read_range, location), _FIRST)
     except NoHeadError:
-        raise QgateError(f"{str(place)!r} is damaged or no .safetensors file.") from None
+        raise QgateError(f"{str(location)!r} is damaged or no .safetensors file.") from None
 
 
-def safetensors_entries(place: Place) -> dict[str, dict[str, Any]]:
-    """Read what the head says of each tensor, in the order in which they are read."""
-    entries = safetensors_head(place).entries
-    if not isinstance(place, Path):
+def safetensors_entries(location: Location) -> dict[str, dict[str, Any]]:
+    """Read the head's entry of each tensor, in reading order."""
+    entries = safetensors_head(location).entries
+    if not isinstance(location, Path):
         return entries
-    with open_safetensors(place) as file:
+    with open_safetensors(location) as file:
         return {name: entries[name] for name in file.keys()}  # noqa: SIM118
 
 
 @contextlib.contextmanager
-def open_safetensors(place: Place) -> Iterator[TensorFile]:
+def open_safetensors(location: Location) -> Iterator[TensorFile]:
     """Open a safetensors file to read tensor after tensor."""
-    if not isinstance(place, Path):
-        yield _RangedFile(place)
+    if not isinstance(location, Path):
+        yield RangedTensors(partial(read_range, location), safetensors_head(location))
         return
-    from safetensors import safe_open
-
-    with safe_open(place, framework="pt") as file:
+    with safe_open(location, framework="pt") as file:
         yield file
 
 
-class _RangedFile:
-    def __init__(self, place: Place) -> None:
-        self._place, self._head = place, safetensors_head(place)
+def open_tensors(folder: Folder, name: str, first: int) -> TensorFile:
+    """Open a safetensors file of a folder.
+
+    first   bytes to read at first from a store, which usually hold the head
+    """
+    if folder.path is not None:
+        return safe_open(folder.path / name, framework="pt")
+    read = partial(folder.read, name)
+    return RangedTensors(read, read_head(read, first))
+
+
+class RangedTensors:
+    """A safetensors file that is read in ranges, by `read(start, stop)`.
+
+    Tensors that are read one after the other come several per request.
+    """
+
+    def __init__(self, read: Callable[[int, int], bytes], head: Head) -> None:
+        self._read, self._head = read, head
+        self._size = max((entry["data_offsets"][1] for entry in head.entries.values()), default=0)
+        self._last, self._ahead = -1, (0, b"")
 
     def keys(self) -> list[str]:
         return list(self._head.entries)
 
+    def metadata(self) -> dict[str, str]:
+        return self._head.metadata
+
     def get_tensor(self, name: str) -> Tensor:
-        """Read the range of a tensor's bytes.
+        """Read a tensor as a file of its own, whose shape, dtype and length the library checks."""
+        first, last = self._offsets(name)
+        entry = {**self._head.entries[name], "data_offsets": [0, last - first]}
+        return load(write_head({"x": entry}) + self._data(first, last))["x"]
 
-        It is handed to the library as a file of its own, which checks shape, dtype and length.
-        """
-        from safetensors.torch import load
+    def first_bytes(self, name: str, size: int) -> Tensor:
+        first, last = self._offsets(name)
+        data = self._data(first, min(last, first + size))
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else _NOTHING
 
-        entry = self._head.entries[name]
-        first, last = entry["data_offsets"]
-        start, data = self._head.start, b""
-        if 0 <= first < last:
-            data = read_range(self._place, start + first, start + last)
-        if first < 0 or len(data) != last - first:
-            raise QgateError(
-                f"{str(self._place)!r} is cut off: a tensor in it ends beyond its end."
-            )
-        return load(write_head({"x": {**entry, "data_offsets": [0, last - first]}}) + data)["x"]
+    def _offsets(self, name: str) -> tuple[int, int]:
+        if name not in self._head.entries:
+            raise ValueError(f"it has no tensor {name!r}")
+        first, last = self._head.entries[name]["data_offsets"]
+        if not 0 <= first <= last:
+            raise ValueError("its head does not fit together")
+        return first, last
+
+    def _data(self, first: int, last: int) -> bytes:
+        """Read these bytes, and ahead only where they follow the last ones, up to alignment."""
+        start, cached = self._ahead
+        if not start <= first <= last <= start + len(cached):
+            follows = 0 <= first - self._last < _ALIGNED
+            stop = min(self._size, max(last, first + _AHEAD)) if follows else last
+            start, cached = first, b""
+            if last > first:
+                cached = self._read(self._head.start + first, self._head.start + stop)
+            self._ahead = (start, cached) if follows else (0, b"")
+        self._last = last
+        data = cached[first - start : last - start]
+        if len(data) != last - first:
+            raise ValueError("it is cut off: a tensor in it ends beyond its end")
+        return data

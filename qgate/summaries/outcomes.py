@@ -1,35 +1,39 @@
-"""What formats do to values, as sums that add up over tensors.
+"""Outcomes of formats, as sums that add up over tensors.
 
-A format that casts values as they are is asked once for each number of a 16-bit dtype; after that
-its shares and sums follow from value counts. Formats with scales of their own see whole rows.
+A format that casts values as they are is evaluated once for each number of a 16-bit dtype; its
+shares and sums follow from value counts. Formats with scales of their own need whole rows.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from qgate.formats import FORMATS, ElementFormat, Format
+from qgate.formats.engine.effects import error_squares, losses_of, outcomes
+from qgate.formats.engine.job import Job, split
 from qgate.formats.losses import Losses, losses_of_values
 from qgate.formats.quantizer import Quantizer
 from qgate.scales.search import quick_best_exponent
+from qgate.stats import Counts
 from qgate.stats.bits import BY_NAME, decoded
-from qgate.summaries.record import Edges, Fate
+from qgate.stats.summary import Floats
+from qgate.summaries.record import Edges, FormatOutcome
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+_PIECE = 2**14
+"""Elements of rows at a time: float64 work on them stays in the cache."""
 
 
 @dataclass(frozen=True)
-class Limit:
-    """A wide dtype: too many values for a format, but it has ends."""
+class WideDtype:
+    """A wide dtype: it has too many values for a format, but it has ends."""
 
     name: str
 
@@ -62,37 +66,39 @@ class Limit:
         return smallest if self.name == "float64" else math.nextafter(smallest / 2, math.inf)
 
 
-_LIMITS = {name: Limit(f"float{name[-2:]}") for name in ("float32", "fp32", "float64", "fp64")}
-Target = Format | Limit
+_WIDE_DTYPES = {
+    name: WideDtype(f"float{name[-2:]}") for name in ("float32", "fp32", "float64", "fp64")
+}
+Target = Format | WideDtype
 
 
 def target_of(name: str) -> Target:
-    """The format or wide dtype of that name or alias."""
-    if (limit := _LIMITS.get(name.lower())) is not None:
+    """Return the format or wide dtype of that name or alias."""
+    if (limit := _WIDE_DTYPES.get(name.lower())) is not None:
         return limit
     return FORMATS.get(name)
 
 
 def edges_of(names: Iterable[str]) -> dict[str, Edges]:
-    """What formats and dtypes can represent, by their own names; blocks in units of the scale."""
-    found = {}
+    """Return the ranges of formats and dtypes by their names, of blocks in units of the scale."""
+    edges = {}
     for t in map(target_of, names):
-        found[t.name] = Edges(
+        edges[t.name] = Edges(
             max=t.max,
             min_normal=t.min_normal,
             min_subnormal=t.min_subnormal,
             scaled=t.always_scaled,
         )
         if t.kind == "element" and (granularity := Quantizer(t).granularity):
-            found[t.name]["granularity"] = granularity
-    return found
+            edges[t.name]["granularity"] = granularity
+    return edges
 
 
 @dataclass(frozen=True)
-class FateSums:
-    """Losses of a tensor; sums of squares over the finite ones among `of` elements.
+class OutcomeSums:
+    """Losses of a tensor, and sums of squares over the finite ones among `of` elements.
 
-    Those of the rest leave out the massive elements too; None where nobody asked.
+    The sums of the rest leave out massive elements; None where they were not requested.
     """
 
     losses: Losses = field(default_factory=Losses)
@@ -106,30 +112,23 @@ class FateSums:
     rest_noise: float | None = None
     fitted_rest_noise: float | None = None
 
-    def __add__(self, other: FateSums) -> FateSums:
-        if not isinstance(other, FateSums):
+    def __add__(self, other: OutcomeSums) -> OutcomeSums:
+        if not isinstance(other, OutcomeSums):
             return NotImplemented
         if not (self.losses.elements and other.losses.elements):
             return self if self.losses.elements else other
-        return FateSums(
-            self.losses + other.losses,
-            self.of + other.of,
-            self.signal + other.signal,
-            self.noise + other.noise,
-            self.saturated_noise + other.saturated_noise,
-            _both(self.fitted_signal, other.fitted_signal),
-            _both(self.fitted_noise, other.fitted_noise),
-            _both(self.rest_signal, other.rest_signal),
-            _both(self.rest_noise, other.rest_noise),
-            _both(self.fitted_rest_noise, other.fitted_rest_noise),
-        )
+        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
+        sums: dict[str, Any] = {
+            k: None if None in pair else pair[0] + pair[1] for k, pair in pairs.items()
+        }
+        return OutcomeSums(**sums)
 
-    def fate(self) -> Fate:
-        """As shares. Sums of squares that float64 cannot hold are of 0 elements."""
+    def outcome(self) -> FormatOutcome:
+        """Return shares and sums; sums of squares that float64 cannot hold are of 0 elements."""
         losses = self.losses
         sums = (self.signal, self.noise, self.fitted_signal or 0.0, self.fitted_noise or 0.0)
         lost = not all(map(math.isfinite, sums)) or (losses.flushed > 0 and self.signal == 0)
-        found = Fate(
+        outcome = FormatOutcome(
             upper=losses.share("upper"),
             lower=losses.share("lower"),
             underflow=losses.share("underflow"),
@@ -139,46 +138,36 @@ class FateSums:
             of=0 if lost else self.of,
         )
         if losses.beyond_range_share is not None:
-            found["beyond_range"] = losses.beyond_range_share
+            outcome["beyond_range"] = losses.beyond_range_share
         if not lost:
-            found["saturated_error_share"] = (
+            outcome["saturated_error_share"] = (
                 self.saturated_noise / self.noise if self.noise else 0.0
             )
         if self.fitted_signal is not None and self.fitted_noise is not None and not lost:
-            found["fitted_signal"] = self.fitted_signal
-            found["fitted_noise"] = self.fitted_noise
+            outcome["fitted_signal"] = self.fitted_signal
+            outcome["fitted_noise"] = self.fitted_noise
         if self.rest_signal is not None and self.rest_noise is not None and not lost:
-            found["rest_signal"], found["rest_noise"] = self.rest_signal, self.rest_noise
+            outcome["rest_signal"], outcome["rest_noise"] = self.rest_signal, self.rest_noise
             if self.fitted_rest_noise is not None:
-                found["fitted_rest_noise"] = self.fitted_rest_noise
-        return found
-
-
-def _both(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a + b
-
-
-@lru_cache(maxsize=2)
-def value_table(counted_as: str) -> Floats:
-    """The value of each bit pattern."""
-    return decoded(BY_NAME[counted_as])
+                outcome["fitted_rest_noise"] = self.fitted_rest_noise
+        return outcome
 
 
 @lru_cache(maxsize=64)
-def _cast_table(target: ElementFormat | Limit, counted_as: str) -> Floats:
-    """The value of each bit pattern after the cast; of one that is not finite, zero."""
-    values = value_table(counted_as)
+def _cast_table(target: ElementFormat | WideDtype, counted_as: str) -> Floats:
+    """Return the value of each bit pattern after the cast, zero where it is not finite."""
+    values = decoded(BY_NAME[counted_as])
     plain = np.where(np.isfinite(values), values, 0.0)
-    return plain if isinstance(target, Limit) else nearest(target, plain)
+    return plain if isinstance(target, WideDtype) else nearest(target, plain)
 
 
 def nearest(fmt: ElementFormat, values: Floats) -> Floats:
-    """Finite values on the format's grid, as its quantizer would have them: too large saturates."""
+    """Round finite values to the format's grid, as its quantizer does; too large ones saturate."""
     return np.asarray(fmt.nearest(torch.from_numpy(np.array(values))).numpy())
 
 
 def _least_losing(fmt: ElementFormat, values: Floats, weights: Floats) -> int:
-    """The exponent of the power of two at which a tensor loses least, 0 of a tensor of zeros."""
+    """Return the exponent of the scale at which a tensor loses least, 0 for a tensor of zeros."""
     sizes = np.abs(values)
     if not sizes.any():
         return 0
@@ -193,7 +182,7 @@ def _scaled_by(fmt: ElementFormat, values: Floats, k: int) -> Floats:
 
 
 def _squares(
-    target: ElementFormat | Limit, values: Floats, cast: Floats, weights: Floats | None
+    target: ElementFormat | WideDtype, values: Floats, cast: Floats, weights: Floats | None
 ) -> tuple[float, float, float]:
     """Sum the squares of values, of their errors, and of the errors of saturated ones."""
     wrong = cast - values
@@ -207,75 +196,84 @@ def _squares(
     )
 
 
-class CountedTensors(Protocol):
-    """What counting tells of tensors; `Pool` says what the fields are."""
-
-    @property
-    def counted_as(self) -> str: ...
-    @property
-    def patterns(self) -> npt.NDArray[np.uint16]: ...
-    @property
-    def counts(self) -> Ints: ...
-    @property
-    def posinf(self) -> int: ...
-    @property
-    def neginf(self) -> int: ...
-    @property
-    def vanished(self) -> int: ...
-
-
-def fate_of_counts(
-    target: ElementFormat | Limit,
-    pool: CountedTensors,
+def outcome_of_counts(
+    target: ElementFormat | WideDtype,
+    counts: Counts,
+    own: tuple[int, int, int],
     rows: Floats | None = None,
     massive: float | None = None,
-) -> FateSums:
-    """Return losses from value counts, and sums of squares from them too.
+) -> OutcomeSums:
+    """Measure losses and sums of squares from value counts.
 
-    The sums are of `rows` where those are given: the values of a tensor that was rounded to be
-    counted. `massive` is the magnitude above which the sums of the rest leave values out.
+    `own` are the tensor's positive and negative infinities, and the values that were counted as
+    zero but are not. The sums are of `rows`, if given: the values of a tensor that was rounded to
+    be counted. `massive` is the magnitude above which the sums of the rest leave values out.
     """
-    counted, counts = value_table(pool.counted_as)[pool.patterns], pool.counts
-    losses = losses_of_values(target, counted, counts)
-    losses = losses.before_rounding(
-        pool.posinf, pool.neginf, pool.vanished, lost=target.kind == "element"
-    )
+    (patterns, often), counted = counts.occurring, counts.values
+    losses = losses_of_values(target, counted, often)
+    losses = losses.before_rounding(*own, lost=target.kind == "element")
     finite = np.isfinite(counted)
-    often = counts[finite].astype(np.float64)
-    weights: Floats | None = often
+    weights: Floats | None = often[finite].astype(np.float64)
     if rows is None:
-        table = _cast_table(target, pool.counted_as)
-        values, cast = counted[finite], table[pool.patterns[finite]]
+        values = counted[finite]
+        cast = _cast_table(target, counts.dtype)[patterns[finite]] if len(values) else values
     else:
         weights = None
         values = rows if np.isfinite(rows).all() else rows[np.isfinite(rows)]
-        cast = values if isinstance(target, Limit) else nearest(target, values)
+        cast = values if isinstance(target, WideDtype) else nearest(target, values)
     fitted: tuple[float | None, float | None] = (None, None)
-    rest: list[float | None] = [None] * 3
+    rest_sums: list[float | None] = [None] * 3
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         casts = [cast]
         if target.kind == "element":
             # The scale is that of the whole tensor, also where the error is of some rows.
-            k = _least_losing(target, counted[finite], often)
+            k = _least_losing(target, counted[finite], often[finite].astype(np.float64))
             casts.append(_scaled_by(target, values, k))
             fitted = _squares(target, values, casts[1], weights)[:2]
         sums = _squares(target, values, cast, weights)
         if massive is not None:
-            kept = np.abs(values) <= massive
-            own = weights if weights is None else weights[kept]
-            pairs = [_squares(target, values[kept], each[kept], own) for each in casts]
-            rest = [*pairs[0][:2], pairs[1][1] if len(pairs) > 1 else None]
+            below = np.abs(values) <= massive
+            below_weights = weights if weights is None else weights[below]
+            pairs = [_squares(target, values[below], cast[below], below_weights) for cast in casts]
+            rest_sums = [*pairs[0][:2], pairs[1][1] if len(pairs) > 1 else None]
     of = losses.elements if rows is None else rows.size
-    return FateSums(losses, of, *sums, *fitted, *rest)
+    return OutcomeSums(losses, of, *sums, *fitted, *rest_sums)
 
 
-def fate_of_limit(limit: Limit, chunks: Iterator[Floats]) -> FateSums:
-    """Of a tensor as wide as the dtype or wider, by going through it."""
-    sums = FateSums()
+def outcome_of_dtype(limit: WideDtype, chunks: Iterator[Floats]) -> OutcomeSums:
+    """Measure a cast to a wide dtype by a pass over a tensor at least as wide."""
+    sums = OutcomeSums()
     for chunk in chunks:
         values = chunk[np.isfinite(chunk)]
         with np.errstate(over="ignore", under="ignore"):
             cast = values.clip(-limit.max, limit.max).astype(limit.numpy).astype(np.float64)
             squares = _squares(limit, values, cast, None)
-        sums += FateSums(losses_of_values(limit, chunk), chunk.size, *squares)
+        sums += OutcomeSums(losses_of_values(limit, chunk), chunk.size, *squares)
+    return sums
+
+
+def outcome_of_rows(
+    fmt: Format, rows: Tensor, amax: float, massive: float | None = None
+) -> OutcomeSums:
+    """Measure a format on rows of a tensor whose largest finite magnitude is `amax`.
+
+    A scale of the whole tensor ignores its non-finite values. `massive` is the magnitude above
+    which the sums of the rest leave values out.
+    """
+    q = Quantizer(fmt)
+    whole = Job(torch.full((1,), amax, dtype=rows.dtype), q, counting=True)
+    sums = OutcomeSums()
+    for piece in rows.split(max(_PIECE // max(rows.shape[-1], 1), 1)):
+        job = Job(piece, q, counting=True)
+        job.scale = whole.scale if job.scale is not None else None
+        job.state = whole.state if job.state is not None else None
+        for _, _, wide, parts in split(job):
+            hits = outcomes(wide, parts, q)
+            squares = error_squares(wide, parts, hits).tolist()
+            rest_sums: list[float] = []
+            if massive is not None:
+                below = error_squares(wide, parts, hits, massive) if massive < math.inf else None
+                rest_sums = squares[:2] if below is None else below[:2].tolist()
+            pair = dict(zip(("rest_signal", "rest_noise"), rest_sums, strict=False))
+            sums += OutcomeSums(losses_of(hits), wide.numel(), *squares, **pair)
     return sums

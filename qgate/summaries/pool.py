@@ -9,48 +9,39 @@ from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from qgate.errors import QgateError
 from qgate.stats import Counts, massive_beyond
 from qgate.stats.bits import BY_NAME
-from qgate.summaries.ends import ValueSums
-from qgate.summaries.figures import (
-    PROBABILITIES,
-    binades_of,
-    moments_of,
-    quantiles_of,
-    usage_of,
-)
-from qgate.summaries.outcomes import FateSums, Floats, Ints, value_table
-from qgate.summaries.record import Portrait
+from qgate.stats.moments import PowerSums
+from qgate.stats.summary import Floats, Ints, quantiles_of
+from qgate.summaries.outcomes import OutcomeSums
+from qgate.summaries.record import Binades, Usage, ValueSummary
 
 # Patterns that wait to be put together with others of their group, and pools that do.
 _AT_ONCE, _MOST_WAITING = 1 << 17, 64
 _SOURCES = ("values", "counts", "statistics")
 _NAN = {"bfloat16": 0x7FC0, "float16": 0x7E00}
-Patterns = npt.NDArray[np.uint16]
+_PROBABILITIES = ("0", "0.001", "0.01", "0.05", "0.25", "0.5", "0.75", "0.95", "0.99", "0.999", "1")
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Tensors counted in one dtype. `a + b` is the pool of both; integers add up exactly.
+    """A pool of tensors counted in one dtype; `a + b` pools both, and integers add up exactly.
 
-    patterns, counts   bit patterns that occur among the counted elements, and how often
+    counts             of the bit patterns among the counted elements
     nan, posinf, neginf, low, high, least   exact, of all elements: non-finite ones by kind, finite
                        ends, smallest magnitude that is not zero; NaN where there is none
     vanished           counted as zero, but not zero before they were rounded to be counted
-    sums               of values that were rounded to be counted; None where the counts have them
-    fates              by format
+    moments            of values that were rounded to be counted; None where the counts have them
+    outcomes              by format
     """
 
     tensors: int
     elements: int
-    counted_as: str
     source: str
-    patterns: Patterns = field(repr=False)
-    counts: Ints = field(repr=False)
+    counts: Counts
     nan: int = 0
     posinf: int = 0
     neginf: int = 0
@@ -58,147 +49,116 @@ class Pool:
     high: float = math.nan
     least: float = math.nan
     vanished: int = 0
-    sums: ValueSums | None = None
-    fates: Mapping[str, FateSums] = field(default_factory=dict, repr=False)
+    moments: PowerSums | None = field(default=None, repr=False)
+    outcomes: Mapping[str, OutcomeSums] = field(default_factory=dict, repr=False)
 
     def __add__(self, other: Pool) -> Pool:
         return Pool.together((self, other)) if isinstance(other, Pool) else NotImplemented
 
     @staticmethod
     def together(pools: Sequence[Pool]) -> Pool:
-        """The pool of all, with the bits of adding them one by one."""
+        """Pool them all, with the bits of adding them one by one."""
         first = pools[0]
-        for other in pools:
-            if first.counted_as != other.counted_as:
-                names = [p.counted_as or "nothing" for p in (first, other)]
+        outcomes: dict[str, OutcomeSums] = {}
+        for pool in pools:
+            if first.counted_as != pool.counted_as:
+                names = [p.counted_as or "nothing" for p in (first, pool)]
                 raise QgateError(
                     f"tensors counted as {names[0]} and as {names[1]} make no common pool: "
                     "pool those of one counted dtype."
                 )
-        dense = np.zeros(2**16, dtype=np.int64)
-        fates: dict[str, FateSums] = {}
-        for pool in pools:
-            dense[pool.patterns] += pool.counts
-            for name, sums in pool.fates.items():
-                fates[name] = fates[name] + sums if name in fates else sums
-        there = np.flatnonzero(dense)
+            for name, sums in pool.outcomes.items():
+                outcomes[name] = outcomes[name] + sums if name in outcomes else sums
+        sums_of = {
+            name: sum(getattr(pool, name) for pool in pools)
+            for name in ("tensors", "elements", "nan", "posinf", "neginf", "vanished")
+        }
+        moments = None
+        if any(pool.moments is not None for pool in pools):
+            moments = PowerSums(2)
+            for pool in pools:
+                moments.merge(pool.counts.moments if pool.moments is None else pool.moments)
         return Pool(
-            sum(pool.tensors for pool in pools),
-            sum(pool.elements for pool in pools),
-            first.counted_as,
-            max((pool.source for pool in pools), key=_SOURCES.index),
-            there.astype(np.uint16),
-            dense[there],
-            sum(pool.nan for pool in pools),
-            sum(pool.posinf for pool in pools),
-            sum(pool.neginf for pool in pools),
-            float(np.fmin.reduce([pool.low for pool in pools])),
-            float(np.fmax.reduce([pool.high for pool in pools])),
-            float(np.fmin.reduce([pool.least for pool in pools])),
-            sum(pool.vanished for pool in pools),
-            _sums_of(pools),
-            fates,
+            source=max((pool.source for pool in pools), key=_SOURCES.index),
+            counts=Counts.together(pool.counts for pool in pools),
+            low=float(np.fmin.reduce([pool.low for pool in pools])),
+            high=float(np.fmax.reduce([pool.high for pool in pools])),
+            least=float(np.fmin.reduce([pool.least for pool in pools])),
+            moments=moments,
+            outcomes=outcomes,
+            **sums_of,
         )
 
-    def _own_sums(self) -> ValueSums:
-        if self.sums is not None:
-            return self.sums
-        values, weights = self.weighted
-        return ValueSums.of(values, weights.astype(np.float64))
-
-    @cached_property
-    def massive(self) -> float:
-        """The magnitude above which elements are massive, of those that were counted."""
-        return massive_beyond(self.value_counts())
-
-    @cached_property
-    def counted(self) -> int:
-        return int(self.counts.sum())
+    @property
+    def counted_as(self) -> str:
+        return self.counts.dtype
 
     @property
     def amax(self) -> float:
         """The largest finite magnitude; NaN if there is none."""
         return max(abs(self.low), abs(self.high))
 
-    @cached_property
+    @property
     def weighted(self) -> tuple[Floats, Ints]:
         """Distinct finite values among the counted, ascending, and how often each occurs."""
-        if not len(self.patterns):
-            return np.empty(0), np.empty(0, dtype=np.int64)
-        values = value_table(self.counted_as)[self.patterns] + 0.0
-        order = np.argsort(values, kind="stable")
-        order = order[np.isfinite(values[order])]
-        values, weights = values[order], self.counts[order]
-        zeros = np.flatnonzero(values == 0)
-        if len(zeros) == 2:
-            weights[zeros[0]] += weights[zeros[1]]
-            values, weights = np.delete(values, zeros[1]), np.delete(weights, zeros[1])
-        return values, weights
+        return self.counts.weighted()
+
+    @cached_property
+    def massive(self) -> float:
+        """The magnitude above which elements are massive, of those that were counted."""
+        return massive_beyond(self.counts)
 
     @property
     def zeros(self) -> int:
-        """Among the counted; exactly zero before any rounding."""
-        values, weights = self.weighted
-        return int(weights[values == 0].sum()) - self.vanished
+        """Counted values that were exactly zero before any rounding."""
+        return self.counts.zeros - self.vanished
 
-    def value_counts(self) -> Counts:
-        """The same counts with a place for every pattern."""
-        dense = np.zeros(2**16, dtype=np.int64)
-        dense[self.patterns] = self.counts
-        return Counts(self.counted_as, dense)
-
-    def portrait(self) -> Portrait:
-        """Plain data; what does not exist or is not finite is left out."""
+    def summary(self) -> ValueSummary:
+        """Return plain data without figures that do not exist or are not finite."""
         values, weights = self.weighted
-        found: dict[str, Any] = {
+        counted = self.counts.n
+        summary: dict[str, Any] = {
             "tensors": self.tensors,
             "elements": self.elements,
-            "counted": self.counted,
+            "counted": counted,
             "source": self.source,
             "counted_as": self.counted_as,
             "nan": self.nan,
             "posinf": self.posinf,
             "neginf": self.neginf,
         }
-        numbers: dict[str, float] = {
-            "min": self.low,
-            "max": self.high,
-            "amax": self.amax,
-            "amin": self.least,
-            **moments_of(values, weights),
-        }
-        if self.sums is not None:
-            numbers |= self.sums.moments()
+        numbers = {"min": self.low, "max": self.high, "amax": self.amax, "amin": self.least}
+        numbers |= self.counts.moments.figures()
+        if self.moments is not None:
+            numbers |= self.moments.figures()
         if self.low == self.high:
-            numbers = {k: v for k, v in numbers.items() if k not in ("skew", "kurtosis")} | {
-                "std": 0.0
-            }
-        if self.counted:
-            found["zeros"] = self.zeros
+            numbers |= {"std": 0.0, "skew": math.nan, "kurtosis": math.nan}
+        if counted:
+            summary["zeros"] = self.zeros
         if len(values):
-            places = np.array([float(p) for p in PROBABILITIES])
-            at = quantiles_of(values, weights, places).clip(self.low, self.high)
+            at = quantiles_of(values, weights, [float(p) for p in _PROBABILITIES])
+            at = at.clip(self.low, self.high)
             at[[0, -1]] = self.low, self.high
-            found["quantiles"] = dict(zip(PROBABILITIES, at.tolist(), strict=True))
-        if (binades := binades_of(values, weights)) is not None:
-            found["binades"] = binades
-        if self.counted and self.counted_as == "bfloat16":
-            found["usage"] = usage_of(self.patterns, self.counts)
-        if self.fates:
-            found["formats"] = {name: sums.fate() for name, sums in self.fates.items()}
-        found |= {name: value for name, value in numbers.items() if math.isfinite(value)}
-        return cast(Portrait, found)
+            summary["quantiles"] = dict(zip(_PROBABILITIES, at.tolist(), strict=True))
+        if octaves := self.counts.log2_histogram():
+            first, last = min(octaves), max(octaves)
+            filled = [octaves.get(exponent, 0) for exponent in range(first, last + 1)]
+            summary["binades"] = Binades(first=first, counts=filled)
+        if counted and self.counted_as == "bfloat16":
+            summary["usage"] = _usage(*self.counts.occurring)
+        if self.outcomes:
+            summary["formats"] = {name: sums.outcome() for name, sums in self.outcomes.items()}
+        summary |= {name: value for name, value in numbers.items() if math.isfinite(value)}
+        return cast(ValueSummary, summary)
 
 
-def _sums_of(pools: Sequence[Pool]) -> ValueSums | None:
-    """None where the counts have them; what comes before the first that has its own is counted."""
-    at = next((place for place, pool in enumerate(pools) if pool.sums is not None), None)
-    if at is None:
-        return None
-    found = Pool.together(pools[:at])._own_sums() if at else None
-    for pool in pools[at:]:
-        found = pool._own_sums() if found is None else found + pool._own_sums()
-    return found
+def _usage(patterns: np.ndarray, counts: Ints) -> Usage:
+    """Describe which bf16 patterns occur."""
+    fields = np.zeros(256, dtype=np.int64)
+    np.add.at(fields, (patterns >> 7) & 0xFF, counts)
+    share = fields[fields > 0] / max(int(counts.sum()), 1)
+    bits = -float(share @ np.log2(share)) if len(share) > 1 else 0.0
+    return Usage(exponents=len(share), patterns=len(patterns), exponent_bits=bits)
 
 
 class Pooling:
@@ -210,7 +170,7 @@ class Pooling:
 
     def add(self, pool: Pool) -> None:
         self._waiting.append(pool)
-        self._patterns += len(pool.patterns)
+        self._patterns += len(pool.counts.occurring[0])
         if self._patterns > _AT_ONCE or len(self._waiting) > _MOST_WAITING:
             self._waiting, self._patterns = [self.pool], 0
 
@@ -219,34 +179,20 @@ class Pooling:
         return Pool.together(self._waiting)
 
 
-def of_counts(counted_as: str, dense: Ints) -> Pool:
-    """A pool of one tensor with its ends as the counts have them."""
-    if len(dense) < 2**16:
-        counted_as, dense = "bfloat16", _as_bf16(counted_as, dense)
-    table = value_table(counted_as)
-    nan = int(dense[np.isnan(table)].sum())
+def of_counts(counts: Counts) -> Pool:
+    """Return the pool of one tensor, with its ends from the counts, of 16-bit patterns."""
+    dense = counts.counts
+    name, nan, elements = counts.dtype, counts.nan, counts.n
+    if len(dense) == 256:
+        every = torch.arange(256, dtype=torch.uint8).view(BY_NAME[name]).to(torch.bfloat16)
+        name, narrow, dense = "bfloat16", dense, np.zeros(2**16, dtype=np.int64)
+        np.add.at(dense, every.view(torch.int16).numpy().view(np.uint16), narrow)
+        counts = Counts(name, dense)
     if nan:
         # How a NaN is written is up to the code that rounds; here there is one.
-        dense = np.where(np.isnan(table), 0, dense)
-        dense[_NAN[counted_as]] = nan
-    there = np.flatnonzero(dense)
-    patterns, found = there.astype(np.uint16), dense[there]
-    pool = Pool(1, int(found.sum()), counted_as, "values", patterns, found)
-    values, table = pool.weighted[0], table[patterns]
-    sizes = np.abs(values[values != 0])
-    return replace(
-        pool,
-        nan=nan,
-        posinf=int(found[table == math.inf].sum()),
-        neginf=int(found[table == -math.inf].sum()),
-        low=float(values[0]) if len(values) else math.nan,
-        high=float(values[-1]) if len(values) else math.nan,
-        least=float(sizes.min()) if len(sizes) else math.nan,
-    )
-
-
-def _as_bf16(counted_as: str, dense: Ints) -> Ints:
-    values = torch.arange(256, dtype=torch.uint8).view(BY_NAME[counted_as]).to(torch.bfloat16)
-    wide = np.zeros(2**16, dtype=np.int64)
-    np.add.at(wide, values.view(torch.int16).numpy().view(np.uint16), dense)
-    return wide
+        patterns, values = counts.occurring[0], counts.values
+        dense[patterns[np.isnan(values)]] = 0
+        dense[_NAN[name]] = nan
+        counts = Counts(name, dense)
+    pool = Pool(1, elements, "values", counts, nan, counts.posinf, counts.neginf)
+    return replace(pool, low=counts.min, high=counts.max, least=counts.amin)

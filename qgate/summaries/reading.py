@@ -1,4 +1,4 @@
-"""Reads the record of a dump's analysis: what drawing, text and page all ask of it."""
+"""Reads the record of a dump's analysis for pictures, text and page."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from qgate.charts.palette import FORMAT_ALIASES
-from qgate.summaries.record import DumpAnalysis, Fate, PeerCell, Portrait, TensorPortrait
+from qgate.summaries.record import (
+    DumpAnalysis,
+    FormatOutcome,
+    PeerCell,
+    TensorSummary,
+    ValueSummary,
+)
 from qgate.text import decibels, distinct, one_line, shortened, shortened_title
+from qgate.text.format_names import FORMAT_ALIASES
 
 Floats = npt.NDArray[np.float64]
 Kind = tuple[str, str, str]
@@ -22,7 +28,7 @@ Item = TypeVar("Item")
 
 
 def figure_of(record: Mapping[str, Any], name: str) -> float:
-    """A number of a record; NaN where it is missing or is none."""
+    """Return a number of a record; NaN where it is missing or not a number."""
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
@@ -30,23 +36,23 @@ def figure_of(record: Mapping[str, Any], name: str) -> float:
 
 
 def figures_of(records: Iterable[Mapping[str, Any]], name: str) -> Floats:
-    """The finite ones of all records."""
-    found = np.array([figure_of(record, name) for record in records], dtype=np.float64)
-    return found[np.isfinite(found)]
+    """Return the finite values of a number in all records."""
+    figures = np.array([figure_of(record, name) for record in records], dtype=np.float64)
+    return figures[np.isfinite(figures)]
 
 
 FINE_DB = 80.0
-"""Beyond it nobody asks how much: pictures show it as one place."""
+"""An SQNR beyond which pictures make no difference."""
 
 
-def two_ratios(whole: float, rest: float) -> str:
-    """An SQNR, and the one without massive elements where it reads otherwise."""
-    told, other = decibels(whole), decibels(rest)
-    return told if told == other else f"{told} ({other} without massive elements)"
+def two_ratios(whole: float, without_massive: float) -> str:
+    """Write an SQNR, and the one without massive elements where it reads differently."""
+    text, other = decibels(whole), decibels(without_massive)
+    return text if text == other else f"{text} ({other} without massive elements)"
 
 
 def none_stands_out(ranks: int) -> str:
-    """Of two, each is as far from the other."""
+    """Say that no rank stands out; two ranks are always equally far from each other."""
     if ranks < 3:
         return f"Three ranks are needed to say which stands out, here are {ranks}"
     return f"No rank of {ranks} stands out by the distribution of its finite values"
@@ -56,12 +62,12 @@ def none_stands_out(ranks: int) -> str:
 
 
 def kind_of(tensor: Mapping[str, Any]) -> Kind:
-    """What makes tensors of a network comparable: type of the layer, direction, name."""
+    """Return the kind of a tensor, whose members are comparable: layer type, operation, name."""
     return str(tensor["layer_type"]), str(tensor["operation"]), str(tensor["name"])
 
 
 def kind_title(kind: Sequence[str], most: int = 40) -> str:
-    """Words that are short enough each, so that the last one, the name, always shows."""
+    """Write a kind with words short enough for the last one, the name, to show."""
     whole = " ".join(one_line(word) for word in kind if word)
     if len(whole) <= most:
         return whole
@@ -69,12 +75,11 @@ def kind_title(kind: Sequence[str], most: int = 40) -> str:
 
 
 def tensor_title(tensor: Mapping[str, Any], most: int = 120) -> str:
-    """Return the title of a tensor, at most so long."""
     return shortened_title(tensor.get("title") or "tensor without a name", most)
 
 
 def row_titles(tensors: Sequence[Mapping[str, Any]], most: int = 60) -> list[str]:
-    """Titles of tensors in one list, of which no two are the same however short they are."""
+    """Return titles of tensors that are all different, however short."""
     titles = [tensor_title(tensor, most) for tensor in tensors]
     alike = {title for title, count in Counter(titles).items() if count > 1}
     ends = [
@@ -95,24 +100,24 @@ def layer_of(tensor: Mapping[str, Any]) -> int | None:
 
 
 def layers_named(layers: Iterable[int | None], most: int = 6) -> str:
-    """`layer 2`, `layers 0, 1 and 3`; what is in no block is outside layers."""
-    found = set(layers)
-    known = sorted(layer for layer in found if layer is not None)
-    names = [str(layer) for layer in known[:most]]
-    names += [f"{len(known) - most} more"] if len(known) > most else []
+    """Write `layer 2`, or `layers 0, 1 and 3, modules outside layers`."""
+    distinct_layers = set(layers)
+    layer_numbers = sorted(layer for layer in distinct_layers if layer is not None)
+    names = [str(layer) for layer in layer_numbers[:most]]
+    names += [f"{len(layer_numbers) - most} more"] if len(layer_numbers) > most else []
     text = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
-    told = [f"layer{'' if len(known) == 1 else 's'} {text}"] if known else []
-    return ", ".join(told + ["modules outside layers"] * (None in found))
+    phrases = [f"layer{'' if len(layer_numbers) == 1 else 's'} {text}"] if layer_numbers else []
+    return ", ".join(phrases + ["modules outside layers"] * (None in distinct_layers))
 
 
 def apart_by_member(cells: Iterable[PeerCell]) -> dict[int, list[PeerCell]]:
-    """Layers that stand out by rank or sample, the farthest first."""
-    told = sorted((c for c in cells if c["stands_out"]), key=lambda cell: -cell["ratio"])
-    return grouped(told, lambda cell: cell["member"])
+    """Return the layers that stand out by rank or sample, the farthest first."""
+    outlying = sorted((c for c in cells if c["stands_out"]), key=lambda cell: -cell["ratio"])
+    return grouped(outlying, lambda cell: cell["member"])
 
 
 def layers_apart(cells: Sequence[PeerCell], member: int) -> str:
-    """` in layer 2`, where a rank or sample stands out in some of its layers and not in all."""
+    """Write ` in layer 2` where a rank or sample stands out in some of its layers, not in all."""
     mine = [cell for cell in cells if cell["member"] == member]
     layers = {cell["layer"] for cell in mine if cell["stands_out"]}
     return f" in {layers_named(layers)}" if 0 < len(layers) < len(mine) else ""
@@ -127,50 +132,50 @@ def nonfinite(tensor: Mapping[str, Any]) -> int:
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Items by a key, in the order the keys came."""
-    found: defaultdict[Key, list[Item]] = defaultdict(list)
+    """Group items by a key, in the order the keys came."""
+    groups: defaultdict[Key, list[Item]] = defaultdict(list)
     for item in items:
-        found[key(item)].append(item)
-    return dict(found)
+        groups[key(item)].append(item)
+    return dict(groups)
 
 
 def by_kind(items: Iterable[Item]) -> dict[Kind, list[Item]]:
-    """In the order attention before linear, forward before backward, then by name."""
-    found = grouped(items, lambda item: kind_of(item))  # type: ignore[arg-type]
+    """Group items by kind: attention before linear, forward before backward, then by name."""
+    groups = grouped(items, lambda item: kind_of(item))  # type: ignore[arg-type]
     order = {"forward": 0, "backward": 1}
-    return dict(sorted(found.items(), key=lambda i: (i[0][0], order.get(i[0][1], 2), i[0][2])))
+    return dict(sorted(groups.items(), key=lambda i: (i[0][0], order.get(i[0][1], 2), i[0][2])))
 
 
-def value_tensors(analysis: DumpAnalysis) -> list[TensorPortrait]:
-    """Those with at least one finite extreme."""
+def value_tensors(analysis: DumpAnalysis) -> list[TensorSummary]:
+    """Return the tensors with at least one finite extreme."""
     return [t for t in analysis["tensors"] if math.isfinite(figure_of(t, "amax"))]
 
 
 # Formats -----------------------------------------------------------------------------------------
 
 
-def fate_of(tensor: Mapping[str, Any], name: str) -> Fate | None:
-    found = (tensor.get("formats") or {}).get(name)
-    return found if isinstance(found, dict) else None  # type: ignore[return-value]
+def outcome_of(tensor: Mapping[str, Any], name: str) -> FormatOutcome | None:
+    outcome = (tensor.get("formats") or {}).get(name)
+    return outcome if isinstance(outcome, dict) else None  # type: ignore[return-value]
 
 
-def fates(items: Iterable[Item], name: str) -> Iterator[tuple[Item, Fate]]:
-    """Each item that has figures of a format, with them."""
+def format_outcomes(items: Iterable[Item], name: str) -> Iterator[tuple[Item, FormatOutcome]]:
+    """Yield each item that has the outcome of a format, with it."""
     for item in items:
-        fate = fate_of(item, name)  # type: ignore[arg-type]
-        if fate is not None:
-            yield item, fate
+        outcome = outcome_of(item, name)  # type: ignore[arg-type]
+        if outcome is not None:
+            yield item, outcome
 
 
 def format_names(analysis: DumpAnalysis) -> list[str]:
-    """Formats that any tensor has figures of, those of the settings first."""
-    seen = {name: None for tensor in analysis["tensors"] for name in tensor.get("formats") or {}}
-    known = [name for name in analysis["formats"] if name in seen]
-    return [*known, *(name for name in seen if name not in known)]
+    """Return the formats that any tensor has outcomes of, those of the settings first."""
+    in_tensors = dict.fromkeys(n for t in analysis["tensors"] for n in t.get("formats") or {})
+    in_settings = [name for name in analysis["formats"] if name in in_tensors]
+    return [*in_settings, *(name for name in in_tensors if name not in in_settings)]
 
 
 def cast_names(analysis: DumpAnalysis) -> list[str]:
-    """Those of them that cast values as they are: without scales of their own."""
+    """Return the formats that cast values as they are, without scales of their own."""
     scaled = {name for name, edges in analysis["formats"].items() if edges["scaled"]}
     return [name for name in format_names(analysis) if name not in scaled]
 
@@ -180,11 +185,11 @@ _FEW_PATTERNS, _MANY = 256, 4096
 
 
 def is_quantized(tensor: Mapping[str, Any]) -> bool:
-    """Whether its values are on a narrow grid already: a format holds them exactly, or there are no
-    more of them than 8 bits have although it is large."""
-    for name, fate in (tensor.get("formats") or {}).items():
-        exact = max(ratios_db(fate)) > FINE_DB
-        if name not in _AS_WIDE and exact and figure_of(fate, "signal") > 0:
+    """Tell if values are on a narrow grid already: a format has them exactly, or a large tensor has
+    no more different values than 8 bits have."""
+    for name, outcome in (tensor.get("formats") or {}).items():
+        exact = max(ratios_db(outcome)) > FINE_DB
+        if name not in _AS_WIDE and exact and figure_of(outcome, "signal") > 0:
             return True
     patterns = figure_of(tensor.get("usage") or {}, "patterns")
     return patterns <= _FEW_PATTERNS and figure_of(tensor, "counted") >= _MANY
@@ -204,16 +209,16 @@ def format_label(analysis: DumpAnalysis, name: str) -> str:
     return f"{name} per {granularity}" if granularity else name
 
 
-def saturated(fate: Mapping[str, Any]) -> float:
-    return figure_of(fate, "upper") + figure_of(fate, "lower")
+def saturated(outcome: Mapping[str, Any]) -> float:
+    return figure_of(outcome, "upper") + figure_of(outcome, "lower")
 
 
-def flushed(fate: Mapping[str, Any]) -> float:
-    return figure_of(fate, "flushed" if "flushed" in fate else "flush")
+def flushed(outcome: Mapping[str, Any]) -> float:
+    return figure_of(outcome, "flushed" if "flushed" in outcome else "flush")
 
 
 def ratio_db(signal: float, noise: float) -> float:
-    """Infinite without noise; NaN where there is nothing to compare."""
+    """Return 10 log10(signal / noise): infinite without noise, NaN without a signal."""
     if not (math.isfinite(signal) and math.isfinite(noise)) or signal < 0 or noise < 0:
         return math.nan
     if noise == 0:
@@ -221,70 +226,71 @@ def ratio_db(signal: float, noise: float) -> float:
     return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
 
 
-def saturation_cost(fate: Mapping[str, Any]) -> float:
-    """The part of the squared error that saturated elements have; NaN where it is not known."""
-    return figure_of(fate, "saturated_error_share")
+def saturation_cost(outcome: Mapping[str, Any]) -> float:
+    """Return the share of saturated elements in the squared error; NaN where it is unknown."""
+    return figure_of(outcome, "saturated_error_share")
 
 
-def ratios_db(fate: Mapping[str, Any]) -> tuple[float, float]:
-    """SQNR with all elements and without massive ones, which are the same where there are none.
+def ratios_db(outcome: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the SQNR with all elements and without massive ones.
 
-    With the format's own scales; where it has none, cast as it is or with the power of two
+    It is that of the format's own scales; without any, that of the cast or of the power of two
     that loses least, whichever is better.
     """
-    found = []
+    pairs = []
     for kind in ("", "fitted_"):
-        whole = ratio_db(figure_of(fate, f"{kind}signal"), figure_of(fate, f"{kind}noise"))
-        rest = ratio_db(figure_of(fate, "rest_signal"), figure_of(fate, f"{kind}rest_noise"))
+        whole = ratio_db(figure_of(outcome, f"{kind}signal"), figure_of(outcome, f"{kind}noise"))
+        rest_noise = figure_of(outcome, f"{kind}rest_noise")
+        without_massive = ratio_db(figure_of(outcome, "rest_signal"), rest_noise)
         if not math.isnan(whole):
-            found.append((whole, whole if math.isnan(rest) else rest))
-    return max(found, key=min, default=(math.nan, math.nan))
+            pairs.append((whole, whole if math.isnan(without_massive) else without_massive))
+    return max(pairs, key=min, default=(math.nan, math.nan))
 
 
-def sqnr_db(fate: Mapping[str, Any]) -> float:
-    """The SQNR with all elements."""
-    return ratios_db(fate)[0]
+def sqnr_db(outcome: Mapping[str, Any]) -> float:
+    """Return the SQNR with all elements."""
+    return ratios_db(outcome)[0]
 
 
-def worse_db(fate: Mapping[str, Any]) -> float:
-    """The SQNR with all elements or that without massive ones, whichever is worse: one element can
-    hide that all others are lost."""
-    return min(ratios_db(fate))
+def worse_db(outcome: Mapping[str, Any]) -> float:
+    """Return the worse of the SQNR with and without massive elements: one element can hide that
+    all others are lost."""
+    return min(ratios_db(outcome))
 
 
 def worst(
     items: Iterable[Item], measure: Callable[[Item], float], count: int = 1
 ) -> list[tuple[Item, float]]:
-    """The items of the largest finite measures, with them."""
-    told = ((item, measure(item)) for item in items)
+    """Return the items of the largest finite measures, with their measures."""
+    measured = ((item, measure(item)) for item in items)
     return heapq.nlargest(
-        count, (pair for pair in told if math.isfinite(pair[1])), key=lambda pair: pair[1]
+        count, (pair for pair in measured if math.isfinite(pair[1])), key=lambda pair: pair[1]
     )
 
 
 # Distributions -----------------------------------------------------------------------------------
 
 
-def binades_of(items: Iterable[Portrait]) -> tuple[int, Floats] | None:
-    """Counts of all items by power of two, without empty ends."""
+def binades_of(items: Iterable[ValueSummary]) -> tuple[int, Floats] | None:
+    """Add the counts of all items by power of two, without empty ends."""
     total: defaultdict[int, float] = defaultdict(float)
     for item in items:
-        told = item.get("binades")
-        for place, count in enumerate(told["counts"] if told else ()):
+        binades = item.get("binades")
+        for offset, count in enumerate(binades["counts"] if binades else ()):
             if count > 0:
-                total[told["first"] + place] += count  # type: ignore[index]
+                total[binades["first"] + offset] += count  # type: ignore[index]
     if not total:
         return None
     first, last = min(total), max(total)
     return first, np.array([total.get(exponent, 0.0) for exponent in range(first, last + 1)])
 
 
-def histogram_of(told: object) -> tuple[Floats, Floats] | None:
-    """Edges and density of a histogram with anything in it."""
-    if not isinstance(told, dict) or not told.get("counts"):
+def histogram_of(histogram: object) -> tuple[Floats, Floats] | None:
+    """Return edges and density of a histogram; None if it is empty."""
+    if not isinstance(histogram, dict) or not histogram.get("counts"):
         return None
-    counts = np.asarray(told["counts"], dtype=np.float64)
-    low, high = figure_of(told, "low"), figure_of(told, "high")
+    counts = np.asarray(histogram["counts"], dtype=np.float64)
+    low, high = figure_of(histogram, "low"), figure_of(histogram, "high")
     if not (counts.sum() > 0 and math.isfinite(high - low) and high > low):
         return None
     edges = np.linspace(low, high, len(counts) + 1)
@@ -295,8 +301,9 @@ def histogram_of(told: object) -> tuple[Floats, Floats] | None:
 
 
 def outliers(tensor: Mapping[str, Any]) -> float:
-    """The largest channel over the median one; NaN without channels."""
-    told = tensor.get("channels")
-    if not told or not told.get("largest") or not told["median"] > 0:
+    """Return the ratio of the largest channel to the median one; NaN without channels."""
+    channels = tensor.get("channels")
+    if not channels or not channels.get("largest") or not channels["median"] > 0:
         return math.nan
-    return max(figure_of({"v": size}, "v") for _, size in told["largest"]) / float(told["median"])
+    largest = max(figure_of({"v": size}, "v") for _, size in channels["largest"])
+    return largest / float(channels["median"])

@@ -1,4 +1,4 @@
-"""What an analysis of a dump says, as plain data: computing writes it, drawing reads it.
+"""The record of a dump's analysis: plain data that computing writes and drawing reads.
 
 Numbers that do not exist (the mean of nothing) are left out, so every number is finite and the
 record is JSON. A share is a part of all elements, 0 to 1. `signal` and `noise` are sums of squares
@@ -16,26 +16,12 @@ ANALYSIS = "qgate dump analysis 2"
 ANALYSES = (ANALYSIS, "qgate dump analysis 1")
 """Kinds that are read: version 1 has `flush` for `flushed`."""
 HIDDEN_DB = 6.0
-"""A difference beyond which massive elements are said to hide what happens to all others."""
-FOLDERS = (
-    "distributions",
-    "heatmaps",
-    "comparisons",
-    "statistics",
-    "attention_analysis",
-    "quantization_analysis",
-    "layer_analysis",
-    "overflow_analysis",
-    "fp8_analysis",
-    "bf16_analysis",
-    "backward_analysis",
-    "rank_analysis",
-)
+"""A difference beyond which massive elements hide the errors of all others."""
 
 
 class Edges(TypedDict):
-    """What a format or a dtype can represent; `scaled` is one that brings scales of its own, and
-    `granularity` says which elements share one, where the format does not."""
+    """The range of a format or dtype; a `scaled` one has scales of its own, and `granularity` names
+    the elements that share one, where the format does not."""
 
     max: float
     min_normal: float
@@ -44,8 +30,8 @@ class Edges(TypedDict):
     granularity: NotRequired[str]
 
 
-class Fate(TypedDict):
-    """What a format does to values: cast as they are, or with the scales it brings of its own.
+class FormatOutcome(TypedDict):
+    """The outcome of a format for values that are cast as they are, or with its own scales.
 
     Shares are of the finite elements (`qgate.formats.losses` has the definitions).
 
@@ -53,10 +39,10 @@ class Fate(TypedDict):
     underflow      not zero, and below its smallest normal number
     flushed        not zero before, and zero after; `flush` in records of version 1
     beyond_range   of a cast: share of all elements beyond its range, infinities among them
-    saturated_error_share  the part of `noise` that saturated elements have
-    of             elements this is of: all that are counted, or a seeded share of their rows
+    saturated_error_share  the share of saturated elements in `noise`
+    of             elements that were measured: all counted ones, or a seeded share of their rows
     fitted_signal, fitted_noise  with the one power of two as scale that loses least
-    rest_signal, rest_noise, fitted_rest_noise  without massive elements, where that was asked
+    rest_signal, rest_noise, fitted_rest_noise  without massive elements, if requested
     """
 
     upper: float
@@ -85,14 +71,14 @@ class Histogram(TypedDict):
 
 
 class Binades(TypedDict):
-    """How many values are from each power of two to the next; `first` is the first exponent."""
+    """Counts of values from each power of two to the next; `first` is the first exponent."""
 
     first: int
     counts: list[int]
 
 
 class Usage(TypedDict):
-    """Which bf16 numbers occur: of 256 exponents, of 65,536 patterns; entropy of the exponents."""
+    """bf16 exponents (of 256) and patterns (of 65,536) that occur; the entropy of exponents."""
 
     exponents: int
     patterns: int
@@ -100,8 +86,8 @@ class Usage(TypedDict):
 
 
 class Channels(TypedDict):
-    """Largest magnitudes by place in the last dimension: their median, the largest, and the curve
-    of all of them in descending order at up to 65 evenly spaced places."""
+    """Largest magnitudes of channels: their median, the largest with their indices, and the curve
+    of all in descending order at up to 65 evenly spaced points."""
 
     count: int
     median: float
@@ -118,7 +104,7 @@ class Fit(TypedDict):
     freedom: NotRequired[float]
 
 
-class Portrait(TypedDict):
+class ValueSummary(TypedDict):
     """The distribution of one tensor, or of several pooled.
 
     tensors     how many
@@ -154,10 +140,10 @@ class Portrait(TypedDict):
     binades: NotRequired[Binades]
     usage: NotRequired[Usage]
     channels: NotRequired[Channels]
-    formats: NotRequired[dict[str, Fate]]
+    formats: NotRequired[dict[str, FormatOutcome]]
 
 
-class TensorPortrait(Portrait):
+class TensorSummary(ValueSummary):
     """One tensor of the dump; the fields after its title are those of its record."""
 
     title: str
@@ -179,7 +165,7 @@ class TensorPortrait(Portrait):
     dtype: str
 
 
-class GroupPortrait(Portrait):
+class GroupSummary(ValueSummary):
     """All tensors that have these fields in common, pooled.
 
     histogram  over all finite values; `core` over those between the quantiles 0.001 and 0.999; from
@@ -335,8 +321,8 @@ class DumpAnalysis(TypedDict):
     settings: dict[str, Any]
     formats: dict[str, Edges]
     notes: list[str]
-    tensors: Sequence[TensorPortrait]
-    groups: list[GroupPortrait]
+    tensors: Sequence[TensorSummary]
+    groups: list[GroupSummary]
     comparison: FormatComparison | None
     loss_scales: list[LossScale]
     ranks: Ranks | None

@@ -1,1 +1,1 @@
-"""One quantizer over many scales: a curve, advice, texts, pictures and a page."""
+"""Sweep a quantizer over many scales: curve, advice, texts, pictures and a page."""

@@ -1,4 +1,4 @@
-"""The part of a sweep's text that tells what saturates and what is lost at the small end.
+"""Write the part of a sweep's text about saturation and underflow.
 
 Underflow alone is no reason to avoid a level: what becomes zero can carry next to no energy. So the
 levels to avoid are those with high overflow, and the recommended level is never among them.
@@ -8,246 +8,213 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qgate.sweeps._text_parts import THICK, THIN, heading, item, title
 from qgate.sweeps.record import (
-    Level,
-    Record,
-    decibel_text,
-    exponent_text,
+    LossKind,
+    SweepView,
+    SweptLevel,
+    energy,
     factor_text,
-    level_at,
     metric,
     number,
-    recommended,
+    share,
     share_text,
 )
-from qgate.text import counted
+from qgate.sweeps.tables import THICK, THIN, heading, item, title
+from qgate.text import counted, decibels
 
 _ISSUES_IN_FULL = 6
 _MUCH_ENERGY = 0.01
+_SIGNS: dict[LossKind, str] = {"overflow": "🔴", "underflow": "🟡"}
 
 
-def _issues(record: Record, kind: str) -> list[str]:
-    """Every level with an issue: in full where they are few, a line each where they are many."""
-    found = {*record["advice"][kind]["high"], *record["advice"][kind]["moderate"]}
-    levels = [
-        level
-        for index, level in enumerate(record["levels"])
-        if index in found or (kind == "overflow" and _costly(level))
+def overflow_lines(view: SweepView) -> list[str]:
+    """Write OVERFLOW/UNDERFLOW ANALYSIS SUMMARY of a tensor sweep."""
+    levels = view.levels
+    significant = sum(bool(level["significant"]) for level in levels)
+    body = [
+        *title("OVERFLOW/UNDERFLOW ANALYSIS SUMMARY"),
+        f"Format: {view.format['name']}",
+        f"Analyzed {counted(len(levels), 'scaling level')}",
+        f"Significant overflow/underflow detected in {counted(significant, 'level')}",
+        THIN,
     ]
-    if len(levels) > _ISSUES_IN_FULL:
-        return [_issue_in_brief(level, kind) for level in levels]
-    return [line for level in levels for line in _issue_in_full(record, level, kind)]
+    for kind, sign in _SIGNS.items():
+        issues = _issues(view, kind)
+        heads = heading(f"{sign} {kind.upper()} ISSUES:") if issues else []
+        body += [*heads, *(issues or [f"✅ No significant {kind}"]), ""]
+    body += [*_extremes(view), THIN, *heading("OVERFLOW/UNDERFLOW RECOMMENDATIONS:")]
+    return [*body, *_avoided(view), *_warnings(view), *_clean(view), THICK]
 
 
-def _costly(level: Level) -> bool:
-    """Whether saturation takes much of the energy, be it from a handful of outliers."""
+def _is_costly(level: SweptLevel) -> bool:
+    """Tell whether saturation takes much of the energy, even if only of a few outliers."""
     return number(level["overflow_energy"]) > _MUCH_ENERGY
 
 
-def _severity(level: Level, kind: str) -> str:
+def _issues(view: SweepView, kind: LossKind) -> list[str]:
+    """List the levels with an issue: a few in full, many in a line each."""
+    graded = {*view.advice[kind]["high"], *view.advice[kind]["moderate"]}
+    levels = [
+        level
+        for index, level in enumerate(view.levels)
+        if index in graded or (kind == "overflow" and _is_costly(level))
+    ]
+    if len(levels) > _ISSUES_IN_FULL:
+        return [_issue_in_brief(view, level, kind) for level in levels]
+    return [line for level in levels for line in _issue_in_full(view, level, kind)]
+
+
+def _severity(level: SweptLevel, kind: str) -> str:
     grade = str(level["severity"][kind]).upper()
-    hidden = kind == "overflow" and grade != "HIGH" and _costly(level)
+    hidden = kind == "overflow" and grade != "HIGH" and _is_costly(level)
     return f"{grade} by count, by energy HIGH" if hidden else grade
 
 
-def _issue_in_brief(level: Level, kind: str) -> str:
-    lost = "overflow" if kind == "overflow" else "flush"
-    flushed = "" if kind == "overflow" else f", flushed {share_text(level['flush_share'])}"
-    where = f"Scale Exp: {exponent_text(level['exponent'])}"
-    counted = f"{level[kind]} ({share_text(level[f'{kind}_share'])}{flushed}"
-    energy = f"energy {share_text(level[f'{lost}_energy'])})"
-    return f"  {where:18} {counted}, {energy}, {_severity(level, kind)}"
+def _issue_in_brief(view: SweepView, level: SweptLevel, kind: str) -> str:
+    flushed = "" if kind == "overflow" else f", flushed {share(level, 'flush')}"
+    shares = f"{share(level, kind)}{flushed}, energy {energy(level, kind)}"
+    where = f"Scale Exp: {view.at(level)}"
+    return f"  {where:18} {level[kind]} ({shares}), {_severity(level, kind)}"
 
 
-def _issue_in_full(record: Record, level: Level, kind: str) -> list[str]:
+def _issue_in_full(view: SweepView, level: SweptLevel, kind: str) -> list[str]:
     low, high = number(level["scaled_min"]), number(level["scaled_max"])
+    lost = f"{energy(level, kind)} of the energy lost"
     counts = {
-        what: f"{level[what]} ({share_text(level[f'{what}_share'])})"
-        for what in ("overflow", "underflow", "flush")
+        loss: f"{level[loss]} ({share(level, loss)})" for loss in ("overflow", "underflow", "flush")
     }
-    limit = number(record["format"]["max" if kind == "overflow" else "min_normal"])
-    body = [f"  Scale Exp: {exponent_text(level['exponent'])} (Factor: {factor_text(level)})"]
     if kind == "overflow":
-        body += [
-            f"    Overflow: {counts['overflow']}, {share_text(level['overflow_energy'])} of the "
-            f"energy lost",
-            f"    Max Normal: {limit:.2e}",
-        ]
+        losses = [f"    Overflow: {counts['overflow']}, {lost}"]
+        limit = f"Max Normal: {number(view.format['max']):.2e}"
     else:
-        body += [
-            f"    Underflow: {counts['underflow']}",
-            f"    Flush to Zero: {counts['flush']}, {share_text(level['flush_energy'])} of the "
-            f"energy lost",
-            f"    Min Normal: {limit:.2e}",
-        ]
+        losses = [f"    Underflow: {counts['underflow']}"]
+        losses += [f"    Flush to Zero: {counts['flush']}, {lost}"]
+        limit = f"Min Normal: {number(view.format['min_normal']):.2e}"
     return [
-        *body,
+        f"  Scale Exp: {view.at(level)} (Factor: {factor_text(level)})",
+        *losses,
+        f"    {limit}",
         f"    Tensor Range: [{low:.2e}, {high:.2e}] after scaling",
         f"    Severity: {_severity(level, kind)}",
     ]
 
 
-def _extremes(record: Record) -> list[str]:
-    found = record["advice"]
-    body = heading("OVERFLOW EXTREMES:")
-    worst = level_at(record, found["overflow"].get("worst"))
-    if worst is None:
-        body.append("No level overflows")
-    else:
-        body += [
-            f"Worst Overflow: Scale Exp {exponent_text(worst['exponent'])}",
-            f"  {share_text(worst['overflow_share'])} overflow, "
-            f"{share_text(worst['overflow_energy'])} of the energy lost",
-        ]
-    body += ["", *heading("UNDERFLOW EXTREMES:")]
-    for what in ("worst", "best"):
-        level = level_at(record, found["underflow"].get(what))
-        if level is not None:
-            body += [
-                f"{what.capitalize()} Underflow: Scale Exp {exponent_text(level['exponent'])}",
-                f"  {share_text(level['underflow_share'])} underflow, "
-                f"{share_text(level['flush_share'])} flushed to zero, "
-                f"{share_text(level['flush_energy'])} of the energy lost",
-            ]
-    return body if found["underflow"].get("worst") is not None else [*body, "No level underflows"]
+def _losses(level: SweptLevel, kind: str) -> str:
+    flushed = "" if kind == "overflow" else f", {share(level, 'flush')} flushed to zero"
+    return f"{share(level, kind)} {kind}{flushed}, {energy(level, kind)} of the energy lost"
 
 
-def _span(levels: Sequence[Level]) -> str:
-    first, last = (exponent_text(level["exponent"]) for level in (levels[0], levels[-1]))
+def _extremes(view: SweepView) -> list[str]:
+    body: list[str] = []
+    for kind in _SIGNS:
+        body += ["", *heading(f"{kind.upper()} EXTREMES:")]
+        losses = view.advice[kind]
+        extremes = {"worst": losses["worst"]}
+        if kind == "underflow":
+            extremes["best"] = losses["best"]
+        for word, index in extremes.items():
+            if index is not None:
+                level = view.levels[index]
+                body.append(f"{word.capitalize()} {kind.capitalize()}: Scale Exp {view.at(level)}")
+                body.append(f"  {_losses(level, kind)}")
+        body += [f"No level {kind}s"] if losses["worst"] is None else []
+    return body[1:]
+
+
+def _span(view: SweepView, levels: Sequence[SweptLevel]) -> str:
+    first, last = view.at(levels[0]), view.at(levels[-1])
     return f"Scale Exp {first}" if first == last else f"Scale Exp {first} to {last}"
 
 
-def _here(best: Level, kind: str) -> str:
-    lost = "overflow" if kind == "overflow" else "flush"
-    flushed = "" if kind == "overflow" else f", {share_text(best['flush_share'])} flushed to zero"
-    return (
-        f"At the recommended Scale Exp {exponent_text(best['exponent'])}: "
-        f"{share_text(best[f'{kind}_share'])} {kind}{flushed}, "
-        f"{share_text(best[f'{lost}_energy'])} of the energy lost"
-    )
+def _at_best(view: SweepView, kind: str) -> list[str]:
+    best = view.best
+    return item(f"At the recommended Scale Exp {view.at(best)}: {_losses(best, kind)}", 3)
 
 
-def _clean(record: Record, best: Level) -> list[str]:
-    """Levels without issues beside the recommended one, and why that need not be among them."""
-    advice, levels = record["advice"], record["levels"]
-    own = exponent_text(best["exponent"])
-    sqnr = decibel_text(metric(best, "sqnr_db"))
-    if advice.get("clean_range") is not None:
+def _avoided(view: SweepView) -> list[str]:
+    """Name the levels to avoid, by count and by energy."""
+    best, body = view.best, []
+    sqnr = metric(best, "sqnr_db")
+    alternatives = [level for level in view.levels if level is not best]
+    high = [level for level in alternatives if level["severity"]["overflow"] == "high"]
+    if best["severity"]["overflow"] == "high" and view.advice["candidates"].startswith("all"):
+        body += [
+            "⚠️  Every candidate has HIGH overflow severity - expect significant precision loss",
+            "   A format with a larger range, or a larger scale, is the way out",
+        ]
+    elif best["severity"]["overflow"] == "high":
+        body += [
+            "🟡 The recommended level has HIGH overflow severity by count, and the least error",
+            *_at_best(view, "overflow"),
+        ]
+    elif high:
+        body += [
+            f"⚠️  AVOID scaling factors with HIGH overflow severity: {_span(view, high)}",
+            "   These factors cause significant precision loss",
+        ]
+    costly = [
+        level
+        for level in alternatives
+        if _is_costly(level)
+        and level not in high
+        and metric(level, "sqnr_db") < sqnr
+        and level["exponent"] < best["exponent"]
+    ]
+    if costly:
+        least, most = (pick(number(x["overflow_energy"]) for x in costly) for pick in (min, max))
+        body += item(
+            f"⚠️  AVOID {_span(view, costly)} too: few elements saturate there, but that takes "
+            f"{share_text(least)} to {share_text(most)} of the energy",
+            hang=4,
+        )
+    return body
+
+
+def _warnings(view: SweepView) -> list[str]:
+    body: list[str] = []
+    if any(level["overflow"] for level in view.levels):
+        body += [
+            "🔴 OVERFLOW WARNING:",
+            "   Values beyond the limit will be saturated to max representable value",
+            *_at_best(view, "overflow"),
+        ]
+    if any(level["underflow"] for level in view.levels):
+        body += [
+            "🟡 UNDERFLOW CONSIDERATIONS:",
+            "   Moderate underflow may be acceptable depending on use case",
+            *_at_best(view, "underflow"),
+        ]
+    return body
+
+
+def _clean(view: SweepView) -> list[str]:
+    """Name levels without issues; the recommended one need not be among them."""
+    advice, levels, own = view.advice, view.levels, view.at(view.best)
+    sqnr = decibels(metric(view.best, "sqnr_db"), 2)
+    if advice["clean_range"] is not None:
         first, last = advice["clean_range"]
         inside = levels[first : last + 1]
-        there = decibel_text(max(metric(level, "sqnr_db") for level in inside))
-        said = (
-            f"the recommended Scale Exp {own} is among them"
-            if first <= advice["recommended"] <= last
-            else f"the recommended Scale Exp {own} is not: its SQNR is {sqnr}, "
-            f"theirs {there} at most"
-        )
+        highest = decibels(max(metric(level, "sqnr_db") for level in inside), 2)
+        comparison = f"is not: its SQNR is {sqnr}, theirs {highest} at most"
+        comparison = "is among them" if first <= advice["recommended"] <= last else comparison
         return item(
-            f"✅ Without significant overflow or underflow, by count: {_span(inside)}; {said}",
+            f"✅ Without significant overflow or underflow, by count: {_span(view, inside)}; "
+            f"the recommended Scale Exp {own} {comparison}",
             hang=3,
         )
     body = ["⚠️  All scaling levels have some overflow/underflow - choose least problematic"]
-    index = advice.get("least_problematic")
-    least = level_at(record, index)
-    if least is None:
-        return body
-    shares = (
-        f"Overflow: {share_text(least['overflow_share'])}, "
-        f"Underflow: {share_text(least['underflow_share'])}"
-    )
-    if index == advice["recommended"]:
-        return [
-            *body,
-            f"💡 Least problematic scaling: Scale Exp {own}, the recommended one",
-            f"   {shares}",
-        ]
+    least = levels[advice["least_problematic"] or 0]
+    shares = f"Overflow: {share(least, 'overflow')}, Underflow: {share(least, 'underflow')}"
+    if least is view.best:
+        body.append(f"💡 Least problematic scaling: Scale Exp {own}, the recommended one")
+        return [*body, f"   {shares}"]
     return [
         *body,
-        f"💡 Smallest share of elements outside the range: Scale Exp "
-        f"{exponent_text(least['exponent'])}",
-        f"   {shares}, SQNR {decibel_text(metric(least, 'sqnr_db'))}",
+        f"💡 Smallest share of elements outside the range: Scale Exp {view.at(least)}",
+        f"   {shares}, SQNR {decibels(metric(least, 'sqnr_db'), 2)}",
         *item(
             f"Shares count elements, not error: the recommendation stays Scale Exp {own}, "
             f"SQNR {sqnr}",
             3,
         ),
     ]
-
-
-def _advised(record: Record, best: Level) -> list[str]:
-    advice, levels = record["advice"], record["levels"]
-    body: list[str] = []
-    chosen = advice["recommended"]
-    high = [levels[index] for index in sorted(advice["overflow"]["high"]) if index != chosen]
-    costly = [
-        level
-        for index, level in enumerate(levels)
-        if _costly(level)
-        and level not in high
-        and index != chosen
-        and number(level["metrics"]["sqnr_db"]) < number(best["metrics"]["sqnr_db"])
-        and level["exponent"] < best["exponent"]
-    ]
-    is_high = best["severity"]["overflow"] == "high"
-    if is_high and advice["candidates"].startswith("all"):
-        body += [
-            "⚠️  Every candidate has HIGH overflow severity - expect significant precision loss",
-            "   A format with a larger range, or a larger scale, is the way out",
-        ]
-    elif is_high:
-        body += [
-            "🟡 The recommended level has HIGH overflow severity by count, and the least error",
-            *item(_here(best, "overflow"), 3),
-        ]
-    elif high:
-        body += [
-            f"⚠️  AVOID scaling factors with HIGH overflow severity: {_span(high)}",
-            "   These factors cause significant precision loss",
-        ]
-    if costly:
-        least, most = (
-            pick(number(level["overflow_energy"]) for level in costly) for pick in (min, max)
-        )
-        body += item(
-            f"⚠️  AVOID {_span(costly)} too: few elements saturate there, but that takes "
-            f"{share_text(least)} to {share_text(most)} of the energy",
-            hang=4,
-        )
-    if any(level["overflow"] for level in levels):
-        body += [
-            "🔴 OVERFLOW WARNING:",
-            "   Values beyond the limit will be saturated to max representable value",
-            *item(_here(best, "overflow"), 3),
-        ]
-    if any(level["underflow"] for level in levels):
-        body += [
-            "🟡 UNDERFLOW CONSIDERATIONS:",
-            "   Moderate underflow may be acceptable depending on use case",
-            *item(_here(best, "underflow"), 3),
-        ]
-    return body + _clean(record, best)
-
-
-def overflow_lines(record: Record) -> list[str]:
-    """OVERFLOW/UNDERFLOW ANALYSIS SUMMARY of a tensor sweep."""
-    levels = record["levels"]
-    significant = sum(bool(level["significant"]) for level in levels)
-    body = [
-        *title("OVERFLOW/UNDERFLOW ANALYSIS SUMMARY"),
-        f"Format: {record['format']['name']}",
-        f"Analyzed {counted(len(levels), 'scaling level')}",
-        f"Significant overflow/underflow detected in {counted(significant, 'level')}",
-        THIN,
-    ]
-    if not levels:
-        return [*body, "❌ No level could be measured: nothing is known about its losses", THICK]
-    for kind, sign in (("overflow", "🔴"), ("underflow", "🟡")):
-        issues = _issues(record, kind)
-        if issues:
-            body += [*heading(f"{sign} {kind.upper()} ISSUES:"), *issues, ""]
-        else:
-            body += [f"✅ No significant {kind}", ""]
-    body += [*_extremes(record), THIN, *heading("OVERFLOW/UNDERFLOW RECOMMENDATIONS:")]
-    best = recommended(record)
-    return [*body, *(_advised(record, best) if best else []), THICK]

@@ -1,71 +1,81 @@
-"""A sweep as plain data."""
+"""Measure a sweep at every level, and write it as a record with one piece of advice."""
 
 from __future__ import annotations
 
 import math
 import platform
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
 
 from qgate._version import __version__
+from qgate.errors import QgateError
 from qgate.formats import ElementFormat
 from qgate.formats.mx import MxFormat
-from qgate.scales.levels import Level, MeetingExponents, Usual
-from qgate.stats import Counts, Values
+from qgate.scales.levels import Level
+from qgate.stats import Counts, Values, massive_beyond
+from qgate.summaries.record import HIDDEN_DB
 from qgate.sweeps import advice as advising
-from qgate.sweeps._sums import LevelSums
+from qgate.sweeps._sums import Folded, LevelSums, without_massive
+from qgate.sweeps.record import SweepParameters, SweepRecord, SweptLevel
+
+_OF_ELEMENTS = ("max", "min_normal", "min_subnormal", "max_exponent", "rounding")
+_OF_TENSOR = (
+    "nan", "posinf", "neginf", "zeros", "min", "max", "amax", "amin", "mean", "std",
+)  # fmt: skip
+Parts = Callable[[], Iterable[Folded]]
+"""Function that yields the magnitudes of a tensor, each time it is called."""
 
 
 def record_of(
-    kind: str,
     fmt: ElementFormat | MxFormat,
     summary: Counts | Values,
-    name: str,
-    shape: list[int] | None,
-    places: list[Level],
-    sums: LevelSums,
-    scale_bits: int,
-) -> dict[str, Any]:
-    element = fmt.element
+    named: tuple[str, list[int] | None],
+    levels: Sequence[Level],
+    parts: Parts,
+    parameters: SweepParameters,
+) -> SweepRecord:
+    """Measure a tensor, `named` by its name and shape, at every level, and recommend one."""
+    element, is_block = fmt.element, parameters["block"] is not None
+    sums = LevelSums(element, levels, summary, parameters["scale_bits"])
+    for folded in parts():
+        sums.add(folded)
+    if sums.n == 0:
+        raise QgateError(f"{named[0]}: every block holds NaN or Inf, so there is nothing to sweep.")
     odd = {"NaN": summary.nan, "Inf": summary.posinf + summary.neginf}
-    bad = " and ".join(f"{count} {what}" for what, count in odd.items() if count)
+    bad = " and ".join(f"{count} {kind}" for kind, count in odd.items() if count)
     rounded = summary.rounded_from
-    return {
-        "kind": kind,
+    swept_levels = [
+        _swept_level(sums, i, level, summary, parameters["scale_bits"], is_block)
+        for i, level in enumerate(levels)
+    ]
+    advice = advising.advise(
+        swept_levels,
+        block=is_block,
+        scale_bits=parameters["scale_bits"],
+        usual=parameters["usual"],
+    )
+    record: SweepRecord = {
+        "kind": "block" if is_block else "tensor",
         "format": {
             "name": fmt.name,
             "layout": fmt.layout,
             "bits": fmt.bits,
-            "max": element.max,
-            "min_normal": element.min_normal,
-            "min_subnormal": element.min_subnormal,
-            "max_exponent": element.max_exponent,
-            "rounding": element.rounding,
+            **{key: getattr(element, key) for key in _OF_ELEMENTS},
         },
         "tensor": {
-            "name": name,
+            "name": named[0],
             "path": None,
-            "shape": shape,
+            "shape": named[1],
             "dtype": rounded or summary.dtype,
             "sha256": None,
             "elements": summary.n,
-            "nan": summary.nan,
-            "posinf": summary.posinf,
-            "neginf": summary.neginf,
-            "zeros": summary.zeros,
-            "min": summary.min,
-            "max": summary.max,
-            "amax": summary.amax,
-            "amin": summary.amin,
-            "mean": summary.mean,
-            "std": summary.std,
+            **{key: getattr(summary, key) for key in _OF_TENSOR},
             "rounded_to": summary.dtype if rounded else None,
+            **({"poisoned": summary.n - int(sums.n)} if is_block else {}),
         },
-        "levels": [
-            _level(sums, i, place, scale_bits, summary.finite) for i, place in enumerate(places)
-        ],
+        "levels": swept_levels,
         "failed": f"{bad} in the tensor" if bad else None,
         "versions": {
             "qgate": __version__,
@@ -73,25 +83,27 @@ def record_of(
             "numpy": np.__version__,
             "python": platform.python_version(),
         },
+        "parameters": parameters,
+        "advice": advice,
     }
+    _add_massive(record, element, summary, parts)
+    return record
 
 
-def _level(sums: LevelSums, i: int, place: Level, scale_bits: int, finite: int) -> dict[str, Any]:
-    exponent = place.exponent
+def _swept_level(
+    sums: LevelSums, i: int, level: Level, summary: Counts | Values, scale_bits: int, block: bool
+) -> SweptLevel:
     energy = sums.r_square or 1.0
-    shares = {
-        "overflow": float(sums.saturated[i] / finite),
-        "underflow": float(sums.underflow[i] / finite),
-        "flush": float(sums.flushed[i] / finite),
-    }
-    limit = 2 ** (scale_bits - 1) - 1
-    fits = not (sums.clamped[i] or sums.broken[i])
+    counts = {"overflow": sums.saturated, "underflow": sums.underflow, "flush": sums.flushed}
+    shares = {kind: float(count[i] / summary.finite) for kind, count in counts.items()}
+    fits_scale = level.integer and abs(level.exponent) <= 2 ** (scale_bits - 1) - 1
+    factor = 1.0 if block else level.factor
     return {
-        "exponent": exponent,
-        "integer": place.integer,
-        "factor": place.factor,
-        "e8m0": place.integer and abs(exponent) <= limit and bool(fits),
-        "marks": list(place.marks),
+        "exponent": level.exponent,
+        "integer": level.integer,
+        "factor": level.factor,
+        "e8m0": fits_scale and not (sums.clamped[i] or sums.broken[i]),
+        "marks": list(level.marks),
         "metrics": sums.metrics(i),
         "overflow": int(sums.saturated[i]),
         "overflow_share": shares["overflow"],
@@ -103,31 +115,32 @@ def _level(sums: LevelSums, i: int, place: Level, scale_bits: int, finite: int) 
         "flush_energy": float(sums.flushed_energy[i] / energy),
         "severity": {kind: advising.severity(share) for kind, share in shares.items()},
         "significant": max(shares["overflow"], shares["underflow"]) > advising.SIGNIFICANT,
+        "scaled_min": summary.min / factor,
+        "scaled_max": summary.max / factor,
     }
 
 
-def tensor_parameters(
-    ends: MeetingExponents, levels: int, scale_bits: int, usual: Usual
-) -> dict[str, Any]:
-    return {
-        "levels": levels,
-        "max_exp": float(ends.maximum),
-        "min_exp": float(ends.minimum),
-        "alignment": ends.alignment,
-        "scale_bits": scale_bits,
-        "usual": {"kind": usual.kind, "exponent": usual.exponent},
-        "production": int(usual.exponent) if usual.kind == "production" else None,
-        "block": None,
-        "axis": None,
-        "scale_rule": None,
-    }
+def _add_massive(
+    record: SweepRecord, fmt: ElementFormat, summary: Counts | Values, parts: Parts
+) -> None:
+    """Add the SQNR without massive elements at the recommended level: they can hide errors.
 
-
-def plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+    Only a tensor with massive elements needs another pass; else the figure is the SQNR of all.
+    """
+    levels, advice = record["levels"], record["advice"]
+    for level in levels:
+        level["sqnr_db_without_massive"] = None
+    level = levels[advice["recommended"]]
+    reduced = whole = level["metrics"]["sqnr_db"]
+    advice["massive"] = None
+    beyond = massive_beyond(summary)
+    if beyond < math.inf and not math.isnan(whole):
+        scale_bits = record["parameters"]["scale_bits"]
+        reduced, elements = without_massive(fmt, parts(), level, scale_bits, beyond)
+        advice["massive"] = {"beyond": beyond, "elements": elements}
+    level["sqnr_db_without_massive"] = reduced
+    if whole - reduced > HIDDEN_DB:
+        advice["reasons"].append(
+            f"SQNR without the {elements} massive elements beyond {beyond:.3g} is {reduced:.2f} "
+            "dB: they hide what the others lose."
+        )

@@ -1,8 +1,9 @@
-"""Error sums of many scales at once, from magnitudes and how often each sign of them occurs."""
+"""Error sums of many scales at once, from magnitudes and the counts of either sign."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,9 @@ import torch
 
 from qgate.formats import ElementFormat
 from qgate.metrics import METRICS
-from qgate.stats import ErrorSums, serial
+from qgate.scales.levels import Level
+from qgate.stats import Counts, ErrorSums, Values, serial
+from qgate.sweeps.record import SweptLevel
 
 Floats = npt.NDArray[np.float64]
 _ROOM = 2**17
@@ -31,18 +34,13 @@ class Folded:
     negative: Floats
     exponent: int | None = None
 
-    @staticmethod
-    def of(values: Floats, weights: npt.NDArray[np.int64], exponent: int) -> Folded:
-        """From distinct values, relative to the scale, and their counts."""
-        sizes, place = np.unique(np.abs(values), return_inverse=True)
-        below = np.signbit(values)
-        positive = np.bincount(place, np.where(below, 0, weights), minlength=len(sizes))
-        negative = np.bincount(place, np.where(below, weights, 0), minlength=len(sizes))
-        return Folded(sizes, positive.astype(np.float64), negative.astype(np.float64), exponent)
+    @property
+    def counts(self) -> Floats:
+        return self.positive + self.negative
 
     @staticmethod
-    def each(values: Floats, exponent: int | None = None) -> Iterator[Folded]:
-        """From values that are not counted, in pieces that stay in the cache."""
+    def pieces(values: Floats, exponent: int | None = None) -> Iterator[Folded]:
+        """Fold values that are not counted, in pieces that stay in the cache."""
         for start in range(0, len(values), _PIECE):
             piece = values[start : start + _PIECE]
             order = np.argsort(np.abs(piece))
@@ -51,77 +49,67 @@ class Folded:
 
 
 class LevelSums:
-    """Sums per level that `add` collects; formats are odd, so folding loses nothing.
+    """Sums per level that `add` collects; formats are odd functions, so folding loses nothing.
 
-    Everything is added up in units of `base`, a power of two, which keeps the squares of float64
-    numbers near the ends of their range apart from zero and infinity. Second moments are taken
-    about the reference's mean where that is far from zero, so that a correlation survives it.
+    All sums are in units of `base`, a power of two, which keeps the squares of float64 numbers near
+    the ends of their range apart from zero and infinity. Second moments are about the reference's
+    mean where that is far from zero, so that the correlation stays exact.
     """
 
     def __init__(
-        self,
-        fmt: ElementFormat,
-        exponents: list[float],
-        center: float,
-        amax: float,
-        scale_bits: int = 8,
-        scales: list[float] | None = None,
+        self, fmt: ElementFormat, levels: Sequence[Level], summary: Counts | Values, scale_bits: int
     ) -> None:
-        """`scales` are those of whole tensors where they are not 2**exponent to the last bit."""
-        self.fmt, self.scale_bits, self.scales = fmt, scale_bits, scales
-        power = int(np.frexp(amax)[1])
+        self.fmt, self.limit, self.is_wide = fmt, 2 ** (scale_bits - 1) - 1, scale_bits == 8
+        power = math.frexp(summary.amax)[1]
         self.base = power if abs(power) > 300 else 0
-        self.center = float(np.ldexp(center, -self.base))
-        if abs(center) < amax / 1e4:
-            self.center = 0.0
-        self.exponents = np.asarray(exponents, dtype=np.float64)
-        zeros = np.zeros(len(exponents))
-        self.q_sum, self.q_square, self.q_centered = zeros.copy(), zeros.copy(), zeros.copy()
-        self.dot, self.co = zeros.copy(), zeros.copy()
-        self.error_sum, self.error_abs, self.error_square = (zeros.copy() for _ in range(3))
-        self.error_max = zeros.copy()
-        self.saturated, self.underflow, self.flushed = (zeros.copy() for _ in range(3))
-        self.saturated_noise, self.flushed_energy = zeros.copy(), zeros.copy()
-        self.clamped, self.broken = zeros > 0, zeros > 0
-        """Levels at which some block's scale is not the one asked for, or is NaN."""
-        self.n = 0.0
-        self.r_sum = self.r_abs = self.r_square = self.r_centered = self.r_max = 0.0
+        center = _center_of(summary)
+        far = abs(center) >= summary.amax / 1e4
+        self.center = math.ldexp(center, -self.base) if far else 0.0
+        self.exponents = np.array([level.exponent for level in levels])
+        # Of whole tensors: one may not be 2**exponent to the last bit.
+        self.scales = np.array([level.factor for level in levels])
+        (
+            self.q_sum, self.q_square, self.q_centered, self.dot, self.co,
+            self.error_sum, self.error_abs, self.error_square, self.error_max,
+            self.saturated, self.underflow, self.flushed,
+            self.saturated_noise, self.flushed_energy,
+        ) = np.zeros((14, len(levels)))  # fmt: skip
+        self.clamped, self.broken = np.zeros((2, len(levels)), dtype=bool)
+        """Levels at which some block's scale was clamped, or is NaN."""
+        self.n = self.r_sum = self.r_abs = self.r_square = self.r_centered = self.r_max = 0.0
 
-    def _block_levels(self, exponent: int, *, zero: bool) -> Floats:
-        """The exponents to use, relative to the block's own, as the quantizer would clamp them."""
-        limit = 2 ** (self.scale_bits - 1) - 1
-        wanted = exponent + self.exponents
-        used = np.clip(wanted, -limit, limit)
+    def _block_scales(self, exponent: int, *, zero: bool) -> Floats:
+        """Return the scales to use, relative to the block's own, as the quantizer clamps them."""
+        exponents = exponent + self.exponents
+        clamped = np.clip(exponents, -self.limit, self.limit)
         if not zero:
-            self.clamped |= used != wanted
-            if self.scale_bits != 8:
-                self.broken |= wanted > limit
-        return np.asarray(used - exponent)
+            self.clamped |= clamped != exponents
+            if not self.is_wide:
+                self.broken |= exponents > self.limit
+        return np.asarray(np.exp2(clamped - exponent))
 
     def add(self, folded: Folded) -> None:
-        """Magnitudes with weights."""
+        """Add magnitudes with their weights to the sums of every level."""
         if not len(folded.sizes):
             return
-        sizes, both = folded.sizes, folded.positive + folded.negative
-        signed = folded.positive - folded.negative
-        exponents, power = self.exponents, -self.base
+        sizes, counts, signed = folded.sizes, folded.counts, folded.positive - folded.negative
+        scales, power = self.scales, -self.base
         if folded.exponent is not None:
             power += folded.exponent
-            exponents = self._block_levels(folded.exponent, zero=sizes[-1] == 0)
+            scales = self._block_scales(folded.exponent, zero=sizes[-1] == 0)
         unit = float(np.ldexp(1.0, power))
         true = sizes * unit
-        weighted = true * both
+        weighted = true * counts
         energy = true * weighted
-        self.n += float(both.sum())
+        self.n += float(counts.sum())
         self.r_sum += float(true @ signed)
         self.r_abs += float(weighted.sum())
         self.r_square += float(energy.sum())
         up, down = true - self.center, true + self.center
         self.r_centered += float(up**2 @ folded.positive + down**2 @ folded.negative)
         self.r_max = max(self.r_max, float(true[-1]))
-        scales = np.exp2(exponents) if self.scales is None else np.asarray(self.scales)
-        # Ascending magnitudes: what saturates is a tail, what underflows or is flushed a head.
-        ahead = np.concatenate([[0.0], np.cumsum(both)])
+        # Ascending magnitudes: saturated ones are a tail, and those that underflow a head.
+        ahead = np.concatenate([[0.0], np.cumsum(counts)])
         energy_ahead = np.concatenate([[0.0], np.cumsum(energy)])
         zeros = int(np.searchsorted(sizes, 0.0, side="right"))
         under = np.searchsorted(sizes, self.fmt.min_normal * scales, side="left")
@@ -133,8 +121,8 @@ class LevelSums:
                 part = slice(start, start + step)
                 scale = scales[part, None]
                 ratios = sizes / scale
-                kept = np.array([np.searchsorted(row, beyond) for row in ratios])
-                self.saturated[part] += ahead[-1] - ahead[kept]
+                tails = np.array([np.searchsorted(row, beyond) for row in ratios])
+                self.saturated[part] += ahead[-1] - ahead[tails]
                 rounded = self.fmt.nearest(torch.from_numpy(ratios)).numpy()
                 del ratios
                 flushed = np.array([np.searchsorted(row, 0.0, side="right") for row in rounded])
@@ -149,34 +137,33 @@ class LevelSums:
                 else:
                     q_up, q_down = q - self.center, q + self.center
                     self.q_centered[part] += q_up**2 @ folded.positive + q_down**2 @ folded.negative
-                    self.co[part] += q_up @ (up * folded.positive) + q_down @ (
-                        down * folded.negative
-                    )
+                    self.co[part] += q_up @ (up * folded.positive)
+                    self.co[part] += q_down @ (down * folded.negative)
                 error = q - true
                 np.multiply(q, q, out=q)
-                squares = q @ both
+                squares = q @ counts
                 self.q_square[part] += squares
                 if self.center == 0:
                     self.q_centered[part] += squares
                 self.error_sum[part] += error @ signed
                 square = np.multiply(error, error, out=q)
-                self.error_square[part] += square @ both
-                for i, tail in enumerate(kept, start):
-                    self.saturated_noise[i] += square[i - start, tail:] @ both[tail:]
+                self.error_square[part] += square @ counts
+                for i, tail in enumerate(tails, start):
+                    self.saturated_noise[i] += square[i - start, tail:] @ counts[tail:]
                 np.abs(error, out=error)
-                self.error_abs[part] += error @ both
+                self.error_abs[part] += error @ counts
                 self.error_max[part] = np.maximum(self.error_max[part], error.max(axis=1))
 
     def metrics(self, level: int) -> dict[str, float]:
-        """All metrics of one level, in the tensor's own units; NaN where blocks became NaN."""
+        """Return all metrics of a level in the tensor's own units; NaN where blocks became NaN."""
         metrics = METRICS.of("errors")
         if self.broken[level]:
-            return {metric.name: float("nan") for metric in metrics}
+            return {metric.name: math.nan for metric in metrics}
         sums = self._error_sums(level)
         with np.errstate(over="ignore", under="ignore"):
             return {
-                each.name: float(np.ldexp(each.function(sums), each.degree * self.base))
-                for each in metrics
+                metric.name: float(np.ldexp(metric.function(sums), metric.degree * self.base))
+                for metric in metrics
             }
 
     def _error_sums(self, level: int) -> ErrorSums:
@@ -202,6 +189,44 @@ class LevelSums:
 
 
 def _spread(about_center: float, shift: float) -> float:
-    """A centered second moment; what is left of a constant's by rounding is none."""
-    left = about_center - shift
-    return left if left > 1e-13 * about_center else 0.0
+    """Return a centered second moment; a remainder of rounding counts as 0."""
+    moment = about_center - shift
+    return moment if moment > 1e-13 * about_center else 0.0
+
+
+def _center_of(summary: Counts | Values) -> float:
+    """Return a number next to the mean, as the center of second moments."""
+    if isinstance(summary, Values):
+        return summary.mean
+    values, weights = summary.weighted()
+    return float(values @ (weights / max(summary.finite, 1)))
+
+
+def without_massive(
+    fmt: ElementFormat,
+    parts: Iterable[Folded],
+    level: SweptLevel,
+    scale_bits: int,
+    beyond: float,
+) -> tuple[float, int]:
+    """Return the SQNR of the elements up to a magnitude, and the number beyond it."""
+    # In units near that magnitude, no square overflows.
+    base = math.frexp(beyond)[1]
+    limit = 2 ** (scale_bits - 1) - 1
+    signal = noise = elements = 0.0
+    for folded in parts:
+        own, scale = 0, float(level["factor"])
+        if folded.exponent is not None:
+            own = folded.exponent
+            scale = 2.0 ** (min(max(own + level["exponent"], -limit), limit) - own)
+        end = int(np.searchsorted(np.ldexp(folded.sizes, own), beyond, side="right"))
+        elements += float(folded.counts[end:].sum())
+        sizes, weights = folded.sizes[:end], folded.counts[:end]
+        with serial():
+            rounded = fmt.nearest(torch.from_numpy(sizes / scale)).numpy() * scale
+        true = np.ldexp(sizes, own - base)
+        signal += float(np.square(true) @ weights)
+        noise += float(np.square(np.ldexp(rounded, own - base) - true) @ weights)
+    if noise == 0:
+        return math.inf, int(elements)
+    return (10 * math.log10(signal / noise) if signal else -math.inf), int(elements)

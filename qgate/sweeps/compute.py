@@ -1,41 +1,46 @@
-"""The scale sweep: one quantizer over many power-of-two scales, and one piece of advice.
+"""Sweep one quantizer over many power-of-two scales, and recommend one of them.
 
-A tensor sweep puts one scale on the whole tensor; a block sweep moves an integer offset around
-every block's own shared exponent, which is the knob that MX has.
+A tensor sweep gives the whole tensor one scale; a block sweep adds an integer offset to every
+block's own shared exponent, which is what can be chosen in MX.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from qgate.dumps.record import plain
 from qgate.errors import QgateError, unknown
 from qgate.formats import FORMATS, ElementFormat, Format, is_format
 from qgate.formats.mx import MxFormat, mx_format
 from qgate.scales.levels import Alignment, Level, ends_of, levels_of, usual_of
-from qgate.scales.search import Floats, best_exponent, merged_chunks
-from qgate.stats import BlockCounts, Counts, Values
-from qgate.sweeps import advice as advising
-from qgate.sweeps._massive import tell_massive
-from qgate.sweeps._recording import plain, record_of, tensor_parameters
-from qgate.sweeps._sources import blocks_of, summarized, values_of
-from qgate.sweeps._sums import LevelSums
+from qgate.scales.search import Floats, best_exponent, merge_chunks
+from qgate.stats import BlockCounts, Counts, Values, all_bf16, block_counts, counts
+from qgate.stats.bits import CHUNK, DIRECT, as_tensors, slabs
+from qgate.sweeps._recording import record_of
+from qgate.sweeps._sums import Folded
+from qgate.sweeps.record import SweepParameters, SweepRecord, SweptLevel, flat_level
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _OFFSETS = (8, -4)
+_SUBNORMAL = -127
 Granularity = Literal["tensor", "block"]
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep as plain data, with the parts most asked for by name."""
+    """A sweep as plain data, with its most used parts as properties."""
 
-    record: dict[str, Any]
+    record: SweepRecord
 
     def __repr__(self) -> str:
         level, record = self.recommended, self.record
@@ -46,12 +51,12 @@ class Sweep:
         )
 
     @property
-    def levels(self) -> list[dict[str, Any]]:
-        """One per scale, the largest first."""
+    def levels(self) -> list[SweptLevel]:
+        """The levels, one per scale, the largest first."""
         return list(self.record["levels"])
 
     @property
-    def recommended(self) -> dict[str, Any]:
+    def recommended(self) -> SweptLevel:
         """The level to use."""
         return dict(self.levels[self.record["advice"]["recommended"]])
 
@@ -65,21 +70,15 @@ class Sweep:
         return list(self.record["advice"]["reasons"])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON: numbers that are not finite are the strings inf, -inf and nan."""
+        """Return plain data for JSON: what is not finite is one of the texts inf, -inf and nan."""
         data: dict[str, Any] = plain(self.record)
         return data
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per level: exponent, metrics, overflow."""
+        """Return one row per level: exponent, metrics, overflow."""
         import pandas as pd
 
-        rows = []
-        for level in self.levels:
-            row = {k: v for k, v in level.items() if k not in ("metrics", "severity", "marks")}
-            row |= level["metrics"]
-            row |= {f"{kind}_severity": grade for kind, grade in level["severity"].items()}
-            rows.append({**row, "marks": " ".join(level["marks"])})
-        return pd.DataFrame(rows)
+        return pd.DataFrame(map(flat_level, self.levels))
 
 
 def sweep(
@@ -96,10 +95,10 @@ def sweep(
     axis: int = -1,
     name: str = "tensor",
 ) -> Sweep:
-    """Every metric of a format over scales 2**s, and the scale to use.
+    """Measure every metric of a format over scales 2**s, and recommend a scale.
 
     granularity "tensor": s runs from the smallest scale at which nothing overflows to the largest
-    at which nothing underflows (`alignment="documented"`: the ends of the known tool), or as
+    at which nothing underflows (`alignment="documented"`: the ends of megatron-tensor-saver), or as
     `max_exp` and `min_exp` say, in `levels` even steps plus all integers between, and on to the
     best power of two near amax. Only integers can be E8M0 scales, and only they are recommended.
 
@@ -115,13 +114,14 @@ def sweep(
         raise unknown("alignment", alignment, ("exact", "documented"))
     if not 2 <= scale_bits <= 8:
         raise QgateError(f"scale_bits {scale_bits} is not allowed; it is from 2 to 8.")
-    shape = list(x.shape) if isinstance(x, Tensor) else None
-    if granularity == "block":
-        return _sweep_blocks(
-            x, mx_of(format), max_exp, min_exp, scale_bits, block, axis, name, shape
-        )
-    fmt, mx = element_of(format), sweepable(format).kind == "block"
-    return _sweep_tensor(x, fmt, mx, levels, max_exp, min_exp, alignment, scale_bits, name, shape)
+    named = (name, list(x.shape) if isinstance(x, Tensor) else None)
+    if granularity == "tensor":
+        ends = (max_exp, min_exp, alignment)
+        return _sweep_tensor(x, sweepable(format), levels, ends, scale_bits, named)
+    return _sweep_blocks(x, mx_of(format), (max_exp, min_exp), scale_bits, block, axis, named)
+
+
+# Formats -----------------------------------------------------------------------------------------
 
 
 def sweepable(format: Any, *, block: bool = False) -> Format:
@@ -130,7 +130,8 @@ def sweepable(format: Any, *, block: bool = False) -> Format:
         try:
             return FORMATS.get(format)
         except QgateError:
-            names = [each.name for each in FORMATS if (has_mx(each) if block else _is_swept(each))]
+            is_allowed = has_mx if block else _is_swept
+            names = [fmt.name for fmt in FORMATS if is_allowed(fmt)]
             also = itertools.chain.from_iterable(map(FORMATS.aliases, names))
             raise unknown("format", format, names, also) from None
     if not is_format(format):
@@ -142,39 +143,35 @@ def _is_swept(fmt: Format) -> bool:
     return fmt.kind == "element" or mx_format(fmt) is not None
 
 
-def element_of(format: str | ElementFormat | MxFormat) -> ElementFormat:
-    """The element format that a tensor sweep scales."""
+def element_of(format: str | Format) -> ElementFormat:
+    """Return the element format that a tensor sweep scales."""
     fmt = sweepable(format)
     if _is_swept(fmt):
         return fmt.element
+    name = next((f", {f.name}" for f in FORMATS if f == fmt.element), "")
     raise QgateError(
-        f"{fmt.name} has scales of its own and cannot be swept; sweep {_element_name(fmt)}."
+        f"{fmt.name} has scales of its own and cannot be swept; sweep its elements{name}."
     )
 
 
-def _element_name(fmt: Format) -> str:
-    known = next((f.name for f in FORMATS if f == fmt.element), None)
-    return f"its elements, {known}" if known else "its elements"
-
-
-def mx_of(format: str | ElementFormat | MxFormat) -> MxFormat:
+def mx_of(format: str | Format) -> MxFormat:
     """Return the MX format that a format means in a block sweep."""
     fmt = sweepable(format, block=True)
-    found = _mx_twin(fmt)
-    if found is None:
-        names = ", ".join(each.name for each in FORMATS if mx_format(each))
+    mx = _mx_of(fmt)
+    if mx is None:
+        names = ", ".join(fmt.name for fmt in FORMATS if mx_format(fmt))
         raise QgateError(
             f"{fmt.name} has no MX format, so no block sweep; those that have: {names}."
         )
-    return found
+    return mx
 
 
 def has_mx(format: str | Format) -> bool:
     """Tell if a format stands for an MX format in a block sweep."""
-    return _mx_twin(sweepable(format)) is not None
+    return _mx_of(sweepable(format)) is not None
 
 
-def _mx_twin(fmt: Format) -> MxFormat | None:
+def _mx_of(fmt: Format) -> MxFormat | None:
     if fmt.kind == "block":
         return mx_format(fmt)
     candidates = filter(None, map(mx_format, FORMATS))
@@ -184,58 +181,60 @@ def _mx_twin(fmt: Format) -> MxFormat | None:
     )
 
 
+# The two sweeps ----------------------------------------------------------------------------------
+
+
 def _sweep_tensor(
     x: Any,
-    fmt: ElementFormat,
-    mx: bool,
+    format: Format,
     levels: int,
-    max_exp: float | None,
-    min_exp: float | None,
-    alignment: Alignment,
+    bounds: tuple[float | None, float | None, Alignment],
     scale_bits: int,
-    name: str,
-    shape: list[int] | None,
+    named: tuple[str, list[int] | None],
 ) -> Sweep:
-    summary = summarized(x)
-    _require_numbers(summary, name)
-    limits = (fmt.max, fmt.min_normal)
-    ends = ends_of(summary.amax, summary.amin, limits, max_exp, min_exp, alignment)
-    usual = usual_of(fmt, summary.amax, mx=mx, double=summary.dtype == "float64")
+    fmt, summary = element_of(format), _summarize(x)
+    _require_numbers(summary, named[0])
+    ends = ends_of(summary.amax, summary.amin, (fmt.max, fmt.min_normal), *bounds)
+    is_mx, double = format.kind == "block", summary.dtype == "float64"
+    usual = usual_of(fmt, summary.amax, mx=is_mx, double=double)
     best = best_exponent(fmt, *_magnitudes(summary), usual.exponent)
-    places = levels_of(ends, levels, usual, best)
-    exponents, scales = [at.exponent for at in places], [at.factor for at in places]
-    sums = LevelSums(fmt, exponents, summary.mean, summary.amax, scales=scales)
-    for folded in values_of(summary):
-        sums.add(folded)
-    record = record_of("tensor", fmt, summary, name, shape, places, sums, scale_bits)
-    record["parameters"] = tensor_parameters(ends, levels, scale_bits, usual)
-    made = _finished(record, sums, block=False)
-    tell_massive(made.record, fmt, summary, lambda: values_of(summary))
-    return made
+    parameters: SweepParameters = {
+        "levels": levels,
+        "max_exp": float(ends.maximum),
+        "min_exp": float(ends.minimum),
+        "alignment": ends.alignment,
+        "scale_bits": scale_bits,
+        "usual": {"kind": usual.kind, "exponent": usual.exponent},
+        "production": int(usual.exponent) if usual.kind == "production" else None,
+        "block": None,
+        "axis": None,
+        "scale_rule": None,
+    }
+    scales = levels_of(ends, levels, usual, best)
+    return Sweep(
+        record_of(fmt, summary, named, scales, lambda: _magnitudes_of(summary), parameters)
+    )
 
 
 def _magnitudes(summary: Counts | Values) -> tuple[Floats, Floats]:
-    """Ascending magnitudes and how often each occurs, as far as a search needs to know them."""
+    """Return ascending magnitudes and their counts, as exactly as a search needs them."""
     if isinstance(summary, Counts):
         sizes, positive, negative = summary.folded()
         return sizes, positive + negative
-    return merged_chunks(summary.chunks(), summary.amax)
+    return merge_chunks(summary.chunks(), summary.amax)
 
 
 def _sweep_blocks(
     x: Any,
     mx: MxFormat,
-    max_exp: float | None,
-    min_exp: float | None,
+    bounds: tuple[float | None, float | None],
     scale_bits: int,
     block: int,
     axis: int,
-    name: str,
-    shape: list[int] | None,
+    named: tuple[str, list[int] | None],
 ) -> Sweep:
     high, low = (
-        given if given is not None else default
-        for given, default in zip((max_exp, min_exp), _OFFSETS, strict=True)
+        end if end is not None else default for end, default in zip(bounds, _OFFSETS, strict=True)
     )
     if high < low or not all(float(end).is_integer() for end in (high, low)):
         raise QgateError(
@@ -244,24 +243,17 @@ def _sweep_blocks(
         )
     if isinstance(x, Counts):
         raise QgateError("value counts do not know blocks; use block_counts(x), or the tensor.")
-    places = [
+    offsets = [
         Level(float(e), ("production",) if e == 0 else ())
         for e in sorted({*range(int(low), int(high) + 1), 0}, reverse=True)
     ]
-    summary, parts = blocks_of(x, mx, block, axis, scale_bits)
-    _require_numbers(summary, name)
-    exponents = [level.exponent for level in places]
-    sums = LevelSums(mx.element, exponents, summary.mean, summary.amax, scale_bits)
-    for folded in parts:
-        sums.add(folded)
-    if sums.n == 0:
-        raise QgateError(f"{name}: every block holds NaN or Inf, so there is nothing to sweep.")
-    record = record_of("block", mx, summary, name, shape, places, sums, scale_bits)
-    record["parameters"] = {
-        "levels": len(places),
+    summary, parts = _block_magnitudes(x, mx, block, axis, scale_bits)
+    _require_numbers(summary, named[0])
+    parameters: SweepParameters = {
+        "levels": len(offsets),
         "max_exp": float(high),
         "min_exp": float(low),
-        "alignment": "given" if (max_exp, min_exp) != (None, None) else "exact",
+        "alignment": "given" if bounds != (None, None) else "exact",
         "scale_bits": scale_bits,
         "usual": {"kind": "production", "exponent": 0.0},
         "production": 0,
@@ -269,11 +261,7 @@ def _sweep_blocks(
         "axis": axis,
         "scale_rule": "floor",
     }
-    made = _finished(record, sums, block=True)
-    tell_massive(
-        made.record, mx.element, summary, lambda: blocks_of(x, mx, block, axis, scale_bits)[1]
-    )
-    return made
+    return Sweep(record_of(mx, summary, named, offsets, parts, parameters))
 
 
 def _require_numbers(summary: Counts | Values, name: str) -> None:
@@ -288,17 +276,81 @@ def _require_numbers(summary: Counts | Values, name: str) -> None:
         raise QgateError(f"{name} is all zeros: every scale is exact and none is better.")
 
 
-def _finished(record: dict[str, Any], sums: LevelSums, *, block: bool) -> Sweep:
-    tensor = record["tensor"]
-    for level in record["levels"]:
-        factor = 1.0 if block else level["factor"]
-        level["scaled_min"], level["scaled_max"] = tensor["min"] / factor, tensor["max"] / factor
-    record["advice"] = advising.advise(
-        record["levels"],
-        block=block,
-        scale_bits=record["parameters"]["scale_bits"],
-        usual=record["parameters"]["usual"],
-    )
-    if block:
-        record["tensor"]["poisoned"] = tensor["elements"] - int(sums.n)
-    return Sweep(record)
+# Summaries and magnitudes ------------------------------------------------------------------------
+
+
+def _summarize(x: Any) -> Counts | Values:
+    """Count values where that is exact; else summarize the tensor itself."""
+    if isinstance(x, Counts | Values):
+        return x
+    if isinstance(x, BlockCounts):
+        raise QgateError("counts of blocks know no tensor scale; use counts(x), or the tensor.")
+    if not isinstance(x, Tensor):
+        return counts(x)
+    if x.dtype == torch.float32 and all_bf16(x):
+        return counts(x, via="bf16")
+    return counts(x)
+
+
+def _magnitudes_of(summary: Counts | Values) -> Iterator[Folded]:
+    """Yield the magnitudes of all values, counted or a piece at a time."""
+    if isinstance(summary, Counts):
+        yield Folded(*summary.folded())
+    else:
+        for chunk in summary.chunks():
+            yield from Folded.pieces(chunk)
+
+
+def _block_magnitudes(
+    x: Any, mx: MxFormat, block: int, axis: int, scale_bits: int
+) -> tuple[Counts | Values, Callable[[], Iterator[Folded]]]:
+    """Return a summary of all values, and their magnitudes relative to their block's scale."""
+    if block < 1:
+        raise QgateError(f"block {block} is not allowed; it is at least 1.")
+    if isinstance(x, Tensor) and not -max(x.dim(), 1) <= axis < max(x.dim(), 1):
+        raise QgateError(f"axis {axis} is out of range for a tensor of {x.dim()} dimensions.")
+    own_scale = partial(_own_scale, mx.element.max_exponent, scale_bits)
+    if isinstance(x, np.ndarray):
+        x = next(as_tensors(x))
+    if isinstance(x, Tensor) and x.dtype in DIRECT and not all_bf16(x):
+        return counts(x), lambda: _direct_blocks(x, own_scale, block, axis)
+    counted = x
+    if not isinstance(x, BlockCounts):
+        exactly = isinstance(x, Tensor) and x.dtype not in (torch.bfloat16, torch.float16)
+        counted = block_counts(x, block=block, axis=axis, via="bf16" if exactly else None)
+    return counted.total(), lambda: _counted_blocks(counted, own_scale)
+
+
+def _own_scale(emax: int, scale_bits: int, floor_log2_amax: int) -> int:
+    """Return the shared exponent of a block before any offset, as the quantizer has it."""
+    limit = 2 ** (scale_bits - 1) - 1
+    exponent: int = max(floor_log2_amax - emax, -limit)
+    # A scale of eight bits is clamped above; a narrower one is NaN there, which is left to see.
+    return int(min(exponent, limit)) if scale_bits == 8 else exponent
+
+
+def _counted_blocks(counted: BlockCounts, own_scale: Callable[[int], int]) -> Iterator[Folded]:
+    for exponent, row in sorted(counted.rows.items()):
+        own = own_scale(exponent)
+        sizes, positive, negative = row.folded()
+        yield Folded(np.ldexp(sizes, -own), positive, negative, own)
+
+
+def _direct_blocks(
+    x: Tensor, own_scale: Callable[[int], int], block: int, axis: int
+) -> Iterator[Folded]:
+    along = x.detach().movedim(axis, -1) if x.dim() > 1 else x.detach()
+    for slab in slabs(along, CHUNK, unit=block):
+        length = slab.shape[-1]
+        rows = slab.reshape(-1, length).to("cpu", torch.float64).numpy()
+        whole = length // block * block
+        for part in (rows[:, :whole].reshape(-1, block), rows[:, whole:]):
+            if not part.size:
+                continue
+            good = part[np.isfinite(part).all(axis=1)]
+            amax = np.abs(good).max(axis=1)
+            exponents = np.where(amax > 0, np.frexp(amax)[1] - 1, _SUBNORMAL)
+            for exponent in np.unique(exponents):
+                own = own_scale(int(exponent))
+                values = good[exponents == exponent].reshape(-1)
+                yield from Folded.pieces(np.ldexp(values, -own), own)

@@ -1,65 +1,88 @@
-"""The files of a sweep: text, data and pictures under the names users know."""
+"""Write the files of a sweep: text, data and pictures."""
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
+import re
+import tempfile
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from qgate.storage.writing import write_text
-from qgate.sweeps import texts as sweep_text
-from qgate.sweeps.record import file_stem
+from qgate.storage.access import write_text
+from qgate.sweeps.plots import PICTURES
+from qgate.sweeps.record import SweepRecord, SweepView, flat_level
+from qgate.sweeps.texts import results_text
 from qgate.text import for_csv
 
 if TYPE_CHECKING:
-    from qgate.storage.places import Place
-    from qgate.sweeps.plots import SweptPicture
-
-Record = dict[str, Any]
+    from qgate.storage.locations import Location
 
 
-def write(folder: Place, record: Record) -> list[Place]:
-    """Text and data, but for the log; the paths written."""
-    block = record["kind"] == "block"
-    stem = file_stem(record, "block_scaling" if block else "scaling")
-    texts = {f"{stem}.json": _json(record), f"{stem}.csv": _csv(record)}
-    if not block:
-        results = f"{file_stem(record, 'scaling_results')}.txt"
-        texts = {results: sweep_text.results_text(record), **texts}
+def safe_name(name: str) -> str:
+    """Turn a tensor's name into a file name that neither leaves the folder nor is hidden."""
+    cleaned = re.sub(r"[^\w.+=,@-]+", "_", name).strip("._") or "tensor"
+    return cleaned[:120]
+
+
+def folder_for(root: Location, name: str, source: str, used: Collection[Location]) -> Location:
+    """Return root/name, or root/name-2 … if the first belongs to another tensor."""
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    folders = (root / own for own in names)
+    return next(folder for folder in folders if folder not in used and _belongs(folder, source))
+
+
+def _belongs(folder: Location, source: str) -> bool:
+    """Tell whether a folder is new, or has results of this source."""
+    records: list[Location] = sorted(folder.glob("*scaling_*.json"), key=str)
+    for record in records:
+        try:
+            tensor = json.loads(record.read_text(encoding="utf-8"))["tensor"]
+            return bool(tensor["source"] == source)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return False
+    return True
+
+
+def write(folder: Location, record: SweepRecord) -> list[Location]:
+    """Write text and data, without the log, and return the paths."""
+    view = SweepView(record)
+    stem = view.stem("block_scaling" if view.is_block else "scaling")
+    data = json.dumps(record, indent=1, allow_nan=False) + "\n"
+    texts = {f"{stem}.json": data, f"{stem}.csv": _csv(record)}
+    if not view.is_block:
+        texts = {f"{view.stem('scaling_results')}.txt": results_text(record), **texts}
     for name, text in texts.items():
         write_text(folder / name, text)
     return [folder / name for name in texts]
 
 
-def picture_names(record: Record) -> list[str]:
-    """The files that `draw` writes."""
-    return [name for name, _ in _pictures(record)]
+def draw_pictures(records: Sequence[SweepRecord]) -> tuple[list[dict[str, bytes]], str]:
+    """Draw the pictures of each record as bytes, by name; the text is the reason of a failure.
 
-
-def draw(folder: Path, record: Record) -> None:
-    """The pictures, which take most of the time of a sweep's files."""
-    for name, picture in _pictures(record):
-        picture.draw(folder / name, record)
-
-
-def _pictures(record: Record) -> list[tuple[str, SweptPicture]]:
-    from qgate.sweeps.plots import PICTURES
-
-    mine = [each for each in PICTURES if each.kind == record["kind"]]
-    return [(f"{file_stem(record, each.stem)}.png", each) for each in mine]
-
-
-def _json(record: Record) -> str:
-    return json.dumps(record, indent=1, allow_nan=False) + "\n"
-
-
-def _csv(record: Record) -> str:
-    """One row per level, the metrics and severities as columns of their own.
-
-    Each row names its tensor and the version, so that rows of many files can be put together.
+    A worker does not write them: its node need not see the output folder.
     """
+    pictures_of: list[dict[str, bytes]] = [{} for _ in records]
+    with tempfile.TemporaryDirectory() as folder:
+        for index, record in enumerate(records):
+            pictures: dict[str, bytes] = {}
+            for picture in PICTURES:
+                if picture.kind == record["kind"]:
+                    path = Path(folder, f"{SweepView(record).stem(picture.stem)}.png")
+                    try:
+                        picture.draw(path, record)
+                    except Exception as error:
+                        return pictures_of, f"cannot draw the results: {error}"
+                    pictures[path.name] = path.read_bytes()
+            pictures_of[index] = pictures
+    return pictures_of, ""
+
+
+def _csv(record: SweepRecord) -> str:
+    """Write one row per level, each with its tensor and the version, to be merged with others."""
     tensor = record["tensor"]
     about = {
         "tensor": tensor.get("source") or tensor["name"],
@@ -67,15 +90,8 @@ def _csv(record: Record) -> str:
         "format": record["format"]["name"],
         "qgate": record["versions"]["qgate"],
     }
-    about = {name: for_csv(each) for name, each in about.items()}
-    rows = []
-    for level in record["levels"]:
-        row = {k: v for k, v in level.items() if k not in ("metrics", "severity", "marks")}
-        row |= level["metrics"]
-        row |= {f"{kind}_severity": grade for kind, grade in level["severity"].items()}
-        rows.append(
-            {**{k: for_csv(v) for k, v in about.items()}, **row, "marks": " ".join(level["marks"])}
-        )
+    about = {name: for_csv(value) for name, value in about.items()}
+    rows = [about | flat_level(level) for level in record["levels"]]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()

@@ -1,39 +1,33 @@
-"""What the page of a run of sweeps keeps of each, and what they say together."""
+"""Entries of a page of sweeps, and findings over all of them."""
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 from qgate.summaries.record import HIDDEN_DB
 from qgate.sweeps.record import (
     USUAL,
-    Record,
-    decibel_text,
-    exponent_text,
+    SweepRecord,
+    SweepView,
     metric,
-    mse_cost,
     number,
-    offset_text,
-    recommended,
-    rest_db,
     share_text,
-    usual_gap,
-    usual_kind,
-    usual_level,
+    sqnr_without_massive,
 )
-from qgate.text import counted
+from qgate.text import counted, decibels
 
 KINDS = {"tensor": "one scale", "block": "block offset"}
 EQUAL_DB = 0.005
 _MOST_NAMED = 20
+SweepFinding = tuple[str, str]
 
 
 class SweptFormat(TypedDict):
-    """What the page keeps of one sweep: plain data, which an unfinished run writes down."""
+    """Entry of one sweep on the page: plain data, which an unfinished run stores."""
 
     tensor: str
     folder: str
@@ -45,10 +39,10 @@ class SweptFormat(TypedDict):
     sqnr_db: float
     rest_db: float
     production_db: float
-    """SQNR at the usual scale, whatever it is."""
+    """SQNR at the usual scale, of whichever kind."""
     gap_db: float
-    usual: NotRequired[str]
-    mse_cost: NotRequired[str]
+    usual: str
+    mse_cost: str
     overflow: float
     overflow_energy: float
     flush: float
@@ -59,118 +53,96 @@ class SweptFormat(TypedDict):
 
 
 def entry_of(
-    record: Record, folder: str, files: Sequence[str], pictures: Mapping[str, bytes]
+    record: SweepRecord, folder: str, files: Sequence[str], pictures: Mapping[str, bytes]
 ) -> SweptFormat:
-    best, used = recommended(record), usual_level(record)
-    offset = record["kind"] == "block"
+    view = SweepView(record)
+    best = view.best
     return {
-        "tensor": str(record["tensor"].get("source") or record["tensor"]["name"]),
+        "tensor": str(view.tensor.get("source") or view.tensor["name"]),
         "folder": folder,
-        "format": str(record["format"]["name"]),
-        "kind": str(record["kind"]),
-        "failed": str(record.get("failed") or ""),
-        "level": "" if best is None else _level(best["exponent"], offset),
-        "exponent": math.nan if best is None else number(best["exponent"]),
-        "sqnr_db": math.nan if best is None else metric(best, "sqnr_db"),
-        "rest_db": math.nan if best is None else rest_db(best),
-        "production_db": math.nan if used is None else metric(used, "sqnr_db"),
-        "gap_db": usual_gap(record),
-        "usual": USUAL[usual_kind(record)],
-        "mse_cost": mse_cost(record),
-        "overflow": math.nan if best is None else number(best["overflow_share"]),
-        "overflow_energy": math.nan if best is None else number(best["overflow_energy"]),
-        "flush": math.nan if best is None else number(best["flush_share"]),
-        "severe": best is not None and best["severity"]["overflow"] == "high",
-        "metrics": {} if best is None else {name: metric(best, name) for name in best["metrics"]},
+        "format": str(view.format["name"]),
+        "kind": record["kind"],
+        "failed": record["failed"] or "",
+        "level": view.power(best),
+        "exponent": number(best["exponent"]),
+        "sqnr_db": metric(best, "sqnr_db"),
+        "rest_db": sqnr_without_massive(best),
+        "production_db": metric(view.usual, "sqnr_db") if view.usual else math.nan,
+        "gap_db": view.gap_db,
+        "usual": USUAL[view.usual_kind],
+        "mse_cost": view.mse_cost,
+        "overflow": number(best["overflow_share"]),
+        "overflow_energy": number(best["overflow_energy"]),
+        "flush": number(best["flush_share"]),
+        "severe": best["severity"]["overflow"] == "high",
+        "metrics": {name: metric(best, name) for name in best["metrics"]},
         "files": list(files),
         "pictures": [(name, *_size(data)) for name, data in pictures.items()],
     }
 
 
-def _level(exponent: object, offset: bool) -> str:
-    return offset_text(exponent) if offset else f"2^{exponent_text(exponent)}"
-
-
 def _size(data: bytes) -> tuple[int, int]:
-    """Of a PNG, from its head."""
+    """Read width and height from the head of a PNG."""
     width, height = struct.unpack(">II", data[16:24])
     return width, height
 
 
 def findings(
     entries: Sequence[SweptFormat], results: Sequence[tuple[str, str | None]]
-) -> list[tuple[str, str]]:
+) -> list[SweepFinding]:
     bad = [(name, reason) for name, reason in results if reason]
     rows = [("fail", f"{name}: {reason}") for name, reason in bad[:_MOST_NAMED]]
     if len(bad) > _MOST_NAMED:
         rows.append(("fail", f"and {len(bad) - _MOST_NAMED} more tensors that failed"))
     groups: dict[tuple[str, str, str], list[SweptFormat]] = {}
-    for each in entries:
-        key = (each["format"], each["kind"], each.get("usual", ""))
-        groups.setdefault(key, []).append(each)
-    for (name, kind, _), mine in groups.items():
-        rows += _about(f"{name}, {KINDS.get(kind, kind)}", mine)
-    if not rows:
-        rows.append(("info", "nothing was swept"))
+    for entry in entries:
+        groups.setdefault((entry["format"], entry["kind"], entry["usual"]), []).append(entry)
+    for (name, kind, usual), group in groups.items():
+        rows += [(grade, f"{name}, {KINDS[kind]}: {text}") for grade, text in _group(group, usual)]
+    rows = rows or [("info", "nothing was swept")]
     return sorted(rows, key=lambda row: ("fail", "warn", "info").index(row[0]))
 
 
-def _about(what: str, mine: Sequence[SweptFormat]) -> list[tuple[str, str]]:
-    rows = []
-    severe = [each for each in mine if each["severe"]]
+def _group(group: Sequence[SweptFormat], usual: str) -> Iterator[SweepFinding]:
+    """Yield findings over the sweeps of one format, each with the worst or best tensor."""
+    count = len(group)
+    severe = [entry for entry in group if entry["severe"]]
     if severe:
-        worst = max(severe, key=lambda each: each["overflow"])
-        rows.append(
-            (
-                "warn",
-                f"{what}: even the recommended level saturates more than 1% of "
-                f"{counted(len(severe), 'tensor')} of {len(mine)}, most of {worst['tensor']}: "
-                f"{share_text(worst['overflow'])}",
-            )
+        worst = max(severe, key=lambda entry: entry["overflow"])
+        yield (
+            "warn",
+            f"even the recommended level saturates more than 1% of "
+            f"{counted(len(severe), 'tensor')} of {count}, most of {worst['tensor']}: "
+            f"{share_text(worst['overflow'])}",
         )
-    hidden = [each for each in mine if each["sqnr_db"] - each["rest_db"] > HIDDEN_DB]
+    hidden = [entry for entry in group if entry["sqnr_db"] - entry["rest_db"] > HIDDEN_DB]
     if hidden:
-        worst = min(hidden, key=lambda each: each["rest_db"])
-        rows.append(
-            (
-                "warn",
-                f"{what}: massive elements make SQNR look more than {HIDDEN_DB:g} dB better than "
-                f"it is in {len(hidden)} of {len(mine)}, {worst['tensor']} among them: "
-                f"{decibel_text(worst['sqnr_db'])}, {decibel_text(worst['rest_db'])} without them",
-            )
+        worst = min(hidden, key=lambda entry: entry["rest_db"])
+        yield (
+            "warn",
+            f"massive elements make SQNR look more than {HIDDEN_DB:g} dB better than it is in "
+            f"{len(hidden)} of {count}, {worst['tensor']} among them: "
+            f"{decibels(worst['sqnr_db'], 2)}, {decibels(worst['rest_db'], 2)} without them",
         )
-    usual = mine[0].get("usual", USUAL["production"])
-    gaps = [each for each in mine if math.isfinite(each["gap_db"])]
-    lower = [each for each in gaps if each["gap_db"] <= -EQUAL_DB]
-    if lower:
-        worst = min(lower, key=lambda each: each["gap_db"])
-        rows.append(
-            (
-                "warn",
-                f"{what}: the recommended level costs SQNR against {usual} in {len(lower)} of "
-                f"{len(mine)}, most in {worst['tensor']}: {worst['level']}, "
-                f"{worst['gap_db']:+.2f} dB",
+    gaps = [entry for entry in group if math.isfinite(entry["gap_db"])]
+    for sign, grade, text in (
+        (-1, "warn", "costs SQNR against"),
+        (1, "info", "is better than"),
+    ):
+        beyond = [entry for entry in gaps if sign * entry["gap_db"] >= EQUAL_DB]
+        if beyond:
+            most = max(beyond, key=lambda entry: sign * entry["gap_db"])
+            yield (
+                grade,
+                f"the recommended level {text} {usual} in {len(beyond)} of {count}, most in "
+                f"{most['tensor']}: {most['level']}, {most['gap_db']:+.2f} dB",
             )
-        )
-    higher = [each for each in gaps if each["gap_db"] >= EQUAL_DB]
-    if higher:
-        best = max(higher, key=lambda each: each["gap_db"])
-        rows.append(
-            (
-                "info",
-                f"{what}: the recommended level is better than {usual} in {len(higher)} of "
-                f"{len(mine)}, most in {best['tensor']}: {best['level']}, {best['gap_db']:+.2f} dB",
-            )
-        )
-    ratios = [each for each in mine if not math.isnan(each["sqnr_db"])]
+    ratios = [entry for entry in group if not math.isnan(entry["sqnr_db"])]
     if ratios:
-        least = min(ratios, key=lambda each: each["sqnr_db"])
-        middle = median(each["sqnr_db"] for each in ratios)
-        rows.append(
-            (
-                "info",
-                f"{what}: SQNR at the recommended level is {decibel_text(middle)} in the median, "
-                f"least {decibel_text(least['sqnr_db'])} of {least['tensor']}",
-            )
+        least = min(ratios, key=lambda entry: entry["sqnr_db"])
+        middle = median(entry["sqnr_db"] for entry in ratios)
+        yield (
+            "info",
+            f"SQNR at the recommended level is {decibels(middle, 2)} in the median, "
+            f"least {decibels(least['sqnr_db'], 2)} of {least['tensor']}",
         )
-    return rows

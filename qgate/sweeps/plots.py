@@ -1,10 +1,11 @@
-"""The pictures of a sweep: metrics against the scale exponent, or against the block offset."""
+"""Draw the pictures of a sweep: metrics over the scale exponent, or over the block offset."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,159 +19,149 @@ from qgate.charts.curves import (
     draw_ground,
     marker_size,
 )
-from qgate.charts.figure import HEADLINE, LABEL, PANEL, TICK
+from qgate.charts.figure import LABEL, PANEL, TICK
 from qgate.charts.palette import BLACK, BLUE, DARK_GREEN, GRAY, ORANGE, RED, SKY, WHITE
-from qgate.charts.sheet import Drawing, Sheet, plain, sheet
+from qgate.charts.sheet import Drawing, Sheet, line, patch, plain, sheet
 from qgate.metrics import METRICS
-from qgate.sweeps._plot_boxes import advice_box, format_box, tensor_box
 from qgate.sweeps.record import (
     USUAL,
-    Record,
-    decibel_text,
+    SweepRecord,
+    SweepView,
+    energy,
     exponent_text,
-    format_title,
-    marked,
+    factor_text,
     metric,
-    mse_cost,
     number,
-    offset_text,
-    recommended,
-    usual_gap,
-    usual_kind,
-    usual_level,
+    share,
+    short,
 )
-from qgate.text import brief, shortened
+from qgate.text import brief, counted, decibels, shortened
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.gridspec import GridSpec, SubplotSpec
+    from matplotlib.gridspec import SubplotSpec
 
 # The two ratios share a panel.
 _RATIOS = {"sqnr_db": BLUE, "psnr_db": SKY}
 _FIRST = ("mse", "cosine", "psnr_db")
+_LOST = "lost"
+_ENDS = {"exact": "exact alignment", "documented": "documented alignment"}
+Box = tuple[str, list[str]]
 
 
 @dataclass(frozen=True)
 class SweptPicture:
-    """For which kind of sweep, its file without format and ending, and what draws it."""
+    """A picture of one kind of sweep: its file stem, a description, and the function to draw it."""
 
     kind: str
     stem: str
     about: str
-    draw: Drawing[Record]
+    draw: Drawing[SweepRecord]
 
 
-def _build_metrics(record: Record) -> Sheet:
-    """Six metrics over all levels, with what they mean for this tensor and format."""
-    panels = (*_FIRST, "mae", "max_abs", "relative_error")
-    return _tensor(record, panels, rows=2, height=8.8)
+def _build(record: SweepRecord, panels: Sequence[str], height: float) -> Sheet:
+    """Draw panels in rows of three, with a legend above and boxes of figures below."""
+    view, rows = SweepView(record), len(panels) // 3
+    picture = sheet(14, height, _finding(view), color=RED if record["failed"] else BLACK)
+    heights = [0.04 * rows + 0.02, *[1.0] * rows, 0.18 * rows + 0.12]
+    cells = picture.figure.add_gridspec(rows + 2, 3, height_ratios=heights)
+    for column, (title, body) in enumerate(
+        (_tensor_box(view), _format_box(view), _advice_box(view))
+    ):
+        axes = _bare(picture, cells[rows + 1, column])
+        color = DARK_GREEN if column == 2 else BLACK
+        axes.text(0, 1, plain(title, 90), va="top", fontsize=PANEL, weight="bold", color=color)
+        text = "\n".join(plain(words, 120) for words in body)
+        axes.text(0, 0.83, text, va="top", fontsize=LABEL, linespacing=1.35)
+    grid = _grid(view)
+    variable = "offset to the block exponent" if view.is_block else "scale exponent"
+    for index, panel in enumerate(panels):
+        axes = picture.figure.add_subplot(cells[1 + index // 3, index % 3])
+        if panel in _RATIOS:
+            _draw_ratios(axes, view, grid)
+        elif panel == _LOST:
+            _draw_shares(axes, view, grid)
+        else:
+            _draw_metric(axes, view, grid, panel)
+        axes.set_xlabel(f"saturates \u2190   {variable}   \u2192 flushes", fontsize=LABEL)
+        if view.is_block:
+            axes.xaxis.set_major_formatter(lambda value, _: view.exponent(value))
+    _draw_legend(_bare(picture, cells[0, :]), view, grid)
+    return picture
 
 
-def _build_summary(record: Record) -> Sheet:
-    """The three metrics people look at first, larger."""
-    return _tensor(record, _FIRST, rows=1, height=6.0)
+def _bare(picture: Sheet, cell: SubplotSpec) -> Axes:
+    axes = picture.figure.add_subplot(cell)
+    axes.axis("off")
+    return axes
 
 
-def _build_block(record: Record) -> Sheet:
-    """An offset to every block's own exponent: what it gains and what it loses."""
-    made, grid_spec = _sheet(record, rows=1, height=6.0)
-    if record["levels"]:
-        grid = _grid(record)
-        panels = [made.figure.add_subplot(grid_spec[1, column]) for column in range(3)]
-        _draw_ratios(panels[0], record, grid)
-        _draw_metric(panels[1], record, grid, "mse")
-        _draw_shares(panels[2], record, grid)
-        for axes in panels:
-            _label(axes, "offset to the block exponent")
-            axes.xaxis.set_major_formatter(lambda value, _: offset_text(value))
-        _draw_legend(_bare(made, grid_spec[0, :]), record, grid)
-    return made
+def _finding(view: SweepView) -> str:
+    """Write the accuracy of the recommended level, or the reason why the tensor fails."""
+    best, gap = view.best, view.gap_db
+    subject = f"{shortened(view.tensor['name'], 60)} in {view.format_title}"
+    if view.record["failed"]:
+        return f"FAILS: {shortened(view.record['failed'], 60)}; {subject}"
+    level = f"{'block offset' if view.is_block else 'scale'} {view.power(best)}"
+    ratio = metric(best, "sqnr_db")
+    worth = "is exact" if ratio == math.inf else f"keeps SQNR {decibels(ratio, 2)}"
+    past = ""
+    if view.usual_kind in best["marks"]:
+        past = f", as {USUAL[view.usual_kind]} does"
+    elif math.isfinite(gap) and abs(gap) >= 0.005:
+        past = f", {gap:+.2f} dB against {USUAL[view.usual_kind]}"
+    cost = f" ({view.mse_cost})" if view.mse_cost else ""
+    return f"{subject}: {level} {worth}{past}{cost}"
 
 
-def _tensor(record: Record, panels: Sequence[str], *, rows: int, height: float) -> Sheet:
-    made, grid_spec = _sheet(record, rows=rows, height=height)
-    if record["levels"]:
-        grid = _grid(record)
-        for index, panel in enumerate(panels):
-            axes = made.figure.add_subplot(grid_spec[1 + index // 3, index % 3])
-            if panel in _RATIOS:
-                _draw_ratios(axes, record, grid)
-            else:
-                _draw_metric(axes, record, grid, panel)
-            _label(axes, "scale exponent")
-        _draw_legend(_bare(made, grid_spec[0, :]), record, grid)
-    return made
-
-
-def _label(axes: Axes, text: str) -> None:
-    axes.set_xlabel(f"saturates \u2190   {text}   \u2192 flushes", fontsize=LABEL)
-
-
-def _grid(record: Record) -> PanelGrid:
-    levels = record["levels"]
-    block = record["kind"] == "block"
-    ends = [marked(record, mark) for mark in ("maximum", "minimum")]
-    usual = usual_level(record)
+def _grid(view: SweepView) -> PanelGrid:
+    levels = view.levels
+    ends = [] if view.is_block else [view.marked(mark) for mark in ("maximum", "minimum")]
     return PanelGrid(
         x=np.array([number(level["exponent"]) for level in levels]),
         integer=np.array([bool(level["integer"]) for level in levels]),
         overflow=np.array([level["severity"]["overflow"] == "high" for level in levels]),
         costly=np.array([number(level["overflow_energy"]) > 0.01 for level in levels]),
-        recommended=record["advice"].get("recommended"),
-        usual=number(usual["exponent"]) if usual else None,
-        ends=() if block else tuple(number(level["exponent"]) for level in ends if level),
+        recommended=view.advice["recommended"],
+        usual=number(view.usual["exponent"]) if view.usual else None,
+        ends=tuple(number(level["exponent"]) for level in ends if level),
     )
 
 
-def _values(record: Record, name: str) -> Floats:
-    return np.array([metric(level, name) for level in record["levels"]])
+def _values(view: SweepView, name: str) -> Floats:
+    return np.array([metric(level, name) for level in view.levels])
 
 
-def _draw_metric(axes: Axes, record: Record, grid: PanelGrid, name: str) -> None:
-    known = METRICS.get(name)
-    kind: Kind = "cosine" if known.bounded else "error"
-    unit = f" ({known.unit})" if known.unit else ""
-    draw_curves(axes, grid, [Curve(_values(record, name))], kind)
-    axes.set_ylabel(f"{known.label}{unit}", fontsize=LABEL)
-    best = recommended(record)
-    if best is not None and not math.isnan(metric(best, name)):
-        value = metric(best, name)
-        said = known.text(value) if known.bounded else "0 (exact)" if value == 0 else brief(value)
-        what = "offset" if record["kind"] == "block" else "scale"
-        title = f"{said} at the recommended {what}"
+def _draw_metric(axes: Axes, view: SweepView, grid: PanelGrid, name: str) -> None:
+    definition, value = METRICS.get(name), metric(view.best, name)
+    kind: Kind = "cosine" if definition.bounded else "error"
+    draw_curves(axes, grid, [Curve(_values(view, name))], kind)
+    unit = f" ({definition.unit})" if definition.unit else ""
+    axes.set_ylabel(f"{definition.label}{unit}", fontsize=LABEL)
+    if not math.isnan(value):
+        text = "0 (exact)" if value == 0 else brief(value)
+        text = definition.text(value) if definition.bounded else text
+        title = f"{text} at the recommended {'offset' if view.is_block else 'scale'}"
         axes.set_title(title, loc="left", fontsize=PANEL, color=DARK_GREEN, y=1.0)
 
 
-def _draw_ratios(axes: Axes, record: Record, grid: PanelGrid) -> None:
-    from matplotlib.lines import Line2D
-
-    shown = [Curve(_values(record, name), color) for name, color in _RATIOS.items()]
-    draw_curves(axes, grid, shown[::-1], "decibel")
+def _draw_ratios(axes: Axes, view: SweepView, grid: PanelGrid) -> None:
+    curves = [Curve(_values(view, name), color) for name, color in _RATIOS.items()]
+    draw_curves(axes, grid, curves[::-1], "decibel")
     labels = {name: METRICS.get(name).label for name in _RATIOS}
     axes.set_ylabel(f"{', '.join(labels.values())} (dB)", fontsize=LABEL)
-    best = recommended(record)
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=color,
-            marker="o",
-            markersize=5,
-            label=f"{labels[name]} {decibel_text(metric(best, name))}" if best else labels[name],
-        )
-        for name, color in _RATIOS.items()
-    ]
-    _above(axes, handles)
+    texts = {name: f"{labels[name]} {decibels(metric(view.best, name), 2)}" for name in _RATIOS}
+    _above(axes, [line(_RATIOS[name], "o", markersize=5, label=texts[name]) for name in _RATIOS])
 
 
-def _above(axes: Axes, handles: Sequence[Artist], columns: int = 2) -> None:
-    """A legend in the place of the title, where no curve runs."""
+def _above(axes: Axes, handles: Sequence[Artist]) -> None:
+    """Put a legend in the place of the title, where no curve runs."""
     axes.legend(
         handles=list(handles),
         loc="lower left",
         bbox_to_anchor=(-0.02, 0.99),
-        ncols=columns,
+        ncols=2,
         frameon=False,
         fontsize=TICK,
         borderpad=0.2,
@@ -180,27 +171,28 @@ def _above(axes: Axes, handles: Sequence[Artist], columns: int = 2) -> None:
     )
 
 
-def _draw_shares(axes: Axes, record: Record, grid: PanelGrid) -> None:
-    """Elements and energy lost at both ends, in percent; zero has a place on this axis."""
+def _draw_shares(axes: Axes, view: SweepView, grid: PanelGrid) -> None:
+    """Draw elements and energy lost at both ends, in percent, on an axis that has a zero."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     draw_ground(axes, grid)
     axes.set_yscale("symlog", linthresh=1e-3, linscale=0.6)
     lines = []
-    for kind, color in (("overflow", RED), ("flush", BLUE)):
-        for what, style in (("share", "-"), ("energy", "--")):
-            y = np.array([number(level[f"{kind}_{what}"]) * 100 for level in record["levels"]])
-            words = "elements" if what == "share" else "energy"
+    for kind, lost, color in (("overflow", "saturated", RED), ("flush", "flushed", BLUE)):
+        for unit, words, style, size, fill in (
+            ("share", "elements", "-", 0.85, color),
+            ("energy", "energy", "--", 0.6, WHITE),
+        ):
             lines += axes.plot(
                 grid.x,
-                y,
+                np.array([number(level[f"{kind}_{unit}"]) * 100 for level in view.levels]),
                 color=color,
                 linestyle=style,
                 linewidth=1.4,
                 marker="o",
-                markersize=marker_size(grid) * (0.85 if what == "share" else 0.6),
-                markerfacecolor=color if what == "share" else WHITE,
-                label=f"{'saturated' if kind == 'overflow' else 'flushed'} {words}",
+                markersize=marker_size(grid) * size,
+                markerfacecolor=fill,
+                label=f"{lost} {words}",
             )
     axes.set_ylim(-2.5e-4, 220)
     axes.yaxis.set_major_locator(FixedLocator([0, 1e-3, 1e-2, 0.1, 1, 10, 100]))
@@ -210,80 +202,27 @@ def _draw_shares(axes: Axes, record: Record, grid: PanelGrid) -> None:
     _above(axes, lines)
 
 
-def _finding(record: Record) -> str:
-    """The recommended level and what it is worth; what the tensor fails for comes first."""
-    name, best = shortened(record["tensor"]["name"], 60), recommended(record)
-    where = f"{name} in {format_title(record)}"
-    if record.get("failed"):
-        return f"FAILS: {shortened(record['failed'], 60)}; {where}"
-    if best is None:
-        return f"{where}: no level could be measured"
-    block = record["kind"] == "block"
-    level = (offset_text if block else exponent_text)(best["exponent"])
-    level = f"block offset {level}" if block else f"scale 2^{level}"
-    ratio = metric(best, "sqnr_db")
-    worth = "is exact" if ratio == math.inf else f"keeps SQNR {decibel_text(ratio)}"
-    gap, kind = usual_gap(record), usual_kind(record)
-    past = ""
-    if kind in best["marks"]:
-        past = f", as {USUAL[kind]} does"
-    elif math.isfinite(gap) and abs(gap) >= 0.005:
-        past = f", {gap:+.2f} dB against {USUAL[kind]}"
-    past += f" ({cost})" if (cost := mse_cost(record)) else ""
-    return f"{where}: {level} {worth}{past}"
-
-
-def _sheet(record: Record, *, rows: int, height: float) -> tuple[Sheet, GridSpec]:
-    """A figure with its finding and, below the panels, the figures of tensor and format."""
-    made = sheet(14, height, _finding(record), color=RED if record.get("failed") else BLACK)
-    heights = [0.04 * rows + 0.02, *[1.0] * rows, 0.18 * rows + 0.12]
-    grid_spec = made.figure.add_gridspec(rows + 2, 3, height_ratios=heights)
-    boxes = (tensor_box(record), format_box(record), advice_box(record))
-    for column, (title, body) in enumerate(boxes):
-        axes = _bare(made, grid_spec[rows + 1, column])
-        color = DARK_GREEN if column == 2 and recommended(record) else BLACK
-        axes.text(0, 1, plain(title, 90), va="top", fontsize=PANEL, weight="bold", color=color)
-        text = "\n".join(plain(line, 120) for line in body)
-        axes.text(0, 0.83, text, va="top", fontsize=LABEL, linespacing=1.35)
-    if not record["levels"]:
-        told = "no level could be measured"
-        made.figure.text(0.5, 0.55, told, ha="center", fontsize=HEADLINE, color=GRAY)
-    return made, grid_spec
-
-
-def _bare(made: Sheet, place: SubplotSpec) -> Axes:
-    axes = made.figure.add_subplot(place)
-    axes.axis("off")
-    return axes
-
-
-def _draw_legend(axes: Axes, record: Record, grid: PanelGrid) -> None:
-    """One legend for all panels, and only what is in the picture."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    name = offset_text if record["kind"] == "block" else exponent_text
-    handles: list[Artist] = []
-    if grid.recommended is not None:
-        best = Line2D([], [], color=DARK_GREEN, marker="*", markersize=13, linewidth=5)
-        best.set(markeredgecolor=WHITE, label=f"recommended {name(grid.x[grid.recommended])}")
-        handles.append(best)
+def _draw_legend(axes: Axes, view: SweepView, grid: PanelGrid) -> None:
+    """Draw one legend for all panels, without entries that the picture does not use."""
+    label = f"recommended {view.at(view.best)}"
+    star = {"markersize": 13, "linewidth": 5, "markeredgecolor": WHITE}
+    handles = [line(DARK_GREEN, "*", label=label, **star)]
     if grid.usual is not None:
-        label = f"{USUAL[usual_kind(record)]} {name(grid.usual)}"
-        handles.append(Line2D([], [], color=ORANGE, linestyle="--", label=label))
+        label = f"{USUAL[view.usual_kind]} {view.exponent(grid.usual)}"
+        handles.append(line(ORANGE, linestyle="--", label=label))
     if grid.ends:
-        kind = "ends" if record["parameters"]["alignment"].endswith("given") else "alignment ends"
-        label = f"{kind} {', '.join(dict.fromkeys(name(end) for end in grid.ends))}"
-        handles.append(Line2D([], [], color=GRAY, linestyle=":", label=label))
+        kind = "ends" if view.parameters["alignment"].endswith("given") else "alignment ends"
+        ends = ", ".join(dict.fromkeys(view.exponent(end) for end in grid.ends))
+        handles.append(line(GRAY, linestyle=":", label=f"{kind} {ends}"))
     if grid.overflow.any():
-        handles.append(Patch(color=RED, alpha=0.17, label=">1% of elements saturate"))
+        handles.append(patch(RED, alpha=0.17, label=">1% of elements saturate"))
     if (grid.costly & ~grid.overflow).any():
-        handles.append(Patch(color=RED, alpha=0.08, label=">1% of energy saturates"))
+        handles.append(patch(RED, alpha=0.08, label=">1% of energy saturates"))
     if not grid.integer.all():
-        kinds = [("integer", BLUE)] if grid.integer.any() else []
-        for label, fill in (*kinds, ("fractional: not an E8M0 scale", WHITE)):
-            dot = Line2D([], [], linestyle="none", marker="o", markeredgecolor=BLUE)
-            dot.set(markerfacecolor=fill, markersize=4 if fill == WHITE else 6, label=label)
+        kinds = [("integer", BLUE, 6)] if grid.integer.any() else []
+        for label, fill, size in (*kinds, ("fractional: not an E8M0 scale", WHITE, 4)):
+            dot = line("C0", "o", linestyle="none", markeredgecolor=BLUE, markersize=size)
+            dot.set(markerfacecolor=fill, label=label)
             handles.append(dot)
     legend = axes.legend(
         handles=handles,
@@ -299,9 +238,77 @@ def _draw_legend(axes: Axes, record: Record, grid: PanelGrid) -> None:
     legend.set_in_layout(False)
 
 
-draw_metrics = Drawing(_build_metrics)
-draw_summary = Drawing(_build_summary)
-draw_block = Drawing(_build_block)
+# Boxes of figures ------------------------------------------------------------------------------
+
+
+def _tensor_box(view: SweepView) -> Box:
+    tensor = view.tensor
+    least, most = number(tensor["amin"]), number(tensor["amax"])
+    binades = f" ({math.log2(most / least):.1f} binades)" if 0 < least <= most < math.inf else ""
+    rounded = f", rounded to {tensor['rounded_to']}" if tensor["rounded_to"] else ""
+    digest = str(tensor["sha256"] or "-")
+    return "Tensor", [
+        f"{shortened(list(tensor['shape']), 30)} {tensor['dtype']}{rounded}, "
+        f"{tensor['elements']} elements",
+        f"range [{short(tensor['min'])}, {short(tensor['max'])}]",
+        f"magnitudes {short(least)} to {short(most)}{binades}",
+        f"mean {short(tensor['mean'])}, std {short(tensor['std'])}, zeros {tensor['zeros']}, "
+        f"NaN {tensor['nan']}, Inf {int(tensor['posinf']) + int(tensor['neginf'])}",
+        f"SHA-256 {digest[:16]}{'...' if len(digest) > 16 else ''}",
+    ]
+
+
+def _format_box(view: SweepView) -> Box:
+    fmt, parameters = view.format, view.parameters
+    most, normal, least = (number(fmt[key]) for key in ("max", "min_normal", "min_subnormal"))
+    least = least if 0 < least <= normal else normal
+    body = [
+        f"{fmt['bits']} bits, largest value {short(most)} (exponent {fmt['max_exponent']})",
+        f"smallest normal {short(normal)}, smallest value {short(least)}",
+        f"{math.log2(most / least):.1f} binades, rounding {fmt['rounding']}",
+    ]
+    if view.is_block:
+        blocks = f"blocks of {parameters['block']} along axis {parameters['axis']}"
+        return f"Format {view.format_title}", [*body, f"{blocks}, {parameters['scale_rule']} rule"]
+    ends = f"{exponent_text(parameters['min_exp'])} to {exponent_text(parameters['max_exp'])}"
+    alignment = _ENDS.get(parameters["alignment"], "as given")
+    levels = f"{counted(len(view.levels), 'level')}, exponents {ends} ({alignment})"
+    width = f"scale of {parameters['scale_bits']} bits"
+    return f"Format {view.format_title}", [*body, levels, width]
+
+
+def _advice_box(view: SweepView) -> Box:
+    best, gap, cosine = view.best, view.gap_db, metric(view.best, "cosine")
+    unfit = "" if best["e8m0"] else ", not an E8M0 scale"
+    used = f"{USUAL[view.usual_kind]} {view.exponent(view.usual_exponent)}"
+    if view.usual_kind in best["marks"]:
+        used += ": the same"
+    elif abs(gap) < 0.005:
+        used += ": equal in SQNR"
+    elif math.isfinite(gap):
+        used += f": recommended is {gap:+.2f} dB SQNR"
+    elif view.usual is None:
+        used += ", not among the levels"
+    offset = f"offset {view.at(best)}, factor " if view.is_block else ""
+    return f"Recommended: {offset}{factor_text(best)}{unfit}", [
+        f"SQNR {decibels(metric(best, 'sqnr_db'), 2)}, MSE {brief(metric(best, 'mse'))}, "
+        f"cosine {'undefined' if math.isnan(cosine) else f'{cosine:.6f}'}",
+        *(
+            f"{words}: {best[kind]} ({share(best, kind)}), {energy(best, kind)} of the energy"
+            for kind, words in (("overflow", "saturated"), ("flush", "flushed to zero"))
+        ),
+        used,
+    ]
+
+
+draw_metrics, draw_summary, draw_block = (
+    Drawing(partial(_build, panels=panels, height=height))
+    for panels, height in (
+        ((*_FIRST, "mae", "max_abs", "relative_error"), 8.8),
+        (_FIRST, 6.0),
+        (("psnr_db", "mse", _LOST), 6.0),
+    )
+)
 
 PICTURES: tuple[SweptPicture, ...] = (
     SweptPicture("tensor", "scaling_test", "Six metrics over the scales.", draw_metrics),

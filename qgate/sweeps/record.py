@@ -1,127 +1,217 @@
-"""Reads the record of a sweep: numbers that JSON cannot hold, and how levels are written out."""
+"""Record of a sweep, and the figures and words that its texts, tables and pictures share."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal, NotRequired, TypedDict
 
 from qgate.summaries.record import HIDDEN_DB
 
 COSTLY_DB = 0.1
 MX_PREFIX = "mxfp_"
-Record = Mapping[str, Any]
-Level = Mapping[str, Any]
+USUAL = {"production": "production", "amax": "amax / max", "cast": "the plain cast"}
+"""Words for the scale that a format is used with today."""
+LossKind = Literal["overflow", "underflow"]
+SweptLevel = dict[str, Any]
+
+
+class UsualScale(TypedDict):
+    kind: str
+    exponent: float
+
+
+class SweepParameters(TypedDict):
+    """Parameters of a sweep, and the scale in use today."""
+
+    levels: int
+    max_exp: float
+    min_exp: float
+    alignment: str
+    scale_bits: int
+    usual: UsualScale
+    production: int | None
+    block: int | None
+    axis: int | None
+    scale_rule: str | None
+
+
+class LossLevels(TypedDict):
+    """Levels that lose much at one end of a format, by their index."""
+
+    high: list[int]
+    moderate: list[int]
+    worst: int | None
+    best: NotRequired[int | None]
+
+
+class MetricSpread(TypedDict):
+    """Range of one metric over the levels, with its grade."""
+
+    min: float
+    max: float
+    std: float
+    range: NotRequired[str]
+    stable: NotRequired[bool]
+
+
+class SweepAdvice(TypedDict):
+    """Advice made from the levels, which are named by their index."""
+
+    best: dict[str, int]
+    recommended: int
+    position: str | None
+    candidates: str
+    stability: dict[str, MetricSpread]
+    overflow: LossLevels
+    underflow: LossLevels
+    clean_range: list[int] | None
+    least_problematic: int | None
+    usual_gap_db: float | None
+    best_mse: int
+    mse_cost_db: float
+    speaks_about: str
+    reasons: list[str]
+    massive: NotRequired[dict[str, float] | None]
+
+
+class SweepRecord(TypedDict):
+    """A sweep as plain data; in JSON "inf", "-inf" and "nan" are texts, and null is undefined."""
+
+    kind: str
+    format: dict[str, Any]
+    tensor: dict[str, Any]
+    parameters: SweepParameters
+    levels: list[SweptLevel]
+    advice: SweepAdvice
+    failed: str | None
+    versions: dict[str, str]
 
 
 def number(value: object) -> float:
-    """A number of the record; "inf", "-inf", "nan" are texts there, and null means undefined."""
-    if isinstance(value, int | float | str):
-        return float(value)
-    return math.nan
+    """Read a number of the record."""
+    return float(value) if isinstance(value, int | float | str) else math.nan
 
 
-def metric(level: Level, name: str) -> float:
+def metric(level: SweptLevel, name: str) -> float:
     return number(level["metrics"].get(name))
 
 
-def rest_db(level: Level) -> float:
-    """The SQNR without massive elements; NaN of levels that it was not taken at."""
+def sqnr_without_massive(level: SweptLevel) -> float:
+    """Read the SQNR without massive elements; NaN for levels where it was not measured."""
     return number(level.get("sqnr_db_without_massive"))
 
 
-def worth_text(level: Level) -> str:
-    """Say in a few words what a level keeps; without massive elements where they hide it."""
-    ratio, rest = metric(level, "sqnr_db"), rest_db(level)
-    text = "exact" if ratio == math.inf else f"SQNR {ratio:.2f} dB"
-    if math.isnan(ratio):
-        return "NaN"
-    hidden = ratio - rest > HIDDEN_DB
-    return text + (f", {rest:.2f} dB without massive elements" if hidden else "")
+def flat_level(level: SweptLevel) -> SweptLevel:
+    """Return a level as a row of a table, the metrics and severities as columns of their own."""
+    row = {k: v for k, v in level.items() if k not in ("metrics", "severity", "marks")}
+    row |= level["metrics"]
+    row |= {f"{kind}_severity": grade for kind, grade in level["severity"].items()}
+    return {**row, "marks": " ".join(level["marks"])}
 
 
-def level_at(record: Record, index: int | None) -> Level | None:
-    """The level an advice points to; None where it points to none."""
-    levels: Sequence[Level] = record["levels"]
-    return None if index is None else levels[index]
+def share(level: SweptLevel, kind: str) -> str:
+    """Write the share of elements that overflow, underflow or are flushed."""
+    return share_text(level[f"{kind}_share"])
 
 
-def recommended(record: Record) -> Level | None:
-    return level_at(record, record["advice"].get("recommended"))
+def energy(level: SweptLevel, kind: str) -> str:
+    """Write the share of the energy lost to saturation or to flushing."""
+    return share_text(level["overflow_energy" if kind == "overflow" else "flush_energy"])
 
 
-def marked(record: Record, mark: str) -> Level | None:
-    """The level that carries a mark such as "production"."""
-    return next((level for level in record["levels"] if mark in level["marks"]), None)
+class SweepView:
+    """A record with the derived values that texts, tables and pictures use."""
+
+    def __init__(self, record: SweepRecord) -> None:
+        self.record, self.is_block = record, record["kind"] == "block"
+        self.tensor, self.format = record["tensor"], record["format"]
+        self.parameters, self.advice = record["parameters"], record["advice"]
+        self.levels: Sequence[SweptLevel] = record["levels"]
+        self.best = self.levels[self.advice["recommended"]]
+        self.word = "offset" if self.is_block else "exponent"
+        usual = self.parameters["usual"]
+        self.usual_kind, self.usual_exponent = usual["kind"], number(usual["exponent"])
+        self.usual = self.marked(self.usual_kind)
+        self.gap_db = number(self.advice["usual_gap_db"])
+        """SQNR of the recommended level less that of the usual one."""
+
+    def marked(self, mark: str) -> SweptLevel | None:
+        """Return the level that carries a mark such as "production"."""
+        return next((level for level in self.levels if mark in level["marks"]), None)
+
+    def exponent(self, value: object) -> str:
+        """Write an exponent, or the offset that it is in a sweep of blocks."""
+        return offset_text(value) if self.is_block else exponent_text(value)
+
+    def at(self, level: SweptLevel) -> str:
+        return self.exponent(level["exponent"])
+
+    def power(self, level: SweptLevel) -> str:
+        """Write `2^-3`, or the offset `+1` in a sweep of blocks."""
+        return self.at(level) if self.is_block else f"2^{self.at(level)}"
+
+    def level_text(self, level: SweptLevel) -> str:
+        """Write exponent or offset, factor, and whether a scale can hold it."""
+        if self.is_block:
+            return f"Offset = {self.at(level)}, Factor = {factor_text(level)}"
+        unfit = "" if level["e8m0"] else ", not an E8M0 scale"
+        return f"Scale Exp = {self.at(level)}, Factor = {factor_text(level)}{unfit}"
+
+    @property
+    def worth(self) -> str:
+        """SQNR of the recommended level, also without massive elements where they hide errors."""
+        ratio, reduced = metric(self.best, "sqnr_db"), sqnr_without_massive(self.best)
+        if math.isnan(ratio):
+            return "NaN"
+        text = "exact" if ratio == math.inf else f"SQNR {ratio:.2f} dB"
+        hidden = ratio - reduced > HIDDEN_DB
+        return text + (f", {reduced:.2f} dB without massive elements" if hidden else "")
+
+    @property
+    def mse_cost(self) -> str:
+        """Cost of the recommended level against the best MSE; empty if it is small."""
+        cost = number(self.advice["mse_cost_db"])
+        if not cost > COSTLY_DB:
+            return ""
+        finest = self.power(self.levels[self.advice["best_mse"]])
+        much = f"{cost:.2f} dB more than" if math.isfinite(cost) else "an error, unlike"
+        return f"{much} the best MSE, at {finest}"
+
+    @property
+    def prefix(self) -> str:
+        """The start of names of files where an MX format was asked for."""
+        return MX_PREFIX if self.requested_format.startswith("mx") else ""
+
+    @property
+    def requested_format(self) -> str:
+        """The format as it was requested: `int8` where a block sweep is about `mxint8`."""
+        return str(self.format.get("asked", self.format["name"]))
+
+    def stem(self, kind: str) -> str:
+        """Return the name of one of the sweep's files without an ending."""
+        return f"{self.prefix}{kind}_{self.requested_format}"
+
+    @property
+    def format_title(self) -> str:
+        """`fp8_e4m3 (e4m3)`: the name with the layout it really has."""
+        layout = str(self.format["layout"])
+        parts = re.fullmatch(r"1-([1-9]\d*)-(\d+)", layout)
+        return f"{self.format['name']} ({f'e{parts[1]}m{parts[2]}' if parts else layout})"
 
 
-USUAL = {"production": "production", "amax": "amax / max", "cast": "the plain cast"}
-"""The scale that a format is used with today, in words."""
-
-
-def usual_kind(record: Record) -> str:
-    """One of `USUAL`; records that do not tell are of the time when all had production."""
-    usual = record["parameters"].get("usual")
-    return str(usual["kind"]) if usual else "production"
-
-
-def usual_exponent(record: Record) -> float:
-    given = record["parameters"]
-    return number((given.get("usual") or {"exponent": given.get("production")})["exponent"])
-
-
-def usual_level(record: Record) -> Level | None:
-    return marked(record, usual_kind(record))
-
-
-def usual_gap(record: Record) -> float:
-    """SQNR of the recommended level less that of the usual one."""
-    advice = record["advice"]
-    return number(advice.get("usual_gap_db", advice.get("production_gap_db")))
-
-
-def mse_cost(record: Record) -> str:
-    """Say what the recommended level costs against the best MSE; empty where that is little."""
-    cost = number(record["advice"].get("mse_cost_db"))
-    finest = level_at(record, record["advice"].get("best_mse"))
-    if finest is None or not cost > COSTLY_DB:
-        return ""
-    place = offset_text(finest["exponent"])
-    place = place if record["kind"] == "block" else f"2^{exponent_text(finest['exponent'])}"
-    much = f"{cost:.2f} dB more than" if math.isfinite(cost) else "an error, unlike"
-    return f"{much} the best MSE, at {place}"
-
-
-def asked_format(record: Record) -> str:
-    """The format that was asked for: `int8` where a block sweep is about `mxint8`."""
-    fmt = record["format"]
-    return str(fmt.get("asked", fmt["name"]))
-
-
-def file_stem(record: Record, what: str) -> str:
-    """The name of a sweep's files, without an ending; those of MX formats start with mxfp."""
-    name = asked_format(record)
-    return f"{MX_PREFIX if name.startswith('mx') else ''}{what}_{name}"
-
-
-def format_title(record: Record) -> str:
-    """`fp8_e4m3 (e4m3)`: the name with the layout it really has."""
-    name, layout = record["format"]["name"], str(record["format"]["layout"])
-    parts = re.fullmatch(r"1-([1-9]\d*)-(\d+)", layout)
-    return f"{name} (e{parts[1]}m{parts[2]})" if parts else f"{name} ({layout})"
-
-
-def short(value: float) -> str:
-    """A figure in a few characters, exact where those suffice."""
-    if not math.isfinite(value):
-        return "-" if math.isnan(value) else str(value)
-    exact = repr(value).removesuffix(".0")
-    return "0" if value == 0 else exact if len(exact) <= 9 else f"{value:.4g}"
+def short(value: object) -> str:
+    """Write a figure in a few characters, exact where those suffice."""
+    figure = number(value)
+    if not math.isfinite(figure):
+        return "-" if math.isnan(figure) else str(figure)
+    exact = repr(figure).removesuffix(".0")
+    return "0" if figure == 0 else exact if len(exact) <= 9 else f"{figure:.4g}"
 
 
 def exponent_text(value: object) -> str:
-    """`-120` or `0.25`: what is no integer shows it."""
+    """Write an exponent as `-120` or `0.25`."""
     exponent = number(value)
     if not math.isfinite(exponent):
         return str(exponent)
@@ -129,8 +219,14 @@ def exponent_text(value: object) -> str:
     return "0" if text == "-0" else text
 
 
-def factor_text(level: Level) -> str:
-    """`2^-120 (7.5e-37)`: the exponent always, since six decimals of a factor may show zeros."""
+def offset_text(value: object) -> str:
+    """Write `+1`, `0`, `-2`: the sign says which way the block exponents move."""
+    text = exponent_text(value)
+    return text if number(value) <= 0 else f"+{text}"
+
+
+def factor_text(level: SweptLevel) -> str:
+    """Write `2^-120 (7.5e-37)`: six decimals of a factor alone may show zeros."""
     power = f"2^{exponent_text(level['exponent'])}"
     factor = number(level["factor"])
     if not 0 < factor < math.inf:
@@ -139,32 +235,9 @@ def factor_text(level: Level) -> str:
     return f"{power} ({exact if len(exact) <= 6 else f'{factor:.2g}'})"
 
 
-def offset_text(value: object) -> str:
-    """`+1`, `0`, `-2`: the sign says which way the block exponents move."""
-    text = exponent_text(value)
-    return text if number(value) <= 0 else f"+{text}"
-
-
 def share_text(value: object) -> str:
-    """A share in percent; one that is not zero never reads as zero."""
+    """Write a share in percent; one that is not zero never reads as zero."""
     percent = number(value) * 100
     if percent != 0 and abs(percent) < 0.005:
         return f"{percent:.2g}%"
     return ">99.99%" if 99.995 <= percent < 100 else f"{percent:.2f}%"
-
-
-def decibel_text(value: object) -> str:
-    """A ratio in decibels; an infinite one is said in a word, for then there is no error."""
-    ratio = number(value)
-    if math.isnan(ratio):
-        return "undefined"
-    return "exact" if ratio == math.inf else f"{ratio:.2f} dB"
-
-
-def place_text(record: Record, level: Level) -> str:
-    """Where a level stands: its exponent or offset, its factor, and whether a scale can hold it."""
-    if record["kind"] == "block":
-        return f"Offset = {offset_text(level['exponent'])}, Factor = {factor_text(level)}"
-    held = "" if level["e8m0"] else ", not an E8M0 scale"
-    exponent = exponent_text(level["exponent"])
-    return f"Scale Exp = {exponent}, Factor = {factor_text(level)}{held}"

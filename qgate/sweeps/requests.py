@@ -1,10 +1,12 @@
-"""Every tensor of a file through the sweeps that were asked for, as records."""
+"""Sweep every tensor of a file as a request says, and yield the records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,38 +16,42 @@ from qgate.errors import QgateError
 from qgate.formats import get
 from qgate.stats import BlockCounts, Counts, Values, all_bf16, block_counts, counts
 from qgate.sweeps.compute import has_mx, sweep
+from qgate.sweeps.files import draw_pictures
+from qgate.sweeps.record import SweepRecord
 
-# What one worker sweeps at once of a file: its results wait to be written.
+# Limits of the part of a file that one worker sweeps at once: its results wait to be written.
 _PART_BYTES, _PART_TENSORS = 2**28, 16
 _CAST = "--cast bf16 sweeps integers, rounded to bf16 first."
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to sweep; the fields are the options of `qgate sweep`."""
+    """Settings of a run of sweeps; the fields are the options of `qgate sweep`."""
 
     formats: tuple[str, ...] = ("fp8_e4m3",)
     levels: int = 21
     max_exp: float | None = None
     min_exp: float | None = None
-    max_offset: int | None = None
-    min_offset: int | None = None
     granularity: tuple[str, ...] = ("tensor", "block")
     alignment: str = "exact"
     scale_bits: int = 8
     block: int = 32
     axis: int = -1
     via: str | None = None
+    plots: bool = False
 
 
 @dataclass(frozen=True)
 class Swept:
-    """The records of one tensor, or why there are none."""
+    """Records of one tensor, or an error, and the pictures of each record by file name."""
 
     name: str
     source: str
-    records: tuple[dict[str, Any], ...] = ()
+    records: tuple[SweepRecord, ...] = ()
     error: str | None = None
+    pictures: Sequence[dict[str, bytes]] = ()
+    undrawn: str = ""
+    """The reason why some pictures are missing."""
 
     @property
     def failed(self) -> str | None:
@@ -55,7 +61,7 @@ class Swept:
 
 @dataclass(frozen=True)
 class FilePart:
-    """Some tensors of a file, by name; none named are all."""
+    """Some tensors of a file, by name; no names stand for all."""
 
     spec: str
     names: tuple[str, ...] = ()
@@ -66,7 +72,7 @@ class FilePart:
 
 
 def parts_of(spec: str) -> list[FilePart]:
-    """Neighboring tensors of a file that are worth a worker's while; their results stay small."""
+    """Group neighboring tensors of a file into parts that are worth a worker."""
     parts: list[list[str]] = []
     room = 0
     for name, size in floats_in(spec).items():
@@ -79,55 +85,64 @@ def parts_of(spec: str) -> list[FilePart]:
 
 
 def sweep_part(part: FilePart, request: Request) -> Iterator[Swept]:
+    """Sweep and draw tensor by tensor, so that one process holds no more than one."""
     for spec in [f"{part.spec}:{name}" for name in part.names] or [part.spec]:
-        yield from sweep_file(spec, request)
+        for swept in sweep_file(spec, request):
+            if request.plots:
+                pictures, undrawn = draw_pictures(swept.records)
+                swept = replace(swept, pictures=pictures, undrawn=undrawn)
+            yield swept
+
+
+def sweep_whole_part(part: FilePart, request: Request) -> list[Swept]:
+    """Sweep a part in a worker, which sends all its results at once."""
+    return list(sweep_part(part, request))
 
 
 def sweep_file(spec: str, request: Request) -> Iterator[Swept]:
-    """One `Swept` per tensor of the file; a bad file or tensor is one with an error.
+    """Yield one `Swept` per tensor of the file; a bad file or tensor is one with an error.
 
-    Integers among other tensors, such as positions or step counts, are no business of a sweep; a
-    file of nothing else is swept where a cast was asked for.
+    Integers among other tensors, such as positions or step counts, are left out; a file of integers
+    alone is swept if the request has a cast.
     """
     swept = 0
     passed_over: list[str] = []
     try:
-        for stored in read_tensors(spec):
-            among_others = stored.key is not None and not spec.endswith(f":{stored.key}")
-            if among_others and not stored.tensor.is_floating_point():
-                passed_over.append(f"{stored.key}: {stored.tensor.dtype}")
-                continue
-            swept += 1
-            yield _sweep_stored(stored, request)
-        if not swept and request.via:
+        for with_integers in (False, True) if request.via else (False,):
+            if swept:
+                break
             for stored in read_tensors(spec):
+                among_others = stored.key is not None and not spec.endswith(f":{stored.key}")
+                if among_others and not with_integers and not stored.tensor.is_floating_point():
+                    passed_over.append(f"{stored.key}: {stored.tensor.dtype}")
+                    continue
                 swept += 1
                 yield _sweep_stored(stored, request)
     except (QgateError, OSError) as error:
         yield Swept(spec, spec, error=str(error))
-    else:
-        if not swept:
-            there = f"; it has {', '.join(passed_over)}" if passed_over else ""
-            yield Swept(
-                spec, spec, error=f"{spec!r} holds no floating point tensor{there}. {_CAST}"
-            )
+        return
+    if not swept:
+        tensors = f"; it has {', '.join(passed_over)}" if passed_over else ""
+        why = f"{spec!r} holds no floating point tensor{tensors}. {_CAST}"
+        yield Swept(spec, spec, error=why)
 
 
 def _sweep_stored(stored: StoredTensor, request: Request) -> Swept:
     source = str(stored.path) if stored.key is None else f"{stored.path}:{stored.key}"
-    records: list[dict[str, Any]] = []
+    records: list[SweepRecord] = []
+    text = None
     try:
-        for record in _records(stored, request):
+        for record in _records(stored, source, request):
             records.append(record)
     except QgateError as error:
-        return Swept(stored.name, source, tuple(records), error=str(error))
+        text = str(error)
     except Exception as error:
-        text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        return Swept(stored.name, source, tuple(records), error=f"{stored.name}: {text}")
-    return Swept(stored.name, source, tuple(records))
+        first = str(error).splitlines()[0] if str(error) else ""
+        text = f"{stored.name}: {type(error).__name__}: {first}"
+    return Swept(stored.name, source, tuple(records), error=text)
 
 
-def _records(stored: StoredTensor, request: Request) -> Iterator[dict[str, Any]]:
+def _records(stored: StoredTensor, source: str, request: Request) -> Iterator[SweepRecord]:
     tensor = stored.tensor.detach()
     if tensor.layout != torch.strided or tensor.is_complex():
         kind = tensor.dtype if tensor.layout == torch.strided else tensor.layout
@@ -137,74 +152,73 @@ def _records(stored: StoredTensor, request: Request) -> Iterator[dict[str, Any]]
             f"{stored.name} is a {tensor.dtype} tensor; a sweep needs floating point numbers. "
             f"{_CAST}"
         )
+    # Integers of up to 53 bits are float64 numbers: the cast alone rounds them.
+    numbers = tensor if tensor.is_floating_point() else tensor.to(torch.float64)
+    swept_values = _SweptValues(numbers, request)
     about = {
         "path": str(stored.path),
         "shape": list(tensor.shape),
         "sha256": stored.sha256(),
         "dtype": str(tensor.dtype).removeprefix("torch."),
+        "rounded_to": swept_values.rounded,
+        "source": source,
     }
-    # Integers of up to 53 bits are float64 numbers: the cast alone rounds them.
-    numbers = tensor if tensor.is_floating_point() else tensor.to(torch.float64)
-    seen = _Seen(numbers, request)
-    if seen.rounded is not None:
-        made = _infinite(seen.values())
-        if made > _infinite(counts(numbers)):
+    if swept_values.rounded is not None:
+        infinite = _infinite(swept_values.values)
+        if infinite > _infinite(counts(numbers)):
             raise QgateError(
-                f"rounding {stored.name} to {seen.rounded} makes {made} Inf of finite numbers; "
-                "sweep it as it is, without --cast."
+                f"rounding {stored.name} to {swept_values.rounded} makes {infinite} Inf of finite "
+                "numbers; sweep it as it is, without --cast."
             )
-    for name in request.formats:
-        for granularity in request.granularity:
-            block = granularity == "block"
-            if block and len(request.granularity) > 1 and not has_mx(name):
+    for name, granularity in itertools.product(request.formats, request.granularity):
+        block = granularity == "block"
+        max_exp, min_exp = request.max_exp, request.min_exp
+        if block and len(request.granularity) > 1:
+            if not has_mx(name):
                 continue
-            found = sweep(
-                seen.blocks() if block else seen.values(),
-                name,
-                levels=request.levels,
-                max_exp=request.max_offset if block else request.max_exp,
-                min_exp=request.min_offset if block else request.min_exp,
-                granularity="block" if block else "tensor",
-                alignment="documented" if request.alignment == "documented" else "exact",
-                scale_bits=request.scale_bits,
-                block=request.block,
-                axis=request.axis,
-                name=stored.name,
-            ).to_dict()
-            found["tensor"] |= about | {"rounded_to": seen.rounded}
-            found["format"]["asked"] = get(name).name
-            yield found
+            # Exponents of a tensor are no offsets.
+            max_exp = min_exp = None
+        swept = sweep(
+            swept_values.blocks if block else swept_values.values,
+            name,
+            levels=request.levels,
+            max_exp=max_exp,
+            min_exp=min_exp,
+            granularity="block" if block else "tensor",
+            alignment="documented" if request.alignment == "documented" else "exact",
+            scale_bits=request.scale_bits,
+            block=request.block,
+            axis=request.axis,
+            name=stored.name,
+        ).to_dict()
+        swept["tensor"] |= about
+        swept["format"]["asked"] = get(name).name
+        yield cast(SweepRecord, swept)
 
 
-class _Seen:
-    """Counts made once, when first asked for, whatever the number of formats."""
+class _SweptValues:
+    """Counts of a tensor, made once at the first use, for any number of formats."""
 
     def __init__(self, tensor: Tensor, request: Request) -> None:
         self.tensor, self.request = tensor, request
-        self._blocks: BlockCounts | Tensor | None = None
-        self._values: Counts | Values | None = None
-        wide = tensor.dtype in (torch.float32, torch.float64)
-        self.rounded: Any = request.via if wide else None
+        is_wide = tensor.dtype in (torch.float32, torch.float64)
+        self.rounded: Any = request.via if is_wide else None
         self._via: Any = self.rounded
         if self._via is None and tensor.dtype not in (torch.bfloat16, torch.float16):
             # Exact: every float8 number is a bf16 number, and so are those of many float32 files.
-            self._via = "bf16" if not wide or all_bf16(tensor) else None
+            self._via = "bf16" if not is_wide or all_bf16(tensor) else None
 
+    @cached_property
     def values(self) -> Counts | Values:
-        if self._values is None:
-            small = self.tensor.dtype.itemsize == 1
-            self._values = counts(self.tensor, via=None if small else self._via)
-        return self._values
+        is_small = self.tensor.dtype.itemsize == 1
+        return counts(self.tensor, via=None if is_small else self._via)
 
+    @cached_property
     def blocks(self) -> BlockCounts | Tensor:
-        if self._blocks is None:
-            tensor, request = self.tensor, self.request
-            self._blocks = tensor
-            if self._via is not None or tensor.dtype in (torch.bfloat16, torch.float16):
-                self._blocks = block_counts(
-                    tensor, block=request.block, axis=request.axis, via=self._via
-                )
-        return self._blocks
+        if self._via is None and self.tensor.dtype not in (torch.bfloat16, torch.float16):
+            return self.tensor
+        request = self.request
+        return block_counts(self.tensor, block=request.block, axis=request.axis, via=self._via)
 
 
 def _infinite(summary: Counts | Values) -> int:

@@ -1,4 +1,4 @@
-"""What a format's lower end does to a tensor, before quantization and while it happens."""
+"""Measure underflow at a format's lower end, of one tensor or while a program quantizes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from qgate.formats import Format
     from qgate.formats.options import Options
 
-_PACKAGE = str(Path(__file__).parent.parent)
+_INSIDE = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
 # The frame in which a module runs with its hooks.
 _CALL = nn.Module._call_impl.__code__
 _log = logging.getLogger("qgate")
@@ -91,11 +91,9 @@ class Range:
 
 
 def range(x: Tensor, format: str | Format | Quantizer, **options: Unpack[Options]) -> Range:
-    """How much of x lies below a format's smallest normal number at the scale it would get."""
+    """Measure how much of x lies below a format's smallest normal number at its own scale."""
     q = as_quantizer(format, options)
-    effects = formats.report(x, q)
-    fmt = q.format
-    summary = counts(x.detach())
+    effects, summary, fmt = formats.report(x, q), counts(x.detach()), q.format
     return Range(
         format=fmt.name,
         elements=effects.elements,
@@ -114,7 +112,7 @@ def range(x: Tensor, format: str | Format | Quantizer, **options: Unpack[Options
 
 @dataclass
 class WatchedSite:
-    """How one place in a program uses one format: its tensors, and the one that underflows most."""
+    """Use of one format at one place in a program: its tensors, and the worst of them."""
 
     place: str
     worst: Range
@@ -127,10 +125,10 @@ class WatchedSite:
     def key(self) -> tuple[str, str]:
         return self.place, self.worst.format
 
-    def add(self, other: WatchedSite) -> None:
-        self.tensors += other.tensors
-        self.lossy += other.lossy
-        self.worst = max(self.worst, other.worst, key=lambda each: each.underflow_share)
+    @property
+    def rank(self) -> tuple[float, float, str, str]:
+        """Sort key: the sites that lose most come first."""
+        return -self.worst.flushed_share, -self.worst.underflow_share, *self.key
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -141,9 +139,9 @@ class WatchedSite:
 
     def __str__(self) -> str:
         worst = self.worst
-        place = self.place.replace(f"{Path.cwd()}{os.sep}", "")
+        name = self.place.replace(f"{Path.cwd()}{os.sep}", "")
         return (
-            f"{place}, {worst.format}: {worst.underflow_share:.2%} below the smallest normal "
+            f"{name}, {worst.format}: {worst.underflow_share:.2%} below the smallest normal "
             f"number, {worst.flushed_share:.2%} become zero ({worst.severity}); {self.lossy} of "
             f"{self.tensors} tensors"
         )
@@ -151,7 +149,7 @@ class WatchedSite:
 
 @dataclass
 class Watch:
-    """What `watch_underflow` saw: one site per place in the program and format."""
+    """Findings of `watch_underflow`: one site per place in the program and format."""
 
     sites: dict[tuple[str, str], WatchedSite] = field(default_factory=dict)
 
@@ -161,20 +159,21 @@ class Watch:
         return {key: site.worst for key, site in self.sites.items() if site.lossy}
 
     def add(self, site: WatchedSite) -> None:
-        """Count what was seen at a site, here or by another process."""
-        if site.key in self.sites:
-            self.sites[site.key].add(site)
-        else:
-            self.sites[site.key] = site
+        """Add the counts of a site, of this or another process."""
+        total = self.sites.setdefault(site.key, site)
+        if total is not site:
+            total.tensors += site.tensors
+            total.lossy += site.lossy
+            total.worst = max(total.worst, site.worst, key=lambda worst: worst.underflow_share)
 
     def lines(self, most: int = 20) -> list[str]:
-        """Sum up a run: that nothing was lost, or the sites that lose, worst first."""
+        """Sum up a run in lines: nothing was lost, or the sites that lose, worst first."""
         if not self.sites:
             return [
                 "underflow: no tensor was quantized by qgate.quantize, qgate.encode or a mode made "
                 "of them, so none was watched"
             ]
-        sites = sorted(self.sites.values(), key=_rank)
+        sites = sorted(self.sites.values(), key=lambda site: site.rank)
         tensors = sum(site.tensors for site in sites)
         lossy = [site for site in sites if site.lossy]
         if not lossy:
@@ -184,46 +183,42 @@ class Watch:
                 f"underflow: nothing was lost: {much} below the smallest normal number of its "
                 f"format (tensors quantized: {tensors}, sites: {len(sites)})"
             ]
-        rest = [f"  and {len(lossy) - most} more sites"] if len(lossy) > most else []
+        more = [f"  and {len(lossy) - most} more sites"] if len(lossy) > most else []
         return [
             f"underflow: small values are lost at {len(lossy)} of {len(sites)} sites (tensors "
             f"quantized: {tensors}); the worst tensor of each:",
             *(f"  {site}" for site in lossy[:most]),
-            *rest,
+            *more,
         ]
-
-
-def _rank(site: WatchedSite) -> tuple[float, float, str, str]:
-    return -site.worst.flushed_share, -site.worst.underflow_share, *site.key
 
 
 @contextlib.contextmanager
 def watch_underflow(say: Callable[[str], None] | None = None) -> Iterator[Watch]:
-    """Speak up, once per site, when a tensor quantized inside underflows by more than 0.1 %.
+    """Report, once per site, that a tensor quantized inside underflows by more than 0.1 %.
 
-    Results stay what they are. A site is the module that was called, if any, and the line that
-    called qgate, with the format; one that was moderate speaks again if it gets high. What is said
-    goes to the logger "qgate" unless `say` takes it; `Watch.lines` sums it up.
+    Results do not change. A site is the module that was called, if any, and the line that called
+    qgate, with the format; a moderate site is reported again if it gets high. Reports go to the
+    logger "qgate", or to `say`; `Watch.lines` sums them up.
     """
     watch = Watch()
     speak = say or _log.warning
     names = _ModuleNames()
     lock = threading.Lock()
 
-    def look(x: Tensor, q: Quantizer) -> None:
+    def measure(x: Tensor, q: Quantizer) -> None:
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.numel() == 0:
             return
         with torch.no_grad():
-            found = range(x.detach(), q)
-        lossy = found.underflow_share > SIGNIFICANT
-        site = WatchedSite(_place(names), found, 1, int(lossy))
+            measured = range(x.detach(), q)
+        lossy = measured.underflow_share > SIGNIFICANT
+        site = WatchedSite(_calling_site(names), measured, 1, int(lossy))
         with lock:
             before = watch.findings.get(site.key)
             watch.add(site)
-        if lossy and (before is None or before.severity != "high" == found.severity):
-            speak(f"{site.place}: {found}")
+        if lossy and (before is None or before.severity != "high" == measured.severity):
+            speak(f"{site.place}: {measured}")
 
-    with formats.observe(look):
+    with formats.observe(measure):
         yield watch
 
 
@@ -231,32 +226,27 @@ class _ModuleNames:
     """Names of modules within the model that was called first."""
 
     def __init__(self) -> None:
-        self._known: weakref.WeakKeyDictionary[nn.Module, dict[int, str]] = (
+        self._names: weakref.WeakKeyDictionary[nn.Module, dict[int, str]] = (
             weakref.WeakKeyDictionary()
         )
 
     def name(self, module: nn.Module, model: nn.Module) -> str:
-        kind = type(module).__name__
-        if module is model:
-            return kind
-        if id(module) not in self._known.get(model, {}):
-            self._known[model] = {id(each): name for name, each in model.named_modules()}
-        return self._known[model].get(id(module), kind)
+        if module is not model and id(module) not in self._names.get(model, {}):
+            self._names[model] = {id(child): name for name, child in model.named_modules()}
+        name = "" if module is model else self._names[model].get(id(module), "")
+        return name or type(module).__name__
 
 
-def _place(names: _ModuleNames) -> str:
-    """The module that runs, if any, and the line outside this package and torch that called."""
+def _calling_site(names: _ModuleNames) -> str:
+    """Name the module that runs, if any, and the line that called this package or torch."""
     line = ""
     running: list[nn.Module] = []
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        if frame.f_code is _CALL:
+        code = frame.f_code
+        if code is _CALL:
             running.append(frame.f_locals["self"])
-        if not line and (frame.f_back is None or not _inside(frame.f_code.co_filename)):
-            line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        if not line and (frame.f_back is None or not code.co_filename.startswith(_INSIDE)):
+            line = f"{code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return f"{names.name(running[0], running[-1])} at {line}" if running else line
-
-
-def _inside(filename: str) -> bool:
-    return filename.startswith((_PACKAGE, str(Path(torch.__file__).parent)))

@@ -11,8 +11,8 @@ from qgate.text.escaping import (
     for_xml,
     one_line,
 )
-from qgate.text.names import counted, distinct, shortened, shortened_title
-from qgate.text.numbers import brief, decibels, percent, rounded_percent
+from qgate.text.names import counted, distinct, listed, shortened, shortened_title
+from qgate.text.numbers import brief, decibels, megabytes, percent, rounded_percent
 
 __all__ = [
     "as_csv",
@@ -28,6 +28,8 @@ __all__ = [
     "for_workflow",
     "for_workflow_property",
     "for_xml",
+    "listed",
+    "megabytes",
     "one_line",
     "percent",
     "rounded_percent",

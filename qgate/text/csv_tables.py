@@ -1,4 +1,4 @@
-"""Tables as they are written for spreadsheets."""
+"""Tables for spreadsheets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from qgate.text.escaping import for_csv
 
 
 def as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """One line per row, with a head; what a row lacks is an empty cell."""
+    """Write one line per row, with a head; missing values are empty cells."""
     return "".join(csv_lines(columns, rows))
 
 
 def csv_lines(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """The same, a line at a time."""
+    """Yield the lines of `as_csv` one at a time."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([for_csv(name) for name in columns])

@@ -11,21 +11,24 @@ import math
 import re
 from xml.sax import saxutils
 
-# What a spreadsheet takes for the start of a formula, with the wide forms that some of them know.
+# Characters that start a formula in a spreadsheet, with the wide forms that some of them accept.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
 _LONGEST = 300
 _MARKDOWN = {char: f"&#{ord(char)};" for char in "&<>|`*_[]\\~#"}
-# What GitHub makes links, mentions, mathematics or pictures of. It does so after it has read the
-# entities, and leaves alone only what is code; `10:48:06` is a time.
+# Texts that GitHub turns into links, mentions, mathematics or pictures, even from entities; only
+# code is left as it is. `10:48:06` is a time.
 _LIVELY = re.compile(r"[@$]|://|www\.|\bGH-\d|#\d|:(?!\d\d[:+-])[\w+-]+:", re.IGNORECASE)
 _NO_CODE = re.compile(r"([|`<>])")
 
 
 def one_line(text: object) -> str:
     """Write a text as one line of printable characters; others become escapes such as `\\x1b`."""
+    line = str(text)
+    if line.isprintable():
+        return line
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
-        for char in str(text)
+        for char in line
     )
 
 
@@ -51,7 +54,7 @@ def for_xml(text: object) -> str:
 
 
 def for_csv(value: object) -> str | int | float:
-    """Return what a CSV cell may hold: numbers as they are, nothing for what is missing.
+    """Return the value of a CSV cell: numbers as they are, an empty text for None.
 
     An apostrophe stands before a text that a spreadsheet would take for a formula.
     """
@@ -67,11 +70,11 @@ def for_csv(value: object) -> str | int | float:
 
 def for_markdown(text: object) -> str:
     """Escape a text for one cell of a Markdown table, cut where it is very long."""
-    shown = one_line(text)
-    if len(shown) > _LONGEST:
-        shown = f"{shown[: _LONGEST // 2]}…{shown[-_LONGEST // 2 :]}"
+    line = one_line(text)
+    if len(line) > _LONGEST:
+        line = f"{line[: _LONGEST // 2]}…{line[-_LONGEST // 2 :]}"
     return " ".join(
-        _code(word) if _LIVELY.search(word) else _plain(word) for word in shown.split(" ")
+        _code(word) if _LIVELY.search(word) else _plain(word) for word in line.split(" ")
     )
 
 
@@ -80,7 +83,7 @@ def _plain(text: str) -> str:
 
 
 def _code(word: str) -> str:
-    """A word in code spans, and between them what would end these or a cell."""
+    """Put a word into code spans, with characters between them that would end a span or a cell."""
     parts = [part for part in _NO_CODE.split(word) if part]
     return "".join(_plain(part) if _NO_CODE.match(part) else f"`{part}`" for part in parts)
 

@@ -1,4 +1,4 @@
-"""Names in lists: cut to a width, told apart, and counted."""
+"""Names in lists: cut to a width, numbered and counted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qgate.text.escaping import one_line
 
 
 def shortened(text: object, most: int = 40) -> str:
-    """Cut the middle out of a long name: its start and its end tell it apart."""
+    """Cut the middle out of a long name, as start and end distinguish it."""
     line = one_line(text)
     head = (most - 1) // 2
     return line if len(line) <= most else f"{line[:head]}…{line[head + 1 - most :]}"
@@ -40,14 +40,20 @@ def shortened_title(title: object, most: int = 120) -> str:
 
 def distinct(names: Sequence[str]) -> list[str]:
     """Put a number behind each name that was there before."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     numbered = []
     for name in names:
-        seen[name] += 1
-        numbered.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+        counts[name] += 1
+        numbered.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
     return numbered
 
 
 def counted(count: int, noun: str) -> str:
     """Write `1 tensor` or `1,200 tensors`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Join the first names by commas and count the others: `a, b and 3 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -27,9 +27,16 @@ def percent(share: float) -> str:
     return ">99.9 %" if value > 99.9 else f"{value:.2g} %" if value < 10 else f"{value:.1f} %"
 
 
-def decibels(ratio_db: float) -> str:
+def decibels(ratio_db: float, digits: int = 1) -> str:
     """Write a ratio in decibels; without any error it is `exact`."""
-    return "exact" if ratio_db == math.inf else f"{ratio_db:.1f} dB"
+    if math.isnan(ratio_db):
+        return "undefined"
+    return "exact" if ratio_db == math.inf else f"{ratio_db:.{digits}f} dB"
+
+
+def megabytes(size: int) -> str:
+    """Write the size of a file, that of a small one in kB."""
+    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{max(size / 1e3, 0.1):.1f} kB"
 
 
 def rounded_percent(share: float) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 PROGRAMS = Path(sys.executable).parent
 SETTINGS = """model = ["qgate_model:build"]
 mode = ["my_int8"]
-layers = "first"
 samples = 2
 seqlen = 32
 """
@@ -38,7 +37,10 @@ class Product:
         product = cls(folder)
         product.git(folder, "init", "--quiet", "--bare", "--initial-branch=main", "origin.git")
         product.git(folder, "clone", "--quiet", str(product.origin), "work")
-        run([PROGRAMS / "qgate", "init", "--suites", "layer_outputs", *options], product.work)
+        run(
+            [PROGRAMS / "qgate", "init", "--suites", "layer_outputs,outputs", *options],
+            product.work,
+        )
         (product.work / "qgate.toml").write_text(SETTINGS)
         product.publish("Gates")
         return product

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import yaml
 
 from tests.adoption.checks import schema_complaints, shell_complaints
 from tests.adoption.github import BASH, Job, evaluated
-from tests.adoption.repository import Product
+from tests.adoption.repository import PROGRAMS, Product, clean
 
 ROOT = Path(__file__).resolve().parents[2]
 ACTION = ROOT / "action.yml"
@@ -88,7 +89,7 @@ def test_red_then_refreshed_then_green(tmp_path: Path) -> None:
     red = job("gates")
     assert red.failed
     assert re.search(r"^::error file=suites/.* missing at layers\.0", red.log, re.MULTILINE)
-    assert red.summary.startswith("## qgate: 1 of 1 gates failed")
+    assert red.summary.startswith("## qgate: 4 of 4 gates failed")
     left = {path.name for path in (red.artifacts / "qgate-out").iterdir()}
     assert {"results.jsonl", "results.csv", "report.html", "candidates"} <= left
     assert list((red.artifacts / "qgate-out" / "candidates").iterdir())
@@ -107,7 +108,7 @@ def test_red_then_refreshed_then_green(tmp_path: Path) -> None:
     product.git(product.work, "push", "--quiet", "origin", "HEAD:main")
     green = job("gates")
     assert not green.failed, green.log
-    assert green.summary.startswith("## qgate: 1 gate passed")
+    assert green.summary.startswith("## qgate: 4 gates passed")
 
 
 # Scripts alone, with a pytest that writes down what it is asked for -----------------------------
@@ -205,6 +206,38 @@ def test_updates_are_asked_for(tmp_path: Path) -> None:
     assert odd.failed
     assert "update is true or false" in odd.log
     assert not (odd.folder / "asked.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "options"), [("true", ["--qgate-allow-partial"]), ("false", []), ("", [])]
+)
+def test_a_job_that_runs_a_part_says_so(tmp_path: Path, given: str, options: list[str]) -> None:
+    inputs = {"allow-partial": given} if given else {}
+    job = called(tmp_path / "work", layers="first", **inputs)
+    assert asked(job)["argv"] == ["suites", "--qgate-layers=first", *options]
+    odd = called(tmp_path / "odd", **{"allow-partial": "yes"})
+    assert odd.failed
+    assert "::error title=qgate::allow-partial is true or false" in odd.log
+    assert not (odd.folder / "asked.json").exists()
+
+
+def test_a_part_is_red_and_green_where_the_job_allows_it(tmp_path: Path) -> None:
+    product = Product.begin(tmp_path, "--ci", "github")
+    run = [PROGRAMS / "python", "-m", "pytest", "suites", "--update-baselines", "-q", "--no-report"]
+    subprocess.run(run, cwd=product.work, env=clean(), check=True, capture_output=True)
+    product.publish("Baselines")
+    flow = "jobs:\n  part:\n    steps:\n      - uses: ./.github/actions/qgate\n        with:\n"
+    for name, allowed in (("red", "false"), ("green", "true")):
+        clone = product.clone(name)
+        (clone / "flow.yml").write_text(
+            f"{flow}          layers: first\n          allow-partial: {allowed!r}\n"
+        )
+        job = Job(clone, tmp_path / f"beside-{name}", product.environment, CONTEXT)
+        job.run(clone / "flow.yml", "part")
+        assert job.failed is (name == "red"), job.log
+        partial = "::error title=qgate::partial run, only 2 of 4 gates were held"
+        assert (partial in job.log) is (name == "red")
+        assert ("gates held: 2 of 4" in job.log) is (name == "green")
 
 
 def test_the_runner_of_these_tests_reads_expressions() -> None:

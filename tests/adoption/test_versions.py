@@ -66,17 +66,38 @@ def test_results_are_read_and_reported(old: Path, capsys: Capsys) -> None:
     assert names == {"a", "b"}, "the point of the same run is in its place"
 
 
-def test_baselines_and_candidates_of_version_1_are_told_to_be_old(
+def test_candidates_of_version_1_are_refused_and_accepted_errors_migrated(
     old: Path, capsys: Capsys
 ) -> None:
-    assert "of version 1, which has quantizers as numbers" in said(
-        capsys, "baselines", "verify", status=1
-    )
+    for verb in (["verify"], ["list"]):
+        status = 1 if verb == ["verify"] else 2
+        words = "of version 1, and this qgate reads version 3: `qgate baselines migrate"
+        assert words in said(capsys, "baselines", *verb, status=status)
+    before = read_lines(old)
+    migrated = said(capsys, "baselines", "migrate")
+    assert "accepted/int8.txt: version 1 -> 3, without " in migrated
+    assert "record them with --update-baselines" in migrated
+    after = read_lines(old)
+    assert after == {
+        key: value
+        for key, value in before.items()
+        if key[3] != "quantizer" and not key[3].endswith("@worst_channel")
+    }
+    assert 0 < len(after) < len(before)
+    assert "are as they were recorded" in said(capsys, "baselines", "verify")
+    assert "nothing to migrate" in said(capsys, "baselines", "migrate")
     mode = old / "baselines" / "small" / "accepted" / "int8.txt"
     before = mode.read_text()
     told = said(capsys, "baselines", "accept", ".", status=1)
     assert "it is of version 1, whose errors of the worst channel and quantizers are others" in told
     assert mode.read_text() == before
+
+
+def read_lines(old: Path) -> dict[tuple[str, ...], str]:
+    """Return the value of each key in the accepted file, as text."""
+    lines = (old / "baselines" / "small" / "accepted" / "int8.txt").read_text().splitlines()
+    rows = [line.split() for line in lines if not line.startswith("#")]
+    return {tuple(row[:4]): row[4] for row in rows}
 
 
 def test_dumps_are_read_and_verified_by_their_hash(old: Path, capsys: Capsys) -> None:

@@ -24,6 +24,7 @@ DATA = {
     "qgate/results/report.schema.json",
     "qgate/results/results.schema.json",
 }
+PAGE_PARTS = (".html.j2", ".css", ".js")
 BUILD = """from setuptools import build_meta
 build_meta.build_wheel("../wheel")
 build_meta.build_sdist("../sdist")
@@ -74,7 +75,9 @@ def test_the_wheel_has_the_package_and_nothing_else(built: Path, wheel: Path) ->
     files = {p.relative_to(source).as_posix() for p in (source / "qgate").rglob("*") if p.is_file()}
     assert package == files
     starter = {name for name in package if name.startswith("qgate/starter/")}
-    assert {name for name in package if not name.endswith(".py")} == DATA | starter
+    pages = {name for name in package - starter if name.endswith(PAGE_PARTS)}
+    assert {name for name in package if not name.endswith(".py")} == DATA | starter | pages
+    assert {"qgate/charts/page.html.j2", "qgate/page/gate.html.j2"} <= pages
     assert not any(name.endswith(".py") for name in starter)
     (about,) = {name.split("/")[0] for name in inside - package}
     assert about == "pytest_qgate-0.1.0.dist-info"

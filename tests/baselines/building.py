@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qgate.baselines import Key, Origin, ReferenceTensor, Store, Update
+from qgate.baselines import Accepted, Key, Origin, ReferenceTensor, Store, Update
+from qgate.baselines.accepted import read_accepted
 
 if TYPE_CHECKING:
-    from qgate.storage.places import Place
+    from qgate.storage.locations import Location
 
 ORIGIN = Origin(
     model="tiny",
@@ -62,7 +63,7 @@ def accepting(
     return update
 
 
-def recorded(root: Place) -> Store:
+def recorded(root: Location) -> Store:
     """A baseline with two bases and two modes."""
     store = Store(root, "tiny")
     update = recording(bases=("plain", "rotated"))
@@ -72,6 +73,11 @@ def recorded(root: Place) -> Store:
     accepting({key(): 0.5}, "2-4", update=update)
     store.commit(update)
     return store
+
+
+def rewrite(path: Path, change: Callable[[Accepted], Accepted]) -> None:
+    """Change an accepted file as an update does, with the digests of its new lines."""
+    path.write_bytes(change(read_accepted(path.read_bytes(), str(path))).to_bytes())
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""Verifying finds what is wrong, pruning removes what is unused and only that."""
+"""Verifying finds what is wrong; dropping entries removes them and only them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qgate import QgateError
-from qgate.baselines import Key, Store, prune, verify
+from qgate.baselines import Key, Store, Update, verify
 from tests.baselines.building import (
     ORIGIN,
     OTHER_WEIGHTS,
@@ -59,14 +58,15 @@ PROBLEMS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         lambda f: (edit("accepted/2-1.txt", b" 0.0002", b" x")(f), edit("accepted/2-1.txt", b" 0.0012", b" inf")(f)),
         ["accepted/2-1.txt:11: 'x' is no number", "accepted/2-1.txt:21: test_layer_outputs layers.11:output local relative_mse is inf"],
     ),
-    "newer accepted": (edit("accepted/2-1.txt", b"version 2", b"version 3"), ["update qgate"]),
+    "newer accepted": (edit("accepted/2-1.txt", b"version 3", b"version 4"), ["update qgate"]),
     "renamed mode": (lambda f: (f / "accepted/2-1.txt").rename(f / "accepted/2-2.txt"), ["2-2.txt: it is of mode '2-1'"]),
-    "accepted of another model": (edit("accepted/2-1.txt", b"tiny", b"large"), ["2-1.txt: it is of model 'large'"]),
+    "accepted of another model": (edit("accepted/2-1.txt", b"tiny", b"large"), ["all 12 lines: they were recorded for another header", "2-1.txt: it is of model 'large'"]),
     "out of order": (swap_lines, ["2-1.txt: its lines are not in the order"]),
     "foreign file": (lambda f: (f / "notes.md").touch(), ["notes.md: it is no file of this baseline"]),
     "foreign accepted": (lambda f: (f / "accepted" / "2-1.txt.orig").touch(), ["2-1.txt.orig: it is no file of"]),
     "leftover": (lambda f: (f / ".manifest.json.new").touch(), [".manifest.json.new: it is the rest of an update"]),
-    "half a journal": (lambda f: (f / ".journal.json").write_text("{"), [".journal.json: it is the rest"]),
+    "half an update": (lambda f: (f / ".update").write_text("{"), [".update: it is the rest"]),
+    "update of an earlier qgate": (lambda f: (f / ".journal.json").write_text("{"), [".journal.json' is the rest"]),
 }  # fmt: skip
 
 
@@ -97,44 +97,33 @@ def test_nothing_there_is_a_problem(tmp_path: Path) -> None:
     assert "there is no baseline" in verify(Store(tmp_path, "tiny"))[0]
 
 
-def test_pruning_keeps_what_is_named(tmp_path: Path) -> None:
+def dropping(mode: str, *keys: Key) -> Update:
+    update = Update(ORIGIN)
+    for each in keys:
+        update.drop(mode, each)
+    return update
+
+
+def test_a_mode_without_accepted_errors_loses_its_file(tmp_path: Path) -> None:
     store = recorded(tmp_path)
     before = contents(store.folder)
-    assert prune(store, ["2-1", "2-4", "unknown"]) == []
+    assert store.commit(dropping("unknown", key())) == []
+    assert store.commit(dropping("2-4", key("nowhere"))) == []
     assert contents(store.folder) == before
-    changes = prune(store, ["2-1"])
+    changes = store.commit(dropping("2-4", key()))
     assert {change.file for change in changes} == {"accepted/2-4.txt"}
     assert all(change.new is None for change in changes)
     before.pop("accepted/2-4.txt")
     assert contents(store.folder) == before
 
 
-def test_pruning_keys(tmp_path: Path) -> None:
-    store = recorded(tmp_path)
-    kept: list[Key] = [key("layers.1:output"), key("layers.11:output"), key("nowhere")]
-    prune(store, ["2-1", "2-4"], {"2-1": kept})
-    found = store.accepted("2-1")
-    assert found is not None
-    assert list(found.values) == kept[:2]
-    assert store.modes() == ["2-1", "2-4"]
-
-
-def test_pruning_leaves_stale_errors_stale(tmp_path: Path) -> None:
+def test_dropped_errors_leave_stale_ones_stale(tmp_path: Path) -> None:
     store = recorded(tmp_path)
     store.commit(recording(OTHER_WEIGHTS, seed=1))
-    prune(store, ["2-1", "2-4"], {"2-1": [key()]})
-    found = store.accepted("2-1")
-    assert found is not None
-    assert (found.weights, found.values) == (ORIGIN.weights, {key(): 1e-4})
-
-
-def test_pruning_everything_is_refused(tmp_path: Path) -> None:
-    store = recorded(tmp_path)
-    with pytest.raises(QgateError, match="would keep nothing"):
-        prune(store, [])
-    with pytest.raises(QgateError, match="would keep nothing of 2-1"):
-        prune(store, ["2-1"], {"2-1": []})
-    with pytest.raises(QgateError, match="no baseline of large"):
-        prune(Store(tmp_path, "large"), ["2-1"])
+    before = store.accepted("2-1")
+    assert before is not None
+    store.commit(dropping("2-1", *(each for each in before.values if each != key())))
+    after = store.accepted("2-1")
+    assert after is not None
+    assert (after.weights, after.values) == (ORIGIN.weights, {key(): 1e-4})
     assert store.modes() == ["2-1", "2-4"]
-    assert store.origin() == ORIGIN

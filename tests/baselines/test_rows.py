@@ -20,7 +20,7 @@ def test_a_sample_is_rows_of_the_tensor(shape: tuple[int, ...], cap: int, seed: 
     array = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
     cut, rows = row_sample(array, cap, seed)
     tensor = ReferenceTensor.of(array, cap, seed)
-    assert tensor.values.shape == cut.shape == tensor.kept_shape
+    assert tensor.values.shape == cut.shape == tensor.stored_shape
     assert np.array_equal(tensor.live(array), cut)
     if array.nbytes <= cap:
         assert rows is None

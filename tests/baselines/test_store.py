@@ -23,7 +23,6 @@ from qgate.baselines import (
     Store,
     Update,
     differences,
-    notes,
     stored_models,
 )
 from tests.baselines.building import (
@@ -105,7 +104,7 @@ TEXT = st.text(max_size=8)
     ),
     st.text(min_size=1, max_size=8),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_any_key_and_mode_is_stored(
     tmp_path_factory: pytest.TempPathFactory, values: dict[Key, float], mode: str
 ) -> None:
@@ -129,7 +128,7 @@ def test_one_changed_value_changes_one_line_of_one_file(tmp_path: Path) -> None:
     pair = (before["accepted/2-1.txt"].splitlines(), after["accepted/2-1.txt"].splitlines())
     changed = [(old, new) for old, new in zip(*pair, strict=True) if old != new]
     assert len(changed) == 1
-    assert changed[0][1].endswith(b" 9.0")
+    assert changed[0][1].split()[4] == b"9.0"
     assert [str(change) for change in changes] == [
         "accepted/2-1.txt: test_layer_outputs layers.3:output local relative_mse: 0.0004 -> 9"
     ]
@@ -279,10 +278,6 @@ def test_values_of_two_devices_are_called_mixed(tmp_path: Path) -> None:
 def test_differences_are_sentences() -> None:
     assert differences(ORIGIN, ORIGIN) == []
     assert differences(ORIGIN, replace(ORIGIN, torch="9", commit=None, seed=3)) == []
-    assert notes(ORIGIN, replace(ORIGIN, torch="9", commit=None, seed=3)) == [
-        "the baseline was made with torch 2.8.0, this run has 9",
-        "the baseline was made with seed 0, this run has 3",
-    ]
     assert differences(ORIGIN, OTHER_WEIGHTS) == [
         "the baseline was made with other weights (3fa23fa23fa2… then, 91bc91bc91bc… now)"
     ]
@@ -474,7 +469,7 @@ MALFORMED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "cut off": (lambda data: data[:100], r"manifest.json:\d+: it is no JSON"),
     "merge conflict": (lambda data: data.replace(b' "seed"', b'<<<<<<< HEAD\n "seed"'), r"manifest.json:10: it is no JSON"),
     "not UTF-8": (lambda data: data.replace(b"tiny", b"\xff"), "no JSON qgate reads"),
-    "a list": (lambda _: b"[]", "the content is"),
+    "a list": (lambda _: b"[]", "it is list, not an object"),
     "nested without end": (lambda _: b"[" * 100_000, "no JSON qgate reads"),
     "a key twice": (lambda data: data.replace(b' "seed": 0,', b' "seed": 0, "seed": 1,'), "'seed' is there twice"),
     "nan": (lambda data: data.replace(b' "seed": 0,', b' "seed": NaN,'), "NaN is no number"),
@@ -483,13 +478,13 @@ MALFORMED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "unknown field": (edited("more", to=1), "'more' is not a known field"),
     "no weights": (edited("weights", to=...), "weights is missing"),
     "weights a number": (edited("weights", to=1), "weights is 1, not a text"),
-    "samples true": (edited("samples", to=True), "samples is true, not a whole number from 1"),
-    "device": (edited("device", to="tpu"), "device is 'tpu'"),
+    "samples true": (edited("samples", to=True), "samples is True, not a whole number"),
+    "device": (edited("device", to="tpu"), "device 'tpu' is not allowed"),
     "no references": (edited("references", to={}), "references is empty"),
     "file elsewhere": (edited("references", "plain", "file", to="../x"), "references.plain.file is not"),
-    "tensors no list": (edited("references", "plain", "tensors", to={}), "tensors is {}, not a list"),
+    "tensors no list": (edited("references", "plain", "tensors", to={}), "tensors is dict, not a list"),
     "no tensors": (edited("references", "plain", "tensors", to=[]), "references.plain.tensors is empty"),
-    "shape": (edited(*TENSOR, "shape", to=[2, -6, 4]), r"references.plain.tensors\[0\].shape is \[2, -6, 4\]"),
+    "shape": (edited(*TENSOR, "shape", to=[2, -6, 4]), r"references.plain.tensors\[0\].shape\[1\] is -6, not from 0"),
     "dtype": (edited(*TENSOR, "dtype", to="int8"), "dtype is 'int8', not 'float32'"),
     "site twice": (edited(*TENSOR, "site", to="layers.1:output"), "'layers.1:output' is there twice"),
     "more rows than there are": (edited(*TENSOR, "rows", "count", to=13), "draws 13 of 12 rows"),

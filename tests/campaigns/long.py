@@ -26,7 +26,7 @@ _SUITE = """
 import pytest
 import torch
 import qgate
-from qgate.pipeline.gates.error_pictures import error_picture
+from qgate.gate.measuring.pictures import error_picture
 from qgate.gate import Measured
 
 def made(case):
@@ -148,7 +148,7 @@ def _records(folder: Path, count: int, say: Progress) -> Tally:
     import torch
 
     import qgate
-    from tests.capture.collected import network, train
+    from tests.collecting.collected import network, train
 
     folder.mkdir(parents=True)
     figures = folder / "figures"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.campaigns.forked import Verb
@@ -150,11 +150,16 @@ def _project() -> int:
 
 def _tightened() -> None:
     """One accepted number that nothing can reach any more."""
-    file = Path("baselines/own/accepted/int8.txt")
-    lines = file.read_text().splitlines()
-    at = next(n for n, text in enumerate(lines) if "relative_mse" in text)
-    lines[at] = lines[at].replace(lines[at].split()[-1], "1e-09")
-    file.write_text("\n".join(lines) + "\n")
+    from qgate.baselines import Store, Update
+
+    store = Store(Path("baselines"), "own")
+    accepted, origin = store.accepted("int8"), store.origin()
+    assert accepted is not None
+    assert origin is not None
+    update = Update(replace(origin, calibration=accepted.calibration))
+    key = next(key for key in accepted.values if key.metric == "relative_mse")
+    update.set_accepted("int8", key, 1e-09)
+    store.commit(update)
 
 
 def _failing() -> int:
@@ -196,7 +201,7 @@ _SWEEP = qgate(*SWEEP_WORDS)
 
 def _runs() -> int:
     """Results of two runs, and the report and history of the first."""
-    from tests.report.gate_records import write_results
+    from tests.page.gate_records import write_results
 
     write_results(Path("before.jsonl"), 24, failing=3, layers=6, seed=0)
     write_results(Path("after.jsonl"), 24, failing=5, layers=6, seed=1)
@@ -209,7 +214,7 @@ _REPORTED = ("-o", "page.html", "-o", "pr.md", "-o", "gates.csv", "-o", "gates.j
 
 
 def _shards() -> int:
-    from tests.report.gate_records import write_results
+    from tests.page.gate_records import write_results
 
     for number in range(2):
         write_results(Path(f"{number}.jsonl"), 24, failing=3, layers=6, seed=number)

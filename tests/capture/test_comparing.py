@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from qgate import Model, QgateError, Rule, capture, modes
 from qgate.capture import Capture, compare, compare_runs, run
 from qgate.models.mamba.network import Mamba, MambaConfig
-from qgate.models.mamba.rotated import ROTATED, rotated
+from qgate.models.mamba.rotation import ROTATED, rotate
 from qgate.stats import ErrorStats
 from tests.capture import networks
 from tests.capture.networks import model
@@ -167,7 +167,7 @@ def test_nan_and_inf_pass_through_and_are_counted() -> None:
 def mamba() -> Model:
     network = Mamba(MambaConfig(32, 16, 2, 32, d_state=4)).eval()
     randomize(network)
-    return Model(network, model().inputs, "small-mamba", bases={ROTATED: rotated})
+    return Model(network, model().inputs, "small-mamba", bases={ROTATED: rotate})
 
 
 def test_other_coordinates_are_refused() -> None:

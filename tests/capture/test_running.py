@@ -336,9 +336,35 @@ def test_what_takes_no_gradient_is_an_error() -> None:
         run(frozen, gradients=True)
 
 
-def test_gradients_do_not_pass_forced_inputs() -> None:
-    with pytest.raises(QgateError, match="gradients end at inputs that are forced"):
-        run(model(), gradients=True, forced=run(model(), r"layers.\d:input"))
+def test_forced_gradients_are_those_of_each_block_alone() -> None:
+    """Each block by itself, given the reference's input and the reference's gradient."""
+    reference = model()
+    sites = r"layers.\d:(input|output)|mix:weight"
+    free = run(reference, sites, gradients=True)
+    changed = model()
+    net: Any = changed.module
+    with torch.no_grad():
+        for layer in net.layers:
+            layer.mix.weight.mul_(1.5)
+    forced = run(changed, sites, gradients=True, forced=free)
+    for number, layer in enumerate(net.layers):
+        weight = torch.zeros_like(layer.mix.weight)
+        for index, x in enumerate(free[f"layers.{number}:input"]):
+            leaf = x.clone().requires_grad_()
+            arriving = free.gradients[f"layers.{number}:output"][index]
+            own = torch.autograd.grad(layer(leaf), (leaf, layer.mix.weight), arriving)
+            torch.testing.assert_close(forced.gradients[f"layers.{number}:input"][index], own[0])
+            weight += own[1]
+        torch.testing.assert_close(forced.gradients[f"layers.{number}.mix:weight"][0], weight)
+        assert forced.gradients[f"layers.{number}:output"][0].equal(
+            free.gradients[f"layers.{number}:output"][0]
+        )
+
+
+def test_gradients_are_forced_at_outputs_that_the_reference_has() -> None:
+    reference = run(model(), r"layers.\d:input", gradients=True)
+    with pytest.raises(QgateError, match=r"cannot be forced without layers\.0:output"):
+        run(model(), r"layers.\d:output", gradients=True, forced=reference)
 
 
 def test_gradients_work_where_they_are_switched_off() -> None:

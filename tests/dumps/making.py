@@ -1,4 +1,4 @@
-"""Records, dumps and files of the known collector, made for tests."""
+"""Records, dumps and files of megatron-tensor-saver, made for tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qgate.dumps import DumpWriter, Record
-from qgate.dumps.known_names import KnownName
+from qgate.dumps.tensor_saver_names import TensorFileName
 
 STAMP = "20250908_092156"
 
@@ -50,7 +50,7 @@ def known(
     timestamp: str = STAMP,
     **parts: Any,
 ) -> Path:
-    """A file as the known collector leaves it; the metadata repeat the name unless given."""
+    """A file as megatron-tensor-saver leaves it; the metadata repeat the name unless given."""
     folder.mkdir(parents=True, exist_ok=True)
     base: dict[str, Any] = {
         "layer_type": "linear",
@@ -59,7 +59,7 @@ def known(
         "name": "input",
         "layer": 0,
     }
-    name = KnownName(timestamp=timestamp, **{**base, **parts})
+    name = TensorFileName(timestamp=timestamp, **{**base, **parts})
     told = {
         "layer_type": name.layer_type,
         "operation": name.operation,

@@ -211,7 +211,7 @@ def test_selection_and_progress(tmp_path: Path) -> None:
         compare_dumps(a, b, nothing=1)
 
 
-# The known collector ---------------------------------------------------------------------------
+# megatron-tensor-saver -------------------------------------------------------------------------
 
 
 def collected(folder: Path, drop: Sequence[int] = (), noisy: Sequence[int] = ()) -> Dump:
@@ -291,9 +291,9 @@ def test_processes_find_what_threads_find(tmp_path: Path) -> None:
     second = [x + (0.01 if i % 7 == 3 else 0) for i, x in enumerate(first)]
     second[5] = second[5][:2]
     for rank in range(4):
-        some = slice(10 * rank, 10 * rank + 10)
-        write(tmp_path / "a", second[some], rank=rank, world_size=4)
-        write(tmp_path / "b", first[some], rank=rank, world_size=4)
+        of_rank = slice(10 * rank, 10 * rank + 10)
+        write(tmp_path / "a", second[of_rank], rank=rank, world_size=4)
+        write(tmp_path / "b", first[of_rank], rank=rank, world_size=4)
     dumps = Dump.open(tmp_path / "a"), Dump.open(tmp_path / "b")
     here, there = compare_dumps(*dumps), compare_dumps(*dumps, workers=Workers(jobs=2))
     assert [repr(each) for each in here.pairs] == [repr(each) for each in there.pairs]
@@ -304,8 +304,8 @@ def test_processes_find_what_threads_find(tmp_path: Path) -> None:
 def test_pairs_whose_process_ended_are_not_equal(tmp_path: Path, monkeypatch: Any) -> None:
     write(tmp_path / "a", [torch.ones(4)])
     write(tmp_path / "b", [torch.ones(4)])
-    lost = lambda _function, items, _workers: (Failure("it ended") for _ in items)  # noqa: E731
-    monkeypatch.setattr(comparisons, "outcomes", lost)
+    lost = lambda _function, items, _workers, **_: (Failure("it ended") for _ in items)  # noqa: E731
+    monkeypatch.setattr(comparisons, "map_items", lost)
     dumps = Dump.open(tmp_path / "a"), Dump.open(tmp_path / "b")
     found = compare_dumps(*dumps, workers=Workers(jobs=2))
     assert found.reasons(None) == [

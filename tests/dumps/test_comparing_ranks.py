@@ -22,10 +22,9 @@ from qgate.cli._dump_texts import comparison_lines
 from qgate.comparing import dump_differences as differences
 from qgate.comparing.dump_comparison import compare_dumps
 from qgate.comparing.dump_differences import DumpComparison, PairErrors
-from qgate.comparing.pairing import PARAMETERS, paired
+from qgate.comparing.pairing import PARAMETERS, pair_records
 from qgate.dumps import Dump, DumpWriter, Record, StoredValues, reading
-from qgate.dumps.records import plain
-from qgate.dumps.selecting import check_fields, is_wanted
+from qgate.dumps.record import RecordSelection, plain
 from tests.dumps.making import record, write
 
 KINDS = ("equal", "equal", "differs", "unfit", "summary")
@@ -35,16 +34,15 @@ Held = tuple[Record, Tensor | None]
 @pytest.fixture(params=[0, 60, None], ids=["on disk", "some on disk", "in memory"])
 def held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param is not None:
-        monkeypatch.setattr(differences, "_HELD", request.param)
+        monkeypatch.setattr(differences, "_ROWS_IN_MEMORY", request.param)
 
 
 def in_memory(held: Sequence[Held], name: str) -> Any:
     """What `compare_dumps` asks of a dump."""
     values = {id(record): tensor for record, tensor in held}
 
-    def records(**wanted: object) -> Iterator[Record]:
-        asked = check_fields(wanted)
-        return (record for record, _ in held if is_wanted(record, asked))
+    def records(**fields: object) -> Iterator[Record]:
+        return filter(RecordSelection(fields).matches, (record for record, _ in held))
 
     return SimpleNamespace(
         folder=Path(name),
@@ -138,7 +136,7 @@ def compared(seed: int, modules: bool) -> tuple[DumpComparison, Any]:
     """And what belongs together where all records are laid side by side at once."""
     sides = run(seed, modules)
     found = compare_dumps(*(in_memory(held, n) for held, n in zip(sides, "ab", strict=True)))
-    return found, paired(*([record for record, _ in held] for held in sides))
+    return found, pair_records(*([record for record, _ in held] for held in sides))
 
 
 @pytest.mark.parametrize("modules", [True, False], ids=["modules", "by order"])
@@ -235,7 +233,7 @@ def test_the_text_of_a_long_report_is_that_of_the_whole(
 
 
 def test_ten_times_as_many_ranks_take_bytes_per_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(differences, "_HELD", 0)
+    monkeypatch.setattr(differences, "_ROWS_IN_MEMORY", 0)
 
     def records() -> Iterator[Record]:
         where = StoredValues("f", "k", "the same")

@@ -62,8 +62,10 @@ for number in range(kills):
             order += 1
             if order % 7 == 0:
                 writer.flush()
-    os.read(ready, 1)
-    time.sleep(draw.uniform(0, 0.06))
+            os.write(begun, b"x")
+    for _ in range(1 + draw.randrange(16)):
+        os.read(ready, 1)
+    time.sleep(draw.uniform(0, 0.004))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 """
@@ -204,19 +206,19 @@ def test_an_index_that_cannot_grow_names_no_more_than_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of the lines are written when the disk is full."""
-    from qgate.dumps import rank_files
+    from qgate.storage import line_folders
 
     writer = DumpWriter(tmp_path)
     writer.add(record(0), X)
     writer.flush()
     writer.add(record(1), X + 1)
-    whole = rank_files.write_all
+    whole = line_folders.write_all
 
     def half(handle: int, data: memoryview) -> None:
         whole(handle, data[: len(data) // 2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(rank_files, "write_all", half)
+    monkeypatch.setattr(line_folders, "write_all", half)
     with pytest.raises(QgateError, match="No space left"):
         writer.flush()
     writer.close()
@@ -337,14 +339,19 @@ def test_a_link_out_of_the_dump_is_refused(what: str, tmp_path: Path) -> None:
             "is of version 3, and this qgate reads versions up to 2",
         ),
         ('{"qgate": "results", "version": 1}', "no description of a dump"),
-        ('{"qgate": "dump", "version": 1}', "'world_size' is missing"),
+        ('{"qgate": "dump", "version": 1}', "used: world_size is missing"),
         ("[]", "cannot be used"),
         ("{", "cannot be used"),
         ("[" * 100_000, "cannot be used"),
         (
             '{"qgate": "dump", "version": 1, "world_size": "x", "header": {}, "made_qgate": "",'
             ' "created": ""}',
-            "world_size is no number",
+            "world_size is 'x', not a whole number",
+        ),
+        (
+            '{"qgate": "dump", "version": 2, "world_size": 1000001, "header": {}, "made_qgate": "",'
+            ' "created": ""}',
+            "world_size is 1000001",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Folders become one, and dumps become files of the known collector and come back."""
+"""Folders become one, and dumps become files of megatron-tensor-saver and come back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from qgate.dumps import Dump, DumpWriter, export_dump, merge_dumps, problems
-from qgate.dumps.known_names import parse
+from qgate.dumps.tensor_saver_names import parse
 from qgate.errors import QgateError
 from tests.dumps.making import known, record, write
 

@@ -13,15 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-import qgate.dumps.worker_merging as merges
+import qgate.dumps.merging as merges
 from qgate.cli import main
 from qgate.dumps import Dump, DumpWriter, MergedDump, merge_dumps, problems
 from qgate.dumps.index import Index
-from qgate.dumps.worker_merging import merge_on
 from qgate.engine import Failure, merged
-from qgate.engine import Merged as Outcome
+from qgate.engine import Reduction as Outcome
 from qgate.errors import QgateError
-from qgate.storage.places import place_of
+from qgate.storage.locations import location_of
 from tests import bucket as stores
 from tests.dumps import merging_work
 from tests.dumps.making import known, record, write
@@ -41,7 +40,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def objects(url: str) -> dict[str, bytes]:
-    place = place_of(url)
+    place = location_of(url)
     place.fs.invalidate_cache()
     found = {name: place.fs.cat_file(name) for name in place.fs.find(place.path)}
     return {name.split("/out/")[-1]: found[name] for name in sorted(found)}
@@ -69,7 +68,7 @@ def test_anyone_makes_the_same_dump_anywhere(
     hosts: list[Path], tmp_path: Path, bucket: Any
 ) -> None:
     said: list[tuple[int, int]] = []
-    one = merge_on(1, hosts, tmp_path / "one", lambda *at: said.append(at))
+    one = merge_dumps(hosts, tmp_path / "one", step=lambda *at: said.append(at))
     assert said == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert (one.ranks, one.records, one.same) == (4, 9, 0)
     assert (len(one.missing), one.missing_count) == (1000, 1201)
@@ -81,7 +80,7 @@ def test_anyone_makes_the_same_dump_anywhere(
             key = f"{host.name}/{name}"
             bucket.put_object(Bucket=stores.BUCKET, Key=key, Body=data)
     # From the store into the store, copied by the store.
-    there = merge_on(2, [f"{BUCKET}/a", f"{BUCKET}/b"], f"{BUCKET}/out")
+    there = merge_dumps([f"{BUCKET}/a", f"{BUCKET}/b"], f"{BUCKET}/out", 2)
     assert (there.ranks, there.records, there.missing_count) == (4, 9, 1201)
     made, shown = objects(f"{BUCKET}/out"), str(tmp_path).encode()
     assert made.keys() == expected.keys()
@@ -126,7 +125,7 @@ def test_a_worker_that_is_killed_costs_nothing(
 
     monkeypatch.setattr(merges, "merged", dying)
     monkeypatch.setattr(Index, "read", none)
-    assert merge_on(2, hosts, tmp_path / "out") == one
+    assert merge_dumps(hosts, tmp_path / "out", 2) == one
     assert (tmp_path / "killed1").exists()
     assert tree(tmp_path / "out") == tree(tmp_path / "one")
 
@@ -191,8 +190,10 @@ def test_what_goes_wrong_leaves_nothing_in_a_store(
         merge_dumps([tmp_path / "a", tmp_path / "b"], out)
     assert list(memory.store) == []
     memory.pseudo_dirs[:] = [""]  # which other stores do not have
+    monkeypatch.setattr(merges, "merged", lambda *_, **__: Outcome(result=MergedDump(ranks=2)))
     with pytest.raises(QgateError, match=r"2 ranks were put together, and 0 of them are in"):
-        merge_dumps([tmp_path / "a"], out, lambda *_: MergedDump(ranks=2))
+        merge_dumps([tmp_path / "a"], out)
+    monkeypatch.undo()
     assert list(memory.store) == []
     memory.pseudo_dirs[:] = [""]  # which other stores do not have
     real = type(memory).put_file
@@ -209,12 +210,13 @@ def test_what_goes_wrong_leaves_nothing_in_a_store(
     memory.pseudo_dirs[:] = [""]  # which other stores do not have
     monkeypatch.undo()
 
-    def second(function: Any, parts: Any) -> MergedDump:
+    def second(*args: Any, **options: Any) -> Any:
         with pytest.raises(QgateError, match="is being merged into, or"):
             merge_dumps([tmp_path / "a"], out)
-        return sum(map(function, parts), MergedDump())
+        return merged(*args, **options)
 
-    assert merge_dumps([tmp_path / "a"], out, second).ranks == 2
+    monkeypatch.setattr(merges, "merged", second)
+    assert merge_dumps([tmp_path / "a"], out).ranks == 2
     assert list(problems(Dump.open(out))) == []
     with pytest.raises(QgateError, match="is there already: choose another folder"):
         merge_dumps([tmp_path / "a"], out)

@@ -19,7 +19,7 @@ from qgate.cli import main
 from qgate.dumps import Dump, DumpWriter, Follower, export_dump, problems, unnamed
 from qgate.dumps.shards import HEADER
 from qgate.errors import QgateError
-from qgate.storage.places import place_of
+from qgate.storage.locations import location_of
 from tests import bucket as stores
 from tests.dumps.making import GENERATIONS, known, record
 
@@ -64,7 +64,7 @@ def put(place: Any, folder: Path) -> str:
 @pytest.fixture(params=[f"{BUCKET}/deep/run", "memory://bucket/run"])
 def url(request: pytest.FixtureRequest, folder: Path) -> str:
     request.getfixturevalue("bucket" if request.param.startswith("s3") else "memory")
-    return put(place_of(request.param), folder)
+    return put(location_of(request.param), folder)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_only_the_bytes_of_a_record_are_read(tmp_path: Path, got: Any) -> None:
     with DumpWriter(tmp_path) as writer:
         for order in range(many):
             writer.add(record(order), torch.full((size // 4,), float(order)))
-    url = put(place_of(f"{BUCKET}/run"), tmp_path)
+    url = put(location_of(f"{BUCKET}/run"), tmp_path)
     index = (tmp_path / "rank00000" / "index.jsonl").stat().st_size
     shard = "run/rank00000/tensors-000000.safetensors"
     dump = Dump.open(url)
@@ -168,7 +168,7 @@ def test_a_dump_that_grows_is_followed(tmp_path: Path) -> None:
     assert [each.order for each in follower.poll()] == [2, 3]
     assert follower.ended
     assert len(list(opened.records())) == 3, "it is what there was at first"
-    place = place_of("memory://bucket/known")
+    place = location_of("memory://bucket/known")
     path = known(tmp_path, torch.ones(3), counter=1)
     follower = Follower(place)
     target = place / path.name
@@ -196,7 +196,7 @@ def test_folders_of_the_known_collector(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     known(tmp_path / "inner", torch.ones(3), counter=9)
     here = Dump.open(tmp_path)
-    there = Dump.open(put(place_of("memory://bucket/known"), tmp_path))
+    there = Dump.open(put(location_of("memory://bucket/known"), tmp_path))
     assert there.skipped == here.skipped
     assert len(there.skipped) == 6
     assert there.damaged == here.damaged
@@ -247,9 +247,9 @@ def test_every_verb_says_of_a_url_what_it_says_of_a_folder(
 def test_a_byte_that_changed_in_the_store_is_found(
     bucket: Any, folder: Path, capsys: Capsys
 ) -> None:
-    url = put(place_of(f"{BUCKET}/run"), folder)
+    url = put(location_of(f"{BUCKET}/run"), folder)
     shard = f"{url}/rank00001/tensors-000000.safetensors"
-    data = bytearray(place_of(shard).read_bytes())
+    data = bytearray(location_of(shard).read_bytes())
     data[HEADER + 5] ^= 1
     bucket.put_object(Bucket=stores.BUCKET, Key=shard.removeprefix(f"{BUCKET}/"), Body=bytes(data))
     assert main(["dumps", "verify", url]) == 1
@@ -265,7 +265,7 @@ def spoiled(change: Callable[[Path], object], folder: Path, tmp_path: Path) -> D
 
     copied = Path(shutil.copytree(folder, tmp_path / "copy"))
     change(copied / "rank00000")
-    return Dump.open(put(place_of("memory://bucket/spoiled"), copied))
+    return Dump.open(put(location_of("memory://bucket/spoiled"), copied))
 
 
 def _cut(home: Path) -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import save
 
 from qgate.dumps.tensor_files import expand, read_tensors, split_spec
 from qgate.errors import QgateError
-from qgate.storage.places import place_of
+from qgate.storage.locations import location_of
 
 ROOT = "memory://bucket"
 DTYPES = [
@@ -29,7 +29,7 @@ def _empty():
 
 
 def put(name, data):
-    place_of(f"{ROOT}/{name}").write_bytes(data)
+    location_of(f"{ROOT}/{name}").write_bytes(data)
     return f"{ROOT}/{name}"
 
 

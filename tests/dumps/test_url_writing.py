@@ -19,11 +19,11 @@ import torch
 import qgate
 from qgate.collecting import Collector
 from qgate.dumps import Dump, DumpWriter, merge_dumps, problems, unnamed
-from qgate.dumps.begin import check_store
+from qgate.dumps.layout import check_store
 from qgate.errors import QgateError
-from qgate.storage.places import place_of
+from qgate.storage.locations import location_of
 from tests import bucket as stores
-from tests.capture.collected import network, train
+from tests.collecting.collected import network, train
 from tests.dumps.making import record, write
 
 bucket, memory, server = stores.bucket, stores.memory, stores.server
@@ -291,7 +291,7 @@ def test_training_goes_on_when_the_store_fails(
 _UNCLOSED = """
 import sys
 import qgate
-from tests.capture.collected import network, train
+from tests.collecting.collected import network, train
 
 model = network()
 collector = qgate.collect(model, sys.argv[1], iterations=9).start()
@@ -321,7 +321,7 @@ _KILLED = """
 import os, signal, sys
 import qgate
 from qgate.storage.object_folders import ObjectFolder
-from tests.capture.collected import network, train
+from tests.collecting.collected import network, train
 
 real, left = ObjectFolder.put, [int(sys.argv[2])]
 
@@ -357,4 +357,4 @@ def test_a_killed_run_leaves_what_had_been_put() -> None:
     assert {each.iteration for each in dump.records()} == {0, 1, 9}
     assert (dump.state(0).state, dump.state(0).cut_off) == ("complete", 1)
     assert list(problems(dump)) == []
-    assert place_of(left).exists()
+    assert location_of(left).exists()

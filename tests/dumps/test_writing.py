@@ -400,8 +400,8 @@ def test_ranks_of_another_run_are_refused(tmp_path: Path) -> None:
         ({"operation": "sideways"}, "unknown operation"),
         ({"phase": "mid"}, "unknown phase"),
         ({"order": -1}, "order"),
-        ({"order": "1"}, "order of a record is '1'"),
-        ({"order": True}, "order of a record is 'True'"),
+        ({"order": "1"}, "order is '1', not a whole number"),
+        ({"order": True}, "order is True, not a whole number"),
         ({"shape": [1.5]}, "shape"),
         ({"shape": 3}, "shape"),
         ({"name": 3}, "name"),
@@ -422,7 +422,7 @@ def test_a_record_without_a_name_is_none() -> None:
     line = record(tensor=StoredValues("tensors-000000.safetensors", "0", "ab")).to_dict()
     assert Record.from_dict(line).to_dict() == line
     del line["name"]
-    with pytest.raises(QgateError, match="has no name"):
+    with pytest.raises(QgateError, match="name is missing"):
         Record.from_dict(line)
 
 

@@ -7,9 +7,9 @@ import ray
 import torch
 from ray.cluster_utils import Cluster
 
-from qgate.dumps import worker_merging as merges
-from qgate.dumps.worker_merging import merge_on
-from qgate.engine import Failure, Workers, merged, outcomes
+from qgate.dumps import merge_dumps
+from qgate.dumps import merging as merges
+from qgate.engine import Failure, Workers, map_items, merged
 from qgate.errors import QgateError
 from tests.dumps import merging_work
 from tests.dumps.making import write
@@ -34,14 +34,14 @@ def cluster():
 @pytest.mark.usefixtures("cluster")
 class TestRay:
     def test_results_come_in_the_order_of_the_items(self):
-        assert list(outcomes(work.square, range(20), RAY)) == [x * x for x in range(20)]
-        assert list(outcomes(work.slow_first, range(6), RAY)) == list(range(6))
-        assert list(outcomes(work.scaled, range(4), RAY, shared=7)) == [0, 7, 14, 21]
-        assert list(outcomes(work.square, [], RAY)) == []
+        assert list(map_items(work.square, range(20), RAY)) == [x * x for x in range(20)]
+        assert list(map_items(work.slow_first, range(6), RAY)) == list(range(6))
+        assert list(map_items(work.scaled, range(4), RAY, shared=7)) == [0, 7, 14, 21]
+        assert list(map_items(work.square, [], RAY)) == []
 
     def test_an_error_of_the_function_is_raised_as_it_is(self):
         with pytest.raises(ValueError, match=r"^no 3$"):
-            list(outcomes(work.refuse, range(6), RAY))
+            list(map_items(work.refuse, range(6), RAY))
 
     def test_merging_gives_the_bits_of_one_process(self):
         here, there = (merged(work.noise, work.add, range(50), w).result for w in (1, RAY))
@@ -57,9 +57,9 @@ class TestRay:
 
         for rank in range(3):
             write(tmp_path / "in", [torch.ones(4) * rank], rank=rank, world_size=3)
-        merge_on(1, [tmp_path / "in"], tmp_path / "here")
+        merge_dumps([tmp_path / "in"], tmp_path / "here")
         monkeypatch.setattr(merges, "merged", dying)
-        merge_on(RAY, [tmp_path / "in"], tmp_path / "there")
+        merge_dumps([tmp_path / "in"], tmp_path / "there", RAY)
         assert (tmp_path / "killed1").exists()
         here, there = (
             {p.relative_to(root): p.read_bytes() for p in root.rglob("*.*")}
@@ -71,10 +71,10 @@ class TestRay:
     def test_a_worker_that_dies_once_costs_nothing(self, tmp_path):
         marker = str(tmp_path / "died")
         items = [(x, marker) for x in range(8)]
-        assert list(outcomes(work.dies_once, items, RAY)) == list(range(8))
+        assert list(map_items(work.dies_once, items, RAY)) == list(range(8))
 
     def test_an_item_that_kills_its_worker_fails_alone_after_its_retries(self):
-        found = list(outcomes(work.poisonous, range(12), RAY))
+        found = list(map_items(work.poisonous, range(12), RAY))
         assert found[5] == Failure("its worker ended, tried 3 times")
         assert found[:5] + found[6:] == [x for x in range(12) if x != 5]
 
@@ -89,4 +89,4 @@ class TestRay:
 
     def test_gpus_that_are_not_there_are_refused(self):
         with pytest.raises(QgateError, match="the Ray cluster has none"):
-            list(outcomes(work.square, [1], Workers("ray", gpus_per_task=0.5)))
+            list(map_items(work.square, [1], Workers("ray", gpus_per_task=0.5)))

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from qgate.engine import Workers, outcomes
+from qgate.engine import Workers, map_items
 from qgate.errors import QgateError
 from tests.engine import work
 
@@ -16,22 +16,22 @@ def test_a_cluster_that_does_not_answer_is_named_at_once(monkeypatch):
     with pytest.raises(
         QgateError, match=r"no Ray cluster answers at 'ray://127\.0\.0\.1:1': .*refused"
     ):
-        list(outcomes(work.square, [1], Workers("ray://127.0.0.1:1")))
+        list(map_items(work.square, [1], Workers("ray://127.0.0.1:1")))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(QgateError, match=r"no Ray cluster answers at '127\.0\.0\.1:1'"):
-        list(outcomes(work.square, [1], Workers("ray")))
+        list(map_items(work.square, [1], Workers("ray")))
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(QgateError, match=r"pip install 'pytest-qgate\[ray\]'"):
-        list(outcomes(work.square, [1], Workers("ray")))
+        list(map_items(work.square, [1], Workers("ray")))
 
 
 _ALONE = """
-from qgate.engine import Workers, outcomes
+from qgate.engine import Workers, map_items
 from tests.engine import work
-print(list(outcomes(work.square, range(5), Workers("ray", jobs=2))))
+print(list(map_items(work.square, range(5), Workers("ray", jobs=2))))
 import ray
 print(ray.is_initialized())
 """

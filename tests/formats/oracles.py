@@ -1,22 +1,24 @@
-"""What other people's code and a slow exact definition say about the element formats.
+"""Oracles for the formats: other people's code, and a slow exact definition.
 
-Nothing here calls qgate: a test that compares qgate with this file cannot agree with itself. Each
-library is asked only for what `specs/formats.md` found it right about, and says so by what it
-accepts: the dtype it rounds from without going through float32 first, and inputs it gets wrong.
+Nothing here calls qgate: a test that compares qgate with this file cannot agree with itself. A new
+format is one more row of `FLOATS` or `INTEGERS`; `LIBRARIES` finds in each library the types that
+have the fields of a row. An oracle names the inputs that its library rounds right.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import logging
 import math
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from itertools import pairwise
+from typing import Any
 
 import en_dtypes
 import gfloat
@@ -37,18 +39,21 @@ Mask = npt.NDArray[np.bool_]
 ROUNDINGS = ("even", "away", "zero")
 
 
-def _import_torchao_kernels() -> object:
-    """torchao's kernels, without what it logs about the accelerators it does not find."""
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Drop the messages of torchao about accelerators that this machine does not have."""
     logging.disable(logging.CRITICAL)
     try:
         with contextlib.redirect_stderr(io.StringIO()):
-            from torchao.prototype.mx_formats import kernels
+            yield
     finally:
         logging.disable(logging.NOTSET)
-    return kernels
 
 
-torchao_kernels = _import_torchao_kernels()
+with _quietly():
+    from torchao.prototype.mx_formats import constants as torchao_constants
+    from torchao.prototype.mx_formats import kernels as torchao_kernels
+    from torchao.prototype.mx_formats import mx_tensor
 
 
 # ---------------------------------------------------------------- the exact definition
@@ -56,16 +61,35 @@ torchao_kernels = _import_torchao_kernels()
 
 @dataclass(frozen=True)
 class Fields:
-    """A row of the table of formats: field widths, and what the last codes are kept for.
+    """A row of the table of formats: field widths, and the meaning of the last codes.
 
     `top` is "ieee" (the last exponent is Inf and NaN), "nan" (only the last code is a NaN) or
-    "none".
+    "none". An unsigned type is a scale: it has no zero and no subnormals.
     """
 
     exponent_bits: int
     mantissa_bits: int
     bias: int
     top: str
+    signed: bool = True
+
+    @property
+    def bits(self) -> int:
+        return self.signed + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def spelling(self) -> str:
+        """The type in the manner of numpy, without its suffix; empty for an unusual bias."""
+        if self.bias != max(2 ** (self.exponent_bits - 1) - 1, 1):
+            return ""
+        if self.top == "ieee" and (self.exponent_bits, self.mantissa_bits) in ((5, 10), (8, 7)):
+            return "float16" if self.exponent_bits == 5 else "bfloat16"
+        return f"float{self.bits}_e{self.exponent_bits}m{self.mantissa_bits}"
+
+    @property
+    def dtype(self) -> str:
+        """The name of the type in torch and ml_dtypes."""
+        return self.spelling + ("" if self.top == "ieee" else "fn" if self.signed else "fnu")
 
 
 FLOATS = {
@@ -78,6 +102,11 @@ FLOATS = {
     "fp16": Fields(5, 10, 15, "ieee"),
     "bf16": Fields(8, 7, 127, "ieee"),
 }
+SCALES = {
+    "E8M0": Fields(8, 0, 127, "nan", signed=False),
+    "E6M2": Fields(6, 2, 48, "nan", signed=False),
+}
+CAN_OVERFLOW = [name for name, row in FLOATS.items() if row.top != "none"]
 # The largest integer, and the unit it is counted in.
 INTEGERS = {
     "int8": (127, Fraction(1)),
@@ -255,66 +284,6 @@ def to_float32(x: Array) -> npt.NDArray[np.float32]:
     return single
 
 
-def _by_gfloat(x: Array, info: gfloat.FormatInfo, rounding: str, saturate: bool) -> Floats:
-    mode = {
-        "even": RoundMode.TiesToEven,
-        "away": RoundMode.TiesToAway,
-        "zero": RoundMode.TowardZero,
-    }[rounding]
-    with np.errstate(invalid="ignore"):
-        return np.asarray(gfloat.round_ndarray(info, to_float64(x), mode, sat=saturate))
-
-
-def _by_numpy_dtype(x: Array, dtype: type) -> Floats:
-    """ml_dtypes and en_dtypes are numpy dtypes; their casts go through float32."""
-    with np.errstate(all="ignore"):
-        return to_float32(x).astype(dtype).astype(np.float64)
-
-
-def _by_numpy_half(x: Array) -> Floats:
-    with np.errstate(over="ignore"):
-        return to_float64(x).astype(np.float16).astype(np.float64)
-
-
-def _by_torch(x: Array, dtype: torch.dtype) -> Floats:
-    return torch.from_numpy(to_float32(x)).to(dtype).to(torch.float64).numpy()
-
-
-def _by_onnx(x: Array, to: int) -> Floats:
-    """ONNX's reference implementation of Cast with saturate=1."""
-    single = to_float32(x)
-    return _onnx_cast(to).run(None, {"x": single})[0].astype(np.float64)
-
-
-@cache
-def _onnx_cast(to: int) -> ReferenceEvaluator:
-    helper = onnx.helper
-    graph = helper.make_graph(
-        [helper.make_node("Cast", ["x"], ["y"], to=to, saturate=1)],
-        "cast",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, None)],
-        [helper.make_tensor_value_info("y", to, None)],
-    )
-    return ReferenceEvaluator(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)]))
-
-
-def _by_onnx_integer(x: Array, dtype: type) -> Floats:
-    with np.errstate(invalid="ignore"):
-        codes = onnx.numpy_helper.saturate_cast(to_float64(x), np.dtype(dtype))
-    return codes.astype(np.float64)
-
-
-def _by_fake_quantize(x: Array, low: int, high: int) -> Floats:
-    single = torch.from_numpy(to_float32(x))
-    return torch.fake_quantize_per_tensor_affine(single, 1.0, 0, low, high).double().numpy()
-
-
-def _by_torchao(x: Array, name: str) -> Floats:
-    single = torch.from_numpy(np.ascontiguousarray(to_float32(x)))
-    codes = getattr(torchao_kernels, f"f32_to_{name}_unpacked")(single)
-    return getattr(torchao_kernels, f"{name}_unpacked_to_f32")(codes).double().numpy()
-
-
 def everything(x: Floats) -> Mask:
     return np.ones(x.shape, dtype=bool)
 
@@ -332,8 +301,8 @@ def fits_int64(x: Floats) -> Mask:
 class Oracle:
     """One library's rounding to one format: call it on an array, get float64 values.
 
-    double   it rounds float64 numbers once; the others refuse what is not a float32 number
-    accepts  the inputs it is right about
+    double   it rounds float64 numbers once; the others refuse numbers beyond float32
+    accepts  the inputs that it rounds right
     """
 
     fmt: str
@@ -349,135 +318,6 @@ class Oracle:
         return self.run(x)
 
 
-E1M2_INFO = gfloat.FormatInfo(
-    "e1m2",
-    k=4,
-    precision=3,
-    bias=1,
-    is_signed=True,
-    domain=gfloat.Domain.Finite,
-    has_nz=True,
-    num_high_nans=0,
-    has_subnormals=True,
-    is_twos_complement=False,
-)
-# gfloat gives every format of more than one significant bit a zero: right for codes above 0 only.
-E6M2_INFO = gfloat.FormatInfo(
-    "e6m2",
-    k=8,
-    precision=3,
-    bias=48,
-    is_signed=False,
-    domain=gfloat.Domain.Finite,
-    has_nz=False,
-    num_high_nans=1,
-    has_subnormals=False,
-    is_twos_complement=False,
-)
-GFLOAT_INFO = {
-    "fp8_e4m3": gfloat.formats.format_info_ocp_e4m3,
-    "fp8_e5m2": gfloat.formats.format_info_ocp_e5m2,
-    "fp6_e3m2": gfloat.formats.format_info_ocp_e3m2,
-    "fp6_e2m3": gfloat.formats.format_info_ocp_e2m3,
-    "fp4_e2m1": gfloat.formats.format_info_ocp_e2m1,
-    "S1P2": E1M2_INFO,
-    "fp16": gfloat.formats.format_info_binary16,
-    "bf16": gfloat.formats.format_info_bfloat16,
-}
-CAN_OVERFLOW = ("fp8_e4m3", "fp8_e5m2", "fp16", "bf16")
-
-
-def _gfloat_oracles() -> list[Oracle]:
-    return [
-        Oracle(
-            name,
-            "gfloat",
-            partial(_by_gfloat, info=info, rounding=rounding, saturate=saturate),
-            saturate=saturate,
-            rounding=rounding,
-            double=True,
-        )
-        for name, info in GFLOAT_INFO.items()
-        for rounding in ROUNDINGS
-        for saturate in ((True, False) if name in CAN_OVERFLOW else (True,))
-    ]
-
-
-def _numpy_dtype(fmt: str, source: str, dtype: type, **how: object) -> Oracle:
-    return Oracle(fmt, source, partial(_by_numpy_dtype, dtype=dtype), **how)  # type: ignore[arg-type]
-
-
-def _torch(fmt: str, dtype: torch.dtype, saturate: bool) -> Oracle:
-    return Oracle(fmt, "torch", partial(_by_torch, dtype=dtype), saturate=saturate)
-
-
-def _torchao(fmt: str, name: str) -> Oracle:
-    return Oracle(fmt, "torchao", partial(_by_torchao, name=name), accepts=not_nan)
-
-
-def _onnx(fmt: str, to: int) -> Oracle:
-    return Oracle(fmt, "onnx", partial(_by_onnx, to=to))
-
-
-def _onnx_integer(fmt: str, dtype: type) -> Oracle:
-    run = partial(_by_onnx_integer, dtype=dtype)
-    return Oracle(fmt, "onnx", run, narrow=False, double=True, accepts=not_nan)
-
-
-def _fake_quantize(fmt: str, low: int, high: int) -> Oracle:
-    run = partial(_by_fake_quantize, low=low, high=high)
-    narrow = low == -high
-    return Oracle(fmt, "torch.fake_quantize", run, narrow=narrow, accepts=fits_int64)
-
-
-ORACLES = [
-    *_gfloat_oracles(),
-    _torch("fp8_e4m3", torch.float8_e4m3fn, saturate=True),
-    _onnx("fp8_e4m3", onnx.TensorProto.FLOAT8E4M3FN),
-    _numpy_dtype("fp8_e4m3", "ml_dtypes", ml_dtypes.float8_e4m3fn, saturate=False),
-    _onnx("fp8_e5m2", onnx.TensorProto.FLOAT8E5M2),
-    _torch("fp8_e5m2", torch.float8_e5m2, saturate=False),
-    _numpy_dtype("fp8_e5m2", "ml_dtypes", ml_dtypes.float8_e5m2, saturate=False),
-    _numpy_dtype("fp6_e3m2", "ml_dtypes", ml_dtypes.float6_e3m2fn, accepts=not_nan),
-    _numpy_dtype("fp6_e3m2", "en_dtypes", en_dtypes.float6_e3m2, accepts=not_nan),
-    _torchao("fp6_e3m2", "f6_e3m2"),
-    _numpy_dtype("fp6_e2m3", "ml_dtypes", ml_dtypes.float6_e2m3fn, accepts=not_nan),
-    _numpy_dtype("fp6_e2m3", "en_dtypes", en_dtypes.float6_e2m3, accepts=not_nan),
-    _torchao("fp6_e2m3", "f6_e2m3"),
-    _numpy_dtype("fp4_e2m1", "ml_dtypes", ml_dtypes.float4_e2m1fn, accepts=not_nan),
-    _numpy_dtype("fp4_e2m1", "en_dtypes", en_dtypes.float4_e2m1, accepts=not_nan),
-    _torchao("fp4_e2m1", "f4"),
-    _numpy_dtype("S1P2", "en_dtypes", en_dtypes.float4_e1m2, accepts=not_nan),
-    _numpy_dtype("hif8", "en_dtypes", en_dtypes.hifloat8, saturate=False, rounding="away"),
-    Oracle("fp16", "numpy", _by_numpy_half, saturate=False, double=True),
-    _torch("fp16", torch.float16, saturate=False),
-    _numpy_dtype("bf16", "ml_dtypes", ml_dtypes.bfloat16, saturate=False),
-    _torch("bf16", torch.bfloat16, saturate=False),
-    _onnx_integer("int8", np.int8),
-    _onnx_integer("int4", ml_dtypes.int4),
-    _fake_quantize("int8", -127, 127),
-    _fake_quantize("int8", -128, 127),
-    _fake_quantize("int4", -7, 7),
-    _fake_quantize("int4", -8, 7),
-]
-
-
-def oracles_for(
-    fmt: str, *, rounding: str, saturate: bool = True, narrow: bool = True, double: bool = False
-) -> list[Oracle]:
-    """Those who know this case; with `double`, those who round a float64 number once."""
-    wanted = (fmt, rounding, saturate, narrow)
-    return [
-        oracle
-        for oracle in ORACLES
-        if (oracle.fmt, oracle.rounding, oracle.saturate, oracle.narrow) == wanted
-        and (oracle.double or not double)
-    ]
-
-
-# ---------------------------------------------------------------- codes to values
-
-
 @dataclass(frozen=True)
 class Decoder:
     """One library's values of all codes of one format; `skips` are codes it is wrong about."""
@@ -491,76 +331,252 @@ class Decoder:
         return self.run(codes)
 
 
-def _decode_numpy(codes: Codes, dtype: type, carrier: type = np.uint8) -> Floats:
-    with np.errstate(invalid="ignore"):
-        return codes.astype(carrier).view(dtype).astype(np.float64)
+Entries = Iterator[Oracle | Decoder]
 
 
-def _decode_torch(codes: Codes, dtype: torch.dtype, carrier: type = np.uint8) -> Floats:
-    return torch.from_numpy(codes.astype(carrier)).view(dtype).to(torch.float64).numpy()
+def _by_numpy(name: str, source: str, dtype: type | None, **options: Any) -> Entries:
+    """Casts and codes of a numpy dtype; casts to those of other packages go through float32."""
+    if dtype is None:
+        return
+    narrowed = to_float64 if options.get("double") else to_float32
+
+    def cast(x: Array) -> Floats:
+        with np.errstate(all="ignore"):
+            return narrowed(x).astype(dtype).astype(np.float64)
+
+    def decode(codes: Codes) -> Floats:
+        carrier = np.uint16 if np.dtype(dtype).itemsize == 2 else np.uint8
+        with np.errstate(invalid="ignore"):
+            return codes.astype(carrier).view(dtype).astype(np.float64)
+
+    if name not in SCALES and name not in INTEGERS:
+        yield Oracle(name, source, cast, **options)
+    yield Decoder(name, source, decode)
 
 
-def _decode_gfloat(codes: Codes, info: gfloat.FormatInfo) -> Floats:
-    return np.asarray(gfloat.decode_ndarray(info, codes.astype(np.int64)), dtype=np.float64)
+def _numpy(name: str, row: Fields | None) -> Entries:
+    if row and row.dtype == "float16":
+        yield from _by_numpy(name, "numpy", np.float16, saturate=False, double=True)
+    if name == "int8":
+        yield from _by_numpy(name, "numpy", np.int8)
 
 
-def _decode_torchao(codes: Codes, name: str) -> Floats:
-    tensor = torch.from_numpy(codes.astype(np.uint8))
-    return getattr(torchao_kernels, f"{name}_unpacked_to_f32")(tensor).double().numpy()
+def _ml_dtypes(name: str, row: Fields | None) -> Entries:
+    dtype = getattr(ml_dtypes, row.dtype if row else name, None)
+    accepts = everything if name in CAN_OVERFLOW else not_nan
+    saturate = name not in CAN_OVERFLOW
+    yield from _by_numpy(name, "ml_dtypes", dtype, saturate=saturate, accepts=accepts)
 
 
-def _decode_hif8_table(codes: Codes) -> Floats:
-    positive = [np.inf if value is None else float(value) for value in hif8_magnitudes()]
-    values = np.array([*positive, np.nan, *[-value for value in positive[1:]]])
-    return values[codes.astype(np.int64)]
+def _en_dtypes(name: str, row: Fields | None) -> Entries:
+    if name == "hif8":
+        options = {"saturate": False, "rounding": "away"}
+        yield from _by_numpy(name, "en_dtypes", en_dtypes.hifloat8, **options)
+    if row and (row.top == "none" or not row.signed):
+        dtype = getattr(en_dtypes, row.spelling, None)
+        yield from _by_numpy(name, "en_dtypes", dtype, accepts=not_nan)
 
 
-def _decode_e6m2(codes: Codes) -> Floats:
-    """The table's row in words: six exponent bits of bias 48, two mantissa bits, NaN at the top."""
-    values = [float((1 + Fraction(c % 4, 4)) * Fraction(2) ** (c // 4 - 48)) for c in range(255)]
-    return np.array([*values, np.nan])[codes.astype(np.int64)]
+def _torch(name: str, row: Fields | None) -> Entries:
+    if row is None:
+        return
+    dtype = getattr(torch, row.dtype, None)
+    if dtype is None:
+        return
+
+    def cast(x: Array) -> Floats:
+        return torch.from_numpy(to_float32(x)).to(dtype).to(torch.float64).numpy()
+
+    def decode(codes: Codes) -> Floats:
+        carrier = np.uint16 if dtype.itemsize == 2 else np.uint8
+        return torch.from_numpy(codes.astype(carrier)).view(dtype).to(torch.float64).numpy()
+
+    if row.signed:
+        yield Oracle(name, "torch", cast, saturate=row.top == "nan")
+    yield Decoder(name, "torch", decode)
 
 
-def _decoder(fmt: str, source: str, how: Callable[..., Floats], *what: object) -> Decoder:
-    return Decoder(fmt, source, lambda codes: how(codes, *what))
+def _fake_quantize(name: str, _row: Fields | None) -> Entries:
+    if name not in INTEGERS or INTEGERS[name][1] != 1:
+        return
+    high = INTEGERS[name][0]
+    for low in (-high, -high - 1):
+
+        def cast(x: Array, low: int = low) -> Floats:
+            single = torch.from_numpy(to_float32(x))
+            return torch.fake_quantize_per_tensor_affine(single, 1.0, 0, low, high).double().numpy()
+
+        narrow = low == -high
+        yield Oracle(name, "torch.fake_quantize", cast, narrow=narrow, accepts=fits_int64)
 
 
-DECODERS = [
-    *[_decoder(name, "gfloat", _decode_gfloat, info) for name, info in GFLOAT_INFO.items()],
-    _decoder("fp8_e4m3", "ml_dtypes", _decode_numpy, ml_dtypes.float8_e4m3fn),
-    _decoder("fp8_e4m3", "torch", _decode_torch, torch.float8_e4m3fn),
-    _decoder("fp8_e5m2", "ml_dtypes", _decode_numpy, ml_dtypes.float8_e5m2),
-    _decoder("fp8_e5m2", "torch", _decode_torch, torch.float8_e5m2),
-    _decoder("fp6_e3m2", "ml_dtypes", _decode_numpy, ml_dtypes.float6_e3m2fn),
-    _decoder("fp6_e3m2", "en_dtypes", _decode_numpy, en_dtypes.float6_e3m2),
-    _decoder("fp6_e3m2", "torchao", _decode_torchao, "f6_e3m2"),
-    _decoder("fp6_e2m3", "ml_dtypes", _decode_numpy, ml_dtypes.float6_e2m3fn),
-    _decoder("fp6_e2m3", "en_dtypes", _decode_numpy, en_dtypes.float6_e2m3),
-    _decoder("fp6_e2m3", "torchao", _decode_torchao, "f6_e2m3"),
-    _decoder("fp4_e2m1", "ml_dtypes", _decode_numpy, ml_dtypes.float4_e2m1fn),
-    _decoder("fp4_e2m1", "en_dtypes", _decode_numpy, en_dtypes.float4_e2m1),
-    _decoder("fp4_e2m1", "torchao", _decode_torchao, "f4"),
-    _decoder("S1P2", "en_dtypes", _decode_numpy, en_dtypes.float4_e1m2),
-    _decoder("hif8", "en_dtypes", _decode_numpy, en_dtypes.hifloat8),
-    _decoder("hif8", "the paper's table", _decode_hif8_table),
-    _decoder("int8", "numpy", _decode_numpy, np.int8),
-    _decoder("int4", "ml_dtypes", _decode_numpy, ml_dtypes.int4),
-    _decoder("mxint8 element", "gfloat", _decode_gfloat, gfloat.formats.format_info_ocp_int8),
-    _decoder("E8M0", "gfloat", _decode_gfloat, gfloat.formats.format_info_ocp_e8m0),
-    _decoder("E8M0", "ml_dtypes", _decode_numpy, ml_dtypes.float8_e8m0fnu),
-    _decoder("E8M0", "torch", _decode_torch, torch.float8_e8m0fnu),
-    _decoder("E8M0", "en_dtypes", _decode_numpy, en_dtypes.float8_e8m0),
-    Decoder("E6M2", "gfloat", partial(_decode_gfloat, info=E6M2_INFO), frozenset({0})),
-    _decoder("E6M2", "the definition", _decode_e6m2),
-    _decoder("fp16", "numpy", _decode_numpy, np.float16, np.uint16),
-    _decoder("fp16", "torch", _decode_torch, torch.float16, np.uint16),
-    _decoder("bf16", "ml_dtypes", _decode_numpy, ml_dtypes.bfloat16, np.uint16),
-    _decoder("bf16", "torch", _decode_torch, torch.bfloat16, np.uint16),
+def _onnx(name: str, row: Fields | None) -> Entries:
+    """The reference implementation of Cast with saturate=1, and of saturating integers."""
+    if row:
+        spelling = row.spelling if row.top == "none" else row.dtype
+        to = getattr(onnx.TensorProto, spelling.upper().replace("_", ""), None)
+        if to is not None and row.signed and row.bits <= 8:
+
+            def cast(x: Array) -> Floats:
+                with np.errstate(all="ignore"):
+                    return _onnx_cast(to).run(None, {"x": to_float32(x)})[0].astype(np.float64)
+
+            accepts = everything if name in CAN_OVERFLOW else not_nan
+            yield Oracle(name, "onnx", cast, accepts=accepts)
+    elif hasattr(onnx.TensorProto, name.upper()):
+        dtype = np.dtype(getattr(ml_dtypes, name, None) or name)
+
+        def integers(x: Array) -> Floats:
+            with np.errstate(invalid="ignore"):
+                codes = onnx.numpy_helper.saturate_cast(to_float64(x), dtype)
+            return codes.astype(np.float64)
+
+        yield Oracle(name, "onnx", integers, narrow=False, double=True, accepts=not_nan)
+
+
+@cache
+def _onnx_cast(to: int) -> ReferenceEvaluator:
+    helper = onnx.helper
+    graph = helper.make_graph(
+        [helper.make_node("Cast", ["x"], ["y"], to=to, saturate=1)],
+        "cast",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info("y", to, None)],
+    )
+    return ReferenceEvaluator(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 25)]))
+
+
+def _torchao(name: str, row: Fields | None) -> Entries:
+    if row is None or row.top != "none" or row.exponent_bits < 2:
+        return
+    widths = row.exponent_bits, row.mantissa_bits
+
+    def decode(codes: Codes) -> Floats:
+        tensor = torch.from_numpy(codes.astype(np.uint8))
+        return torchao_kernels._floatx_unpacked_to_f32(tensor, *widths).double().numpy()
+
+    def cast(x: Array) -> Floats:
+        single = torch.from_numpy(np.ascontiguousarray(to_float32(x)))
+        return decode(torchao_kernels._f32_to_floatx_unpacked(single, *widths).numpy())
+
+    yield Oracle(name, "torchao", cast, accepts=not_nan)
+    yield Decoder(name, "torchao", decode)
+
+
+def _transformers(name: str, row: Fields | None) -> Entries:
+    """The values of MXFP4 checkpoints."""
+    if row and row.dtype == "float4_e2m1fn":
+
+        def decode(codes: Codes) -> Floats:
+            return np.array(importlib.import_module(module).FP4_VALUES)[codes.astype(np.int64)]
+
+        module = "transformers.integrations.mxfp4"
+        yield Decoder(name, "transformers", decode)
+
+
+GFLOAT_MODES = {
+    "even": RoundMode.TiesToEven,
+    "away": RoundMode.TiesToAway,
+    "zero": RoundMode.TowardZero,
+}
+
+
+def _gfloat(name: str, row: Fields | None) -> Entries:
+    """gfloat rounds to every format of fields, in every way."""
+    info = gfloat.formats.format_info_ocp_int8 if name == "mxint8 element" else None
+    if row:
+        info = gfloat.FormatInfo(
+            name,
+            k=row.bits,
+            precision=row.mantissa_bits + 1,
+            bias=row.bias,
+            is_signed=row.signed,
+            domain=gfloat.Domain.Extended if row.top == "ieee" else gfloat.Domain.Finite,
+            has_nz=row.signed,
+            num_high_nans={"ieee": 2**row.mantissa_bits - 1, "nan": 1, "none": 0}[row.top],
+            has_subnormals=row.signed,
+            is_twos_complement=False,
+        )
+    if info is None:
+        return
+
+    def decode(codes: Codes) -> Floats:
+        return np.asarray(gfloat.decode_ndarray(info, codes.astype(np.int64)), dtype=np.float64)
+
+    # gfloat gives every format of more than one significant bit a zero.
+    has_zero_too_many = row is not None and not row.signed and row.mantissa_bits > 0
+    yield Decoder(name, "gfloat", decode, frozenset({0} if has_zero_too_many else ()))
+    if row is None or not row.signed:
+        return
+    for rounding, mode in GFLOAT_MODES.items():
+        for saturate in (True, False) if name in CAN_OVERFLOW else (True,):
+
+            def cast(x: Array, mode: RoundMode = mode, saturate: bool = saturate) -> Floats:
+                with np.errstate(invalid="ignore"):
+                    rounded = gfloat.round_ndarray(info, to_float64(x), mode, sat=saturate)
+                return np.asarray(rounded)
+
+            yield Oracle(name, "gfloat", cast, saturate, rounding=rounding, double=True)
+
+
+def _specifications(name: str, _row: Fields | None) -> Entries:
+    """Codes written out: no library has them all."""
+
+    def hif8(codes: Codes) -> Floats:
+        positive = [np.inf if value is None else float(value) for value in hif8_magnitudes()]
+        return np.array([*positive, np.nan, *[-v for v in positive[1:]]])[codes.astype(np.int64)]
+
+    def e6m2(codes: Codes) -> Floats:
+        exact = [(1 + Fraction(c % 4, 4)) * Fraction(2) ** (c // 4 - 48) for c in range(255)]
+        return np.array([*map(float, exact), np.nan])[codes.astype(np.int64)]
+
+    written = {"hif8": ("the paper's table", hif8), "E6M2": ("the definition", e6m2)}
+    if name in written:
+        yield Decoder(name, *written[name])
+
+
+LIBRARIES: tuple[Callable[[str, Fields | None], Entries], ...] = (
+    _gfloat, _numpy, _torch, _fake_quantize, _onnx, _ml_dtypes, _en_dtypes, _torchao,
+    _transformers, _specifications,
+)  # fmt: skip
+ELEMENTS = [*FLOATS, "hif8", *INTEGERS]
+ENTRIES = [
+    entry
+    for name in (*ELEMENTS, *SCALES)
+    for library in LIBRARIES
+    for entry in library(name, FLOATS.get(name) or SCALES.get(name))
 ]
+ORACLES = [entry for entry in ENTRIES if isinstance(entry, Oracle)]
+DECODERS = [entry for entry in ENTRIES if isinstance(entry, Decoder)]
+
+
+def oracles_for(
+    fmt: str, *, rounding: str, saturate: bool = True, narrow: bool = True, double: bool = False
+) -> list[Oracle]:
+    """List the oracles of this case; with `double`, those that round a float64 number once."""
+    case = (fmt, rounding, saturate, narrow)
+    return [
+        oracle
+        for oracle in ORACLES
+        if (oracle.fmt, oracle.rounding, oracle.saturate, oracle.narrow) == case
+        and (oracle.double or not double)
+    ]
 
 
 def decoders_for(fmt: str) -> list[Decoder]:
     return [decoder for decoder in DECODERS if decoder.fmt == fmt]
+
+
+def torchao_mx(x: torch.Tensor, element: str, rule: str) -> torch.Tensor | None:
+    """x in MX blocks of 32 of an element as torchao quantizes them; None without such elements."""
+    row = FLOATS.get(element)
+    names = torchao_constants.DTYPE_TO_SHORT_STR
+    short = f"f{row.bits}e{row.exponent_bits}m{row.mantissa_bits}" if row else ""
+    found = next((dtype for dtype, name in names.items() if name == short), None)
+    if found is None:
+        return None
+    mode = mx_tensor.ScaleCalculationMode[rule.upper()]
+    return mx_tensor.MXTensor.to_mx(x, found, 32, mode).dequantize(torch.float32)
 
 
 # ---------------------------------------------------------------- comparing

@@ -12,7 +12,9 @@ import torch
 
 import qgate
 from qgate.formats import definition
+from qgate.formats.mx import mx_format
 from tests.formats import rational
+from tests.formats.oracles import assert_same_bits, to_float64, torchao_mx
 
 RULES = ("floor", "ceil", "even", "rceil")
 FLT_MAX = float(np.finfo(np.float32).max)
@@ -70,7 +72,7 @@ def as_floats(values: list[rational.Value]) -> list[float]:
 
 def both_ways(x: torch.Tensor, q: qgate.Quantizer) -> dict[str, np.ndarray]:
     """float64 results of the fast code, the exact code behind `encode`, and the definition."""
-    wide = qgate.Quantizer(q.format, **{**q._given, "dtype": torch.float64})
+    wide = qgate.Quantizer(q.format, **{**q.options, "dtype": torch.float64})
     return {
         "quantize": wide(x).numpy(),
         "encode": q.encode(x).decode(torch.float64).numpy(),
@@ -135,6 +137,27 @@ def test_mx_on_float64_blocks_rounds_once_and_clamps_the_scale() -> None:
     for label, found in both_ways(x, qgate.Quantizer("mxfp8_e4m3")).items():
         assert_equal(found, expected, label)
     assert qgate.encode(x, "mxfp8").scales.flatten().tolist() == [119, 254, 0, 254]
+
+
+def ordinary_blocks(dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(12)
+    powers = torch.randint(-12, 12, (64, 2), generator=generator).repeat_interleave(32, 1)
+    return (torch.randn(64, 64, generator=generator) * torch.exp2(powers)).to(dtype)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "fmt", [f for f in qgate.formats.FORMATS if f.kind == "block"], ids=lambda f: f.name
+)
+def test_blocks_are_those_of_torchao(fmt: qgate.formats.BlockFormat, rule: str) -> None:
+    """Compare MX with torchao; the other block formats have only the fractions of rational.py."""
+    for dtype in (torch.float32, torch.bfloat16):
+        x = ordinary_blocks(dtype)
+        expected = None if mx_format(fmt) is None else torchao_mx(x, fmt.element.name, rule)
+        assert (expected is None) == (fmt.name in ("mxint8", "nvfp4", "hif4"))
+        if expected is not None:
+            found = qgate.quantize(x, fmt, scale_rule=rule, dtype=torch.float32)
+            assert_same_bits(found, to_float64(expected), fmt.name, x)
 
 
 @pytest.mark.parametrize("fmt", list(rational.MX))

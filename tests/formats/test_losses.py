@@ -1,4 +1,4 @@
-"""What formats lose, against the readable definition and exact fractions."""
+"""The losses of formats against the readable definition and exact fractions."""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ ALL = FORMATS.names()
 @pytest.fixture
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a fresh process: no table and no buffer was made yet."""
-    monkeypatch.setattr(quantizing, "_tables", _scratch.Shelf(64))
-    monkeypatch.setattr(fast_mx, "_stacks", _scratch.Shelf(8))
+    monkeypatch.setattr(quantizing, "_tables", _scratch.BoundedCache(64))
+    monkeypatch.setattr(fast_mx, "_stacks", _scratch.BoundedCache(8))
     for module in (fast_mx, fast_nvfp4):
-        monkeypatch.setattr(module, "_constants", _scratch.Shelf(64))
-    monkeypatch.setattr(dtypes, "_masks", _scratch.Shelf(4))
-    monkeypatch.setattr(_work, "_shelf", _scratch.Shelf(256))
-    monkeypatch.setattr(_scratch, "_held", threading.local())
+        monkeypatch.setattr(module, "_constants", _scratch.BoundedCache(64))
+    monkeypatch.setattr(dtypes, "_masks", _scratch.BoundedCache(4))
+    monkeypatch.setattr(_work, "_shelf", _scratch.BoundedCache(256))
+    monkeypatch.setattr(_scratch, "_local", threading.local())
 
 
 def inputs() -> list[torch.Tensor]:

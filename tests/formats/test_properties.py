@@ -1,4 +1,4 @@
-"""What must hold for every format and every tensor, with Hypothesis looking for the exception."""
+"""Properties of every format and every tensor, with Hypothesis in search of an exception."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import qgate
-from qgate.formats import FORMATS, BlockFormat, IntFormat
+from qgate.formats import FORMATS, BlockFormat, IntFormat, definition
 from qgate.formats.mx import MxFormat
 
 ALL = FORMATS.names()
@@ -44,7 +44,7 @@ def plain(name: str, **options: object) -> qgate.Quantizer:
 
 @pytest.mark.parametrize("name", ALL)
 @given(x=arrays(floats32), dtype=st.sampled_from(DTYPES))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_shape_dtype_argument_and_decode(name: str, x: np.ndarray, dtype: torch.dtype) -> None:
     t = torch.from_numpy(x.copy()).to(dtype)
     before = t.clone()
@@ -62,7 +62,7 @@ def test_shape_dtype_argument_and_decode(name: str, x: np.ndarray, dtype: torch.
 @pytest.mark.parametrize("rounding", ["even", "away", "zero"])
 @pytest.mark.parametrize("name", ELEMENTS)
 @given(x=arrays(finite32))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_element_formats_are_idempotent_odd_and_monotone(
     name: str, rounding: str, x: np.ndarray
 ) -> None:
@@ -78,7 +78,7 @@ def test_element_formats_are_idempotent_odd_and_monotone(
 @pytest.mark.parametrize("rule", ["floor", "ceil", "even", "rceil"])
 @pytest.mark.parametrize("name", MX)
 @given(x=arrays(moderate), shift=st.integers(-40, 40))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_mx_formats_are_idempotent_and_equivariant_under_powers_of_two(
     name: str, rule: str, x: np.ndarray, shift: int
 ) -> None:
@@ -92,7 +92,7 @@ def test_mx_formats_are_idempotent_and_equivariant_under_powers_of_two(
 
 @pytest.mark.parametrize("name", [n for n in ALL if n not in MX])
 @given(x=arrays(moderate))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_idempotent_at_fixed_scales(name: str, x: np.ndarray) -> None:
     """Quantizing the result with the scales of the first time changes nothing."""
     t = torch.from_numpy(x.copy()).double()
@@ -121,7 +121,7 @@ def test_the_exceptions_to_idempotence_are_real(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 @given(x=hnp.arrays(np.float32, (6, 10), elements=moderate))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_strides_do_not_matter(name: str, x: np.ndarray) -> None:
     t = torch.from_numpy(x.copy())
     expected = qgate.quantize(t, name)
@@ -212,3 +212,17 @@ def test_full_range_uses_the_lowest_code(name: str) -> None:
     assert qgate.quantize(x, name, scale=1.0, narrow=False).tolist() == [low, low, 3.0, -1.0]
     assert qgate.quantize(x, name, scale=1.0).tolist() == [low + 1, low + 1, 3.0, -1.0]
     assert qgate.encode(x, name, scale=1.0, narrow=False).codes.tolist() == [low, low, 3, -1]
+
+
+@pytest.mark.parametrize("shape", [(), (3, 0), (0, 3)], ids=str)
+@pytest.mark.parametrize("name", ALL)
+def test_the_definition_takes_one_number_and_none(name: str, shape: tuple[int, ...]) -> None:
+    x = torch.full(shape, 3.0)
+    options: list[dict[str, object]] = [{}]
+    if name in ELEMENTS:
+        options = [{"granularity": granularity, "axis": -1} for granularity in ("channel", "block")]
+    for chosen in options:
+        q = qgate.Quantizer(name, **chosen)
+        expected = definition.quantize(x.double().numpy(), q)
+        assert expected.shape == shape
+        assert same(q(x), torch.from_numpy(expected).float())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qgate.errors import QgateError
 from qgate.gate import Limits, Measured, grade_of, judge, parse_bound
-from qgate.gate.bounds import within
+from qgate.gate.limits import within
 from qgate.metrics import METRICS
 
 COMPARED = [each.name for each in METRICS if each.direction != "equal"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -120,7 +121,5 @@ def test_it_has_no_absolute_limit(text: str) -> None:
 
 def test_it_comes_before_what_is_over_by_times() -> None:
     site = swept(3.0, {**ACCEPTED, "relative_mse": 1e-4}, gated=("exponent", "relative_mse"))
-    found = verdict(
-        Measured.from_dict({**site.to_dict(), "values": {"exponent": 3.0, "relative_mse": 1.0}})
-    )
+    found = verdict(replace(site, values={"exponent": 3.0, "relative_mse": 1.0}))
     assert [check.metric for check in found.failed] == ["exponent", "relative_mse"]

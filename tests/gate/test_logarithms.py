@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qgate.gate import Limits, Measured, first_line, judge
-from qgate.gate.bounds import times_over
+from qgate.gate.limits import times_over
 
 SITE = "layers.0.fc:forward.input"
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from typing import Any
 
 import pytest
+import torch
 
+import qgate
 from qgate.errors import QgateError
 from qgate.gate import Limits, Policy
 from qgate.gate import policy as policy_file
+from qgate.gate.limits import SWITCHED_OFF
 
 TABLE = tomllib.loads(r"""
 budget_db = 1.0
@@ -224,3 +228,101 @@ def test_the_policy_as_plain_data_says_what_was_set() -> None:
     assert [each["budget_db"] for each in plain] == [1.0, 2.0, 3.0]
     assert plain[0]["absolute"] == ["relative_mse <= 0.01", "correlation >= 0.99"]
     assert plain[2]["modes"] == ["2-*"]
+
+
+# Looser limits -----------------------------------------------------------------------------------
+
+
+def test_limits_that_are_looser_than_the_default_are_listed() -> None:
+    table = tomllib.loads(r"""
+budget_db = 1.5
+regression = 0.01
+absolute = ["relative_mse<1e-3"]
+[[rules]]
+sites = 'layers'
+regression = 1.0
+scopes = ["carried"]
+reason = "measured"
+[[rules]]
+sites = 'layers\.0\.'
+regression_other_device = 0.1
+scopes = ["task"]
+[[rules]]
+sites = 'layers\.0\.'
+models = "other-*"
+atol = 0.1
+[[rules]]
+sites = 'layers\.1\.'
+absolute = ["relative_mse<1e-2", "correlation>0.9"]
+""")
+    limits = Policy.from_table(table).for_model("mine").looser()
+    assert [(limit["limit"], limit["factor"], limit["reason"]) for limit in limits] == [
+        ("budget_db", 3.0, ""),
+        ("regression", pytest.approx(50.0), "measured"),
+        ("absolute relative_mse", pytest.approx(10.0), ""),
+    ]
+    assert limits[1]["source"] == "rule 1 of [tool.qgate.limits]"
+    assert (limits[1]["sites"], limits[1]["scopes"]) == ("layers", ["carried"])
+    assert not any(limit["shipped"] for limit in limits)
+    assert Policy().looser() == []
+
+
+@pytest.mark.parametrize(
+    ("marker", "limits"),
+    [
+        ({"atol": 0.5, "regression": 0, "reason": "x"}, [("atol", True)]),
+        ({"atol": 0.6, "regression": 0, "reason": "x"}, [("atol", False)]),
+        ({"atol": 0.4, "regression": 0, "reason": "x"}, []),
+    ],
+)
+def test_markers_of_shipped_suites_are_told_from_changed_ones(
+    marker: dict[str, Any], limits: list[tuple[str, bool]]
+) -> None:
+    shipped = {"atol": 0.5, "regression": 0, "reason": "x"}
+    policy = Policy().with_marker(marker, standard=shipped)
+    assert [(limit["limit"], limit["shipped"]) for limit in policy.looser()] == limits
+    if limits == [("atol", False)]:
+        assert policy.looser()[0]["factor"] == pytest.approx(1.2)
+
+
+def test_a_bound_that_the_shipped_suite_has_and_a_copy_lacks_is_listed() -> None:
+    shipped = {"absolute": ["relative_mse<0.6", "correlation>0.7"], "reason": "x"}
+    copy = {"absolute": ["relative_mse<60"], "reason": "x"}
+    limits = Policy().with_marker(copy, standard=shipped).looser()
+    assert [(limit["limit"], limit["value"], limit["factor"]) for limit in limits] == [
+        ("absolute relative_mse", 60.0, pytest.approx(100.0)),
+        ("absolute correlation", None, math.inf),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("regression", 1.0), ("regression_other_device", 1), ("budget_db", 14.0), ("atol", 1)],
+)
+def test_switching_a_kind_of_limit_off_needs_a_reason(name: str, value: float) -> None:
+    for table in ({name: value}, {"rules": [{"sites": "x", name: value, "reason": " "}]}):
+        with pytest.raises(QgateError) as error:
+            Policy.from_table(table)
+        for part in (f"limit {name} = {value!r}", "switches that kind of limit off", "reason ="):
+            assert part in str(error.value)
+    with pytest.raises(QgateError, match=r"limits marker: limit .* switches"):
+        Policy().with_marker({name: value})
+    Policy.from_table({name: value, "reason": "a new kernel"})
+    Policy.from_table({name: 0.99 * value})
+
+
+def test_at_the_least_switched_off_budget_zeros_pass_as_int4() -> None:
+    x = torch.randn(256, 1024, generator=torch.Generator().manual_seed(0))
+    error = (qgate.quantize(x, "int4") - x).square().sum() / x.square().sum()
+    over_the_ideal = -10 * math.log10(float(error))
+    assert 0 < over_the_ideal - SWITCHED_OFF["budget_db"][0] < 1
+
+
+def test_bounds_of_other_modes_and_scopes_are_not_compared() -> None:
+    policy = Policy().with_marker({"absolute": "relative_mse<1e-3", "modes": "fp8_*,hif8"})
+    other = {"absolute": "relative_mse<0.3", "modes": "mx*"}
+    assert policy.with_marker(other).looser() == []
+    assert policy.with_marker({**other, "modes": "*"}).looser()[0]["usual"] == 1e-3
+    scoped = Policy().with_marker({"absolute": "relative_mse<1e-3", "scopes": "local"})
+    assert scoped.with_marker({**other, "scopes": "backward"}).looser() == []
+    assert scoped.with_marker({**other, "scopes": "local,backward"}).looser() != []

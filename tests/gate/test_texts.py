@@ -9,16 +9,17 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.gate import Limits, Measured, Verdict, failure_text, first_line, judge, parse_bound
+from qgate.results.failure_causes import EarlierCause
 from tests.gate.making import ACCEPTED, carried, measured, verdict
 
 SITE = "layers.2.mixer.in_proj:output"
 OPEN = {"accepted": {"relative_mse": 3.395e-5, "one_minus_correlation": 5e-5}}
-WIDE = {"relative_mse": 1.0, "one_minus_correlation": 1.0}
+WIDE = {"relative_mse": 2e-4, "one_minus_correlation": 6e-5}
 COMMAND = "pytest suites --mode 2-1 --update-baselines"
 
 
 def absent() -> Verdict:
-    return judge([], lambda _: Limits(), True, absent=[(SITE, "local")])
+    return judge([], lambda _: Limits(), True, absent={(SITE, "local"): ""})
 
 
 CASES: list[tuple[Verdict, str]] = [
@@ -32,12 +33,16 @@ CASES: list[tuple[Verdict, str]] = [
     (verdict(measured(SITE, ideal={"relative_mse": math.nan})), f"relative_mse 1.0e-04 at {SITE} (mode 2-1): the ideal quantizer's error is nan"),
     (verdict(carried(SITE, accepted={**ACCEPTED, "relative_mse": math.nan})), f"relative_mse 1.0e-04 at {SITE} (mode 2-1): the accepted value is nan"),
     (verdict(carried("lm_head", values={**ACCEPTED, "correlation": 0.941}), bound=parse_bound("correlation>0.98")), "correlation 0.941 < 0.98 at lm_head (mode 2-1): absolute limit"),
-    (verdict(carried("lm_head", 0.5, accepted=WIDE), bound=parse_bound("relative_mse<0.25", reason="half is noise")), "relative_mse 0.5 > 0.25 at lm_head (mode 2-1): absolute limit, half is noise"),
-    (verdict(carried(SITE, accepted={"relative_mse": 1.0})), f"no accepted one_minus_correlation at {SITE} (mode 2-1): record it with --update-baselines"),
+    (verdict(carried("lm_head", 0.5, accepted={**WIDE, "relative_mse": 0.9}), bound=parse_bound("relative_mse<0.25", reason="half is noise")), "relative_mse 0.5 > 0.25 at lm_head (mode 2-1): absolute limit, half is noise"),
+    (verdict(carried(SITE, accepted={"relative_mse": 1e-4})), f"no accepted one_minus_correlation at {SITE} (mode 2-1), which other metrics of the site have: its line was removed, or never written: record it with --update-baselines"),
+    (verdict(carried(SITE, accepted=None)), f"no accepted one_minus_correlation at {SITE} (mode 2-1): record it with --update-baselines"),
     (verdict(carried(SITE, nonfinite=3)), f"non-finite values at {SITE} (mode 2-1): 3 NaN or infinite in actual"),
     (verdict(carried(SITE, math.nan)), f"relative_mse is nan at {SITE} (mode 2-1): only a finite value can pass"),
     (verdict(carried(SITE, None)), f"relative_mse was not computed at {SITE} (mode 2-1): only a finite value can pass"),
     (absent(), f"not measured at {SITE} (mode 2-1): it has accepted errors, the set of sites changed"),
+    (verdict(measured(SITE, ideal={"relative_mse": 0.0}, quantizer="", floor=1e-12)), f"relative_mse 1.0e-04 > 1.0e-12 at {SITE} (mode 2-1): the mode leaves it as it is, only float noise is allowed"),
+    (verdict(carried(SITE, 4e-5)), f"relative_mse 4.0e-05 < 4.9e-05 at {SITE} (mode 2-1): 4.0 dB better than accepted: something else was computed, or accept it"),
+    (verdict(carried(SITE, why={"nothing": "the gradient is zero"})), f"not in effect at {SITE} (mode 2-1): the gradient is zero"),
     (verdict(carried(SITE, gated=(), accepted=None)), f"nothing compared at {SITE} (mode 2-1): a gate that compared nothing does not pass"),
 ]  # fmt: skip
 
@@ -77,11 +82,11 @@ def test_the_whole_text() -> None:
         carried("good"),
     )
     assert said.splitlines() == [
-        "relative_mse 9.2e-04 > 3.5e-05 at fc2 (mode 2-1): 27x accepted (+1 more)",
+        "relative_mse 1.2e-04 > 1.0e-04 at fc1 (mode 2-1): 20 % over accepted, 2 % allowed (+1 more)",
         "",
-        "  site  scope    metric        accepted/ideal  now      change  limit       kind",
-        "  fc2   carried  relative_mse  3.4e-05         9.2e-04  +2613%  <= 3.5e-05  regression",
-        "  fc1   local    relative_mse  1.0e-04         1.2e-04  +20%    <= 1.0e-04  regression",
+        "  site  scope    metric        accepted/ideal  now       change  limit        kind",
+        "  fc2   carried  relative_mse  3.4e-05         9.2e-04   +2613%  <= 3.5e-05   regression",
+        "  fc1   local    relative_mse  1.00e-04        1.20e-04  +20%    <= 1.02e-04  regression",
         "  the error enters at fc1, the first whose local error is out",
         "  baseline  baselines/tiny/2-1.txt",
         f"  if intended: {COMMAND}",
@@ -123,7 +128,7 @@ def test_the_text_stays_under_fifteen_lines(count: int) -> None:
         (measured(mse=1e-3), False, "raise budget_db (default)"),
         (carried(nonfinite=1), False, "find what overflows"),
         (carried(mse=math.nan, accepted=None), False, "find what overflows"),
-        (carried(gated=(), accepted=None), False, "give the site metrics"),
+        (carried(gated=(), accepted=None), False, "give the site something to compare"),
     ],
 )
 def test_the_command_is_offered_only_where_it_helps(
@@ -172,3 +177,33 @@ def test_a_hostile_name_is_one_line_without_control_characters() -> None:
     assert all(char.isprintable() or char == "\n" for char in found)
     assert not any(line.startswith("::") for line in found.splitlines())
     assert r"bad\n::error::x\x1b[31m\u202e" in found.splitlines()[0]
+
+
+def test_what_differs_looks_different() -> None:
+    """Accepted, now and limit of a small regression were all 1.6e-03."""
+    found = text(carried("fc", 1.6329e-3, accepted={**ACCEPTED, "relative_mse": 1.6001e-3}))
+    (row,) = (line.split() for line in found.splitlines() if line.startswith("  fc "))
+    accepted, now, _, _, limit = row[3:8]
+    assert len({accepted, now, limit}) == 3, row
+
+
+def test_a_failure_praises_nothing_and_gives_one_advice() -> None:
+    values = {**ACCEPTED, "mse": 1e-9, "correlation": 0.999999}
+    found = text(
+        carried("a", values={**values, "relative_mse": 0.5}), measured("b", 1.0, accepted=WIDE)
+    )
+    assert not {"excellent", "good", "fair", "poor"} & set(found.replace(",", " ").split())
+    assert "  carried: MSE 1.0e-09, correlation 0.999999" in found
+    assert found.count("--update-baselines") == 1
+    assert "if intended" not in found
+
+
+def test_a_failure_that_follows_says_what_to_mend_first() -> None:
+    earlier = EarlierCause("follows from layers.3.up:weight", is_acceptable=False)
+    found = text(carried("fc2", 1.0), earlier=earlier)
+    assert found.splitlines()[0].endswith("; follows from layers.3.up:weight")
+    assert "  mend that first: this test follows from layers.3.up:weight" in found
+    assert "if intended" not in found
+    drift = text(carried("fc2", 1.0), earlier=earlier._replace(is_acceptable=True))
+    assert "if intended" in drift
+    assert "mend that first" not in drift

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from qgate.gate import Limits, Measured, Verdict, decide_update, failure_text, first_line, judge
+from qgate.gate import (
+    WHICH,
+    Limits,
+    Measured,
+    Verdict,
+    decide_update,
+    failure_text,
+    first_line,
+    judge,
+)
 
 NOW, THEN = "mxfp4_e2m1 per 32, floor", "mxfp8_e4m3 per 32, floor"
 KEY = ("x:input", "local", "quantizer")
@@ -29,18 +38,73 @@ def test_the_same_text_passes_and_is_no_improvement() -> None:
 def test_another_text_fails_and_both_are_told(now: str) -> None:
     found = verdict(now, NOW)
     assert [check.metric for check in found.failed] == ["quantizer"]
-    assert first_line(found, "2-4") == (
-        f"quantizer {now!r} instead of {NOW!r} at x:input (mode 2-4)"
-    )
-    assert NOW in failure_text(found, "2-4").splitlines()[3]
+    assert first_line(found, "2-4") == f"{NOW} accepted, {now} found, at x:input (mode 2-4)"
+    text = failure_text(found, "2-4")
+    assert text.count(NOW + " accepted") == 1
+    assert "quantizer" not in text, "no table of texts"
+    assert "an update without --accept-plan writes nothing of this gate" in text
+
+
+def sites(*quantizers: tuple[str, str], mse: float = 1e-4) -> Verdict:
+    rows = [
+        Measured(
+            site=f"layers.{number}:input", layer="x", scope="local", order=number, nonfinite=0,
+            values={"relative_mse": mse}, accepted={"relative_mse": 1e-4},
+            texts={"quantizer": now}, accepted_texts={"quantizer": accepted},
+            gated=("relative_mse", "quantizer"),
+        )
+        for number, (accepted, now) in enumerate(quantizers)
+    ]  # fmt: skip
+    return judge(rows, lambda _: Limits(), True)
+
+
+def test_a_plan_is_one_sentence_for_all_sites() -> None:
+    text = failure_text(sites(*[(NOW, THEN)] * 70), "2-4")
+    assert text.splitlines()[0] == f"{NOW} accepted, {THEN} found, at all 70 sites (mode 2-4)"
+    assert text.count(NOW) == 1
+    some = failure_text(sites((NOW, NOW), *[(NOW, THEN)] * 2, (THEN, "nothing")), "2-4")
+    assert some.splitlines()[:2] == [
+        f"{NOW} accepted, {THEN} found, at 2 of 4 sites, first layers.1:input (mode 2-4) (+1 more)",
+        f"  {THEN} accepted, nothing found, at layers.3:input",
+    ]
+
+
+def test_numbers_beside_a_plan_keep_their_table() -> None:
+    lines = failure_text(sites(*[(NOW, THEN)] * 2, mse=1.0), "2-4").splitlines()
+    assert lines[0] == f"{NOW} accepted, {THEN} found, at all 2 sites (mode 2-4) (+2 more)"
+    assert sum(" relative_mse " in line for line in lines) == 2
+    assert sum(NOW in line for line in lines) == 1
+
+
+def test_nothing_of_a_gate_with_another_plan_is_written() -> None:
+    verdict = sites((NOW, THEN), (NOW, NOW), mse=1.0)
+    assert decide_update(verdict).values == {}
+    assert len(decide_update(verdict).remaining) == 3
+    assert len(decide_update(verdict, accept_plan=True).values) == 3
+
+
+def test_a_quantized_site_that_is_gone_is_another_plan() -> None:
+    gone = ("layers.9:weight", "local")
+    found = judge(sites((NOW, NOW)).measured, lambda _: Limits(), True, absent={gone: THEN})
+    first = failure_text(found, "2-4").splitlines()[0]
+    assert first == f"{THEN} accepted, no such site found, at layers.9:weight (mode 2-4)"
+    assert decide_update(found).removed == ()
+    assert not decide_update(found).passed
+    assert decide_update(found, accept_plan=True).removed == (gone,)
+    assert decide_update(found, accept_plan=True).passed
 
 
 def test_an_update_stores_the_text() -> None:
-    update = decide_update(verdict(NOW, THEN))
+    for which in WHICH:
+        refused = decide_update(verdict(NOW, THEN), which)
+        assert (refused.values, refused.changes, refused.removed) == ({}, (), ())
+        assert [check.metric for check in refused.remaining] == ["quantizer"]
+    update = decide_update(verdict(NOW, THEN), accept_plan=True)
     assert update.values == {KEY: NOW}
     assert update.passed
     assert [(each.old, each.new) for each in update.changes] == [(THEN, NOW)]
-    assert decide_update(verdict(NOW, "")).values == {KEY: NOW}
+    assert decide_update(verdict(NOW, "")).values == {}, "nothing was quantized there"
+    assert decide_update(verdict(NOW, ""), accept_plan=True).values == {KEY: NOW}
 
 
 def test_without_an_accepted_text_it_is_missing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ KEY = ("layers.0:output", "carried", "relative_mse")
 OTHER = ("layers.0:output", "carried", "one_minus_correlation")
 
 
-def judged(*sites: Measured, absent: Any = ()) -> Verdict:
+def judged(*sites: Measured, absent: Any = None) -> Verdict:
     limits = Limits(absolute={"relative_mse": BOUND})
     return judge(sites, lambda m: limits if m.scope == "carried" else Limits(), True, absent=absent)
 
@@ -80,7 +81,7 @@ def test_the_table(state: str, which: Any) -> None:
 
 @pytest.mark.parametrize("which", WHICH)
 def test_a_site_that_is_gone(which: Any) -> None:
-    update = decide_update(judged(carried(), absent=[("gone", "carried")]), which)
+    update = decide_update(judged(carried(), absent={("gone", "carried"): ""}), which)
     assert update.removed == (() if which == "new" else (("gone", "carried"),))
     assert [c.kind for c in update.remaining] == (["absent"] if which == "new" else [])
 
@@ -122,7 +123,7 @@ def test_nothing_to_compare_cannot_be_accepted() -> None:
 
 def test_changes_say_old_and_new() -> None:
     sites = [carried("a", 2e-4), carried("b", 5e-5), carried("c", accepted=None), carried("d")]
-    found = judged(*sites, absent=[("gone", "carried")])
+    found = judged(*sites, absent={("gone", "carried"): ""})
     lines = [(c.site, c.metric, c.state, c.old, c.new) for c in decide_update(found).changes]
     assert lines == [
         ("a", "relative_mse", "worse", 1e-4, 2e-4),
@@ -140,12 +141,14 @@ def test_changes_say_old_and_new() -> None:
 
 
 def test_parts_are_recorded_with_a_new_site_and_with_all() -> None:
-    part = {"worst_channel": {"relative_mse": 0.5, "one_minus_correlation": math.nan}}
+    part = {"parts": {"worst_channel": {"relative_mse": 0.5, "one_minus_correlation": math.nan}}}
     key = ("layers.0:output", "carried", "relative_mse@worst_channel")
     new, old = carried(accepted=None, **part), carried(**part)
     assert decide_update(judged(new)).values == {KEY: 1e-4, OTHER: 5e-5, key: 0.5}
     assert decide_update(judged(new), "new").values[key] == 0.5
-    assert decide_update(judged(old)).values == {}
+    for which in WHICH:
+        assert decide_update(judged(old), which).values[key] == 0.5, "its line was removed"
+    assert decide_update(judged(old)).values == {key: 0.5}
     assert decide_update(judged(old), "all").values[key] == 0.5
     assert decide_update(judged(carried(mse=1.0, accepted=None, **part))).values == {}
 
@@ -156,7 +159,7 @@ def test_what_an_update_says_passes_does_pass_once_stored(state: str, which: Any
     site, _ = STATES[state]
     update = decide_update(judged(site), which)
     accepted = {**(site.accepted or {}), **{key[2]: value for key, value in update.values.items()}}
-    again = judged(Measured.from_dict({**site.to_dict(), "accepted": accepted}))
+    again = judged(replace(site, accepted=accepted))
     assert again.passed is update.passed
 
 

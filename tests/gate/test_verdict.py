@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qgate.errors import QgateError
-from qgate.gate import Limits, judge, parse_bound
+from qgate.gate import Limits, Measured, judge, parse_bound
+from qgate.results import binding
 from tests.gate.making import ACCEPTED, carried, measured, verdict
 
 errors = st.floats(0, 1e6, allow_subnormal=True)
@@ -47,16 +47,16 @@ def test_failures_are_sorted_worst_first_and_missing_ones_last() -> None:
 
 
 def test_the_binding_check_is_the_worst_or_the_nearest() -> None:
-    tight = verdict(measured(mse=1.019e-4)).binding("layers.0:output", "local")
-    assert (tight.kind, tight.passed) == ("regression", True)
-    loose = verdict(
-        measured(accepted={**ACCEPTED, "relative_mse": 1.0, "one_minus_correlation": 1.0})
-    )
-    assert loose.binding("layers.0:output", "local").kind == "budget"
-    assert verdict(measured(mse=1.0)).binding("layers.0:output", "local").passed is False
-    found = verdict(measured())
-    with pytest.raises(QgateError, match="not in this verdict"):
-        found.binding("layers.0:output", "carried")
+    def bound(site: Measured) -> Mapping[str, Any]:
+        check = binding({"checks": [check.to_dict() for check in verdict(site).checks]})
+        assert check is not None
+        return check
+
+    tight = bound(measured(mse=1.019e-4))
+    assert (tight["kind"], tight["passed"]) == ("regression", True)
+    loose = bound(measured(accepted={"relative_mse": 1.8e-4, "one_minus_correlation": 9e-5}))
+    assert loose["kind"] == "budget"
+    assert bound(measured(mse=1.0))["passed"] is False
 
 
 def test_all_sites_are_judged_each_by_its_own_limits() -> None:

@@ -223,6 +223,7 @@ SUITES = Group(
         step("baselines-list", "qgate baselines list --baselines accepted"),
         step("baselines-verify", "qgate baselines verify --baselines accepted"),
         step("baselines-unlock", "qgate baselines unlock --baselines accepted"),
+        step("baselines-migrate", "qgate baselines migrate --baselines accepted"),
         step("baselines-prune", "qgate baselines prune --baselines accepted --mode 2-4 --dry-run"),
         suites(
             "suites-llama-new",

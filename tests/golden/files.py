@@ -29,6 +29,7 @@ VOLATILE = [
     (r"(?m)^(version of \w+\n).*$", r"\1<version>"),
     (r"(?m)^(seconds of \w+\n).*$", r"\1<seconds>"),
     (r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{12,64}\b", "<hash>"),
+    (r"(?m)^(# device +\S+|\w+ +\S+ +(?:local|carried|\w+ward|task|sweep) +\S+ +\S+) +[0-9a-f]{8}$", r"\1 <digest>"),
     (r"\b(qgate|torch|python|Python|pytest|numpy|triton|Torch) v?\d+\.\d+[\w.+]*", r"\1 <version>"),
     (r"\b2\.\d+\.\d+\+cpu\b", "<version>"),
     (r"\bin (\d+ min )?\d+(\.\d+)? ?s(econds?)?\b", "in <seconds>"),
@@ -57,6 +58,9 @@ OF_THE_RUN: dict[str, object] = {
 _LONG = re.compile(r"(?<![\w.])[-+]?\d+\.\d+(?:e[-+]?\d+)?(?!\w|\.\d)")
 
 
+_JSON = (".json", ".jsonl")
+
+
 def steady(text: str, folder: Path | None = None) -> str:
     """The text without times, versions, hashes and the folder of this run; numbers in 9 digits."""
     if folder is not None:
@@ -75,19 +79,21 @@ def golden_text(path: Path, pictures: dict[str, list[str]], folder: Path) -> str
     """What is pinned of a file that a command wrote."""
     if path.name == "results.jsonl":
         return "".join(f"{line}\n" for line in _results_lines(path, folder))
-    lines = "\n".join(_lines(path, pictures))
+    lines = "\n".join(_lines(path, pictures, folder))
     return "\n".join(line.rstrip() for line in steady(lines, folder).splitlines()) + "\n"
 
 
-def _lines(path: Path, pictures: dict[str, list[str]]) -> Iterator[str]:
+def _lines(path: Path, pictures: dict[str, list[str]], folder: Path) -> Iterator[str]:
     ending = path.suffix or path.name
+    # How lines break must not depend on how long the name of a temporary folder is.
+    text = path.read_text("utf-8").replace(str(folder), "<folder>") if ending in _JSON else ""
     if str(path) in pictures:
         yield from pictures[str(path)]
     elif ending == ".jsonl":
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in text.splitlines():
             yield from json_lines(without_run(json.loads(line)))
     elif ending == ".json":
-        yield from json_lines(without_run(json.loads(path.read_text(encoding="utf-8"))))
+        yield from json_lines(without_run(json.loads(text)))
     elif ending == ".html":
         yield from page_lines(path.read_text(encoding="utf-8"))
     elif ending == ".csv":

@@ -178,8 +178,9 @@ def test_a_figure_is_the_data_drawn() -> None:
 
 def test_a_json_file_of_another_run_is_the_same(tmp_path: Path) -> None:
     made = []
-    for seconds in (1, 2):
-        path = tmp_path / "a.json"
-        path.write_text(f'{{"seconds": {seconds}.5, "folder": "{tmp_path}/x", "mse": 0.5}}')
-        made.append(golden_text(path, {}, tmp_path))
+    for seconds, folder in ((1, tmp_path), (2, tmp_path / ("long" * 40))):
+        folder.mkdir(exist_ok=True)
+        path = folder / "a.json"
+        path.write_text(f'{{"seconds": {seconds}.5, "folder": "{folder}/x", "mse": 0.5}}')
+        made.append(golden_text(path, {}, folder))
     assert made[0] == made[1] == '{seconds: 0.0, folder: "<folder>/x", mse: 0.5}\n'

@@ -10,14 +10,16 @@ import io
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from qgate.cli import main as qgate_main
 from qgate.cli import parser
+from tests.campaigns.forked import ran
 from tests.golden.cases import GROUPS, Step
 from tests.golden.files import golden_text, steady
 from tests.golden.helping import help_lines
@@ -82,15 +84,24 @@ def _qgate(step: Step) -> tuple[str, str, int]:
 
 
 def _pytest(step: Step) -> tuple[str, str, int]:
-    """pytest in a process of its own, since it and its plugins keep state."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *step.command[1:]]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = done.stdout.splitlines()
+    """pytest in a fork of this process, since it and its plugins keep state."""
+    paths = [Path.home() / name for name in ("stdout", "stderr")]
+
+    def verb() -> int:
+        for number, path in enumerate(paths, 1):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        # qgate is imported already, and pytest would say that it rewrites no assertion in it.
+        os.environ["PYTEST_ADDOPTS"] = "-W ignore::pytest.PytestAssertRewriteWarning"
+        return int(pytest.main(["-p", "no:cacheprovider", *step.command[1:]]))
+
+    status = ran(verb, Path.cwd()).status
+    printed, errors = (path.read_text(encoding="utf-8") for path in paths)
+    lines = printed.splitlines()
     if "--help" in step.command:  # only what is ours
         start = next(i for i, line in enumerate(lines) if line.startswith("qgate:"))
         end = next(i for i, line in enumerate(lines) if i > start and not line.strip())
         lines = lines[start:end]
-    return "\n".join(lines), done.stderr, done.returncode
+    return "\n".join(lines), errors, status
 
 
 def _help(_step: Step) -> tuple[str, str, int]:
@@ -110,19 +121,19 @@ def _described(pictures: dict[str, list[str]]) -> Iterator[None]:
 
     from qgate.charts import figure as _figure
 
-    def rendered(figure: Figure, _dpi: float = 0.0) -> Image:
+    def render_image(figure: Figure, _dpi: float = 0.0) -> Image:
         return Images.new("RGB", [round(40 * side) for side in figure.get_size_inches()])
 
     def save(figure: Figure, path: Path, **_settings: Any) -> None:
         pictures[str(Path(path).absolute())] = list(figure_lines(figure))
-        rendered(figure).save(path, format="png")
+        render_image(figure).save(path, format="png")
 
-    before = _figure.rendered, _figure.save
-    _figure.rendered, _figure.save = rendered, save
+    before = _figure.render_image, _figure.save
+    _figure.render_image, _figure.save = render_image, save
     try:
         yield
     finally:
-        _figure.rendered, _figure.save = before
+        _figure.render_image, _figure.save = before
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What a device is asked: each check compares one kernel with torch on the CPU, bit for bit."""
+"""The checks of a device: each compares one kernel with torch on the CPU, bit for bit."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from torch import Tensor
 import qgate
 from qgate.formats.engine import on_device, quantizing
 from qgate.formats.engine.job import Job
-from qgate.kernels import cases, comparing, counting, magnitudes, proving
-from qgate.kernels.block_casts import MxCast
+from qgate.kernels import cases, comparing, proving, reductions
+from qgate.kernels.casts import MxCast
 from qgate.kernels.launching import interpreted
-from qgate.stats._difference_counts import SHIFT
+from qgate.stats._error_pass import SHIFT
 from qgate.stats.error_stats import ErrorStats
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -27,7 +27,7 @@ Check = Callable[[torch.device], str]
 
 
 def quantized(x: Tensor, device: torch.device, fmt: str, **options: Any) -> str:
-    """What the kernel for these options makes of x, on its own: no proof, no way round it."""
+    """Quantize x by the kernel for these options alone, without its proof."""
     q = qgate.Quantizer(fmt, **options)
     there = Job(x.to(device), q)
     cast = on_device.cast_for(there)
@@ -37,7 +37,7 @@ def quantized(x: Tensor, device: torch.device, fmt: str, **options: Any) -> str:
         layout.outer, layout.length, layout.inner, dtype=there.dtype, device=device
     ).fill_(77)
     on_device._run(cast, there, out)
-    return proving.difference(layout.restore(out), quantizing.by_definition(Job(x, q)), x)
+    return proving.first_difference(layout.restore(out), quantizing.by_definition(Job(x, q)), x)
 
 
 def numbers(dtype: torch.dtype) -> Tensor:
@@ -71,7 +71,7 @@ def finite(fmt: str, of: torch.dtype, length: int, **options: Any) -> Check:
 
 def small(fmt: str, of: torch.dtype, **options: Any) -> Check:
     """Numbers near one, of which HiF8 takes no scale."""
-    return lambda device: quantized(cases.ordinary(of).view(-1, 64), device, fmt, **options)
+    return lambda device: quantized(cases.bell_curve(of).view(-1, 64), device, fmt, **options)
 
 
 def slanted(device: torch.device) -> str:
@@ -86,7 +86,7 @@ def nvfp4_scales(dtype: torch.dtype, exponents: tuple[int, ...]) -> Check:
 
     def check(device: torch.device) -> str:
         found = (
-            quantized(cases.ordinary(dtype, e, 2048).view(-1, 64), device, "nvfp4")
+            quantized(cases.bell_curve(dtype, e, 2048).view(-1, 64), device, "nvfp4")
             for e in exponents
         )
         return next(filter(None, found), "")
@@ -110,7 +110,7 @@ def counted(dtype: torch.dtype) -> Check:
             x = torch.from_numpy(narrow.view(np.int16) if patterns > 256 else narrow)
             with_gaps = torch.stack([x, x.flip(0)], 1)[:, 0]
             for each in (x, with_gaps):
-                got = counting._count(each.view(dtype).to(device)).cpu().numpy()
+                got = reductions.count_by_kernel(each.view(dtype).to(device)).cpu().numpy()
                 if not np.array_equal(got, expected):
                     return f"{int((got != expected).sum())} patterns are counted wrong"
         return ""
@@ -124,7 +124,7 @@ def largest(of: torch.dtype) -> Check:
         numbers = every[every.isfinite()]
         for x in (numbers, numbers[:70_001], numbers[-3:], every, numbers[:-2:3]):
             expected = x.double().abs().max()
-            bits = magnitudes.found(x.to(device)).cpu()
+            bits = reductions.largest_by_kernel(x.to(device)).cpu()
             got = bits.to(torch.int16).view(of) if of.itemsize == 2 else bits.view(of)
             if got.double() != expected and not (got.isnan() and expected.isnan()):
                 return f"{got.item()} instead of {expected.item()}"
@@ -150,7 +150,7 @@ def errors(actual: torch.dtype, reference: torch.dtype) -> Check:
 
 
 def errors_apart(there: ErrorStats, here: ErrorStats) -> str:
-    """What of two findings is not the same; sums may be 1e-15 of the sum of magnitudes apart."""
+    """Describe how two results differ; sums may be 1e-15 of the sum of magnitudes apart."""
     for name in (
         "elements", "actual_non_finite", "reference_non_finite", "mismatched", "sign_flips",
         "worst", "first_non_finite",
@@ -182,8 +182,8 @@ def errors_of_real_tiles(device: torch.device) -> str:
     """As they are on a device, few enough for the interpreter: one is full, one has one pair."""
     n = comparing.TILE + 1
     a, r = (numbers(BF16)[i : i + 7 * n : 7] for i in (0, 9))
-    found = comparing._compared(a.to(device), r.to(device), SHIFT)
-    return comparing.difference(found, comparing.by_torch(a, r, SHIFT))
+    found = comparing.compare_by_kernel(a.to(device), r.to(device), SHIFT)
+    return comparing.first_difference(found, comparing.compare_by_torch(a, r, SHIFT))
 
 
 MX = ("mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4_e2m1", "mxint8")
@@ -267,18 +267,18 @@ def run(device: torch.device) -> Iterator[tuple[str, str]]:
 
 
 def a_wrong_kernel(device: torch.device) -> str:
-    """What these checks say of an MX kernel whose scales follow another rule."""
+    """Check an MX kernel whose scales follow another rule."""
     q, x = qgate.Quantizer("mxfp8_e4m3"), rows(BF16, 64)
     job = Job(x.to(device), q)
     cast = on_device.cast_for(job)
     assert isinstance(cast, MxCast)
     out = torch.empty(job.layout.outer, job.layout.length, 1, dtype=x.dtype, device=device)
     on_device._run(replace(cast, carry=2**23 - 1), job, out)
-    return proving.difference(job.layout.restore(out), quantizing.by_definition(Job(x, q)), x)
+    return proving.first_difference(job.layout.restore(out), quantizing.by_definition(Job(x, q)), x)
 
 
 def wrong_errors(device: torch.device) -> str:
-    """What the proof says of sums for which the numbers from 2**127 on are not finite."""
+    """Prove sums for which the numbers from 2**127 on are not finite."""
     import triton.language as tl
 
     from qgate.kernels.programs import comparing as programs

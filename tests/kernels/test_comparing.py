@@ -15,7 +15,7 @@ from qgate.kernels import cases, comparing, proving
 from qgate.kernels.comparing import COUNTS, EXTREMES, SUMS, TILE, Partials
 from qgate.kernels.proving import KernelWarning
 from qgate.stats import _device_pass
-from qgate.stats._difference_counts import SHIFT
+from qgate.stats._error_pass import SHIFT
 from qgate.stats.error_stats import ErrorStats, errors
 from tests.kernels import checks
 
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 PAIRS = [(BF16, BF16), (FP16, FP32), (FP32, BF16)]
 Kernel = Callable[[Tensor, Tensor, int], Partials]
 
-right: Kernel = comparing.by_torch
+right: Kernel = comparing.compare_by_torch
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ErrorStats]:
     monkeypatch.setattr(_device_pass, "serves", lambda *_: True)
     monkeypatch.setattr(proving, "_verdicts", {})
     monkeypatch.setattr(proving, "serves", lambda device: device == CPU)
-    monkeypatch.setattr(comparing, "_compared", right)
+    monkeypatch.setattr(comparing, "compare_by_kernel", right)
     return errors
 
 
@@ -57,7 +57,7 @@ def of_tile(a: np.ndarray, r: np.ndarray) -> tuple[dict[str, float], dict[str, f
         "abs_reference": abs(y),
     }  # fmt: skip
     exact = {
-        "kept": int(good.sum()), "flips": int((np.sign(x) * np.sign(y) < 0).sum()),
+        "pairs": int(good.sum()), "flips": int((np.sign(x) * np.sign(y) < 0).sum()),
         "mismatched": int((kinds[0] != kinds[1]).sum()),
         "max_error": max(abs(e), default=0.0),
         "least_a": min(x, default=math.inf), "most_a": max(x, default=-math.inf),
@@ -74,7 +74,7 @@ def of_tile(a: np.ndarray, r: np.ndarray) -> tuple[dict[str, float], dict[str, f
 def test_the_definition_is_what_numpy_says(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     seen = 0
     for a, r in comparing.trials(*dtypes):
-        found = comparing.by_torch(a, r, SHIFT)
+        found = comparing.compare_by_torch(a, r, SHIFT)
         rows = dict(zip(SUMS, found.sums, strict=True))
         rows |= dict(zip(EXTREMES, found.extremes, strict=True))
         rows |= dict(zip(COUNTS, found.counts, strict=True))
@@ -83,7 +83,7 @@ def test_the_definition_is_what_numpy_says(dtypes: tuple[torch.dtype, torch.dtyp
             part = slice(i * TILE, (i + 1) * TILE)
             sums, exact = of_tile(wide_a[part], wide_r[part])
             assert {name: rows[name][i].item() for name in exact} == exact
-            held = max(exact["kept"], 1)
+            held = max(exact["pairs"], 1)
             for side, wide in zip("ar", (wide_a[part], wide_r[part]), strict=True):
                 kept = wide[np.isfinite(wide_a[part]) & np.isfinite(wide_r[part])]
                 rest = kept - rows[f"sum_{side}"][i].item() / held
@@ -116,10 +116,10 @@ def test_of_nothing_there_is_nothing(there: Callable[..., ErrorStats]) -> None:
 
 
 def test_parts_and_slices_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    a, r = (cases.ordinary(FP32, e, 5 * TILE + 9) for e in (0, 1))
-    whole = comparing.by_torch(a, r, SHIFT)
+    a, r = (cases.bell_curve(FP32, e, 5 * TILE + 9) for e in (0, 1))
+    whole = comparing.compare_by_torch(a, r, SHIFT)
     monkeypatch.setattr(comparing, "_SLICE", 2 * TILE)
-    assert comparing.difference(comparing.by_torch(a, r, SHIFT), whole) == ""
+    assert comparing.first_difference(comparing.compare_by_torch(a, r, SHIFT), whole) == ""
 
 
 @pytest.mark.parametrize("room", [1, 3, 40, 50_000])
@@ -144,7 +144,7 @@ def test_a_kernel_that_is_right_is_used(
         lengths.append(len(a))
         return right(a, r, shift)
 
-    monkeypatch.setattr(comparing, "_compared", kernel)
+    monkeypatch.setattr(comparing, "compare_by_kernel", kernel)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         first = there(torch.ones(70), torch.zeros(70))
@@ -220,7 +220,7 @@ def test_a_wrong_rule_is_told_of_and_not_used(
     a, r = torch.ones(70), torch.zeros(70)
     wanted = there(a, r)
     monkeypatch.setattr(proving, "_verdicts", {})
-    monkeypatch.setattr(comparing, "_compared", WRONG[name])
+    monkeypatch.setattr(comparing, "compare_by_kernel", WRONG[name])
     with pytest.warns(KernelWarning, match="errors of float32 tensors against float32") as told:
         found = there(a, r)
     assert len(told) == 1

@@ -1,4 +1,4 @@
-"""What is sent to a GPU: compiled for real targets, nothing flushed, approximated or fused."""
+"""Programs compiled for real GPUs: nothing is flushed, approximated or fused."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 import qgate
 from qgate.formats.engine import on_device
 from qgate.formats.engine.job import Job
-from qgate.kernels import block_casts, comparing, counting, element_casts
-from qgate.kernels.shapes import Lie
+from qgate.kernels import casts, comparing, reductions
+from qgate.kernels.shapes import MemoryLayout
 
 triton = pytest.importorskip("triton", reason="there is no triton for this platform")
 
@@ -44,7 +44,7 @@ class Launches(list[tuple[Any, tuple[Any, ...], dict[str, Any]]]):
 def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Launches]:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     noted = Launches()
-    for family in (block_casts, element_casts, counting, comparing):
+    for family in (casts, reductions, comparing):
         monkeypatch.setattr(family, "launch", noted)
     return noted
 
@@ -111,7 +111,7 @@ def test_rows_are_read_and_written_in_whole_vectors(launches: Launches) -> None:
 
 
 def test_counting_waits_for_no_result(launches: Launches) -> None:
-    counting._count(torch.ones(5000, dtype=BF16))
+    reductions.count_by_kernel(torch.ones(5000, dtype=BF16))
     text = ptx(launches[0], 90)
     assert re.search(r"(?:red|atom)\.(?:global|relaxed)?.*add.*32", text)
     assert not INEXACT.findall(text)
@@ -126,7 +126,7 @@ def test_comparing_is_exact_and_needs_no_barrier(
     launches: Launches, dtypes: tuple[torch.dtype, torch.dtype], target: int
 ) -> None:
     """One warp, whose sums go through its registers; all memory is the device's."""
-    comparing._compared(*(torch.ones(5000, dtype=dtype) for dtype in dtypes), 45)
+    comparing.compare_by_kernel(*(torch.ones(5000, dtype=dtype) for dtype in dtypes), 45)
     text = ptx(launches[0], target)
     assert not INEXACT.findall(text)
     assert text.count("bar.sync") < 5
@@ -137,11 +137,11 @@ def test_comparing_is_exact_and_needs_no_barrier(
 @pytest.mark.parametrize("inner", [1, 5, 24, 1000])
 @pytest.mark.parametrize("block", [1, 16, 20, 32, 4096])
 def test_every_place_has_a_program(block: int, inner: int) -> None:
-    lie = Lie(3, 130, inner, block)
-    across = lie.across(4096)
-    blocks = lie.outer * lie.groups
+    memory = MemoryLayout(3, 130, inner, block)
+    across = memory.across(4096)
+    blocks = memory.outer * memory.groups
     if inner == 1:
-        assert lie.programs(4096) * across >= blocks > (lie.programs(4096) - 1) * across
+        assert memory.programs(4096) * across >= blocks > (memory.programs(4096) - 1) * across
     else:
-        assert lie.programs(4096) == blocks * -(-inner // across)
+        assert memory.programs(4096) == blocks * -(-inner // across)
     assert across & (across - 1) == 0

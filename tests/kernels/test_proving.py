@@ -14,9 +14,9 @@ import qgate
 from qgate.formats.engine import quantizing
 from qgate.formats.engine.job import Job
 from qgate.kernels import proving
-from qgate.kernels.block_casts import MxCast
+from qgate.kernels.casts import MxCast
 from qgate.kernels.proving import KernelWarning
-from qgate.kernels.shapes import Lie
+from qgate.kernels.shapes import MemoryLayout
 
 CPU = torch.device("cpu")
 
@@ -34,11 +34,11 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 def kernel(runs: list[int], spoil: Any = None) -> Any:
     """An MX kernel that asks the definition, and changes what it says."""
 
-    def run(cast: MxCast, x: Tensor, out: Tensor, lie: Lie) -> None:
+    def run(cast: MxCast, x: Tensor, out: Tensor, memory: MemoryLayout) -> None:
         del cast
         runs.append(x.numel())
-        shaped = x.view(lie.outer, lie.length, lie.inner)
-        job = Job(shaped, qgate.Quantizer("mxfp8_e4m3", axis=1, block=lie.block))
+        shaped = x.view(memory.outer, memory.length, memory.inner)
+        job = Job(shaped, qgate.Quantizer("mxfp8_e4m3", axis=1, block=memory.block))
         out.copy_(quantizing.by_definition(job).view(out.shape))
         if spoil is not None:
             spoil(out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -9,8 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
+
+from qgate.errors import QgateError
+from qgate.models import language
 
 Folder = Callable[[Path], object]
 
@@ -31,11 +36,11 @@ def randomize(network: nn.Module, seed: int = 0) -> None:
 
 def outputs(network: nn.Module, blocks: list[str], ids: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Logits and the output of every block named."""
-    seen: dict[str, Tensor] = {}
+    streams: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG001
-            seen[name] = output[0] if isinstance(output, tuple) else output
+            streams[name] = output[0] if isinstance(output, tuple) else output
 
         return hook
 
@@ -44,7 +49,7 @@ def outputs(network: nn.Module, blocks: list[str], ids: Tensor) -> tuple[Tensor,
         result = network(ids)
     for handle in handles:
         handle.remove()
-    return getattr(result, "logits", result), [seen[name] for name in blocks]
+    return getattr(result, "logits", result), [streams[name] for name in blocks]
 
 
 def assert_same(ours: nn.Module, theirs: nn.Module, blocks: list[str], vocabulary: int) -> None:
@@ -66,6 +71,18 @@ def changed(source: Path, target: Path, change: Folder) -> Path:
     shutil.copytree(source, target)
     change(target)
     return target
+
+
+def check_refusal(load: Callable[[Path], object], folder: Path, words: list[str]) -> None:
+    """Load a bad folder: one short line names it and has the words, and none of its code ran."""
+    with pytest.raises(QgateError) as caught:
+        load(folder)
+    message = str(caught.value)
+    for word in [str(folder), *words]:
+        assert word in message, message
+    assert not Path("was-run").exists()
+    assert len(message) < 700
+    assert "\n" not in message
 
 
 def config(**fields: Any) -> Folder:
@@ -91,6 +108,30 @@ def unlink(name: str) -> Folder:
     return lambda folder: (folder / name).unlink()
 
 
+@functools.cache
+def _trained(vocabulary: int) -> str:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    trained.train_from_iterator([language.text("calibration", 20000)], trainer)
+    return str(trained.to_str())
+
+
+def byte_level_tokenizer(vocabulary: int) -> Any:
+    """A byte-level tokenizer of the tokenizers library, trained once per size of vocabulary."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_str(_trained(vocabulary))
+
+
 class Hostile:
     """Runs a command if it is unpickled."""
 
@@ -106,5 +147,5 @@ def as_bin(content: Any) -> Folder:
     return act
 
 
-def both(first: Folder, second: Folder) -> Folder:
+def in_turn(first: Folder, second: Folder) -> Folder:
     return lambda folder: (first(folder), second(folder))

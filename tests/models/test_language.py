@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from qgate.errors import QgateError
-from qgate.models import language, ngrams
+from qgate.models import language
+from qgate.models.training import bigram_bits, unigram_bits
 
 PARTS = ("training", "evaluation", "calibration")
 SIZE = 2**17
@@ -42,27 +43,27 @@ def test_a_longer_text_begins_with_the_shorter_one(part: language.Part) -> None:
 
 
 def test_parts_have_no_line_in_common() -> None:
-    seen = {part: {line for line in lines(part) if line} for part in PARTS}
-    assert min(map(len, seen.values())) > 2000
-    assert not seen["training"] & seen["evaluation"]
-    assert not seen["training"] & seen["calibration"]
-    assert not seen["evaluation"] & seen["calibration"]
+    lines_by_part = {part: {line for line in lines(part) if line} for part in PARTS}
+    assert min(map(len, lines_by_part.values())) > 2000
+    assert not lines_by_part["training"] & lines_by_part["evaluation"]
+    assert not lines_by_part["training"] & lines_by_part["calibration"]
+    assert not lines_by_part["evaluation"] & lines_by_part["calibration"]
 
 
 def test_sums_are_right() -> None:
-    found = [match[0] for match in matching(r"^[\d +-]+ = \d+\.$")]
-    assert len(found) > 200
-    for line in found:
-        left, right = line.rstrip(".").split(" = ")
-        numbers = list(map(int, re.findall(r"\d+", left)))
-        expected = numbers[0] - numbers[1] if "-" in left else sum(numbers)
+    sums = [match[0] for match in matching(r"^[\d +-]+ = \d+\.$")]
+    assert len(sums) > 200
+    for line in sums:
+        terms, right = line.rstrip(".").split(" = ")
+        numbers = list(map(int, re.findall(r"\d+", terms)))
+        expected = numbers[0] - numbers[1] if "-" in terms else sum(numbers)
         assert int(right) == expected, line
 
 
 def test_brackets_close_in_order() -> None:
-    found = [match[0] for match in matching(r"^[\[({].*$")]
+    bracketed = [match[0] for match in matching(r"^[\[({].*$")]
     deepest = 0
-    for line in found:
+    for line in bracketed:
         open_ones: list[str] = []
         for letter in line:
             if letter in "([{":
@@ -71,7 +72,7 @@ def test_brackets_close_in_order() -> None:
             elif letter in ")]}":
                 assert open_ones.pop() == letter, line
         assert not open_ones
-    assert len(found) > 100
+    assert len(bracketed) > 100
     assert deepest >= 4
 
 
@@ -88,9 +89,9 @@ def test_quotations_copy_what_their_document_said() -> None:
 
 
 def test_lists_are_counted_and_read_backwards() -> None:
-    found = list(matching(r"^list: ([a-z, ]+); (\d+) of them; back: ([a-z, ]+)\.$"))
-    assert len(found) > 100
-    for match in found:
+    lists = list(matching(r"^list: ([a-z, ]+); (\d+) of them; back: ([a-z, ]+)\.$"))
+    assert len(lists) > 100
+    for match in lists:
         items, back = match[1].split(", "), match[3].split(", ")
         assert items == back[::-1]
         assert len(items) == int(match[2])
@@ -110,10 +111,10 @@ def test_the_next_byte_depends_on_more_than_the_last_one() -> None:
 
     train = language.text("training", 2**19).encode()
     held_out = language.text("evaluation", 2**16).encode()
-    unigram = ngrams.unigram_bits(train, held_out)
-    bigram = ngrams.bigram_bits(train, held_out)
-    both = len(zlib.compress(held_out, 9)) * 8 / len(held_out)
-    assert both < bigram < unigram
+    unigram = unigram_bits(train, held_out)
+    bigram = bigram_bits(train, held_out)
+    compressed = len(zlib.compress(held_out, 9)) * 8 / len(held_out)
+    assert compressed < bigram < unigram
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ SIZES = {
 
 def twin(config: LlamaConfig, **fields: Any) -> Any:
     """The same model as transformers has it, not initialized."""
-    made = transformers.LlamaConfig(
+    settings = transformers.LlamaConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.d_model,
         intermediate_size=config.d_ff,
@@ -35,8 +35,8 @@ def twin(config: LlamaConfig, **fields: Any) -> Any:
         tie_word_embeddings=True,
         **fields,
     )
-    made._attn_implementation = "eager"
-    return transformers.LlamaForCausalLM(made).eval()
+    settings._attn_implementation = "eager"
+    return transformers.LlamaForCausalLM(settings).eval()
 
 
 @pytest.mark.parametrize("name", SIZES)

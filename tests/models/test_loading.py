@@ -13,19 +13,19 @@ from torch import Tensor
 
 from qgate.errors import QgateError
 from qgate.models import Model, Sampling, language, load, names
-from qgate.models.tiny import TINY, Tiny
+from qgate.models.tiny import TINY, TinyModel
 
 
 @pytest.fixture(autouse=True)
 def untrained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The tiny models as they are built: which weights they have does not matter here."""
 
-    def build(tiny: Tiny) -> Any:
+    def build(tiny: TinyModel) -> Any:
         with torch.random.fork_rng():
             torch.manual_seed(0)
             return tiny.build()
 
-    monkeypatch.setattr(Tiny, "load", build)
+    monkeypatch.setattr(TinyModel, "load", build)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
 
@@ -45,18 +45,18 @@ def test_the_models_of_the_package(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "near"),
+    ("name_given", "near"),
     [
         ("tiny-lama", "tiny-llama or tiny-mamba"),
         ("mamba", "mamba:PATH or tiny-mamba"),
         ("tiny", "tiny-llama or tiny-mamba"),
     ],
 )
-def test_an_unknown_name_lists_the_names_and_the_nearest(given: str, near: str) -> None:
+def test_an_unknown_name_lists_the_names_and_the_nearest(name_given: str, near: str) -> None:
     with pytest.raises(QgateError) as caught:
-        load(given)
+        load(name_given)
     message = str(caught.value)
-    assert f"unknown model {given!r}. Did you mean {near}?" in message
+    assert f"unknown model {name_given!r}. Did you mean {near}?" in message
     for name in names():
         assert name in message
     assert {"tiny-mamba", "tiny-llama", "mamba:PATH", "hf:PATH"} <= set(names())
@@ -135,13 +135,13 @@ def test_a_callable_returns_the_model(own: str) -> None:
 
 def test_a_callable_is_given_the_fields_of_the_sampling_that_it_names(own: str) -> None:
     model = load(f"{own}:sampled", sampling=Sampling(samples=3, seqlen=5, seed=11))
-    seen = sys.modules[own].seen
-    assert seen == {"samples": 3, "seqlen": 5, "seed": 11, "other": "default"}
+    arguments = sys.modules[own].seen
+    assert arguments == {"samples": 3, "seqlen": 5, "seed": 11, "other": "default"}
     assert model.name == "sampled"
     assert [tuple(sample.shape) for sample in model.inputs] == [(5, 4)] * 3
     tokens = torch.arange(9)
     load(f"{own}:make", sampling=Sampling(tokens=tokens))
-    assert seen["tokens"] is tokens
+    assert arguments["tokens"] is tokens
 
 
 @pytest.mark.parametrize(
@@ -210,10 +210,10 @@ def test_devices() -> None:
         QgateError, match=r"unknown device 'tpu'\. Allowed: auto, cpu, cuda, cuda:N"
     ):
         load("tiny-llama", device="tpu", sampling=few)
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    with pytest.raises(QgateError, match=rf"device 'cuda:{there}' was asked for.*Use auto or cpu"):
-        load("tiny-llama", device=f"cuda:{there}", sampling=few)
-    expected = "cuda" if there else "cpu"
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    with pytest.raises(QgateError, match=rf"device 'cuda:{count}' was asked for.*Use auto or cpu"):
+        load("tiny-llama", device=f"cuda:{count}", sampling=few)
+    expected = "cuda" if count else "cpu"
     assert load("tiny-llama", device="auto", sampling=few).device.type == expected
 
 

@@ -21,10 +21,11 @@ from tests.models.checkpoints import (
     Hostile,
     as_bin,
     assert_same,
-    both,
     changed,
+    check_refusal,
     config,
     cut,
+    in_turn,
     outputs,
     randomize,
     text,
@@ -53,10 +54,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def build(**fields: Any) -> Any:
-    made = transformers.MambaConfig(**(SIZES | fields))
+    settings = transformers.MambaConfig(**(SIZES | fields))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        network = transformers.MambaForCausalLM(made)
+        network = transformers.MambaForCausalLM(settings)
     randomize(network)
     network.config.use_cache = False
     return network.eval()
@@ -72,7 +73,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def state_spaces(folder: Path, network: Mamba, **fields: Any) -> dict[str, Tensor]:
     """A folder as state-spaces releases it: other names, half precision, a padded vocabulary."""
-    made = {
+    settings = {
         "d_model": network.config.d_model,
         "n_layer": network.config.n_layer,
         "vocab_size": network.config.vocab_size - 3,
@@ -83,7 +84,7 @@ def state_spaces(folder: Path, network: Mamba, **fields: Any) -> dict[str, Tenso
         "pad_vocab_size_multiple": 8,
     }
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(made | fields))
+    (folder / "config.json").write_text(json.dumps(settings | fields))
     state = {
         name.replace("embeddings", "embedding"): tensor.half()
         for name, tensor in network.state_dict().items()
@@ -104,7 +105,7 @@ def test_the_network_computes_what_transformers_computes(name: str, tmp_path: Pa
 
 
 def pickled(network: Any, folder: Path, shards: int = 1, **settings: Any) -> None:
-    """What save_pretrained wrote before there was safetensors."""
+    """Write the files that save_pretrained wrote before safetensors."""
     network.config.save_pretrained(folder)
     state = list(network.state_dict().items())
     if shards == 1:
@@ -175,8 +176,8 @@ def test_a_release_of_state_spaces(tied: bool, tmp_path: Path) -> None:
 
 
 def test_sizes_that_state_spaces_may_give(tmp_path: Path) -> None:
-    made = MambaConfig(40, 32, 2, 96, 4, 3, dt_rank=5, conv_bias=False, bias=True)
-    network = Mamba(made)
+    expected = MambaConfig(40, 32, 2, 96, 4, 3, dt_rank=5, conv_bias=False, bias=True)
+    network = Mamba(expected)
     inside = {
         "d_state": 4,
         "d_conv": 3,
@@ -186,7 +187,7 @@ def test_sizes_that_state_spaces_may_give(tmp_path: Path) -> None:
         "bias": True,
     }
     state_spaces(tmp_path / "given", network, ssm_cfg=inside)
-    assert load_checkpoint(tmp_path / "given").config == made
+    assert load_checkpoint(tmp_path / "given").config == expected
     inside |= {"dt_rank": "auto", "layer": "Mamba1"}
     folder = changed(tmp_path / "given", tmp_path / "auto", config(ssm_cfg=inside))
     with pytest.raises(QgateError, match=r"shape \(13, 96\), but .* asks for \(10, 96\)"):
@@ -280,8 +281,8 @@ BAD: dict[str, tuple[Folder, list[str]]] = {
     "hostile pickle": (as_bin({"lm_head.weight": Hostile()}), ["pytorch_model.bin", "refused", "model.safetensors"]),
     "a whole module": (as_bin(torch.nn.Linear(2, 2)), ["pytorch_model.bin", "refused"]),
     "no tensors": (as_bin({"model": {"a": torch.ones(2)}}), ["pytorch_model.bin", "state_dict()"]),
-    "cut bin": (both(as_bin({"a": torch.ones(2000)}), cut("pytorch_model.bin")), ["pytorch_model.bin", "Copy it again"]),
-    "text for bin": (both(as_bin({}), text("pytorch_model.bin", "hello")), ["pytorch_model.bin", "damaged", "Copy it again"]),
+    "cut bin": (in_turn(as_bin({"a": torch.ones(2000)}), cut("pytorch_model.bin")), ["pytorch_model.bin", "Copy it again"]),
+    "text for bin": (in_turn(as_bin({}), text("pytorch_model.bin", "hello")), ["pytorch_model.bin", "damaged", "Copy it again"]),
     "missing tensor": (weights(lambda w: {k: v for k, v in w.items() if k != A_LOG}), [f"lacks {A_LOG}", "Copy"]),
     "missing head": (weights(lambda w: {k: v for k, v in w.items() if k != "lm_head.weight"}), ["lacks lm_head.weight", "tie_word_embeddings"]),
     "fewer layers": (config(num_hidden_layers=2), ["has backbone.layers.2.", "unknown to this model"]),
@@ -302,15 +303,7 @@ def test_a_bad_folder_is_refused(
     monkeypatch.chdir(tmp_path)
     change, words = BAD[case]
     folder = changed(plain, tmp_path / "bad", change)
-    with pytest.raises(QgateError) as caught:
-        load_checkpoint(folder)
-    message = str(caught.value)
-    assert str(folder) in message
-    for word in words:
-        assert word in message, message
-    assert not Path("was-run").exists()
-    assert len(message) < 700
-    assert "\n" not in message
+    check_refusal(load_checkpoint, folder, words)
 
 
 def test_bad_shapes_are_found_before_weights_are_read(

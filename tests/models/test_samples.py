@@ -77,13 +77,13 @@ def test_the_built_in_text_gives_windows_that_do_not_overlap() -> None:
     samples = read("builtin")
     assert (len(samples), samples.longest) == (64, 512)
     text = language.text("evaluation", 64 * 512)
-    found = texts(samples)
-    assert len(set(found)) == 64
-    assert all(each in text for each in found)
+    windows = texts(samples)
+    assert len(set(windows)) == 64
+    assert all(window in text for window in windows)
     assert any("without any BOS" in note for note in samples.notes)
     assert "built-in language" in samples.source
     assert samples.decode is not None
-    assert "".join(samples.decode(samples.ids[0][0].tolist())) == found[0]
+    assert "".join(samples.decode(samples.ids[0][0].tolist())) == windows[0]
 
 
 def test_more_samples_keep_those_there_were() -> None:
@@ -105,9 +105,8 @@ def test_fewer_windows_than_asked_are_told(tmp_path: Path) -> None:
     samples = read(f"custom:{path}", num_samples=10, seq_len=100, format="document")
     assert len(samples) == 5
     assert any("fewer than the 10 asked for" in note for note in samples.notes)
-    refused(
-        f"custom:{path}", "fewer than the 1000", "--data.seq_len", seq_len=1000, format="document"
-    )
+    words = "fewer than the 1000", "--data.seq_len"
+    refused(f"custom:{path}", *words, seq_len=1000, format="document")
 
 
 def test_no_random_state_but_the_own_one_is_used(tmp_path: Path) -> None:
@@ -121,17 +120,13 @@ def test_no_random_state_but_the_own_one_is_used(tmp_path: Path) -> None:
         ]
 
     before = states()
-    ways = [
-        ("builtin", {}),
-        (f"custom:{path}", {}),
-        ("pile", {"path": path, "seq_len": 16}),
-        (f"hf:{path}", {}),
-    ]
-    drawn = [texts(read(source, num_samples=5, **more)) for source, more in ways]
+    sources = {"builtin": {}, f"custom:{path}": {}, "pile": {"path": path, "seq_len": 16}, f"hf:{path}": {}}  # fmt: skip
+    first = [texts(read(source, num_samples=5, **more)) for source, more in sources.items()]
     assert states() == before
     random.seed(1)
     torch.manual_seed(1)
-    assert drawn == [texts(read(source, num_samples=5, **more)) for source, more in ways]
+    second = [texts(read(source, num_samples=5, **more)) for source, more in sources.items()]
+    assert first == second
 
 
 # Files -------------------------------------------------------------------------------------------
@@ -223,13 +218,9 @@ def test_a_document_is_cut_in_windows(tmp_path: Path) -> None:
     text = "".join(f"line {k:04}\n" for k in range(100))
     path = written(tmp_path / "a.md", text)
     samples = read(f"custom:{path}", format="document", num_samples=5, seq_len=40)
-    assert all(len(each) == 40 and each in text for each in texts(samples))
-    refused(
-        f"custom:{path}",
-        "1000 tokens, fewer than the 1024",
-        "--data.seq_len 1000",
-        format="document",
-    )
+    assert all(len(row) == 40 and row in text for row in texts(samples))
+    words = "1000 tokens, fewer than the 1024", "--data.seq_len 1000"
+    refused(f"custom:{path}", *words, format="document")
     refused(f"custom:{path}", "ending", "--data.custom.format")
 
 
@@ -342,11 +333,10 @@ def test_long_rows_give_windows(tmp_path: Path) -> None:
     rows += ["short", ""] * 20
     path = written(tmp_path / "val.jsonl", "\n".join(json.dumps({"text": r}) for r in rows))
     samples = read("pile", path=path, num_samples=20, seq_len=100)
-    found = texts(samples)
-    assert [len(each) for each in found] == [100] * 20
-    assert all(any(each in row for row in rows) for each in found)
-    assert len({next(row[:3] for row in rows if each in row) for each in found}) >= 1
-    assert len({row.find(each) for each in found for row in rows if each in row}) > 5
+    windows = texts(samples)
+    assert [len(window) for window in windows] == [100] * 20
+    assert all(any(window in row for row in rows) for window in windows)
+    assert len({row.find(window) for window in windows for row in rows if window in row}) > 5
     assert samples.source.startswith(f"pile: {path}")
     assert any("without any BOS" in note for note in samples.notes)
 
@@ -364,9 +354,9 @@ def test_wikitext_is_one_text(tmp_path: Path) -> None:
     text = "".join(f" = Title {k} = \n\n text {k}\n" for k in range(50))
     for name in ("wiki.train.raw", "a.txt"):
         path = written(tmp_path / name, text)
-        found = texts(read("wikitext2", path=path, num_samples=6, seq_len=64))
-        assert len(found) == 6
-        assert all(each in text for each in found)
+        windows = texts(read("wikitext2", path=path, num_samples=6, seq_len=64))
+        assert len(windows) == 6
+        assert all(window in text for window in windows)
 
 
 # Token ids ---------------------------------------------------------------------------------------
@@ -404,81 +394,53 @@ def test_one_long_row_of_ids_is_cut_in_windows(tmp_path: Path) -> None:
     assert any("100 tokens, 3 windows of 30" in note for note in samples.notes)
 
 
-class Bad:
-    """Files of ids that are refused, each by the words it is refused with."""
-
-    @staticmethod
-    def object_array(folder: Path) -> tuple[Path, str]:
-        np.save(folder / "a.npy", np.array([Hostile()], dtype=object), allow_pickle=True)
-        return folder / "a.npy", "run code"
-
-    @staticmethod
-    def pickled(folder: Path) -> tuple[Path, str]:
-        torch.save({"ids": Hostile()}, folder / "a.pt")
-        return folder / "a.pt", "run code"
-
-    @staticmethod
-    def floats(folder: Path) -> tuple[Path, str]:
-        np.save(folder / "a.npy", np.ones(3))
-        return folder / "a.npy", "whole numbers"
-
-    @staticmethod
-    def half_tensors(folder: Path) -> tuple[Path, str]:
-        torch.save(torch.ones(3), folder / "a.pt")
-        return folder / "a.pt", "float32"
-
-    @staticmethod
-    def three_axes(folder: Path) -> tuple[Path, str]:
-        np.save(folder / "a.npy", np.ones((2, 2, 2), dtype=np.int64))
-        return folder / "a.npy", "(2, 2, 2)"
-
-    @staticmethod
-    def negative_inside(folder: Path) -> tuple[Path, str]:
-        np.save(folder / "a.npy", np.array([[1, 2], [-1, 2]]))
-        return folder / "a.npy", "id -1 at position 0 of row 1"
-
-    @staticmethod
-    def nothing(folder: Path) -> tuple[Path, str]:
-        np.save(folder / "a.npy", np.zeros((0, 4), dtype=np.int64))
-        return folder / "a.npy", "no token ids"
-
-    @staticmethod
-    def empty_file(folder: Path) -> tuple[Path, str]:
-        return written(folder / "a.npy", b""), "empty file"
-
-    @staticmethod
-    def damaged(folder: Path) -> tuple[Path, str]:
-        return written(folder / "a.safetensors", b"plain text"), "damaged"
-
-    @staticmethod
-    def other_ending(folder: Path) -> tuple[Path, str]:
-        return written(folder / "a.txt", "1 2 3"), ".npy, .pt"
-
-    @staticmethod
-    def missing(folder: Path) -> tuple[Path, str]:
-        return folder / "a.npy", "there is no file"
+def saved(array: Any) -> Callable[[Path], object]:
+    return lambda path: np.save(path, np.asarray(array), allow_pickle=True)
 
 
-@pytest.mark.parametrize("name", [name for name in vars(Bad) if not name.startswith("_")])
-def test_bad_token_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def pickled(content: Any) -> Callable[[Path], object]:
+    return lambda path: torch.save(content, path)
+
+
+def bytes_of(content: bytes) -> Callable[[Path], object]:
+    return lambda path: written(path, content)
+
+
+BAD_IDS: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "array of objects": ("a.npy", saved(np.array([Hostile()], dtype=object)), "run code"),
+    "pickled object": ("a.pt", pickled({"ids": Hostile()}), "run code"),
+    "floats": ("a.npy", saved([1.0, 1.0]), "whole numbers"),
+    "tensor of floats": ("a.pt", pickled(torch.ones(3)), "float32"),
+    "three axes": ("a.npy", saved(np.ones((2, 2, 2), "i8")), "(2, 2, 2)"),
+    "negative inside": ("a.npy", saved([[1, 2], [-1, 2]]), "id -1 at position 0 of row 1"),
+    "no ids": ("a.npy", saved(np.zeros((0, 4), "i8")), "no token ids"),
+    "empty file": ("a.npy", bytes_of(b""), "empty file"),
+    "damaged": ("a.safetensors", bytes_of(b"plain text"), "damaged"),
+    "other ending": ("a.txt", bytes_of(b"1 2 3"), ".npy, .pt"),
+    "missing": ("a.npy", lambda path: path, "there is no file"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_IDS)
+def test_a_bad_file_of_token_ids_is_refused(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    make: Callable[[Path], tuple[Path, str]] = getattr(Bad, name)
-    path, word = make(tmp_path)
-    refused(f"tokens:{path}", word, tokenizer=None)
+    name, write, word = BAD_IDS[case]
+    write(tmp_path / name)
+    refused(f"tokens:{tmp_path / name}", word, tokenizer=None)
     assert not (tmp_path / "was-run").exists()
 
 
 # Properties --------------------------------------------------------------------------------------
 
-ROWS = st.lists(
-    st.one_of(
-        st.none(), st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40)
-    ),
-    max_size=30,
-)
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40)
+ROWS = st.lists(st.none() | TEXT, max_size=30)
+FIELD = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), min_size=1)
+ENDINGS = ["a.txt", "a.json", "a.jsonl", "a.csv", "a.txt.gz", "a.parquet", "a.npy", "a.pt"]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(ROWS, st.integers(1, 40), st.integers(1, 50), st.integers(0, 3))
 def test_samples_hold_only_what_the_rows_have(
     tmp_path_factory: pytest.TempPathFactory,
@@ -499,22 +461,16 @@ def test_samples_hold_only_what_the_rows_have(
         assert len(samples) == min(number, len(full))
         assert samples.longest <= length
         for ids in samples.ids:
-            found = bytes(ids[0].tolist())
-            assert any(found in row for row in full)
-            assert len(found) == length or found in full
+            content = bytes(ids[0].tolist())
+            assert any(content in row for row in full)
+            assert len(content) == length or content in full
         assert [a.tolist() for a in samples.ids] == [
             a.tolist() for a in read(source, **request, **more).ids
         ]
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(
-        st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), min_size=1),
-        min_size=1,
-        max_size=8,
-    )
-)
+@settings(max_examples=60)
+@given(st.lists(FIELD, min_size=1, max_size=8))
 def test_a_table_gives_back_its_fields(
     tmp_path_factory: pytest.TempPathFactory, rows: list[str]
 ) -> None:
@@ -526,13 +482,8 @@ def test_a_table_gives_back_its_fields(
         assert texts(read(f"custom:{path}", seq_len=10000)) == full
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    st.binary(max_size=60),
-    st.sampled_from(
-        ["a.txt", "a.json", "a.jsonl", "a.csv", "a.txt.gz", "a.parquet", "a.npy", "a.pt"]
-    ),
-)
+@settings(max_examples=150)
+@given(st.binary(max_size=60), st.sampled_from(ENDINGS))
 def test_any_bytes_are_samples_or_one_sentence(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, name: str
 ) -> None:

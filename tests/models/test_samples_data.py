@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,48 +10,22 @@ from typing import Any
 
 import pytest
 
-from qgate.errors import QgateError
 from qgate.models import language
 from qgate.models.huggingface import FolderTokenizer, tokenizer
-from qgate.models.samples import ByteTokenizer, DataRequest, Samples, read_samples
-from tests.models.checkpoints import Hostile
+from qgate.models.samples import DataRequest, read_samples
+from tests.models.checkpoints import Hostile, byte_level_tokenizer
+from tests.models.test_samples import read, refused, texts
 
 transformers = pytest.importorskip("transformers")
 datasets = pytest.importorskip("datasets")
+pytestmark = pytest.mark.usefixtures("no_network")
 
 ROWS = ["first row", "", None, "the second, longer row", "grün und 日本"]
 FULL = [row for row in ROWS if row]
 
 
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise AssertionError(f"the network was used: {args} {kwargs}")
-
-    for name in ("connect", "connect_ex"):
-        monkeypatch.setattr(socket.socket, name, refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-
-
 def table(rows: list[Any], column: str = "text") -> Any:
     return datasets.Dataset.from_dict({"n": list(range(len(rows))), column: rows})
-
-
-def texts(samples: Samples) -> list[str]:
-    return [bytes(ids[0].tolist()).decode() for ids in samples.ids]
-
-
-def read(source: str, **fields: Any) -> Samples:
-    return read_samples(DataRequest(source, **fields), ByteTokenizer())
-
-
-def refused(source: str, *words: str, **fields: Any) -> None:
-    with pytest.raises(QgateError) as caught:
-        read(source, **fields)
-    message = str(caught.value)
-    assert "\n" not in message
-    for word in words:
-        assert word in message
 
 
 # Data sets on disk -------------------------------------------------------------------------------
@@ -69,8 +42,8 @@ def saved(folder: Path) -> str:
 
 
 def saved_splits(folder: Path) -> str:
-    both = {"train": table(["of the training"]), "validation": table(ROWS)}
-    datasets.DatasetDict(both).save_to_disk(folder / "saved")
+    splits = {"train": table(["of the training"]), "validation": table(ROWS)}
+    datasets.DatasetDict(splits).save_to_disk(folder / "saved")
     return f"hf:{folder / 'saved'}"
 
 
@@ -131,9 +104,10 @@ def test_a_known_data_set_has_its_usual_part(tmp_path: Path) -> None:
             tmp_path / subset / "train-00000-of-00001.parquet"
         )
         table(["test " * 50]).to_parquet(tmp_path / subset / "test-00000-of-00001.parquet")
-    found = texts(read("wikitext2", path=tmp_path, seq_len=20))
-    assert len(found) == 6
-    assert all(each in "wanted " * 9 + "\n\n\n\n" + "wanted " * 9 for each in found)
+    windows = texts(read("wikitext2", path=tmp_path, seq_len=20))
+    assert len(windows) == 6
+    whole = "wanted " * 9 + "\n\n\n\n" + "wanted " * 9
+    assert all(window in whole for window in windows)
     refused(f"hf:{tmp_path}", "wikitext-103-v1, wikitext-2-raw-v1", "--data.subset", split="train")
 
 
@@ -188,10 +162,10 @@ def test_no_network_names_the_local_copy(source: str, monkeypatch: pytest.Monkey
 
 
 def test_what_the_hub_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def load(*args: Any, **more: Any) -> Any:
-        asked.append((args, {name: value for name, value in more.items() if value is not None}))
+        requests.append((args, {name: value for name, value in more.items() if value is not None}))
         return table(["x" * 3000] * 70)
 
     monkeypatch.setattr(datasets, "load_dataset", load)
@@ -199,7 +173,7 @@ def test_what_the_hub_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for source in ("pile", "wikitext2", "c4", "redpajama", "hf:some/name"):
         assert len(read(source)) == 64
     shard = "en/c4-train.00000-of-01024.json.gz"
-    assert asked == [
+    assert requests == [
         (("mit-han-lab/pile-val-backup", None), {"split": "validation"}),
         (("Salesforce/wikitext", "wikitext-2-raw-v1"), {"split": "train"}),
         (("allenai/c4", None), {"split": "train", "data_files": {"train": shard}}),
@@ -247,20 +221,11 @@ def test_a_text_that_zstandard_has_packed(tmp_path: Path) -> None:
 # Tokenizers --------------------------------------------------------------------------------------
 
 
-def made(folder: Path, *, puts: bool) -> FolderTokenizer:
+def save_tokenizer(folder: Path, *, puts: bool) -> FolderTokenizer:
     """A byte-level tokenizer with a BOS, which puts it before a text by itself or does not."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import processors
 
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    inner.train_from_iterator([language.text("calibration", 20000)], trainer)
+    inner = byte_level_tokenizer(400)
     if puts:
         inner.post_processor = processors.TemplateProcessing(
             single="<s> $A", special_tokens=[("<s>", 0)]
@@ -274,7 +239,7 @@ def made(folder: Path, *, puts: bool) -> FolderTokenizer:
 
 @pytest.mark.parametrize("puts", [True, False], ids=["puts it", "leaves it"])
 def test_a_row_begins_with_one_bos(puts: bool, tmp_path: Path) -> None:
-    words = made(tmp_path / "words", puts=puts)
+    words = save_tokenizer(tmp_path / "words", puts=puts)
     assert words.bos == 0
     path = tmp_path / "a.txt"
     path.write_text("the first line\n<s>a line with its own\n<s><s>twice\na <s> inside\n")
@@ -291,7 +256,7 @@ def test_a_row_begins_with_one_bos(puts: bool, tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_whose_files_say_no_bos(tmp_path: Path) -> None:
-    made(tmp_path / "words", puts=False)
+    save_tokenizer(tmp_path / "words", puts=False)
     file = tmp_path / "words" / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"add_bos_token": False}))
     words = tokenizer(tmp_path / "words")
@@ -303,8 +268,8 @@ def test_a_tokenizer_whose_files_say_no_bos(tmp_path: Path) -> None:
 
 def test_the_marks_of_an_encoder(tmp_path: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "first", "line", "##s"]
-    made = transformers.BertTokenizer(vocab={word: k for k, word in enumerate(words)})
-    made.save_pretrained(tmp_path / "words")
+    encoder = transformers.BertTokenizer(vocab={word: k for k, word in enumerate(words)})
+    encoder.save_pretrained(tmp_path / "words")
     (tmp_path / "a.txt").write_text("the first lines\nthe\n")
     samples = read_samples(
         DataRequest(f"custom:{tmp_path / 'a.txt'}"), tokenizer(tmp_path / "words")
@@ -316,7 +281,7 @@ def test_the_marks_of_an_encoder(tmp_path: Path) -> None:
 
 
 def test_each_token_has_its_text(tmp_path: Path) -> None:
-    words = made(tmp_path / "words", puts=True)
+    words = save_tokenizer(tmp_path / "words", puts=True)
     content = "def parse(self, text):\n    return 1"
     ids = words(content)
     assert "".join(words.decode(ids.tolist())) == content
@@ -345,7 +310,7 @@ def test_a_space_that_a_vocabulary_marks_is_not_lost(tmp_path: Path) -> None:
 
 
 def test_a_very_long_row_is_cut_as_if_it_were_read_whole(tmp_path: Path) -> None:
-    words = made(tmp_path / "words", puts=True)
+    words = save_tokenizer(tmp_path / "words", puts=True)
     text = language.text("evaluation", 2**16).replace("\n", " ")
     (tmp_path / "a.txt").write_text(text)
     samples = read_samples(DataRequest(f"custom:{tmp_path / 'a.txt'}", seq_len=50), words)

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from qgate import capture, models, modes
+from qgate.hooks.tapping import tap_sites
 from qgate.models import Site
 from qgate.models.mamba.hadamard import Hadamard, matrix
 from qgate.models.mamba.network import MambaBlock, MambaConfig
-from qgate.models.tapping import tapped
 from qgate.modes import definition as spec_block
 from qgate.modes.mamba import MAMBA_MODES
 from qgate.modes.simulated.mixer import MixerScales, SimulatedMixer
+from tests.modes import spec_calibration
 from tests.modes.spec_data import random_hidden, random_layer
 
 M, D = 24, 48
@@ -96,7 +97,7 @@ def taps_of(block: nn.Module, hidden: np.ndarray) -> dict[str, np.ndarray]:
         found[names[site.name]] = tensor.detach().numpy().copy()
 
     sites = [Site(*name.split(":"), "other") for name in names]  # type: ignore[arg-type]
-    with torch.no_grad(), tapped(block, sites, take):
+    with torch.no_grad(), tap_sites(block, sites, take):
         found["hidden"] = block(torch.from_numpy(hidden)).numpy()
     return found
 
@@ -106,7 +107,7 @@ def layer() -> tuple[spec_block.Weights, spec_block.Scales, np.ndarray]:
     weights = random_layer(3)
     h = matrix(D).float().numpy()
     prompts = [random_hidden(seed, 1, 200, M) for seed in range(4)]
-    return weights, spec_block.scales_for(weights, prompts, h, alpha=0.998), h
+    return weights, spec_calibration.scales_for(weights, prompts, h, alpha=0.998), h
 
 
 def assert_close(

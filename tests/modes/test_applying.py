@@ -16,7 +16,7 @@ import qgate
 from qgate import Mode, Model, QgateError, Rule, capture, modes
 from qgate.models import Sampling, load
 from qgate.models.mamba.network import Mamba, MambaConfig
-from qgate.models.mamba.rotated import ROTATED, rotated
+from qgate.models.mamba.rotation import ROTATED, rotate
 from qgate.modes import CalibrationSettings, Quantized, find_mode
 from qgate.modes.formats import FORMAT_MODES
 from tests.models.checkpoints import randomize
@@ -45,7 +45,7 @@ def mamba(bias: bool = False) -> Model:
     randomize(network)
     draw = torch.Generator().manual_seed(1)
     ids = [torch.randint(31, (1, n), generator=draw) for n in (9, 20, 20, 1)]
-    return Model(network, ids, "small-mamba", calibration=ids[:3], bases={ROTATED: rotated})
+    return Model(network, ids, "small-mamba", calibration=ids[:3], bases={ROTATED: rotate})
 
 
 def quantized(name: str, model: Model) -> Quantized:

@@ -15,12 +15,13 @@ from torch import Tensor
 from qgate import Model, QgateError, modes
 from qgate.models.mamba.hadamard import matrix
 from qgate.models.mamba.network import Mamba, MambaConfig
-from qgate.models.mamba.rotated import ROTATED, rotated
+from qgate.models.mamba.rotation import ROTATED, rotate
 from qgate.modes import CalibrationSettings, measure
 from qgate.modes import definition as spec_block
 from qgate.modes.calibration import OBSERVED, quantile
-from qgate.pipeline.setups import ModelSetup
+from qgate.modes.setups import ModelSetup
 from tests.models.checkpoints import randomize
+from tests.modes import spec_calibration
 
 LENGTHS = (17, 40, 40, 1, 33, 40, 40, 40, 2, 2)
 SITES = {"s_n": "in_proj:input", "s_z": "in_proj:output", "s_u": "x_proj:input", "s_x": "x_proj:output",
@@ -33,7 +34,7 @@ def mamba(lengths: tuple[int, ...] = LENGTHS, seed: int = 0, d_model: int = 24) 
     randomize(network, seed)
     draw = torch.Generator().manual_seed(seed)
     samples = [torch.randint(31, (1, length), generator=draw) for length in lengths]
-    return Model(network, samples[:1], "random", samples, bases={ROTATED: rotated})
+    return Model(network, samples[:1], "random", samples, bases={ROTATED: rotate})
 
 
 def weights_of(mixer: Any) -> spec_block.Weights:
@@ -58,9 +59,11 @@ def test_scales_are_those_of_the_specification(
     layers = [weights_of(mixer) for mixer in turned.mixers()]
     # torch.quantile has a rank in float32, which is off by up to 1e-5 here; ours is exact.
     monkeypatch.setattr(
-        spec_block, "quantile", lambda v, a: np.float32(np.quantile(v.astype(float), a))
+        spec_calibration, "quantile", lambda v, a: np.float32(np.quantile(v.astype(float), a))
     )
-    expected = spec_block.calibrate(layers, prompts, matrix(48).float().numpy(), alpha, arithmetic)
+    expected = spec_calibration.calibrate(
+        layers, prompts, matrix(48).float().numpy(), alpha, arithmetic
+    )
     assert set(made.scales) == {
         f"backbone.layers.{k}.mixer.{s}" for k in range(2) for s in OBSERVED
     }
@@ -103,7 +106,7 @@ def test_a_percentile_is_a_mean_over_prompts_and_no_maximum() -> None:
 
 
 @given(st.integers(1, 4000), st.floats(0.5, 1), st.integers(0, 2**31))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_quantiles_are_those_of_numpy(size: int, alpha: float, seed: int) -> None:
     values = torch.randn(size, generator=torch.Generator().manual_seed(seed)).abs()
     ours = float(quantile(values, alpha))

@@ -1,4 +1,4 @@
-"""What is equal by design between modes, what must differ, and in which order errors come.
+"""Modes that are equal by design, modes that must differ, and the order of their errors.
 
 Equalities are asserted with the same input for every block: one flipped code is amplified by the
 layers after it, so that equal by design does not mean equal at depth.

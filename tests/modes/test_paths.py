@@ -1,4 +1,4 @@
-"""What the scan reads as u, each way against its formula in float64 and against its bounds."""
+"""The u of the scan, each way against its formula in float64 and against its bounds."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_every_path_has_a_formula() -> None:
 @pytest.mark.parametrize("how", ["even", "away"])
 @pytest.mark.parametrize("name", NAMES)
 @given(cases())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_paths_are_their_formulas(name: str, how: str, case: tuple[Array, float, float]) -> None:
     y, s, wide = case
     expected = FORMULAS[name](y, s, ROUND[how], wide)
@@ -152,7 +152,7 @@ def test_paths_are_their_formulas(name: str, how: str, case: tuple[Array, float,
 @pytest.mark.parametrize("how", ["even", "away"])
 @pytest.mark.parametrize("name", NAMES)
 @given(cases())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_u_is_as_far_from_y_as_the_steps_allow(
     name: str, how: str, case: tuple[Array, float, float]
 ) -> None:
@@ -183,7 +183,7 @@ def test_u_is_as_far_from_y_as_the_steps_allow(
 
 @pytest.mark.parametrize("name", ["grid", "requantized"])
 @given(cases())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_grid_has_at_most_256_values(name: str, case: tuple[Array, float, float]) -> None:
     y, s, wide = case
     y = np.concatenate([y, np.random.default_rng(0).uniform(-200, 200, 5000) * s]).astype(F32)

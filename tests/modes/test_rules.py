@@ -15,7 +15,7 @@ import qgate
 from qgate import Mode, Model, QgateError, Rule, capture, modes
 from qgate.models import Sampling, load
 from qgate.models.mamba.network import Mamba, MambaConfig
-from qgate.models.mamba.rotated import rotated
+from qgate.models.mamba.rotation import rotate
 from qgate.modes.formats import FORMAT_MODES
 from tests.models.checkpoints import randomize
 
@@ -148,7 +148,7 @@ def test_a_rule_that_cannot_work_is_an_error(rules: list[Rule], words: list[str]
 )
 def test_a_mode_that_does_not_fit_the_model_is_an_error(name: str, kind: str) -> None:
     network = Mamba(MambaConfig(16, 16, 1, 32))
-    mamba = Model(network, [torch.tensor([[1, 2]])], "m", bases={"rotated": rotated})
+    mamba = Model(network, [torch.tensor([[1, 2]])], "m", bases={"rotated": rotate})
     mode, model = (
         (modes.find_mode(name, "other"), mamba)
         if name == "fp16"

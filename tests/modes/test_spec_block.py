@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from qgate.modes import definition as spec
 from qgate.modes.definition import Array, Scales, Taps, Weights
+from tests.modes import spec_calibration
 from tests.modes.spec_data import hadamard_matrix, random_hidden, random_layer
 
 INT8 = [mode for mode in spec.MODES if mode not in spec.FLOAT]
@@ -34,7 +35,7 @@ def case(m: int = 24, seed: int = 0) -> SimpleNamespace:
     weights = random_layer(seed, m, 2 * m)
     hadamard = np.roll(hadamard_matrix(2 * m), 1, axis=0)  # no longer symmetric
     prompts = [random_hidden(100 + i, 1, 128, m) for i in range(4)]
-    scales = spec.scales_for(weights, prompts, hadamard, 0.998)
+    scales = spec_calibration.scales_for(weights, prompts, hadamard, 0.998)
     hidden = random_hidden(7, 2, 96, m)
     return SimpleNamespace(weights=weights, scales=scales, hidden=hidden, hadamard=hadamard)
 
@@ -186,28 +187,33 @@ def test_roundings_at_ties_and_below_one_half() -> None:
 
 def test_minmax_by_hand() -> None:
     prompts = [np.array([[1.0, -3.0]], np.float32), np.array([[2.0]], np.float32)]
-    assert spec.minmax_scale(prompts) == np.float32(3) / np.float32(127)
-    assert spec.minmax_scale([np.zeros(3, np.float32)]) == np.float32(1e-6)
+    assert spec_calibration.minmax_scale(prompts) == np.float32(3) / np.float32(127)
+    assert spec_calibration.minmax_scale([np.zeros(3, np.float32)]) == np.float32(1e-6)
     recorded = np.array([12.945], np.float32)
-    assert spec.minmax_scale([recorded], "fp16") == 1670 / 2**14
-    assert spec.minmax_scale([recorded]) == np.float32(12.945) / np.float32(127)
+    assert spec_calibration.minmax_scale([recorded], "fp16") == 1670 / 2**14
+    assert spec_calibration.minmax_scale([recorded]) == np.float32(12.945) / np.float32(127)
     rounds_twice = np.array([1.0024], np.float32)  # 1.00195 in float16, whose quotient is one lower
     once = np.float16(rounds_twice[0] / np.float32(127))
-    assert spec.minmax_scale([rounds_twice], "fp16") == np.nextafter(once, np.float16(0))
+    assert spec_calibration.minmax_scale([rounds_twice], "fp16") == np.nextafter(
+        once, np.float16(0)
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.9, 0.9995, 0.9999, 1.0])
 @pytest.mark.parametrize("size", [1, 2, 5, 1000, 65537, 300_001])
 def test_quantile_is_the_one_of_torch(alpha: float, size: int) -> None:
     values = np.random.default_rng(size).normal(size=size).astype(np.float32)
-    assert spec.quantile(values, alpha) == torch.quantile(torch.from_numpy(values), alpha).item()
+    assert (
+        spec_calibration.quantile(values, alpha)
+        == torch.quantile(torch.from_numpy(values), alpha).item()
+    )
 
 
 def test_percentile_by_hand() -> None:
     prompts = [np.full((2, 2), value, np.float32) for value in (1.0, -3.0, 3.0)]
-    assert spec.percentile_scale(prompts, 0.9) * 127 == pytest.approx(1.0398, rel=1e-6)
-    assert spec.percentile_scale(prompts, 1.0) < spec.minmax_scale(prompts)
-    assert spec.percentile_scale([np.zeros(2, np.float32)], 0.5) == np.float32(1e-6)
+    assert spec_calibration.percentile_scale(prompts, 0.9) * 127 == pytest.approx(1.0398, rel=1e-6)
+    assert spec_calibration.percentile_scale(prompts, 1.0) < spec_calibration.minmax_scale(prompts)
+    assert spec_calibration.percentile_scale([np.zeros(2, np.float32)], 0.5) == np.float32(1e-6)
 
 
 def test_weight_codes_are_nearest() -> None:
@@ -240,7 +246,7 @@ def test_calibration_observes_the_fp32_block_and_runs_free() -> None:
     first, second, hadamard = random_layer(4), random_layer(5), hadamard_matrix(48)
     first["in_proj"][48:] *= 5  # z is beyond x, which shares its scale
     prompts = [random_hidden(i, 1, length, 24) for i, length in enumerate((30, 1, 17))]
-    found = spec.calibrate([first, second], prompts, hadamard, 0.99)
+    found = spec_calibration.calibrate([first, second], prompts, hadamard, 0.99)
     plain = [plain_block(first, prompt, hadamard) for prompt in prompts]
     wide = {name: values.astype(np.float64) for name, values in first.items()}
     top = {site: max(np.abs(t[site]).max() for t in plain) for site in SITES}
@@ -264,8 +270,8 @@ def test_calibration_observes_the_fp32_block_and_runs_free() -> None:
     for name, value in want.items():
         assert found[0][name] * 127 == pytest.approx(value, rel=1e-4), name
     onward = [spec.block("fp32", first, {}, prompt, hadamard)["hidden"] for prompt in prompts]
-    assert found[1] == spec.scales_for(second, onward, hadamard, 0.99)
-    assert found[0] != spec.calibrate([first], prompts, hadamard, 0.99, "fp16")[0]
+    assert found[1] == spec_calibration.scales_for(second, onward, hadamard, 0.99)
+    assert found[0] != spec_calibration.calibrate([first], prompts, hadamard, 0.99, "fp16")[0]
 
 
 # Each step of the quantized block, from the taps before it -----------------------------------------
@@ -277,7 +283,7 @@ def wide_grid(w: Array) -> Array:
 
 
 def exact_sites(t: Taps, on: SimpleNamespace, hidden: Array) -> dict[str, Array]:
-    """What each site's input holds before its own rounding, computed from the taps before it."""
+    """Compute each site's value before its own rounding, from the taps before it."""
     w = {name: wide_grid(values) for name, values in on.weights.items()}
     t = {site: t[site].astype(np.float64) for site in SITES}
     r, d, n = w["dt_proj"].shape[1], *w["A_log"].shape
@@ -727,7 +733,7 @@ def test_prefixes_and_samples_are_independent(mode: str) -> None:
 
 @pytest.mark.parametrize(("mode", "site"), [("3", "x"), ("5-3", "u")])
 def test_scales_over_the_whole_tensor_couple_tokens(mode: str, site: str) -> None:
-    """What I12 and I13 exclude: the last token of the second sample is the largest."""
+    """The exceptions to I12 and I13: the last token of the second sample is the largest."""
     on = case(48, 2)
     hidden = np.random.default_rng(1).normal(size=(2, 12, 48)).astype(np.float32)
     hidden[0, 5, 0], hidden[1, -1, 0] = 8, 100

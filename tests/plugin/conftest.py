@@ -5,18 +5,27 @@ Runs share this process, where torch is imported already, unless a test wants on
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 # Imported here, since a run in this process forgets what it imported first.
 import qgate.analysis
+import qgate.formats.engine.effects
+import qgate.gate.measuring.model_gates
 import qgate.metrics
-import qgate.pipeline.gates.gating
+import qgate.plugin.html_columns
+import qgate.plugin.records
+import qgate.plugin.sessions
+import qgate.plugin.summary
 import qgate.results  # noqa: F401
-from tests.pipeline.making import LLAMA, MAMBA, mode_of, session
+from tests.campaigns.forked import ran
+from tests.gate.benches import LLAMA, MAMBA, mode_of, session
 
 Run = Callable[..., pytest.RunResult]
 SUITES = Path(__file__).parents[2] / "suites"
@@ -50,16 +59,38 @@ def project(pytester: pytest.Pytester, recorded: Path, monkeypatch: pytest.Monke
     return pytester.path
 
 
+def run_alone(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
+    """Run pytest in a process of its own, which has torch already: a fork of this one."""
+    begun = time.monotonic()
+    paths = [pytester.path / name for name in ("stdout", "stderr")]
+
+    def verb() -> int:
+        for number, path in enumerate(paths, 1):
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(handle, number)
+            os.close(handle)
+        torch.set_num_threads(1)  # the threads of this process are not in its fork
+        return int(pytest.main([f"--basetemp={pytester.path / 'runpytest-0'}", *options]))
+
+    status = ran(verb, pytester.path).status
+    out, err = (path.read_text(encoding="utf-8").splitlines() for path in paths)
+    print(*out, *err, sep="\n")
+    return pytest.RunResult(status, out, err, time.monotonic() - begun)
+
+
 @pytest.fixture
 def suites(pytester: pytest.Pytester, project: Path) -> Run:  # noqa: ARG001
     """`pytest suites` with few and short samples, on tiny-llama in mode int8 unless said."""
 
-    def run(*options: str, alone: bool = False) -> pytest.RunResult:
+    starts = {True: run_alone, False: type(pytester).runpytest_inprocess}
+
+    def run(
+        *options: str, alone: bool = False, paths: Sequence[str] = ("suites",)
+    ) -> pytest.RunResult:
         given = list(options)
         given += [] if "--mode" in given else ["--mode", "int8"]
         given += [] if "--model" in given else ["--model", LLAMA]
         short = [each for each in SHORT if each.partition("=")[0] not in given]
-        start = pytester.runpytest_subprocess if alone else pytester.runpytest_inprocess
-        return start("suites", *short, *given)
+        return starts[alone](pytester, *paths, *short, *given)
 
     return run

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qgate.baselines import Key, Store, Update
-from qgate.storage.places import place_of
+from qgate.storage.locations import location_of
 from tests import bucket as stores
 from tests.plugin.conftest import Run
 
@@ -27,13 +27,16 @@ def filled(bucket: Any, project: Path) -> Any:
         if path.is_file():
             name = f"base/{path.relative_to(root).as_posix()}"
             bucket.put_object(Bucket=stores.BUCKET, Key=name, Body=path.read_bytes())
+    for folder in root.iterdir():
+        if folder.is_dir():
+            Store(location_of(URL), folder.name).migrate()
     root.rename(project / "elsewhere")
     return bucket
 
 
 def tightened() -> Key:
     """Accept a hundredth of an error that was measured; its key."""
-    store = Store(place_of(URL), "tiny-llama")
+    store = Store(location_of(URL), "tiny-llama")
     accepted, origin = store.accepted("int8"), store.origin()
     assert accepted is not None
     assert origin is not None
@@ -66,7 +69,8 @@ def test_recorded_where_nothing_was(bucket: Any, project: Path, suites: Run) -> 
     result = suites("--update-baselines", "--layers", "first", alone=True)
     assert result.ret == pytest.ExitCode.OK
     names = stores.keys(bucket)
-    assert "base/tiny-llama/manifest.json" in names
+    assert any(name.startswith("base/tiny-llama/generations/") for name in names)
+    assert Store(location_of(URL), "tiny-llama").origin() is not None
     assert not [name for name in names if "/." in name]
     assert suites("--layers", "first", alone=True).ret == pytest.ExitCode.OK
     header = json.loads((project / "qgate-out" / "results.jsonl").read_text().splitlines()[0])

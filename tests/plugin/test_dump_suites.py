@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from qgate.cli import main
-from qgate.storage.places import place_of
+from qgate.storage.locations import location_of
 from tests import bucket as stores
 from tests.dumps.gated import at, with_nan, write_dump
 from tests.dumps.making import known
@@ -56,7 +56,7 @@ def accepted(gates: Gates) -> None:
 @pytest.mark.usefixtures("accepted", "memory")
 def test_a_dump_by_url_is_the_dump(house: Path, gates: Gates) -> None:
     """The accepted record of the folder is that of the URL: its model names it."""
-    target = place_of("memory://bucket/run")
+    target = location_of("memory://bucket/run")
     for path in (house / "dump").rglob("*.*"):
         name = (target / path.relative_to(house / "dump").as_posix()).path
         target.fs.pipe_file(name, path.read_bytes())
@@ -84,8 +84,8 @@ def test_other_suites_do_not_notice_those_that_were_left_out(project: Path, suit
         shutil.copy(SUITES / name, project / "suites")
     after = suites("--layers", "first")
     assert before.ret == after.ret == pytest.ExitCode.OK
-    assert before.parseoutcomes() == {"passed": 2}
-    assert after.parseoutcomes() == {"passed": 2, "deselected": 5}
+    before.assert_outcomes(passed=2, deselected=4)
+    after.assert_outcomes(passed=2, deselected=9)
     complete = suites()
     assert complete.ret == pytest.ExitCode.OK
     header = (project / "qgate-out" / "results.jsonl").read_text().partition("\n")[0]
@@ -98,8 +98,8 @@ def test_a_record_is_made_and_gates(
     def refused(*_: object, **__: object) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("qgate.pipeline.setups.ModelSetup.load", refused)
-    monkeypatch.setattr("qgate.pipeline.setups.ModelSetup.calibrate", refused)
+    monkeypatch.setattr("qgate.modes.setups.ModelSetup.load", refused)
+    monkeypatch.setattr("qgate.modes.setups.ModelSetup.calibrate", refused)
     result = gates("--dump", "dump")
     result.assert_outcomes(failed=ALL)
     result.stdout.fnmatch_lines(
@@ -250,7 +250,7 @@ def test_a_folder_without_permission_is_a_usage_error(
     gates: Gates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root may read everything, so the system's answer is played here."""
-    monkeypatch.setattr("qgate.storage.places.os.access", lambda *_: False)
+    monkeypatch.setattr("qgate.storage.locations.os.access", lambda *_: False)
     result = gates("--dump", "dump")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*qgate: --dump 'dump' cannot be read: permission denied.*"])
@@ -287,7 +287,7 @@ def test_a_rule_of_the_project_holds_for_a_dump_by_name(house: Path, gates: Gate
     gates("--dump", "dump", "--update-baselines")
     write_dump(house / "drifted", change=at("layers.1.fc", "input", lambda t: t * 2))
     (house / "qgate.toml").write_text(
-        "[[limits.rules]]\nsites = 'no-such-site'\nmodels = 'dump-*'\natol = 3\n"
+        "[[limits.rules]]\nsites = 'no-such-site'\nmodels = 'dump-*'\natol = 3\nreason = 'wide'\n"
     )
     result = gates("--dump", "drifted")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -19,7 +19,7 @@ EVIL = "<script>alert(1)</script>"
 SUITE = f'''
 import pytest
 from qgate.gate import Measured
-from qgate.pipeline.gates.error_pictures import error_picture
+from qgate.gate.measuring.pictures import error_picture
 import torch
 
 def m(site, value, *pictures):

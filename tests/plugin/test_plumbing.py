@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from qgate.baselines import Key
+from tests.baselines.building import rewrite
 from tests.plugin.conftest import SUITES, Run
 from tests.plugin.test_outcomes import SITE, accepted, files, gist, records, tightened
 
@@ -16,8 +19,8 @@ def test_the_marker_selects_gates(project: Path, suites: Run) -> None:
     (project / "suites" / "test_theirs.py").write_text(
         "import pytest\n@pytest.fixture\ndef gate(): return 1\ndef test_it(gate): assert gate == 1\n"
     )
-    suites("-m", "qgate", "--layers", "first").assert_outcomes(passed=2, deselected=1)
-    suites("-m", "not qgate", "--layers", "first").assert_outcomes(passed=1, deselected=2)
+    suites("-m", "qgate", "--layers", "first").assert_outcomes(passed=2, deselected=5)
+    suites("-m", "not qgate", "--layers", "first").assert_outcomes(passed=1, deselected=6)
 
 
 def test_what_raises_while_a_gate_computes_is_an_error_and_no_failure(
@@ -32,7 +35,7 @@ def test_what_raises_while_a_gate_computes_is_an_error_and_no_failure(
         "def test_their_own_assertion(gate): assert not gate\n"
     )
     result = suites("--layers", "first", "-rfE")
-    assert result.parseoutcomes() == {"passed": 2, "errors": 2, "failed": 1}
+    result.assert_outcomes(passed=2, errors=2, failed=1, deselected=4)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(
         [
@@ -46,11 +49,7 @@ def test_what_raises_while_a_gate_computes_is_an_error_and_no_failure(
 def test_stale_accepted_errors_are_an_error_before_anything_is_measured(
     project: Path, suites: Run
 ) -> None:
-    file = accepted(project)
-    lines = file.read_text().splitlines()
-    (place,) = (k for k, line in enumerate(lines) if line.startswith("# weights"))
-    lines[place] = f"# {'weights':<12} {'0' * 64}"
-    file.write_text("\n".join(lines) + "\n")
+    rewrite(accepted(project), lambda errors: replace(errors, weights="0" * 64))
     result = suites("--layers", "first")
     result.assert_outcomes(errors=2)
     result.stdout.fnmatch_lines(
@@ -60,6 +59,33 @@ def test_stale_accepted_errors_are_an_error_before_anything_is_measured(
         ]
     )
     assert json.loads((project / "qgate-out" / "results.jsonl").read_text())["kind"] == "header"
+
+
+def test_a_line_edited_by_hand_is_an_error_with_the_command_that_measures_it_again(
+    project: Path, suites: Run
+) -> None:
+    before = files(project)
+    file = accepted(project)
+    lines = file.read_text().splitlines()
+    (place,) = (
+        k for k, line in enumerate(lines) if line.split()[1:4] == [SITE, "local", "relative_mse"]
+    )
+    value = lines[place].split()[4]
+    lines[place] = lines[place].replace(value, repr(float(value) * 100))
+    file.write_text("\n".join(lines) + "\n")
+    result = suites()
+    result.assert_outcomes(errors=6)
+    result.stdout.fnmatch_lines(
+        [
+            f"*int8.txt:{place + 1}: layer_outputs {SITE} local relative_mse was edited*not edited "
+            "by hand*`pytest suites * --model tiny-llama --mode int8 --update-baselines`*"
+        ]
+    )
+    edited = files(project)
+    assert suites("--layers", "first", "--update-baselines").ret == pytest.ExitCode.TESTS_FAILED
+    assert files(project) == edited
+    assert suites("--update-baselines").parseoutcomes() == {"passed": 5, "updated": 1}
+    assert files(project) == before
 
 
 def test_another_reference_has_accepted_errors_of_its_own(project: Path, suites: Run) -> None:
@@ -97,7 +123,7 @@ def test_baselines_that_cannot_be_written_are_an_error_and_stay(
     def refuse(*_args: object) -> None:
         raise OSError(28, "No space left on device", "int8.txt")
 
-    monkeypatch.setattr("qgate.storage.transactions.FileGroup.replace", refuse)
+    monkeypatch.setattr("qgate.storage.updates.LocalFiles._replace", refuse)
     result = suites("--update-baselines", "--layers", "layers.1")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(
@@ -144,12 +170,8 @@ def test_an_update_of_two_workers_is_written_in_one_step(project: Path, suites: 
 
 
 def test_unused_accepted_errors_are_told_on_complete_runs(project: Path, suites: Run) -> None:
-    file = accepted(project)
-    lines = file.read_text().splitlines()
-    place = max(k for k, line in enumerate(lines) if line.startswith("layer_outputs"))
-    one = next(line for line in lines if line.split()[1:4] == [SITE, "local", "relative_mse"])
-    lines.insert(place + 1, one.replace("layers.1.", "layers.7."))
-    file.write_text("\n".join(lines) + "\n")
+    gone = Key("layer_outputs", SITE.replace("layers.1.", "layers.7."), "local", "relative_mse")
+    rewrite(accepted(project), lambda errors: replace(errors, values=errors.values | {gone: 1.0}))
     result = suites()
     result.stdout.fnmatch_lines(
         ["unused: 1 accepted errors of tiny-llama int8, such as *layers.7.*"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def test_without_pictures_nothing_is_computed_for_them(
     def never(*_: Any) -> Any:
         raise AssertionError
 
-    monkeypatch.setattr("qgate.pipeline.gates.bench.error_picture", never)
+    monkeypatch.setattr("qgate.gate.measuring.site_errors.error_picture", never)
     assert suites("--layers", "first", "--plots", "none").ret == pytest.ExitCode.OK
 
 
@@ -121,7 +122,7 @@ def test_a_run_where_every_set_up_failed_has_a_page_that_says_so(
     (first, *_) = told["broken"].values()
     assert "\n" not in first
     page = (project / "qgate-out" / "report.html").read_text(encoding="utf-8")
-    assert first.split("'")[0][:30] in page.replace("&#x27;", "'")
+    assert first.split("'")[0][:30] in unescape(page)
 
 
 def test_a_fixture_that_is_not_there_is_told_in_one_line(project: Path, suites: Run) -> None:
@@ -134,7 +135,7 @@ def test_a_fixture_that_is_not_there_is_told_in_one_line(project: Path, suites: 
 @pytest.mark.parametrize("error", ["OSError(28, 'disk full')", "ValueError('a bug')"])
 def test_a_page_that_cannot_be_made_is_not_green(project: Path, suites: Run, error: str) -> None:
     (project / "conftest.py").write_text(
-        "import qgate.page.reports as reports\n"
+        "import qgate.plugin.summary as reports\n"
         f"def fail(*a, **k): raise {error}\n"
         "def pytest_configure(config): config._kept, reports.write_page = reports.write_page, fail\n"
         "def pytest_unconfigure(config): reports.write_page = config._kept\n"

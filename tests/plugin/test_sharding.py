@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from qgate.cli import main
 from qgate.errors import QgateError
-from qgate.plugin.sharding import dealt_to
+from qgate.plugin.collection import dealt_to
 from qgate.results import merge, read
 from tests.plugin.conftest import Run
 from tests.results.making import record, write

@@ -79,8 +79,8 @@ def test_a_run_that_loses_nothing_says_so_and_one_that_quantizes_nothing_too(
 def test_nobody_looks_unless_asked(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_loses=LOSES + "def test_observers():\n"
-        "    from qgate.formats.engine.quantizing import observers\n"
-        "    assert not observers\n"
+        "    from qgate import Quantizer\n"
+        "    assert not Quantizer._observers\n"
     )
     result = pytester.runpytest_inprocess()
     assert result.ret == pytest.ExitCode.OK

@@ -57,13 +57,13 @@ def test_they_are_what_a_list_is(records: list[dict[str, Any]], held: int, rando
 
 def test_few_are_a_plain_list_and_many_are_not() -> None:
     few = StoredRows([{"a": 1}, {"b": [2]}])
-    assert few.settled() == [{"a": 1}, {"b": [2]}]
-    assert type(few.settled()) is type(few.ordered([1])) is list
+    assert few.plain() == [{"a": 1}, {"b": [2]}]
+    assert type(few.plain()) is type(few.ordered([1])) is list
     many = StoredRows([{"a": [i]} for i in range(9)], held=12)
     assert [type(row) is dict for row in many] == [True] * 4 + [False] * 5
-    assert is_on_disk({"of": {"it": many.settled()}})
+    assert is_on_disk({"of": {"it": many.plain()}})
     assert is_on_disk(many.ordered([3, 1]))
-    assert not is_on_disk({"of": few.settled()})
+    assert not is_on_disk({"of": few.plain()})
 
 
 @pytest.mark.parametrize("place", [9, -10])
@@ -81,7 +81,7 @@ def test_a_field_that_is_not_there_is_a_key_error() -> None:
 def test_their_text_is_that_of_the_lists() -> None:
     records = [{"a": i, "é\n": [i / 3, None], "c": {"d": "\u2028", "e": -1e-320}} for i in range(9)]
     rows = StoredRows(records, held=20)
-    whole = {"first": [1], "rows": rows.settled(), "more": {"x": rows.ordered(range(9)), "y": 1}}
+    whole = {"first": [1], "rows": rows.plain(), "more": {"x": rows.ordered(range(9)), "y": 1}}
     plain = {"first": [1], "rows": records, "more": {"x": records, "y": 1}}
     assert json.loads("".join(as_json(whole))) == plain
     assert "".join(as_json(plain)) == json.dumps(plain)
@@ -152,7 +152,7 @@ def test_a_full_disk_is_said_and_nothing_stays(tmp_path: Path) -> None:
                 list(StoredRows(({"a": [i] * 100} for i in range(1000)), held=0))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert f"{tmp_path}: File too large; make room there, or set TMPDIR" in str(said.value)
+    assert f"{tmp_path}: disk I/O error; make room there, or set TMPDIR" in str(said.value)
     del said
     gc.collect()
     assert list(tmp_path.iterdir()) == []

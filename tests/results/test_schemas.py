@@ -8,18 +8,20 @@ import math
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NotRequired, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from jsonschema import Draft202012Validator
 
 from qgate.cli import main
 from qgate.gate.checks import Check
+from qgate.records import required_fields
 from qgate.results import REQUIRED
-from qgate.results.others import told_others
+from qgate.results.other_tests import other_tests_record
 from qgate.results.pictures import Picture
 from qgate.results.schema import CHECK_KEYS, HEADER_KEYS, line
-from tests.report.gate_records import made_header, made_records
+from tests.page.gate_records import made_header, made_records
+from tests.results import schema_files
 from tests.results.making import header, record, write
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +48,13 @@ def test_the_schemas_are_schemas_and_are_packaged(name: str) -> None:
     assert FILES[name] in {path for pattern in patterns for path in package.glob(pattern)}
 
 
+@pytest.mark.parametrize("name", schema_files.MADE)
+def test_the_schemas_are_those_of_the_types(name: str) -> None:
+    assert FILES[name].read_text() == schema_files.text(name), (
+        "python -m tests.results.schema_files"
+    )
+
+
 def test_what_is_written_is_valid() -> None:
     rows = [
         header(),
@@ -56,7 +65,7 @@ def test_what_is_written_is_valid() -> None:
             update=None,
             baselines=None,
             exit=1,
-            other=told_others({"a": "failed"}, {"a": "b"}),
+            other=other_tests_record({"a": "failed"}, {"a": "b"}),
         ),
     ]
     rows += [
@@ -80,8 +89,7 @@ def test_the_schema_requires_what_the_code_requires() -> None:
     for picture in get_args(Picture):
         hints = get_type_hints(picture, include_extras=True)
         (kind,) = get_args(hints["kind"])
-        required = {name for name, hint in hints.items() if get_origin(hint) is not NotRequired}
-        assert set(defs[kind]["required"]) == required
+        assert set(defs[kind]["required"]) == set(required_fields(picture))
         assert set(defs[kind]["properties"]) == set(hints)
 
 

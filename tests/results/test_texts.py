@@ -25,8 +25,9 @@ from qgate.results import (
     to_csv,
     worst_first,
 )
+from qgate.results.ranking import figure_texts
 from qgate.results.schema import line, parse
-from qgate.results.summary import change_text, finding_of
+from qgate.results.summary import change_text, summarize_comparison
 from tests.results.making import header, record
 
 ODD = "a|b`c\n<x>%:,\x1b[31m"
@@ -49,7 +50,7 @@ MIXED = [
     record("count", nonfinite=2),
     record("none", gated=(), accepted={}),
 ]
-WORST = ["count", "nan", "above-zero", "ten", "twice", "new", "none", "good", "better"]
+WORST = ["count", "nan", "none", "above-zero", "ten", "twice", "new", "good", "better"]
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -128,7 +129,7 @@ def test_only_the_last_attempt_is_summed_up() -> None:
 def test_a_tally_counts_what_it_lets_by() -> None:
     tally = Tally()
     records = [stored(each) for each in MIXED]
-    assert list(tally.watching(records)) == records
+    assert list(tally.pass_through(records)) == records
     assert tally.counts == Tally(MIXED).counts
     assert tally.counts == GateCounts(passed=2, failed=7, checks=10, improved=1, missing=1)
     assert (tally.gates, tally.failed_gates) == (9, 7)
@@ -175,18 +176,22 @@ def failures(said: str) -> list[str]:
 def test_the_markdown_lists_modes_and_failures_worst_first() -> None:
     said = markdown_summary(map(stored, MIXED), rows=6, about="tiny on cpu")
     lines = said.splitlines()
-    assert lines[:3] == [
+    assert lines[:5] == [
         "## qgate: 7 of 9 gates failed, tiny on cpu",
         "",
-        "2 passed, 7 failed | 10 checks | improved: 1 | missing: 1",
+        "**cause: count (tiny, mode 2-1) is out of its limit: nonfinite 2, limit &#60;= 0, not "
+        "finite; 5 other gates follow from it**",
+        "",
+        "7 of 9 gates failed; comparisons: 2 passed, 7 failed | 10 checks | improved: 1 | missing: 1",
     ]
-    assert lines[6].startswith("| tiny 2-1 | 9 | 7 | count (carried) | nonfinite | 2 |")
+    assert lines[8].startswith("| tiny 2-1 | 9 | 7 | count (carried) | nonfinite | 2 |")
     assert [row.split(" | ")[0].strip("| ") for row in failures(said)] == WORST[:6]
     assert (
         "| ten | carried | tiny 2-1 | relative&#95;mse | 0.001 | &#60;= 0.000102 | 9.8x its limit "
         "(regression) | 10x |"
     ) in lines
-    assert lines[-1] == "+1 more in `results.jsonl`"
+    assert "<details><summary>All failures</summary>" in lines
+    assert lines[-3:] == ["+1 more in `results.jsonl`", "", "</details>"]
 
 
 @given(st.text())
@@ -196,7 +201,7 @@ def test_markdown_cells_stay_cells(name: str) -> None:
     assert row.count("|") == 9
     assert not set("<*") & set(re.sub(r"`[^`]*`", "", row))
     assert row.count("`") % 2 == 0
-    assert len(said.splitlines()) == 13
+    assert len(said.splitlines()) == 19
 
 
 @pytest.mark.parametrize(
@@ -283,7 +288,7 @@ def test_the_summary_grades_what_a_mode_carries() -> None:
 def test_changes_are_told_as_people_say_them() -> None:
     def change(value: float, accepted: float, **more: Any) -> str:
         return change_text(
-            finding_of(record("a", value, accepted={"relative_mse": accepted}, **more))
+            summarize_comparison(record("a", value, accepted={"relative_mse": accepted}, **more))
         )
 
     assert change(1.26e-4, 1e-4) == "+26 %"
@@ -309,3 +314,26 @@ def test_a_formula_stays_text_in_the_table(tmp_path: Path) -> None:
         "a\\n=b",
         "right\\u202eto left",
     ]
+
+
+def test_value_and_limit_differ_in_every_text() -> None:
+    near = record("near", 1.0200001e-4)
+    value, limit = figure_texts(near["checks"][0])
+    assert value != limit
+    assert value in markdown_summary([near])
+    assert f"{near['checks'][0]['metric']} {value}, limit <= {limit}" in str(
+        github_annotation(near)
+    )
+
+
+def test_an_expected_failure_counts_neither_way() -> None:
+    expected = {**record("known", 1.0), "xfailed": "bug 17"}
+    assert Tally([expected]).counts == Tally([]).counts
+    assert Tally([expected]).causes == []
+    assert github_annotation(expected) is None
+    assert Tally([expected, record("fine")]).counts_text().startswith("1 passed, 0 failed")
+
+
+def test_counts_of_a_failing_run_name_their_units() -> None:
+    said = Tally([record("bad", 1.0), record("fine", node="other")]).counts_text()
+    assert said.startswith("1 of 2 gates failed; comparisons: 1 passed, 1 failed | 2 checks")

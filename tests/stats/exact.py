@@ -6,7 +6,11 @@ import decimal
 import math
 from collections.abc import Iterable
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
+
+from qgate.stats._sums import ErrorSums, Floats, scale_for
 
 CONTEXT = decimal.Context(prec=80, Emin=-99999, Emax=99999)
 Number = decimal.Decimal
@@ -64,3 +68,54 @@ def _apart(name: str, found: dict[str, float], expected: dict[str, float]) -> fl
 def agree(found: dict[str, float], expected: dict[str, float], tolerance: float) -> None:
     far = {k: v for k, v in disagreement(found, expected).items() if not v <= tolerance}
     assert not far, {name: (found[name], expected[name]) for name in far}
+
+
+def weighted_sums(
+    actual: npt.ArrayLike, reference: npt.ArrayLike, weights: npt.ArrayLike
+) -> ErrorSums:
+    """The sums of pairs that occur `weights` times each: the definition, written out."""
+    a, r = np.asarray(actual, np.float64), np.asarray(reference, np.float64)
+    w = np.asarray(weights)
+    a, r, w = a[w > 0], r[w > 0], w[w > 0]
+    if not w.size:
+        return ErrorSums()
+    with np.errstate(over="ignore"):
+        error, unit = a - r, 1.0
+    if not np.isfinite(error).all():
+        error, unit = a / 4 - r / 4, 4.0
+    scale_actual = scale_for(float(np.abs(a).max()))
+    scale_reference = scale_for(float(np.abs(r).max()))
+    scale_error = scale_for(float(np.abs(error).max()))
+    a, r, error = a / scale_actual, r / scale_reference, error / scale_error
+    count, wide = int(w.sum()), w.astype(np.float64)
+    mean_a, mean_r = _mean(a, wide), _mean(r, wide)
+    return ErrorSums(
+        count=count,
+        mean_actual=mean_a,
+        mean_reference=mean_r,
+        m2_actual=_sum(wide * (a - mean_a) ** 2),
+        m2_reference=_sum(wide * (r - mean_r) ** 2),
+        co=_sum(wide * (a - mean_a) * (r - mean_r)),
+        sum_square_actual=_sum(wide * a**2),
+        sum_square_reference=_sum(wide * r**2),
+        dot=_sum(wide * a * r),
+        sum_square_error=_sum(wide * error**2),
+        sum_abs_error=_sum(wide * np.abs(error)),
+        sum_error=_sum(wide * error),
+        max_abs_error=float(np.abs(error).max()),
+        sum_abs_reference=_sum(wide * np.abs(r)),
+        max_abs_reference=float(np.abs(r).max()),
+        scale_actual=scale_actual,
+        scale_reference=scale_reference,
+        scale_error=scale_error * unit,
+    )
+
+
+def _mean(x: Floats, weights: Floats) -> float:
+    """The mean, exactly the value where all values are equal: a constant has no variance."""
+    first = float(x[0])
+    return first if bool((x == first).all()) else _sum(weights * x) / _sum(weights)
+
+
+def _sum(x: Floats) -> float:
+    return math.fsum(x.tolist())

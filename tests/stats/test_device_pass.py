@@ -98,7 +98,7 @@ NUMBERS = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=40))
 def test_any_pairs(pairs: list[tuple[float, float]]) -> None:
     a, r = (torch.tensor(side, dtype=torch.float32) for side in zip(*pairs, strict=True))

@@ -1,4 +1,4 @@
-"""What `errors` takes and refuses: chunks, layouts, empty tensors; what it leaves alone."""
+"""The inputs of `errors`, accepted and refused: chunks, layouts, empty tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `errors` finds, against float64 brute force, exact arithmetic, scipy and torch."""
+"""The results of `errors` against float64 brute force, exact arithmetic, scipy and torch."""
 
 from __future__ import annotations
 

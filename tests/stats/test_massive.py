@@ -125,7 +125,7 @@ def test_the_order_of_elements_is_nothing() -> None:
     ],
 )
 def test_what_was_counted_gives_the_same(x: Tensor) -> None:
-    """Of counts, and of values that are gone through in passes."""
+    """Compare counts with values that are read in passes."""
     narrow = x.float().bfloat16()
     assert massive_beyond(counts(narrow)) == pytest.approx(massive_beyond(narrow), rel=1e-6)
     assert massive_beyond(counts(x)) == pytest.approx(massive_beyond(x), rel=1e-6)

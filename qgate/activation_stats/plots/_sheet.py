@@ -1,20 +1,27 @@
-"""What pictures of activations share: panels by kind of module, the layer's number below."""
+"""Sheets of panels by kind of module, with the numbers of layers below."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qgate.activation_stats.reading import Layers, amax, kinds, name_of, numbers, short_kinds
 from qgate.charts.figure import LABEL, PANEL, SMALL, dress
-from qgate.charts.sheet import Sheet, legend, line, panels, plain, sheet, whole_numbers
+from qgate.charts.sheet import (
+    Sheet,
+    columns_for,
+    legend,
+    line,
+    panels,
+    plain,
+    sheet,
+    whole_numbers,
+)
 from qgate.summaries.reading import worst
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
@@ -23,96 +30,101 @@ MOST_PANELS, MOST_ROWS, _FEW = 12, 30, 8
 
 @dataclass(frozen=True)
 class Group:
-    """Layers side by side on one axis: their places on it, and what they are called below it."""
+    """Layers side by side on one axis, with their ticks and names below."""
 
     title: str
     layers: Layers
-    places: list[int]
-    label: str
-    names: list[str]
-
-    def dress(self, axes: Axes) -> None:
-        """Ticks and label of the axis below."""
-        axes.set_xlabel(self.label, fontsize=LABEL)
-        if self.names:
-            axes.set_xticks(self.places, self.names, rotation=20, ha="right", fontsize=SMALL)
-        else:
-            whole_numbers(axes, most=8)
-        low, high = self.places[0], self.places[-1]
-        axes.set_xlim(low - 0.6, high + 0.6)
+    ticks: list[int]
+    label: str = ""
+    names: Sequence[str] = ()
 
 
 def groups_of(layers: Layers) -> tuple[list[Group], str]:
-    """Layers by kind of module, those of the largest magnitudes if there are many, and what is
-    left out. Modules that are alone in their kind share an axis."""
-    found = kinds(layers)
-    alone = [name for name, mine in found.items() if len(mine) == 1]
-    made: list[Group] = []
+    """Group layers by kind of module, and note the kinds that are left out: of many, those of small
+    magnitudes. Modules that are alone in their kind share an axis."""
+    by_kind = kinds(layers)
+    alone = [mine[0] for mine in by_kind.values() if len(mine) == 1]
     if len(alone) > 1:
-        single = [found.pop(name)[0] for name in alone]
-        left = {name: mine for name, mine in found.items() if len(mine) > 1}
-        made = [_group("", single[at : at + _FEW]) for at in range(0, len(single), _FEW)]
-        found = left
-    short = short_kinds(found)
-    made = [_group(short[name], mine) for name, mine in found.items()] + made
-    more = len(made) - MOST_PANELS
+        by_kind = {name: mine for name, mine in by_kind.items() if len(mine) > 1}
+    short = short_kinds(by_kind)
+    groups = [_group(short[name], mine) for name, mine in by_kind.items()]
+    if len(alone) > 1:
+        groups += [_group("", alone[at : at + _FEW]) for at in range(0, len(alone), _FEW)]
+    more = len(groups) - MOST_PANELS
     if more > 0:
-        kept = worst(made, lambda group: max(map(amax, group.layers), default=0.0), MOST_PANELS)
-        kept_ones = [group for group, _ in kept]
-        made = [group for group in made if any(group is each for each in kept_ones)]
-    return made, f"{more} more kinds of modules, of smaller values, in the tables" * (more > 0)
+        largest = worst(groups, lambda g: max(map(amax, g.layers), default=0.0), MOST_PANELS)
+        chosen = {id(group) for group, _ in largest}
+        groups = [group for group in groups if id(group) in chosen]
+    return groups, f"{more} more kinds of modules, of smaller values, in the tables" * (more > 0)
 
 
 def _group(title: str, layers: Layers) -> Group:
-    places = numbers(layers)
+    ticks = numbers(layers)
     if (title and len(layers) > 1) or len(layers) > _FEW:
-        if places is not None and places == sorted(places):
-            return Group(plain(title, 44), layers, places, "layer", [])
-        return Group(plain(title, 44), layers, list(range(len(layers))), "module, in order", [])
-    names = [plain(name_of(each, 34), 34) for each in layers]
+        if ticks is not None and ticks == sorted(ticks):
+            return Group(plain(title, 44), layers, ticks, "layer")
+        return Group(plain(title, 44), layers, list(range(len(layers))), "module, in order")
+    names = [plain(name_of(layer, 34), 34) for layer in layers]
     return Group("", layers, list(range(len(layers))), "", names)
 
 
-def grid(made: Sheet, groups: Sequence[Group], columns: int) -> list[Axes]:
-    drawn = panels(made, len(groups), columns)
-    for axes, group in zip(drawn, groups, strict=True):
-        dress(axes, title=group.title, grid="y")
-        group.dress(axes)
-    return drawn
+def grid(all_axes: Sequence[Axes], groups: Sequence[Group]) -> None:
+    """Give each panel the title of its group, and ticks and label below."""
+    for axes, group in zip(all_axes, groups, strict=True):
+        dress(axes, title=group.title, x=group.label, grid="y")
+        if group.names:
+            axes.set_xticks(group.ticks, group.names, rotation=20, ha="right", fontsize=SMALL)
+        else:
+            whole_numbers(axes, most=8)
+        axes.set_xlim(group.ticks[0] - 0.6, group.ticks[-1] + 0.6)
 
 
-def grid_sheet(groups: Sequence[Group], title: str, *, each: float = 2.3) -> tuple[Sheet, int]:
-    """A sheet for so many panels, and how many go side by side."""
-    columns = min(3, len(groups)) if len(groups) != 4 else 2
-    rows = -(-len(groups) // columns)
-    width = {1: 9.0, 2: 11.0}.get(columns, 13.0)
-    return sheet(width, 1.5 + max(each * rows, 3.0), title), columns
+def panel_sheet(
+    count: int,
+    title: str,
+    *,
+    widths: Sequence[float] = (9.0, 11.0, 13.0),
+    base: float = 1.5,
+    row_height: float = 2.3,
+    least: float = 0.0,
+    columns: int = 0,
+) -> tuple[Sheet, list[Axes]]:
+    """Make a sheet of panels, as wide as its columns need."""
+    columns = columns or columns_for(count)
+    page = sheet(widths[columns - 1], base + max(row_height * -(-count // columns), least), title)
+    return page, panels(page, count, columns)
 
 
-def y_label(made: Sheet, drawn: Sequence[Axes], text: str) -> None:
-    """One for all panels, in as many lines as the height wants."""
-    lines = textwrap.fill(text, max(20, int(made.figure.get_figheight() * 9)))
-    if len(drawn) == 1:
-        drawn[0].set_ylabel(lines, fontsize=LABEL)
+def group_sheet(groups: Sequence[Group], title: str) -> tuple[Sheet, list[Axes]]:
+    page, all_axes = panel_sheet(len(groups), title, least=3.0)
+    grid(all_axes, groups)
+    return page, all_axes
+
+
+def y_label(page: Sheet, all_axes: Sequence[Axes], text: str) -> None:
+    """Write one label for all panels, in lines that fit the height."""
+    lines = textwrap.fill(text, max(20, int(page.figure.get_figheight() * 9)))
+    if len(all_axes) == 1:
+        all_axes[0].set_ylabel(lines, fontsize=LABEL)
     else:
-        made.figure.supylabel(lines, fontsize=PANEL)
+        page.figure.supylabel(lines, fontsize=PANEL)
 
 
 def mark(marker: str, color: str, *, hollow: bool = False) -> Artist:
-    """A sign for the legend."""
+    """Return a sign for the legend."""
     face = "none" if hollow else color
     return line("none", marker, markerfacecolor=face, markeredgecolor=color)
 
 
-def key(made: Sheet, entries: Mapping[str, Artist], shown: bool) -> None:
-    """The legend, where it is wanted."""
-    if shown:
-        legend(made, entries)
+def key(page: Sheet, entries: Mapping[str, Artist], enabled: bool) -> Sheet:
+    """Add the legend, if it is switched on."""
+    if enabled:
+        legend(page, entries)
+    return page
 
 
-def shared_limits(drawn: Sequence[Axes]) -> None:
-    """The same height for all panels, so that they can be held against each other."""
-    told = [axes.get_ylim() for axes in drawn]
-    low, high = min(pair[0] for pair in told), max(pair[1] for pair in told)
-    for axes in drawn:
-        axes.set_ylim(low, high)
+def shared_limits(all_axes: Sequence[Axes]) -> None:
+    """Give all panels the same limits, so that they can be compared."""
+    limits = [axes.get_ylim() for axes in all_axes]
+    for axes in all_axes:
+        axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))

@@ -1,20 +1,18 @@
-"""What number formats lose of every layer, what smoothing gains, which layers are sensitive."""
+"""Losses of number formats by layer, gains of smoothing, sensitivity of layers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qgate.activation_stats.plots._sheet import key, mark
+from qgate.activation_stats.plots._sheet import key, mark, panel_sheet
 from qgate.activation_stats.reading import (
-    EXACT_DB,
     GAIN_DB,
     Layers,
-    Look,
     Loss,
+    ReportOptions,
     common_start,
     format_names,
     kind_name,
@@ -25,14 +23,14 @@ from qgate.activation_stats.reading import (
     numbers,
     of_role,
     short_kinds,
+    smoothed_by_format,
     target_value,
     worst_format,
 )
 from qgate.activation_stats.record import (
+    EXACT_DB,
     ActivationsRecord,
     LayerActivations,
-    Proposal,
-    Sensitive,
     Smoothed,
 )
 from qgate.charts.figure import SMALL, dress
@@ -46,327 +44,265 @@ from qgate.charts.sheet import (
     dots,
     height_for,
     line,
-    panels,
+    name_rows,
     patch,
     plain,
-    rows_named,
     sheet,
     whole_numbers,
 )
-from qgate.summaries.reading import Floats, worst
+from qgate.summaries.reading import figure_of, worst
 from qgate.text import counted, decibels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Cells = list[list[Loss | None]]
-_MOST_KINDS, _MOST_ROWS = 24, 14
-_GRAY, _GREEN, _BLUE, _ORANGE = GRAY, COLORS[2], COLORS[0], COLORS[1]
+Advice = tuple[LayerActivations, Smoothed]
+_MOST_KINDS, _MOST_ROWS, _MOST_LAYERS, _MOST_DB = 24, 14, 40, 120.0
+_BLUE, _ORANGE = COLORS[0], COLORS[1]
 
 
-def draw_losses(record: ActivationsRecord, role: str, look: Look) -> Sheet | None:
-    """Kinds of modules by layers, one map per format, all on one scale."""
-    layers = [each for each in of_role(record, role) if losses(each)]
-    names = [n for n in format_names(record) if any(n in losses(each) for each in layers)]
+def draw_losses(record: ActivationsRecord, role: str, options: ReportOptions) -> Sheet | None:
+    """Draw kinds of modules by layers, one map per format, all on one scale."""
+    layers = [layer for layer in of_role(record, role) if losses(layer)]
+    names = [n for n in format_names(record) if any(n in losses(layer) for layer in layers)]
     if not names:
         return None
-    found = kinds(layers)
-    kept = dict(list(found.items())[:_MOST_KINDS])
-    columns = _columns(list(kept.values()))
-    shown = {name: _map(list(kept.values()), name, columns) for name in names}
-    maps = {name: _worse(cells) for name, cells in shown.items()}
-    finite = np.concatenate([each[np.isfinite(each)] for each in maps.values()])
+    by_kind = kinds(layers)
+    kinds_drawn = dict(list(by_kind.items())[:_MOST_KINDS])
+    columns = _columns(list(kinds_drawn.values()))
+    maps = {name: _map(list(kinds_drawn.values()), name, columns) for name in names}
+    values = {
+        name: np.array([[math.nan if x is None else x.worse for x in row] for row in cells])
+        for name, cells in maps.items()
+    }
+    finite = np.concatenate([table[np.isfinite(table)] for table in values.values()])
     bad, (name, loss) = min(
-        ((each, worst) for each in layers if (worst := worst_format(each))),
+        ((layer, worst) for layer in layers if (worst := worst_format(layer))),
         key=lambda pair: pair[1][1].worse,
     )
     title = f"{name} has the lowest SQNR, of the {role} of {name_of(bad, 60)}: {loss}"
     wide = columns_for(len(names)) if len(columns) <= 16 else min(2, len(names))
-    rows = -(-len(names) // wide)
-    height = max(1.1, 0.3 * len(kept) + 0.75)
-    made = sheet(13.0, 1.2 + height * rows, title)
+    height = max(1.1, 0.3 * len(kinds_drawn) + 0.75)
+    page, all_axes = panel_sheet(
+        len(names), title, widths=(13.0,) * 3, base=1.2, row_height=height, columns=wide
+    )
     low = 5.0 * math.floor(float(finite.min(initial=1e9)) / 5.0) if finite.size else 0.0
     high = max(float(finite.max(initial=30.0)), low + 10.0)
-    drawn = panels(made, len(names), wide)
-    image = None
-    for place, (axes, format_name) in enumerate(zip(drawn, names, strict=True)):
-        cells = maps[format_name]
+    for panel, (axes, format_name) in enumerate(zip(all_axes, names, strict=True)):
+        cells = values[format_name]
         image = axes.imshow(
             np.where(np.isfinite(cells), cells, np.where(np.isposinf(cells), high, np.nan)),
             aspect="auto", interpolation="nearest", cmap=MAP, vmin=low, vmax=high,
         )  # fmt: skip
         if len(columns) * wide <= 30:
-            _write(axes, shown[format_name], low, high)
+            _write(axes, maps[format_name], low + 0.6 * (high - low))
         dress(axes, title=plain(format_name, 40), x="layer" if len(columns) > 1 else "", grid="")
-        short = list(short_kinds(kept).values())
-        told = short if place % wide == 0 else [""] * len(short)
-        axes.set_yticks(range(len(told)), [plain(each, 28) for each in told], fontsize=SMALL)
-        step = max(1, -(-len(columns) // 10))
-        at = range(0, len(columns), step)
+        short = [plain(kind, 28) for kind in short_kinds(kinds_drawn).values()]
+        rows = short if panel % wide == 0 else [""] * len(short)
+        axes.set_yticks(range(len(rows)), rows, fontsize=SMALL)
+        at = range(0, len(columns), max(1, -(-len(columns) // 10)))
         axes.set_xticks(list(at), [str(columns[k]) if len(columns) > 1 else "" for k in at])
         axes.spines[["left", "bottom"]].set_visible(False)
-    if image is not None:
-        color_bar(made, image, drawn, "SQNR (dB), the worse: dark is lost")
-    if _any_differs(shown.values()):
-        key(made, {"40/9: with/without massive elements": patch("none")}, look.show_legend)
-    if len(found) > len(kept):
-        drawn[-1].set_xlabel(f"{len(found) - len(kept)} more kinds of modules in the tables")
-    return made
+    color_bar(page, image, all_axes, "SQNR (dB), the worse: dark is lost")
+    if any(x is not None and x.differs for cells in maps.values() for row in cells for x in row):
+        key(page, {"40/9: with/without massive elements": patch("none")}, options.show_legend)
+    if len(by_kind) > len(kinds_drawn):
+        more = len(by_kind) - len(kinds_drawn)
+        all_axes[-1].set_xlabel(f"{more} more kinds of modules in the tables")
+    return page
 
 
-def _columns(told: list[Layers]) -> list[int]:
-    """Numbers of layers, or places where they have none of their own."""
-    if all(numbers(mine) is not None for mine in told if len(mine) > 1):
-        found = {n for mine in told if len(mine) > 1 for n in (numbers(mine) or [])}
-        return sorted(found) or [0]
-    return list(range(max(map(len, told))))
+def _columns(rows: list[Layers]) -> list[int]:
+    """Return the numbers of layers, or their positions where two share a number."""
+    several = [numbers(layers) for layers in rows if len(layers) > 1]
+    if all(layer_numbers is not None for layer_numbers in several):
+        return sorted({n for layer_numbers in several for n in layer_numbers or []}) or [0]
+    return list(range(max(map(len, rows))))
 
 
-def _map(told: list[Layers], name: str, columns: list[int]) -> Cells:
-    cells: Cells = [[None] * len(columns) for _ in told]
-    at = {number: place for place, number in enumerate(columns)}
-    for row, mine in enumerate(told):
-        own = numbers(mine) if len(mine) > 1 else [columns[0]]
-        for place, each in enumerate(mine):
-            column = at.get(own[place], place) if own is not None else place
-            if len(mine) == 1 and each["layer"] in at:
-                column = at[each["layer"]]
-            cells[row][column] = losses(each).get(name)
+def _map(rows: list[Layers], name: str, columns: list[int]) -> Cells:
+    cells: Cells = [[None] * len(columns) for _ in rows]
+    at = {number: index for index, number in enumerate(columns)}
+    for row, layers in zip(cells, rows, strict=True):
+        own = numbers(layers) if len(layers) > 1 else [columns[0]]
+        for index, layer in enumerate(layers):
+            column = at.get(own[index], index) if own is not None else index
+            if len(layers) == 1 and layer["layer"] in at:
+                column = at[layer["layer"]]
+            row[column] = losses(layer).get(name)
     return cells
 
 
-def _worse(cells: Cells) -> Floats:
-    return np.array([[math.nan if loss is None else loss.worse for loss in row] for row in cells])
-
-
-def _any_differs(maps: Iterable[Cells]) -> bool:
-    return any(loss is not None and loss.differs for m in maps for row in m for loss in row)
-
-
-def _write(axes: Axes, cells: Cells, low: float, high: float) -> None:
-    for row, losses_there in enumerate(cells):
-        for column, loss in enumerate(losses_there):
+def _write(axes: Axes, cells: Cells, dark: float) -> None:
+    """Write whole decibels, two figures where they differ."""
+    for y, row in enumerate(cells):
+        for x, loss in enumerate(row):
             if loss is not None:
-                dark = loss.worse < low + 0.6 * (high - low)
-                color = WHITE if dark else BLACK
-                text = _cell_text(loss)
-                axes.text(column, row, text, ha="center", va="center", fontsize=SMALL, color=color)
-
-
-def _cell_text(loss: Loss) -> str:
-    """Whole decibels; both figures where they are not the same."""
-    both = (loss.sqnr_db, loss.rest_db) if loss.differs else (loss.sqnr_db,)
-    shown = ["exact" if db == math.inf else f"{db:.0f}" for db in both]
-    return "/".join(dict.fromkeys(shown))
+                figures = (loss.sqnr_db, loss.rest_db) if loss.differs else (loss.sqnr_db,)
+                words = dict.fromkeys("exact" if db == math.inf else f"{db:.0f}" for db in figures)
+                color = WHITE if loss.worse < dark else BLACK
+                axes.text(
+                    x, y, "/".join(words), ha="center", va="center", fontsize=SMALL, color=color
+                )
 
 
 # Smoothing ---------------------------------------------------------------------------------------
 
 
-Advice = tuple[LayerActivations, Smoothed]
+def _gain(pair: Advice, *fields: str) -> float:
+    return max(figure_of(pair[1], field) for field in fields) - pair[1]["before_db"]
 
 
-def _smoothed(record: ActivationsRecord) -> dict[str, list[Advice]]:
-    found: dict[str, list[Advice]] = {}
-    for each in record["layers"]:
-        for advice in each.get("smoothing", []):
-            found.setdefault(advice["format"], []).append((each, advice))
-    return found
-
-
-def draw_alphas(record: ActivationsRecord, look: Look) -> Sheet | None:
-    """SQNR by migration strength, a line per layer, the best of each marked."""
-    found = _smoothed(record)
-    found = {name: told for name, told in found.items() if any(a["curve"] for _, a in told)}
-    if not found:
+def draw_alphas(record: ActivationsRecord, options: ReportOptions) -> Sheet | None:
+    """Draw SQNR by migration strength, a line per layer, the best of each marked."""
+    by_format = smoothed_by_format(record)
+    by_format = {k: v for k, v in by_format.items() if any(one["curve"] for _, one in v)}
+    if not by_format:
         return None
-    name, layer, advice = _best_gain(found)
-    gain = advice["after_db"] - advice["before_db"]
+    pairs = [pair for advice in by_format.values() for pair in advice]
+    best = max(pairs, key=lambda pair: _gain(pair, "after_db"))
+    gain = _gain(best, "after_db")
     title = f"Smoothing gains at most {gain:.1f} dB"
     if gain >= GAIN_DB:
-        title = f"Smoothing gains most in {name}: {gain:+.1f} dB for {name_of(layer, 56)} at α "
-        title += f"{advice['alpha']:g}"
-    shown = list(
-        dict.fromkeys(kind_name(each["module"]) for told in found.values() for each, _ in told)
-    )
-    short = short_kinds(shown)
-    colors = colors_for(shown)
-    columns = min(3, len(found)) if len(found) != 4 else 2
-    rows = -(-len(found) // columns)
-    made = sheet({1: 9.0, 2: 11.0}.get(columns, 13.0), 1.6 + 3.0 * rows, title)
-    for axes, (format_name, told) in zip(
-        panels(made, len(found), columns), found.items(), strict=True
-    ):
-        for each, one in told:
+        title = f"Smoothing gains most in {best[1]['format']}: {gain:+.1f} dB for "
+        title += f"{name_of(best[0], 56)} at α {best[1]['alpha']:g}"
+    modules = list(dict.fromkeys(kind_name(layer["module"]) for layer, _ in pairs))
+    colors = colors_for(modules)
+    page, all_axes = panel_sheet(len(by_format), title, base=1.6, row_height=3.0)
+    for axes, (format_name, advice) in zip(all_axes, by_format.items(), strict=True):
+        for layer, one in advice:
             points = sorted((float(alpha), value) for alpha, value in one["curve"].items())
-            color = colors[kind_name(each["module"])]
+            color = colors[kind_name(layer["module"])]
             axes.plot(*zip(*points, strict=True), "-", color=color, linewidth=0.9, alpha=0.7)
-            best = [one["curve"].get(f"{one['alpha']:g}", one["after_db"])]
-            axes.plot([one["alpha"]], best, "o", color=color, markersize=4,
+            top = one["curve"].get(f"{one['alpha']:g}", one["after_db"])
+            axes.plot([one["alpha"]], [top], "o", color=color, markersize=4,
                       markeredgecolor=WHITE, markeredgewidth=0.3)  # fmt: skip
         axes.margins(y=0.08)
-        dress(
-            axes,
-            title=plain(format_name, 40),
-            x="migration strength α",
-            y="SQNR of the output (dB)",
-        )
-    shown = shown[: len(COLORS)]
-    entries = {short[each]: line(colors[each]) for each in shown}
-    key(made, {**entries, "best α": mark("o", _GRAY)}, look.show_legend)
-    return made
+        x, y = "migration strength α", "SQNR of the output (dB)"
+        dress(axes, title=plain(format_name, 40), x=x, y=y)
+    short = short_kinds(modules)
+    entries = {short[kind]: line(colors[kind]) for kind in modules[: len(COLORS)]}
+    return key(page, {**entries, "best α": mark("o", GRAY)}, options.show_legend)
 
 
-def _best_gain(found: dict[str, list[Advice]]) -> tuple[str, LayerActivations, Smoothed]:
-    told = [(name, each, one) for name, mine in found.items() for each, one in mine]
-    return max(told, key=lambda t: t[2]["after_db"] - t[2]["before_db"])
-
-
-def draw_smoothing(record: ActivationsRecord, look: Look) -> Sheet | None:
-    """Before, smoothed, rotated: the layers that gain most from either."""
-    found = _smoothed(record)
-    if not found:
+def draw_smoothing(record: ActivationsRecord, options: ReportOptions) -> Sheet | None:
+    """Draw the layers that gain most from smoothing or rotation: before, smoothed, rotated."""
+    by_format = smoothed_by_format(record)
+    if not by_format:
         return None
-
-    def gain(pair: Advice) -> float:
-        _, one = pair
-        return float(max(one["after_db"], one.get("hadamard_db", -1e9)) - one["before_db"])
-
-    kept = {
-        name: [pair for pair, _ in worst(told, gain, _MOST_ROWS)] for name, told in found.items()
+    gaining = {
+        name: [pair for pair, _ in worst(advice, _most_gain, _MOST_ROWS)]
+        for name, advice in by_format.items()
     }
-    told = [pair for mine in found.values() for pair in mine]
-    rotated = [p for p in told if p[1].get("hadamard_db", -1e9) > p[1]["after_db"]]
-    better = ""
+    pairs = [pair for advice in by_format.values() for pair in advice]
+    layer, one = max(pairs, key=lambda pair: _gain(pair, "after_db"))
+    title = f"{name_of(layer, 50)} in {one['format']}: {one['before_db']:.1f} dB as it is, "
+    title += f"{one['after_db']:.1f} dB smoothed"
+    rotated = sum(figure_of(advised, "hadamard_db") > advised["after_db"] for _, advised in pairs)
     if rotated:
-        better = f"; a Hadamard rotation gains more in {len(rotated)} of {len(told)} cases"
-    name, layer, one = _best_gain(found)
-    title = f"{name_of(layer, 50)} in {name}: {one['before_db']:.1f} dB as it is, "
-    title += f"{one['after_db']:.1f} dB smoothed{better}"
-    columns = min(3, len(kept))
-    rows = -(-len(kept) // columns)
-    most = max(len(mine) for mine in kept.values())
-    made = sheet({1: 9.0, 2: 13.0}.get(columns, 15.0), 1.5 + (0.9 + 0.42 * most) * rows, title)
-    series = (("as it is", "before_db", _GRAY), ("smoothed", "after_db", _BLUE),
+        title += f"; a Hadamard rotation gains more in {rotated} of {len(pairs)} cases"
+    most = max(map(len, gaining.values()))
+    page, all_axes = panel_sheet(
+        len(gaining), title, widths=(9.0, 13.0, 15.0), row_height=0.9 + 0.42 * most,
+        columns=min(3, len(gaining)),
+    )  # fmt: skip
+    series = (("as it is", "before_db", GRAY), ("smoothed", "after_db", _BLUE),
               ("Hadamard rotation", "hadamard_db", _ORANGE))  # fmt: skip
-    modules = [each["module"] for each, _ in told]
-    start = common_start(modules)
-    for axes, (format_name, mine) in zip(
-        panels(made, len(kept), columns), kept.items(), strict=True
-    ):
-        told_ones: list[dict[str, Any]] = [dict(one) for _, one in mine]
-        for place, (_, field, color) in enumerate(series):
-            at = [
-                (row + 0.26 * (place - 1), one[field])
-                for row, one in enumerate(told_ones)
-                if field in one
-            ]
-            if at:
-                axes.barh([p for p, _ in at], [v for _, v in at], height=0.24, color=color)
-        rows_named(axes, [each["module"][len(start) :] or each["module"] for each, _ in mine], 30)
+    start = common_start([layer["module"] for layer, _ in pairs])
+    for axes, (format_name, advice) in zip(all_axes, gaining.items(), strict=True):
+        for index, (_, name, color) in enumerate(series):
+            values = [(row, figure_of(one, name)) for row, (_, one) in enumerate(advice)]
+            points = [(row, value) for row, value in values if not math.isnan(value)]
+            if points:
+                rows = [row + 0.26 * (index - 1) for row, _ in points]
+                axes.barh(rows, [value for _, value in points], height=0.24, color=color)
+        modules = [layer["module"] for layer, _ in advice]
+        name_rows(axes, [module[len(start) :] or module for module in modules], 30)
         dress(axes, title=plain(format_name, 40), x="predicted SQNR of the output (dB)", grid="x")
-    key(made, {name: patch(color) for name, _, color in series}, look.show_legend)
-    return made
+    return key(page, {name: patch(color) for name, _, color in series}, options.show_legend)
+
+
+def _most_gain(pair: Advice) -> float:
+    return _gain(pair, "after_db", *(["hadamard_db"] if "hadamard_db" in pair[1] else []))
 
 
 # Sensitivity -------------------------------------------------------------------------------------
 
 
-def draw_sensitivity(record: ActivationsRecord, format_name: str, look: Look) -> Sheet | None:
-    """Layers quantized alone, the most harmful first, and where a proposal cuts."""
-    told = [each for each in record["sensitivity"] if each["format"] == format_name]
-    told = [each for each in told if "sqnr_db" in each]
-    if not told:
+def draw_sensitivity(
+    record: ActivationsRecord, format_name: str, options: ReportOptions
+) -> Sheet | None:
+    """Draw layers quantized alone, the most harmful first, and the cut of a proposal."""
+    layers = [e for e in record["sensitivity"] if e["format"] == format_name and "sqnr_db" in e]
+    if not layers:
         return None
-    told.sort(key=lambda each: (each["sqnr_db"], each["module"]))
-    proposals = [each for each in record["proposals"] if each["format"] == format_name]
-    keep = set(proposals[0]["keep"]) if proposals else set()
-    shown = told[:40]
-    made = sheet(10, height_for(len(shown), 0.25, 3.0), _sensitive_title(told, proposals))
-    axes = made.figure.subplots()
-    for row, each in enumerate(shown):
-        color = _ORANGE if each["module"] in keep else _BLUE
-        own = loss_of(each, "local_sqnr_db")
+    layers.sort(key=lambda entry: (entry["sqnr_db"], entry["module"]))
+    title = f"{format_name} hurts most in {name_of(layers[0], 56)}: "
+    title += f"{decibels(layers[0]['sqnr_db'])} of the output"
+    keep: set[str] = set()
+    proposals = [p for p in record["proposals"] if p["format"] == format_name]
+    for best in proposals[:1]:
+        keep, target = set(best["keep"]), best["target"]
+        many = counted(len(best["keep"]), "layer")
+        if not best["reached"]:
+            title += f"; {target} is not reached, not even with {many} kept"
+        elif keep:
+            title += f"; {many} of {len(layers)} kept reach {target}"
+        else:
+            title += f"; all {len(layers)} quantized reach {target}"
+    first = layers[:_MOST_LAYERS]
+    page = sheet(10, height_for(len(first), 0.25, 3.0), title)
+    axes = page.figure.subplots()
+    for row, entry in enumerate(first):
+        whole, own = min(entry["sqnr_db"], _MOST_DB), loss_of(entry, "local_sqnr_db")
         if own is not None:
-            local = min(own.worse, 120.0)
-            axes.plot(
-                [local, min(each["sqnr_db"], 120.0)],
-                [row, row],
-                color=PALE,
-                linewidth=1,
-                zorder=1,
-            )
-            dots(axes, [local], [row], _GRAY, MARKERS[3], s=16)
-        dots(axes, [min(each["sqnr_db"], 120.0)], [row], color, "o", s=34)
-    cut = max((row for row, each in enumerate(shown) if each["module"] in keep), default=-1)
-    if 0 <= cut < len(told) - 1:
+            local = min(own.worse, _MOST_DB)
+            axes.plot([local, whole], [row, row], color=PALE, linewidth=1, zorder=1)
+            dots(axes, [local], [row], GRAY, MARKERS[3], s=16)
+        dots(axes, [whole], [row], _ORANGE if entry["module"] in keep else _BLUE, "o", s=34)
+    cut = max((row for row, entry in enumerate(first) if entry["module"] in keep), default=-1)
+    if 0 <= cut < len(layers) - 1:
         axes.axhline(cut + 0.5, color=WARN, linewidth=1.1, linestyle="--")
-    start = common_start([each["module"] for each in told])
-    rows_named(axes, [each["module"][len(start) :] or each["module"] for each in shown], 44)
-    more = f" ({len(told) - len(shown)} less sensitive ones in the tables)" * (
-        len(told) > len(shown)
-    )
-    dress(
-        axes, title=plain(f"only this layer in {format_name}{more}", 100), x="SQNR (dB)", grid="x"
-    )
+    start = common_start([entry["module"] for entry in layers])
+    name_rows(axes, [entry["module"][len(start) :] or entry["module"] for entry in first], 44)
+    more = len(layers) - len(first)
+    about = f"only this layer in {format_name}"
+    about += f" ({more} less sensitive ones in the tables)" if more else ""
+    dress(axes, title=plain(about, 100), x="SQNR (dB)", grid="x")
     entries = {"of the model's output": mark("o", _BLUE)}
-    if any("local_sqnr_db" in each for each in shown):
-        entries["of the layer, or without massive elements"] = mark(MARKERS[3], _GRAY)
+    if any("local_sqnr_db" in entry for entry in first):
+        entries["of the layer, or without massive elements"] = mark(MARKERS[3], GRAY)
     if keep:
         entries["kept in higher precision"] = mark("o", _ORANGE)
-        if 0 <= cut < len(told) - 1:
+        if 0 <= cut < len(layers) - 1:
             entries["cut of the proposal"] = line(WARN, linestyle="--")
-    key(made, entries, look.show_legend)
-    return made
+    return key(page, entries, options.show_legend)
 
 
-def _sensitive_title(told: list[Sensitive], proposals: list[Proposal]) -> str:
-    first = told[0]
-    text = f"{first['format']} hurts most in {name_of(first, 56)}: "
-    text += f"{decibels(first['sqnr_db'])} of the output"
-    if not proposals:
-        return text
-    best = proposals[0]
-    if not best["keep"] and best["reached"]:
-        return f"{text}; all {len(told)} quantized reach {best['target']}"
-    kept = counted(len(best["keep"]), "layer")
-    if best["reached"]:
-        return f"{text}; {kept} of {len(told)} kept reach {best['target']}"
-    return f"{text}; {best['target']} is not reached, not even with {kept} kept"
-
-
-def draw_proposal(record: ActivationsRecord, format_name: str, look: Look) -> Sheet | None:
-    """How the model gets better with every layer that is kept."""
-    told = [
-        each
-        for each in record["proposals"]
-        if each["format"] == format_name and len(each["curve"]) > 1
-    ]
-    if not told:
+def draw_proposal(
+    record: ActivationsRecord, format_name: str, options: ReportOptions
+) -> Sheet | None:
+    """Draw the gain of the model with every layer that is kept."""
+    own = [p for p in record["proposals"] if p["format"] == format_name and len(p["curve"]) > 1]
+    if not own:
         return None
-    first = told[0]
-    made = sheet(
-        9,
-        1.4 + 2.9 * len(told),
-        f"{format_name}: {counted(len(first['keep']), 'layer')} kept give "
-        f"{target_value(first, first['value'])}, none kept "
-        f"{target_value(first, first['all_quantized'])} ({first['target']})",
-    )
-    for axes, each in zip(panels(made, len(told), 1), told, strict=True):
-        # All layers kept is no error at all: as a point it would flatten all others.
-        seen = [point for point in each["curve"] if point[1] < EXACT_DB] or each["curve"]
-        axes.plot(*zip(*seen, strict=True), "o-", color=_BLUE, markersize=5)
-        if each["value"] < EXACT_DB:
-            axes.plot([len(each["keep"])], [each["value"]], "o", color=_ORANGE, markersize=9)
-        unit = "SQNR of the output (dB)" if "dB" in each["target"] else "loss"
-        dress(axes, title=plain(each["target"], 60), x="layers kept in higher precision", y=unit)
+    first = own[0]
+    title = f"{format_name}: {counted(len(first['keep']), 'layer')} kept give "
+    title += f"{target_value(first, first['value'])}, none kept "
+    title += f"{target_value(first, first['all_quantized'])} ({first['target']})"
+    page, all_axes = panel_sheet(len(own), title, base=1.4, row_height=2.9, columns=1)
+    for axes, proposal in zip(all_axes, own, strict=True):
+        # With all layers kept there is no error: that point would flatten all others.
+        points = [point for point in proposal["curve"] if point[1] < EXACT_DB] or proposal["curve"]
+        axes.plot(*zip(*points, strict=True), "o-", color=_BLUE, markersize=5)
+        if proposal["value"] < EXACT_DB:
+            count = len(proposal["keep"])
+            axes.plot([count], [proposal["value"]], "o", color=_ORANGE, markersize=9)
+        unit = "SQNR of the output (dB)" if "dB" in proposal["target"] else "loss"
+        dress(
+            axes, title=plain(proposal["target"], 60), x="layers kept in higher precision", y=unit
+        )
         whole_numbers(axes)
-    key(
-        made,
-        {
-            "measured": line(_BLUE, "o"),
-            "proposed": mark("o", _ORANGE),
-        },
-        look.show_legend,
-    )
-    return made
+    entries = {"measured": line(_BLUE, "o"), "proposed": mark("o", _ORANGE)}
+    return key(page, entries, options.show_legend)

@@ -1,4 +1,4 @@
-"""Tokens by channels of one sample: as a surface, and flat, which is easier to read."""
+"""Tokens by channels of one sample, as a surface and as a flat map, which is easier to read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qgate.activation_stats.reading import Layers, Look, in_panel, name_of
+from qgate.activation_stats.reading import Layers, ReportOptions, in_panel, name_of
 from qgate.activation_stats.record import ActivationsRecord, LayerActivations
 from qgate.charts.figure import LABEL, PANEL, SMALL, dress
 from qgate.charts.palette import BLACK, MAP, WARN
@@ -16,96 +16,7 @@ from qgate.summaries.reading import figure_of
 from qgate.text import brief
 
 LIMIT = 64.0
-"""A largest value above so many 99th percentiles is marked, as in the known tool."""
-
-
-def map_layers(record: ActivationsRecord, look: Look) -> Layers:
-    """In the order of the model, each once."""
-    role = "input" if look.heat_input else "output"
-    found = [
-        each
-        for pattern in record["panels"].get("heat_map", {})
-        for each in in_panel(record, "heat_map", pattern, role)
-    ]
-    return [each for each in found if "heat_map" in each and any(each["heat_map"]["cells"])]
-
-
-def _cells(layer: LayerActivations) -> npt.NDArray[np.float64]:
-    return np.asarray(layer["heat_map"]["cells"], dtype=np.float64)
-
-
-def _title(layer: LayerActivations) -> str:
-    """The largest cell, where it is, and how far it stands out."""
-    told, cells = layer["heat_map"], _cells(layer)
-    row, column = np.unravel_index(int(cells.argmax()), cells.shape)
-    tokens, channels = told["tokens"], told["channels"]
-    text = (
-        f"The {layer['role']} of {name_of(layer, 60)} reaches {brief(float(cells.max()))} at "
-        f"{_place('token', int(row), tokens, cells.shape[0])}, "
-        f"{_place('channel', int(column), channels, cells.shape[1])}"
-    )
-    ratio = figure_of(told["stats"], "max_over_p99")
-    return f"{text}: {brief(ratio)} times its 99th percentile" if ratio > 0 else text
-
-
-def _place(what: str, cell: int, of: int, cells: int) -> str:
-    low, high = cell * of // cells, (cell + 1) * of // cells - 1
-    return f"{what} {low}" if low >= high else f"{what}s {low} to {high}"
-
-
-def draw_surface(layer: LayerActivations, look: Look) -> Sheet | None:
-    """Cells are the largest of what they cover, so that no peak is lost."""
-    told, cells = layer["heat_map"], _cells(layer)
-    if min(cells.shape) < 2:
-        return None
-    made = sheet(10, 7.4, _title(layer))
-    axes: Any = made.figure.add_subplot(projection="3d")
-    x = np.linspace(0, told["channels"] - 1, cells.shape[1])
-    y = np.linspace(0, told["tokens"] - 1, cells.shape[0])
-    grid_x, grid_y = np.meshgrid(x, y)
-    axes.plot_surface(
-        grid_x, grid_y, cells, rstride=1, cstride=1, cmap=MAP, linewidth=0, antialiased=False
-    )
-    height, turn = look.view_angle
-    axes.view_init(elev=height, azim=turn)
-    axes.set_box_aspect((1.5, 1.2, 0.8), zoom=0.92)
-    axes.set_xlabel("channel", fontsize=LABEL, labelpad=8)
-    axes.set_ylabel("token", fontsize=LABEL, labelpad=8)
-    axes.set_zlabel("|x|", fontsize=LABEL, labelpad=6)
-    axes.tick_params(labelsize=SMALL)
-    return made
-
-
-def draw_flat(layer: LayerActivations, look: Look) -> Sheet | None:  # noqa: ARG001
-    """The same from above, with the figures of all values beside it."""
-    told, cells = layer["heat_map"], _cells(layer)
-    made = sheet(12, 5.4, _title(layer))
-    axes, text = made.figure.subplots(1, 2, width_ratios=[5, 1])
-    image = axes.imshow(
-        cells, aspect="auto", interpolation="nearest", cmap=MAP, origin="upper",
-        extent=(-0.5, told["channels"] - 0.5, told["tokens"] - 0.5, -0.5),
-    )  # fmt: skip
-    pooled = cells.shape != (told["tokens"], told["channels"])
-    about = f"sample {told['sample']}, {told['tokens']} tokens × {told['channels']} channels"
-    about += "; a cell is the largest of what it covers" if pooled else ""
-    dress(axes, title=plain(about, 100), x="channel", y="token", grid="")
-    whole_numbers(axes)
-    whole_numbers(axes, "y")
-    color_bar(made, image, axes, "|x|")
-    text.axis("off")
-    rows = [(name, figure_of(told["stats"], key)) for key, name in _STATS.items()]
-    shown = [(name, value) for name, value in rows if value == value]
-    for at, (name, value) in enumerate(shown):
-        bad = name == "Max/P99" and value > LIMIT
-        color = WARN if bad else BLACK
-        weight = "bold" if bad else "normal"
-        height = 0.95 - 0.08 * at
-        text.text(0.0, height, name, fontsize=PANEL, color=color, weight=weight, va="top")
-        text.text(1.0, height, brief(value), fontsize=PANEL, color=color, weight=weight, va="top",
-                  ha="right")  # fmt: skip
-    return made
-
-
+"""A largest value above so many 99th percentiles is marked, as quant-smooth-ana does."""
 _STATS = {
     "mean": "mean",
     "std": "std",
@@ -115,3 +26,80 @@ _STATS = {
     "beyond_3_std": "> mean + 3 std",
     "max_over_p99": "Max/P99",
 }
+
+
+def map_layers(record: ActivationsRecord, options: ReportOptions) -> Layers:
+    """Return the layers that have a heat map, in the order of the model."""
+    role = "input" if options.heat_input else "output"
+    patterns = record["panels"].get("heat_map", {})
+    layers = [layer for p in patterns for layer in in_panel(record, "heat_map", p, role)]
+    return [layer for layer in layers if "heat_map" in layer and any(layer["heat_map"]["cells"])]
+
+
+def _cells(layer: LayerActivations) -> npt.NDArray[np.float64]:
+    return np.asarray(layer["heat_map"]["cells"], dtype=np.float64)
+
+
+def _title(layer: LayerActivations) -> str:
+    """Name the largest cell, where it is, and how far it stands out."""
+    heat, cells = layer["heat_map"], _cells(layer)
+    places = []
+    at = np.unravel_index(int(cells.argmax()), cells.shape)
+    for dimension, cell, many in zip(("token", "channel"), map(int, at), cells.shape, strict=True):
+        of = heat["tokens"] if dimension == "token" else heat["channels"]
+        low, high = cell * of // many, (cell + 1) * of // many - 1
+        places.append(f"{dimension} {low}" if low >= high else f"{dimension}s {low} to {high}")
+    text = f"The {layer['role']} of {name_of(layer, 60)} reaches {brief(float(cells.max()))} at "
+    text += ", ".join(places)
+    ratio = figure_of(heat["stats"], "max_over_p99")
+    return f"{text}: {brief(ratio)} times its 99th percentile" if ratio > 0 else text
+
+
+def draw_surface(layer: LayerActivations, options: ReportOptions) -> Sheet | None:
+    """Draw cells that are the largest of what they cover, so that no peak is lost."""
+    heat, cells = layer["heat_map"], _cells(layer)
+    if min(cells.shape) < 2:
+        return None
+    page = sheet(10, 7.4, _title(layer))
+    axes: Any = page.figure.add_subplot(projection="3d")
+    x = np.linspace(0, heat["channels"] - 1, cells.shape[1])
+    y = np.linspace(0, heat["tokens"] - 1, cells.shape[0])
+    axes.plot_surface(
+        *np.meshgrid(x, y), cells, rstride=1, cstride=1, cmap=MAP, linewidth=0, antialiased=False
+    )
+    height, turn = options.view_angle
+    axes.view_init(elev=height, azim=turn)
+    axes.set_box_aspect((1.5, 1.2, 0.8), zoom=0.92)
+    axes.set_xlabel("channel", fontsize=LABEL, labelpad=8)
+    axes.set_ylabel("token", fontsize=LABEL, labelpad=8)
+    axes.set_zlabel("|x|", fontsize=LABEL, labelpad=6)
+    axes.tick_params(labelsize=SMALL)
+    return page
+
+
+def draw_flat(layer: LayerActivations, options: ReportOptions) -> Sheet | None:  # noqa: ARG001
+    """Draw the same from above, with the figures of all values beside it."""
+    heat, cells = layer["heat_map"], _cells(layer)
+    page = sheet(12, 5.4, _title(layer))
+    axes, text = page.figure.subplots(1, 2, width_ratios=[5, 1])
+    image = axes.imshow(
+        cells, aspect="auto", interpolation="nearest", cmap=MAP, origin="upper",
+        extent=(-0.5, heat["channels"] - 0.5, heat["tokens"] - 0.5, -0.5),
+    )  # fmt: skip
+    pooled = cells.shape != (heat["tokens"], heat["channels"])
+    about = f"sample {heat['sample']}, {heat['tokens']} tokens × {heat['channels']} channels"
+    about += "; a cell is the largest of what it covers" if pooled else ""
+    dress(axes, title=plain(about, 100), x="channel", y="token", grid="")
+    whole_numbers(axes)
+    whole_numbers(axes, "y")
+    color_bar(page, image, axes, "|x|")
+    text.axis("off")
+    rows = [(name, figure_of(heat["stats"], key)) for key, name in _STATS.items()]
+    for at, (name, value) in enumerate(row for row in rows if row[1] == row[1]):
+        bad = name == "Max/P99" and value > LIMIT
+        for x, words, side in ((0.0, name, "left"), (1.0, brief(value), "right")):
+            text.text(
+                x, 0.95 - 0.08 * at, words, fontsize=PANEL, color=WARN if bad else BLACK,
+                weight="bold" if bad else "normal", va="top", ha=side,
+            )  # fmt: skip
+    return page

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from qgate.activation_stats.plots._sheet import (
-    grid,
-    grid_sheet,
+    group_sheet,
     groups_of,
     key,
     shared_limits,
     y_label,
 )
-from qgate.activation_stats.reading import Layers, Look, in_panel, name_of, rounding_note
-from qgate.activation_stats.record import ActivationsRecord, LayerActivations, Magnitude
+from qgate.activation_stats.reading import Layers, ReportOptions, in_panel, name_of, rounding_note
+from qgate.activation_stats.record import ActivationsRecord, LayerActivations
 from qgate.charts.palette import BLUE, GREEN, ORANGE, PINK, PURPLE, SKY, WHITE, YELLOW
 from qgate.charts.sheet import Sheet, line, log_axis, note
 from qgate.summaries.reading import worst
@@ -28,102 +25,84 @@ _OF = {
     ("weight", "channel"): "largest |w| of an input channel, over the outputs",
     ("weight", "all"): "|w|, of all values",
 }
-
-
-@dataclass(frozen=True)
-class _Curve:
-    name: str
-    color: str
-    marker: str
-    value: Callable[[Magnitude], float]
-
-
-def _at(values: list[float], place: int) -> float:
-    return values[place] if place < len(values) else math.nan
-
-
+# Curves: name, color, marker, and the figure that they are of.
 _TOP = (
-    _Curve("top-1", ORANGE, "o", lambda m: _at(m["top"], 0)),
-    _Curve("top-2", YELLOW, "s", lambda m: _at(m["top"], 1)),
-    _Curve("top-3", PINK, "^", lambda m: _at(m["top"], 2)),
-    _Curve("median", BLUE, "D", lambda m: m["median"]),
-    _Curve("min", GREEN, "v", lambda m: _at(m["low"], 0)),
+    ("top-1", ORANGE, "o", ("top", 0)),
+    ("top-2", YELLOW, "s", ("top", 1)),
+    ("top-3", PINK, "^", ("top", 2)),
+    ("median", BLUE, "D", ("median", 0)),
+    ("min", GREEN, "v", ("low", 0)),
 )
 _OUTPUT = (
-    _Curve("max", ORANGE, "o", lambda m: _at(m["top"], 0)),
-    _Curve("median", BLUE, "D", lambda m: m["median"]),
-    _Curve("min-3", SKY, "s", lambda m: _at(m["low"], 2)),
-    _Curve("min-2", PURPLE, "^", lambda m: _at(m["low"], 1)),
-    _Curve("min-1", GREEN, "v", lambda m: _at(m["low"], 0)),
+    ("max", ORANGE, "o", ("top", 0)),
+    ("median", BLUE, "D", ("median", 0)),
+    ("min-3", SKY, "s", ("low", 2)),
+    ("min-2", PURPLE, "^", ("low", 1)),
+    ("min-1", GREEN, "v", ("low", 0)),
 )
+
+
+def _figure(layer: LayerActivations, reduced: str, of: tuple[str, int]) -> float:
+    magnitude = layer["magnitude"][reduced]
+    if of[0] == "median":
+        return magnitude["median"]
+    values = magnitude["top" if of[0] == "top" else "low"]
+    return values[of[1]] if of[1] < len(values) else math.nan
 
 
 def draw_magnitudes(
-    record: ActivationsRecord, role: str, patterns: list[str], look: Look
+    record: ActivationsRecord, role: str, patterns: list[str], options: ReportOptions
 ) -> Sheet | None:
-    """The panels of some patterns in one role; a weight is reduced to its input channels."""
-    reduced = look.reduced if role != "weight" or look.reduced == "all" else "channel"
-    kind = f"magnitude_{role}"
+    """Draw the panels of some patterns in one role; a weight is reduced to its input channels."""
+    reduced = options.reduced if role != "weight" or options.reduced == "all" else "channel"
     layers: Layers = []
     for pattern in patterns:
-        layers += [each for each in in_panel(record, kind, pattern, role) if each not in layers]
-    layers = [each for each in layers if reduced in each.get("magnitude", {})]
+        panel = in_panel(record, f"magnitude_{role}", pattern, role)
+        layers += [layer for layer in panel if layer not in layers]
+    layers = [layer for layer in layers if reduced in layer.get("magnitude", {})]
     if not layers:
         return None
-
-    def figures(layer: LayerActivations) -> Magnitude:
-        return layer["magnitude"][reduced]
-
     curves = _OUTPUT if role == "output" else _TOP
     groups, more = groups_of(layers)
-    made, columns = grid_sheet(groups, _title(layers, figures, role, reduced))
-    drawn = grid(made, groups, columns)
-    for axes, group in zip(drawn, groups, strict=True):
-        for curve in curves:
-            values = [curve.value(figures(each)) for each in group.layers]
-            shown = [value if value > 0 else math.nan for value in values]
-            style = "-" if not group.names and len(shown) > 1 else ""
+    page, all_axes = group_sheet(groups, _title(layers, role, reduced))
+    for axes, group in zip(all_axes, groups, strict=True):
+        style = "-" if not group.names and len(group.layers) > 1 else ""
+        for _, color, marker, of in curves:
+            values = [_figure(layer, reduced, of) for layer in group.layers]
             axes.plot(
-                group.places, shown, style, color=curve.color, marker=curve.marker,
-                markersize=4.5 if len(shown) <= 40 else 2.5, linewidth=1.2,
-                markeredgecolor=WHITE, markeredgewidth=0.3,
+                group.ticks, [value if value > 0 else math.nan for value in values], style,
+                color=color, marker=marker, markersize=4.5 if len(values) <= 40 else 2.5,
+                linewidth=1.2, markeredgecolor=WHITE, markeredgewidth=0.3,
             )  # fmt: skip
-    _scale(drawn, [c.value(figures(each)) for each in layers for c in curves])
-    what = _OF["weight" if role == "weight" else "input", reduced]
-    y_label(made, drawn, what if role == "weight" else f"{what} (mean of samples)")
+    every = [_figure(layer, reduced, of) for layer in layers for *_, of in curves]
+    positive = [value for value in every if value > 0 and math.isfinite(value)]
+    logarithmic = bool(positive) and max(positive) > 20 * min(positive)
+    for axes in all_axes if logarithmic else ():
+        axes.set_yscale("log")
+    shared_limits(all_axes)
+    for axes in all_axes:
+        if logarithmic:
+            log_axis(axes, "y")
+        else:
+            axes.set_ylim(bottom=0)
+    label = _OF["weight" if role == "weight" else "input", reduced]
+    y_label(page, all_axes, label if role == "weight" else f"{label} (mean of samples)")
     if more:
-        note(drawn[-1], more)
+        note(all_axes[-1], more)
     near = rounding_note(layers) if reduced == "all" else ""
     entries = {
-        f"{c.name} ({near})" if near and c.name == "median" else c.name: line(c.color, c.marker)
-        for c in curves
+        f"{name} ({near})" if near and name == "median" else name: line(color, marker)
+        for name, color, marker, _ in curves
     }
-    key(made, entries, look.show_legend)
-    return made
+    return key(page, entries, options.show_legend)
 
 
-def _scale(drawn: list, values: list[float]) -> None:  # type: ignore[type-arg]
-    positive = [value for value in values if value > 0 and math.isfinite(value)]
-    if positive and max(positive) > 20 * min(positive):
-        for axes in drawn:
-            axes.set_yscale("log")
-        shared_limits(drawn)
-        for axes in drawn:
-            log_axis(axes, "y")
-    else:
-        shared_limits(drawn)
-        for axes in drawn:
-            axes.set_ylim(bottom=0)
-
-
-def _title(
-    layers: Layers, figures: Callable[[LayerActivations], Magnitude], role: str, reduced: str
-) -> str:
-    found = worst(layers, lambda each: _at(figures(each)["top"], 0))
-    if not found:
+def _title(layers: Layers, role: str, reduced: str) -> str:
+    peaks = worst(layers, lambda each: _figure(each, reduced, ("top", 0)))
+    if not peaks:
         return f"No {role} has a magnitude"
-    top, value = found[0]
-    median = figures(top)["median"]
-    many = {"token": "token", "channel": "channel", "all": "value"}[reduced]
-    past = f", {brief(value / median)} times its median {many}" if median > 0 else ""
+    top, value = peaks[0]
+    median = _figure(top, reduced, ("median", 0))
+    unit = "value" if reduced == "all" else reduced
+    past = f", {brief(value / median)} times its median {unit}" if median > 0 else ""
     return f"The {role} of {name_of(top, 60)} reaches {brief(value)}{past}"

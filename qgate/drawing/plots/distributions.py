@@ -1,180 +1,61 @@
-"""How the values of each kind of tensor are spread, and where the formats end."""
+"""Distributions of values: quartiles, tails, moments, densities."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qgate.charts import shapes
+from qgate.charts import sheet as charts
 from qgate.charts.figure import dress
-from qgate.charts.palette import BLACK, COLORS, GRAY, format_color
-from qgate.charts.sheet import (
-    MOST_ROWS,
-    Drawing,
-    Sheet,
-    height_for,
-    legend,
-    line,
-    log_axis,
-    note,
-    panels,
-    patch,
-    plain,
-    rows_named,
-    sheet,
-    signed_log,
-    type_colors,
-    whole_numbers,
-)
+from qgate.charts.palette import BLACK, COLORS
+from qgate.charts.shapes import NumberColumn
+from qgate.charts.sheet import MOST_ROWS, Sheet, plain
 from qgate.summaries.reading import (
     Floats,
-    binades_of,
     by_kind,
     figure_of,
-    format_names,
+    grouped,
+    histogram_of,
     kind_of,
     kind_title,
     quant_type_of,
+    tensor_title,
+    value_tensors,
     worst,
 )
-from qgate.summaries.record import DumpAnalysis, Edges, GroupPortrait, Portrait
+from qgate.summaries.record import DumpAnalysis, GroupSummary, TensorSummary, ValueSummary
 from qgate.text import brief, counted, percent
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-_MOST_PANELS, _MOST_BORDERS, _MOST_QQ = 12, 4, 9
+_MOST_QQ, _MOST_DENSITIES, _MOST_TYPES = 9, 4, 12
+_BF16 = ("bf16", "bfloat16")
+CENTRAL = "value (0.1 % to 99.9 %)"
+
+Histogram = tuple[Floats, Floats]
 
 
-def border_formats(analysis: DumpAnalysis) -> dict[str, Edges]:
-    """Formats without scales of their own, the ones that lose most first; these have borders."""
-    names = [name for name in format_names(analysis) if name in analysis["formats"]]
-    plain_ones = [name for name in names if not analysis["formats"][name].get("scaled")]
-    usable = [n for n in plain_ones if figure_of(analysis["formats"][n], "max") > 0]
-
-    def binades(name: str) -> float:
-        edges = analysis["formats"][name]
-        return math.log2(edges["max"]) - math.log2(max(edges["min_subnormal"], 1e-320))
-
-    chosen = sorted(usable, key=binades)[:_MOST_BORDERS]
-    return {name: analysis["formats"][name] for name in chosen}
+def _numbers(
+    kinds: Sequence[Sequence[TensorSummary]], measure: Callable[[TensorSummary], float]
+) -> list[list[float]]:
+    """Return the finite numbers of each row of tensors."""
+    return [[v for t in mine if math.isfinite(v := measure(t))] for mine in kinds]
 
 
-def draw_binades(axes: Axes, items: Iterable[Portrait], color: str, *, fill: bool = False) -> float:
-    """The share of the values in each binade; the largest share, 0 where there is none."""
-    found = binades_of(items)
-    if found is None:
-        return 0.0
-    first, counts = found
-    share = counts / counts.sum() * 100
-    edges = np.arange(first, first + len(counts) + 1)
-    axes.stairs(share, edges, color=color, linewidth=1.5, fill=False)
-    if fill:
-        axes.stairs(share, edges, color=color, alpha=0.18, fill=True, linewidth=0)
-    return float(share.max())
+def _of(name: str, power: int = 1) -> Callable[[TensorSummary], float]:
+    """Return a function that reads a figure; a power beyond float64, as of huge values, is inf."""
+    return lambda tensor: math.prod([figure_of(tensor, name)] * power)
 
 
-def stacked_binades(
-    axes: Axes, series: dict[str, list[GroupPortrait]], colors: dict[str, str]
-) -> None:
-    """Several on one axis, with air above the highest."""
-    tops = [draw_binades(axes, items, colors[name], fill=True) for name, items in series.items()]
-    axes.set_ylim(0, max([*tops, 1e-3]) * 1.08)
+# Quartiles and tails -----------------------------------------------------------------------------
 
 
-def draw_borders(axes: Axes, borders: dict[str, Edges]) -> None:
-    """One bar per format above the values: solid where it is normal, pale where subnormal, and
-    dotted lines down to the axis where it saturates and where it flushes to zero."""
-    if not borders:
-        return
-    low, high = axes.get_xlim()
-    top = axes.get_ylim()[1]
-    strip = 0.085 * top
-    for row, (name, edges) in enumerate(borders.items()):
-        color = format_color(name)
-        y = top + strip * (row + 0.3)
-        ends = [
-            min(max(math.log2(max(figure_of(edges, key), 1e-320)), low), high)
-            for key in ("min_subnormal", "min_normal", "max")
-        ]
-        axes.broken_barh([(ends[0], ends[1] - ends[0])], (y, 0.6 * strip), color=color, alpha=0.35)
-        axes.broken_barh([(ends[1], ends[2] - ends[1])], (y, 0.6 * strip), color=color)
-        for end, style in zip(ends, (":", "--", "-"), strict=True):
-            if low < end < high:
-                axes.plot(
-                    [end, end], [0, y], color=color, linewidth=0.9, linestyle=style, alpha=0.8
-                )
-    axes.set_ylim(0, top + strip * (len(borders) + 0.3))
-
-
-def border_entries(borders: dict[str, Edges]) -> dict[str, Artist]:
-    entries: dict[str, Artist] = {f"{name} range": patch(format_color(name)) for name in borders}
-    if borders:
-        entries["subnormal (pale)"] = patch(GRAY, alpha=0.35)
-        entries["saturates above"] = line(GRAY, linestyle="-")
-        entries["subnormal below"] = line(GRAY, linestyle="--")
-        entries["rounds to zero below"] = line(GRAY, linestyle=":")
-    return entries
-
-
-def span_of(items: Sequence[Portrait]) -> tuple[float, float]:
-    """From where to where an axis of binades goes, the outermost 1e-6 of the values left out."""
-    found = binades_of(items)
-    if found is None:
-        return 0.0, 1.0
-    first, counts = found
-    below = np.cumsum(counts) / counts.sum()
-    low = first + int(np.searchsorted(below, 1e-6))
-    return low - 1.0, first + len(counts) + 1.0
-
-
-def _spread(items: Sequence[Portrait]) -> float:
-    found = binades_of(items)
-    return math.nan if found is None else float(len(found[1]))
-
-
-def _build_magnitudes(analysis: DumpAnalysis) -> Sheet | None:
-    groups = [group for group in analysis["groups"] if group.get("binades")]
-    kinds = by_kind(groups)
-    if not kinds:
-        return None
-    widest, spread = worst(kinds, lambda kind: _spread(kinds[kind]))[0]
-    title = f"{kind_title(widest)} spans {counted(int(spread), 'binade')}"
-    if len(kinds) > 1:
-        title += f", the most of {len(kinds)} kinds"
-    chosen = list(kinds)
-    if len(chosen) > _MOST_PANELS:
-        chosen = [k for k, _ in worst(kinds, lambda kind: _spread(kinds[kind]), _MOST_PANELS)]
-        title += f"; the {_MOST_PANELS} widest of {len(kinds)}"
-    columns = min(3, len(chosen))
-    rows = -(-len(chosen) // columns)
-    made = sheet(max(3.9 * columns, 6.4), 2.5 * rows + 1.3, title)
-    types = list(dict.fromkeys(quant_type_of(group) for group in groups))[: len(COLORS)]
-    colors, borders = type_colors(types), border_formats(analysis)
-    for axes, kind in zip(panels(made, len(chosen), columns), chosen, strict=True):
-        mine = kinds[kind]
-        stacked_binades(
-            axes, {n: [g for g in mine if quant_type_of(g) == n] for n in types}, colors
-        )
-        axes.set_xlim(*span_of(mine))
-        draw_borders(axes, borders)
-        dress(
-            axes, title=plain(kind_title(kind, 44), 46), x="log2 of the magnitude", y="values (%)"
-        )
-        whole_numbers(axes, "x", 8)
-        zeros = sum(max(figure_of(g, "zeros"), 0) for g in mine if "zeros" in g)
-        total = sum(figure_of(g, "counted") for g in mine)
-        if total > 0 and zeros / total >= 0.0005:
-            note(axes, f"zeros {percent(zeros / total)}", x=0.02, y=0.78 if borders else 0.96)
-    entries: dict[str, Artist] = {name: line(colors[name], linewidth=2) for name in types}
-    legend(made, {**entries, **border_entries(borders)})
-    return made
-
-
-def _build_boxes(analysis: DumpAnalysis) -> Sheet | None:
+def boxes(analysis: DumpAnalysis) -> Sheet | None:
     groups = [
         group
         for group in analysis["groups"]
@@ -183,134 +64,311 @@ def _build_boxes(analysis: DumpAnalysis) -> Sheet | None:
     ]
     if not groups:
         return None
-    groups.sort(key=lambda g: (kind_of(g), quant_type_of(g)))
+    groups.sort(key=lambda group: (kind_of(group), quant_type_of(group)))
     total = len(groups)
-    reach = {id(group): _reach(group) for group in groups}
-    far, sigmas = worst(groups, lambda group: reach[id(group)])[0]
+    far, sigmas = worst(groups, _reach)[0]
     if total > MOST_ROWS:
-        groups = [g for g, _ in worst(groups, lambda g: reach[id(g)], MOST_ROWS)]
+        groups = [group for group, _ in worst(groups, _reach, MOST_ROWS)]
     title = (
         f"{kind_title(kind_of(far))} reaches {brief(sigmas)} standard deviations from its mean, "
-        "the farthest"
+        f"the farthest{shapes.part_of(len(groups), total, 'farthest')}"
     )
-    if total > len(groups):
-        title += f"; the {len(groups)} farthest of {total}"
-    made = sheet(10.5, height_for(len(groups), 0.28), title)
-    left, right = made.figure.subplots(1, 2, sharey=True, width_ratios=(2.6, 1))
-    types = list(dict.fromkeys(quant_type_of(group) for group in groups))
-    colors = type_colors(types)
-    told = [_box(group) for group in groups]
-    drawn = left.bxp(
-        told, positions=range(len(groups)), orientation="horizontal", widths=0.6,
-        showfliers=False, patch_artist=True, manage_ticks=False,
-        medianprops={"color": BLACK, "linewidth": 1.2},
-    )  # fmt: skip
-    for box, group in zip(drawn["boxes"], groups, strict=True):
-        box.set(facecolor=colors[quant_type_of(group)], alpha=0.75)
-    rows = np.arange(len(groups))
+    page = charts.sheet(10.5, charts.height_for(len(groups), 0.28), title)
+    axes, side = page.figure.subplots(1, 2, sharey=True, width_ratios=(2.6, 1))
+    colors = charts.type_colors(grouped(groups, quant_type_of))
+    paint = [colors[quant_type_of(group)] for group in groups]
+    rows = range(len(groups))
+    quartiles = [_box(group) for group in groups]
+    charts.quartile_boxes(axes, quartiles, rows, paint)
     for end in ("low", "high"):
-        left.plot([box[end] for box in told], rows, "|", color=BLACK, markersize=7)
-    left.margins(x=0.03)
-    signed_log(left, "x", 1.0)
+        axes.plot([box[end] for box in quartiles], rows, "|", color=BLACK, markersize=7)
+    axes.margins(x=0.03)
+    charts.signed_log(axes, "x", 1.0)
     dress(
-        left,
-        title="box: quartiles; whiskers: 1 % and 99 %; ticks: extremes",
-        x="distance from the mean, in standard deviations",
-        grid="x",
-    )
-    rows_named(left, [kind_title(kind_of(group)) for group in groups])
-    spread = [figure_of(group, "std") for group in groups]
-    right.scatter(spread, rows, c=[colors[quant_type_of(g)] for g in groups], s=26, zorder=3)
-    right.margins(x=0.12)
-    log_axis(right, "x")
-    dress(right, x="standard deviation")
-    right.tick_params(labelleft=False)
-    if len(types) > 1:
-        legend(made, {name: patch(colors[name]) for name in types[: len(COLORS)]})
-    return made
+        axes, title="box: quartiles; whiskers: 1 % and 99 %; ticks: extremes",
+        x="distance from the mean, in standard deviations", grid="x",
+    )  # fmt: skip
+    charts.name_rows(axes, [kind_title(kind_of(group)) for group in groups])
+    side.scatter([figure_of(g, "std") for g in groups], rows, c=paint, s=26, zorder=3)
+    side.margins(x=0.12)
+    charts.log_axis(side, "x")
+    dress(side, x="standard deviation")
+    side.tick_params(labelleft=False)
+    if len(colors) > 1:
+        charts.legend(page, shapes.patches(dict(list(colors.items())[: len(COLORS)])))
+    return page
 
 
-def _reach(group: GroupPortrait) -> float:
+def _reach(group: GroupSummary) -> float:
     mean, std = figure_of(group, "mean"), figure_of(group, "std")
     return max(figure_of(group, "max") - mean, mean - figure_of(group, "min")) / std
 
 
-def _box(group: GroupPortrait) -> dict[str, float]:
-    """In standard deviations from the mean; missing quantiles are the nearest there are."""
-    told, mean, std = group["quantiles"], figure_of(group, "mean"), figure_of(group, "std")
-
-    def at(*names: str) -> float:
-        found = next((figure_of(told, n) for n in names if math.isfinite(figure_of(told, n))), 0.0)
-        return (found - mean) / std
-
-    return {
-        "whislo": at("0.01", "0.05", "0.25"),
-        "q1": at("0.25"),
-        "med": at("0.5"),
-        "q3": at("0.75"),
-        "whishi": at("0.99", "0.95", "0.75"),
-        "low": at("0", "0.001", "0.01", "0.25"),
-        "high": at("1", "0.999", "0.99", "0.75"),
-    }
+_BOX = {
+    "whislo": ("0.01", "0.05", "0.25"),
+    "q1": ("0.25",),
+    "med": ("0.5",),
+    "q3": ("0.75",),
+    "whishi": ("0.99", "0.95", "0.75"),
+    "low": ("0", "0.001", "0.01", "0.25"),
+    "high": ("1", "0.999", "0.99", "0.75"),
+}
 
 
-def quantile_pairs(group: GroupPortrait) -> tuple[Floats, Floats] | None:
-    """Quantiles of a normal distribution and of the values, both in standard deviations."""
-    told = group.get("qq") or {}
-    names = [name for name in told if name not in ("p", "normal")]
-    if "normal" not in told or not names:
+def _box(group: GroupSummary) -> dict[str, float]:
+    """Return quantiles in standard deviations from the mean, the nearest one for a missing one."""
+    quantiles, mean, std = group["quantiles"], figure_of(group, "mean"), figure_of(group, "std")
+
+    def at(names: Sequence[str]) -> float:
+        values = (figure_of(quantiles, name) for name in names)
+        return (next(filter(math.isfinite, values), 0.0) - mean) / std
+
+    return {end: at(names) for end, names in _BOX.items()}
+
+
+def quantile_pairs(group: GroupSummary) -> tuple[Floats, Floats] | None:
+    """Return quantiles of a normal distribution and of the values, in standard deviations."""
+    points = group.get("qq") or {}
+    names = [name for name in points if name not in ("p", "normal")]
+    if "normal" not in points or not names:
         return None
-    normal = np.asarray(told["normal"], dtype=np.float64)
-    values = np.asarray(told[names[0]], dtype=np.float64)
+    normal = np.asarray(points["normal"], dtype=np.float64)
+    values = np.asarray(points[names[0]], dtype=np.float64)
     if normal.shape != values.shape or normal.size < 3:
         return None
     fine = np.isfinite(normal) & np.isfinite(values)
-    normal, values = normal[fine], values[fine]
     mean, std = figure_of(group, "mean"), figure_of(group, "std")
     if not (fine.sum() >= 3 and std > 0 and math.isfinite(mean)):
         return None
-    return normal, (values - mean) / std
+    return normal[fine], (values[fine] - mean) / std
 
 
-def _distance(pair: tuple[Floats, Floats]) -> float:
-    """The part of the spread that a straight line leaves over."""
-    correlation = np.corrcoef(*pair)[0, 1]
-    return float(1 - correlation**2)
-
-
-def _build_normal_quantiles(analysis: DumpAnalysis) -> Sheet | None:
-    found = [(group, quantile_pairs(group)) for group in analysis["groups"]]
-    told = [(group, pair) for group, pair in found if pair is not None]
-    shown = worst(told, lambda item: _distance(item[1]), _MOST_QQ)
-    if not shown:
+def normal_quantiles(analysis: DumpAnalysis) -> Sheet | None:
+    pairs = [(g, pair) for g in analysis["groups"] if (pair := quantile_pairs(g)) is not None]
+    farthest = worst(pairs, lambda item: float(1 - np.corrcoef(*item[1])[0, 1] ** 2), _MOST_QQ)
+    if not farthest:
         return None
-    (first, _), _ = shown[0]
-    kurtosis = figure_of(first, "kurtosis")
+    first = farthest[0][0][0]
     title = f"{kind_title(kind_of(first))} is farthest from a normal distribution"
-    if math.isfinite(kurtosis):
+    if math.isfinite(kurtosis := figure_of(first, "kurtosis")):
         title += f": excess kurtosis {brief(kurtosis)}"
-    if len(told) > len(shown):
-        title += f"; the {len(shown)} farthest of {len(told)}"
-    columns = min(3, len(shown))
-    rows = -(-len(shown) // columns)
-    made = sheet(max(3.6 * columns, 6.0), 2.7 * rows + 0.9, title)
-    for axes, ((group, (normal, values)), _) in zip(
-        panels(made, len(shown), columns), shown, strict=True
-    ):
-        ends = np.array([normal.min(), normal.max()])
-        axes.plot(ends, ends, color=GRAY, linewidth=1.2)
+    title += shapes.part_of(len(farthest), len(pairs), "farthest")
+    page, panels = shapes.tiles(title, len(farthest), (3.6, 2.7), extra=0.9, least=6.0)
+    for axes, ((group, (normal, values)), _) in zip(panels, farthest, strict=True):
+        shapes.diagonal(axes, normal.min(), normal.max(), linewidth=1.2)
         axes.plot(normal, values, "o", color=COLORS[0], markersize=3)
         name = plain(kind_title(kind_of(group), 36), 38)
         tails = f"kurtosis {brief(figure_of(group, 'kurtosis'))}"
         dress(
-            axes,
-            title=f"{name}\n{plain(quant_type_of(group), 20)}, {tails}",
-            x="normal quantile (standard deviations)",
-            y="quantile of the values",
+            axes, title=f"{name}\n{plain(quant_type_of(group), 20)}, {tails}",
+            x="normal quantile (standard deviations)", y="quantile of the values",
+        )  # fmt: skip
+    return page
+
+
+# Moments of tensors in rows ----------------------------------------------------------------------
+
+
+def overview(analysis: DumpAnalysis) -> Sheet | None:
+    kinds = {
+        kind: spread
+        for kind, mine in by_kind(value_tensors(analysis)).items()
+        if (spread := [tensor for tensor in mine if figure_of(tensor, "std") > 0])
+    }
+    if not kinds:
+        return None
+    tensors = [tensor for mine in kinds.values() for tensor in mine]
+    if heavy := worst(tensors, _of("kurtosis")):
+        title = f"Heaviest tails: excess kurtosis {brief(heavy[0][1])}"
+    else:
+        heavy = worst(tensors, _of("std"))
+        title = f"Largest standard deviation: {brief(heavy[0][1])}"
+    title += f" at {tensor_title(heavy[0][0])}"
+    names = list(kinds)[:MOST_ROWS]
+    if len(kinds) > len(names):
+        title += f"; {len(names)} of {len(kinds)} kinds"
+    rows = [kinds[kind] for kind in names]
+    measures: dict[str, Callable[[TensorSummary], float]] = {
+        "mean over standard deviation": lambda t: figure_of(t, "mean") / figure_of(t, "std"),
+        "standard deviation": _of("std"),
+        "excess kurtosis (normal: 0)": _of("kurtosis"),
+    }
+    columns: list[NumberColumn] = []
+    for label, measure in measures.items():
+        if any(numbers := _numbers(rows, measure)):
+            unit = None if label == "standard deviation" else 1.0 if columns else 0.01
+            columns.append(NumberColumn(label, numbers, unit))
+
+    def draw(axes: Axes, _: int, rows: list[int], values: list[Sequence[float]]) -> None:
+        ends = [min(row) for row in values], [max(row) for row in values]
+        axes.hlines(rows, *ends, color=COLORS[4], linewidth=4)
+        axes.plot([np.median(v) for v in values], rows, "o", color=COLORS[0], markersize=6)
+
+    page = shapes.row_columns(
+        title, [kind_title(kind) for kind in names], columns, draw,
+        width=3.4 + 2.8 * len(columns), air=0.08, grid="both",
+    )  # fmt: skip
+    charts.legend(
+        page,
+        {
+            "median of the tensors": charts.line(COLORS[0], "o", linestyle="none"),
+            "least to largest": charts.line(COLORS[4], linewidth=4),
+        },
+    )
+    return page
+
+
+def moments(analysis: DumpAnalysis) -> Sheet | None:
+    tensors = [t for t in value_tensors(analysis) if _is_bf16(t) and figure_of(t, "std") > 0]
+    kinds = dict(list(by_kind(tensors).items())[:MOST_ROWS])
+    columns: list[NumberColumn] = []
+    for label, measure in (
+        ("variance", _of("std", 2)),
+        ("skew", _of("skew")),
+        ("excess kurtosis", _of("kurtosis")),
+    ):
+        numbers = _numbers(list(kinds.values()), measure)
+        if any(numbers):
+            logarithmic = label == "variance" and min(min(row) for row in numbers if row) > 0
+            unit = None if logarithmic else 1.0 if columns else 1e-12
+            columns.append(NumberColumn(label, numbers, unit))
+    if not columns:
+        return None
+    title = f"Shapes of {counted(len(tensors), 'tensor')}"
+    if skewed := worst(tensors, lambda tensor: abs(figure_of(tensor, "skew"))):
+        most = skewed[0][0]
+        title += f": largest skew {brief(figure_of(most, 'skew'))}, in {kind_title(kind_of(most))}"
+
+    def draw(axes: Axes, column: int, rows: list[int], values: list[Sequence[float]]) -> None:
+        charts.boxes_of(axes, values, rows, [COLORS[column]] * len(rows))
+
+    names = [kind_title(kind) for kind in kinds]
+    page = shapes.row_columns(title, names, columns, draw, width=3.0 + 3.0 * len(columns))
+    charts.legend(page, {"box: quartiles; whiskers: least and largest": charts.line(BLACK)})
+    return page
+
+
+def type_boxes(analysis: DumpAnalysis) -> Sheet | None:
+    """Draw quant types by direction, as gradients and activations do not mix."""
+    tensors = value_tensors(analysis)
+    types = dict(list(grouped(tensors, quant_type_of).items())[:_MOST_TYPES])
+    rows = {
+        (name, operation): mine
+        for name, typed in types.items()
+        for operation, mine in grouped(typed, lambda tensor: tensor["operation"]).items()
+        if any(figure_of(tensor, "std") > 0 for tensor in mine)
+    }
+    if not rows:
+        return None
+    top, amax = worst(tensors, _of("amax"))[0]
+    title = (
+        f"{quant_type_of(top)} holds the largest magnitude of {len(types)} quant types: "
+        f"{brief(amax)} in {tensor_title(top)}"
+    )
+    if len(types) == 1:
+        title = f"Largest magnitude {brief(amax)}, in {tensor_title(top)}"
+    means, *sizes = (_numbers(list(rows.values()), _of(name)) for name in ("mean", "std", "amax"))
+    near = [abs(value) for row in means for value in row if value]
+    unit = 10.0 ** math.floor(math.log10(max(float(np.median(near)) if near else 1.0, 1e-300)))
+    stds, largest = ([[v for v in row if v > 0] for row in column] for column in sizes)
+    columns = [
+        NumberColumn("mean", means, unit),
+        NumberColumn("standard deviation", stds),
+        NumberColumn("largest magnitude", largest),
+    ]
+    colors = charts.type_colors(types)
+    paint = [colors[name] for name, _ in rows]
+
+    def draw(axes: Axes, _: int, rows: list[int], values: list[Sequence[float]]) -> None:
+        charts.boxes_of(axes, values, rows, [paint[row] for row in rows])
+
+    names = [f"{name}, {operation}" for name, operation in rows]
+    return shapes.row_columns(title, names, columns, draw, width=12, height=0.45)
+
+
+# Densities ---------------------------------------------------------------------------------------
+
+
+def _is_bf16(item: ValueSummary) -> bool:
+    return item.get("counted_as") in _BF16 or str(item.get("dtype", "")) in _BF16
+
+
+def density(analysis: DumpAnalysis) -> Sheet | None:
+    """Draw the values, and beside them the same scaled to 0 for the least, 1 for the largest."""
+    first: dict[tuple[str, str, str], tuple[GroupSummary, Histogram, Histogram]] = {}
+    for group in filter(_is_bf16, analysis["groups"]):
+        core, whole = histogram_of(group.get("core")), histogram_of(group.get("histogram"))
+        if core and whole:
+            first.setdefault(kind_of(group), (group, core, whole))
+
+    def peak(kind: tuple[str, str, str]) -> float:
+        edges, heights = first[kind][2]
+        return float((heights * np.diff(edges)).max())
+
+    crowded = worst(first, peak, _MOST_DENSITIES)
+    if not crowded:
+        return None
+    kind, most = crowded[0]
+    title = (
+        f"{kind_title(kind)} crowds most: the fullest of {len(first[kind][2][1])} equal bins from "
+        f"its least to its largest value holds {percent(most)}"
+    )
+    page = charts.sheet(9.5, 2.5 * len(crowded) + 1.0, title)
+    panels = charts.panels(page, 2 * len(crowded), 2)
+    for axes, beside, (kind, _) in zip(panels[::2], panels[1::2], crowded, strict=True):
+        group, (core_edges, middle), (edges, heights) = first[kind]
+        axes.stairs(middle, core_edges, color=COLORS[0], alpha=0.45, fill=True)
+        name = f"{plain(kind_title(kind, 34), 36)}, {plain(quant_type_of(group), 14)}"
+        dress(axes, title=name, x=CENTRAL, y="density")
+        axes.locator_params(axis="both", nbins=5)
+        span = float(edges[-1] - edges[0])
+        scaled = heights * span
+        beside.stairs(scaled, (edges - edges[0]) / span, color=COLORS[1], alpha=0.5, fill=True)
+        spiked = scaled.max() > 20 * float(np.median(scaled))
+        if spiked:
+            shapes.log_heights(beside, scaled, 2, 2)
+        beside.set_xlim(0, 1)
+        words = "normalized" + (", log scale" if spiked else "")
+        dress(beside, title=words, x="0 least, 1 largest", y="density")
+    return page
+
+
+def usage(analysis: DumpAnalysis) -> Sheet | None:
+    kinds = by_kind(
+        [group for group in analysis["groups"] if _is_bf16(group) and group.get("usage")]
+    )
+    most = {
+        kind: [
+            max(figure_of(group["usage"], name) for group in mine)
+            for name in ("exponents", "patterns", "exponent_bits")
+        ]
+        for kind, mine in kinds.items()
+    }
+    if not most:
+        return None
+    names = list(most)[:MOST_ROWS]
+    top = max(names, key=lambda kind: most[kind][0])
+    title = (
+        f"At most {most[top][0]:.0f} of 256 exponents occur ({kind_title(top)}); "
+        f"{brief(max(bits for *_, bits in most.values()))} bits would do for them"
+    )
+    page = charts.sheet(10.5, charts.height_for(len(names), 0.3), title)
+    panels = page.figure.subplots(1, 2, sharey=True)
+    for column, (possible, air, label) in enumerate(
+        (
+            (256, 1.75, "exponents that occur, of 256"),
+            (65536, 1.4, "bf16 numbers that occur, of 65,536"),
         )
-    return made
-
-
-draw_magnitudes = Drawing(_build_magnitudes)
-draw_boxes = Drawing(_build_boxes)
-draw_normal_quantiles = Drawing(_build_normal_quantiles)
+    ):
+        axes, values = panels[column], [most[kind][column] for kind in names]
+        ends = [f", entropy {most[kind][2]:.1f} bits" * (column == 0) for kind in names]
+        texts = [
+            f"{v:,.0f} ({percent(v / possible)}){e}" for v, e in zip(values, ends, strict=True)
+        ]
+        shapes.bars(axes, values, texts, COLORS[column])
+        axes.set_xlim(0, max(values) * air)
+        axes.locator_params(axis="x", nbins=6)
+        dress(axes, x=label, grid="x")
+    charts.name_rows(panels[0], [kind_title(kind) for kind in names])
+    panels[1].tick_params(labelleft=False)
+    return page

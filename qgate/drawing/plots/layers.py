@@ -1,155 +1,179 @@
-"""Attention against linear, depth, samples and batch sizes."""
+"""Layers, samples and batches: magnitudes by depth, channels that stand out, attention."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qgate.charts.figure import dress
-from qgate.charts.palette import COLORS, GRAY
-from qgate.charts.sheet import (
-    Drawing,
-    Sheet,
-    boxes_of,
-    colors_for,
-    legend,
-    line,
-    log_axis,
-    markers_for,
-    panels,
-    plain,
-    sheet,
-    signed_log,
-    whole_numbers,
-)
+from qgate.charts import shapes
+from qgate.charts import sheet as charts
+from qgate.charts.figure import SMALL, dress
+from qgate.charts.palette import BLACK, COLORS, GRAY, WARN
+from qgate.charts.sheet import Sheet, plain
 from qgate.drawing.findings import sample_findings
-from qgate.drawing.plots.attention import draw_band
-from qgate.drawing.plots.distributions import span_of, stacked_binades
 from qgate.summaries.reading import (
     by_kind,
     figure_of,
     grouped,
     kind_title,
     layer_of,
+    outliers,
+    quant_type_of,
+    row_titles,
     tensor_title,
     value_tensors,
     worst,
 )
-from qgate.summaries.record import DumpAnalysis, TensorPortrait
+from qgate.summaries.record import DumpAnalysis, TensorSummary
 from qgate.text import brief, counted
 
-_MOST_LINES = 8
-_OUTLIERS, _FAR = 1.25, 0.5
-"""Powers of two: so far from the usual size a value is named."""
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MOST_LINES, _MOST_CURVES, _MOST_NAMED = 8, 9, 3
+_FAR = 0.5
+"""A value that is so many powers of two from the usual size is named."""
+_ATTENTION = ("query", "key", "value", "context", "attention_weights", "output")
+_DEPTH_LABELS = {
+    "amax": "largest magnitude", "rms": "root mean square", "kurtosis": "excess kurtosis",
+}  # fmt: skip
 
 
-def _build_types(analysis: DumpAnalysis) -> Sheet | None:
-    tensors = value_tensors(analysis)
-    groups = [group for group in analysis["groups"] if group.get("binades")]
-    types = grouped(tensors, lambda tensor: tensor["layer_type"])
-    ahead = [tensor for tensor in tensors if tensor["operation"] == "forward"]
-    if len(grouped(ahead, lambda tensor: tensor["layer_type"])) >= 2:
-        types = grouped(ahead, lambda tensor: tensor["layer_type"])
-        groups = [group for group in groups if group["operation"] == "forward"]
-    if len(types) < 2:
-        return None
-    types = dict(list(types.items())[: len(COLORS)])
-    crest = {
-        name: [figure_of(t, "amax") / figure_of(t, "rms") for t in mine if figure_of(t, "rms") > 0]
-        for name, mine in types.items()
-    }
-    crest = {name: found for name, found in crest.items() if found}
-    title = f"{len(types)} types of layers side by side"
-    if crest:
-        medians = {name: float(np.median(found)) for name, found in crest.items()}
-        far = max(medians, key=lambda name: medians[name])
-        title = f"{far} has the farther outliers: largest value {brief(medians[far])} times the rms"
-        if medians[far] < _OUTLIERS * min(medians.values()):
-            title = f"Outliers are alike in {len(medians)} types of layers: largest value "
-            title += f"{brief(min(medians.values()))} to {brief(medians[far])} times the rms"
-    made = sheet(12, 4.0, title)
-    colors = colors_for(types)
-    columns: list[tuple[str, dict[str, list[float]]]] = []
-    for label, name in (("root mean square", "rms"), ("largest magnitude", "amax")):
-        found = {n: [v for t in mine if (v := figure_of(t, name)) > 0] for n, mine in types.items()}
-        columns.append((label, found))
-    columns.append(("largest magnitude over rms", crest))
-    columns = [(label, found) for label, found in columns if any(found.values())]
-    drawn = panels(made, len(columns) + bool(groups), len(columns) + bool(groups))
-    if groups:
-        mine = {n: [g for g in groups if g["layer_type"] == n] for n in types}
-        axes = drawn.pop(0)
-        stacked_binades(axes, mine, colors)
-        axes.set_xlim(*span_of(groups))
-        dress(axes, x="log2 of the magnitude", y="values (%)")
-        whole_numbers(axes, "x", 6)
-    for axes, (label, values) in zip(drawn, columns, strict=True):
-        told = {name: found for name, found in values.items() if found}
-        boxes_of(
-            axes, list(told.values()), range(len(told)), [colors[n] for n in told], vertical=True
-        )
-        axes.set_xticks(range(len(told)), [plain(name, 12) for name in told])
-        axes.set_xlim(-0.6, len(told) - 0.4)
-        axes.margins(y=0.06)
-        log_axis(axes, "y")
-        dress(axes, y=label, grid="y")
-        if len(told) > 3:
-            axes.tick_params(axis="x", rotation=30)
-    legend(made, {name: line(colors[name], linewidth=4) for name in types})
-    return made
+def _draw_band(
+    axes: Axes, tensors: list[TensorSummary], name: str, color: str, marker: str
+) -> None:
+    """Draw the median of each layer as a line, in a band from the least to the largest."""
+    by_layer = grouped((t for t in tensors if figure_of(t, name) > 0), layer_of)
+    layers = sorted(layer for layer in by_layer if layer is not None)
+    sizes = [[figure_of(tensor, name) for tensor in by_layer[layer]] for layer in layers]
+    if sizes:
+        ends = [min(values) for values in sizes], [max(values) for values in sizes]
+        axes.fill_between(layers, *ends, color=color, alpha=0.15, linewidth=0)
+        medians = [np.median(values) for values in sizes]
+        shape = "" if len(layers) > 40 else marker
+        axes.plot(layers, medians, color=color, marker=shape, markersize=5)
 
 
-def _build_depth(analysis: DumpAnalysis) -> Sheet | None:
+def depth(analysis: DumpAnalysis) -> Sheet | None:
     tensors = [t for t in value_tensors(analysis) if layer_of(t) is not None]
     layers = {layer_of(tensor) for tensor in tensors}
-    if len(layers) < 2:
+    columns = {
+        name: label
+        for name, label in _DEPTH_LABELS.items()
+        if any(figure_of(tensor, name) > 0 for tensor in tensors)
+    }
+    if len(layers) < 2 or not columns:
         return None
     top, amax = worst(tensors, lambda tensor: figure_of(tensor, "amax"))[0]
     over = counted(len(layers), "layer")
     title = f"Largest magnitude over {over}: {brief(amax)} at {tensor_title(top)}"
     lines = grouped(tensors, lambda tensor: f"{tensor['layer_type']} {tensor['operation']}")
     lines = dict(list(lines.items())[:_MOST_LINES])
-    colors, markers = colors_for(lines), markers_for(lines)
-    told = [
-        (label, name)
-        for label, name in (
-            ("largest magnitude", "amax"),
-            ("root mean square", "rms"),
-            ("excess kurtosis", "kurtosis"),
-        )
-        if any(figure_of(t, name) > 0 for t in tensors)
-    ]
-    if not told:
-        return None
-    made = sheet(4.2 * len(told), 3.8, title)
-    for axes, (label, name) in zip(panels(made, len(told), len(told)), told, strict=True):
+    colors, markers = charts.colors_for(lines), charts.markers_for(lines)
+    page, panels = shapes.tiles(title, len(columns), (4.2, 3.8), extra=0, least=0)
+    for axes, (name, label) in zip(panels, columns.items(), strict=True):
         for kind, mine in lines.items():
-            draw_band(axes, mine, name, colors[kind], markers[kind])
+            _draw_band(axes, mine, name, colors[kind], markers[kind])
         if name == "kurtosis":
             axes.set_ylim(bottom=0)
-            signed_log(axes, "y", 1.0)
+            charts.signed_log(axes, "y", 1.0)
         else:
-            log_axis(axes, "y")
+            charts.log_axis(axes, "y")
         dress(axes, x="layer", y=label)
-        whole_numbers(axes, "x", 10)
-    legend(
-        made,
-        {n: line(colors[n], markers[n]) for n in lines},
-        title="median, and from least to largest",
-    )
-    return made
+        charts.whole_numbers(axes, "x", 10)
+    entries = shapes.keys(colors, markers, linestyle="-")
+    charts.legend(page, entries, title="median, and from least to largest")
+    return page
 
 
-def _build_by(
+def attention(analysis: DumpAnalysis) -> Sheet | None:
+    tensors = [
+        t
+        for t in value_tensors(analysis)
+        if t["layer_type"] == "attention" and layer_of(t) is not None and figure_of(t, "amax") > 0
+    ]
+    by_name = grouped(tensors, lambda tensor: tensor["name"])
+    order = [*_ATTENTION, *by_name]
+    names = sorted(by_name, key=order.index)[:6]
+    if not names:
+        return None
+    top, amax = worst(tensors, lambda tensor: figure_of(tensor, "amax"))[0]
+    title = f"The largest magnitude in attention is {brief(amax)}, in {tensor_title(top)}"
+    columns = 3 if len(names) == 6 else 4
+    page, panels = shapes.tiles(title, len(names), (3.5, 2.9), columns=columns)
+    types = list(grouped(tensors, quant_type_of))[: len(COLORS)]
+    colors = charts.type_colors(types)
+    for axes, name in zip(panels, names, strict=True):
+        mine = grouped(by_name[name], quant_type_of)
+        for kind in types:
+            _draw_band(axes, mine.get(kind, []), "amax", colors[kind], "o")
+            _draw_band(axes, mine.get(kind, []), "rms", colors[kind], "s")
+        charts.log_axis(axes, "y")
+        dress(axes, title=plain(name, 30), x="layer", y="magnitude")
+        charts.whole_numbers(axes, "x", 8)
+    entries = {
+        **shapes.patches(colors),
+        "largest magnitude (band: all tensors)": charts.line(BLACK, "o"),
+        "root mean square": charts.line(BLACK, "s"),
+    }
+    charts.legend(page, entries)
+    return page
+
+
+def channels(analysis: DumpAnalysis) -> Sheet | None:
+    wide = [t for t in analysis["tensors"] if t.get("channels") and len(t["channels"]["curve"]) > 1]
+    curves = worst(wide, outliers, _MOST_CURVES)
+    if not curves:
+        return None
+    first, factor = curves[0]
+    channel = int(first["channels"]["largest"][0][0])
+    times = f"{brief(factor)} times"
+    title = f"Channel {channel} of {tensor_title(first)} reaches {times} the median channel"
+    title += shapes.part_of(len(curves), len(wide), "worst", "tensors")
+    page, panels = shapes.tiles(title, len(curves), (3.9, 2.5), extra=0.9)
+    titles = row_titles([tensor for tensor, _ in curves], 90)
+    for axes, name, (tensor, factor) in zip(panels, titles, curves, strict=True):
+        record = tensor["channels"]
+        curve = np.maximum(np.asarray(record["curve"], dtype=np.float64), 0)
+        ranks = np.linspace(1, record["count"], len(curve))
+        axes.plot(ranks, np.where(curve > 0, curve, np.nan), color=COLORS[0], linewidth=1.6)
+        axes.axhline(record["median"], color=GRAY, linewidth=1, linestyle="--")
+        axes.margins(y=0.12)
+        charts.log_axis(axes, "y")
+        largest = record["largest"][:_MOST_NAMED]
+        large = [(i, size) for i, size in largest if size > 5 * record["median"]]
+        axes.plot(range(1, len(large) + 1), [s for _, s in large], "o", color=WARN, markersize=5)
+        names = ", ".join(f"{i} ({brief(size)})" for i, size in large)
+        label = f"channel{'s' if len(large) > 1 else ''} {names}" if large else "no outliers"
+        axes.text(
+            0.97, 0.95, f"{label}\n{brief(factor)}× the median", transform=axes.transAxes,
+            ha="right", va="top", fontsize=SMALL, color=WARN if large else BLACK,
+        )  # fmt: skip
+        words = f"channels by largest magnitude ({record['count']:,})"
+        dress(axes, title=charts.two_lines(name, 42), x=words, y="largest magnitude")
+    entries = {
+        "largest magnitude of each channel": charts.line(COLORS[0]),
+        "median channel": charts.line(GRAY, linestyle="--"),
+        "more than 5 times the median": charts.line(WARN, "o", linestyle="none"),
+    }
+    charts.legend(page, entries)
+    return page
+
+
+# Samples and batches -----------------------------------------------------------------------------
+
+
+def _by_value(
     analysis: DumpAnalysis,
-    field: Callable[[TensorPortrait], int | None],
+    field: Callable[[TensorSummary], int | None],
     words: str,
     verdict: str = "",
 ) -> Sheet | None:
-    """The root mean square of each kind of tensor against its median over all. The title names a
-    value only where enough tensors support it, or where `verdict` does."""
+    """Draw the root mean square of each kind of tensor against its median over all. The title names
+    a value only where enough tensors support it, or where `verdict` does."""
     tensors = [
         t for t in value_tensors(analysis) if figure_of(t, "rms") > 0 and field(t) is not None
     ]
@@ -163,69 +187,61 @@ def _build_by(
         if len(by_value) < 2:
             continue
         medians = {
-            value or 0: float(np.median([figure_of(t, "rms") for t in found]))
-            for value, found in by_value.items()
+            value or 0: float(np.median([figure_of(tensor, "rms") for tensor in group]))
+            for value, group in by_value.items()
         }
         middle = float(np.median(list(medians.values())))
-        lines[kind_title(kind)] = {value: found / middle for value, found in medians.items()}
+        lines[kind_title(kind)] = {value: median / middle for value, median in medians.items()}
         fewest[kind_title(kind)] = min(map(len, by_value.values()))
     if not lines:
         return None
 
     def reach(name: str) -> float:
-        return max(abs(math.log2(v)) for v in lines[name].values())
+        return max(abs(math.log2(ratio)) for ratio in lines[name].values())
 
-    shown = worst(lines, reach, _MOST_LINES)
+    farthest = worst(lines, reach, len(lines))
+    names = [name for name, _ in farthest[:_MOST_LINES]]
     title = verdict or f"No difference between {len(values)} values of {words.lower()} stands out"
-    supported = [n for n, far in worst(lines, reach, len(lines)) if far > _FAR and fewest[n] >= 3]
+    supported = [name for name, far in farthest if far > _FAR and fewest[name] >= 3]
     if supported and not verdict:
-        far = supported[0]
-        value = max(lines[far], key=lambda v: abs(math.log2(lines[far][v])))
-        ratio = brief(lines[far][value])
-        title = f"{words} {value}: {far} has {ratio} times its usual root mean square"
-    if len(lines) > len(shown):
-        title += f"; the {len(shown)} largest of {len(lines)} kinds"
-    names = [name for name, _ in shown]
-    colors, markers = colors_for(names), markers_for(names)
-    made = sheet(9.5, 4.2, title)
-    axes = made.figure.subplots()
-    places = {value: place for place, value in enumerate(values)}
+        ratios = lines[supported[0]]
+        value = max(ratios, key=lambda v: abs(math.log2(ratios[v])))
+        times = f"{brief(ratios[value])} times its usual root mean square"
+        title = f"{words} {value}: {supported[0]} has {times}"
+    title += shapes.part_of(len(names), len(lines), "largest", "kinds")
+    colors, markers = charts.colors_for(names), charts.markers_for(names)
+    page, axes = shapes.single(title, 9.5, 4.2)
     axes.axhline(1, color=GRAY, linewidth=1)
     # Lines between two values would only cross.
     style = "-" if len(values) > 2 else "none"
     for name in names:
-        points = sorted((places[value], ratio) for value, ratio in lines[name].items())
-        x, y = zip(*points, strict=True)
-        axes.plot(x, y, color=colors[name], marker=markers[name], markersize=5, linestyle=style)
+        points = sorted((values.index(value), ratio) for value, ratio in lines[name].items())
+        axes.plot(
+            *zip(*points, strict=True), color=colors[name], marker=markers[name], markersize=5,
+            linestyle=style,
+        )  # fmt: skip
     axes.margins(y=0.1)
-    log_axis(axes, "y")
+    charts.log_axis(axes, "y")
     step = -(-len(values) // 30)
     axes.set_xticks(range(0, len(values), step), [str(value) for value in values[::step]])
     axes.set_xlim(-0.4, len(values) - 0.6)
     dress(axes, x=words.lower(), y="root mean square over its median")
-    legend(made, {n: line(colors[n], markers[n], linestyle=style) for n in names}, columns=3)
-    return made
+    charts.legend(page, shapes.keys(colors, markers, linestyle=style), columns=3)
+    return page
 
 
-def _build_samples(analysis: DumpAnalysis) -> Sheet | None:
+def samples(analysis: DumpAnalysis) -> Sheet | None:
     cells = analysis.get("samples") or []
-    told = sample_findings(analysis) if cells else []
-    verdict = told[0].text.rstrip(".") if told else ""
-    if cells and not told:
+    sentences = sample_findings(analysis) if cells else []
+    verdict = sentences[0].text.rstrip(".") if sentences else ""
+    if cells and not sentences:
         verdict = "Of 2 samples none can be said to stand out"
-    return _build_by(analysis, lambda tensor: tensor.get("sample"), "Sample", verdict)
+    return _by_value(analysis, lambda tensor: tensor.get("sample"), "Sample", verdict)
 
 
-def _build_batches(analysis: DumpAnalysis) -> Sheet | None:
-    def first(tensor: TensorPortrait) -> int | None:
+def batches(analysis: DumpAnalysis) -> Sheet | None:
+    def first(tensor: TensorSummary) -> int | None:
         shape = tensor.get("shape") or []
-        weight = "weight" in str(tensor["name"])
-        return None if weight or len(shape) < 2 else int(shape[0])
+        return None if "weight" in str(tensor["name"]) or len(shape) < 2 else int(shape[0])
 
-    return _build_by(analysis, first, "First dimension")
-
-
-draw_layer_types = Drawing(_build_types)
-draw_depth = Drawing(_build_depth)
-draw_samples = Drawing(_build_samples)
-draw_batches = Drawing(_build_batches)
+    return _by_value(analysis, first, "First dimension")

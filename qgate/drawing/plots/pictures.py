@@ -1,29 +1,31 @@
-"""All pictures of a dump: where each lies and who draws it. A new one is a new line."""
+"""All pictures of a dump: path, description and function of each."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from qgate.charts.sheet import Drawing
-from qgate.drawing.plots import attention as dump_attention
-from qgate.drawing.plots import backward as dump_backward
-from qgate.drawing.plots import bf16 as dump_bf16
-from qgate.drawing.plots import comparisons as dump_comparisons
-from qgate.drawing.plots import distributions as dump_distributions
-from qgate.drawing.plots import fp8 as dump_fp8
-from qgate.drawing.plots import heatmaps as dump_heatmaps
-from qgate.drawing.plots import layers as dump_layers
-from qgate.drawing.plots import overflow as dump_overflow
-from qgate.drawing.plots import quantization as dump_quantization
-from qgate.drawing.plots import quick as dump_quick
-from qgate.drawing.plots import ranks as dump_ranks
-from qgate.drawing.plots import statistics as dump_statistics
+from qgate.charts.sheet import Drawing, Sheet
+from qgate.drawing.plots import (
+    distributions,
+    formats,
+    layers,
+    magnitudes,
+    maps,
+    overflow,
+    pairs,
+    quick,
+    ranks,
+)
+from qgate.summaries.reading import cast_names, flushed, format_names, quant_type_of, saturated
 from qgate.summaries.record import DumpAnalysis
+
+Build = Callable[[DumpAnalysis], Sheet | None]
 
 
 @dataclass(frozen=True)
 class DumpPicture:
-    """A file below the folder of all, what is in it in general, and what draws it."""
+    """A picture in a folder of the drawing, with its description and its drawing function."""
 
     folder: str
     file: str
@@ -35,149 +37,116 @@ class DumpPicture:
         return f"{self.folder}/{self.file}" if self.folder else self.file
 
 
-def _in(folder: str, *rows: tuple[str, str, Drawing[DumpAnalysis]]) -> tuple[DumpPicture, ...]:
-    return tuple(DumpPicture(folder, f"{name}.png", about, draw) for name, about, draw in rows)
-
-
-PICTURES: tuple[DumpPicture, ...] = (
-    *_in("", ("quick_analysis", "The overview on one page.", dump_quick.draw_quick)),
-    *_in(
-        "distributions",
-        (
-            "magnitudes",
+_TABLE: dict[str, dict[str, tuple[Build, str]]] = {
+    "": {"quick_analysis": (quick.overview, "The overview on one page.")},
+    "distributions": {
+        "magnitudes": (
+            magnitudes.magnitudes,
             "Magnitudes of each kind of tensor, with the ranges of formats.",
-            dump_distributions.draw_magnitudes,
         ),
-        ("boxes", "Quartiles and extremes in standard deviations.", dump_distributions.draw_boxes),
-        (
-            "normal_quantiles",
+        "boxes": (distributions.boxes, "Quartiles and extremes in standard deviations."),
+        "normal_quantiles": (
+            distributions.normal_quantiles,
             "Quantiles against those of a normal distribution.",
-            dump_distributions.draw_normal_quantiles,
         ),
-    ),
-    *_in(
-        "heatmaps",
-        ("amax", "Largest magnitudes by layer and kind of tensor.", dump_heatmaps.draw_amax),
-        ("saturated", "What casts saturate, by layer.", dump_heatmaps.draw_saturated),
-        ("flushed", "What becomes zero, by layer and format.", dump_heatmaps.draw_flushed),
-        ("tokens", "Tensors as maps of tokens and channels.", dump_heatmaps.draw_tokens),
-    ),
-    *_in(
-        "comparisons",
-        ("sqnr_by_layer", "SQNR by layer and format.", dump_comparisons.draw_sqnr_by_layer),
-        (
-            "sqnr_by_crest",
+    },
+    "heatmaps": {
+        "amax": (maps.amax, "Largest magnitudes by layer and kind of tensor."),
+        "saturated": (
+            maps.lost(cast_names, saturated, "of the values saturate"),
+            "Values that saturate in a cast, by layer.",
+        ),
+        "flushed": (
+            maps.lost(format_names, flushed, "of the values become zero"),
+            "Values that become zero, by layer and format.",
+        ),
+        "tokens": (maps.tokens, "Tensors as maps of tokens and channels."),
+    },
+    "comparisons": {
+        "sqnr_by_layer": (formats.sqnr_by_layer, "SQNR by layer and format."),
+        "sqnr_by_crest": (
+            formats.sqnr_by_crest,
             "SQNR against how far the largest value stands out.",
-            dump_comparisons.draw_sqnr_by_crest,
         ),
-        (
-            "quant_types",
-            "Magnitudes of quant types side by side.",
-            dump_comparisons.draw_quant_types,
-        ),
-    ),
-    *_in(
-        "statistics",
-        (
-            "overview",
+        "quant_types": (magnitudes.quant_types, "Magnitudes of quant types side by side."),
+    },
+    "statistics": {
+        "overview": (
+            distributions.overview,
             "Mean, standard deviation and kurtosis of each kind.",
-            dump_statistics.draw_overview,
         ),
-        (
-            "channels",
-            "Channels by largest magnitude, outliers named.",
-            dump_statistics.draw_channels,
-        ),
-    ),
-    *_in(
-        "attention_analysis",
-        ("layers", "Query, key, value and context by layer.", dump_attention.draw_attention_layers),
-        ("maps", "Where attention goes.", dump_attention.draw_attention_maps),
-        (
-            "focus",
-            "Entropy and share of the first key by layer.",
-            dump_attention.draw_attention_focus,
-        ),
-    ),
-    *_in(
-        "quantization_analysis",
-        (
-            "boxes",
+        "channels": (layers.channels, "Channels by largest magnitude, outliers named."),
+    },
+    "attention_analysis": {
+        "layers": (layers.attention, "Query, key, value and context by layer."),
+        "maps": (maps.attention, "Where attention goes."),
+        "focus": (maps.focus, "Entropy and share of the first key by layer."),
+    },
+    "quantization_analysis": {
+        "boxes": (
+            distributions.type_boxes,
             "Mean, standard deviation and largest magnitude by quant type.",
-            dump_quantization.draw_type_boxes,
         ),
-        ("losses", "What formats lose on each quant type.", dump_quantization.draw_losses),
-        (
-            "saturation",
-            "What saturation costs in formats that saturate by design.",
-            dump_quantization.draw_saturation,
+        "losses": (formats.losses_by_type, "Losses of formats on each quant type."),
+        "saturation": (
+            formats.saturation,
+            "The cost of saturation in formats that saturate by design.",
         ),
-    ),
-    *_in(
-        "layer_analysis",
-        ("layer_types", "Types of layers side by side.", dump_layers.draw_layer_types),
-        ("depth", "Magnitudes and kurtosis by layer.", dump_layers.draw_depth),
-        ("samples", "Differences between samples.", dump_layers.draw_samples),
-        ("batches", "Differences by the first dimension.", dump_layers.draw_batches),
-    ),
-    *_in(
-        "overflow_analysis",
-        ("nonfinite", "Values that are not finite, by kind.", dump_overflow.draw_nonfinite),
-        ("worst_tensors", "The tensors that overflow worst.", dump_overflow.draw_worst),
-        ("by_quant_type", "What saturates, by quant type.", dump_overflow.draw_by_quant_type),
-        ("by_layer_type", "What saturates, by type of layer.", dump_overflow.draw_by_layer_type),
-        ("upper_lower", "Saturation above against below.", dump_overflow.draw_upper_lower),
-        (
-            "share_histogram",
-            "How many tensors saturate how much.",
-            dump_overflow.draw_share_histogram,
+    },
+    "layer_analysis": {
+        "layer_types": (magnitudes.layer_types, "Types of layers side by side."),
+        "depth": (layers.depth, "Magnitudes and kurtosis by layer."),
+        "samples": (layers.samples, "Differences between samples."),
+        "batches": (layers.batches, "Differences by the first dimension."),
+    },
+    "overflow_analysis": {
+        "nonfinite": (overflow.not_finite, "Values that are not finite, by kind."),
+        "worst_tensors": (overflow.worst_tensors, "The tensors that overflow worst."),
+        "by_quant_type": (
+            overflow.shares_by("quant type", quant_type_of),
+            "Values that saturate, by quant type.",
         ),
-    ),
-    *_in(
-        "fp8_analysis",
-        ("histograms", "Values of both on one axis.", dump_fp8.draw_pair_histograms),
-        ("boxes", "Statistics of the tensors of both.", dump_fp8.draw_pair_boxes),
-        ("scatter", "The same values in both.", dump_fp8.draw_scatter),
-        ("fits", "Fits of known distributions.", dump_fp8.draw_fits),
-        ("sqnr", "SQNR of each tensor in both formats.", dump_fp8.draw_pair_sqnr),
-        ("pairs", "How far the same tensors are apart, by layer.", dump_fp8.draw_pairs),
-    ),
-    *_in(
-        "bf16_analysis",
-        ("density", "Densities, original and normalized.", dump_bf16.draw_density),
-        ("usage", "Exponents and numbers of bf16 that occur.", dump_bf16.draw_usage),
-        ("moments", "Variance, skew and kurtosis of each kind.", dump_bf16.draw_moments),
-    ),
-    *_in(
-        "backward_analysis",
-        (
-            "forward_backward",
+        "by_layer_type": (
+            overflow.shares_by("type of layer", lambda tensor: str(tensor["layer_type"]), 2),
+            "Values that saturate, by type of layer.",
+        ),
+        "upper_lower": (overflow.upper_lower, "Saturation above against below."),
+        "share_histogram": (overflow.share_histogram, "How many tensors saturate how much."),
+    },
+    "fp8_analysis": {
+        "histograms": (pairs.histograms, "Values of both on one axis."),
+        "boxes": (pairs.boxes, "Statistics of the tensors of both."),
+        "scatter": (pairs.scatter, "The same values in both."),
+        "fits": (pairs.fits, "Fits of theoretical distributions."),
+        "sqnr": (pairs.sqnr, "SQNR of each tensor in both formats."),
+        "pairs": (pairs.pairs, "How far the same tensors are apart, by layer."),
+    },
+    "bf16_analysis": {
+        "density": (distributions.density, "Densities, original and normalized."),
+        "usage": (distributions.usage, "Exponents and numbers of bf16 that occur."),
+        "moments": (distributions.moments, "Variance, skew and kurtosis of each kind."),
+    },
+    "backward_analysis": {
+        "forward_backward": (
+            magnitudes.forward_backward,
             "Magnitudes of gradients against those of forward tensors.",
-            dump_backward.draw_directions,
         ),
-        ("gradients", "Gradients by type of layer and by name.", dump_backward.draw_gradients),
-        (
-            "gradient_flush",
-            "Gradients that become zero, by format.",
-            dump_backward.draw_gradient_flush,
-        ),
-        ("loss_scale", "Loss scales that would save gradients.", dump_backward.draw_loss_scale),
-    ),
-    *_in(
-        "rank_analysis",
-        (
-            "tensors",
-            "Root mean squares of each rank against the median rank.",
-            dump_ranks.draw_rank_tensors,
-        ),
-        ("scores", "How far each rank is from the others.", dump_ranks.draw_rank_scores),
-    ),
+        "gradients": (magnitudes.gradients, "Gradients by type of layer and by name."),
+        "gradient_flush": (formats.gradient_flush, "Gradients that become zero, by format."),
+        "loss_scale": (formats.loss_scale, "Loss scales that would save gradients."),
+    },
+    "rank_analysis": {
+        "tensors": (ranks.tensors, "Root mean squares of each rank against the median rank."),
+        "scores": (ranks.scores, "How far each rank is from the others."),
+    },
+}
+
+PICTURES: tuple[DumpPicture, ...] = tuple(
+    DumpPicture(folder, f"{name}.png", about, Drawing(build))
+    for folder, rows in _TABLE.items()
+    for name, (build, about) in rows.items()
 )
 
 
 def picture_at(path: str) -> DumpPicture:
     return next(picture for picture in PICTURES if picture.path == path)
-
-
-def by_folder(folder: str) -> tuple[DumpPicture, ...]:
-    return tuple(picture for picture in PICTURES if picture.folder == folder)

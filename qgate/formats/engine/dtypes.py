@@ -1,4 +1,4 @@
-"""The bits of torch's dtypes, and the one cast to them that a result gets."""
+"""The bits of torch's dtypes, and the final cast of a result to them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from qgate.formats._literals import BF16, FP16
-from qgate.formats._scratch import Shelf, buffer, whole
-from qgate.formats._work import DOUBLE, Call, any_set
+from qgate.formats._scratch import BoundedCache, buffer, whole
+from qgate.formats._work import DOUBLE, CastContext, any_set
 from qgate.formats.floats import FP32
 
 INPUTS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -25,14 +25,14 @@ INFINITY = {
     torch.bfloat16: 0x7F80,
 }
 _NARROW = {torch.float32: FP32, torch.float16: FP16, torch.bfloat16: BF16}
-_masks = Shelf(4)
+_masks = BoundedCache(4)
 FP32_MAX = torch.finfo(torch.float32).max
 _TINY32 = 2.0**-126
 _UNIT32 = 2.0**-149
 
 
 def magnitude_bits(x: Tensor) -> Tensor:
-    """|x| as an integer of the same order: NaN above Inf above the finite numbers.
+    """Return |x| as integers of the same order: NaN above Inf above the finite numbers.
 
     The result is a scratch buffer.
     """
@@ -43,7 +43,7 @@ def magnitude_bits(x: Tensor) -> Tensor:
 
 
 def narrow(y: Tensor, dtype: torch.dtype) -> Tensor:
-    """float64 to dtype, rounded once to nearest even, overflow to Inf."""
+    """Round float64 to dtype, once and to nearest even; overflow becomes Inf."""
     if dtype == torch.float64:
         return y
     if dtype != torch.float32:
@@ -61,8 +61,8 @@ def narrow(y: Tensor, dtype: torch.dtype) -> Tensor:
     return single.to(dtype)
 
 
-def combine(elements: Tensor, scale: Tensor, dtype: torch.dtype, call: Call) -> Tensor:
-    """elements * scale, rounded once to dtype."""
-    if call.double and dtype != torch.float64:
-        return narrow(call.multiply(elements, scale), dtype)
+def combine(elements: Tensor, scale: Tensor, dtype: torch.dtype, context: CastContext) -> Tensor:
+    """Return elements * scale, rounded once to dtype."""
+    if context.double and dtype != torch.float64:
+        return narrow(context.multiply(elements, scale), dtype)
     return narrow(elements * scale, dtype)

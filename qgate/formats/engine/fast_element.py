@@ -1,4 +1,4 @@
-"""Element formats without the care that subnormal results and infinite scales need."""
+"""Element formats in the ordinary case: no subnormal result, no extreme scale."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from torch import Tensor
 
 from qgate.formats._element import ElementFormat, round_to_integer
 from qgate.formats._scratch import buffer
-from qgate.formats._work import DOUBLE, SINGLE, Call
+from qgate.formats._work import DOUBLE, SINGLE, CastContext
 from qgate.formats.engine.dtypes import narrow
 from qgate.formats.integers import IntFormat
 
 _ORDINARY = 2.0**100
 
 
-def shortcut(fmt: ElementFormat, x: Tensor, out: Tensor, call: Call) -> bool:
+def shortcut(fmt: ElementFormat, x: Tensor, out: Tensor, context: CastContext) -> bool:
     """Write the quantized chunk to `out`, or return False."""
-    q, scale = call.q, call.state
+    q, scale = context.q, context.state
     fits = fmt.min_subnormal >= 1 / _ORDINARY and fmt.max <= _ORDINARY
-    if call.double or q.rounding == "stochastic" or not fits:
+    if context.double or q.rounding == "stochastic" or not fits:
         return False
     if scale is None:
         single = buffer("single", x.shape, SINGLE.dtype, x.device).copy_(x)
@@ -27,7 +27,7 @@ def shortcut(fmt: ElementFormat, x: Tensor, out: Tensor, call: Call) -> bool:
         return True
     if not q.saturate or not _ordinary(scale):
         return False
-    # Quotients and products of 24-bit numbers in float64: see `Call.divide` for why it suffices.
+    # Quotients and products of 24-bit numbers in float64: `CastContext.divide` says why.
     t = buffer("double", x.shape, DOUBLE.dtype, x.device).copy_(x).div_(scale)
     t.clamp_(*fmt.bounds(narrow=q.narrow))
     if isinstance(fmt, IntFormat) and fmt.step == 1.0:
@@ -55,7 +55,7 @@ def _ordinary(scale: Tensor) -> bool:
 
 
 def _halfway(x: Tensor) -> bool:
-    """If a float32 lies in the middle of two bf16 numbers, where it may have been rounded to."""
+    """Tell whether a float32 lies midway between bf16 numbers, as double rounding may leave it."""
     low = buffer("size", x.shape, torch.int32, x.device)
     low = torch.bitwise_and(x.view(torch.int32), 0xFFFF, out=low)
     return bool((low == 0x8000).any())

@@ -2,7 +2,7 @@
 
 Both work from the exponent field of S + emax, called `top` here: the block's largest value and its
 smallest quantum are integer offsets from it. They hold where no number that matters comes near
-float32's ends; other chunks are left to the exact way.
+float32's ends; other chunks take the exact way.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from qgate.formats._element import round_to_integer
-from qgate.formats._scratch import Shelf, buffer, whole
-from qgate.formats._work import SINGLE, Call
+from qgate.formats._scratch import BoundedCache, buffer, whole
+from qgate.formats._work import SINGLE, CastContext
 from qgate.formats.floats import FloatFormat
 from qgate.formats.mx import MxFormat
 from qgate.formats.options import Rounding
@@ -20,12 +20,12 @@ from qgate.formats.options import Rounding
 _TABLE_PAYS_FROM = 2**20
 _WIDE = 32
 
-_stacks = Shelf(8)
-_constants = Shelf(64)
+_stacks = BoundedCache(8)
+_constants = BoundedCache(64)
 
 
 class MxConstants:
-    """Summands and masks of a format and a scale rule; tensors, which need no conversion."""
+    """Summands and masks of a format and a scale rule, as tensors."""
 
     def __init__(self, fmt: MxFormat, rule: str) -> None:
         self.element = element = fmt.element
@@ -45,14 +45,16 @@ class MxConstants:
         self.magnitude, self.exponent = whole(SINGLE.magnitude_mask), whole(SINGLE.exponent_mask)
 
 
-def shortcut(fmt: MxFormat, x: Tensor, out: Tensor, call: Call) -> bool:
+def shortcut(fmt: MxFormat, x: Tensor, out: Tensor, context: CastContext) -> bool:
     """Write the quantized chunk to `out`, or return False."""
-    q = call.q
-    if call.double or q.rounding == "stochastic" or q.scale_bits != 8:
+    q = context.q
+    if context.double or q.rounding == "stochastic" or q.scale_bits != 8:
         return False
     constants = _constants.get((fmt, q.scale_rule), lambda: MxConstants(fmt, q.scale_rule))
     size = buffer("size", x.shape, torch.int32, x.device)
-    by_table = x.dtype.itemsize == 2 and x.device.type == "cpu" and call.numel >= _TABLE_PAYS_FROM
+    by_table = (
+        x.dtype.itemsize == 2 and x.device.type == "cpu" and context.numel >= _TABLE_PAYS_FROM
+    )
     if by_table:
         codes = buffer("codes", x.shape, torch.int32, x.device).copy_(x.view(torch.int16))
         size = torch.bitwise_and(codes, 0x7FFF, out=size)
@@ -64,23 +66,23 @@ def shortcut(fmt: MxFormat, x: Tensor, out: Tensor, call: Call) -> bool:
             single = buffer("single", x.shape, torch.float32, x.device).copy_(x)
         size = torch.bitwise_and(single.view(torch.int32), constants.magnitude, out=size)
         amax = size.amax(2, keepdim=True)
-    found = _top(constants, amax)
-    if found is None:
+    exponents = _top_exponents(constants, amax)
+    if exponents is None:
         return False
-    top, fields = found
+    top, fields = exponents
     if not by_table:
         _round(constants, single, size, top, out, q.rounding)
         return True
     key = (fmt, q.rounding, x.dtype, out.dtype)
-    stack = _stacks.get(key, lambda: Stack(fmt, q.rounding, x.dtype, out.dtype))
+    stack = _stacks.get(key, lambda: TableStack(fmt, q.rounding, x.dtype, out.dtype))
     stack.look_up(codes, top, fields, out)
     return True
 
 
-def _top(constants: MxConstants, amax: Tensor) -> tuple[Tensor, range] | None:
-    """The exponent fields of S + emax, in place, and their range as numbers.
+def _top_exponents(constants: MxConstants, amax: Tensor) -> tuple[Tensor, range] | None:
+    """Return the exponent fields of S + emax, in place, and their range as numbers.
 
-    None if a block is too near float32's ends.
+    None means that a block is too near float32's ends.
     """
     ends = torch.aminmax(amax)
     low, high = int(ends.min.item()), int(ends.max.item())
@@ -102,7 +104,7 @@ def _top(constants: MxConstants, amax: Tensor) -> tuple[Tensor, range] | None:
 def _round(
     constants: MxConstants, x: Tensor, size: Tensor, top: Tensor, out: Tensor, rounding: Rounding
 ) -> None:
-    """x in float32, `size` its magnitude bits (used up)."""
+    """Round x in float32; `size` are its magnitude bits and is overwritten."""
     work = buffer("single", x.shape, torch.float32, x.device)
     if constants.saturates:
         limit = (top + constants.to_limit).view(torch.float32)
@@ -123,10 +125,10 @@ def _round(
         out.copy_(t.div_(inverse))
 
 
-class Stack:
-    """For each exponent field a table of what the 65,536 numbers of a 16-bit dtype become.
+class TableStack:
+    """Tables of the results for all 65,536 numbers of a 16-bit dtype, one per exponent field.
 
-    Reserved whole, filled row by row as fields turn up, so memory is used for those only.
+    Rows are filled as fields occur, so that only those take memory.
     """
 
     def __init__(

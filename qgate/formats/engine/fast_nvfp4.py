@@ -1,4 +1,4 @@
-"""NVFP4 in float32, which is what its definition computes in, for tensors of ordinary size."""
+"""NVFP4 in float32, as in its definition, for tensors of ordinary magnitudes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ import torch
 from torch import Tensor
 
 from qgate.formats._element import ElementFormat, round_to_integer
-from qgate.formats._scratch import Shelf, buffer, whole
-from qgate.formats._work import SINGLE, Call, single
+from qgate.formats._scratch import BoundedCache, buffer, whole
+from qgate.formats._work import SINGLE, CastContext, single
 from qgate.formats.engine.dtypes import FP32_MAX, narrow
 from qgate.formats.floats import FloatFormat
 from qgate.formats.nvfp4 import Nvfp4Format
 from qgate.formats.options import Rounding
 
 _ORDINARY = 2.0**80
-_constants = Shelf(16)
+_constants = BoundedCache(16)
 
 
 class FloatRounding:
-    """How float32 numbers within the range of a format are rounded to it.
-
-    Its masks are tensors, which need no conversion.
-    """
+    """Rounding of float32 numbers within the range of a format, with its masks as tensors."""
 
     def __init__(self, fmt: ElementFormat) -> None:
         assert isinstance(fmt, FloatFormat)
@@ -33,9 +30,9 @@ class FloatRounding:
         self.twice_bias = whole((2 * SINGLE.bias + fmt.mantissa) << 23)
         self.exponent, self.magnitude = whole(SINGLE.exponent_mask), whole(SINGLE.magnitude_mask)
 
-    def round(self, t: Tensor, room: Tensor | None, rounding: Rounding) -> Tensor:
-        """Round t in place; there may be room for its bits."""
-        bits = torch.bitwise_and(t.view(torch.int32), self.exponent, out=room)
+    def round(self, t: Tensor, scratch: Tensor | None, rounding: Rounding) -> Tensor:
+        """Round t in place; `scratch` may hold its bits."""
+        bits = torch.bitwise_and(t.view(torch.int32), self.exponent, out=scratch)
         bits.clamp_(min=self.smallest)
         inverse = torch.sub(self.twice_bias, bits, out=bits).view(torch.float32)
         t = t.mul_(inverse)
@@ -43,11 +40,11 @@ class FloatRounding:
         return t.div_(inverse)
 
 
-def shortcut(fmt: Nvfp4Format, x: Tensor, out: Tensor, call: Call) -> bool:
+def shortcut(fmt: Nvfp4Format, x: Tensor, out: Tensor, context: CastContext) -> bool:
     """Write the quantized chunk to `out`, or return False."""
-    q, state = call.q, call.state
+    q, state = context.q, context.state
     assert state is not None
-    if call.double or q.rounding == "stochastic":
+    if context.double or q.rounding == "stochastic":
         return False
     encode_scale = float(state.item())
     if not 1 / _ORDINARY < encode_scale < _ORDINARY:
@@ -57,8 +54,8 @@ def shortcut(fmt: Nvfp4Format, x: Tensor, out: Tensor, call: Call) -> bool:
     dtype, t = x.dtype, buffer("single", x.shape, torch.float32, x.device)
     x = x if dtype == torch.float32 else t.copy_(x)
     size = buffer("size", x.shape, torch.int32, x.device)
-    if call.amax_bits is not None:
-        amax = call.amax_bits.view(dtype).to(torch.float32).view(torch.int32)
+    if context.amax_bits is not None:
+        amax = context.amax_bits.view(dtype).to(torch.float32).view(torch.int32)
     else:
         size = torch.bitwise_and(x.view(torch.int32), element.magnitude, out=size)
         amax = size.amax(2, keepdim=True)
@@ -67,8 +64,8 @@ def shortcut(fmt: Nvfp4Format, x: Tensor, out: Tensor, call: Call) -> bool:
     decode_scale = single(1.0 / encode_scale)
     factor = single(encode_scale * single(1.0 / 6.0))
     decode = torch.full((), decode_scale, dtype=torch.float32, device=x.device)
-    wanted = (amax.view(torch.float32) * factor).clamp_(max=scale.largest)
-    block_scale = scale.round(wanted, None, "even")
+    unrounded = (amax.view(torch.float32) * factor).clamp_(max=scale.largest)
+    block_scale = scale.round(unrounded, None, "even")
     encode = (block_scale * decode).reciprocal_().clamp_(max=FP32_MAX)
     t = torch.mul(x, encode, out=t).clamp_(-element.largest, element.largest)
     t = element.round(t, size, q.rounding).mul_(block_scale)
@@ -83,9 +80,9 @@ def shortcut(fmt: Nvfp4Format, x: Tensor, out: Tensor, call: Call) -> bool:
 
 @lru_cache(maxsize=64)
 def _has_ties(fmt: Nvfp4Format, decode_scale: float, dtype: torch.dtype) -> bool:
-    """If going through float32 could round a value of this tensor twice.
+    """Tell whether going through float32 could round a value of this tensor twice.
 
-    There are about a thousand values, elements times block scales, so all of them are tried.
+    All values are tried: elements times block scales, about a thousand.
     """
     products = np.outer(fmt.element.magnitudes(), fmt.scale_element.magnitudes()) * decode_scale
     values = torch.from_numpy(products)

@@ -1,9 +1,9 @@
-"""One tensor and one quantizer: checked, laid out in groups that share a scale, its scales found.
+"""One tensor and one quantizer: the checks, the layout in groups that share a scale, the scales.
 
-Every tensor is seen as [outer, length, inner]; groups are runs of `block` elements along the
+Every tensor is viewed as [outer, length, inner]; groups are runs of `block` elements along the
 middle, the last of which may be shorter. Chunks are [outer, blocks, block, inner] views of a size
-that fits the cache, with whole groups, or parts of groups once their scales are known. `Job` is
-the first pass over a tensor; the second goes through `Job.calls`, chunk by chunk.
+that fits the cache, with whole groups, or with parts of groups after their scales are computed.
+`Job` is the first pass over a tensor; the second goes through `Job.contexts`, chunk by chunk.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor
 
 from qgate.errors import QgateError
 from qgate.formats._scratch import tracing
-from qgate.formats._work import DOUBLE, Call, Parts, ordinary_number, single, widen
+from qgate.formats._work import DOUBLE, CastContext, ScaledChunk, ordinary_number, single, widen
 from qgate.formats.definition import CLEARLY_LESS
 from qgate.formats.engine.dtypes import FP32_MAX, INFINITY, INPUTS, NATIVE_INTEGER, magnitude_bits
 from qgate.formats.floats import to_single_grid
 from qgate.formats.settings import QuantizerSettings
-from qgate.kernels import magnitudes, proving
+from qgate.kernels import proving, reductions
 
 _CHUNK_PER_THREAD = 2**18  # bytes of input
 _CHUNK_ON_DEVICE = 2**25
@@ -44,7 +44,7 @@ class Chunk:
     slices: tuple[slice, slice, slice, slice] | None = None
 
     def data(self, t: Tensor) -> Tensor:
-        """This chunk of an [outer, length, inner] tensor."""
+        """Return this chunk of an [outer, length, inner] tensor."""
         layout = self.layout
         if self.slices is None:
             return t.view(layout.outer, layout.whole, layout.block, layout.inner)
@@ -56,7 +56,7 @@ class Chunk:
         return view[self.slices]
 
     def group(self, t: Tensor) -> Tensor:
-        """This chunk of an [outer, blocks, k, inner] tensor with one row per group."""
+        """Return this chunk of an [outer, blocks, k, inner] tensor with one row per group."""
         if self.slices is None:
             return t
         outer, blocks, _, inner = self.slices
@@ -73,24 +73,28 @@ class Layout:
     inner: int
     block: int
     groups: int
-    """Along the middle, a short last one included."""
+    """Number of groups along the middle, a short last one included."""
     group_shape: tuple[int, ...]
     moved: int | None = None
-    """The axis that was put first, if one was."""
+    """The axis that was moved to the front, if any."""
 
     @property
     def whole(self) -> int:
-        """Blocks of full length."""
+        """Number of blocks of full length."""
         return self.length // self.block
 
+    def empty(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Allocate a result as [outer, length, inner]."""
+        return torch.empty(self.outer, self.length, self.inner, dtype=dtype, device=device)
+
     def arrange(self, x: Tensor) -> Tensor:
-        """x as [outer, length, inner], a view where it can be one."""
+        """View x as [outer, length, inner], copied only where necessary."""
         if self.moved is not None:
             x = x.movedim(self.moved, 0)
         return x.reshape(self.outer, self.length, self.inner)
 
     def restore(self, t: Tensor) -> Tensor:
-        """The inverse of `arrange`, contiguous."""
+        """Undo `arrange`; the result is contiguous."""
         if self.moved is None:
             return t.view(self.shape)
         shape = list(self.shape)
@@ -100,7 +104,7 @@ class Layout:
     def chunks(
         self, device: torch.device, *, parts_of_groups: bool, fixed: bool
     ) -> Iterator[Chunk]:
-        """All chunks; `fixed` makes their order and sizes independent of the number of threads."""
+        """Cut into chunks; with `fixed` their sizes do not depend on the number of threads."""
         if 0 in (self.outer, self.length, self.inner):
             return
         room = _CHUNK_PER_THREAD // self.itemsize
@@ -147,20 +151,22 @@ def layout_of(x: Tensor, q: QuantizerSettings) -> Layout:
         groups = -(-length // q.block)
         group_shape = (*sizes[:axis], groups, *sizes[axis + 1 :])
         return Layout(shape, size, before, length, after, q.block, groups, group_shape)
-    rest = before * after
+    per_channel = before * after
     if after == 1 and axis != 0:
-        return Layout(shape, size, 1, rest, length, max(rest, 1), 1, (length,))
-    return Layout(shape, size, length, rest, 1, max(rest, 1), 1, (length,), moved=axis or None)
+        return Layout(shape, size, 1, per_channel, length, max(per_channel, 1), 1, (length,))
+    return Layout(
+        shape, size, length, per_channel, 1, max(per_channel, 1), 1, (length,), moved=axis or None
+    )
 
 
 class Job:
-    """One tensor, one quantizer: the layout and what is known of the whole tensor."""
+    """One tensor and one quantizer: the layout, and the figures of the whole tensor."""
 
-    def __init__(self, x: Tensor, q: QuantizerSettings, *, looking: bool = False) -> None:
-        """`looking` is for counting only: random rounding gives way to the format's own, so that
-        nothing is drawn from a generator."""
+    def __init__(self, x: Tensor, q: QuantizerSettings, *, counting: bool = False) -> None:
+        """With `counting` the format's own rounding replaces a random one, so that nothing is
+        drawn from a generator."""
         check(x, q)
-        self.q = q.deterministic() if looking else q
+        self.q = q.deterministic() if counting else q
         q = self.q
         self.x = x.detach().resolve_neg()
         self.dtype: torch.dtype = q.dtype or x.dtype
@@ -174,7 +180,7 @@ class Job:
 
     @cached_property
     def state(self) -> Tensor | None:
-        """What a block format has to know of the whole tensor."""
+        """The state that a block format has of the whole tensor."""
         fmt, x = self.q.format, self.x
         if fmt.kind == "element" or not fmt.needs_amax or not x.numel():
             return None
@@ -194,23 +200,23 @@ class Job:
     def chunks(self, *, parts_of_groups: bool) -> Iterator[Chunk]:
         return self.layout.chunks(self.x.device, parts_of_groups=parts_of_groups, fixed=self.fixed)
 
-    def calls(self) -> Iterator[tuple[Chunk, Call]]:
-        """The chunks for the second pass, each with what its kernel is told."""
-        known = self.scale is not None or self.q.format.kind == "element"
-        for chunk in self.chunks(parts_of_groups=known):
+    def contexts(self) -> Iterator[tuple[Chunk, CastContext]]:
+        """Cut into chunks for the second pass, each with the context of its cast."""
+        scales_exist = self.scale is not None or self.q.format.kind == "element"
+        for chunk in self.chunks(parts_of_groups=scales_exist):
             state = self.state if self.scale is None else chunk.group(self.scale)
             amax = None if self.amax_bits is None else chunk.group(self.amax_bits)
-            yield chunk, Call(self.q, DOUBLE, self.double, state, self.x.numel(), amax)
+            yield chunk, CastContext(self.q, DOUBLE, self.double, state, self.x.numel(), amax)
 
     def rows(self, k: int, dtype: torch.dtype) -> Tensor:
-        """Room for k numbers per group."""
+        """Allocate k zeros per group."""
         layout = self.layout
         return torch.zeros(
             layout.outer, layout.groups, k, layout.inner, dtype=dtype, device=self.x.device
         )
 
     def shaped(self, rows: Tensor) -> Tensor:
-        """[outer, groups, k, inner] as users see it: x's shape with one group per entry."""
+        """Reshape [outer, groups, k, inner] for users: x's shape with one entry per group."""
         k, shape = rows.shape[2], self.layout.group_shape
         if k == 1:
             return rows.reshape(shape)
@@ -218,30 +224,30 @@ class Job:
         return rows.reshape(*shape[: axis + 1], k, *shape[axis + 1 :])
 
     def _amax_bits(self, *, finite: bool = False) -> Tensor:
-        """The largest (finite) magnitude of each group, as bits of x's dtype."""
+        """Return the largest (finite) magnitude of each group, as bits of x's dtype."""
         layout, native = self.layout, NATIVE_INTEGER[self.x.dtype]
         kernels = self.x.device.type in proving.DEVICES and not finite and not tracing()
         if kernels and layout.outer * layout.groups * layout.inner == 1:
-            largest = magnitudes.largest(self.data)
+            largest = reductions.largest(self.data)
             if largest is not None:
                 return largest.to(native).view(1, 1, 1, 1)
         rows = None
         for chunk in self.chunks(parts_of_groups=True):
-            found = magnitude_bits(chunk.data(self.data))
+            magnitudes = magnitude_bits(chunk.data(self.data))
             if finite:
-                found.masked_fill_(found >= INFINITY[self.x.dtype], 0)
+                magnitudes.masked_fill_(magnitudes >= INFINITY[self.x.dtype], 0)
             if chunk.slices is None:
-                return found.amax(2, keepdim=True)
+                return magnitudes.amax(2, keepdim=True)
             rows = self.rows(1, native) if rows is None else rows
-            room = chunk.group(rows)
-            torch.maximum(room, found.amax(2, keepdim=True), out=room)
+            row = chunk.group(rows)
+            torch.maximum(row, magnitudes.amax(2, keepdim=True), out=row)
         return self.rows(1, native) if rows is None else rows
 
     def _scale(self) -> Tensor:
-        """The scale of each group as float64 [outer, groups, 1, inner]; NaN spoils its group."""
+        """Return the scale of each group as float64 [outer, groups, 1, inner]."""
         q, fmt = self.q, self.q.format.element
         if q.scale is not None:
-            return given_scale(q, self)
+            return scale_from_option(q, self)
         bits = self._amax_bits()
         if not self.double and not fmt.tapered:
             number = ordinary_number(bits.view(self.x.dtype))
@@ -273,15 +279,15 @@ def check(x: Any, q: QuantizerSettings) -> None:
         q.axis_of(x.dim())
     if q.generator is None and q.scale is None:
         return
-    for name, thing in (("generator", q.generator), ("scale", q.scale)):
-        device = getattr(thing, "device", x.device)
-        on_cpu_scalar = name == "scale" and isinstance(thing, Tensor) and thing.dim() == 0
+    for name, value in (("generator", q.generator), ("scale", q.scale)):
+        device = getattr(value, "device", x.device)
+        on_cpu_scalar = name == "scale" and isinstance(value, Tensor) and value.dim() == 0
         if device != x.device and not on_cpu_scalar:
             raise QgateError(f"the {name} is on {device} and x on {x.device}; put them together.")
 
 
-def given_scale(q: QuantizerSettings, job: Job) -> Tensor:
-    """The user's scale as float64 [outer, groups, 1, inner], on the grid of the scale's dtype."""
+def scale_from_option(q: QuantizerSettings, job: Job) -> Tensor:
+    """Return the user's scale as float64 [outer, groups, 1, inner], rounded to its dtype."""
     layout = job.layout
     scale = q.scale
     if not isinstance(scale, Tensor):
@@ -295,24 +301,24 @@ def given_scale(q: QuantizerSettings, job: Job) -> Tensor:
     if not bool(((scale > 0) & scale.isfinite()).all()):
         bad = scale[~((scale > 0) & scale.isfinite())][0].item()
         raise QgateError(f"scale {bad!r} is not allowed; scales are finite numbers above zero.")
-    wanted = torch.Size(layout.group_shape)
+    group_shape = torch.Size(layout.group_shape)
     squeezed = [size for size in scale.shape if size != 1]
-    if squeezed != [size for size in wanted if size != 1]:
+    if squeezed != [size for size in group_shape if size != 1]:
         raise QgateError(
             f"a scale of shape {tuple(scale.shape)} does not fit: granularity {q.granularity!r} of "
-            f"a tensor of shape {tuple(layout.shape)} has scales of shape {tuple(wanted)}."
+            f"a tensor of shape {tuple(layout.shape)} has scales of shape {tuple(group_shape)}."
         )
     return scale.reshape(layout.outer, layout.groups, 1, layout.inner)
 
 
-def split(job: Job) -> Iterator[tuple[Chunk, Call, Tensor, Parts]]:
-    """Each chunk as float64 with its elements and scale: what `report` and gradients look at."""
-    for chunk, call in job.calls():
+def split(job: Job) -> Iterator[tuple[Chunk, CastContext, Tensor, ScaledChunk]]:
+    """Split each chunk into elements and scale, for `report` and for gradients."""
+    for chunk, context in job.contexts():
         wide = widen(chunk.data(job.data))
-        yield chunk, call, wide, job.q.format.split(wide, call)
+        yield chunk, context, wide, job.q.format.split(wide, context)
 
 
-def saturated(parts: Parts, q: QuantizerSettings) -> Tensor:
+def saturated(parts: ScaledChunk, q: QuantizerSettings) -> Tensor:
     """Find where x, rounded without a bound, is beyond the largest value at its scale.
 
     Inf is; NaN is not, nor is an element of a group whose scale is NaN or zero.
@@ -352,22 +358,25 @@ def _summed_errors(job: Job, aligned: Tensor, unit: Tensor) -> tuple[Tensor, Ten
 
 
 def _counted_errors(job: Job, aligned: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of one group of 16-bit numbers, from how often each of them occurs."""
+    """Sum the errors of one group of 16-bit numbers from how often each of them occurs."""
     counts = torch.zeros(2**16, dtype=torch.int64, device=job.x.device)
     for chunk in job.chunks(parts_of_groups=True):
         codes = chunk.data(job.data).reshape(-1).view(torch.int16).to(torch.int32) + 2**15
         counts += torch.bincount(codes, minlength=2**16)
-    there = counts.nonzero().reshape(-1)
-    numbers = (there - 2**15).to(torch.int16).view(job.x.dtype)
-    x, often = widen(numbers).view(1, 1, -1, 1), counts[there].to(torch.float64).view(1, 1, -1, 1)
+    occurring = counts.nonzero().reshape(-1)
+    numbers = (occurring - 2**15).to(torch.int16).view(job.x.dtype)
+    x, weights = (
+        widen(numbers).view(1, 1, -1, 1),
+        counts[occurring].to(torch.float64).view(1, 1, -1, 1),
+    )
     squares = (_squares(job, x, scale, unit) for scale in (None, aligned))
-    plain, scaled = ((each * often).sum(2, keepdim=True) for each in squares)
+    plain, scaled = ((square * weights).sum(2, keepdim=True) for square in squares)
     return plain, scaled
 
 
 def _squares(job: Job, x: Tensor, scale: Tensor | None, unit: Tensor) -> Tensor:
-    """Squared errors in units of a power of two, which keeps those of float64 numbers finite."""
+    """Square errors in units of a power of two, so that those of float64 numbers stay finite."""
     fmt = job.q.format
     assert fmt.kind == "element"
-    parts = fmt.split(x, Call(job.q.deterministic(), DOUBLE, job.double, scale))
+    parts = fmt.split(x, CastContext(job.q.deterministic(), DOUBLE, job.double, scale))
     return ((parts.elements * parts.scale - x) / unit).square()

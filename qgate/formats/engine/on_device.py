@@ -1,4 +1,4 @@
-"""Which kernel quantizes a tensor where it is, and its proof that it gives what torch gives."""
+"""The kernel that quantizes a tensor on its device, and the proof that it gives torch's bits."""
 
 from __future__ import annotations
 
@@ -20,25 +20,24 @@ from qgate.formats.mx import MxFormat
 from qgate.formats.nvfp4 import Nvfp4Format
 from qgate.formats.settings import QuantizerSettings
 from qgate.kernels import cases, proving
-from qgate.kernels.block_casts import LONGEST, BlockCast, Hif4Cast, MxCast, Nvfp4Cast
-from qgate.kernels.element_casts import ElementCast
-from qgate.kernels.shapes import Grid, Lie, kind_of
+from qgate.kernels.casts import LONGEST, BlockCast, ElementCast, Hif4Cast, MxCast, Nvfp4Cast
+from qgate.kernels.shapes import Grid, MemoryLayout, kind_of
 
 Definition = Callable[[Job], Tensor]
 
 
 def quantize(job: Job, out: Tensor, define: Definition) -> bool:
-    """Write the quantized tensor to `out`, as [outer, length, inner]; False where torch has to."""
+    """Write the quantized tensor to `out`, as [outer, length, inner]; False without a kernel."""
     if not proving.serves(job.x.device) or tracing():
         return False
     cast = cast_for(job)
     if cast is None:
         return False
-    lie = _lie(job)
-    given = (job.x.dtype, job.dtype, lie.kind, job.layout.groups == 1, job.q.granularity)
-    block = None if job.layout.groups == 1 else lie.block
-    if not proving.proven(
-        (cast, *given, block),
+    memory = _memory(job)
+    way = (job.x.dtype, job.dtype, memory.kind, job.layout.groups == 1, job.q.granularity)
+    block = None if job.layout.groups == 1 else memory.block
+    if not proving.prove_once(
+        (cast, *way, block),
         job.x.device,
         f"{job.q.format.name} of {str(job.x.dtype).removeprefix('torch.')} tensors",
         lambda: _wrong(cast, job, define),
@@ -49,7 +48,7 @@ def quantize(job: Job, out: Tensor, define: Definition) -> bool:
 
 
 def cast_for(job: Job) -> BlockCast | ElementCast | None:
-    """The kernel for this tensor, if there is one."""
+    """Return the kernel for this tensor, or None."""
     q, fmt = job.q, job.q.format
     if kind_of(job.x.dtype) is None or kind_of(job.dtype) is None or q.rounding == "stochastic":
         return None
@@ -58,7 +57,7 @@ def cast_for(job: Job) -> BlockCast | ElementCast | None:
         if (grid := _grid(fmt, q)) is None:
             return None
         cast = ElementCast(grid, job.scale is not None)
-        return cast if cast.takes(_lie(job)) else None
+        return cast if cast.takes(_memory(job)) else None
     if q.block > LONGEST:
         return None
     if isinstance(fmt, MxFormat) and (grid := _grid(fmt.element, q)) is not None:
@@ -71,7 +70,7 @@ def cast_for(job: Job) -> BlockCast | ElementCast | None:
 
 
 def _grid(fmt: ElementFormat, q: QuantizerSettings) -> Grid | None:
-    """The element's values in plain numbers; None for families the kernels do not know."""
+    """Return the element's values in plain numbers; None for families without a kernel."""
     if q.rounding == "stochastic":
         return None
     if isinstance(fmt, FloatFormat):
@@ -99,37 +98,35 @@ def _grid(fmt: ElementFormat, q: QuantizerSettings) -> Grid | None:
     )
 
 
-def _lie(job: Job) -> Lie:
+def _memory(job: Job) -> MemoryLayout:
     layout = job.layout
-    return Lie(layout.outer, layout.length, layout.inner, layout.block)
+    return MemoryLayout(layout.outer, layout.length, layout.inner, layout.block)
 
 
 def _run(cast: BlockCast | ElementCast, job: Job, out: Tensor) -> None:
     x = job.data.contiguous()
     if isinstance(cast, ElementCast):
-        cast.run(x, out, _lie(job), None if job.scale is None else job.scale.contiguous())
+        cast.run(x, out, _memory(job), None if job.scale is None else job.scale.contiguous())
     else:
-        cast.run(x, out, _lie(job))
+        cast.run(x, out, _memory(job))
 
 
 def _wrong(cast: BlockCast | ElementCast, job: Job, define: Definition) -> str:
-    """What differs from the definition on the CPU, where it is held to every oracle."""
+    """Describe the first difference to the definition on the CPU, which every oracle checks."""
     for x, q in _trials(job):
         expected = define(Job(x, q))
-        there = Job(x.to(job.x.device), q)
-        layout = there.layout
-        out = torch.empty(
-            layout.outer, layout.length, layout.inner, dtype=there.dtype, device=job.x.device
-        )
-        _run(cast, there, out)
-        if found := proving.difference(layout.restore(out), expected, x):
-            return found
+        device_job = Job(x.to(job.x.device), q)
+        layout = device_job.layout
+        out = layout.empty(device_job.dtype, job.x.device)
+        _run(cast, device_job, out)
+        if problem := proving.first_difference(layout.restore(out), expected, x):
+            return problem
     return ""
 
 
 def _trials(job: Job) -> Iterator[tuple[Tensor, QuantizerSettings]]:
-    """Hard tensors that lie as the job's does, with its options."""
-    lie, dtype = _lie(job), job.x.dtype
+    """Yield hard tensors with the job's memory layout and options."""
+    memory, dtype = _memory(job), job.x.dtype
     q = copy.copy(job.q)
     q.dtype = job.dtype
     if q.granularity != "block":
@@ -137,38 +134,38 @@ def _trials(job: Job) -> Iterator[tuple[Tensor, QuantizerSettings]]:
         return
     q.axis = 1
     q.scale = None
-    yield cases.lying(cases.numbers(dtype), lie.block, lie.kind), q
+    yield cases.arrange(cases.numbers(dtype), memory.block, memory.kind), q
     for exponent in (0, -12, 12, -100, 100, -126):
-        yield cases.lying(cases.ordinary(dtype, exponent), lie.block, lie.kind), q
+        yield cases.arrange(cases.bell_curve(dtype, exponent), memory.block, memory.kind), q
 
 
 def _shared(job: Job, q: QuantizerSettings) -> Iterator[tuple[Tensor, QuantizerSettings]]:
-    """Tensors whose every channel, or all of them, share a scale."""
+    """Yield tensors with one scale in all, or one per channel."""
     every = cases.numbers(job.x.dtype)
     if job.scale is None:
         yield every, q
         return
     finite = every[every.isfinite()]
     for exponent in (0, -12, 12, -100, 100):
-        x = cases.ordinary(job.x.dtype, exponent)
+        x = cases.bell_curve(job.x.dtype, exponent)
         yield _by_channel(x, job, q), q
-    given = copy.copy(q)
+    scaled = copy.copy(q)
     for scale in (1.0, 1 / 3, 2.0**-130, 3e38):
-        given.scale = scale
+        scaled.scale = scale
         if q.granularity == "tensor":
-            yield every, given
+            yield every, scaled
             yield finite, q
         else:
             x = _by_channel(every, job, q)
-            given = copy.copy(q)
+            scaled = copy.copy(q)
             channels = x.shape[q.axis_of(2)]
             steps = torch.arange(channels, dtype=torch.float32, device="cpu")
-            given.scale = (1 + steps / channels) * (scale / 2)
-            yield x, given
+            scaled.scale = (1 + steps / channels) * (scale / 2)
+            yield x, scaled
 
 
 def _by_channel(x: Tensor, job: Job, q: QuantizerSettings) -> Tensor:
-    """As [channels, rest] or [rest, channels], like the job's; `q` gets the axis of that."""
+    """Reshape x so that its channels come first or last, as in the job; set the axis of `q`."""
     if q.granularity == "tensor":
         return x
     first = job.layout.inner == 1

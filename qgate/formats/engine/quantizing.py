@@ -1,4 +1,4 @@
-"""Drives the formats over tensors, chunk by chunk, and casts the result.
+"""Apply a format to a tensor, chunk by chunk, and cast the result.
 
 The exact way works in float64 on any input and option. Where a format offers a shortcut (float32
 arithmetic for blocks, a table for 16-bit input) it is taken when it gives the same bits.
@@ -6,15 +6,14 @@ arithmetic for blocks, a table for 16-bit input) it is taken when it gives the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from qgate.formats._block import Format
-from qgate.formats._scratch import Shelf, buffer
-from qgate.formats._work import DOUBLE, Call, widen
+from qgate.formats._scratch import BoundedCache, buffer
+from qgate.formats._work import DOUBLE, CastContext, widen
 from qgate.formats.engine import fast_element, fast_mx, fast_nvfp4, on_device
 from qgate.formats.engine.dtypes import combine
 from qgate.formats.engine.job import Job, check, saturated, split
@@ -26,20 +25,10 @@ from qgate.kernels import proving
 _TABLE_PAYS_FROM = 2**14
 _SCALED_TABLE_PAYS_FROM = 2**19
 
-_tables = Shelf(64)
-
-# Called with every tensor and quantizer before quantization; they only look.
-observers: list[Callable[[Tensor, Any], None]] = []
-
-
-def announce(x: Tensor, q: QuantizerSettings) -> None:
-    """Tell the observers."""
-    for observer in tuple(observers):
-        observer(x, q)
+_tables = BoundedCache(64)
 
 
 def quantize(x: Tensor, q: QuantizerSettings) -> Tensor:
-    announce(x, q)
     if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
         check(x, q)
         result: Tensor = StraightThrough.apply(x, q)  # type: ignore[no-untyped-call]
@@ -48,43 +37,41 @@ def quantize(x: Tensor, q: QuantizerSettings) -> Tensor:
 
 
 def forward(job: Job, *, kernels: bool = True) -> Tensor:
-    """By a kernel where there is one for the device, else by torch."""
+    """Quantize by a kernel where the device has one, else by torch."""
     layout = job.layout
-    out = torch.empty(
-        layout.outer, layout.length, layout.inner, dtype=job.dtype, device=job.x.device
-    )
+    out = layout.empty(job.dtype, job.x.device)
     kernels = kernels and job.x.device.type in proving.DEVICES
     if out.numel() and not (kernels and on_device.quantize(job, out, by_definition)):
         if (table := _table_for(job)) is not None:
             _look_up(job, table, out)
         else:
-            for chunk, call in job.calls():
-                _quantize_chunk(job.q.format, chunk.data(job.data), chunk.data(out), call)
+            for chunk, context in job.contexts():
+                _quantize_chunk(job.q.format, chunk.data(job.data), chunk.data(out), context)
     return layout.restore(out)
 
 
 def by_definition(job: Job) -> Tensor:
-    """What torch alone says, which kernels are held to."""
+    """Quantize by torch alone, which kernels have to agree with."""
     return forward(job, kernels=False)
 
 
-def _quantize_chunk(fmt: Format, x: Tensor, out: Tensor, call: Call) -> None:
-    if not _shortcut(fmt, x, out, call):
-        parts = fmt.split(widen(x), call)
-        out.copy_(combine(parts.elements, parts.scale, out.dtype, call))
+def _quantize_chunk(fmt: Format, x: Tensor, out: Tensor, context: CastContext) -> None:
+    if not _shortcut(fmt, x, out, context):
+        parts = fmt.split(widen(x), context)
+        out.copy_(combine(parts.elements, parts.scale, out.dtype, context))
 
 
-def _shortcut(fmt: Format, x: Tensor, out: Tensor, call: Call) -> bool:
+def _shortcut(fmt: Format, x: Tensor, out: Tensor, context: CastContext) -> bool:
     """Write the quantized chunk to `out` in a faster way; False where that is not exact."""
     if fmt.kind == "element":
-        return fast_element.shortcut(fmt, x, out, call)
+        return fast_element.shortcut(fmt, x, out, context)
     if isinstance(fmt, MxFormat):
-        return fast_mx.shortcut(fmt, x, out, call)
-    return isinstance(fmt, Nvfp4Format) and fast_nvfp4.shortcut(fmt, x, out, call)
+        return fast_mx.shortcut(fmt, x, out, context)
+    return isinstance(fmt, Nvfp4Format) and fast_nvfp4.shortcut(fmt, x, out, context)
 
 
 def _table_for(job: Job) -> Tensor | None:
-    """What each of the 65,536 numbers of a 16-bit dtype becomes, where one scale serves all."""
+    """Return the result for each number of a 16-bit dtype, where one scale serves all."""
     q, x, fmt = job.q, job.x, job.q.format
     if x.dtype.itemsize != 2 or job.fixed or fmt.kind == "block":
         return None
@@ -107,7 +94,7 @@ def _tabulate(
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32, device=device).to(torch.int16)
     table = torch.empty(2**16, 1, 1, 1, dtype=out_dtype, device=device)
     x = every.view(dtype).view(-1, 1, 1, 1)
-    _quantize_chunk(q.format, x, table, Call(q, DOUBLE, False, scale))
+    _quantize_chunk(q.format, x, table, CastContext(q, DOUBLE, False, scale))
     return table.view(-1)
 
 
@@ -121,7 +108,7 @@ def _look_up(job: Job, table: Tensor, out: Tensor) -> None:
 
 
 class StraightThrough(torch.autograd.Function):
-    """Differentiates as the identity, except where x saturated unless told to pass it there too."""
+    """A quantization with the gradient of the identity, zero where x saturated unless passed."""
 
     @staticmethod
     def forward(x: Tensor, q: QuantizerSettings) -> Tensor:
@@ -142,12 +129,10 @@ class StraightThrough(torch.autograd.Function):
 
 
 def inside_range(x: Tensor, q: QuantizerSettings) -> Tensor:
-    """Find where x does not saturate; NaN does not."""
-    job = Job(x, q, looking=True)
+    """Find where x does not saturate; NaN never does."""
+    job = Job(x, q, counting=True)
     layout = job.layout
-    inside = torch.empty(
-        layout.outer, layout.length, layout.inner, dtype=torch.bool, device=x.device
-    )
+    inside = layout.empty(torch.bool, x.device)
     for chunk, _, _, parts in split(job):
         chunk.data(inside).copy_(~saturated(parts, q))
     return layout.restore(inside)

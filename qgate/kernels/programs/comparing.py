@@ -3,12 +3,12 @@
 import triton
 import triton.language as tl
 
-from qgate.kernels.programs.grid import INFINITY, MAGNITUDE, SIGN, number, widened
+from qgate.kernels.programs.grid import INFINITY, MAGNITUDE, SIGN, number, widen
 
 
 @triton.jit
 def _total(x, WIDTH: tl.constexpr, LEVELS: tl.constexpr):
-    """Neighbors first: each reduction is one addition, so that no layout changes the order."""
+    """Add neighbors first: each reduction is one addition, so that no layout changes the order."""
     for level in tl.static_range(LEVELS):
         x = tl.sum(tl.reshape(x, (WIDTH >> (level + 1), 2)), 1)
     return tl.sum(x, 0)
@@ -26,19 +26,19 @@ def _key(size, SHIFT: tl.constexpr):
 
 @triton.jit
 def _pairs(actual, reference, at, n, KIND_A: tl.constexpr, KIND_R: tl.constexpr):
-    """The bits of both, and which of the pairs are there and finite."""
-    bits_a = widened(tl.load(actual + at, mask=at < n, other=0), KIND_A)
-    bits_r = widened(tl.load(reference + at, mask=at < n, other=0), KIND_R)
+    """Load the bits of both, and tell which pairs exist and are finite."""
+    bits_a = widen(tl.load(actual + at, mask=at < n, other=0), KIND_A)
+    bits_r = widen(tl.load(reference + at, mask=at < n, other=0), KIND_R)
     larger = tl.maximum(bits_a & MAGNITUDE, bits_r & MAGNITUDE)
     return bits_a, bits_r, (at < n) & (larger < INFINITY)
 
 
 @triton.jit
-def _kinds(bits, there, counts, tiles):
-    """How many are NaN, Inf and -Inf."""
-    tl.atomic_add(counts, _count(there & ((bits & MAGNITUDE) > INFINITY)), sem="relaxed")
-    tl.atomic_add(counts + tiles, _count(there & (bits == INFINITY)), sem="relaxed")
-    tl.atomic_add(counts + 2 * tiles, _count(there & (bits == (INFINITY | SIGN))), sem="relaxed")
+def _kinds(bits, exists, counts, tiles):
+    """Count NaN, Inf and -Inf."""
+    tl.atomic_add(counts, _count(exists & ((bits & MAGNITUDE) > INFINITY)), sem="relaxed")
+    tl.atomic_add(counts + tiles, _count(exists & (bits == INFINITY)), sem="relaxed")
+    tl.atomic_add(counts + 2 * tiles, _count(exists & (bits == (INFINITY | SIGN))), sem="relaxed")
 
 
 @triton.jit
@@ -47,11 +47,11 @@ def compare_pairs(
     TILE: tl.constexpr, WIDTH: tl.constexpr, LEVELS: tl.constexpr, SHIFT: tl.constexpr,
     KIND_A: tl.constexpr, KIND_R: tl.constexpr,
 ):  # fmt: skip
-    """The columns are those of `comparing`; `counts` and `tables` have to be zero.
+    """Fill the columns of `comparing`; `counts` and `tables` have to be zero.
 
-    The second look at a tile, for what needs its means, is one at the cache. `tables` get the keys
-    of the differences, except for zero's. Those of the tile's first pair are counted in registers:
-    many equal differences would wait for each other at one address.
+    The second pass over a tile, for sums about its means, reads the cache. `tables` get the keys of
+    the differences, except for zero's. The key of the tile's first pair is counted in registers,
+    because many equal differences would wait for each other at one address.
     """
     tile = tl.program_id(0)
     begin = tile.to(tl.int64) * TILE
@@ -65,9 +65,9 @@ def compare_pairs(
         sum_r += tl.where(good, number(bits_r), 0.0).to(tl.float64)
         finite += good.to(tl.int32)
     whole_a, whole_r = _total(sum_a, WIDTH, LEVELS), _total(sum_r, WIDTH, LEVELS)
-    kept = tl.sum(finite, 0)
-    held = tl.maximum(kept, 1).to(tl.float64)
-    mean_a, mean_r = whole_a / held, whole_r / held
+    pairs = tl.sum(finite, 0)
+    divisor = tl.maximum(pairs, 1).to(tl.float64)
+    mean_a, mean_r = whole_a / divisor, whole_r / divisor
 
     first_a, first_r, usable = _pairs(actual, reference, begin, n, KIND_A, KIND_R)
     first_a = tl.where(usable, number(first_a), 0.0)
@@ -139,11 +139,11 @@ def compare_pairs(
     tl.store(into + 3 * tiles, tl.min(least_r, 0).to(tl.float64))
     tl.store(into + 4 * tiles, tl.max(most_r, 0).to(tl.float64))
     into = counts + tile
-    tl.store(into, kept)
+    tl.store(into, pairs)
     tl.store(into + tiles, tl.sum(flips, 0))
     tl.atomic_add(table + top, tl.sum(alike, 0), mask=top != 0, sem="relaxed")
 
-    if kept < tl.minimum(n - begin, TILE):
+    if pairs < tl.minimum(n - begin, TILE):
         for start in range(0, TILE, WIDTH):
             at = begin + start + tl.arange(0, WIDTH)
             bits_a, bits_r, good = _pairs(actual, reference, at, n, KIND_A, KIND_R)

@@ -1,4 +1,4 @@
-"""Casts of single numbers: as they are, or by a scale that many of them share."""
+"""Casts of single numbers, without a scale or with a scale that many of them share."""
 
 import triton
 import triton.language as tl
@@ -12,20 +12,20 @@ from qgate.kernels.programs.grid import (
     ZERO,
     bits_of,
     exponent_of,
-    narrowed,
+    narrow,
     number,
-    rounded,
-    stored,
+    round_once,
+    round_to_step,
+    round_to_step_64,
     tile,
     upright_tile,
-    widely_rounded,
-    widened,
+    widen,
 )
 
 
 @triton.jit
 def _tapered(exponent):
-    """HiF8's mantissa bits: three near one, none below 2**-15."""
+    """Return HiF8's mantissa bits: three near one, none below 2**-15."""
     far = tl.abs(exponent)
     bits = tl.where(far < 4, 3, tl.where(far < 8, 2, 1))
     return tl.where(exponent < -15, 0, bits)
@@ -36,21 +36,21 @@ def _on_grid(
     a, MANTISSA: tl.constexpr, LOWEST: tl.constexpr, ROUNDING: tl.constexpr,
     TAPERED: tl.constexpr,
 ):  # fmt: skip
-    """Magnitudes to the element's grid, in the float type they come in."""
+    """Round magnitudes to the element's grid, in their own float type."""
     WIDE: tl.constexpr = a.dtype == tl.float64
     if WIDE:
         field = tl.maximum(exponent_of(a), (LOWEST + 1023) << 52)
         if TAPERED:
             bits = _tapered((field >> 52) - 1023).to(tl.int64)
-            r = widely_rounded(a, field, bits, ROUNDING)
+            r = round_to_step_64(a, field, bits, ROUNDING)
         else:
-            r = widely_rounded(a, field, MANTISSA, ROUNDING)
+            r = round_to_step_64(a, field, MANTISSA, ROUNDING)
     else:
         field = tl.maximum(bits_of(a) & INFINITY, (LOWEST + 127) << 23)
         if TAPERED:
-            r = rounded(a, field, _tapered((field >> 23) - 127), ROUNDING)
+            r = round_to_step(a, field, _tapered((field >> 23) - 127), ROUNDING)
         else:
-            r = rounded(a, field, MANTISSA, ROUNDING)
+            r = round_to_step(a, field, MANTISSA, ROUNDING)
     if TAPERED and ROUNDING == EVEN:
         # Powers of two alternate between even and odd codes.
         r = tl.where(a == 1.5 * 2.0**-21, 2.0**-21, r)
@@ -65,7 +65,7 @@ def _element(
     LARGEST_NEGATIVE: tl.constexpr, ROUNDING: tl.constexpr, TAPERED: tl.constexpr,
     SATURATES: tl.constexpr, TO_INFINITY: tl.constexpr,
 ):  # fmt: skip
-    """Magnitudes to the element's; what overflows becomes the largest, Inf or NaN."""
+    """Round magnitudes to the element's values; overflow becomes the largest, Inf or NaN."""
     if SATURATES:
         if LARGEST == LARGEST_NEGATIVE:
             a = tl.minimum(a, LARGEST)
@@ -93,9 +93,9 @@ def cast_flat(
     SATURATES: tl.constexpr, TO_INFINITY: tl.constexpr, SIGNED_ZERO: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Numbers as they are; WIDE computes in float64, for formats with float32's range."""
+    """Cast without a scale; WIDE computes in float64, for formats with float32's range."""
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    bits = widened(tl.load(x + at, mask=at < n, other=0), KIND)
+    bits = widen(tl.load(x + at, mask=at < n, other=0), KIND)
     size = bits & MAGNITUDE
     a = number(size)
     if WIDE:
@@ -109,7 +109,7 @@ def cast_flat(
     if not SIGNED_ZERO:
         signed = tl.where(y == 0, 0, signed)
     signed = tl.where((size > INFINITY) | (y > INFINITY), NAN, signed)
-    tl.store(out + at, narrowed(signed, OUT), mask=at < n)
+    tl.store(out + at, narrow(signed, OUT), mask=at < n)
 
 
 @triton.jit
@@ -119,7 +119,7 @@ def _scaled(
     TAPERED: tl.constexpr, SATURATES: tl.constexpr, TO_INFINITY: tl.constexpr,
     SIGNED_ZERO: tl.constexpr,
 ):  # fmt: skip
-    """In float64, as the definition: a quotient, an element, a product, rounded once."""
+    """Cast in float64, as the definition: a quotient, an element, a product, rounded once."""
     size = bits & MAGNITUDE
     a = number(size).to(tl.float64) / scale
     e = _element(
@@ -131,8 +131,8 @@ def _scaled(
     if not SIGNED_ZERO:
         sign = tl.where(e == 0, 0, sign)
     bad = (size > INFINITY) | (y != y)
-    found = stored(tl.where(bad, 0.0, y), tl.where(bad, 0, sign), OUT)
-    return tl.where(bad, narrowed(tl.full(bits.shape, NAN, tl.int32), OUT), found)
+    finite_result = round_once(tl.where(bad, 0.0, y), tl.where(bad, 0, sign), OUT)
+    return tl.where(bad, narrow(tl.full(bits.shape, NAN, tl.int32), OUT), finite_result)
 
 
 @triton.jit
@@ -143,16 +143,16 @@ def cast_rows(
     LARGEST_NEGATIVE: tl.constexpr, ROUNDING: tl.constexpr, TAPERED: tl.constexpr,
     SATURATES: tl.constexpr, TO_INFINITY: tl.constexpr, SIGNED_ZERO: tl.constexpr,
 ):  # fmt: skip
-    """A scale for each block along the last axis."""
-    at, there = tile(length, groups, count, BLOCK, PADDED, ROWS, TAIL)
+    """Cast with a scale for each block along the last axis."""
+    at, exists = tile(length, groups, count, BLOCK, PADDED, ROWS, TAIL)
     group = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     scale = tl.load(scales + group, mask=group < count, other=1.0)
-    bits = widened(tl.load(x + at, mask=there, other=0), KIND)
+    bits = widen(tl.load(x + at, mask=exists, other=0), KIND)
     y = _scaled(
         bits, scale, OUT, MANTISSA, LOWEST, LARGEST, LARGEST_NEGATIVE, ROUNDING, TAPERED,
         SATURATES, TO_INFINITY, SIGNED_ZERO,
     )  # fmt: skip
-    tl.store(out + at, y, mask=there)
+    tl.store(out + at, y, mask=exists)
 
 
 @triton.jit
@@ -162,13 +162,13 @@ def cast_long_rows(
     LARGEST_NEGATIVE: tl.constexpr, ROUNDING: tl.constexpr, TAPERED: tl.constexpr,
     SATURATES: tl.constexpr, TO_INFINITY: tl.constexpr, SIGNED_ZERO: tl.constexpr,
 ):  # fmt: skip
-    """A scale for each row, of any length: the whole tensor, or channels that come first."""
+    """Cast with a scale for each row of any length: the whole tensor, or leading channels."""
     pieces = tl.cdiv(length, TILE)
-    place = tl.program_id(0).to(tl.int64)
-    row = place // pieces
-    within = (place - row * pieces) * TILE + tl.arange(0, TILE)
+    program = tl.program_id(0).to(tl.int64)
+    row = program // pieces
+    within = (program - row * pieces) * TILE + tl.arange(0, TILE)
     at = row * length + within
-    bits = widened(tl.load(x + at, mask=within < length, other=0), KIND)
+    bits = widen(tl.load(x + at, mask=within < length, other=0), KIND)
     y = _scaled(
         bits, tl.load(scales + row), OUT, MANTISSA, LOWEST, LARGEST, LARGEST_NEGATIVE, ROUNDING,
         TAPERED, SATURATES, TO_INFINITY, SIGNED_ZERO,
@@ -184,17 +184,17 @@ def cast_columns(
     LARGEST_NEGATIVE: tl.constexpr, ROUNDING: tl.constexpr, TAPERED: tl.constexpr,
     SATURATES: tl.constexpr, TO_INFINITY: tl.constexpr, SIGNED_ZERO: tl.constexpr,
 ):  # fmt: skip
-    """A scale for each block along another axis, or with SHARED one for each place after it."""
-    at, there = upright_tile(length, groups, inner, BLOCK, PADDED, COLUMNS)
+    """Cast with a scale for each block along another axis, or with SHARED for each column."""
+    at, exists = upright_tile(length, groups, inner, BLOCK, PADDED, COLUMNS)
     chunks = tl.cdiv(inner, COLUMNS)
     row = tl.program_id(0).to(tl.int64) // chunks
     column = (tl.program_id(0) % chunks) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     if SHARED:
         row = row // groups
     scale = tl.load(scales + row * inner + column, mask=column < inner, other=1.0)
-    bits = widened(tl.load(x + at, mask=there, other=0), KIND)
+    bits = widen(tl.load(x + at, mask=exists, other=0), KIND)
     y = _scaled(
         bits, scale, OUT, MANTISSA, LOWEST, LARGEST, LARGEST_NEGATIVE, ROUNDING, TAPERED,
         SATURATES, TO_INFINITY, SIGNED_ZERO,
     )  # fmt: skip
-    tl.store(out + at, y, mask=there)
+    tl.store(out + at, y, mask=exists)

@@ -26,8 +26,8 @@ def number(bits):
 
 
 @triton.jit
-def widened(raw, KIND: tl.constexpr):
-    """The float32 bits of 16-bit or float32 numbers that were loaded as integers."""
+def widen(raw, KIND: tl.constexpr):
+    """Return the float32 bits of 16-bit or float32 numbers that were loaded as integers."""
     if KIND == BF16:
         return raw.to(tl.int32) << 16
     elif KIND == FP16:
@@ -37,8 +37,8 @@ def widened(raw, KIND: tl.constexpr):
 
 
 @triton.jit
-def narrowed(bits, KIND: tl.constexpr):
-    """The inverse, rounded to nearest even; the only NaN is the quiet one."""
+def narrow(bits, KIND: tl.constexpr):
+    """Undo `widen`, rounding to nearest even; the only NaN is the quiet one."""
     if KIND == BF16:
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(tl.int16)
     elif KIND == FP16:
@@ -49,18 +49,18 @@ def narrowed(bits, KIND: tl.constexpr):
 
 @triton.jit
 def on_grid(a, MANTISSA: tl.constexpr, LOWEST: tl.constexpr, ROUNDING: tl.constexpr):
-    """Magnitudes to numbers with so many bits after the leading one, none below exponent LOWEST.
+    """Round magnitudes to MANTISSA bits after the leading one, fewer below exponent LOWEST.
 
-    The sum with 2**(exponent + 23 - MANTISSA) is rounded where the grid wants it, so that must be
-    a float32 number: a < 2**(104 + MANTISSA).
+    The sum with 2**(exponent + 23 - MANTISSA) rounds at the grid's step, so it must be a float32
+    number: a < 2**(104 + MANTISSA).
     """
     field = tl.maximum(bits_of(a) & INFINITY, (LOWEST + 127) << 23)
-    return rounded(a, field, MANTISSA, ROUNDING)
+    return round_to_step(a, field, MANTISSA, ROUNDING)
 
 
 @triton.jit
-def rounded(a, field, MANTISSA, ROUNDING: tl.constexpr):
-    """Magnitudes to multiples of 2**(exponent - MANTISSA), the exponent given in place."""
+def round_to_step(a, field, MANTISSA, ROUNDING: tl.constexpr):
+    """Round magnitudes to multiples of 2**(exponent - MANTISSA); `field` has the exponent."""
     magic = number(field + ((23 - MANTISSA) << 23))
     r = (a + magic) - magic
     if ROUNDING == AWAY:
@@ -77,43 +77,43 @@ def tile(
     length, groups, count, BLOCK: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
     TAIL: tl.constexpr,
 ):  # fmt: skip
-    """Where ROWS blocks along the last axis lie, and which of their places exist."""
+    """Return the offsets of ROWS blocks along the last axis, and which of them exist."""
     group = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     k = tl.arange(0, PADDED)[None, :]
-    there = (group < count) & (k < BLOCK)
+    exists = (group < count) & (k < BLOCK)
     if TAIL:
         row = group // groups
         within = (group - row * groups) * BLOCK + k
-        return row * length + within, there & (within < length)
+        return row * length + within, exists & (within < length)
     else:
-        return group * BLOCK + k, there
+        return group * BLOCK + k, exists
 
 
 @triton.jit
 def upright_tile(
     length, groups, inner, BLOCK: tl.constexpr, PADDED: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Where COLUMNS neighboring blocks along an axis before the last lie."""
+    """Return the offsets of COLUMNS neighboring blocks along an axis before the last."""
     chunks = tl.cdiv(inner, COLUMNS)
-    place = tl.program_id(0).to(tl.int64)
-    row = place // chunks
-    column = (place - row * chunks) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    program = tl.program_id(0).to(tl.int64)
+    row = program // chunks
+    column = (program - row * chunks) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     outer = row // groups
     within = (row - outer * groups) * BLOCK + tl.arange(0, PADDED)[:, None]
-    there = (tl.arange(0, PADDED)[:, None] < BLOCK) & (within < length) & (column < inner)
-    return (outer * length + within) * inner + column, there
+    exists = (tl.arange(0, PADDED)[:, None] < BLOCK) & (within < length) & (column < inner)
+    return (outer * length + within) * inner + column, exists
 
 
 @triton.jit
-def widely_on_grid(a, MANTISSA: tl.constexpr, LOWEST: tl.constexpr, ROUNDING: tl.constexpr):
-    """`on_grid` in float64, for any magnitude that float32 has."""
+def on_grid_64(a, MANTISSA: tl.constexpr, LOWEST: tl.constexpr, ROUNDING: tl.constexpr):
+    """Round as `on_grid` in float64, for any magnitude that float32 has."""
     field = tl.maximum(exponent_of(a), (LOWEST + 1023) << 52)
-    return widely_rounded(a, field, MANTISSA, ROUNDING)
+    return round_to_step_64(a, field, MANTISSA, ROUNDING)
 
 
 @triton.jit
 def exponent_of(a):
-    """The exponent of float64 numbers, in place."""
+    """Return the exponent bits of float64 numbers, in place."""
     return a.to(tl.int64, bitcast=True) & 0x7FF0000000000000
 
 
@@ -123,8 +123,8 @@ def wide_number(bits):
 
 
 @triton.jit
-def widely_rounded(a, field, mantissa, ROUNDING: tl.constexpr):
-    """`rounded` in float64; `mantissa` is a constant, or int64 numbers."""
+def round_to_step_64(a, field, mantissa, ROUNDING: tl.constexpr):
+    """Round as `round_to_step` in float64; `mantissa` is a constant, or int64 numbers."""
     magic = wide_number(field + ((52 - mantissa) << 52))
     r = (a + magic) - magic
     if ROUNDING == AWAY:
@@ -137,10 +137,10 @@ def widely_rounded(a, field, mantissa, ROUNDING: tl.constexpr):
 
 
 @triton.jit
-def stored(a, sign, OUT: tl.constexpr):
-    """float64 magnitudes, and a sign bit, as a narrower dtype: rounded once."""
+def round_once(a, sign, OUT: tl.constexpr):
+    """Round float64 magnitudes with a sign bit to a narrower dtype, once."""
     if OUT == BF16:
-        a = widely_on_grid(a, 7, -126, EVEN)
+        a = on_grid_64(a, 7, -126, EVEN)
     elif OUT == FP16:
-        a = widely_on_grid(a, 10, -14, EVEN)
-    return narrowed(bits_of(a.to(tl.float32)) | sign, OUT)
+        a = on_grid_64(a, 10, -14, EVEN)
+    return narrow(bits_of(a.to(tl.float32)) | sign, OUT)

@@ -11,11 +11,11 @@ from qgate.kernels.programs.grid import (
     NAN,
     SIGN,
     bits_of,
-    narrowed,
+    narrow,
     number,
     on_grid,
-    widely_on_grid,
-    widened,
+    on_grid_64,
+    widen,
 )
 
 
@@ -24,16 +24,16 @@ def _quantized(
     bits, AXIS: tl.constexpr, KIND: tl.constexpr, ROUNDING: tl.constexpr,
     INF_SATURATES: tl.constexpr,
 ):  # fmt: skip
-    """Octets, their halves, and the four elements of each along AXIS and the two axes after it."""
+    """Quantize octets, their halves and the four elements of each along AXIS and the next two."""
     size = bits & MAGNITUDE
     quads = tl.max(size, AXIS + 2, keep_dims=True)
     octets = tl.max(quads, AXIS + 1, keep_dims=True)
     amax = tl.max(octets, AXIS, keep_dims=True)
     bad = amax > INFINITY if INF_SATURATES else amax >= INFINITY
     seventh = tl.minimum(number(amax).to(tl.float64) * 0.142578125, 65536.0)
-    wanted = tl.maximum(widely_on_grid(seventh, 7, -126, EVEN), 2.0**-48)
-    scale = widely_on_grid(tl.minimum(wanted, 49152.0), 2, -48, EVEN)
-    inverse = widely_on_grid(1.0 / scale, 7, -126, EVEN)
+    unrounded = tl.maximum(on_grid_64(seventh, 7, -126, EVEN), 2.0**-48)
+    scale = on_grid_64(tl.minimum(unrounded, 49152.0), 2, -48, EVEN)
+    inverse = on_grid_64(1.0 / scale, 7, -126, EVEN)
     if KIND == FP32:
         by = inverse
         a, fine, coarse = number(size).to(tl.float64), number(quads), number(octets)
@@ -47,7 +47,7 @@ def _quantized(
     doublings = e8.to(tl.int32) + e16.to(tl.int32)
     scaled = tl.minimum(a * (by * number((127 - doublings) << 23)), 1.75)
     if KIND == FP32:
-        e = widely_on_grid(scaled, 2, 0, ROUNDING).to(tl.float32)
+        e = on_grid_64(scaled, 2, 0, ROUNDING).to(tl.float32)
     else:
         e = on_grid(scaled, 2, 0, ROUNDING)
     y = e * (scale.to(tl.float32) * number((127 + doublings) << 23))
@@ -67,10 +67,10 @@ def quantize_rows(
     row = group // groups
     within = (group - row * groups) * 64 + k
     at = row * length + within
-    there = (group < count) & (within < length)
-    bits = widened(tl.load(x + at, mask=there, other=0), KIND)
+    exists = (group < count) & (within < length)
+    bits = widen(tl.load(x + at, mask=exists, other=0), KIND)
     y = _quantized(bits, 1, KIND, ROUNDING, INF_SATURATES)
-    tl.store(out + at, narrowed(y, OUT), mask=there)
+    tl.store(out + at, narrow(y, OUT), mask=exists)
 
 
 @triton.jit
@@ -80,16 +80,16 @@ def quantize_columns(
 ):  # fmt: skip
     """Blocks along another axis."""
     chunks = tl.cdiv(inner, COLUMNS)
-    place = tl.program_id(0).to(tl.int64)
-    row = place // chunks
-    column = (place - row * chunks) * COLUMNS + tl.arange(0, COLUMNS)[None, None, None, :]
+    program = tl.program_id(0).to(tl.int64)
+    row = program // chunks
+    column = (program - row * chunks) * COLUMNS + tl.arange(0, COLUMNS)[None, None, None, :]
     outer = row // groups
     octet = tl.arange(0, 8)[:, None, None, None] * 8
     half = tl.arange(0, 2)[None, :, None, None] * 4
     k = octet + half + tl.arange(0, 4)[None, None, :, None]
     within = (row - outer * groups) * 64 + k
     at = (outer * length + within) * inner + column
-    there = (within < length) & (column < inner)
-    bits = widened(tl.load(x + at, mask=there, other=0), KIND)
+    exists = (within < length) & (column < inner)
+    bits = widen(tl.load(x + at, mask=exists, other=0), KIND)
     y = _quantized(bits, 0, KIND, ROUNDING, INF_SATURATES)
-    tl.store(out + at, narrowed(y, OUT), mask=there)
+    tl.store(out + at, narrow(y, OUT), mask=exists)

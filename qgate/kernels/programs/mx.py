@@ -9,12 +9,12 @@ from qgate.kernels.programs.grid import (
     NAN,
     SIGN,
     bits_of,
-    narrowed,
+    narrow,
     number,
     on_grid,
     tile,
     upright_tile,
-    widened,
+    widen,
 )
 
 
@@ -57,13 +57,13 @@ def quantize_rows(
     INF_SATURATES: tl.constexpr,
 ):  # fmt: skip
     """Blocks along the last axis."""
-    at, there = tile(length, groups, count, BLOCK, PADDED, ROWS, TAIL)
-    bits = widened(tl.load(x + at, mask=there, other=0), KIND)
+    at, exists = tile(length, groups, count, BLOCK, PADDED, ROWS, TAIL)
+    bits = widen(tl.load(x + at, mask=exists, other=0), KIND)
     y = _quantized(
         bits, 1, MANTISSA, LOWEST, HIGHEST, LARGEST, CARRY, LIMIT, ROUNDING, SIGNED_ZERO,
         INF_SATURATES,
     )  # fmt: skip
-    tl.store(out + at, narrowed(y, OUT), mask=there)
+    tl.store(out + at, narrow(y, OUT), mask=exists)
 
 
 @triton.jit
@@ -75,10 +75,10 @@ def quantize_columns(
     INF_SATURATES: tl.constexpr,
 ):  # fmt: skip
     """Blocks along another axis."""
-    at, there = upright_tile(length, groups, inner, BLOCK, PADDED, COLUMNS)
-    bits = widened(tl.load(x + at, mask=there, other=0), KIND)
+    at, exists = upright_tile(length, groups, inner, BLOCK, PADDED, COLUMNS)
+    bits = widen(tl.load(x + at, mask=exists, other=0), KIND)
     y = _quantized(
         bits, 0, MANTISSA, LOWEST, HIGHEST, LARGEST, CARRY, LIMIT, ROUNDING, SIGNED_ZERO,
         INF_SATURATES,
     )  # fmt: skip
-    tl.store(out + at, narrowed(y, OUT), mask=there)
+    tl.store(out + at, narrow(y, OUT), mask=exists)

@@ -1,7 +1,7 @@
 """NVFP4: E2M1 elements, an E4M3 scale per block, one float32 scale for the tensor.
 
-The steps are the format's, each one float32 operation. Of the result there are two significands
-per block, those of 1 and of 1.5: their products with the scales are taken exactly.
+The steps are the format's, each one float32 operation. A result has one of two significands per
+block, that of 1 or of 1.5; their products with the scales are exact.
 """
 
 import triton
@@ -15,29 +15,29 @@ from qgate.kernels.programs.grid import (
     NAN,
     SIGN,
     bits_of,
-    narrowed,
+    narrow,
     number,
     on_grid,
-    stored,
+    round_once,
     tile,
     upright_tile,
-    widened,
+    widen,
 )
 
 LARGEST_FLOAT = tl.constexpr(3.4028234663852886e38)
 
 
 @triton.jit
-def largest_finite(x, found, n, TILE: tl.constexpr, KIND: tl.constexpr):
-    """The largest finite magnitude, as bits of float32."""
+def largest_finite(x, largest, n, TILE: tl.constexpr, KIND: tl.constexpr):
+    """Find the largest finite magnitude, as bits of float32."""
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    size = widened(tl.load(x + at, mask=at < n, other=0), KIND) & MAGNITUDE
-    tl.atomic_max(found, tl.max(tl.where(size < INFINITY, size, 0), 0), sem="relaxed")
+    size = widen(tl.load(x + at, mask=at < n, other=0), KIND) & MAGNITUDE
+    tl.atomic_max(largest, tl.max(tl.where(size < INFINITY, size, 0), 0), sem="relaxed")
 
 
 @triton.jit
 def _odd(exact):
-    """Positive float64 numbers as float32 ones that end in a one unless they are exact."""
+    """Round positive float64 numbers to float32 ones that end in a one unless they are exact."""
     near = exact.to(tl.float32)
     back = near.to(tl.float64)
     bits = bits_of(near)
@@ -46,10 +46,10 @@ def _odd(exact):
 
 @triton.jit
 def _quantized(
-    bits, found, AXIS: tl.constexpr, OUT: tl.constexpr, ROUNDING: tl.constexpr,
+    bits, tensor_amax, AXIS: tl.constexpr, OUT: tl.constexpr, ROUNDING: tl.constexpr,
     INF_SATURATES: tl.constexpr,
 ):  # fmt: skip
-    largest = tl.load(found)
+    largest = tl.load(tensor_amax)
     encode_scale = tl.minimum(tl.div_rn(2688.0, number(largest)), LARGEST_FLOAT)
     encode_scale = tl.where(largest == 0, 1.0, encode_scale)
     decode = tl.div_rn(1.0, encode_scale)
@@ -57,8 +57,8 @@ def _quantized(
     amax = tl.max(size, AXIS, keep_dims=True)
     bad = amax > INFINITY if INF_SATURATES else amax >= INFINITY
     factor = encode_scale * 0.16666667163372040
-    wanted = tl.minimum(number(tl.where(bad, 0, amax)) * factor, 448.0)
-    block_scale = on_grid(wanted, 3, -6, EVEN)
+    unrounded = tl.minimum(number(tl.where(bad, 0, amax)) * factor, 448.0)
+    block_scale = on_grid(unrounded, 3, -6, EVEN)
     encode = tl.minimum(tl.div_rn(1.0, block_scale * decode), LARGEST_FLOAT)
     a = tl.minimum(number(size) * encode, 6.0)
     e = on_grid(a, 1, 0, ROUNDING)
@@ -74,33 +74,33 @@ def _quantized(
             one = _odd(exact)
             half_more = _odd(exact * 1.5)
         y = tl.where((code & 0x00400000) != 0, half_more, one) * power
-        y = narrowed(bits_of(tl.where(code == 0, 0.0, y)) | sign, OUT)
+        y = narrow(bits_of(tl.where(code == 0, 0.0, y)) | sign, OUT)
     else:
-        y = stored(e.to(tl.float64) * exact, sign, OUT)
-    return tl.where(bad, narrowed(tl.full(bits.shape, NAN, tl.int32), OUT), y)
+        y = round_once(e.to(tl.float64) * exact, sign, OUT)
+    return tl.where(bad, narrow(tl.full(bits.shape, NAN, tl.int32), OUT), y)
 
 
 @triton.jit
 def quantize_rows(
-    x, out, found, length, groups, count, BLOCK: tl.constexpr, PADDED: tl.constexpr,
+    x, out, tensor_amax, length, groups, count, BLOCK: tl.constexpr, PADDED: tl.constexpr,
     ROWS: tl.constexpr, TAIL: tl.constexpr, KIND: tl.constexpr, OUT: tl.constexpr,
     ROUNDING: tl.constexpr, INF_SATURATES: tl.constexpr,
 ):  # fmt: skip
-    """Blocks along the last axis; `found` is the tensor's largest finite magnitude."""
-    at, there = tile(length, groups, count, BLOCK, PADDED, ROWS, TAIL)
-    bits = widened(tl.load(x + at, mask=there, other=0), KIND)
-    y = _quantized(bits, found, 1, OUT, ROUNDING, INF_SATURATES)
-    tl.store(out + at, y, mask=there)
+    """Blocks along the last axis; `tensor_amax` is the tensor's largest finite magnitude."""
+    at, exists = tile(length, groups, count, BLOCK, PADDED, ROWS, TAIL)
+    bits = widen(tl.load(x + at, mask=exists, other=0), KIND)
+    y = _quantized(bits, tensor_amax, 1, OUT, ROUNDING, INF_SATURATES)
+    tl.store(out + at, y, mask=exists)
 
 
 @triton.jit
 def quantize_columns(
-    x, out, found, length, groups, inner, BLOCK: tl.constexpr, PADDED: tl.constexpr,
+    x, out, tensor_amax, length, groups, inner, BLOCK: tl.constexpr, PADDED: tl.constexpr,
     COLUMNS: tl.constexpr, KIND: tl.constexpr, OUT: tl.constexpr, ROUNDING: tl.constexpr,
     INF_SATURATES: tl.constexpr,
 ):  # fmt: skip
     """Blocks along another axis."""
-    at, there = upright_tile(length, groups, inner, BLOCK, PADDED, COLUMNS)
-    bits = widened(tl.load(x + at, mask=there, other=0), KIND)
-    y = _quantized(bits, found, 0, OUT, ROUNDING, INF_SATURATES)
-    tl.store(out + at, y, mask=there)
+    at, exists = upright_tile(length, groups, inner, BLOCK, PADDED, COLUMNS)
+    bits = widen(tl.load(x + at, mask=exists, other=0), KIND)
+    y = _quantized(bits, tensor_amax, 0, OUT, ROUNDING, INF_SATURATES)
+    tl.store(out + at, y, mask=exists)

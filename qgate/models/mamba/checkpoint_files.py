@@ -1,7 +1,8 @@
-"""The weight files of a checkpoint folder: names and shapes at once, tensors one by one."""
+"""Weight files of a checkpoint folder: all names and shapes first, then tensors one by one."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,6 @@ from torch import Tensor
 
 from qgate.archives import load_torch
 from qgate.errors import QgateError
-from qgate.models.mamba.checkpoint_config import read_json
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -23,14 +23,14 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class CheckpointShard:
-    """A file of weights: the shapes in it, under the names of our network, and its reader."""
+    """A file of weights: the shapes in it, by the names of our network, and its reader."""
 
     path: Path
     shapes: dict[str, Shape]
     read: Callable[[str], Tensor]
 
     def float32(self, name: str) -> Tensor:
-        """The tensor as a copy of its own, so that the file may go."""
+        """Return a copy of a tensor, so that the file can be closed."""
         try:
             tensor = self.read(name)
         except Exception as error:
@@ -45,7 +45,7 @@ class CheckpointShard:
 
 
 def open_shards(folder: Path) -> list[CheckpointShard]:
-    """The weight files of a folder: one, or those that an index names."""
+    """Open the weight files of a folder: one, or all files of an index."""
     for file in WEIGHTS:
         if (folder / file).is_file():
             return [_open(folder / file)]
@@ -105,7 +105,7 @@ def _pickled(path: Path) -> CheckpointShard:
 
 
 def _ours(name: str) -> str:
-    """state-spaces, and Hugging Face's first conversions, say embedding without s."""
+    """Add the s of embeddings, which state-spaces and early conversions omit."""
     return name.replace("backbone.embedding.", "backbone.embeddings.")
 
 
@@ -120,3 +120,20 @@ def _unreadable(path: Path, error: Exception) -> QgateError:
     return QgateError(
         f"{str(path)!r} cannot be read; it is damaged or cut short{detail}. Copy it again."
     )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise QgateError(f"there is no {str(path)!r}; a checkpoint folder has one.") from None
+    except (ValueError, RecursionError) as error:
+        raise QgateError(
+            f"{str(path)!r} is not JSON: {error}. Copy it again from where the checkpoint is from."
+        ) from None
+    if not isinstance(raw, dict):
+        raise QgateError(
+            f"{str(path)!r} holds a {type(raw).__name__}, not a JSON object. Copy it again."
+        )
+    return raw

@@ -17,7 +17,7 @@ from qgate.errors import QgateError
 
 @cache
 def _core(size: int) -> tuple[tuple[int, ...], ...]:
-    """A matrix of +-1 with orthogonal rows, for the odd part of a width."""
+    """Return a matrix of +-1 with orthogonal rows, for the odd part of a width."""
     if size == 1:
         return ((1,),)
     if size == 12:
@@ -31,7 +31,7 @@ def _core(size: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _residue(q: int) -> list[int]:
-    """The quadratic character modulo a prime: 0, 1 for squares, -1 for the others."""
+    """Return the quadratic character modulo a prime: 0, 1 for squares, -1 for the others."""
     squares = {k * k % q for k in range(1, q)}
     return [0, *(1 if k in squares else -1 for k in range(1, q))]
 
@@ -45,7 +45,7 @@ def _paley_one(q: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _paley_two(q: int) -> tuple[tuple[int, ...], ...]:
-    """Symmetric, of size 2 (q + 1)."""
+    """Return a symmetric matrix of size 2 (q + 1)."""
     chi = _residue(q)
     conference = [[0, *[1] * q]]
     conference += [[1, *(chi[(j - i) % q] for j in range(q))] for i in range(q)]
@@ -61,11 +61,11 @@ def _paley_two(q: int) -> tuple[tuple[int, ...], ...]:
 
 
 def split_width(width: int) -> tuple[int, int]:
-    """The size of the core and the power of two that make up a width."""
+    """Split a width into the size of its core and a power of two."""
     for core in (12, 40, 1):
-        rest = width // core
-        if width % core == 0 and rest > 0 and rest & (rest - 1) == 0:
-            return core, rest
+        power = width // core
+        if width % core == 0 and power > 0 and power & (power - 1) == 0:
+            return core, power
     raise QgateError(
         f"there is no Hadamard transform of width {width} here; widths are 2^k, 12 * 2^k or "
         "40 * 2^k."
@@ -73,7 +73,7 @@ def split_width(width: int) -> tuple[int, int]:
 
 
 def transform(x: Tensor) -> Tensor:
-    """H x over the last axis, without the factor 1 / sqrt(width)."""
+    """Return H x over the last axis, without the factor 1 / sqrt(width)."""
     width = x.shape[-1]
     size, power = split_width(width)
     rows = x.reshape(-1, size, power)
@@ -89,7 +89,7 @@ def transform(x: Tensor) -> Tensor:
 
 
 def _mixed(rows: Tensor, core: tuple[tuple[int, ...], ...]) -> Tensor:
-    """Each output row is a sum of input rows with signs, added from the first to the last."""
+    """Return rows that are signed sums of the input rows, added from the first to the last."""
     parts = rows.unbind(1)
     mixed = []
     for signs in core:
@@ -101,12 +101,12 @@ def _mixed(rows: Tensor, core: tuple[tuple[int, ...], ...]) -> Tensor:
 
 
 def matrix(width: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The orthonormal H as a matrix."""
+    """Return the orthonormal H as a matrix."""
     return transform(torch.eye(width, dtype=dtype)).t() / math.sqrt(width)
 
 
 class Hadamard(nn.Module):
-    """h = H y, in float32 whatever comes in."""
+    """The transform h = H y, in float32 for any input."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ from qgate.models.mamba.scanning import Scan
 
 @dataclass(frozen=True)
 class MambaConfig:
-    """The sizes; `dt_rank` is ceil(d_model / 16) unless given."""
+    """Sizes of the network; `dt_rank` is ceil(d_model / 16) unless given."""
 
     vocab_size: int
     d_model: int
@@ -59,7 +59,7 @@ class CausalConv1d(nn.Conv1d):
 
 
 def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Shifted products added up, oldest token first; weight (channels, 1, width)."""
+    """Add shifted products, oldest token first; weight (channels, 1, width)."""
     width, tokens = weight.shape[-1], x.shape[1]
     x = pad(x, (0, 0, width - 1, 0))
     y = x[:, :tokens] * weight[:, 0, 0]
@@ -69,7 +69,7 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class StepProjection(nn.Linear):
-    """dt_proj: its bias belongs to it by name, but is added in the scan, as kernels do."""
+    """The dt_proj layer, whose bias is added in the scan, as kernels do."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight)
@@ -81,7 +81,7 @@ class SiLU(nn.Module):
 
 
 class MambaMixer(nn.Module):
-    """in_proj, convolution, selection of dt, B and C, scan, gate, out_proj."""
+    """The mixer: in_proj, convolution, selection of dt, B and C, scan, gate, out_proj."""
 
     def __init__(self, config: MambaConfig) -> None:
         super().__init__()
@@ -92,7 +92,9 @@ class MambaMixer(nn.Module):
         self.act = SiLU()
         self.x_proj = nn.Linear(inner, sum(self.split), bias=False)
         self.dt_proj = StepProjection(rank, inner)
-        self.A_log = nn.Parameter(torch.log(torch.arange(1.0, states + 1)).repeat(inner, 1))
+        # As with the embedding: no range is made on the meta device.
+        decays = torch.arange(1.0, states + 1, device="cpu").log()
+        self.A_log = nn.Parameter(torch.empty(inner, states).copy_(decays))
         self.D = nn.Parameter(torch.ones(inner))
         self.scan = Scan()
         self.hadamard: nn.Module = nn.Identity()
@@ -116,7 +118,7 @@ class MambaMixer(nn.Module):
 
 
 class MambaBlock(nn.Module):
-    """The residual stream stays in float32."""
+    """A norm, a mixer, and a residual stream in float32."""
 
     def __init__(self, config: MambaConfig) -> None:
         super().__init__()
@@ -130,7 +132,10 @@ class MambaBlock(nn.Module):
 class MambaBackbone(nn.Module):
     def __init__(self, config: MambaConfig) -> None:
         super().__init__()
-        self.embeddings = nn.Embedding(config.vocab_size, config.d_model)
+        # Normal numbers on the meta device load torch's decompositions, which takes two seconds.
+        weight = torch.empty(config.vocab_size, config.d_model)
+        weight = weight if weight.is_meta else nn.init.normal_(weight)
+        self.embeddings = nn.Embedding(config.vocab_size, config.d_model, _weight=weight)
         self.layers = nn.ModuleList(MambaBlock(config) for _ in range(config.n_layer))
         self.norm_f = RMSNorm(config.d_model, config.eps)
 
@@ -142,7 +147,7 @@ class MambaBackbone(nn.Module):
 
 
 class Mamba(nn.Module):
-    """Token ids (batch, tokens) to logits (batch, tokens, vocabulary)."""
+    """A language model: token ids (batch, tokens) to logits (batch, tokens, vocabulary)."""
 
     def __init__(self, config: MambaConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The selective scan: a readable time loop as the definition, and a faster form with the same bits.
+"""The selective scan: a readable time loop as the definition, and a faster form of equal bits.
 
 Three orders of the same sums exist in practice, and quantized kernels are told apart by them:
 
@@ -27,14 +27,14 @@ _CHUNK = 1 << 19
 
 
 class ScanResult(NamedTuple):
-    """The output after the gate, and the state after the last token, (batch, channels, states)."""
+    """Output after the gate, and the state after the last token, (batch, channels, states)."""
 
     output: Tensor
     state: Tensor
 
 
 class Scan(nn.Module):
-    """The scan as a module, so that it can be hooked and replaced; it has no parameters."""
+    """The scan as a module without parameters, which can be hooked and replaced."""
 
     def __init__(self, order: Order = "loop") -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def selective_scan(
 def _definition(
     delta: Tensor, u: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, order: Order
 ) -> tuple[Tensor, Tensor]:
-    """One token after the other, everything laid out as (states, batch, channels)."""
+    """Scan one token after the other, all tensors laid out as (states, batch, channels)."""
     state = delta.new_zeros(A.shape[0], *delta.shape[1:])
     outputs = []
     for d, x, b, c in zip(delta, u, B, C, strict=True):
@@ -120,7 +120,7 @@ def _increments(delta: Tensor, u: Tensor, B: Tensor, order: Order) -> Tensor:
 
 
 def _outputs(states: Tensor, C: Tensor, skip: Tensor, order: Order, spare: Tensor) -> Tensor:
-    """What a chunk of states gives; `spare` is overwritten."""
+    """Compute the outputs of a chunk of states; `spare` is overwritten."""
     if order == "block":
         for n in range(states.shape[1]):
             skip += C[:, n].unsqueeze(-1) * states[:, n]
@@ -135,7 +135,7 @@ def _outputs(states: Tensor, C: Tensor, skip: Tensor, order: Order, spare: Tenso
 
 
 class _Chunked(torch.autograd.Function):
-    """The same products and sums as the definition, on chunks of tokens that stay in the cache.
+    """The products and sums of the definition, on chunks of tokens that stay in the cache.
 
     Only `decay * state + increment` has to go token by token. The backward pass keeps the state at
     the start of every chunk and computes the others again, so that memory grows with the number
@@ -202,7 +202,7 @@ class _Chunked(torch.autograd.Function):
 def _states(
     delta: Tensor, u: Tensor, A: Tensor, B: Tensor, state: Tensor, order: Order
 ) -> tuple[Tensor, Tensor]:
-    """Decays and states of a chunk, (tokens, states, batch, channels)."""
+    """Compute decays and states of a chunk, (tokens, states, batch, channels)."""
     decay = (delta.unsqueeze(1) * A[:, None]).exp_()
     states = _increments(delta, u, B, order)
     spare = torch.empty_like(state)

@@ -1,4 +1,4 @@
-"""From a data source to samples of token ids, for statistics of a model's activations.
+"""Samples of token ids from a data source, for statistics of a model's activations.
 
 `read_samples(DataRequest(...), tokenizer)` reads the built-in text, a known data set, a file, a
 folder or rows of token ids. No padding is ever in a sample, no code of a data set ever runs, and
@@ -7,13 +7,13 @@ no random state but an own one is drawn from.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from qgate.exports import lazy
 
 if TYPE_CHECKING:
     from qgate.models.samples.reading import Samples, check_ids, read_samples
-    from qgate.models.samples.request import FORMATS, SOURCES, DataRequest
-    from qgate.models.samples.tokenizing import ByteTokenizer, Tokenizer
+    from qgate.models.samples.request import FORMATS, SOURCES, ByteTokenizer, DataRequest, Tokenizer
 
 __all__ = [
     "FORMATS",
@@ -26,19 +26,10 @@ __all__ = [
     "read_samples",
 ]
 
-_HOME = {
-    "FORMATS": "request",
-    "SOURCES": "request",
-    "ByteTokenizer": "tokenizing",
-    "DataRequest": "request",
-    "Samples": "reading",
-    "Tokenizer": "tokenizing",
-    "check_ids": "reading",
-    "read_samples": "reading",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"qgate.models.samples.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'qgate.models.samples' has no attribute {name!r}")
+__getattr__ = lazy(
+    __name__,
+    {
+        "request": "FORMATS SOURCES ByteTokenizer DataRequest Tokenizer",
+        "reading": "Samples check_ids read_samples",
+    },
+)

@@ -6,16 +6,15 @@ What is drawn comes from a generator of its own, and every row is looked at once
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from qgate.errors import QgateError
-from qgate.models.samples.request import DataRequest
+from qgate.models.samples.request import DataRequest, Tokenizer
 from qgate.models.samples.text_files import Rows
-from qgate.models.samples.tokenizing import Tokenizer
 from qgate.models.text import language_windows, windows
 
 # Rows that are tokenized in search of long ones, per sample; then shorter ones must do.
@@ -23,60 +22,60 @@ _TRIES = 200
 
 
 @dataclass
-class Cut:
-    """Rows of ids, each (1, tokens), with what a reader should know of them."""
+class CutSamples:
+    """Rows of ids, each (1, tokens), with notes for the reader."""
 
     ids: list[Tensor]
     notes: list[str] = field(default_factory=list)
 
 
-def beginnings(rows: Rows, tokenizer: Tokenizer, request: DataRequest, name: str) -> Cut:
-    """The beginning of randomly drawn rows, as a model reads a text: after the BOS.
+def row_beginnings(rows: Rows, tokenizer: Tokenizer, request: DataRequest, name: str) -> CutSamples:
+    """Cut the beginning of randomly drawn rows, as a model reads a text: after the BOS.
 
-    Short rows stay short. Rows without text are passed over.
+    Short rows stay short. Rows without text are skipped.
     """
-    made: dict[int, Tensor] = {}
+    ids_by_row: dict[int, Tensor] = {}
     empty = 0
-    for at in _drawn(len(rows), request):
+    for at in _row_order(len(rows), request):
         text = rows[at]
         ids = None if text is None or not text.strip() else _first_ids(tokenizer, text, request, at)
         if ids is None or not len(ids):
             empty += 1
             continue
-        made[at] = ids
-        if len(made) == request.num_samples:
+        ids_by_row[at] = ids
+        if len(ids_by_row) == request.num_samples:
             break
-    if not made:
+    if not ids_by_row:
         raise QgateError(f"{name}: none of its {len(rows)} rows has any text.")
-    cut = Cut([made[at].unsqueeze(0) for at in sorted(made)])
+    cut = CutSamples([ids_by_row[at].unsqueeze(0) for at in sorted(ids_by_row)])
     if empty:
-        cut.notes.append(f"{empty} of {empty + len(made)} rows read were empty and left out.")
-    _tell_of_few(cut, request, f"{name} has no more rows with text")
+        cut.notes.append(f"{empty} of {empty + len(ids_by_row)} rows read were empty and left out.")
+    _note_few(cut, request, f"{name} has no more rows with text")
     short = sum(ids.shape[-1] < request.length for ids in cut.ids)
     if short:
         cut.notes.append(
             f"{short} of {len(cut.ids)} samples are shorter than {request.length} tokens; nothing "
             "was put in the place of what they lack."
         )
-    _tell_of_bos(cut, tokenizer)
+    _note_bos(cut, tokenizer)
     return cut
 
 
-def long_rows(rows: Rows, tokenizer: Tokenizer, request: DataRequest, name: str) -> Cut:
-    """A random window of each of the first long rows, in an order drawn by the seed.
+def long_rows(rows: Rows, tokenizer: Tokenizer, request: DataRequest, name: str) -> CutSamples:
+    """Cut a random window of each of the first long rows, in an order drawn by the seed.
 
     Where too few rows are long enough, shorter ones are read whole.
     """
     draw = random.Random(request.seed)
     order = list(range(len(rows)))
     draw.shuffle(order)
-    found: list[Tensor] = []
+    long: list[Tensor] = []
     spare: list[Tensor] = []
-    tokenized = passed = 0
+    tokenized = read = 0
     for at in order:
-        if len(found) == request.num_samples or tokenized >= _TRIES * request.num_samples:
+        if len(long) == request.num_samples or tokenized >= _TRIES * request.num_samples:
             break
-        passed += 1
+        read += 1
         text = rows[at]
         if text is None or not text.strip():
             continue
@@ -84,23 +83,23 @@ def long_rows(rows: Rows, tokenizer: Tokenizer, request: DataRequest, name: str)
         short = len(text) * 4 < request.length
         if short and len(spare) >= request.num_samples:
             continue
-        ids = _encoded(tokenizer, text, at)
+        ids = _encode(tokenizer, text, at)
         tokenized += 1
         if len(ids) >= request.length:
             start = draw.randrange(len(ids) - request.length + 1)
-            found.append(ids[start : start + request.length].clone())
+            long.append(ids[start : start + request.length].clone())
         elif len(ids) and len(spare) < request.num_samples:
             spare.append(ids)
-    fill = spare[: request.num_samples - len(found)]
-    if not found and not fill:
+    fill = spare[: request.num_samples - len(long)]
+    if not long and not fill:
         raise QgateError(f"{name}: none of its {len(rows)} rows has any text.")
-    cut = Cut([ids.unsqueeze(0) for ids in [*found, *fill]])
+    cut = CutSamples([ids.unsqueeze(0) for ids in [*long, *fill]])
     if fill:
         cut.notes.append(
-            f"only {len(found)} of {passed} rows read have {request.length} tokens; the other "
+            f"only {len(long)} of {read} rows read have {request.length} tokens; the other "
             f"{len(fill)} samples are shorter rows, read whole."
         )
-    _tell_of_few(cut, request, f"{name} has no more rows with text")
+    _note_few(cut, request, f"{name} has no more rows with text")
     cut.notes.append(_WINDOWS)
     return cut
 
@@ -108,34 +107,36 @@ def long_rows(rows: Rows, tokenizer: Tokenizer, request: DataRequest, name: str)
 _WINDOWS = "samples are windows from inside a text, without any BOS or other special token."
 
 
-def one_text(text: str, tokenizer: Tokenizer, request: DataRequest, name: str) -> Cut:
-    """Windows of one text that do not overlap, drawn by the seed."""
-    cut = _windows_of(_encoded(tokenizer, text, 0), request, name)
+def one_text(text: str, tokenizer: Tokenizer, request: DataRequest, name: str) -> CutSamples:
+    """Cut windows of one text that do not overlap, drawn by the seed."""
+    cut = _windows_of(_encode(tokenizer, text, 0), request, name)
     cut.notes.append(_WINDOWS)
     return cut
 
 
-def built_in(tokenizer: Tokenizer, request: DataRequest) -> Cut:
-    """Windows of the built-in language, which gives as many as are asked for."""
+def built_in_windows(tokenizer: Tokenizer, request: DataRequest) -> CutSamples:
+    """Cut windows of the built-in language, which has as many as needed."""
     ids = language_windows(
         "evaluation", tokenizer.encode, request.num_samples, request.length, request.seed
     )
-    return Cut(ids, [_WINDOWS])
+    return CutSamples(ids, [_WINDOWS])
 
 
-def token_rows(rows: Sequence[Tensor], request: DataRequest, name: str) -> Cut:
-    """One long row cut in windows, or randomly drawn rows. One row shorter than what was asked for
-    is no sample: a default asks for nothing."""
-    asked = request.seq_len if request.seq_len is not None else 0
-    if len(rows) == 1 and not asked <= len(rows[0]) <= request.length:
+def token_rows(rows: Sequence[Tensor], request: DataRequest, name: str) -> CutSamples:
+    """Cut one long row into windows, or draw rows at random.
+
+    A row shorter than `seq_len` is no sample; the default length does not refuse any.
+    """
+    least = request.seq_len if request.seq_len is not None else 0
+    if len(rows) == 1 and not least <= len(rows[0]) <= request.length:
         cut = _windows_of(rows[0], request, name)
     else:
         full = [row for row in rows if len(row)]
-        places = sorted(_drawn(len(full), request)[: request.num_samples])
-        cut = Cut([full[at][: request.length].unsqueeze(0) for at in places])
+        drawn_rows = sorted(_row_order(len(full), request)[: request.num_samples])
+        cut = CutSamples([full[at][: request.length].unsqueeze(0) for at in drawn_rows])
         if len(full) < len(rows):
             cut.notes.append(f"{len(rows) - len(full)} of {len(rows)} rows are empty and left out.")
-        _tell_of_few(cut, request, f"{name} has no more rows")
+        _note_few(cut, request, f"{name} has no more rows")
         short = sum(row.shape[-1] < request.length for row in cut.ids)
         if short:
             cut.notes.append(
@@ -145,7 +146,7 @@ def token_rows(rows: Sequence[Tensor], request: DataRequest, name: str) -> Cut:
     return cut
 
 
-def _windows_of(ids: Tensor, request: DataRequest, name: str) -> Cut:
+def _windows_of(ids: Tensor, request: DataRequest, name: str) -> CutSamples:
     room = len(ids) // request.length
     if not room:
         raise QgateError(
@@ -153,15 +154,17 @@ def _windows_of(ids: Tensor, request: DataRequest, name: str) -> Cut:
             f"--data.seq_len {max(len(ids), 1)} at most, or give more of it."
         )
     count = min(room, request.num_samples)
-    cut = Cut([each.clone() for each in windows(ids, count, request.length, request.seed)])
-    _tell_of_few(
+    cut = CutSamples(
+        [window.clone() for window in windows(ids, count, request.length, request.seed)]
+    )
+    _note_few(
         cut, request, f"{name} has {len(ids)} tokens, {room} windows of {request.length} tokens"
     )
     return cut
 
 
-def _drawn(count: int, request: DataRequest) -> list[int]:
-    """All rows in file order where no more are there than asked, else in an order drawn."""
+def _row_order(count: int, request: DataRequest) -> list[int]:
+    """Return all rows in file order if they are few enough, else in an order drawn."""
     order = list(range(count))
     if count > request.num_samples:
         random.Random(request.seed).shuffle(order)
@@ -169,25 +172,19 @@ def _drawn(count: int, request: DataRequest) -> list[int]:
 
 
 def _first_ids(tokenizer: Tokenizer, text: str, request: DataRequest, at: int) -> Tensor:
-    """The first ids of a text, without reading all of a very long one.
+    """Return the first ids of a text, without reading all of a very long one.
 
     A margin keeps what is cut off from changing how the last of them are merged.
     """
-    for size in _growing(64 * request.length + 4096, len(text)):
-        ids = _encoded(tokenizer, text[:size], at, special=True)
+    size = 64 * request.length + 4096
+    while True:
+        ids = _encode(tokenizer, text[:size], at, special=True)
         if size >= len(text) or len(ids) > request.length + 256:
             return ids[: request.length].clone()
-    raise AssertionError
-
-
-def _growing(size: int, whole: int) -> Iterator[int]:
-    while size < whole:
-        yield size
         size *= 4
-    yield whole
 
 
-def _encoded(tokenizer: Tokenizer, text: str, at: int, *, special: bool = False) -> Tensor:
+def _encode(tokenizer: Tokenizer, text: str, at: int, *, special: bool = False) -> Tensor:
     try:
         return tokenizer.encode(text, special=special)
     except UnicodeEncodeError as error:
@@ -197,7 +194,7 @@ def _encoded(tokenizer: Tokenizer, text: str, at: int, *, special: bool = False)
         ) from None
 
 
-def _tell_of_few(cut: Cut, request: DataRequest, why: str) -> None:
+def _note_few(cut: CutSamples, request: DataRequest, why: str) -> None:
     if len(cut.ids) < request.num_samples:
         cut.notes.append(
             f"{len(cut.ids)} samples are used, fewer than the {request.num_samples} asked for: "
@@ -205,7 +202,7 @@ def _tell_of_few(cut: Cut, request: DataRequest, why: str) -> None:
         )
 
 
-def _tell_of_bos(cut: Cut, tokenizer: Tokenizer) -> None:
+def _note_bos(cut: CutSamples, tokenizer: Tokenizer) -> None:
     if tokenizer.bos is None:
         cut.notes.append("samples are the beginnings of rows; the tokenizer has no BOS.")
         return

@@ -1,20 +1,19 @@
-"""Data sets that the datasets library loads; the only file that imports it, and quietly.
+"""Data sets that the datasets library loads, quietly; no other file imports it.
 
 Only formats that are data are loaded: no script of a data set runs, nothing is unpickled.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import logging
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qgate.errors import QgateError, unknown
+from qgate.models.optional_libraries import load_quietly
 from qgate.models.samples.text_files import no_column
 
 # Tried in this order where no split was asked for: text a model is less likely to have seen first.
@@ -23,7 +22,7 @@ SPLITS = ("validation", "val", "test", "train")
 
 @dataclass(frozen=True)
 class NamedDataset:
-    """A data set with a short name: where it is, and which part of it is read."""
+    """A data set with a short name: its address, and the part of it that is read."""
 
     hub: str
     split: str
@@ -33,7 +32,7 @@ class NamedDataset:
     joined: bool = False  # rows are pieces of one text
 
 
-KNOWN = {
+NAMED_DATASETS = {
     "pile": NamedDataset("mit-han-lab/pile-val-backup", "validation"),
     "wikitext2": NamedDataset("Salesforce/wikitext", "train", "wikitext-2-raw-v1", joined=True),
     "c4": NamedDataset("allenai/c4", "train", files="en/c4-train.00000-of-01024.json.gz"),
@@ -45,7 +44,7 @@ KNOWN = {
 
 
 class Column(Sequence[str | None]):
-    """The texts of a loaded data set, read from its files one by one."""
+    """Texts of a loaded data set, read from its files one by one."""
 
     def __init__(self, table: Any, column: str, name: str) -> None:
         if column not in table.column_names:
@@ -72,19 +71,19 @@ def from_hub(
     *,
     subset: str | None = None,
     split: str | None = None,
-    known: NamedDataset | None = None,
+    named: NamedDataset | None = None,
 ) -> tuple[Column, str]:
-    """The texts of a data set of the hub, or of its copy in the cache, and which part it was."""
-    more: dict[str, Any] = {}
-    if known is not None:
-        more = {"revision": known.revision}
-        more |= {"data_files": {known.split: known.files}} if known.files else {}
-    with _quietly(f"data set {name!r}") as datasets:
+    """Load the texts of a data set of the hub, or of its copy in the cache, and name the part."""
+    options: dict[str, Any] = {}
+    if named is not None:
+        options = {"revision": named.revision}
+        options |= {"data_files": {named.split: named.files}} if named.files else {}
+    with _datasets(f"data set {name!r}") as datasets:
         try:
             if split is None:
-                there = list(datasets.get_dataset_split_names(name, subset, **more))
-                split = next((each for each in SPLITS if each in there), there[0])
-            table = datasets.load_dataset(name, subset, split=split, **more)
+                splits = list(datasets.get_dataset_split_names(name, subset, **options))
+                split = next((usual for usual in SPLITS if usual in splits), splits[0])
+            table = datasets.load_dataset(name, subset, split=split, **options)
         except Exception as error:
             raise _not_loaded(name, error) from None
         where = " ".join(filter(None, [name, subset, split]))
@@ -94,20 +93,20 @@ def from_hub(
 def from_disk(
     folder: Path, column: str, split: str | None, usual: Sequence[str] = SPLITS
 ) -> tuple[Column, str]:
-    """The texts of a folder that the library itself has saved."""
+    """Load the texts of a folder that the library itself has saved."""
     name = str(folder)
-    with _quietly(f"{name!r}") as datasets:
+    with _datasets(f"{name!r}") as datasets:
         try:
             loaded = datasets.load_from_disk(name)
         except Exception as error:
             raise QgateError(
-                f"{name!r} cannot be read as a data set saved to disk: {_said(error)}."
+                f"{name!r} cannot be read as a data set saved to disk: {_error_text(error)}."
             ) from None
         if isinstance(loaded, dict):
-            there = list(loaded)
-            chosen = split or next((each for each in usual if each in there), there[0])
+            splits = list(loaded)
+            chosen = split or next((part for part in usual if part in splits), splits[0])
             if chosen not in loaded:
-                raise unknown(f"data.split of {name!r}", chosen, there)
+                raise unknown(f"data.split of {name!r}", chosen, splits)
             loaded, split = loaded[chosen], chosen
         elif split is not None and str(loaded.split or split) != split:
             raise unknown(f"data.split of {name!r}", split, [str(loaded.split)])
@@ -115,7 +114,7 @@ def from_disk(
 
 
 def _not_loaded(name: str, error: Exception) -> QgateError:
-    text = _said(error)
+    text = _error_text(error)
     if "onfig name is missing" in text or "BuilderConfig" in text:
         way_out = "Name one with --data.subset"
     elif "nknown split" in text or "Bad split" in text:
@@ -128,32 +127,14 @@ def _not_loaded(name: str, error: Exception) -> QgateError:
     return QgateError(f"the data set {name!r} cannot be loaded ({text}). {way_out}.")
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     text = " ".join(str(error).split()).rstrip(".")
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
 
-@contextlib.contextmanager
-def _quietly(what: str) -> Iterator[Any]:
-    """The library without warnings and progress bars."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                datasets = importlib.import_module("datasets")
-            except ImportError as error:
-                raise QgateError(
-                    f"{what} needs the datasets library ({error}): pip install "
-                    "'pytest-qgate[data]', or give a local copy of the text: --data.path FILE."
-                ) from None
-            bars = datasets.utils.is_progress_bar_enabled()
-            datasets.utils.disable_progress_bars()
-            try:
-                yield datasets
-            finally:
-                if bars:
-                    datasets.utils.enable_progress_bars()
-    finally:
-        logging.disable(disabled)
+def _datasets(purpose: str) -> AbstractContextManager[Any]:
+    """Import the library without warnings and progress bars."""
+    advice = "pip install 'pytest-qgate[data]', or give a local copy of the text: --data.path FILE."
+    bars = "datasets.utils", "disable_progress_bars", "enable_progress_bars"
+    needs = f"{purpose} needs the datasets library"
+    return load_quietly("datasets", bars, needs, advice, logging.ERROR)

@@ -1,11 +1,17 @@
-"""What samples are asked for, and the names of the sources that there are."""
+"""Requests for samples, the sources they can name, and the tokenizer that they need."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from qgate.errors import QgateError, unknown
+from qgate.models.text import byte_ids
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # How the forms with a colon are written, and what they read.
 SOURCES = {
@@ -30,7 +36,7 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class DataRequest:
-    """Which text a model is given, and how much of it.
+    """The text that a model is given, and how much of it.
 
     seq_len      tokens of a sample; not given: 512 for the built-in text, 1024 for any other, and
                  not more than `most`, if that is given
@@ -54,32 +60,32 @@ class DataRequest:
 
     @property
     def length(self) -> int:
-        """Tokens of a sample that is long enough."""
+        """Return the number of tokens of a full sample."""
         if self.seq_len is not None:
             return self.seq_len
-        usual = 512 if parsed(self.source)[0] == "builtin" else 1024
+        usual = 512 if parse_source(self.source)[0] == "builtin" else 1024
         return usual if self.most is None else min(usual, self.most)
 
 
-def parsed(source: str) -> tuple[str, str]:
-    """The kind of a source and what follows its colon."""
+def parse_source(source: str) -> tuple[str, str]:
+    """Return the kind of a source and what follows its colon."""
     text = str(source).strip()
-    kind, colon, rest = text.partition(":")
-    kind, rest = kind.strip().lower(), rest.strip()
+    kind, colon, location = text.partition(":")
+    kind, location = kind.strip().lower(), location.strip()
     forms = {name.partition(":")[0]: ":" in name for name in SOURCES}
     if kind not in forms or forms[kind] != bool(colon):
         own = f" A file of yours is custom:{text}." if _looks_like_a_file(text) else ""
         error = unknown("data source", source, SOURCES)
         raise QgateError(f"{error}{own}")
-    if colon and not rest:
+    if colon and not location:
         form = next(name for name in SOURCES if name.startswith(f"{kind}:"))
         raise QgateError(f"data source {source!r} names nothing after the colon; write {form}.")
-    return kind, rest
+    return kind, location
 
 
 def check(request: DataRequest) -> None:
     """Refuse a request that no source could answer."""
-    kind, _ = parsed(request.source)
+    kind, _ = parse_source(request.source)
     for name, value, low in (
         ("num_samples", request.num_samples, 1),
         ("seq_len", request.length, 1),
@@ -110,3 +116,32 @@ def _looks_like_a_file(text: str) -> bool:
         return bool(text) and (Path(text).suffix != "" or Path(text).exists())
     except (OSError, ValueError):
         return False
+
+
+class Tokenizer(Protocol):
+    """A tokenizer, such as `qgate.models.huggingface.tokenizer` returns."""
+
+    @property
+    def bos(self) -> int | None:
+        """Return the id of the token that begins a text, if there is one."""
+
+    def encode(self, text: str, *, special: bool = False) -> Tensor:
+        """Return one row of ids; `special` adds the tokens that a model expects around a text.
+
+        Among that is the BOS, exactly once, where the tokenizer has one.
+        """
+
+    def decode(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of each token."""
+
+
+class ByteTokenizer:
+    """A tokenizer of one token per byte, as the tiny models read text."""
+
+    bos: int | None = None
+
+    def encode(self, text: str, *, special: bool = False) -> Tensor:  # noqa: ARG002
+        return byte_ids(text)
+
+    def decode(self, ids: Sequence[int]) -> list[str]:
+        return [chr(k) if 32 <= k < 127 or k == 10 else f"\\x{k:02x}" for k in map(int, ids)]

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from qgate.archives import most_unpacked
-from qgate.errors import QgateError
+from qgate.archives import unpacked_limit
+from qgate.errors import QgateError, first_line
 
 # A row is a text, or None where the file has no value.
 Rows = Sequence[str | None]
@@ -37,10 +37,10 @@ _MOST_ROWS = 1_000_000
 _NEEDS_DATA = "pip install 'pytest-qgate[data]'"
 
 
-def format_of(path: Path, given: str | None = None) -> str:
-    """The format that was given, or the one that the ending says."""
-    if given is not None:
-        return given
+def format_of(path: Path, requested: str | None = None) -> str:
+    """Return the requested format, else the one of the file's ending."""
+    if requested is not None:
+        return requested
     ending = _ending(path)
     if ending not in ENDINGS:
         raise QgateError(
@@ -50,13 +50,12 @@ def format_of(path: Path, given: str | None = None) -> str:
     return ENDINGS[ending]
 
 
-def is_known(path: Path) -> bool:
-    """Whether the ending says what is in a file."""
+def has_known_ending(path: Path) -> bool:
     return _ending(path) in ENDINGS
 
 
 def read_rows(path: Path, format: str, column: str) -> Rows:
-    """The rows of a file; `document` is one row with the whole text."""
+    """Read the rows of a file; a `document` is one row with the whole text."""
     if format == "parquet":
         return _parquet(path, column)
     content = read_text(path)
@@ -72,7 +71,7 @@ def read_rows(path: Path, format: str, column: str) -> Rows:
 
 
 def read_text(path: Path) -> str:
-    """A text file in UTF-8, with or without a byte order mark; its lines end with a newline."""
+    """Read text in UTF-8, with or without byte order mark; its lines end with a newline."""
     data = _bytes(path)
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise QgateError(f"{str(path)!r} is text in UTF-16; save it in UTF-8.")
@@ -111,7 +110,7 @@ def _bytes(path: Path) -> bytes:
         data = path.read_bytes()
         if kind not in unpack or not data:
             return data
-        most = most_unpacked(len(data))
+        most = unpacked_limit(len(data))
         with unpack[kind](io.BytesIO(data)) as stream:
             unpacked = bytes(stream.read(most + 1))
     except (zlib.error, lzma.LZMAError, EOFError, ValueError) as error:
@@ -129,14 +128,14 @@ def _bytes(path: Path) -> bytes:
 
 
 def check_file(path: Path) -> None:
-    """Refuse what is no file, with the way out."""
+    """Refuse a path that is no file, with the way out."""
     try:
-        found = "folder" if path.is_dir() else "file" if path.exists() else ""
+        kind = "folder" if path.is_dir() else "file" if path.exists() else ""
     except OSError as error:
         raise QgateError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
-    if not found:
+    if not kind:
         raise QgateError(f"there is no file {str(path)!r}.")
-    if found == "folder":
+    if kind == "folder":
         raise QgateError(
             f"{str(path)!r} is a folder; name one of its files, or give the folder as a data set: "
             f"--data.source 'hf:{path}'."
@@ -148,18 +147,18 @@ def _open_zst(file: io.BytesIO) -> Any:
     return arrow.CompressedInputStream(arrow.PythonFile(file, mode="r"), "zstd")
 
 
-def _pyarrow(module: str, what: str) -> Any:
+def _pyarrow(module: str, purpose: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise QgateError(f"{what} needs pyarrow ({error}): {_NEEDS_DATA}.") from None
+        raise QgateError(f"{purpose} needs pyarrow ({error}): {_NEEDS_DATA}.") from None
 
 
 # JSON ---------------------------------------------------------------------------------------------
 
 
 def _json(path: Path, content: str, column: str, lines: bool) -> Rows:
-    """An array, an object of columns, or lines; which one it is shows in the file itself."""
+    """Read an array, an object of columns, or lines; the content tells which."""
     start = content.lstrip()[:1]
     if start == "[" or not lines:
         try:
@@ -226,9 +225,9 @@ def _text(path: Path, value: Any, column: str, where: str) -> str | None:
     )
 
 
-def no_column(path: object, column: str, there: Sequence[str], where: str = "") -> QgateError:
-    """The error for a column that is not there; it lists those that are."""
-    listed = ", ".join(there[:20]) + (" …" if len(there) > 20 else "")
+def no_column(path: object, column: str, columns: Sequence[str], where: str = "") -> QgateError:
+    """Return the error for a missing column, which lists those that exist."""
+    listed = ", ".join(columns[:20]) + (" …" if len(columns) > 20 else "")
     return QgateError(
         f"{str(path)!r} has no column {column!r}{f' in {where}' if where else ''}; it has "
         f"{listed or 'none'}. Name the one with the text: --data.custom.text_column NAME."
@@ -239,7 +238,7 @@ def no_column(path: object, column: str, there: Sequence[str], where: str = "") 
 
 
 def _csv(path: Path, content: str, column: str) -> Rows:
-    """Every row must have as many fields as the header: a comma without quotes must show."""
+    """Read a table; every row must be as long as the header, since commas may lack quotes."""
     split = "\t" if _ending(path) == ".tsv" else ","
     # The limit on the length of a field is one for the whole process.
     limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
@@ -249,7 +248,7 @@ def _csv(path: Path, content: str, column: str) -> Rows:
         header = next((row for row in reader if row), [])
         if column not in header:
             raise no_column(path, column, header, "its header")
-        place = header.index(column)
+        position = header.index(column)
         for row in reader:
             if row and len(row) != len(header):
                 raise QgateError(
@@ -258,7 +257,7 @@ def _csv(path: Path, content: str, column: str) -> Rows:
                     "that has a comma."
                 )
             if row:
-                rows.append(row[place])
+                rows.append(row[position])
     except csv.Error as error:
         raise QgateError(
             f"{str(path)!r} is broken CSV in line {reader.line_num}: {error}."
@@ -305,9 +304,8 @@ def _parquet(path: Path, column: str) -> Rows:
     except QgateError:
         raise
     except Exception as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise QgateError(
-            f"{str(path)!r} cannot be read; it is damaged or no Parquet file ({first[:160]})."
+            f"{str(path)!r} cannot be read; it is damaged or no Parquet file ({first_line(error)})."
         ) from None
     if not len(cells):
         raise QgateError(f"{str(path)!r} has 0 rows.")

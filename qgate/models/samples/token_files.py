@@ -10,23 +10,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qgate.archives import flat, load_torch
-from qgate.errors import QgateError
+from qgate.archives import flatten, load_torch
+from qgate.errors import QgateError, first_line
 from qgate.models.samples.text_files import check_file
+from qgate.storage.tensor_reading import open_safetensors, read_npy
 
 
 def read_token_rows(path: Path) -> tuple[list[Tensor], int]:
-    """The rows of a file, and how many ids were cut off as padding.
+    """Read the rows of a file, and count the ids that were cut off as padding.
 
     A row ends where only negative ids follow; a negative id before that is an error.
     """
     check_file(path)
     rows: list[Tensor] = []
-    cut = held = 0
+    cut = count = 0
     most = max(1 << 20, 16 * path.stat().st_size)
     for name, tensor in _tensors(path):
-        held += tensor.numel()
-        if held > most:
+        count += tensor.numel()
+        if count > most:
             raise QgateError(f"{str(path)!r} repeats its ids to more than {most}; save each once.")
         if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
             raise QgateError(
@@ -40,15 +41,16 @@ def read_token_rows(path: Path) -> tuple[list[Tensor], int]:
             )
         for row in tensor.to(torch.int64).reshape(tensor.shape[:-1].numel(), tensor.shape[-1]):
             real = (row >= 0).nonzero()
-            kept = row[: int(real[-1]) + 1] if len(real) else row[:0]
-            if bool((kept < 0).any()):
-                place = int((kept < 0).nonzero()[0])
+            ids = row[: int(real[-1]) + 1] if len(real) else row[:0]
+            if bool((ids < 0).any()):
+                position = int((ids < 0).nonzero()[0])
                 raise QgateError(
-                    f"{name} has the id {int(kept[place])} at position {place} of row {len(rows)}; "
-                    "ids are from 0, and negative ones are padding at the end of a row only."
+                    f"{name} has the id {int(ids[position])} at position {position} of row "
+                    f"{len(rows)}; ids are from 0, and negative ones are padding at the end of a "
+                    "row only."
                 )
-            cut += len(row) - len(kept)
-            rows.append(kept.clone())
+            cut += len(row) - len(ids)
+            rows.append(ids.clone())
     if not any(len(row) for row in rows):
         raise QgateError(f"{str(path)!r} has no token ids: {len(rows)} rows, all empty.")
     return rows, cut
@@ -77,15 +79,14 @@ def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
                 f"{str(path)!r} holds more than numbers, or is damaged, and would have to run code "
                 "to be read; that is refused. Save the ids alone."
             ) from None
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise QgateError(
-            f"{str(path)!r} cannot be read; it is damaged or no {kind} file ({first[:160]})."
+            f"{str(path)!r} cannot be read; it is damaged or no {kind} file ({first_line(error)})."
         ) from None
     yield from _flat(str(path), loaded)
 
 
 def _flat(name: str, loaded: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a list or table; rows of different lengths are kept so."""
+    """Yield the tensors of a list or table; rows may have different lengths."""
     if isinstance(loaded, Tensor):
         yield repr(name), loaded
     elif isinstance(loaded, Mapping | list | tuple):
@@ -100,7 +101,7 @@ def _flat(name: str, loaded: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _numpy(path: Path) -> Tensor:
-    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    array = read_npy(path)
     if array.dtype.kind not in "iu":
         raise QgateError(f"{str(path)!r} is of {array.dtype}, but token ids are whole numbers.")
     return torch.from_numpy(array.astype(np.int64))
@@ -108,12 +109,10 @@ def _numpy(path: Path) -> Tensor:
 
 def _torch(path: Path) -> Any:
     loaded = load_torch(path, dense=True)
-    list(flat(loaded, repr(str(path))))
+    list(flatten(loaded, repr(str(path))))
     return loaded
 
 
 def _safetensors(path: Path) -> Any:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
+    with open_safetensors(path) as file:
         return {name: file.get_tensor(name) for name in sorted(file.keys())}

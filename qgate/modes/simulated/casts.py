@@ -1,4 +1,4 @@
-"""Casts to integer codes: one rounding, one clamp, and a count of what the clamp changed."""
+"""Casts to integer codes: one rounding, one clamp, and a count of the clamped values."""
 
 from __future__ import annotations
 
@@ -11,38 +11,41 @@ Rounding = Literal["even", "away"]
 LOW, HIGH = -128, 127
 
 
-def rounded(x: Tensor, how: Rounding) -> Tensor:
-    """Whole numbers; "away" adds the largest float below one half, so that what lies just below
-    one half goes to 0, which adding one half would not give."""
-    if how == "even":
+def round_to_integers(x: Tensor, rounding: Rounding) -> Tensor:
+    """Round to whole numbers.
+
+    "away" adds the largest float below one half, so that the number just below one half goes to 0;
+    adding one half would round it up.
+    """
+    if rounding == "even":
         return x.round()
     below = 0.5 - torch.finfo(x.dtype).eps / 4
     below_half = torch.tensor(below, dtype=x.dtype, device=x.device)
     return (x + torch.copysign(below_half, x)).trunc()
 
 
-class _Straight(torch.autograd.Function):
-    """`value` in place of x; the gradient goes to x where `kept`, everywhere if that is None."""
+class _StraightThrough(torch.autograd.Function):
+    """`value` in place of x; the gradient goes to x where `passed`, or everywhere."""
 
     @staticmethod
-    def forward(ctx: Any, _x: Tensor, value: Tensor, kept: Tensor | None) -> Tensor:
-        ctx.kept = kept
+    def forward(ctx: Any, _x: Tensor, value: Tensor, passed: Tensor | None) -> Tensor:
+        ctx.passed = passed
         return value
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad if ctx.kept is None else grad * ctx.kept, None, None
+        return grad if ctx.passed is None else grad * ctx.passed, None, None
 
 
-def straight(x: Tensor, value: Tensor, kept: Tensor | None = None) -> Tensor:
-    """`value` forward, x backward."""
+def straight_through(x: Tensor, value: Tensor, passed: Tensor | None = None) -> Tensor:
+    """Return `value` with the gradient of x."""
     if not (torch.is_grad_enabled() and x.requires_grad):
         return value
-    return _Straight.apply(x, value.detach(), kept)  # type: ignore[no-any-return, no-untyped-call]
+    return _StraightThrough.apply(x, value.detach(), passed)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Cast(nn.Module):
-    """k to codes in [-128, 127].
+    """A cast of k to codes in [-128, 127].
 
     A clamp hides overflow, an integer cast hides NaN: both are counted here, since the codes no
     longer show them. NaN stays NaN.
@@ -56,21 +59,21 @@ class Cast(nn.Module):
         self.nonfinite: Tensor | int = 0
 
     def forward(self, k: Tensor, rounding: Rounding | None = None) -> Tensor:
-        whole = rounded(k.detach(), rounding or self.rounding)
+        whole = round_to_integers(k.detach(), rounding or self.rounding)
         codes = whole.clamp(LOW, HIGH)
         changed = codes != whole
         self.values += k.numel()
-        found = changed.count_nonzero()
-        if found:
+        clamped = changed.count_nonzero()
+        if clamped:
             odd = (~whole.isfinite()).count_nonzero()
             self.nonfinite = self.nonfinite + odd
-            self.saturated = self.saturated + found - whole.isnan().count_nonzero()
+            self.saturated = self.saturated + clamped - whole.isnan().count_nonzero()
         if not (torch.is_grad_enabled() and k.requires_grad):
             return codes
-        return straight(k, codes, ~changed)
+        return straight_through(k, codes, ~changed)
 
     def counts(self) -> dict[str, int]:
-        """How many values were cast, how many the clamp changed, how many were not finite."""
+        """Count the values that were cast, those that saturated, and those not finite."""
         return {
             "values": self.values,
             "saturated": int(self.saturated),
@@ -82,7 +85,7 @@ class Cast(nn.Module):
 
 
 class GridCast(Cast):
-    """x to the nearest multiple of a static scale that has a code."""
+    """A cast of x to the nearest multiple of a static scale that has a code."""
 
     def __init__(self, scale: float, rounding: Rounding) -> None:
         super().__init__(rounding)
@@ -96,7 +99,7 @@ class GridCast(Cast):
 
 
 class DynamicCast(Cast):
-    """x to a grid whose scale is its own largest magnitude / 127, and that scale."""
+    """A cast of x to a grid whose scale is its own largest magnitude / 127; returns both."""
 
     def forward(self, x: Tensor, rounding: Rounding | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         largest = x.detach().abs().amax()
@@ -105,11 +108,11 @@ class DynamicCast(Cast):
 
 
 def codes_on_grid(x: Tensor, scale: float | Tensor) -> Tensor:
-    """The codes of numbers that are multiples of a scale already."""
+    """Return the codes of numbers that are multiples of a scale already."""
     k = x / scale
-    return straight(k, k.detach().round())
+    return straight_through(k, k.detach().round())
 
 
 def half(x: Tensor) -> Tensor:
-    """Rounded to float16, kept as float32: beyond 65504 it is Inf, as in a kernel."""
+    """Round to float16, in float32: beyond 65504 it is Inf, as in a kernel."""
     return x.half().float()

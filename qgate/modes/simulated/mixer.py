@@ -14,7 +14,15 @@ from qgate.models.mamba.hadamard import transform
 from qgate.models.mamba.network import MambaMixer
 from qgate.models.mamba.scanning import Scan, ScanResult
 from qgate.modes.mode import MambaChoices
-from qgate.modes.simulated.casts import HIGH, Cast, DynamicCast, GridCast, Rounding, half, straight
+from qgate.modes.simulated.casts import (
+    HIGH,
+    Cast,
+    DynamicCast,
+    GridCast,
+    Rounding,
+    half,
+    straight_through,
+)
 from qgate.modes.simulated.paths import PATHS
 from qgate.modes.simulated.products import (
     Arithmetic,
@@ -29,7 +37,7 @@ from qgate.modes.simulated.products import (
 
 @dataclass(frozen=True)
 class MixerScales:
-    """The static scales of one mixer, named after what they are for."""
+    """The static scales of one mixer, named after their use."""
 
     norm: float
     xz: float
@@ -42,13 +50,13 @@ class MixerScales:
 
 
 class SimulatedMixer(nn.Module):
-    """Stands in for a rotated MambaMixer; shares its parameters, follows them, trains them."""
+    """A replacement of a rotated MambaMixer that shares and trains its parameters."""
 
     def __init__(
         self, source: MambaMixer, scales: MixerScales, choices: MambaChoices, arithmetic: Arithmetic
     ) -> None:
         super().__init__()
-        how = choices.conv_rounding
+        rounding = choices.conv_rounding
         self.split, self.choices, self.scales = source.split, choices, scales
         self.A_log, self.D, self.dt_bias = source.A_log, source.D, source.dt_proj.bias
         self.A_codes = IntWeight(source.A_log, clamped=False)
@@ -60,11 +68,11 @@ class SimulatedMixer(nn.Module):
         self.conv_cast: nn.Module = DynamicCast("even") if choices.dynamic_conv else nn.Identity()
         self.conv1d = IntConv(source.conv1d, arithmetic)
         self.act = SlowSiLU()
-        self.u_cast = GridCast(scales.u, how)
-        # Where both paths read the same codes, they are made once, in u_cast.
+        self.u_cast = GridCast(scales.u, rounding)
+        # Where both paths read the same codes, u_cast makes them once.
         self.path_b: nn.Module | None = None
         if (choices.path_a, choices.path_b) != ("codes", "codes"):
-            self.path_b = path_b(choices.path_b, scales.u, how, scales.u_wide)
+            self.path_b = path_b(choices.path_b, scales.u, rounding, scales.u_wide)
         self.x_proj: nn.Module
         self.dt_proj: nn.Module
         if choices.float_products:
@@ -106,7 +114,7 @@ class SimulatedMixer(nn.Module):
         return cast(Tensor, self.out_proj(self.hadamard(scanned)))
 
     def _paths(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """What x_proj reads, and what the scan reads as u."""
+        """Return the input of x_proj and the u of the scan."""
         if self.path_b is None:
             codes = self.u_cast(y)
             return codes, codes
@@ -124,7 +132,7 @@ class SlowSiLU(nn.Module):
 
 
 class UPath(Cast):
-    """What the scan reads as u, where that is more than the codes; clipped values are counted."""
+    """The u of the scan where it is more than the codes; clipped values are counted."""
 
     def __init__(self, name: str, scale: float, rounding: Rounding, wide: float) -> None:
         super().__init__(rounding)
@@ -134,14 +142,14 @@ class UPath(Cast):
         plain = y.detach()
         value = PATHS[self.name](plain, self.scale, rounding or self.rounding, self.wide)
         # Rounding moves by half a step; float32 adds a little to that.
-        kept = (value - plain).abs() <= 0.5001 * self._step(plain)
+        passed = (value - plain).abs() <= 0.5001 * self._step(plain)
         self.values += y.numel()
         self.nonfinite = self.nonfinite + (~plain.isfinite()).count_nonzero()
-        self.saturated = self.saturated + (~kept & ~plain.isnan()).count_nonzero()
-        return straight(y, value, kept)
+        self.saturated = self.saturated + (~passed & ~plain.isnan()).count_nonzero()
+        return straight_through(y, value, passed)
 
     def _step(self, y: Tensor) -> Tensor | float:
-        """The widest step; an error beyond half of it is not rounding but clipping."""
+        """Return the widest step; an error beyond half of it is not rounding but clipping."""
         if self.name == "powers":
             return 2 * y.abs()
         if self.name == "second_grid":
@@ -156,7 +164,7 @@ class UPath(Cast):
 
 
 def path_b(name: str, scale: float, rounding: Rounding, wide: float) -> nn.Module:
-    """The module that makes u of y."""
+    """Return the module that makes u of y."""
     if name == "exact":
         return nn.Identity()
     if name == "codes":
@@ -169,13 +177,13 @@ class HalfScan(Scan):
 
     def forward(self, *args: Any, **kwargs: Any) -> ScanResult:
         y, state = super().forward(*args, **kwargs)
-        return ScanResult(straight(y, half(y.detach())), state)
+        return ScanResult(straight_through(y, half(y.detach())), state)
 
 
 class IntHadamard(nn.Module):
     """The run-time Hadamard transform, rounded to codes of out_proj's input.
 
-    The known kernel casts without a clamp; here values beyond the codes are clamped and counted.
+    Quamba's kernel casts without a clamp; here values beyond the codes are clamped and counted.
     """
 
     def __init__(self, width: int, scale: float) -> None:
@@ -189,5 +197,5 @@ class IntHadamard(nn.Module):
 
 
 def casts_of(root: nn.Module) -> Mapping[str, Cast]:
-    """Every integer cast below a module, by name."""
+    """Return every integer cast below a module, by name."""
     return {name: module for name, module in root.named_modules() if isinstance(module, Cast)}

@@ -1,4 +1,4 @@
-"""What a quantized Mamba mode does at each site, and the network that does it."""
+"""The plan of a quantized Mamba mode, and the network that follows it."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from qgate.models.mamba.network import Mamba, MambaMixer
 from qgate.models.model import Model
 from qgate.modes.calibration import Calibration
 from qgate.modes.mode import MambaChoices
-from qgate.modes.plan import Entry
+from qgate.modes.plan import PlanEntry
 from qgate.modes.simulated.mixer import MixerScales, SimulatedMixer
 from qgate.modes.simulated.products import IntWeight
 
 
-def mamba_entries(choices: MambaChoices, model: Model, calibration: Calibration) -> list[Entry]:
-    """The sites of every mixer in the order of the data."""
+def mamba_entries(choices: MambaChoices, model: Model, calibration: Calibration) -> list[PlanEntry]:
+    """List the sites of every mixer in the order of the data."""
     network = model.in_basis("rotated").module
     arithmetic = calibration.settings.arithmetic
-    entries: list[Entry] = []
+    entries: list[PlanEntry] = []
     for at, mixer in named_mixers(network):
         for leaf, tensor in _weights(mixer):
-            made = IntWeight(
+            weight = IntWeight(
                 tensor, "fp32" if leaf in ("A_log", "D", "dt_proj:bias") else arithmetic
             )
-            scale = float(made.quantized()[1])
-            origin = "absmax / 127" + (", in float16" if made.arithmetic == "fp16" else "")
-            entries.append(Entry(f"{at}.{leaf}", "int8 per tensor", scale, origin))
+            scale = float(weight.quantized()[1])
+            origin = "absmax / 127" + (", in float16" if weight.arithmetic == "fp16" else "")
+            entries.append(PlanEntry(f"{at}.{leaf}", "int8 per tensor", scale, origin))
         for leaf, does, source in _activations(choices):
             site = f"{at}.{source}" if source else None
             scale_of = calibration[site].scale if site else None
             origin = calibration.origin(site) if site else _origin(does)
-            entries.append(Entry(f"{at}.{leaf}", does, scale_of, origin))
+            entries.append(PlanEntry(f"{at}.{leaf}", does, scale_of, origin))
     return entries
 
 
@@ -39,7 +39,7 @@ def _origin(does: str) -> str:
 
 
 def _weights(mixer: MambaMixer) -> list[tuple[str, Tensor]]:
-    found = [
+    weights = [
         ("in_proj:weight", mixer.in_proj.weight),
         ("conv1d:weight", mixer.conv1d.weight),
         ("conv1d:bias", mixer.conv1d.bias),
@@ -50,16 +50,16 @@ def _weights(mixer: MambaMixer) -> list[tuple[str, Tensor]]:
         ("D", mixer.D),
         ("out_proj:weight", mixer.out_proj.weight),
     ]
-    return [(name, tensor) for name, tensor in found if tensor is not None]
+    return [(name, tensor) for name, tensor in weights if tensor is not None]
 
 
 def _activations(choices: MambaChoices) -> list[tuple[str, str, str | None]]:
-    """Site, what happens there, and the site whose scale it uses."""
-    even, how = "int8, ties to even", {"even": "to even", "away": "away"}[choices.conv_rounding]
+    """List each site, what is done there, and the site whose scale it uses."""
+    even, ties = "int8, ties to even", {"even": "to even", "away": "away"}[choices.conv_rounding]
     first = "float32 (its x half), int8 (its z half)" if choices.dynamic_conv else even
     reads = {
-        "codes": f"int8 of the convolution's output, ties {how}",
-        "codes_of_u": f"int8 of scan:u, ties {how}",
+        "codes": f"int8 of the convolution's output, ties {ties}",
+        "codes_of_u": f"int8 of scan:u, ties {ties}",
         "u": "scan:u as it is",
     }[choices.path_a]
     on_grid = not choices.float_products or choices.regridded != "none"
@@ -72,7 +72,7 @@ def _activations(choices: MambaChoices) -> list[tuple[str, str, str | None]]:
         ("conv1d:input", "int8 on its own scale" if choices.dynamic_conv else "as in_proj:output",
          None if choices.dynamic_conv else "in_proj:output"),
         ("x_proj:input", reads, None if choices.path_a == "u" else "x_proj:input"),
-        ("scan:u", f"{choices.path_b.replace('_', ' ')}, ties {how}",
+        ("scan:u", f"{choices.path_b.replace('_', ' ')}, ties {ties}",
          None if choices.path_b == "exact" else "x_proj:input"),
         ("x_proj:output", out_x, "x_proj:output" if on_grid else None),
         ("dt_proj:output", out, "dt_proj:output" if on_grid else None),
@@ -83,7 +83,7 @@ def _activations(choices: MambaChoices) -> list[tuple[str, str, str | None]]:
 
 
 def named_mixers(network: nn.Module) -> list[tuple[str, MambaMixer]]:
-    """The mixers of a Mamba by name."""
+    """List the mixers of a Mamba by name."""
     if not isinstance(network, Mamba):
         raise TypeError(f"a Mamba is needed, not {type(network).__name__}")
     return [(name, m) for name, m in network.named_modules() if isinstance(m, MambaMixer)]
@@ -103,5 +103,5 @@ def simulate(network: nn.Module, choices: MambaChoices, calibration: Calibration
             u_wide=calibration[f"{at}.x_proj:input"].wide or 0.0,
         )
         block, _, leaf = at.rpartition(".")
-        made = SimulatedMixer(mixer, scales, choices, calibration.settings.arithmetic)
-        setattr(network.get_submodule(block), leaf, made.eval())
+        simulated = SimulatedMixer(mixer, scales, choices, calibration.settings.arithmetic)
+        setattr(network.get_submodule(block), leaf, simulated.eval())

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 
 from qgate.models.fingerprints import fingerprint
 from qgate.models.mamba.network import StepProjection, causal_conv
-from qgate.modes.simulated.casts import Cast, codes_on_grid, half, straight
+from qgate.modes.simulated.casts import Cast, codes_on_grid, half, straight_through
 
 Arithmetic = Literal["fp32", "fp16"]
 
@@ -22,8 +22,8 @@ _EXACT = 1024
 class IntWeight:
     """Codes and scale of a weight: symmetric, one scale, absmax / 127.
 
-    They follow the weight: made again when it changed, and in every pass that wants gradients.
-    "fp16" is how the known kernels' tools compute them, rounding scale and quotient to float16.
+    They follow the weight: a changed weight, or a pass with gradients, makes them again. "fp16"
+    rounds scale and quotient to float16, as the tools of Quamba's kernels do.
     """
 
     def __init__(
@@ -32,16 +32,16 @@ class IntWeight:
         self.weight = weight
         self.arithmetic = arithmetic
         self.low, self.high = (-128.0, 127.0) if clamped else (-torch.inf, torch.inf)
-        self._kept: tuple[object, Tensor, Tensor] | None = None
+        self._cached: tuple[object, Tensor, Tensor] | None = None
 
     def quantized(self) -> tuple[Tensor, Tensor]:
-        """Codes (float32, whole numbers) and the scale."""
+        """Return the codes (float32, whole numbers) and the scale."""
         if torch.is_grad_enabled() and self.weight.requires_grad:
             return self._quantized(self.weight)
         state = fingerprint(self.weight)
-        if self._kept is None or self._kept[0] != state:
-            self._kept = (state, *self._quantized(self.weight.detach()))
-        return self._kept[1:]
+        if self._cached is None or self._cached[0] != state:
+            self._cached = (state, *self._quantized(self.weight.detach()))
+        return self._cached[1:]
 
     def _quantized(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         values = weight.detach()
@@ -54,7 +54,7 @@ class IntWeight:
             scale = values.abs().amax().clamp(min=1e-5) / 127
             k = values / scale
         codes = k.round().clamp(self.low, self.high)
-        return straight(weight / scale, codes), scale
+        return straight_through(weight / scale, codes), scale
 
     def dequantized(self) -> Tensor:
         codes, scale = self.quantized()
@@ -70,14 +70,14 @@ class _OnGrid(nn.Module):
         return self.codes.dequantized()
 
 
-def shown(module: nn.Module, codes: IntWeight) -> IntWeight:
-    """Whoever reads the module's weight, a capture say, sees what its codes stand for."""
+def register_codes(module: nn.Module, codes: IntWeight) -> IntWeight:
+    """Let the module's weight read as the values of its codes, for captures."""
     parametrize.register_parametrization(module, "weight", _OnGrid(codes), unsafe=True)
     return codes
 
 
 def exact_linear(codes: Tensor, weight: Tensor) -> Tensor:
-    """The integer matrix product, rounded to float32 once at the end."""
+    """Compute the integer matrix product, rounded to float32 once at the end."""
     if codes.shape[-1] <= _EXACT:
         return linear(codes, weight)
     parts = zip(codes.split(_EXACT, -1), weight.split(_EXACT, -1), strict=True)
@@ -90,7 +90,7 @@ def exact_linear(codes: Tensor, weight: Tensor) -> Tensor:
 class IntLinear(nn.Module):
     """INT8 in, INT8 weight, exact sums; the output goes to its own INT8 grid.
 
-    `order` is where the weight's scale comes in, as the two kernels have it: "outside" is
+    `order` is the position of the weight's scale in the two kernels: "outside" is
     w_s * (ratio * sum), "inside" ratio * (w_s * sum), with ratio = s_in / s_out. A single row takes
     the kernel for vectors, which rounds half away from zero.
     """
@@ -105,13 +105,13 @@ class IntLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.weight, self.bias = source.weight, source.bias
-        self.codes = shown(self, IntWeight(source.weight, arithmetic))
+        self.codes = register_codes(self, IntWeight(source.weight, arithmetic))
         self.s_in, self.s_out, self.order = s_in, s_out, order
         self.biased = source.bias is not None and not isinstance(source, StepProjection)
         self.cast = Cast("even")
 
     def sums(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The integer sums for x on the input grid, and the weight's scale."""
+        """Return the integer sums for x on the input grid, and the weight's scale."""
         weight, scale = self.codes.quantized()
         return exact_linear(codes_on_grid(x, self.s_in), weight), scale
 
@@ -148,7 +148,7 @@ class FloatLinear(nn.Module):
     def __init__(self, source: nn.Linear, arithmetic: Arithmetic) -> None:
         super().__init__()
         self.weight, self.bias = source.weight, source.bias
-        self.codes = shown(self, IntWeight(source.weight, arithmetic))
+        self.codes = register_codes(self, IntWeight(source.weight, arithmetic))
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.codes.dequantized())
@@ -169,7 +169,7 @@ class IntConv(nn.Module):
     def __init__(self, source: nn.Conv1d, arithmetic: Arithmetic) -> None:
         super().__init__()
         self.weight, self.bias = source.weight, source.bias
-        self.codes = shown(self, IntWeight(source.weight, arithmetic))
+        self.codes = register_codes(self, IntWeight(source.weight, arithmetic))
         self.bias_codes = None if source.bias is None else IntWeight(source.bias, arithmetic)
 
     def forward(self, x: Tensor, scale: float | Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""The pictures of the gates' page: hand-made SVG, a few kilobytes and about a millisecond each."""
+"""Plots of the gates' page: SVG of a few kilobytes, drawn in about a millisecond each."""

@@ -1,4 +1,4 @@
-"""What pictures of errors say in one line, computed from what they draw.
+"""Findings of the plots of errors, one line each, computed from the data that is drawn.
 
 A finding is stated where it is plain, with its number; where nothing stands out, that is said.
 """
@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate
 
-from qgate.page.plots.svg import brief, power
+from qgate.charts.svg import brief, power
 from qgate.results.pictures import ErrorBins, ErrorPicture
 from qgate.text import rounded_percent
 
@@ -27,7 +27,7 @@ WRONG_SIGN, NEAR = 0.01, 0.9
 
 
 def sides(bins: ErrorBins) -> tuple[int, int]:
-    """Errors below and above zero; bins that touch zero from both sides do not tell.
+    """Count errors below and above zero, without the bins that touch zero from both sides.
 
     Exact elements fall into the bin right of zero where there are two in the middle, so neither of
     these two counts, unless there is nothing else.
@@ -53,25 +53,25 @@ def histogram_finding(picture: ErrorPicture) -> str:
     if not bins["edge"] and not beyond:
         return f"No error: all {total:,} elements are exact"
     below, above = sides(bins)
-    told = below + above
+    signed = below + above
     if total < FEW:
-        things = "1 element" if total == 1 else f"{total} elements"
-        return f"Only {things}: {below} errors below zero, {above} above"
-    share = max(below, above) / told if told else 0.0
+        elements = "1 element" if total == 1 else f"{total} elements"
+        return f"Only {elements}: {below} errors below zero, {above} above"
+    share = max(below, above) / signed if signed else 0.0
     side = "below" if below > above else "above"
-    if told >= FEW and told >= 0.05 * total and share >= ONE_SIDED:
+    if signed >= FEW and signed >= 0.05 * total and share >= ONE_SIDED:
         return f"Errors are one-sided: {rounded_percent(share)} {side} zero"
     if beyond > BEYOND * total:
         return f"{rounded_percent(beyond / total)} of errors are beyond ±{brief(bins['edge'])}"
-    if told < FEW or told < 0.05 * total:
+    if signed < FEW or signed < 0.05 * total:
         bins_inside = 1 if len(bins["counts"]) % 2 else 2
         width = brief(bins_inside * bins["edge"] / len(bins["counts"]))
-        return f"{rounded_percent(1 - told / total)} of errors are within ±{width} of zero"
+        return f"{rounded_percent(1 - signed / total)} of errors are within ±{width} of zero"
     return f"Errors are on both sides: {rounded_percent(share)} {side} zero"
 
 
 def density_finding(picture: ErrorPicture) -> str:
-    """Of cells: wrong signs, ends that differ, or how much stays near the diagonal."""
+    """Find wrong signs, ends that differ, or the share of values near the diagonal."""
     density = picture["density"]
     size, edge = density["size"], density["edge"]
     columns, rows, counts = (density["cells"][at::3] for at in range(3))
@@ -93,7 +93,7 @@ def density_finding(picture: ErrorPicture) -> str:
     )
     if opposite >= WRONG_SIGN * total:
         return f"{rounded_percent(opposite / total)} of values have the wrong sign"
-    reference, actual = (_reach(places, size, edge) for places in (columns, rows))
+    reference, actual = (_reach(cells, size, edge) for cells in (columns, rows))
     if reference >= ENDS_APART * actual and _cells_apart(columns, rows, size) >= 2:
         return f"Actual ends at {brief(actual)} rms, the reference at {brief(reference)}"
     if actual >= ENDS_APART * reference and _cells_apart(rows, columns, size) >= 2:
@@ -108,18 +108,18 @@ def density_finding(picture: ErrorPicture) -> str:
     return f"Actual strays: only {rounded_percent(near / total)} near the diagonal"
 
 
-def _middle(place: int, size: int, edge: float) -> float:
-    """The value in the middle of a cell; the middle cell of an odd number is zero."""
-    return float(f"{math.sinh(edge * (2 * place + 1 - size) / size):.2g}")
+def _middle(cell: int, size: int, edge: float) -> float:
+    """Return the value in the middle of a cell; zero for the middle cell of an odd number."""
+    return float(f"{math.sinh(edge * (2 * cell + 1 - size) / size):.2g}")
 
 
-def _reach(places: Sequence[int], size: int, edge: float) -> float:
-    farthest = max(max(place + 1, size - place) for place in places)
+def _reach(cells: Sequence[int], size: int, edge: float) -> float:
+    farthest = max(max(cell + 1, size - cell) for cell in cells)
     return float(f"{math.sinh(edge * (2 * farthest - size) / size):.2g}")
 
 
 def _cells_apart(far: Sequence[int], near: Sequence[int], size: int) -> int:
-    ends = [max(max(place + 1, size - place) for place in places) for places in (far, near)]
+    ends = [max(max(cell + 1, size - cell) for cell in cells) for cells in (far, near)]
     return ends[0] - ends[1]
 
 
@@ -156,16 +156,16 @@ def magnitude_finding(picture: ErrorPicture) -> str:
         return "Error spreads over magnitudes as the energy does"
     if small >= -large:
         at = gaps.index(small)
-        held, of = running[0][at], running[1][at]
+        error_share, energy_share = running[0][at], running[1][at]
         where, side = _threshold(low + at + 1), "below"
     else:
         at = gaps.index(large)
-        held, of = running[0][-1] - running[0][at], running[1][-1] - running[1][at]
+        error_share, energy_share = running[0][-1] - running[0][at], running[1][-1] - running[1][at]
         where, side = _threshold(low + at + 1), "above"
     size = "small" if side == "below" else "large"
     return (
-        f"Error sits in {size} values: {rounded_percent(held)} of it {side} {where} rms, "
-        f"where {rounded_percent(of)} of the energy is"
+        f"Error sits in {size} values: {rounded_percent(error_share)} of it {side} {where} rms, "
+        f"where {rounded_percent(energy_share)} of the energy is"
     )
 
 

@@ -1,4 +1,4 @@
-"""How the error grows over the depth of a model, mode by mode: carried, and made in each layer."""
+"""Plot of the error over the depth of a model by mode: carried, and local to each layer."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from qgate.page.plots import _axes, _lines
-from qgate.page.plots._lines import Line
-from qgate.page.plots.svg import brief, cut_to_width, document, label, text_width, times
+from qgate.charts import axes
+from qgate.charts.lines import (
+    DASH,
+    ColoredLines,
+    Line,
+    color_lines,
+    gray_key,
+    line_chart,
+    position_axis,
+    thin_ticks,
+)
+from qgate.charts.svg import brief, cut_to_width, document, text_width, times
 from qgate.page.runs import Growth
 
 HEIGHT, BOTTOM = 250.0, 212.0
@@ -18,39 +27,37 @@ JUMP = 5.0
 MOST_LAYERS, MOST_MODES = 400, 60
 
 
-def error_growth(lines: Sequence[Growth], *, width: float = _axes.WIDTH) -> str:
-    """Relative MSE over the layers of one model, solid where carried and dashed where local.
+def error_growth(lines: Sequence[Growth], *, width: float = axes.WIDTH) -> str:
+    """Draw relative MSE over the layers of one model, carried solid and local dashed.
 
     Of many modes only the carried error is drawn: the local ones would hide it.
     """
-    layers, rows = aligned(lines)
-    chosen = _lines.chosen(rows)
-    shown = (*chosen.colored, *chosen.gray)[:MOST_MODES]
+    layers, rows = align_layers(lines)
+    chosen = color_lines(rows)
     colored = list(chosen.colored)
     if chosen.gray:
         colored = [replace(line, beside=()) for line in colored]
-    chosen = _lines.ColoredLines(colored, shown[len(colored) :])
-    right = width - _lines.name_room(chosen.colored) - 2
-    air = 0.02 * len(layers) + 0.15
-    x = _axes.Axis("linear", -air, max(len(layers) - 1, 0) + air, _axes.LEFT, right)
+    chosen = ColoredLines(colored, chosen.gray[: MOST_MODES - len(colored)])
+    x = position_axis(len(layers), colored, width)
     texts, order, name = layer_names(layers, abs(x.place(1) - x.place(0)))
-    x = replace(x, ticks=_lines.thinned(texts, x, order), label=name)
-    y = _axes.logarithmic(chosen.values, BOTTOM, _axes.TOP, "relative MSE")
-    entries = [(_axes.stroke_sample("ink"), "carried")]
-    if any(value is not None for line in chosen.colored for value in line.beside):
-        entries.append((_axes.stroke_sample("ink", _lines.DASH), "local"))
-    entries += _lines.gray_key(len(rows) - len(chosen.colored), "modes")
-    body = _axes.frame(x, y, _lines.drawn(chosen, x, y), width=width)
-    if not layers:
-        body += label(width / 2, 130, "no layers", "middle", fill="muted")
-    body += _lines.names(chosen.colored, x, y) + _axes.legend(entries, width - 4)
-    said = f"{len(rows)} mode{'s' * (len(rows) != 1)} over {len(layers)} layers; at the last: "
-    said += ", ".join(f"{line.name} {_shown(_last(line))}" for line in rows[:8])
-    return document(width, HEIGHT, growth_finding(lines), f"{said}.", body)
+    x = replace(x, ticks=thin_ticks(texts, x, order), label=name)
+    y = axes.logarithmic(chosen.values, BOTTOM, axes.TOP, "relative MSE")
+    entries = [(axes.stroke_sample("ink"), "carried")]
+    if any(value is not None for line in colored for value in line.beside):
+        entries.append((axes.stroke_sample("ink", DASH), "local"))
+    entries += gray_key(len(rows) - len(colored), "modes")
+    nothing = "" if layers else "no layers"
+    body = line_chart(chosen, x, y, entries, width=width, nothing=nothing)
+    last_values = [(line.name, _last(line)) for line in rows[:8]]
+    ends = [f"{name} {'unknown' if v is None else brief(v)}" for name, v in last_values]
+    description = (
+        f"{len(rows)} mode{'s' * (len(rows) != 1)} over {len(layers)} layers; at the last: "
+    )
+    return document(width, HEIGHT, growth_finding(lines), f"{description}{', '.join(ends)}.", body)
 
 
-def aligned(lines: Sequence[Growth]) -> tuple[list[str], list[Line]]:
-    """The layers of all modes in one order, and the modes on it, largest last error first.
+def align_layers(lines: Sequence[Growth]) -> tuple[list[str], list[Line]]:
+    """Return the layers of all modes in one order, and one line per mode, largest error first.
 
     A layer with several outputs stands as often as the mode that has most of it has it.
     """
@@ -58,18 +65,18 @@ def aligned(lines: Sequence[Growth]) -> tuple[list[str], list[Line]]:
     order: list[tuple[str, int]] = []
     for keys in sorted(keyed, key=len, reverse=True):
         at = 0
-        known = {key: place for place, key in enumerate(order)}
+        positions = {key: position for position, key in enumerate(order)}
         for key in keys:
-            if key in known:
+            if key in positions:
                 at = order.index(key) + 1
             else:
                 order.insert(at, key)
                 at += 1
     rows = []
     for line, keys in zip(lines, keyed, strict=True):
-        place = {key: at for at, key in enumerate(keys)}
+        position = {key: at for at, key in enumerate(keys)}
         carried, local = (
-            tuple(row[place[key]] if key in place else None for key in order)
+            tuple(row[position[key]] if key in position else None for key in order)
             for row in (line.carried, line.local)
         )
         rows.append(Line(line.mode, carried, local))
@@ -78,11 +85,11 @@ def aligned(lines: Sequence[Growth]) -> tuple[list[str], list[Line]]:
 
 
 def _keys(layers: Sequence[str]) -> list[tuple[str, int]]:
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     keys = []
     for layer in layers:
-        keys.append((layer, seen[layer]))
-        seen[layer] += 1
+        keys.append((layer, counts[layer]))
+        counts[layer] += 1
     return keys
 
 
@@ -90,12 +97,8 @@ def _last(line: Line) -> float | None:
     return next((value for value in reversed(line.values) if value is not None), None)
 
 
-def _shown(value: float | None) -> str:
-    return "unknown" if value is None else brief(value)
-
-
 def layer_names(layers: Sequence[str], pitch: float) -> tuple[list[str], list[int], str]:
-    """Short texts of layers, which of them to write first, and what they are numbers of.
+    """Return short texts of layers, the order in which to write them, and the axis label.
 
     Most layers differ by a number; it alone is written, and what is around it names the axis.
     """
@@ -109,18 +112,20 @@ def layer_names(layers: Sequence[str], pitch: float) -> tuple[list[str], list[in
         numbers.append(int(part[2]) if part and numbered else None)
     last = len(layers) - 1
     order = [0, last] if numbers and numbers[0] is None else [last, 0]
-    wide = max((text_width(str(each)) for each in numbers if each is not None), default=0.0) + 7
-    step = next((each for each in (1, 2, 5, 10, 20, 50) if each * pitch >= wide), 100)
-    order += [at for at, each in enumerate(numbers) if each is not None and not each % step]
+    wide = (
+        max((text_width(str(number)) for number in numbers if number is not None), default=0.0) + 7
+    )
+    step = next((number for number in (1, 2, 5, 10, 20, 50) if number * pitch >= wide), 100)
+    order += [at for at, number in enumerate(numbers) if number is not None and not number % step]
     order += range(len(layers)) if around is None else ()
     name = cut_to_width(f"{around[0]}N{around[1]}", 150) if around else "layer"
     return texts, [at for at in dict.fromkeys(order) if 0 <= at <= last], name
 
 
 def growth_finding(lines: Sequence[Growth]) -> str:
-    layers, rows = aligned(lines)
-    known = [(line, _last(line)) for line in rows]
-    ends = [(line, value) for line, value in known if value is not None]
+    layers, rows = align_layers(lines)
+    last_values = [(line, _last(line)) for line in rows]
+    ends = [(line, value) for line, value in last_values if value is not None]
     if not ends:
         return "No carried errors are known"
     if all(value in (0, None) for line in rows for value in line.values):
@@ -141,14 +146,14 @@ def growth_finding(lines: Sequence[Growth]) -> str:
 def _finding_of_one(name: str, line: Line, layers: Sequence[str]) -> str:
     last, at = _last(line) or 0.0, 0
     best = 0.0
-    for here in range(1, len(layers)):
-        now, before = line.values[here], line.values[here - 1]
+    for position in range(1, len(layers)):
+        now, before = line.values[position], line.values[position - 1]
         if now and before and now / before > best:
-            best, at = now / before, here
+            best, at = now / before, position
     if best >= JUMP:
         layer = cut_to_width(layers[at], 110, 13)
         return f"{name} ends at {brief(last)}; {layer} alone multiplies the error by {brief(best)}"
-    known = sum(value is not None for value in line.values)
-    if known < 3:
-        return f"{name} ends at {brief(last)} after {known} layer{'s' * (known > 1)}"
+    measured = sum(value is not None for value in line.values)
+    if measured < 3:
+        return f"{name} ends at {brief(last)} after {measured} layer{'s' * (measured > 1)}"
     return f"{name} ends at {brief(last)}; no layer alone stands out"

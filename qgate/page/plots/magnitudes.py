@@ -1,10 +1,10 @@
-"""Where the magnitudes of a tensor lie, and what of them a format cannot hold."""
+"""Plot of the magnitudes of a tensor and of what a format cannot hold."""
 
 from __future__ import annotations
 
-from qgate.page.plots import _axes
-from qgate.page.plots._axes import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
-from qgate.page.plots.svg import box, color, cut_to_width, document, label, number, path, power
+from qgate.charts import axes
+from qgate.charts.axes import BOTTOM, LEFT, RIGHT, TOP
+from qgate.charts.svg import box, color, cut_to_width, label, number, path, power
 from qgate.results.pictures import MagnitudePicture
 from qgate.text import rounded_percent
 
@@ -13,58 +13,49 @@ NEAR_ENDS = 6
 
 
 def magnitude_histogram(picture: MagnitudePicture) -> str:
-    """Elements in each octave, on a logarithmic axis: what a format loses is in the tails."""
+    """Draw elements per octave on a logarithmic axis, which shows the tails."""
     counts, low = picture["counts"], picture["low"]
-    held = [at for at, count in enumerate(counts) if count]
-    first, last = (held[0], held[-1] + 1) if held else (0, max(len(counts), 1))
-    edges, (tall,) = _axes.merged(low, [counts], range(first, last))
-    left, right = float(edges[0]), float(edges[-1])
+    filled = [at for at, count in enumerate(counts) if count]
+    first, last = (filled[0], filled[-1] + 1) if filled else (0, max(len(counts), 1))
+    edges, (tall,) = axes.merge_octaves(low, [counts], range(first, last))
+    lowest, highest = float(edges[0]), float(edges[-1])
     ends = [picture["smallest"], picture["largest"]]
     near = [
-        end if end is not None and left - NEAR_ENDS <= end <= right + NEAR_ENDS else None
+        end if end is not None and lowest - NEAR_ENDS <= end <= highest + NEAR_ENDS else None
         for end in ends
     ]
-    known = [end for end in near if end is not None]
-    x = _axes.octaves(min([left, *known]) - 0.5, max([right, *known]) + 0.5, LEFT, RIGHT, "|x|")
-    each = "elements" if edges.step == 1 else f"elements in {edges.step} octaves"
-    y = _axes.tallied(max(tall), BOTTOM, TOP + 16, each)
-    gap = 0.5 if len(tall) < 60 else 0.0
-    bars = "".join(
-        box(
-            x.place(at) + gap,
-            y.place(count),
-            x.place(at + edges.step) - x.place(at) - 2 * gap,
-            BOTTOM - y.place(count),
-        )
-        for at, count in zip(edges, tall, strict=False)
-        if count
+    drawn_ends = [end for end in near if end is not None]
+    x = axes.octaves(
+        min([lowest, *drawn_ends]) - 0.5, max([highest, *drawn_ends]) + 0.5, LEFT, RIGHT, "|x|"
     )
-    drawn = path(bars, fill=color("blue"), data_bars="counts") + _range(near, x)
-    body = _axes.frame(x, y, drawn) + _names(picture, near)
-    said = (
-        f"{sum(counts):,} values from 2^{left:g} to 2^{right:g}, {picture['zeros']:,} zeros, "
+    unit = "elements" if edges.step == 1 else f"elements in {edges.step} octaves"
+    y = axes.log_count_axis(max(tall), BOTTOM, TOP + 16, unit)
+    bars = axes.octave_bars(edges, tall, x, y, 0.5 if len(tall) < 60 else 0.0)
+    shapes = path(bars, fill=color("blue"), data_bars="counts") + _range(near, x)
+    description = (
+        f"{sum(counts):,} values from 2^{lowest:g} to 2^{highest:g}, {picture['zeros']:,} zeros, "
         f"{picture['nonfinite']:,} not finite; {picture['saturated']:,} clipped, "
         f"{picture['flushed']:,} flushed to zero."
     )
-    return document(WIDTH, HEIGHT, magnitudes_finding(picture), said, body)
+    return axes.panel(x, y, shapes, _names(picture, near), magnitudes_finding(picture), description)
 
 
-def _range(near: list[float | None], x: _axes.Axis) -> str:
-    """Shades over what is outside of the range, with a line where it ends."""
-    drawn, lines = "", ""
+def _range(near: list[float | None], x: axes.Axis) -> str:
+    """Shade what is outside of the range, with a line where it ends."""
+    boxes, lines = "", ""
     for end, far in zip(near, (x.start, x.end), strict=True):
         if end is None:
             continue
         at = x.place(end)
-        drawn += box(min(at, far), TOP + 14, abs(far - at), BOTTOM - TOP - 14)
+        boxes += box(min(at, far), TOP + 14, abs(far - at), BOTTOM - TOP - 14)
         lines += f"M{number(at)} {number(TOP + 14)}V{number(BOTTOM)}"
-    return path(drawn, fill=color("red"), fill_opacity=0.13) + path(
+    return path(boxes, fill=color("red"), fill_opacity=0.13) + path(
         lines, stroke=color("red"), stroke_dasharray="4 3", fill="none"
     )
 
 
 def _names(picture: MagnitudePicture, near: list[float | None]) -> str:
-    """What happens at either end, above it; and the end itself where it is far away."""
+    """Write what is lost above either end, and the end itself where it is far away."""
     total = _total(picture)
     words = ""
     for at, (lost, verb) in enumerate(
@@ -83,7 +74,7 @@ def _names(picture: MagnitudePicture, near: list[float | None]) -> str:
         notes.append(f"zeros {rounded_percent(picture['zeros'] / total)}")
     if picture["nonfinite"]:
         notes.append(f"not finite {rounded_percent(picture['nonfinite'] / total)}")
-    return words + label(RIGHT, _axes.STRIP, ", ".join(notes), "end", fill="muted") * bool(notes)
+    return words + label(RIGHT, axes.STRIP, ", ".join(notes), "end", fill="muted") * bool(notes)
 
 
 def _total(picture: MagnitudePicture) -> int:
@@ -105,7 +96,7 @@ def magnitudes_finding(picture: MagnitudePicture) -> str:
     if not any(picture["counts"]):
         return f"All values are zero{also}" if picture["zeros"] else f"No values{also}"
     if picture["largest"] is None and picture["smallest"] is None:
-        held = [at for at, count in enumerate(picture["counts"]) if count]
-        span = held[-1] - held[0] + 1
+        filled = [at for at, count in enumerate(picture["counts"]) if count]
+        span = filled[-1] - filled[0] + 1
         return f"Magnitudes span {span} octave{'s' if span > 1 else ''}{also}"
     return f"{name} holds all magnitudes: none clipped, none flushed{also}"

@@ -1,55 +1,109 @@
-"""All panels of what a record carries to be drawn; a new kind of picture is a new entry here."""
+"""Panels of the pictures in a record; a new kind of picture is a new entry here.
+
+A results file may hold anything, so a picture is checked before it is drawn: its types, and bounds
+of what can be drawn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from qgate.page.plots import _findings
-from qgate.page.plots._checked import checked
-from qgate.page.plots.errors import error_by_magnitude, error_histogram, worst_channels
+from qgate.page.plots.errors import density, error_by_magnitude, error_histogram, worst_channels
 from qgate.page.plots.magnitudes import magnitude_histogram, magnitudes_finding
-from qgate.page.plots.scatter import density
 from qgate.page.plots.sweeps import sweep_curve, sweep_finding
+from qgate.records import validate
+from qgate.results.pictures import ErrorPicture, MagnitudePicture, SweepPicture
 from qgate.text import one_line
 
 # So many pictures of one record are drawn; a record that has more was not written by qgate.
 MOST = 12
 Draw = tuple[str, Callable[[Any], str], Callable[[Any], str]]
+_MOST_SIZE, _LARGEST, _SHARE, _EXPONENT = 128, 1e300, (0.0, 1.001), (-1e4, 1e4)
+_OCTAVE = (-3000, 3000)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A picture, the finding that is drawn as its title, and which picture it is."""
+    """A plot, the finding that is its title, and its name."""
 
     title: str
     svg: str
     kind: str
 
 
-# By kind of picture: the panels it makes, what draws each, and what says its finding.
-DRAWN: dict[str, tuple[Draw, ...]] = {
-    "errors": (
-        ("error_histogram", error_histogram, _findings.histogram_finding),
-        ("density", density, _findings.density_finding),
-        ("worst_channels", worst_channels, _findings.channels_finding),
-        ("error_by_magnitude", error_by_magnitude, _findings.magnitude_finding),
+@dataclass(frozen=True)
+class PictureKind:
+    """A kind of picture: its type, its panels, and bounds of its numbers and lengths by path.
+
+    panels  what it is called, what draws it, what says its finding
+    """
+
+    record: type
+    panels: tuple[Draw, ...]
+    numbers: Mapping[str, tuple[float, float]]
+    lengths: Mapping[str, tuple[int, int]]
+
+
+PICTURE_KINDS = {
+    "errors": PictureKind(
+        ErrorPicture,
+        (
+            ("error_histogram", error_histogram, _findings.histogram_finding),
+            ("density", density, _findings.density_finding),
+            ("worst_channels", worst_channels, _findings.channels_finding),
+            ("error_by_magnitude", error_by_magnitude, _findings.magnitude_finding),
+        ),
+        {
+            "rms": (0, _LARGEST),
+            "bins.edge": (0, _LARGEST),
+            "density.size": (1, _MOST_SIZE),
+            # asinh of the largest float is 710.
+            "density.edge": (0, 700),
+            "octaves.low": _OCTAVE,
+            "octaves.error": _SHARE,
+            "octaves.energy": _SHARE,
+            "channels.share": _SHARE,
+            "channels.relative_mse": (0, _LARGEST),
+        },
+        {
+            "bins.counts": (1, 512),
+            "density.cells": (0, 3 * _MOST_SIZE**2),
+            "octaves.error": (1, 2200),
+            "octaves.energy": (1, 2200),
+            "octaves.elements": (1, 2200),
+            "channels": (0, 1000),
+        },
     ),
-    "sweep": (("sweep", sweep_curve, sweep_finding),),
-    "magnitudes": (("magnitudes", magnitude_histogram, magnitudes_finding),),
+    "sweep": PictureKind(
+        SweepPicture,
+        (("sweep", sweep_curve, sweep_finding),),
+        {
+            "levels.0": _EXPONENT,
+            "levels.1": (0, _LARGEST),
+            "recommended": _EXPONENT,
+            "accepted": _EXPONENT,
+        },
+        {"levels": (1, 1000)},
+    ),
+    "magnitudes": PictureKind(
+        MagnitudePicture,
+        (("magnitudes", magnitude_histogram, magnitudes_finding),),
+        {"low": _OCTAVE, "largest": _OCTAVE, "smallest": _OCTAVE},
+        {"counts": (1, 2200)},
+    ),
 }
-
-
 # Panels that there is nothing to draw for: a record without channels, a reference of zeros.
-EMPTY: dict[str, Callable[[Any], bool]] = {
+NOTHING_TO_DRAW: dict[str, Callable[[Any], bool]] = {
     "worst_channels": lambda picture: not picture.get("channels"),
     "density": lambda picture: not picture["density"]["cells"],
 }
 
 
 def panels_of(record: Mapping[str, Any]) -> tuple[list[Panel], list[str]]:
-    """The panels of a record, and why others could not be drawn; nothing it holds is an error."""
+    """Draw the panels of a record, and say why others cannot be drawn; never raises."""
     carried = record.get("pictures")
     if carried is None:
         return [], []
@@ -59,14 +113,58 @@ def panels_of(record: Mapping[str, Any]) -> tuple[list[Panel], list[str]]:
     problems = [f"{len(carried) - MOST} more pictures are not drawn"] * (len(carried) > MOST)
     for number, picture in enumerate(carried[:MOST], start=1):
         try:
-            panels += _panels(checked(picture))
+            panels += _panels(picture)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as reason:
             problems.append(one_line(f"picture {number} cannot be drawn: {reason}"))
     return panels, problems
 
 
 def _panels(picture: Any) -> Iterable[Panel]:
-    for kind, draw, finding in DRAWN[picture["kind"]]:
-        if kind in EMPTY and EMPTY[kind](picture):
-            continue
-        yield Panel(finding(picture), draw(picture), kind)
+    if not isinstance(picture, Mapping):
+        raise ValueError("a picture is no object")
+    kind = (
+        PICTURE_KINDS.get(picture.get("kind", "")) if isinstance(picture.get("kind"), str) else None
+    )
+    if kind is None:
+        name = str(picture.get("kind"))[:60]
+        raise ValueError(f"unknown kind {name!r}; known: {', '.join(PICTURE_KINDS)}")
+    _check(picture, kind)
+    return [
+        Panel(finding(picture), draw(picture), name)
+        for name, draw, finding in kind.panels
+        if not (name in NOTHING_TO_DRAW and NOTHING_TO_DRAW[name](picture))
+    ]
+
+
+def _check(picture: Mapping[str, Any], kind: PictureKind) -> None:
+    validate(picture, kind.record)
+    for path, (least, most) in kind.lengths.items():
+        for rows in _at(picture, path.split(".")):
+            if not least <= len(rows) <= most:
+                raise ValueError(f"{path} has {len(rows)} entries, {least} to {most} can be drawn")
+    for path, (low, high) in kind.numbers.items():
+        for rows in _at(picture, path.split(".")):
+            values = rows if isinstance(rows, list | tuple) else [rows]
+            if not all(low <= value <= high for value in values):
+                raise ValueError(f"{path} is out of range")
+    if kind.record is ErrorPicture:
+        cells, size = picture["density"]["cells"], picture["density"]["size"]
+        if len(cells) % 3 or any(path >= size for at in (0, 1) for path in cells[at::3]):
+            raise ValueError("cells are not columns, rows and counts of a square of that size")
+        if len({len(picture["octaves"][name]) for name in ("error", "energy", "elements")}) > 1:
+            raise ValueError("octaves of different lengths")
+
+
+def _at(value: Any, steps: Sequence[str]) -> Iterator[Any]:
+    """Yield the values at a path, in each element of lists on the way; none if left out."""
+    if value is None:
+        return
+    if not steps:
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _at(value.get(steps[0]), steps[1:])
+    else:
+        for item in value:
+            yield from _at(
+                item[int(steps[0])] if steps[0].isdigit() else item.get(steps[0]), steps[1:]
+            )

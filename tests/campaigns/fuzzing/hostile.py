@@ -384,7 +384,7 @@ OUT: dict[str, tuple[str, Change]] = {
             "model.norm.weight": "../outside/m.safetensors"}})))),
     "reference with dots": ("baseline", field("tiny/manifest.json", references={"plain": {
         "file": "../../outside/reference-plain.safetensors", "tensors": []}})),
-    "journal with dots": ("baseline, update cut off", lambda f: (f / "tiny" / ".journal.json").write_bytes(
+    "update with dots": ("baseline, update cut off", lambda f: (f / "tiny" / ".update").write_bytes(
         _sealed({"../../outside/secret": "0" * 64}))),
     "captured with dots": ("captured layers", lambda f: (f / "mode_fp32_stats.json").write_text(
         (f / "mode_fp32_stats.json").read_text().replace("mode_fp32_layer_0.npy", "../outside/x.npy"))),
@@ -392,6 +392,8 @@ OUT: dict[str, tuple[str, Change]] = {
 
 
 def _sealed(files: dict[str, str | None]) -> bytes:
-    from qgate.storage.transactions import written
+    from qgate.storage.updates import VERSION, seal
 
-    return written(files)
+    entries = {name: sha256 and [6, sha256] for name, sha256 in files.items()}
+    record = {"version": VERSION, "files": entries, "sha256": seal(VERSION, entries)}
+    return json.dumps(record).encode() + b"\nsecret"

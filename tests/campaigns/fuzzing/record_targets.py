@@ -12,19 +12,20 @@ from qgate.activation_stats.page import page
 from qgate.activation_stats.tables import csv_files
 from qgate.activation_stats.texts import activation_text
 from qgate.cli import main
-from qgate.drawing.files import _listed, draw_analysis
+from qgate.drawing.files import _earlier_files, draw_analysis
 from qgate.drawing.reading import read_analysis
 from qgate.engine.journal import Journal
 from qgate.page._sections import trend_section
 from qgate.page.history import add_points, point_of, read_points
 from qgate.results.merging import merge
 from qgate.results.summary import Tally
-from qgate.storage.opening import folder_of
-from qgate.sweeps.folders import folder_for
+from qgate.storage.access import folder_of
+from qgate.sweeps.files import folder_for
 from qgate.sweeps.page import write_page
+from tests.activation_stats import activation_records
 from tests.campaigns.fuzzing.target import Target
-from tests.report import activation_records, dump_records
-from tests.report.gate_records import made_header, made_records, write_results
+from tests.drawing import dump_records
+from tests.page.gate_records import made_header, made_records, write_results
 from tests.results.making import record, write
 
 
@@ -128,7 +129,7 @@ def _lists(folder: Path) -> None:
 
 
 def _read_lists(folder: Path) -> None:
-    _listed(folder / "drawn")
+    _earlier_files(folder / "drawn")
     _owners(folder_of(folder))
     folder_for(folder / "swept", "t", "t.pt", ())
     write_page(folder / "swept", [], [("t", None)], "asked")
@@ -150,6 +151,6 @@ TARGETS = (
     Target("journal of a sweep", _journal, _go_on,
            ("qgate.engine.journal:_read", "qgate.engine.journal:__init__")),
     Target("what was drawn before", _lists, _read_lists,
-           ("qgate.drawing.files:_listed", "qgate.activation_stats.files:_owners",
-            "qgate.sweeps.folders:_belongs", "qgate.sweeps.page:_read")),
+           ("qgate.drawing.files:_earlier_files", "qgate.activation_stats.files:_owners",
+            "qgate.sweeps.files:_belongs", "qgate.sweeps.page:write_page")),
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,15 @@ from qgate.baselines import Store, read_candidates, stored_models, verify, write
 from qgate.baselines.candidates import Candidate
 from qgate.comparing import layer_files as storing
 from qgate.dumps import Dump
+from qgate.dumps.choosing import totals
 from qgate.dumps.following import Follower
-from qgate.dumps.summing import totals
 from qgate.dumps.tensor_files import read_tensors
 from qgate.dumps.verifying import problems, unnamed
 from qgate.modes import Calibration, CalibrationSettings, load_calibration
 from qgate.modes.calibration import SiteScale
 from qgate.stats.value_counts import Counts, counts
-from qgate.storage.places import place_of
-from qgate.storage.transactions import JOURNAL, hashes_of, written
+from qgate.storage.locations import location_of
+from qgate.storage.updates import UPDATE, write_update
 from tests.baselines.building import ORIGIN, key, recorded
 from tests.campaigns.fuzzing.target import Target
 from tests.dumps.making import GENERATIONS, known, record, write
@@ -52,7 +53,7 @@ def _read_file(folder: Path) -> None:
 
 def _read_url(folder: Path) -> None:
     path = _one_file(folder)
-    place = place_of(f"memory://fuzz/{path.name}")
+    place = location_of(f"memory://fuzz/{path.name}")
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(path.read_bytes())
     read_stored(str(place))
@@ -96,12 +97,12 @@ def read_dump(folder: Path) -> None:
 def _in_memory(folder: Path) -> str:
     """The same files in a store, by its URL."""
     root = f"memory://fuzz-{folder.parent.name}"
-    place = place_of(root)
+    place = location_of(root)
     if place.exists():
         place.fs.rm(place.path, recursive=True)
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            there = place_of(f"{root}/{path.relative_to(folder).as_posix()}")
+            there = location_of(f"{root}/{path.relative_to(folder).as_posix()}")
             there.parent.mkdir(parents=True, exist_ok=True)
             there.write_bytes(path.read_bytes())
     return root
@@ -137,18 +138,19 @@ def read_baseline(folder: Path) -> None:
 def read_stored_baseline(folder: Path) -> None:
     from tests.baselines.building import state
 
-    store = Store(place_of(_in_memory(folder)), "tiny")
+    store = Store(location_of(_in_memory(folder)), "tiny")
     verify(store)
     state(store)
 
 
 def _broken_off(folder: Path) -> None:
-    """A baseline whose update has written its journal and moved nothing yet."""
+    """A baseline whose update counts, and has replaced nothing yet."""
     store = recorded(folder)
     name = "accepted/2-4.txt"
-    content = (store.folder / name).read_bytes().replace(b"0.5", b"0.25")
-    (store.folder / store.files.staged(name, "")).write_bytes(content)
-    (store.folder / JOURNAL).write_bytes(written(hashes_of({name: content})))
+    accepted = store.accepted("2-4")
+    assert accepted is not None
+    content = replace(accepted, values={key(): 0.25}).to_bytes()
+    (store.folder / UPDATE).write_bytes(write_update({name: content}))
 
 
 def _candidates(folder: Path) -> None:
@@ -181,10 +183,12 @@ def _calibration(folder: Path) -> None:
 
 
 def _captured(folder: Path) -> None:
-    of = storing.DumpOf("fp32", "tiny", "plain", "w", "i", None, 2, 3, 0, "cpu", "2", "0", "now")
+    of = storing.CaptureSettings(
+        "fp32", "tiny", "plain", "w", "i", None, 2, 3, 0, "cpu", "2", "0", "now"
+    )
     with storing.writing(folder, of, {"layer_0": "a:output"}) as writer:
         for _ in range(2):
-            writer.layers["layer_0"].add(np.ones((3, 4), np.float32), "float32")
+            writer.add("layer_0", torch.ones(3, 4))
 
 
 def read_captured(folder: Path) -> None:
@@ -199,7 +203,7 @@ def _tokens(folder: Path) -> None:
 
 
 def _read_tokens(folder: Path) -> None:
-    from qgate.pipeline.setups import read_token_ids
+    from qgate.modes.setups import read_token_ids
 
     read_token_ids(_one_file(folder))
 
@@ -219,29 +223,29 @@ TARGETS = (
     Target("tensors .npy", lambda f: np.save(f / "t.npy", np.ones((4, 8), np.float32)), _read_file,
            (f"{READING}read_npy",)),
     Target("tensors .npz", _npz, _read_file, (f"{FILES}_read_npz", "qgate.archives:check_archive")),
-    Target("url .pt", lambda f: torch.save(small(), f / "t.pt"), _read_url, (f"{READING}read_torch", "qgate.archives:load_torch_bytes", "qgate.archives:_check_pickle")),
+    Target("url .pt", lambda f: torch.save(small(), f / "t.pt"), _read_url, (f"{READING}read_torch", "qgate.archives:load_torch", "qgate.archives:_check_pickle")),
     Target("url .safetensors", lambda f: save_file(small(), f / "t.safetensors"), _read_url,
-           ("qgate.storage.safetensors_heads:read_head", "qgate.storage.places:read_range")),
+           ("qgate.storage.safetensors_heads:read_head", "qgate.storage.locations:read_range")),
     Target("url .npy", lambda f: np.save(f / "t.npy", np.ones((4, 8), np.float32)), _read_url,
            (f"{READING}read_npy",)),
     Target("url .npz", _npz, _read_url, (f"{FILES}_read_npz", "qgate.archives:check_archive")),
     Target("counts", _counts, lambda f: Counts.load(f / "c.npz"), ("qgate.stats.value_counts:load",)),
     Target("token ids", _tokens, _read_tokens, (f"{READING}read_npy",)),
     Target("dump", _dump, read_dump,
-           ("qgate.dumps.index:_read", "qgate.dumps.index:_take", "qgate.dumps.layout:read_about",
-            "qgate.dumps.shard_reading:_opened", "qgate.dumps.shard_reading:_shaped"), share=30),
+           ("qgate.dumps.index:_read", "qgate.dumps.layout:read_manifest", f"{READING}open_tensors",
+            "qgate.dumps.shards:tensor"), share=30),
     Target("dump by a url", _dump, read_stored_dump,
            ("qgate.storage.safetensors_heads:read_head", "qgate.storage.object_folders:read")),
-    Target("dump of the known collector", _known, read_dump, ("qgate.archives:load_torch",)),
-    Target("baseline by a url", _baseline, read_stored_baseline, ("qgate.storage.object_transactions:get",)),
+    Target("dump of megatron-tensor-saver", _known, read_dump, ("qgate.archives:load_torch",)),
+    Target("baseline by a url", _baseline, read_stored_baseline, ("qgate.storage.bucket_files:_get",)),
     Target("baseline", _baseline, read_baseline,
-           ("qgate.storage.local_transactions:get", "qgate.baselines._reading:read_json"), share=30),
+           ("qgate.storage.updates:_get", "qgate.baselines._reading:read_json"), share=30),
     Target("baseline, update cut off", _broken_off, read_baseline,
-           ("qgate.storage.transactions:parsed", "qgate.storage.local_transactions:get")),
+           ("qgate.storage.updates:sealed_files", "qgate.storage.updates:_get")),
     Target("candidates", _candidates, lambda f: read_candidates(f / "candidates"),
            ("qgate.baselines.candidates:read_candidates", "qgate.baselines._reading:read_json")),
     Target("candidates, zipped", _zipped, lambda f: read_candidates(f / "c.zip"),
-           ("qgate.baselines.candidates:_zipped",)),
+           ("qgate.baselines.candidates:_read_zip",)),
     Target("calibration", _calibration, lambda f: load_calibration(f / "c.json"),
            ("qgate.modes.calibration:load_calibration",)),
     Target("captured layers", _captured, read_captured,

@@ -67,7 +67,7 @@ def test_a_file_that_is_worse_is_read_or_refused(
     warmed(target)
 
     @settings(
-        max_examples=target.share, derandomize=True, deadline=None, database=None,
+        max_examples=target.share, derandomize=True, database=None,
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(st.binary(min_size=3, max_size=24))

@@ -1,7 +1,7 @@
 """Names and texts of others, in every place where one is shown: nothing of them is obeyed.
 
-Pages in a browser are in tests/report; here are terminals, tables, Markdown, XML, drawings and the
-commands that services of CI read out of what is printed.
+Pages in a browser are in tests/page and tests/charts; here are terminals, tables, Markdown, XML,
+drawings and the commands that services of CI read out of what is printed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import pytest
 import torch
 
 from qgate.baselines import Key
+from qgate.charts.svg import document, label
 from qgate.cli import main
-from qgate.page.plots.svg import document, label
 from qgate.results import (
     github_annotation,
     github_error,
@@ -132,6 +132,9 @@ def test_markdown_has_one_table_and_no_element_of_its_own(name: str) -> None:
     text = markdown_summary(rows(name), broken=[HOSTILE[name]], about=HOSTILE[name])
     assert_calm(text)
     plain = re.sub(r"`[^`\n]*`", "", text)
+    for own in ("<details><summary>All failures</summary>", "</details>"):
+        assert plain.count(own) == 1, "failures are folded"
+        plain = plain.replace(own, "")
     assert not re.search(r"<[a-zA-Z/!]", plain), "an element"
     assert not re.search(r"\]\(", plain), "a link"
     bodies = [line for line in text.splitlines() if line.startswith("|")]

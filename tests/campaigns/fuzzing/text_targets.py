@@ -18,24 +18,24 @@ from safetensors.torch import save_file
 
 from qgate import formats, modes
 from qgate.activation_stats.setting_values import split_list
-from qgate.activation_stats.settings import keys, read_settings
+from qgate.activation_stats.settings import KEYS, read_settings
 from qgate.baselines.names import quoted, safe_name, unquoted
 from qgate.cli import init as starter
-from qgate.cli._numbers import from_one
+from qgate.cli._workers import from_one
 from qgate.devices import resolve
-from qgate.dumps.known_names import parse as known_name
 from qgate.dumps.tensor_files import expand, split_spec
+from qgate.dumps.tensor_saver_names import parse as known_name
 from qgate.engine.workers import Workers
+from qgate.errors import QgateError
 from qgate.formats import Quantizer
-from qgate.gate.bounds import parse_bound
+from qgate.gate.limits import parse_bound
 from qgate.gate.policy import Policy
+from qgate.kernel_checks.accepted import hold_accepted
+from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.models import Sampling, load
 from qgate.models.samples import ByteTokenizer, DataRequest, read_samples
-from qgate.plugin.dumping import dump_name
-from qgate.plugin.options import OPTIONS
-from qgate.plugin.settings import read_settings as read_project
-from qgate.plugin.sharding import shard_of
-from qgate.storage.places import place_of
+from qgate.plugin.settings import options_of
+from qgate.storage.locations import location_of
 from tests.campaigns.fuzzing.target import Target, text_target
 from tests.dumps.making import write
 from tests.models.checkpoints import randomize
@@ -90,9 +90,7 @@ def project_options(folder: Path, **given: Any) -> Any:
 
 
 def _project(folder: Path) -> None:
-    kinds = {n.replace("-", "_"): o.kind for n, o in OPTIONS.items() if o.about != "update"}
-    found = read_project(project_options(folder), kinds)
-    policy = Policy.from_table(found.limits)
+    policy = Policy.from_table(options_of(project_options(folder)).limits)
     policy.limits_for("layers.0.x", "2-1", "carried")
 
 
@@ -107,9 +105,9 @@ def _pyproject(folder: Path) -> None:
 def _init(folder: Path) -> None:
     place = starter.RepositoryFolder(folder, PurePosixPath("suites"))
     assert place.project is not None
-    assert place.shares in (True, False)
-    assert place.taken is not None
-    assert place.overlooked is not None
+    assert place.has_settings in (True, False)
+    assert place.conftest_options is not None
+    assert place.hiding_settings is not None
     assert place.finds_packages in (True, False)
 
 
@@ -118,7 +116,7 @@ def _named_dump(folder: Path) -> None:
 
 
 def _name(folder: Path) -> None:
-    dump_name(project_options(folder), folder)
+    options_of(project_options(folder)).dump_name(folder)
 
 
 def _rows(ending: str) -> bytes:
@@ -250,31 +248,46 @@ def _tokenize(folder: Path) -> None:
     tokenizer(folder).encode("a b", special=True)
 
 
+def _accepted_kernel(folder: Path) -> None:
+    figures = {"name": "k", "conventions": {"result": "a"}, "held": ["the example"]}
+    (folder / "k.json").write_text(json.dumps({**figures, "error": 1e-3, "noise": 1e-6}))
+
+
+def _hold_kernel(folder: Path) -> None:
+    report = CheckReport("k", {"result": "a"}, ["the example"], noise=1e-6, error=1e-3)
+    try:
+        hold_accepted(folder / "k.json", report)
+    except (ValueError, CheckFailure) as error:
+        raise QgateError(str(error)) from None
+
+
 MAMBA = "qgate.models.mamba.checkpoint_"
 HUGGING = "qgate.models.huggingface"
 SETTINGS = "qgate.activation_stats.setting_values:"
 MODELS = (
     Target("mamba checkpoint", _mamba, lambda f: load(f"mamba:{f}", sampling=SHORT),
-           (f"{MAMBA}config:read_json", f"{MAMBA}files:_open", f"{MAMBA}files:_safetensors"), share=20),
+           (f"{MAMBA}files:read_json", f"{MAMBA}files:_open", f"{MAMBA}files:_safetensors"), share=20),
     Target("mamba checkpoint .bin", lambda f: _mamba(f, old=True), lambda f: load(f"mamba:{f}", sampling=SHORT),
            ("qgate.archives:load_torch",)),
     Target("transformers checkpoint", _llama, lambda f: load(f"hf:{f}", sampling=SHORT),
-           (f"{HUGGING}:_config", f"{HUGGING}:_read"), share=6),
+           (f"{HUGGING}:load_network", f"{HUGGING}:_read"), share=6),
     Target("tokenizer", _words, _tokenize, (f"{HUGGING}:tokenizer", f"{HUGGING}:_refuses_bos"), share=6),
+    Target("accepted values of a kernel", _accepted_kernel, _hold_kernel,
+           ("qgate.kernel_checks.accepted:_read",), share=20),
     Target("text of a model", lambda f: (f / "t.txt").write_text("abc" * 100),
            lambda f: load("tiny-llama", sampling=Sampling(samples=1, seqlen=8, text=f / "t.txt")),
            ("qgate.models.loading:_read",), share=4),
 )  # fmt: skip
 SETTING_FILES = (
     Target("settings .yaml", lambda f: (f / "c.yaml").write_text(YAML), lambda f: read_settings(f / "c.yaml"),
-           (f"{SETTINGS}parsed_file", f"{SETTINGS}_plain_yaml"), share=30),
+           (f"{SETTINGS}read_config", f"{SETTINGS}_plain_yaml"), share=30),
     Target("settings .toml", lambda f: (f / "c.toml").write_text(TOML), lambda f: read_settings(f / "c.toml"),
            ("qgate.documents:toml",), share=20),
     Target("qgate.toml", lambda f: (f / "qgate.toml").write_text(PROJECT), _project,
            ("qgate.documents:toml", "qgate.plugin.settings:_parsed",), allowed=_USAGE, share=40),
     Target("pyproject.toml", _pyproject, _project, ("qgate.plugin.settings:_has_settings",), "*.toml", _USAGE),
     Target("repository to start in", _pyproject, _init, ("qgate.cli._repository:read_bytes", "qgate.cli._repository:_pytest_setting")),
-    Target("name of a dump", _named_dump, _name, ("qgate.plugin.dumping:dump_name",), allowed=_USAGE),
+    Target("name of a dump", _named_dump, _name, ("qgate.plugin.settings:dump_name",), allowed=_USAGE),
 )  # fmt: skip
 DATA = (
     *(_samples_of(ending) for ending in ("txt", "json", "jsonl", "csv", "tsv")),
@@ -293,19 +306,16 @@ DATA = (
 
 
 def _override(text: str) -> None:
-    for each in keys():
+    for each in KEYS.values():
         read_settings(overrides=[(each.name, text)])
 
 
 def _shard(text: str) -> None:
-    config = project_options(Path(), qgate_shard=text)
-    shard_of(config)
+    options_of(project_options(Path(), qgate_shard=text))
 
 
 def _number(text: str) -> None:
     from argparse import ArgumentTypeError
-
-    from qgate.errors import QgateError
 
     try:
         from_one(text)
@@ -338,7 +348,7 @@ EXPRESSIONS = (
     text_target("engine", ("local", "ray", "ray://host:1000"), lambda t: Workers(t, 2, 0.5)),
     text_target("tensor spec", ("w.safetensors:layer.0", "a.pt", "memory://b/a.npz:x", "*.pt"),
                 lambda t: (split_spec(t), expand([t]))),
-    text_target("place", ("file://x", "memory://a/b", "a/b", "zip://x"), place_of),
+    text_target("place", ("file://x", "memory://a/b", "a/b", "zip://x"), location_of),
     text_target("data source", ("custom:a.txt", "tokens:x.npy", "builtin"),
                 lambda t: read_samples(DataRequest(t, num_samples=1, seq_len=4), ByteTokenizer())),
     text_target("list", ("[a, b]", "a,b", r"layers\.[0-9]{1,2},x", "[[1], {a: b}]"), split_list,

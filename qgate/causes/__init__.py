@@ -1,0 +1,1 @@
+"""Faults of quantizers and kernels: their words, and the traces that they leave."""

@@ -1,0 +1,369 @@
+"""Known faults of quantizers: each is a name and the values that it makes of a source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from qgate.errors import QgateError
+from qgate.expected.conventions import by_groups, conventions, scales_of, with_options
+from qgate.formats import get, names
+from qgate.formats.definition import quantize as define
+from qgate.formats.definition import round_by_list
+from qgate.formats.options import Floats
+from qgate.formats.settings import QuantizerSettings
+
+
+@dataclass(frozen=True)
+class WrongCast:
+    """A fault in words, and the values that it makes of a source."""
+
+    words: str
+    values: Callable[[Floats], Floats]
+
+    def apply(self, x: Floats) -> Floats | None:
+        """Return what the fault makes of a source, None where it cannot occur."""
+        try:
+            with np.errstate(all="ignore"):
+                return self.values(x)
+        except (QgateError, IndexError, ValueError):
+            return None
+
+
+def wrong_casts(q: QuantizerSettings) -> Iterator[WrongCast]:
+    """List the faults that a quantizer may have, the plainest first."""
+    ideal = _definition(q)
+    name = q.format.name
+    yield WrongCast(f"is not quantized to {name}", lambda x: x)
+    for exponent in (1, -1, 2, -2, 4, -4, 8, -8):
+        way = "high" if exponent > 0 else "low"
+        yield WrongCast(
+            f"has values {2 ** abs(exponent)} times too {way}: the scale is off by a power of two",
+            lambda x, factor=2.0**exponent: ideal(x) * factor,  # type: ignore[misc]
+        )
+    yield from _scale_exponents(q)
+    yield WrongCast("has lost its sign", lambda x: np.abs(ideal(x)))
+    yield WrongCast("has the opposite sign", lambda x: -ideal(x))
+    if q.rounding != "zero":
+        yield WrongCast(
+            "is truncated, not rounded to the nearest",
+            _definition(with_options(q, rounding="zero")),
+        )
+    if q.rounding == "even":
+        yield WrongCast(
+            "rounds ties away from zero, not to even",
+            _definition(with_options(q, rounding="away")),
+        )
+    yield WrongCast("is rounded up at every step", _rounded_up(q))
+    yield from _groups(q)
+    yield from _layouts(q, ideal)
+    yield WrongCast("flushes subnormal values to zero", _without_subnormals(q))
+    yield from _other_formats(q)
+    yield WrongCast("has scales rounded up to powers of two without requantizing", _ue8m0(q))
+
+
+def _definition(q: QuantizerSettings) -> Callable[[Floats], Floats]:
+    return lambda x: define(x, q)
+
+
+def _scale_exponents(q: QuantizerSettings) -> Iterator[WrongCast]:
+    """Shared exponents that are off by one before the elements are rounded."""
+    for factor, words in ((2.0, "twice"), (0.5, "half")):
+
+        def values(x: Floats, factor: float = factor) -> Floats:
+            return _with_scales(x, q, lambda scales: scales * factor)
+
+        yield WrongCast(f"is quantized with {words} the scale of the definition", values)
+    if q.granularity in ("block", "channel"):
+        yield WrongCast(
+            "is quantized with one scale, that of the first group",
+            lambda x: _with_scales(x, q, lambda scales: np.broadcast_to(scales[:1], scales.shape)),
+        )
+
+
+def _with_scales(x: Floats, q: QuantizerSettings, change: Callable[[Floats], Floats]) -> Floats:
+    """Quantize with scales changed before elements are rounded."""
+    state = _tensor_state(x, q)
+
+    def rows(groups: Floats) -> Floats:
+        scales = change(scales_of(groups, q, state))[:, None]
+        element = q.format.element
+        return np.asarray(
+            round_by_list(groups / scales, element, rounding=q.rounding, narrow=q.narrow) * scales
+        )
+
+    return by_groups(x, _grouped(q), rows)
+
+
+def _grouped(q: QuantizerSettings) -> QuantizerSettings:
+    return q if q.granularity is not None else with_options(q, granularity="tensor", scale=1.0)
+
+
+def _rounded_up(q: QuantizerSettings) -> Callable[[Floats], Floats]:
+    def values(x: Floats) -> Floats:
+        near, cut = define(x, q), define(x, with_options(q, rounding="zero"))
+        step = np.abs(define(x, with_options(q, rounding="away")) - cut)
+        return np.where(cut == x, near, cut + np.copysign(np.maximum(step, np.abs(near - cut)), x))
+
+    return values
+
+
+def _groups(q: QuantizerSettings) -> Iterator[WrongCast]:
+    """Scales shared by other elements than they should be."""
+    if q.granularity == "block":
+        for block in (8, 16, 32, 64, 128):
+            if block != q.block:
+                yield WrongCast(
+                    f"has blocks of {block}, not of {q.block}",
+                    _definition(with_options(q, block=block)),
+                )
+    if q.granularity in ("block", "channel"):
+        for number in (0, -1, -2):
+            yield WrongCast(
+                f"has its scales along axis {number}, not along {-1 if q.axis is None else q.axis}",
+                _other_axis(q, number),
+            )
+    if q.format.kind == "element" and not q.format.tapered:
+        for granularity in ("tensor", "channel"):
+            if granularity != q.granularity:
+                axes: tuple[int | None, ...] = (None,) if granularity == "tensor" else (0, -1)
+                for axis in axes:
+                    one = (
+                        "one scale for the tensor"
+                        if axis is None
+                        else f"scales per channel of axis {axis}"
+                    )
+                    changed = with_options(q, granularity=granularity, axis=axis, scale=None)
+                    yield WrongCast(f"has {one}, not {granularity_words(q)}", _definition(changed))
+
+
+def granularity_words(q: QuantizerSettings) -> str:
+    """Say which elements share a scale."""
+    return {
+        None: "a cast without scale",
+        "tensor": "one per tensor",
+        "channel": f"one per channel of axis {q.axis}",
+        "block": f"one per block of {q.block}",
+    }[q.granularity]
+
+
+def _other_axis(q: QuantizerSettings, axis: int) -> Callable[[Floats], Floats]:
+    def values(x: Floats) -> Floats:
+        if x.ndim < 2 or axis % x.ndim == q.axis_of(x.ndim):
+            raise QgateError("the axis is the same")
+        return define(x, with_options(q, axis=axis))
+
+    return values
+
+
+def _layouts(q: QuantizerSettings, ideal: Callable[[Floats], Floats]) -> Iterator[WrongCast]:
+    """Right codes or scales in the wrong places."""
+    yield WrongCast("is transposed", lambda x: _square(ideal(x)).swapaxes(-1, -2))
+    yield WrongCast(
+        "has neighboring codes swapped (the order of nibbles)",
+        lambda x: by_groups(ideal(x), _grouped(q), lambda codes: _swapped(codes, 1)),
+    )
+    yield WrongCast(
+        "is shifted by one element", lambda x: np.roll(ideal(x).reshape(-1), 1).reshape(x.shape)
+    )
+    if q.granularity in ("block", "channel"):
+        for words, move in (
+            ("the scales of neighboring groups swapped", lambda s: _swapped(s, 0)),
+            ("every scale moved to the next group", lambda s: np.roll(s, 1, axis=0)),
+            (
+                "one scale, that of the first group, for all groups",
+                lambda s: np.broadcast_to(s[:1], s.shape),
+            ),
+            ("scales swizzled in tiles of 4x4", _swizzled),
+        ):
+            yield WrongCast(
+                f"is decoded with {words}",
+                lambda x, move=move: _moved_scales(x, q, ideal, move),  # type: ignore[misc]
+            )
+
+
+def _square(values: Floats) -> Floats:
+    if values.ndim < 2 or values.shape[-1] != values.shape[-2]:
+        raise QgateError("not square")
+    return values
+
+
+def _swapped(values: Floats, axis: int) -> Floats:
+    """Swap neighbors along an axis; the last of an odd number stays."""
+    index = np.arange(values.shape[axis])
+    even = len(index) // 2 * 2
+    index[:even] = index[:even].reshape(-1, 2)[:, ::-1].reshape(-1)
+    return np.take(values, index, axis=axis)
+
+
+def _swizzled(scales: Floats) -> Floats:
+    whole = len(scales) // 16 * 16
+    tiles = scales[:whole].reshape(-1, 4, 4, *scales.shape[1:]).swapaxes(1, 2)
+    return np.concatenate([tiles.reshape(whole, *scales.shape[1:]), scales[whole:]])
+
+
+def _moved_scales(
+    x: Floats,
+    q: QuantizerSettings,
+    ideal: Callable[[Floats], Floats],
+    move: Callable[[Floats], Floats],
+) -> Floats:
+    """Decode ideal codes with the scales of other groups."""
+    state = _tensor_state(x, q)
+
+    def spread(groups: Floats) -> Floats:
+        scales = scales_of(groups, q, state)
+        return np.broadcast_to((move(scales) / scales)[:, None], groups.shape)
+
+    return ideal(x) * by_groups(x, q, spread)
+
+
+def _without_subnormals(q: QuantizerSettings) -> Callable[[Floats], Floats]:
+    def values(x: Floats) -> Floats:
+        state = _tensor_state(x, q)
+
+        def spread(groups: Floats) -> Floats:
+            scales = scales_of(groups, q, state) if q.granularity else np.ones(len(groups))
+            return np.broadcast_to(scales[:, None], groups.shape)
+
+        y = define(x, q)
+        return np.where(
+            np.abs(y) < q.format.element.min_normal * by_groups(x, _grouped(q), spread), 0.0, y
+        )
+
+    return values
+
+
+def _other_formats(q: QuantizerSettings) -> Iterator[WrongCast]:
+    """Another format instead of this one, or before it."""
+    own = q.format.name
+    for name in names():
+        if name == own:
+            continue
+        fmt = get(name)
+        options = {} if fmt.kind == "block" else {"granularity": "channel", "axis": 0}
+        if fmt.kind == "block" and q.axis is not None and q.granularity == "block":
+            options["axis"] = q.axis
+        variants = [QuantizerSettings(fmt, options)]
+        if fmt.kind == "element":
+            variants += [
+                QuantizerSettings(fmt, {}),
+                QuantizerSettings(fmt, {"granularity": "tensor"}),
+            ]
+            if q.granularity == "block":
+                variants.append(QuantizerSettings(fmt, {"granularity": "block", "block": q.block}))
+        for other in variants:
+            yield WrongCast(f"is {name}, not {own}", _definition(other))
+            if "narrow" in fmt.options and other.granularity is not None:
+                for convention in conventions(other)[1:]:
+                    yield WrongCast(f"is {name} ({convention.name}), not {own}", convention)
+            yield WrongCast(
+                f"is quantized twice: to {name}, then to {own}",
+                lambda x, other=other: define(define(x, other), q),  # type: ignore[misc]
+            )
+
+
+def _ue8m0(q: QuantizerSettings) -> Callable[[Floats], Floats]:
+    def values(x: Floats) -> Floats:
+        state = _tensor_state(x, q)
+
+        def spread(groups: Floats) -> Floats:
+            scales = scales_of(groups, q, state)
+            return np.broadcast_to(
+                (np.exp2(np.ceil(np.log2(scales))) / scales)[:, None], groups.shape
+            )
+
+        return define(x, q) * by_groups(x, _grouped(q), spread)
+
+    return values
+
+
+# What values say of themselves --------------------------------------------------------------------
+
+SAMPLED_GROUPS = 256
+CLOSE = 1e-5
+"""Relative distance of a ratio to a code that chance does not make for a whole group."""
+
+
+def describe_values(
+    values: Floats,
+    x: Floats,
+    q: QuantizerSettings,
+    *,
+    ideal: Floats | None = None,
+    any_scale: bool = False,
+) -> str:
+    """Say whether values are on a grid of the format at all, and if so, whether by its scales."""
+    if values.ndim == 0 or not values.size or q.format.name == "hif4":
+        return ""
+    ideal = _group_rows(define(x, q) if ideal is None else ideal, q)[:SAMPLED_GROUPS]
+    groups, source = (_group_rows(array, q)[:SAMPLED_GROUPS] for array in (values, x))
+    usable = np.isfinite(groups).all(1) & (np.abs(groups).max(1) > 0) & np.isfinite(source).all(1)
+    groups, ideal = groups[usable], ideal[usable]
+    if not len(groups):
+        return ""
+    factors = (groups * ideal).sum(1) / np.maximum(np.square(ideal).sum(1), 1e-300)
+    off = np.abs(groups - factors[:, None] * ideal).max(1) <= CLOSE * np.abs(groups).max(1)
+    wrong = np.abs(factors - 1) > CLOSE
+    if bool(off.all()) and bool(wrong.any()) and not any_scale:
+        return f"has {_scale_words(factors[wrong], len(wrong))}"
+    scales = grid_scales(groups, q)
+    on_grid = np.isfinite(scales)
+    if not bool(on_grid.any()):
+        return f"is not quantized to {q.format.name}: no scale puts its values on that grid"
+    if not bool(on_grid.all()):
+        return (
+            f"has values that no scale puts on the grid of {q.format.name}, in "
+            f"{int((~on_grid).sum())} of {len(groups)} groups"
+        )
+    ratios = scales / scales_of(source, q, _tensor_state(x, q))
+    wrong = np.abs(ratios - 1) > 2 * CLOSE
+    if bool(wrong.any()) and q.format.kind == "element" and not any_scale:
+        return f"is quantized with {_scale_words(ratios[wrong], len(wrong))}"
+    return ""
+
+
+def _tensor_state(x: Floats, q: QuantizerSettings) -> float | None:
+    return q.format.define_state(x) if q.format.kind == "block" else None
+
+
+def _scale_words(factors: Floats, count: int) -> str:
+    groups = f"in {len(factors)} of {count} groups" if count > 1 else "for the tensor"
+    low, high = float(factors.min()), float(factors.max())
+    size = f"{low:.4g}" if abs(high - low) < 1e-4 * abs(high) else f"{low:.4g} to {high:.4g}"
+    return f"a scale that is {size} times the definition's {groups}"
+
+
+def _group_rows(x: Floats, q: QuantizerSettings) -> Floats:
+    """Return the whole groups that share a scale as rows."""
+    if q.granularity in (None, "tensor"):
+        return x.reshape(1, -1)
+    moved = np.moveaxis(x, q.axis_of(x.ndim), 0 if q.granularity == "channel" else -1)
+    if q.granularity == "channel":
+        return moved.reshape(len(moved), -1)
+    block = min(q.block, moved.shape[-1])
+    whole = moved[..., : moved.shape[-1] // block * block]
+    return whole.reshape(-1, block)
+
+
+def grid_scales(groups: Floats, q: QuantizerSettings) -> Floats:
+    """Return a scale for each row under which all of its values are codes, NaN where none is."""
+    element = q.format.element
+    magnitudes = np.unique(np.append(element.magnitudes(), -element.bounds(narrow=False)[0]))
+    amax = np.abs(groups).max(1)
+    scales = np.full(len(groups), np.nan)
+    for code in magnitudes[:0:-1][:256]:
+        todo = np.flatnonzero(np.isnan(scales))
+        if not len(todo):
+            break
+        candidates = amax[todo] / code
+        ratios = np.abs(groups[todo]) / candidates[:, None]
+        above = np.searchsorted(magnitudes, ratios).clip(1, len(magnitudes) - 1)
+        distance = np.minimum(
+            np.abs(ratios - magnitudes[above - 1]), np.abs(ratios - magnitudes[above])
+        )
+        fits = (distance <= CLOSE * np.maximum(ratios, q.format.element.min_normal)).all(1)
+        scales[todo[fits]] = candidates[fits]
+    return scales

@@ -1,0 +1,62 @@
+"""Terms of a product that a result lacks, has twice, or has with another weight, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from qgate.expected.products import Product
+
+
+@dataclass(frozen=True)
+class TermFault:
+    """Terms between the first and the last one, and the share of them that is too much."""
+
+    count: int
+    first: int
+    last: int
+    share: float
+
+    def fault(self, plural: bool) -> str:
+        """Say what is wrong with the terms."""
+        are = "are" if plural else "is"
+        if abs(self.share + 1) < _NEAR:
+            return f"{are} missing"
+        if abs(self.share - 1) < _NEAR:
+            return f"{are} added twice"
+        return f"{'have' if plural else 'has'} {1 + self.share:.4g} times the right weight"
+
+    def words(self, one: str, many: str) -> str:
+        """Name the terms as `input channel 17 is missing`."""
+        if self.count == 1:
+            return f"{one} {self.first} {self.fault(plural=False)}"
+        if self.count == self.last - self.first + 1:
+            return f"{many} {self.first}:{self.last + 1} {self.fault(plural=True)}"
+        return f"{self.count} {many}, {self.first} to {self.last}, {self.fault(plural=True)}"
+
+
+_NEAR = 0.05
+
+
+def find_term_fault(
+    product: Product,
+    residual: Tensor,
+    arguments: Sequence[Any],
+    allowed: float,
+    enough: float = 0.0,
+) -> TermFault | None:
+    """Return the fault of terms that explains a residual, but for an energy that is `allowed`.
+
+    Less than the share `enough` of it is not looked into.
+    """
+    shares, unexplained = product.find_terms(residual, arguments, enough)
+    energy = float(residual.double().square().sum())
+    if not shares or unexplained * energy > allowed or len(shares) > product.axis.length // 2:
+        return None
+    share = sum(shares.values()) / len(shares)
+    if max(abs(value - share) for value in shares.values()) > _NEAR:
+        return None
+    return TermFault(len(shares), min(shares), max(shares), share)

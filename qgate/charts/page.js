@@ -1,0 +1,228 @@
+'use strict';
+(() => {
+const value = text => {
+  const t = text.replace('\u2212', '-').replace(/^[<>=\u2264\u2265\s]+/, '');
+  return t === 'inf' ? Infinity : t === '-inf' ? -Infinity : Number.parseFloat(t);
+};
+const key = (row, column) => {
+  const cell = row.cells[column];
+  return !cell ? '' : cell.dataset.key === undefined ? cell.textContent : cell.dataset.key;
+};
+const rowsOf = table => table.tBodies.length ? [...table.tBodies[0].rows] : [];
+const original = new Map();
+// To lay out ten thousand rows takes seconds: the first are there at once, the others follow.
+const coming = new Map();
+function follow(table, count) {
+  const rows = coming.get(table);
+  if (!rows) return;
+  clearTimeout(rows.timer);
+  table.tBodies[0].append(...rows.splice(0, count));
+  if (rows.length) rows.timer = setTimeout(follow, 30, table, count);
+  else coming.delete(table);
+}
+const followAll = () => [...coming.keys()].forEach(table => follow(table, Infinity));
+function reorder(table, rows) {
+  const waiting = coming.get(table);
+  if (waiting) clearTimeout(waiting.timer);
+  let cut = rows.length > 2000 ? 0 : rows.length;
+  for (let seen = 0; seen < 500 && cut < rows.length; cut += 1) seen += !rows[cut].hidden;
+  const body = table.tBodies[0], after = body.nextSibling;
+  body.remove();
+  body.replaceChildren(...rows.slice(0, cut));
+  table.insertBefore(body, after);
+  const rest = rows.slice(cut);
+  coming.delete(table);
+  if (!rest.length) return;
+  coming.set(table, rest);
+  rest.timer = setTimeout(follow, 300, table, 700);
+}
+function sortBy(table, column, down) {
+  const heads = [...table.tHead.rows[0].cells], head = heads[column];
+  if (!head) return;
+  heads.forEach(other => other.removeAttribute('aria-sort'));
+  head.setAttribute('aria-sort', down ? 'descending' : 'ascending');
+  if (!original.has(table)) original.set(table, rowsOf(table));
+  const number = head.classList.contains('number');
+  const order = new Intl.Collator(undefined, { numeric: true }).compare;
+  const keyed = original.get(table).map(row => {
+    const text = key(row, column);
+    return [number ? value(text) : text, row];
+  });
+  keyed.sort(([x], [y]) => {
+    if (!number) return down ? order(y, x) : order(x, y);
+    if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y);
+    return down ? (y > x) - (y < x) : (x > y) - (x < y);
+  });
+  reorder(table, keyed.map(([, row]) => row));
+}
+for (const table of document.querySelectorAll('table.sortable')) {
+  if (!table.tHead || !table.tBodies.length) continue;
+  table.tHead.addEventListener('click', event => {
+    const button = event.target.closest('button'), head = button && button.closest('th');
+    if (!head) return;
+    sortBy(table, head.cellIndex, head.getAttribute('aria-sort') !== 'descending');
+    table.dispatchEvent(new Event('sorted'));
+  });
+}
+
+const form = document.querySelector('form.filters');
+const list = form && document.getElementById(form.dataset.table);
+if (form && list && list.tHead) {
+  form.hidden = false;
+  const fields = [...form.elements].filter(each => each.name);
+  const count = form.querySelector('output');
+  const heads = [...list.tHead.rows[0].cells];
+  const names = heads.map(head => head.textContent.trim());
+  const all = rowsOf(list), first = [...all];
+  original.set(list, first);
+  const texts = new Map();
+  const text = row => {
+    if (!texts.has(row)) {
+      const [start, ...more] = (row.dataset.search || '').split('|');
+      texts.set(row, [...row.cells].map(c => c.textContent)
+        .concat(row.title, more.map(each => start + each)).join(' ').toLowerCase());
+    }
+    return texts.get(row);
+  };
+  const shown = () => {
+    const left = all.reduce((sum, row) => sum + !row.hidden, 0);
+    const said = `${left.toLocaleString('en')} of ${all.length.toLocaleString('en')} shown`;
+    if (count.textContent !== said) count.textContent = said;
+  };
+  const apply = () => {
+    const wanted = fields.filter(field => field.value.trim());
+    const words = wanted.filter(f => f.dataset.column === undefined)
+      .flatMap(f => f.value.toLowerCase().trim().split(/\s+/));
+    const exact = wanted.filter(f => f.dataset.column !== undefined)
+      .map(f => [Number(f.dataset.column), f.value]);
+    for (const row of all) {
+      const hide = exact.some(([column, value]) => row.cells[column].textContent !== value)
+        || (words.length > 0 && !words.every(word => text(row).includes(word)));
+      if (row.hidden !== hide) row.hidden = hide;
+    }
+    shown();
+  };
+  const save = () => {
+    const state = new URLSearchParams();
+    fields.forEach(field => field.value.trim() && state.set(field.name, field.value.trim()));
+    const head = heads.find(each => each.hasAttribute('aria-sort'));
+    if (head) {
+      state.set('sort', names[head.cellIndex]);
+      if (head.getAttribute('aria-sort') === 'ascending') state.set('order', 'up');
+    }
+    const told = state.toString();
+    try {
+      history.replaceState(null, '', told ? `#show&${told}` : '#gates');
+    } catch { /* a sandbox that keeps its address */ }
+  };
+  const reset = () => {
+    fields.forEach(field => { field.value = ''; });
+    heads.forEach(head => head.removeAttribute('aria-sort'));
+    reorder(list, first);
+    apply();
+  };
+  const load = () => {
+    const hash = location.hash.slice(1);
+    if (!hash.startsWith('show')) return;
+    const state = new URLSearchParams(hash.slice(5));
+    fields.forEach(field => {
+      field.value = state.get(field.name) || '';
+      if (field.selectedIndex === -1) field.value = '';
+    });
+    const column = names.indexOf(state.get('sort'));
+    if (column >= 0) sortBy(list, column, state.get('order') !== 'up');
+    apply();
+    form.closest('section').scrollIntoView();
+  };
+  let waiting = 0;
+  form.addEventListener('input', () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => { apply(); save(); }, all.length > 3000 ? 200 : 60);
+  });
+  form.addEventListener('submit', event => event.preventDefault());
+  form.addEventListener('reset', event => { event.preventDefault(); reset(); save(); });
+  list.addEventListener('sorted', save);
+  list.addEventListener('unhidden', shown);
+  addEventListener('hashchange', load);
+  shown();
+  load();
+}
+
+function jump() {
+  const hash = location.hash.slice(1);
+  if (!hash || hash.startsWith('show')) return;
+  followAll();
+  let target = null;
+  try { target = document.getElementById(decodeURIComponent(hash)); } catch { return; }
+  if (!target) return;
+  if (target.hidden && target.matches('tr')) {
+    target.hidden = false;
+    target.closest('table').dispatchEvent(new Event('unhidden'));
+  }
+  for (let at = target; at; at = at.parentElement) if (at.matches('details')) at.open = true;
+  const details = document.getElementById(target.id.replace(/^gate-/, 'details-'));
+  if (details && details.matches('details')) details.open = true;
+  if (target.matches('tr, details, section')) {
+    target.tabIndex = -1;
+    target.focus({ preventScroll: true });
+  }
+  target.scrollIntoView({ block: target.matches('tr') ? 'center' : 'start' });
+}
+addEventListener('hashchange', jump);
+document.addEventListener('click', event => {
+  const link = event.target.closest && event.target.closest('a[href^="#"]');
+  if (link && link.hash === location.hash) jump();
+});
+if (location.hash) jump();
+
+for (const heat of document.querySelectorAll('table.heat')) {
+  const links = [...heat.querySelectorAll('a')];
+  links.forEach(link => { link.tabIndex = -1; });
+  const start = heat.querySelector('td.bad a') || links[0];
+  if (start) start.tabIndex = 0;
+  const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+  heat.addEventListener('keydown', event => {
+    const step = steps[event.key], cell = event.target.closest('td');
+    if (!step || !cell || event.ctrlKey || event.altKey || event.metaKey) return;
+    event.preventDefault();
+    let row = cell.parentElement.rowIndex, column = cell.cellIndex;
+    for (;;) {
+      row += step[0];
+      column += step[1];
+      const next = heat.rows[row] && heat.rows[row].cells[column];
+      if (!next) return;
+      const link = next.querySelector('a');
+      if (!link) continue;
+      links.forEach(each => { each.tabIndex = -1; });
+      link.tabIndex = 0;
+      link.focus();
+      return;
+    }
+  });
+}
+
+for (const button of document.querySelectorAll('button.unfold')) {
+  const all = [...button.closest('section').querySelectorAll('details')];
+  const tell = () => {
+    button.textContent = all.every(each => each.open) ? 'Close all' : 'Open all';
+  };
+  button.hidden = false;
+  button.addEventListener('click', () => {
+    const open = !all.every(each => each.open);
+    all.forEach(each => { each.open = open; });
+    tell();
+  });
+  all.forEach(each => each.addEventListener('toggle', tell));
+  tell();
+}
+
+const opened = [];
+addEventListener('beforeprint', () => {
+  followAll();
+  for (const each of document.querySelectorAll('details:not([open], .cases)')) {
+    each.open = true;
+    opened.push(each);
+  }
+});
+addEventListener('afterprint', () => { opened.splice(0).forEach(each => { each.open = false; }); });
+})();

@@ -1,0 +1,355 @@
+"""The ways in which correct quantizers of one format differ, each written out.
+
+A format fixes which values there are; two correct kernels may still make their scales
+differently: int8 from amax/127 or amax/127.5, fp8 with any scale or with a power of two, MX by one
+of four rules.
+Each convention is a function from source values to quantized values in float64, like
+`formats.definition`, which is the first convention of every quantizer.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qgate.expected.distances import relative_error
+from qgate.formats import get
+from qgate.formats.definition import quantize as define
+from qgate.formats.definition import round_by_list
+from qgate.formats.mx import mx_format
+from qgate.formats.options import SCALE_RULES, Floats, Rounding
+from qgate.formats.settings import QuantizerSettings
+
+Values = Callable[[Floats, float], Floats]
+NUDGE = 2.0**-21
+"""How far a ratio of a value and its scale may be off in float32: three operations of 2^-24."""
+MSE = "mse"
+"""Scales that a search found: no exact form, only an error to be near."""
+_WORDS = {"even": "ties to even", "away": "ties away from zero"}
+
+
+@dataclass(frozen=True)
+class Convention:
+    """One correct way to quantize; `values(x, nudge)` multiplies the ratios to scales by `nudge`.
+
+    Values at both nudges around 1 are the codes that float noise may choose from: they differ only
+    where a source lies within noise of a rounding boundary.
+    """
+
+    name: str
+    values: Values
+    is_exact: bool = False
+    """True if ratios to scales are exact in float32, as with powers of two."""
+
+    def __call__(self, x: Floats) -> Floats:
+        return self.values(x, 1.0)
+
+    def alternatives(self, x: Floats) -> tuple[Floats, Floats]:
+        """Return the values with every ratio slightly smaller, and slightly larger."""
+        if self.is_exact:
+            return (values := self(x)), values
+        return self.values(x, 1 - NUDGE), self.values(x, 1 + NUDGE)
+
+
+def conventions(q: QuantizerSettings, dtype: str = "float32") -> list[Convention]:
+    """List the definition and every other convention of a quantizer; `dtype` is the source's.
+
+    Options that were given explicitly (a scale, a scale rule, a rounding) are not varied.
+    """
+    return [definition_of(q), *_others(q, dtype)]
+
+
+def definition_of(q: QuantizerSettings) -> Convention:
+    """Return the definition of the format as a convention."""
+    if _is_scaled_element(q):
+        return Convention(_scale_name(q), _scaled(q, q.format.max, "even"))
+    if q.format.name == "nvfp4":
+        return Convention("scales in TransformerEngine's order", _nvfp4(q, 0, 0))
+    name = f"scale rule {q.scale_rule}" if "scale_rule" in q.format.options else "the definition"
+    return Convention(name, lambda x, _nudge: define(x, q), is_exact=True)
+
+
+def _others(q: QuantizerSettings, dtype: str) -> Iterator[Convention]:
+    roundings: list[Rounding] = [q.rounding] if "rounding" in q.options else ["even", "away"]
+    roundings = roundings if q.rounding in ("even", "away") else [q.rounding]
+    if _is_scaled_element(q):
+        if q.scale is None:
+            yield from _element_conventions(q, roundings, dtype)
+        return
+    if "scale_rule" in q.format.options:
+        rules = [q.scale_rule] if "scale_rule" in q.options else list(SCALE_RULES)
+        for rule, rounding in itertools.product(rules, roundings):
+            if (rule, rounding) != (q.scale_rule, q.rounding):
+                changed = with_options(q, scale_rule=rule, rounding=rounding)
+                yield Convention(
+                    f"scale rule {rule}, {_WORDS.get(rounding, rounding)}",
+                    lambda x, _nudge, changed=changed: define(x, changed),  # type: ignore[misc]
+                    is_exact=True,
+                )
+        return
+    if q.format.name == "nvfp4":
+        for scales, elements in itertools.product(range(3), range(2)):
+            if scales or elements:
+                yield Convention(
+                    f"{_NVFP4_SCALES[scales]}, {_NVFP4_ELEMENTS[elements]}",
+                    _nvfp4(q, scales, elements),
+                )
+        return
+    for rounding in roundings:
+        if rounding != q.rounding:
+            changed = with_options(q, rounding=rounding)
+            yield Convention(
+                _WORDS[rounding],
+                lambda x, _nudge, changed=changed: define(x, changed),  # type: ignore[misc]
+                is_exact=True,
+            )
+
+
+def with_options(q: QuantizerSettings, **options: Any) -> QuantizerSettings:
+    """Return a copy of settled options with some of them changed."""
+    changed = copy.copy(q)
+    for name, value in options.items():
+        setattr(changed, name, value)
+    return changed
+
+
+# Element formats with scales ---------------------------------------------------------------------
+
+
+def _is_scaled_element(q: QuantizerSettings) -> bool:
+    return q.format.kind == "element" and not q.format.tapered and q.granularity is not None
+
+
+def _element_conventions(
+    q: QuantizerSettings, roundings: list[Rounding], dtype: str
+) -> Iterator[Convention]:
+    divisors = [(q.format.max, q.narrow)]
+    if "narrow" in q.format.options:
+        half = 2.0 ** (q.format.bits - 1)
+        divisors += [(half - 0.5, False), (half, False)]
+    for (divisor, narrow), kind, rounding in itertools.product(
+        divisors, dict.fromkeys(("float32", dtype, "power of two")), roundings
+    ):
+        is_definition = divisor == q.format.max and rounding == "even" and kind == "float32"
+        if is_definition:
+            continue
+        changed = with_options(q, rounding=rounding, narrow=narrow)
+        name = f"scale amax/{divisor:g}"
+        name += {"float32": "", "power of two": " up to a power of two"}.get(kind, f" in {kind}")
+        name += "" if rounding == "even" else f", {_WORDS.get(rounding, rounding)}"
+        yield Convention(name, _scaled(changed, divisor, kind))
+        if divisor % 1 and kind == "float32":
+            # The largest magnitude is a tie of rounding, which the order of operations decides.
+            name += ", multiplied by the reciprocal"
+            yield Convention(name, _scaled(changed, divisor, kind, by_reciprocal=True))
+
+
+def _scale_name(q: QuantizerSettings) -> str:
+    return f"scale amax/{q.format.max:g}" if q.scale is None else "the scale given"
+
+
+def _scaled(
+    q: QuantizerSettings, divisor: float, kind: str, *, by_reciprocal: bool = False
+) -> Values:
+    """Quantize by groups with scales of amax/divisor, stored as `kind`.
+
+    Ratios are rounded to float32, as those of kernels are.
+    """
+
+    def values(x: Floats, nudge: float) -> Floats:
+        def rows(groups: Floats) -> Floats:
+            scales = group_scales(groups, q, divisor, kind)[:, None]
+            with np.errstate(all="ignore"):
+                if by_reciprocal:
+                    reciprocals = (1 / scales).astype(np.float32).astype(np.float64)
+                    quotients = groups * reciprocals
+                else:
+                    quotients = groups / scales
+                ratios = quotients.astype(np.float32).astype(np.float64) * nudge
+            assert q.format.kind == "element"
+            codes = round_by_list(
+                ratios, q.format, rounding=q.rounding, saturate=q.saturate, narrow=q.narrow
+            )
+            return np.asarray(codes * scales)
+
+        return by_groups(x, q, rows)
+
+    return values
+
+
+def group_scales(groups: Floats, q: QuantizerSettings, divisor: float, kind: str) -> Floats:
+    """Return amax/divisor of each row, rounded to the dtype `kind` or up to a power of two."""
+    if q.scale is not None:
+        return np.full(len(groups), float(np.float32(float(q.scale))))
+    amax = np.abs(groups).max(axis=1, initial=0.0)
+    with np.errstate(invalid="ignore"):
+        scales = (amax / divisor).astype(np.float32).astype(np.float64)
+        if kind == "power of two":
+            fraction, exponent = np.frexp(np.where(scales > 0, scales, 1.0))
+            scales = np.where(
+                np.isfinite(scales), np.ldexp(1.0, exponent - (fraction == 0.5)), scales
+            )
+        elif kind in ("bfloat16", "float16"):
+            scales = _cast(scales, kind)
+        smallest = float(np.finfo(np.float32).smallest_subnormal)
+        scales = np.where(amax == 0, 1.0, np.maximum(scales, smallest))
+        return np.where(np.isinf(amax) & (q.inf != "saturate"), np.nan, scales)
+
+
+def _cast(values: Floats, dtype: str) -> Floats:
+    """Round to a 16-bit dtype, overflow to the largest number."""
+    fmt = get({"bfloat16": "bf16", "float16": "fp16"}[dtype])
+    assert fmt.kind == "element"
+    return round_by_list(values, fmt)
+
+
+def by_groups(x: Floats, q: QuantizerSettings, rows: Callable[[Floats], Floats]) -> Floats:
+    """Apply a function of rows, one per group that shares a scale, to a tensor."""
+    if q.granularity == "tensor":
+        return rows(x.reshape(1, -1)).reshape(x.shape)
+    axis = q.axis_of(x.ndim)
+    if q.granularity == "channel":
+        moved = np.moveaxis(x, axis, 0)
+        groups = moved.reshape(len(moved), math.prod(moved.shape[1:]))
+        return np.moveaxis(rows(groups).reshape(moved.shape), 0, axis)
+    moved = np.moveaxis(x, axis, -1) if x.ndim else x.reshape(1)
+    lines = moved.reshape(-1, moved.shape[-1])
+    y = np.empty_like(lines)
+    whole = lines.shape[1] // q.block * q.block
+    for part in (slice(0, whole), slice(whole, None)):
+        blocks = lines[:, part]
+        if blocks.size:
+            y[:, part] = rows(blocks.reshape(-1, min(q.block, blocks.shape[1]))).reshape(
+                blocks.shape
+            )
+    shaped = y.reshape(moved.shape)
+    return np.moveaxis(shaped, -1, axis) if x.ndim else shaped.reshape(())
+
+
+def scales_of(groups: Floats, q: QuantizerSettings, state: float | None = None) -> Floats:
+    """Return the scale that the definition gives to each row; `state` is NVFP4's of the tensor."""
+    amax = np.abs(np.nan_to_num(groups)).max(axis=1, initial=0.0)
+    mx = mx_format(q.format)
+    if mx is not None:
+        limit = 2 ** (q.scale_bits - 1) - 1
+        exponents = mx.define_exponents(amax, q.scale_rule, limit)
+        return np.asarray(np.ldexp(1.0, np.clip(exponents, -limit, limit).astype(int)))
+    if q.format.kind == "element":
+        return group_scales(groups, q, q.format.max, "float32")
+    if state is None:
+        return np.where(amax > 0, amax, 1.0) / q.format.element.max
+    scale_format = get("fp8_e4m3")
+    assert scale_format.kind == "element"
+    block = round_by_list(np.minimum(amax * (state / 6.0), 448.0), scale_format)
+    return np.where(block > 0, block, 1.0) / state
+
+
+def search_scales(x: Floats, q: QuantizerSettings) -> Floats:
+    """Quantize with the scale of each group that has the smallest squared error of many."""
+    if q.format.name == "hif4" or q.granularity is None:
+        raise ValueError(f"{q!r} has no one scale per group to search for.")
+    state = q.format.define_state(x) if q.format.kind == "block" else None
+    is_power = mx_format(q.format) is not None
+    factors = np.ldexp(1.0, np.arange(-3, 3)) if is_power else np.linspace(0.25, 1.25, 101)
+    element = q.format.element
+
+    def rows(groups: Floats) -> Floats:
+        scales = scales_of(groups, q, state)
+        nearest, smallest = groups, np.full(len(groups), np.inf)
+        for factor in factors:
+            changed = scales * factor
+            if state is not None and not is_power:
+                scale_format = get("fp8_e4m3")
+                assert scale_format.kind == "element"
+                stored = round_by_list(np.minimum(changed * state, 448.0), scale_format)
+                changed = np.where(stored > 0, stored, 2.0**-9) / state
+            y = changed[:, None] * round_by_list(
+                groups / changed[:, None], element, rounding=q.rounding, narrow=q.narrow
+            )
+            squares = np.square(y - groups).sum(1)
+            nearest = np.where((squares < smallest)[:, None], y, nearest)
+            smallest = np.minimum(squares, smallest)
+        return nearest
+
+    return by_groups(x, q, rows)
+
+
+def searched_error(x: Floats, q: QuantizerSettings) -> float:
+    """Return the relative squared error that a search for scales leaves."""
+    return relative_error(search_scales(x, q), x)
+
+
+# NVFP4 -------------------------------------------------------------------------------------------
+
+_NVFP4_SCALES = (
+    "block scale amax*(s/6)",
+    "block scale amax/6*s",
+    "block scale amax/6/(1/s)",
+)
+_NVFP4_ELEMENTS = ("elements times the reciprocal", "elements divided by the scale")
+
+
+def _nvfp4(q: QuantizerSettings, scales: int, elements: int) -> Values:
+    """Quantize to NVFP4 with one of three orders of float32 operations for each scale."""
+
+    def values(x: Floats, nudge: float) -> Floats:
+        assert q.format.kind == "block"
+        state = q.format.define_state(x)
+        encode, fp32 = np.float32(state), np.float32
+        decode = fp32(1) / encode
+
+        def rows(blocks: Floats) -> Floats:
+            with np.errstate(all="ignore"):
+                amax = np.abs(blocks).max(axis=1).astype(fp32)
+                block_scales = (
+                    amax * (encode * (fp32(1) / fp32(6))),
+                    amax / fp32(6) * encode,
+                    amax / fp32(6) / decode,
+                )[scales]
+                scale_format = get("fp8_e4m3")
+                assert scale_format.kind == "element"
+                bounded = np.minimum(block_scales * fp32(nudge), fp32(448)).astype(np.float64)
+                scale = round_by_list(bounded, scale_format).astype(fp32)
+                if elements:
+                    ratios = blocks / (scale * decode).astype(np.float64)[:, None]
+                else:
+                    factor = np.minimum(fp32(1) / (scale * decode), np.finfo(fp32).max)
+                    ratios = (blocks * factor.astype(np.float64)[:, None]).astype(fp32)
+                ratios = np.nan_to_num(ratios.astype(np.float64), posinf=6.0, neginf=-6.0)
+                codes = round_by_list(ratios * nudge, q.format.element, rounding=q.rounding)
+                result = codes * scale.astype(np.float64)[:, None] * float(decode)
+                poisoned = blocks if q.inf == "nan" else np.where(np.isnan(blocks), np.nan, 0.0)
+                is_whole = np.isfinite(poisoned).all(axis=1, keepdims=True)
+                return np.where(is_whole, result, np.nan)
+
+        return by_groups(x, q, rows)
+
+    return values
+
+
+# Any quantizer ------------------------------------------------------------------------------------
+
+
+def tiles(fmt: str, rows: int, columns: int, divisor: float | None = None) -> Convention:
+    """Return the convention of one float32 scale for each tile of the last two dimensions."""
+    q = QuantizerSettings(get(fmt), {"granularity": "tensor"})
+    scaled = _scaled(q, divisor or q.format.max, "float32")
+
+    def values(x: Floats, nudge: float) -> Floats:
+        y = np.empty_like(x)
+        for top in range(0, x.shape[-2], rows):
+            for first in range(0, x.shape[-1], columns):
+                part = (..., slice(top, top + rows), slice(first, first + columns))
+                matrices = x[part].reshape(-1, *x[part].shape[-2:])
+                y[part] = np.stack([scaled(matrix, nudge) for matrix in matrices]).reshape(
+                    x[part].shape
+                )
+        return y
+
+    return Convention(f"{fmt} per tile of {rows}x{columns}", values)

@@ -1,0 +1,249 @@
+"""Inputs derived from an example: other lengths, single rows, batches, views, special values.
+
+Which dimensions of which arguments belong together is learned from the reference function:
+dimensions are cut one at a time, then together with those of equal length, until it accepts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Function = Callable[..., Any]
+Dimension = tuple[int, int]
+"""The position of an argument and one of its dimensions."""
+
+RELATIONS = {
+    "one": "one row alone, the first and the last, gives what it gives in the example",
+    "odd": "3, 17 and 31 rows",
+    "tail": "one row more than whole tiles of 16, 32, 64 and 128; a partial block",
+    "batch": "more rows than the example has",
+    "prefix": "fewer rows, shorter sums in whole blocks",
+    "permuted": "rows in another order",
+    "strided": "every second element of a larger tensor, with NaN between them",
+    "transposed": "transposed memory",
+    "large": "values times 2^12",
+    "small": "values times 2^-12",
+    "zero rows": "every fourth row zero",
+    "nan": "one NaN, and one Inf: they do not vanish, and nothing else changes",
+    "empty": "no rows",
+    "fixed point": "values that are in the format already",
+}
+"""Relations that a kernel is checked for, and the inputs that each derives."""
+
+
+@dataclass(frozen=True)
+class CutAxis:
+    """Dimensions of arguments that have one length; inner ones do not appear in the result.
+
+    Of a causal one later entries change nothing before them, and every entry needs those before.
+    """
+
+    dimensions: tuple[Dimension, ...]
+    length: int
+    output: int | None
+    is_causal: bool = False
+
+    @property
+    def is_inner(self) -> bool:
+        return self.output is None
+
+    def take(self, arguments: Sequence[Any], index: Tensor) -> list[Any]:
+        """Return the arguments with these entries of the axis, in contiguous memory."""
+        cut = list(arguments)
+        for position, dim in self.dimensions:
+            cut[position] = cut[position].index_select(dim, index.to(cut[position].device))
+        return cut
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"dimension {dim} of argument {position}" for position, dim in self.dimensions
+        )
+
+
+@dataclass(frozen=True)
+class DerivedInput:
+    """Arguments derived from the example, the relation they are for, and a name for both."""
+
+    relation: str
+    name: str
+    arguments: list[Any]
+
+
+def find_axes(like: Function, arguments: Sequence[Any]) -> list[CutAxis]:
+    """Find groups of dimensions that can be cut together."""
+    whole = _shape(like, arguments)
+    if whole is None:
+        return []
+    axes: list[CutAxis] = []
+    settled: set[Dimension] = set()
+    singles, groups = _candidates(arguments)
+    # Some functions read beyond an argument that is shorter than its partner, so one that stands
+    # alone in a sum is taken for an axis only after pairs were tried.
+    for listed, may_be_inner in ((singles, False), (groups, True), (singles, True)):
+        for group in listed:
+            if settled & set(group):
+                continue
+            axis = _axis(like, arguments, group, whole)
+            if axis is not None and (may_be_inner or not axis.is_inner):
+                axes.append(axis)
+                settled |= set(group)
+    return axes
+
+
+def _axis(
+    like: Function, arguments: Sequence[Any], group: list[Dimension], whole: tuple[int, ...]
+) -> CutAxis | None:
+    """Return dimensions as an axis if the function accepts two other lengths of them."""
+    length = arguments[group[0][0]].shape[group[0][1]]
+    if length < 2:
+        return None
+    axis = CutAxis(tuple(group), length, output=None)
+    changed: list[int] = []
+    # Two lengths: what broadcasts accepts one entry of an axis that is not free.
+    for count in (length - 1, max(1, length // 2)):
+        shape = _shape(like, axis.take(arguments, torch.arange(count)))
+        if shape is None or len(shape) != len(whole):
+            return None
+        changed = [
+            dim for dim, (new, old) in enumerate(zip(shape, whole, strict=True)) if new != old
+        ]
+        if len(changed) > 1 or any(shape[dim] != count for dim in changed):
+            return None
+    return CutAxis(tuple(group), length, changed[0] if changed else None)
+
+
+def _candidates(
+    arguments: Sequence[Any],
+) -> tuple[list[list[Dimension]], list[list[Dimension]]]:
+    """List single dimensions, and groups of equal ones of several arguments, the largest last."""
+    dimensions = [
+        (position, dim)
+        for position, argument in enumerate(arguments)
+        if isinstance(argument, Tensor)
+        for dim in range(argument.dim())
+    ]
+    by_length: dict[int, list[Dimension]] = {}
+    for position, dim in dimensions:
+        by_length.setdefault(arguments[position].shape[dim], []).append((position, dim))
+    groups = [
+        list(group)
+        for size in range(2, len(arguments) + 1)
+        for equal in by_length.values()
+        for group in itertools.combinations(equal, size)
+        if len({position for position, _ in group}) == size
+    ]
+    return [[dimension] for dimension in dimensions], groups
+
+
+def _shape(like: Function, arguments: Sequence[Any]) -> tuple[int, ...] | None:
+    """Return the shape of the result, None where the function refuses."""
+    try:
+        result = like(*arguments)
+    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError):
+        return None
+    return tuple(result.shape) if isinstance(result, Tensor) else None
+
+
+def derive(
+    arguments: Sequence[Any],
+    axes: Sequence[CutAxis],
+    step: int,
+    relations: Sequence[str],
+    seed: int,
+) -> Iterator[DerivedInput]:
+    """Derive inputs for the relations asked for; inner axes keep whole multiples of `step`."""
+    generator = torch.Generator().manual_seed(seed)
+    for axis in axes:
+        for relation, name, index in _cuts(axis, step, generator):
+            if relation in relations:
+                yield DerivedInput(relation, f"{name} along {axis}", axis.take(arguments, index))
+    floats = [
+        position
+        for position, argument in enumerate(arguments)
+        if isinstance(argument, Tensor) and argument.is_floating_point()
+    ]
+    first = floats[:1]
+    for relation, name, positions, change in (
+        ("strided", "strided views", floats, _strided),
+        ("transposed", "transposed memory", floats, _transposed),
+        ("large", "values times 2^12", first, lambda x: x * 2.0**12),
+        ("small", "values times 2^-12", first, lambda x: x * 2.0**-12),
+        ("zero rows", "zero rows", first, _zeroed),
+        ("nan", "one NaN", first, lambda x: _poisoned(x, float("nan"))),
+        ("nan", "one Inf", first, lambda x: _poisoned(x, float("inf"))),
+    ):
+        if relation in relations and positions:
+            where = "" if len(positions) > 1 else f" (argument {positions[0]})"
+            changed = [
+                change(argument) if position in positions else argument
+                for position, argument in enumerate(arguments)
+            ]
+            yield DerivedInput(relation, f"{name}{where}", changed)
+
+
+def _cuts(
+    axis: CutAxis, step: int, generator: torch.Generator
+) -> Iterator[tuple[str, str, Tensor]]:
+    """List other lengths and orders of one axis: relation, name, entries."""
+    length = axis.length
+    if axis.is_inner:
+        for count in sorted({length // step // 2 * step, (length // step - 1) * step}):
+            if 0 < count < length:
+                yield "prefix", f"the first {count} of {length}", torch.arange(count)
+        if length > step > 1:
+            yield "tail", f"a partial block: {length - 1} of {length}", torch.arange(length - 1)
+        elif length > 2:
+            yield "odd", f"{length - 1} of {length}", torch.arange(length - 1)
+        return
+    yield "one", f"the first of {length}", torch.arange(1)
+    if not axis.is_causal:
+        yield "one", f"the last of {length}", torch.arange(length - 1, length)
+    for prime in (3, 17, 31):
+        if prime < length:
+            yield "odd", f"{prime} of {length}", torch.arange(prime)
+    for tile in (16, 32, 64, 128):
+        if tile < length - 1:
+            yield "tail", f"{tile + 1} of {length}", torch.arange(tile + 1)
+    if not axis.is_causal:
+        longer = length + length // 2 + 1
+        yield "batch", f"{longer} instead of {length}", torch.arange(longer) % length
+    if length > 2:
+        yield "prefix", f"the first {length - 1} of {length}", torch.arange(length - 1)
+    if axis.is_causal:
+        return
+    order = torch.randperm(length, generator=generator)
+    yield "permuted", f"{length} in another order", order
+    yield "empty", f"none of {length}", torch.arange(0)
+
+
+def _strided(x: Tensor) -> Tensor:
+    """Return the same numbers as every second one of a larger tensor, NaN between them."""
+    if not x.dim():
+        return x
+    wide = x.new_full((*x.shape[:-1], 2 * x.shape[-1]), float("nan"))
+    wide[..., ::2] = x
+    return wide[..., ::2]
+
+
+def _transposed(x: Tensor) -> Tensor:
+    return x if x.dim() < 2 else x.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def _zeroed(x: Tensor) -> Tensor:
+    if not x.numel():
+        return x
+    rows = x.clone().reshape(-1, x.shape[-1]) if x.dim() else x.clone().reshape(1, 1)
+    rows[:: max(2, len(rows) // 4)] = 0.0
+    return rows.reshape(x.shape)
+
+
+def _poisoned(x: Tensor, value: float) -> Tensor:
+    changed = x.clone().reshape(-1)
+    changed[len(changed) // 3] = value
+    return changed.reshape(x.shape)

@@ -1,0 +1,181 @@
+"""Results of a correct implementation: expected values, and the float noise around each.
+
+The expected value is the reference function in float64, fed with ideally quantized inputs. Noise is
+measured: the function runs again with every input moved at random by one rounding error of the
+declared arithmetic. A sum of K terms may be added in any order, which grows the error by up to
+sqrt(K)/2; docs/kernels.md shows both sides of the margins around that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ARITHMETICS = {
+    "float32": 2.0**-24,
+    "tf32": 2.0**-11,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+}
+"""The unit roundoff of each arithmetic that a kernel may declare."""
+RUNS = 4
+CODE_RUNS = 12
+CODE_MARGIN = 6.0
+"""Times the RMS effect of codes that noise decides: several of them may meet in one sum."""
+MARGIN = 8.0
+"""Times the noise of any order of summation: five standard deviations of a million elements."""
+FUNCTION_ROUNDINGS = 16.0
+"""Rounding errors that elementary functions (exp, rsqrt, tanh) may add to a result."""
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Expected values in float64, and the smallest and largest that noise explains."""
+
+    values: Tensor
+    low: Tensor
+    high: Tensor
+    free: Tensor | None = None
+    """Elements about which the format promises nothing, such as the block around a NaN."""
+    sigma: Tensor | None = None
+    """The effect of one rounding error of every input, without margin."""
+
+    def bounds(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the smallest and the largest result, rounded to `dtype`."""
+        return self.low.to(dtype).double(), self.high.to(dtype).double()
+
+    def outside(self, actual: Tensor) -> Tensor:
+        """Return where `actual` is something that noise does not explain, as booleans."""
+        low, high = self.bounds(actual.dtype)
+        result = actual.double()
+        inside = (result >= low) & (result <= high)
+        inside |= (result == self.values) | (~result.isfinite() & self.values.isnan())
+        if self.free is not None:
+            inside |= self.free
+        return ~inside
+
+    def excess(self, actual: Tensor) -> float:
+        """Return how far `actual` lies outside the bounds in all, as a sum of squares."""
+        low, high = self.bounds(actual.dtype)
+        result = actual.double()
+        beyond = torch.maximum(low - result, result - high).clamp_min_(0.0)
+        return float(beyond.nan_to_num(0.0, 0.0, 0.0).square().sum())
+
+
+def evaluate(
+    like: Function, arguments: Sequence[Any], dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Call the reference function in float64, or in float32 where it takes nothing wider."""
+    try:
+        result = like(*[_to_float(argument, dtype) for argument in arguments])
+    except (RuntimeError, TypeError):
+        result = like(*[_to_float(argument, torch.float32) for argument in arguments])
+    return single_tensor(result, "the reference function").detach().double()
+
+
+def single_tensor(result: Any, of: str) -> Tensor:
+    """Return the only tensor of a result."""
+    if isinstance(result, tuple | list) and len(result) == 1:
+        result = result[0]
+    if not isinstance(result, Tensor):
+        content = f"{type(result).__name__}"
+        if isinstance(result, tuple | list):
+            content += f" of {len(result)}"
+        raise ValueError(
+            f"{of} returned a {content}, not one tensor; wrap it in a function that returns the "
+            "tensor to check."
+        )
+    return result
+
+
+def _to_float(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def expect(
+    like: Function,
+    arguments: Sequence[Any],
+    *,
+    alternatives: Sequence[tuple[Any, ...]] = (),
+    arithmetic: str = "float32",
+    seed: int = 0,
+) -> Expected:
+    """Evaluate `like` on ideal arguments and measure the noise of each element.
+
+    alternatives  (position, values, …): other values of an argument, whose codes noise may choose
+    """
+    values = evaluate(like, arguments)
+    unit = ARITHMETICS[arithmetic]
+    generator = torch.Generator().manual_seed(seed)
+    squares = torch.zeros_like(values)
+    for _ in range(RUNS):
+        near = [moved(argument, unit, generator) for argument in arguments]
+        squares += (evaluate(like, near) - values).nan_to_num_(0.0, 0.0, 0.0).square_()
+    sigma = smoothed(squares / RUNS).sqrt_()
+    noise = sigma * (MARGIN * max(1.0, math.sqrt(longest_dimension(arguments)) / 2))
+    # Functions lose digits where they cancel: gelu of -3 is as exact as gelu of 3.
+    finite = values.nan_to_num(0.0, 0.0, 0.0)
+    typical = finite.square().mean(-1, keepdim=True).sqrt_() if values.dim() else finite.abs()
+    noise += (values.abs() + typical) * (unit * FUNCTION_ROUNDINGS)
+    for position, *codes in (entry for entry in alternatives if len(entry) > 1):
+        noise += CODE_MARGIN * _code_noise(like, arguments, values, position, codes, generator)
+    noise = noise.nan_to_num_(0.0, 0.0, 0.0)
+    return Expected(values, values - noise, values + noise, sigma=sigma)
+
+
+def longest_dimension(arguments: Sequence[Any]) -> int:
+    """Return a bound on the number of terms that a result adds up."""
+    shapes = (argument.shape for argument in arguments if isinstance(argument, Tensor))
+    return max((size for shape in shapes for size in shape), default=1)
+
+
+def _code_noise(
+    like: Function,
+    arguments: Sequence[Any],
+    values: Tensor,
+    position: int,
+    codes: Sequence[Tensor],
+    generator: torch.Generator,
+) -> Tensor:
+    """Return the effect of other codes, chosen at random: several in one row may cancel."""
+    ideal = arguments[position]
+    steps = torch.stack([code - ideal for code in codes]).abs().nan_to_num(0.0, 0.0, 0.0).amax(0)
+    squares = torch.zeros_like(values)
+    if not bool(steps.any()):
+        return squares
+    for _ in range(CODE_RUNS):
+        signs = torch.randint(0, 2, ideal.shape, generator=generator).to(ideal.device) * 2 - 1
+        changed = list(arguments)
+        changed[position] = ideal + signs * steps
+        squares += (evaluate(like, changed) - values).nan_to_num_(0.0, 0.0, 0.0).square_()
+    return (squares / CODE_RUNS).sqrt_()
+
+
+def moved(value: Any, unit: float, generator: torch.Generator) -> Any:
+    """Move each number by one rounding error, up or down at random."""
+    if not (isinstance(value, Tensor) and value.is_floating_point()):
+        return value
+    signs = torch.randint(0, 2, value.shape, generator=generator).to(value.device) * 2 - 1
+    return value.double() * (1 + unit * signs)
+
+
+def smoothed(squares: Tensor) -> Tensor:
+    """Return mean squares that no single lucky draw makes small.
+
+    A few runs measure an element's noise poorly; its row and its column know better. What rows and
+    columns explain together is added to what was measured at the element itself.
+    """
+    if not squares.numel():
+        return squares
+    rows = squares.reshape(-1, squares.shape[-1]) if squares.dim() else squares.reshape(1, 1)
+    by_row, by_column = rows.mean(1, keepdim=True), rows.mean(0, keepdim=True)
+    mean = rows.mean()
+    explained = by_row * by_column / mean if float(mean) > 0 else torch.zeros_like(rows)
+    return (rows + explained).reshape(squares.shape)

@@ -1,0 +1,230 @@
+"""The baseline of one subject in a run: the accepted errors, and what an update collects.
+
+Numbers of other weights, samples or calibrations cannot be compared: that is an error, and no
+failure, before anything is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from qgate.baselines import (
+    Key,
+    Origin,
+    Store,
+    StoredChange,
+    Update,
+    accepted_file,
+    brief,
+    differences,
+)
+from qgate.baselines.origin import REFERENCE_FIELDS
+from qgate.errors import QgateError
+from qgate.gate.checks import Check
+from qgate.gate.subjects import Subject
+from qgate.gate.updating import Which, decide_update
+from qgate.gate.verdict import Verdict
+
+if TYPE_CHECKING:
+    from qgate.storage.locations import Location
+
+
+@dataclass(frozen=True)
+class AcceptedErrors:
+    """Accepted errors of one file by key, by suite, site and scope, and by suite and layer."""
+
+    values: Mapping[Key, float | str] = field(default_factory=dict)
+    device: str | None = None
+    by_site: Mapping[tuple[str, str, str], dict[str, float | str]] = field(default_factory=dict)
+    by_layer: Mapping[tuple[str, str], Set[tuple[str, str]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Entries that an update writes for one gate, and the checks that fail all the same."""
+
+    title: str
+    suite: str
+    calibrated: bool
+    values: Mapping[Key, float | str] = field(default_factory=dict)
+    drops: tuple[Key, ...] = ()
+    remaining: tuple[Check, ...] = ()
+    anew: bool = False
+
+    @property
+    def entries(self) -> int:
+        return len(self.values) + len(self.drops) + self.anew
+
+
+class Ledger:
+    """Baseline of one run: accepted errors are read once, an update is collected until the end."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        root: Location,
+        updating: Which | None = None,
+        refresh: Callable[[str], str] | None = None,
+        accept_plan: bool = False,
+    ) -> None:
+        """Keep `refresh`, which returns the command that measures a title again."""
+        self.subject, self.updating, self.refresh = subject, updating, refresh
+        self.accept_plan = accept_plan
+        self.store = Store(root, subject.name)
+        self._update: Update | None = None
+        self._sources: dict[tuple[str, Key], tuple[float | str, str]] = {}
+        self._accepted: dict[str, AcceptedErrors] = {}
+        self._records_anew = False
+
+    @cached_property
+    def _origin(self) -> Origin:
+        return self.subject.origin()
+
+    @cached_property
+    def _recorded(self) -> Origin | None:
+        """Return what was recorded when this run began: every test asks for it."""
+        return self.store.origin()
+
+    @property
+    def is_used(self) -> bool:
+        """Tell if anything was measured or compared with it."""
+        return "_origin" in self.__dict__
+
+    def origin(self, calibrated: bool = False) -> Origin:
+        """Return what this run measures, and with what."""
+        if not calibrated:
+            return self._origin
+        return replace(self._origin, calibration=self.subject.calibration())
+
+    # Before anything is compared ------------------------------------------------------------------
+
+    def misfits(self) -> list[str]:
+        """Say why the stored references are not those of this run."""
+        return self._misfits(self.store.origin())
+
+    def _misfits(self, recorded: Origin | None) -> list[str]:
+        return [] if recorded is None else differences(recorded, self._origin, REFERENCE_FIELDS)
+
+    def check(self) -> None:
+        """Refuse to compare with a baseline of something else; an update replaces it instead.
+
+        One of a dump never takes the place of one of a model, nor the other way round.
+        """
+        recorded = self._recorded
+        if recorded is not None and recorded.is_collected != self._origin.is_collected:
+            kinds = ("a model", "a dump")
+            raise QgateError(
+                f"the baseline {str(self.store.folder)!r} is of {kinds[recorded.is_collected]}, "
+                f"and what is measured is {kinds[not recorded.is_collected]}: give the dump "
+                "another name (--dump-name)."
+            )
+        misfits = self._misfits(recorded) if self.updating in (None, "new") else []
+        if misfits and self.updating == "new":
+            raise QgateError(
+                f"{'; '.join(misfits)}. --update-which new only adds: record the baseline again "
+                "with --update-which failed or all."
+            )
+        if misfits:
+            raise QgateError(
+                f"{'; '.join(misfits)}. If that is meant, record the baseline again with "
+                "--update-baselines; else run what it was made with "
+                f"({self.store.folder})."
+            )
+
+    def file(self, title: str) -> Location:
+        """Return where the accepted errors of a title are kept."""
+        return self.store.folder / accepted_file(title)
+
+    def accepted(self, title: str, calibrated: bool) -> AcceptedErrors:
+        """Return the accepted errors of a title, none where they were never recorded."""
+        if title in self._accepted:
+            return self._accepted[title]
+        refresh = "" if self.refresh is None else self.refresh(title)
+        replaced = self.updating in ("failed", "all")
+        accepted = self.store.accepted(title, refresh=refresh, replaced=replaced)
+        stale = [] if accepted is None else accepted.stale(self.origin(calibrated))
+        if stale and self.updating is None:
+            mode = title.partition("@")[0]
+            raise QgateError(
+                f"the accepted errors of mode {title} are stale: {'; '.join(stale)}. "
+                f"Refresh them with --mode {mode} --update-baselines."
+            )
+        errors = AcceptedErrors()
+        if accepted is not None and not stale:
+            by_site: dict[tuple[str, str, str], dict[str, float | str]] = {}
+            by_layer: dict[tuple[str, str], set[tuple[str, str]]] = {}
+            for key, value in accepted.values.items():
+                by_site.setdefault((key.suite, key.site, key.scope), {})[key.metric] = value
+            for suite, site, scope in by_site:
+                layer = self.subject.layer_of(site)
+                by_layer.setdefault((suite, layer), set()).add((site, scope))
+            errors = AcceptedErrors(accepted.values, accepted.device, by_site, by_layer)
+        self._accepted[title] = errors
+        return errors
+
+    def same_device(self, accepted: AcceptedErrors) -> bool:
+        """Tell if accepted errors were measured with the arithmetic of this device."""
+        return accepted.device in (None, self._origin.device)
+
+    # An update ------------------------------------------------------------------------------------
+
+    def decide(
+        self,
+        title: str,
+        suite: str,
+        calibrated: bool,
+        verdict: Verdict,
+        which: Which,
+        accept_plan: bool = False,
+    ) -> Decision:
+        """Return what an update would write for a verdict; nothing is noted yet."""
+        decided = decide_update(verdict, which, accept_plan or self.accept_plan)
+        values = {Key(suite, *entry): value for entry, value in decided.values.items()}
+        gone = set(decided.removed)
+        drops = tuple(
+            key
+            for key in self.accepted(title, calibrated).values
+            if key.suite == suite and (key.site, key.scope) in gone
+        )
+        return Decision(title, suite, calibrated, values, drops, decided.remaining)
+
+    def collect(self, decision: Decision, source: str = "") -> None:
+        """Note what is to be written, once the test that measured it has passed."""
+        for key, value in decision.values.items():
+            before = self._sources.setdefault((decision.title, key), (value, source))
+            if before[0] != value and before[1] != source:
+                raise QgateError(
+                    f"{source} and {before[1]} measured different errors under one name, {key} of "
+                    f"{decision.title}: {brief(value)} and {brief(before[0])}. Give their sites, "
+                    "or the files of their suites, different names. Nothing of them is written."
+                )
+        if self._update is None:
+            self._update = Update(self.origin(calibrated=self.subject.is_calibrated))
+        for key, value in decision.values.items():
+            self._update.set_accepted(decision.title, key, value)
+        for key in decision.drops:
+            self._update.drop(decision.title, key)
+        if not decision.calibrated:
+            self._update.without_calibration(decision.title)
+        self._records_anew |= decision.anew
+
+    def finish(self) -> Update | None:
+        """Return what was collected, with the references where they are new or of other weights."""
+        update, self._update = self._update, None
+        if update is not None and (
+            self._records_anew or self.store.origin() is None or self.misfits()
+        ):
+            for basis in self.subject.bases:
+                update.set_reference(basis, self.subject.references(basis))
+        return update
+
+    def commit(self, dry_run: bool = False) -> list[StoredChange]:
+        """Write what was collected and return what changed; a dry run writes nothing."""
+        update = self.finish()
+        if update is None:
+            return []
+        self.__dict__.pop("_recorded", None)
+        return self.store.preview(update) if dry_run else self.store.commit(update)

@@ -1,0 +1,400 @@
+"""Measurements of one model in its modes, with every forward pass made once.
+
+A mode is measured in three runs. Free-running, the outputs of all blocks: the error carried along.
+With every block given the reference's input: the error made in each block. And a short stretch of
+text with every site given the reference's tensor, against the error of an ideal quantizer there.
+What the free run made between its quantizers is held against FP32 code fed with its own tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from qgate.capture import Capture
+from qgate.capture.running import run
+from qgate.errors import QgateError
+from qgate.gate.measured import Measured, Scope
+from qgate.gate.measuring.compared_sites import (
+    backward_sites,
+    outputs_outside,
+    quantized_sites,
+    untouched_sites,
+)
+from qgate.gate.measuring.holding import Holding
+from qgate.gate.measuring.ideal_errors import IdealErrors, ideal_errors
+from qgate.gate.measuring.passes import (
+    fed,
+    flow,
+    linear_weights,
+    outer_tensors,
+    short_layer,
+    shortened,
+)
+from qgate.gate.measuring.segment_noise import sensitivities
+from qgate.gate.measuring.segment_rows import segment_rows
+from qgate.gate.measuring.segment_views import view_of
+from qgate.gate.measuring.segments import Segments, several
+from qgate.gate.measuring.site_errors import (
+    Pairs,
+    massive_from,
+    site_errors,
+    unless_idle,
+    unless_vanished,
+)
+from qgate.models import Model
+from qgate.models.model import inputs_hash
+from qgate.modes import Calibration, Mode, Quantized, Rule, apply
+from qgate.modes.setups import ModelSetup
+
+FP32 = "fp32"
+HEALTHY = Mode("canary", "MXFP8 as it should be", rules=(Rule(":(input|weight)$", "mxfp8_e4m3"),))
+BROKEN = Mode(
+    "canary",
+    "MXFP8 that truncates",
+    rules=(Rule(":(input|weight)$", "mxfp8_e4m3", options={"rounding": "zero"}),),
+)
+_BACKWARD_SAMPLES = 2
+# Bytes of logits that wait for the task suite: those of every mode of a small model (35 modes of
+# tiny-mamba take 180 MB); of a large vocabulary they are computed again.
+_LOGITS = 1 << 28
+
+
+@dataclass
+class Bench:
+    """Model with everything computed so far; modes are measured once and kept.
+
+    `reference_mode` is what modes are compared with. Captures are kept by the mode, the basis and
+    the kind of pass, so that those of FP32 and of another reference never stand for each other.
+    With `pictures` errors also carry the data to draw them.
+    """
+
+    setup: ModelSetup
+    reference_mode: str = FP32
+    pictures: bool = False
+    progress: Callable[[str], None] = lambda _text: None
+    _model: Model | None = None
+    _calibration: Calibration | None = None
+    _captures: dict[tuple[str, str, str], Capture] = field(default_factory=dict)
+    _beyond: dict[tuple[str, str], float] = field(default_factory=dict)
+    _measured: dict[str, list[Measured]] = field(default_factory=dict)
+    _quantized: dict[str, Quantized] = field(default_factory=dict)
+    _segments: dict[str, Segments] = field(default_factory=dict)
+    _sensitivities: dict[str, dict[str, float]] = field(default_factory=dict)
+    _gradients: dict[str, list[Measured]] = field(default_factory=dict)
+    _logits: dict[str, list[Tensor]] = field(default_factory=dict)
+    _canary: tuple[list[Measured], list[Measured]] | None = None
+
+    @property
+    def model(self) -> Model:
+        if self._model is None:
+            self.progress(f"loading {self.setup.model}")
+            self._model = self.setup.load()
+        return self._model
+
+    @property
+    def layers(self) -> list[str]:
+        """List the names of the blocks, without what they have in common."""
+        return [short_layer(name) for name in self.model.layers]
+
+    def layer_of(self, site: str) -> str:
+        """Return the layer of a site or module, without what all layers have in common."""
+        return short_layer(self.model.layer_of(site.partition(":")[0]))
+
+    @property
+    def calibration(self) -> Calibration:
+        if self._calibration is None:
+            self.progress(f"calibrating {self.model.name}")
+            self._calibration = self.setup.calibrate(self.model)
+        return self._calibration
+
+    def quantized(self, mode: Mode) -> Quantized:
+        """Return the model in a mode."""
+        if mode.name not in self._quantized:
+            scales = self.calibration if mode.calibrated else None
+            self._quantized[mode.name] = apply(mode, self.model, scales)
+        return self._quantized[mode.name]
+
+    def ran(self) -> dict[str, Quantized]:
+        """Return the modes that were applied so far."""
+        return dict(self._quantized)
+
+    # The reference --------------------------------------------------------------------------------
+
+    @cached_property
+    def _chosen(self) -> Mode | None:
+        """Return the mode that is the reference, None for FP32."""
+        modes = self.setup.select(self.reference_mode, self.model)
+        if len(modes) != 1:
+            names = ", ".join(mode.name for mode in modes)
+            raise QgateError(
+                f"reference {self.reference_mode!r} means {len(modes)} modes ({names}): name one."
+            )
+        return None if modes[0].is_reference else modes[0]
+
+    def reference_basis(self) -> str | None:
+        """Return the basis of the mode that is the reference; None for FP32, which has all."""
+        return None if self._chosen is None else self._chosen.basis
+
+    def _reference_model(self, basis: str) -> Model:
+        if self._chosen is None:
+            return self.model.in_basis(basis)
+        if self._chosen.basis != basis:
+            raise QgateError(
+                f"reference {self._chosen.name!r} is in basis {self._chosen.basis!r}, and what is "
+                f"compared with it in {basis!r}: choose modes of one basis."
+            )
+        return self.quantized(self._chosen).model
+
+    def fp32(self, basis: str) -> Capture:
+        """Capture inputs and outputs of all blocks, and logits, of the FP32 model in a basis."""
+        return self._outer(FP32, self.model.in_basis(basis))
+
+    def reference(self, basis: str) -> Capture:
+        """Capture the same of the reference mode."""
+        if self._chosen is None:
+            return self.fp32(basis)
+        model = self._reference_model(basis)
+        return self._outer(self._chosen.name, model, _together(self._chosen))
+
+    def _outer(self, name: str, model: Model, together: bool = True) -> Capture:
+        key = (name, model.basis, "outer")
+        if key not in self._captures:
+            self.progress(f"reference {name} of {model.name}, basis {model.basis}")
+            self._captures[key] = outer_tensors(model, self.model.inputs, together=together)
+        return self._captures[key]
+
+    def fp32_gradients(self, basis: str) -> dict[str, list[Tensor]]:
+        """Return the gradients of the FP32 model at the outputs of blocks and at weights."""
+        return self._backward(FP32, self.model.in_basis(basis))
+
+    def reference_gradients(self, basis: str) -> dict[str, list[Tensor]]:
+        """Return the same gradients of the reference mode."""
+        if self._chosen is None:
+            return self.fp32_gradients(basis)
+        return self._backward(self._chosen.name, self._reference_model(basis))
+
+    def _backward(self, name: str, model: Model) -> dict[str, list[Tensor]]:
+        key = (name, model.basis, "gradients")
+        if key not in self._captures:
+            self._captures[key] = self._backward_run(model)
+        return self._captures[key].gradients
+
+    def _backward_run(self, model: Model, forced: Capture | None = None) -> Capture:
+        samples = self.model.inputs[:_BACKWARD_SAMPLES]
+        sites = backward_sites(model, is_forced=forced is not None)
+        return run(model, sites, samples=samples, gradients=True, forced=forced)
+
+    def _forcing(self, basis: str, samples: slice = slice(_BACKWARD_SAMPLES)) -> Capture:
+        """Capture what is forced on blocks: the reference's inputs, and gradients at outputs."""
+        tensors = {name: of[samples] for name, of in self.reference(basis).tensors.items()}
+        gradients = {name: of[samples] for name, of in self.reference_gradients(basis).items()}
+        inputs = inputs_hash(self.model.inputs[samples])
+        return Capture(self.model.name, basis, inputs, tensors, gradients)
+
+    # Modes ----------------------------------------------------------------------------------------
+
+    def measure(self, mode: Mode) -> list[Measured]:
+        """Measure all errors of a mode, sites in the order of execution."""
+        if mode.name not in self._measured:
+            quantized = self.quantized(mode)
+            self.progress(f"mode {mode.name} of {self.model.name}")
+            reference = self.reference(quantized.model.basis)
+            inputs, together = self.model.inputs, _together(mode)
+            segments = self.segments(quantized)
+            holding = Holding(quantized, self.model, self._calibration, self._meant(quantized))
+            with holding.watch():
+                carried = outer_tensors(quantized.model, inputs, None, together, segments.watch)
+            self._keep_logits(mode, carried)
+            local = outer_tensors(quantized.model, inputs, reference, together)
+            rows = self._blocks("carried", carried, reference)
+            rows += self._blocks("local", local, reference)
+            rows += self._outputs(carried, reference)
+            rows += self.site_errors(quantized)
+            rows += self._isolated(segments)
+            rows = unless_idle(rows) if self._chosen is None else rows
+            self._measured[mode.name] = holding.attach(rows, self._order, self.layer_of)
+        return self._measured[mode.name]
+
+    def outputs(self, mode: Mode | None) -> list[Tensor]:
+        """Return the logits of every sample, of a mode or (None) of the reference."""
+        if mode is None:
+            return self.reference(self.reference_basis() or "plain").tensors["logits"]
+        if mode.name in self._logits:
+            return self._logits[mode.name]
+        # The very pass that `measure` makes: the same bits, whichever of the two comes first.
+        model = self.quantized(mode).model
+        return outer_tensors(model, self.model.inputs, together=_together(mode)).tensors["logits"]
+
+    def _keep_logits(self, mode: Mode, carried: Capture) -> None:
+        logits = [*self._logits.values(), carried.tensors["logits"]]
+        if sum(t.numel() * t.element_size() for ts in logits for t in ts) <= _LOGITS:
+            self._logits[mode.name] = carried.tensors["logits"]
+
+    def gradients(self, mode: Mode) -> list[Measured]:
+        """Measure the gradients that a mode makes in each block, against the reference's.
+
+        Every block gets the reference's input, and the reference's gradient at its output.
+        """
+        if mode.name not in self._gradients:
+            quantized = self.quantized(mode)
+            self.progress(f"gradients of {self.model.name} in mode {mode.name}")
+            basis = quantized.model.basis
+            forcing, key = self._forcing(basis), (self.reference_mode, basis, "forced gradients")
+            if key not in self._captures:
+                reference = self._reference_model(basis)
+                self._captures[key] = self._backward_run(reference, forcing)
+            expected = self._captures[key].gradients
+            actual = self._backward_run(quantized.model, forcing).gradients
+            self._gradients[mode.name] = [
+                unless_vanished(
+                    self._row(
+                        site.name,
+                        "backward",
+                        list(zip(actual[site.name], expected[site.name], strict=True)),
+                    ),
+                    actual[site.name],
+                    expected[site.name],
+                )
+                for site in backward_sites(self.model.in_basis(basis), is_forced=True)
+                if site.port != "output"
+            ]
+        return self._gradients[mode.name]
+
+    def segments(self, quantized: Quantized) -> Segments:
+        """Return what holds a mode's code between quantizers, after short inputs of odd lengths."""
+        if quantized.mode.name not in self._segments:
+            base = self.model.in_basis(quantized.model.basis)
+            view = view_of(quantized, base, self._meant(quantized))
+            segments = Segments(quantized.model, base, view, is_own=quantized.mode.own)
+            self._segments[quantized.mode.name] = segments
+            if not segments.is_own:
+                segments.probe(several(self.model.inputs))
+        return self._segments[quantized.mode.name]
+
+    def _isolated(self, segments: Segments) -> list[Measured]:
+        base = segments.base
+        if segments.errors and base.basis not in self._sensitivities:
+            self._sensitivities[base.basis] = sensitivities(base, several(self.model.inputs))
+        noise = self._sensitivities.get(base.basis, {})
+        return segment_rows(segments, noise, self._order, self.layer_of)
+
+    def _blocks(self, scope: Scope, actual: Capture, reference: Capture) -> list[Measured]:
+        rows = []
+        for layer in self.model.layers:
+            site = f"{layer}:output"
+            key = (reference.basis, site)
+            if key not in self._beyond:
+                self._beyond[key] = massive_from(reference[site])
+            pairs = list(zip(actual[site], reference[site], strict=True))
+            rows.append(self._row(site, scope, pairs, beyond=self._beyond[key], whole=True))
+        return rows
+
+    def _outputs(self, actual: Capture, reference: Capture) -> list[Measured]:
+        """Measure the outputs of the model, which are in no layer."""
+        names = [name for name in reference.tensors if ":" not in name]
+        last = len(self._order)
+        return [
+            self._row(
+                name,
+                "carried",
+                list(zip(actual[name], reference[name], strict=True)),
+                beyond=massive_from(reference[name]),
+                order=last + number,
+                whole=True,
+            )
+            for number, name in enumerate(names)
+        ]
+
+    @cached_property
+    def _order(self) -> dict[str, int]:
+        return {site.name: order for order, site in enumerate(self.model.sites())}
+
+    def _row(
+        self,
+        site: str,
+        scope: Scope,
+        pairs: Pairs,
+        pictures: bool = True,
+        order: int | None = None,
+        **details: Any,
+    ) -> Measured:
+        return site_errors(
+            site,
+            self.layer_of(site),
+            scope,
+            self._order.get(site, 0) if order is None else order,
+            pairs,
+            draw=self.pictures and pictures,
+            **details,
+        )
+
+    def site_errors(
+        self, quantized: Quantized, declared: Quantized | None = None, *, pictures: bool = True
+    ) -> list[Measured]:
+        """Measure every quantized site on a short text, fed by the reference, against its ideal.
+
+        The ideal is that of the mode itself, or of `declared` in its place, which is compared with
+        FP32 whatever the reference is. Against another mode there is no ideal: two modes on one
+        grid differ only at ties, and a budget would judge that noise.
+        """
+        basis = quantized.model.basis
+        base = self.model.in_basis(basis)
+        by_fp32 = declared is not None or self._chosen is None
+        true = base if by_fp32 else self._reference_model(basis)
+        sample = shortened(self.model.inputs[0])
+        untouched = untouched_sites(quantized, base) if by_fp32 else []
+        alone = list(dict.fromkeys([*untouched, *outputs_outside(base)]))
+        sites = list(dict.fromkeys([*quantized_sites(quantized, base), *alone]))
+        modules = {site.module for site in alone}
+        inputs = [s for s in base.sites() if s.port == "input"]
+        blocks = [s for s in inputs if s.kind == "block"]
+        alone = [s for s in inputs if s.module in modules]
+        flowing = flow(true, {*sites, *blocks, *alone, *linear_weights(base)}, sample)
+        actual = fed(quantized, sites, sample, flowing, alone)
+        ideal = IdealErrors(quantizers={e.site: e.does for e in quantized.plan.entries})
+        if by_fp32:
+            meant = declared or self._meant(quantized)
+            scales = self._calibration if meant.mode.calibrated else None
+            ideal = ideal_errors(quantized, meant, base, flowing, actual, scales)
+            ideal.errors = {site.name: 0.0 for site in untouched} | ideal.errors
+        return [
+            self._row(
+                site.name,
+                "local",
+                [(actual[site.name], flowing[site.name])],
+                beyond=massive_from([flowing[site.name]]),
+                ideal=ideal.errors.get(site.name),
+                unexplained=ideal.unexplained.get(site.name, ""),
+                quantizer=ideal.quantizers.get(site.name, ""),
+                pictures=pictures,
+                is_gated=site not in untouched,
+            )
+            for site in sites
+        ]
+
+    def canary_rows(self) -> tuple[list[Measured], list[Measured]]:
+        """Measure a quantizer as it should be and one that truncates, both against the former."""
+        if self._canary is None:
+            pair = [apply(mode, self.model) for mode in (HEALTHY, BROKEN)]
+            rows = [self.site_errors(each, pair[0], pictures=each is pair[0]) for each in pair]
+            good, bad = ([replace(row, gated=()) for row in of] for of in rows)
+            self._canary = good, bad
+        return self._canary
+
+    def _meant(self, quantized: Quantized) -> Quantized:
+        """Return the mode's own rules, or the mode that its kernel stands for."""
+        mode = quantized.mode
+        if mode.meant is not None:
+            return self.quantized(mode.meant)
+        meant = mode.stands_for
+        return self.quantized(self.setup.select(meant, self.model)[0]) if meant else quantized
+
+
+def _together(mode: Mode) -> bool:
+    """Tell if a sample is the same in a batch as alone."""
+    return mode.causal and not mode.own

@@ -1,0 +1,217 @@
+"""Faults of sites that failed, in words: their tensors are captured again and looked at.
+
+Nothing of this runs for a gate that passes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from qgate.capture import Capture
+from qgate.causes.outputs import describe, describe_ruin, scattered
+from qgate.causes.rows import describe_block, describe_rows
+from qgate.errors import QgateError
+from qgate.expected.conventions import scales_of, with_options
+from qgate.expected.distances import relative_error
+from qgate.expected.noise import Expected
+from qgate.formats import Quantizer
+from qgate.gate.checks import Check
+from qgate.gate.measuring.bench import Bench
+from qgate.gate.measuring.passes import fed, float64_array, flow, outer_tensors, shortened
+from qgate.gate.measuring.reproductions import Reproduction, of_cast, of_product, of_tensors
+from qgate.gate.verdict import Verdict
+from qgate.kernel_checks.casts import check_cast
+from qgate.kernel_checks.record import CheckFailure
+from qgate.models import Model, Site
+from qgate.modes import Mode, Quantized
+from qgate.results.failure_causes import LOCAL
+from qgate.results.ranking import needs_accepted
+
+MOST_SITES, MOST_OF_GATE = 8, 2
+MASK = "depends on later tokens: its mask, or what pads it, is wrong"
+_NOISE = 1e-4
+"""Share of the RMS of a product that sums in float32 may be off."""
+_STALE = 1.5
+"""Times the scale that values need from which a static one is called stale."""
+Diagnoses = dict[tuple[str, str], str]
+
+
+class SiteDiagnoses:
+    """Diagnoses of the failing sites of one model, each made once and a few per mode."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._by_mode: dict[str, Diagnoses] = {}
+        self._reproductions: dict[str, Reproduction] = {}
+
+    def reproduction(self, mode: str, site: str) -> Reproduction | None:
+        """Return the tensors of the first site that failed in a mode, once, if it is this one."""
+        first = self._reproductions.get(mode)
+        return first if first is not None and first.site == site else None
+
+    def of_verdict(self, mode: Mode, verdict: Verdict) -> Mapping[tuple[str, str], str]:
+        """Diagnose the failures of a gate that errors enter at, those without a cause left out."""
+        known = self._by_mode.setdefault(mode.name, {})
+        if self._bench.reference_basis() is not None:
+            return known
+        for check in _entries(verdict):
+            key = (check.site, check.scope)
+            if key not in known and len(known) < MOST_SITES:
+                known[key] = self._fault(mode, check)
+        return {key: words for key, words in known.items() if words}
+
+    def _diagnose(self, mode: Mode, name: str, *, keep: bool = True) -> str:
+        quantized = self._bench.quantized(mode)
+        base = self._bench.model.in_basis(quantized.model.basis)
+        site = next((site for site in base.sites() if site.name == name), None)
+        if site is None or mode.dtype is not None:
+            return ""
+        try:
+            if site.kind == "block":
+                return self._block(quantized, site, keep)
+            return "" if mode.choices is not None or mode.own else self._site(quantized, base, site)
+        # A broken model may raise anything when it runs again; its verdict stands without words.
+        except (QgateError, RuntimeError, ValueError):
+            return ""
+
+    def _fault(self, mode: Mode, check: Check) -> str:
+        """Diagnose a failure; an isolated error inside a block has words of its own."""
+        words = self._diagnose(mode, check.site)
+        is_block = check.site.rpartition(":")[0] in self._bench.model.layers
+        if check.scope == "isolated" and not is_block:
+            return self._mask_fault(mode, check.layer)
+        return words
+
+    def _mask_fault(self, mode: Mode, layer: str) -> str:
+        """Say if the block around a site lets later tokens through; nothing else of it is said."""
+        names = [name for name in self._bench.model.layers if layer and name.endswith(layer)]
+        if len(names) != 1:
+            return ""
+        words = self._diagnose(mode, f"{names[0]}:output", keep=False)
+        return words if words == MASK else ""
+
+    def _site(self, quantized: Quantized, base: Model, site: Site) -> str:
+        """Diagnose a tensor beside the reference's, with the module's inputs from the reference."""
+        sample = shortened(self._bench.model.inputs[0])
+        sites = [other for other in base.sites() if other.module == site.module]
+        flowing = flow(base, sites, sample)
+        inputs = [other for other in sites if other.port == "input"]
+        actual = fed(quantized, sites, sample, flowing, inputs)
+        quantizer = quantized.plan.quantizers().get(site.name)
+        place, result = (site.name, quantized.mode.name), actual[site.name]
+        if quantizer is not None and site.port != "output":
+            self._keep(of_cast(*place, result, flowing[site.name], quantizer))
+            return cast_fault(result, flowing[site.name], quantizer)
+        if quantizer is not None:
+            return ""
+        if site.kind == "linear" and site.port == "output":
+            x, weight, bias = factors = _factors(base, site, actual)
+            self._keep(of_product(*place, result, factors))
+            expected = linear(x.double(), weight.double(), bias)
+            return tensor_fault(result, expected, flowing[site.name])
+        source = next((flowing[other.name] for other in inputs if other.name in flowing), None)
+        self._keep(of_tensors(*place, result, flowing[site.name], source))
+        return tensor_fault(result, flowing[site.name])
+
+    def _keep(self, reproduction: Reproduction | None) -> None:
+        if reproduction is not None:
+            self._reproductions.setdefault(reproduction.mode, reproduction)
+
+    def _block(self, quantized: Quantized, site: Site, keep: bool) -> str:
+        """Diagnose a block's output on all samples, with its inputs from the reference."""
+        mode, model = quantized.mode, quantized.model
+        reference = self._bench.reference(model.basis)
+        samples = self._bench.model.inputs
+        together = mode.causal and not mode.own
+        actual = outer_tensors(model, samples, reference, together)[site.name]
+        expected, source = reference[site.name], reference[f"{site.module}:input"]
+        worst = max(range(len(actual)), key=lambda n: relative_error(actual[n], expected[n]))
+        if keep:
+            sample = (actual[worst], expected[worst], source[worst])
+            self._keep(of_tensors(site.name, mode.name, *sample))
+        words = describe_block(torch.cat(actual), torch.cat(expected), torch.cat(source))
+        if words or not (mode.causal and isinstance(samples[0], Tensor)):
+            return words or describe_rows(actual, expected)
+        length = samples[0].shape[1] // 2
+        forced = Capture(reference.model, reference.basis, "")
+        forced.tensors = {name: [of[0][:, :length]] for name, of in reference.tensors.items()
+                          if of[0].dim() > 1}  # fmt: skip
+        alone = outer_tensors(model, [samples[0][:, :length]], forced, together)[site.name][0]
+        # Not the last tokens of the prefix: a fault of the end moves with it.
+        early = length - min(4, length // 4)
+        moved = relative_error(alone[:, :early], actual[0][:, :early])
+        if moved > 0.05 * relative_error(actual[0], expected[0]):
+            return MASK
+        return describe_rows(actual, expected)
+
+
+def _entries(verdict: Verdict) -> Sequence[Check]:
+    """Return the local failures of a gate where its error may enter, the likeliest first."""
+    first: dict[str, Check] = {}
+    local = [c for c in verdict.failed if c.scope in LOCAL and c.kind not in _WITHOUT_TENSORS]
+    for check in sorted(local, key=lambda c: (needs_accepted(vars(c)), c.order)):
+        first.setdefault(check.site, check)
+    return list(first.values())[:MOST_OF_GATE]
+
+
+_WITHOUT_TENSORS = ("missing", "absent", "nothing")
+
+
+def cast_fault(actual: Tensor, source: Tensor, quantizer: Quantizer) -> str:
+    """Say what is wrong with a quantized tensor; empty if it is what its quantizer defines."""
+    try:
+        check_cast(actual, source, quantizer, options={})
+    except CheckFailure as failure:
+        return _predicate(failure.cause.removeprefix(f"the {quantizer.format.name} tensor "))
+    return _stale_scale(source, quantizer)
+
+
+def _stale_scale(source: Tensor, quantizer: Quantizer) -> str:
+    """Say how far a static scale is from what the values need."""
+    if quantizer.scale is None:
+        return ""
+    values = float64_array(source).reshape(1, -1)
+    fitting = with_options(quantizer, granularity="tensor", scale=None, axis=None)
+    factor = float(quantizer.scale) / float(scales_of(values, fitting)[0])
+    if 1 / _STALE < factor < _STALE:
+        return ""
+    effect = "large values saturate" if factor < 1 else "steps are too wide"
+    return f"has {factor:.3g} times the scale that its values need, {effect}: a stale calibration"
+
+
+def tensor_fault(actual: Tensor, expected: Tensor, unquantized: Tensor | None = None) -> str:
+    """Say what is wrong with a tensor whose exact values are known; empty within float noise."""
+    values = expected.double()
+    width = float(values.square().mean().sqrt()) * _NOISE
+    wrong = ~((actual.double() - values).abs() <= width)
+    if not bool(wrong.any()):
+        return ""
+    noisy = Expected(values, values - width, values + width)
+    words = describe_ruin(actual, noisy, wrong)
+    if not words and unquantized is not None:
+        near = (actual.double() - unquantized.double()).abs() <= width
+        words = "is not quantized: it is the product of FP32 tensors" if bool(near.all()) else ""
+    words = words or describe(actual, noisy, wrong)
+    words = words or describe_rows([actual], [expected]) or scattered(wrong)
+    return _predicate(re.sub(r"\brow", "token", re.sub(r"\bcolumn", "channel", words)))
+
+
+def _predicate(words: str) -> str:
+    """Return words that go on after the name of a site."""
+    words = words.removeprefix("the result ")
+    return words if re.match(r"(is|has|rounds|flushes|adds) ", words) else f"is wrong: {words}"
+
+
+def _factors(
+    base: Model, site: Site, actual: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return a linear layer's own input and weight, and the reference's bias in float64."""
+    x, weight = (actual[f"{site.module}:{port}"] for port in ("input", "weight"))
+    bias = getattr(base.module.get_submodule(site.module), "bias", None)
+    turned = weight.T if site.transposed else weight
+    return x, turned, None if bias is None else bias.detach().double()

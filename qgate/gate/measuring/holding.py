@@ -1,0 +1,140 @@
+"""Values of a mode that need no accepted ones: quantized tensors, and modules on other inputs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from qgate.expected.derived import derive
+from qgate.formats import Quantizer
+from qgate.gate.measured import Conformance, Measured
+from qgate.gate.measuring.conformance import QuantizerRun, other_lengths
+from qgate.gate.measuring.mixer_conformance import MixerRun
+from qgate.gate.measuring.related import mixers_of, related_modules
+from qgate.gate.measuring.relations import METRIC as RELATIONS_METRIC
+from qgate.gate.measuring.relations import RelatedCall, calls_of, relate
+from qgate.kernel_checks.runs import REFUSALS
+from qgate.models import Model
+from qgate.modes import Calibration, Quantized
+
+_CASTS = {"float16": "fp16", "bfloat16": "bf16"}
+
+
+class Holding:
+    """The values of one mode that are held bit for bit, whatever was accepted."""
+
+    def __init__(
+        self,
+        quantized: Quantized,
+        model: Model,
+        calibration: Calibration | None = None,
+        meant: Quantized | None = None,
+    ) -> None:
+        """`meant` is the mode that a kernel of the user's stands for, or the mode itself."""
+        self.quantized, base = quantized, model.in_basis(quantized.model.basis)
+        quantizers = None
+        if quantized.mode.own:
+            quantizers = {} if meant in (None, quantized) else meant.plan.quantizers()
+        self._modules = list(related_modules(quantized, base, quantizers))
+        # A quantized mixer is held as a whole, and related part by part.
+        self._whole = mixers_of(quantized, base) or self._modules
+        self._agreements: dict[str, Conformance] = {}
+        self._run: QuantizerRun | MixerRun
+        if quantized.mode.choices is not None and calibration is not None:
+            self._run = MixerRun(quantized, base, calibration)
+        else:
+            self._run = QuantizerRun(quantized, base, _quantizers(quantized, base))
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Hold the tensors of the passes inside, and then those of other lengths and inputs."""
+        with self._run.watch():
+            yield
+            calls = self._run_other_lengths()
+        self._agreements |= {
+            related.site: relate(related, *calls[related.site])
+            for related in self._modules
+            if related.site in calls
+        }
+        if not self.quantized.mode.own:
+            self._run_special(calls)
+
+    def _run_other_lengths(self) -> dict[str, tuple[RelatedCall, int]]:
+        """Run samples as they are seldom run, and return the calls of modules in the first."""
+        model = self.quantized.model
+        first, *lengths = other_lengths(model) or model.inputs[:1]
+        try:
+            calls = calls_of(model, {*self._modules, *self._whole}, first)
+        except (*REFUSALS, IndexError) as error:
+            about = f"left out: the model refused three samples at once ({type(error).__name__})"
+            agreement = Conformance(RELATIONS_METRIC, 1, 0, about)
+            self._agreements = {related.site: agreement for related in self._modules}
+            return {}
+        for sample in lengths if not self.quantized.mode.own else ():
+            # A model may take one length only: what it ran at is held then.
+            with torch.no_grad(), contextlib.suppress(*REFUSALS, IndexError):
+                model.outputs(sample)
+        samples = len(first) if isinstance(first, torch.Tensor) else 1
+        return {site: (call, samples) for site, call in calls.items()}
+
+    def _run_special(self, calls: Mapping[str, tuple[RelatedCall, int]]) -> None:
+        """Quantize tensors with rows of zeros, NaN and infinities, as no text has them."""
+        with self._run.watch(), torch.no_grad():
+            for related in self._whole:
+                if related.site not in calls:
+                    continue
+                call, _samples = calls[related.site]
+                arguments = list(call.arguments.values())
+                for variant in derive(arguments, [], 1, ("zero rows", "nan"), 0):
+                    call.repeat(related.module, variant.arguments)
+
+    def attach(
+        self,
+        rows: Sequence[Measured],
+        order: Mapping[str, int],
+        layer_of: Callable[[str], str],
+    ) -> list[Measured]:
+        """Return rows with what was held at their sites, and rows of other sites, in order."""
+        sites = self._run.sites
+        figures = {site: (record.conformance(),) for site, record in sites.items()}
+        for site, agreement in self._agreements.items():
+            figures[site] = (*figures.get(site, ()), agreement)
+        local = {row.site for row in rows if row.scope == "local"}
+        attached = [
+            replace(row, conformance=figures[row.site])
+            if row.scope == "local" and row.site in figures
+            else row
+            for row in rows
+        ]
+        last = 0
+        for site, listed in figures.items():
+            # Parameters that are no site of the model stand after the site before them.
+            last = order.get(site, last)
+            if site not in local:
+                attached.append(held_row(site, layer_of(site), last, listed))
+        return sorted(attached, key=lambda row: (row.order, row.scope))
+
+
+def held_row(site: str, layer: str, order: int, figures: tuple[Conformance, ...]) -> Measured:
+    """Return a row of a site at which no error was measured."""
+    return Measured(
+        site=site, layer=layer, scope="local", values={}, order=order, nonfinite=0,
+        gated=(), conformance=figures,
+    )  # fmt: skip
+
+
+def _quantizers(quantized: Quantized, base: Model) -> dict[str, Quantizer]:
+    """Return the quantizers of a plan; of a mode in another dtype, the cast of every weight."""
+    if quantized.mode.dtype is None:
+        return quantized.plan.quantizers()
+    dtype = getattr(torch, quantized.mode.dtype)
+    cast = Quantizer(_CASTS[quantized.mode.dtype], saturate=False, dtype=dtype)
+    network = quantized.model.module
+    return {
+        site.name: cast
+        for site in base.sites()
+        if site.port == "weight" and network.get_submodule(site.module).weight.dtype == dtype
+    }

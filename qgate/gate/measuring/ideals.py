@@ -1,0 +1,314 @@
+"""Tensors that ideal quantizers of the declared formats make at each site.
+
+The ideal comes from the readable definitions, not from the code under test: of a tensor by the
+definition of its format, of a linear layer's output by multiplying ideally quantized weight and
+input, and of a Mamba block by the plain model of that block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from qgate.expected.conventions import MSE, conventions, search_scales
+from qgate.expected.distances import relative_error
+from qgate.formats import Quantizer
+from qgate.formats.definition import quantize as define
+from qgate.gate.measuring.passes import float64_array
+from qgate.models import Model, Site
+from qgate.models.mamba.hadamard import matrix
+from qgate.models.mamba.network import MambaMixer
+from qgate.modes import Calibration, Mode, Plan
+from qgate.modes import definition as mamba_block
+
+Array = npt.NDArray[Any]
+
+# Sites of a mixer, and what the plain model of the block calls them.
+TAPS = {
+    "in_proj:input": "n",
+    "conv1d:input": "x",
+    "x_proj:input": "a",
+    "scan:u": "u",
+    "scan:dt": "delta",
+    "scan:B": "B",
+    "scan:C": "C",
+    "scan:z": "z",
+    "scan:output": "scan",
+    "out_proj:input": "h",
+    "out_proj:output": "out",
+}
+_SCALES = {
+    "s_n": "in_proj:input",
+    "s_z": "in_proj:output",
+    "s_u": "x_proj:input",
+    "s_x": "x_proj:output",
+    "s_d": "dt_proj:output",
+    "s_h": "scan:state",
+    "s_o": "out_proj:input",
+}
+
+
+def ideal_tensors(
+    mode: Mode,
+    plan: Plan,
+    reference: Model,
+    flowing: Mapping[str, Tensor],
+    calibration: Calibration | None,
+) -> dict[str, Array]:
+    """Return what an ideal quantizer makes of the reference's tensor, by site."""
+    if mode.choices is not None and calibration is not None:
+        return _mamba(mode.name, reference, flowing, calibration)
+    quantizers = plan.quantizers()
+    if mode.dtype is not None:
+        name = {"float16": "fp16", "bfloat16": "bf16"}[mode.dtype]
+        cast = Quantizer(name)
+        head = set(reference.head or ())
+        quantizers = {
+            s.name: cast for s in reference.sites() if s.kind == "linear" and s.module not in head
+        }
+    return _linears(reference, quantizers, flowing)
+
+
+def _linears(
+    reference: Model, quantizers: Mapping[str, Quantizer], flowing: Mapping[str, Tensor]
+) -> dict[str, Array]:
+    by_site: dict[str, Array] = {}
+    by_content: dict[tuple[str, int], Array] = {}
+    for site in reference.sites():
+        if (
+            site.name in quantizers
+            and site.port not in ("output", "state")
+            and site.name in flowing
+        ):
+            # Query, key and value read one tensor, and the definition is slow.
+            quantizer, values = quantizers[site.name], float64_array(flowing[site.name])
+            key = (repr(quantizer), hash(values.tobytes()))
+            if key not in by_content:
+                by_content[key] = define(values, quantizer)
+            by_site[site.name] = by_content[key]
+    for site in reference.sites():
+        if site.kind == "linear" and site.port == "output":
+            product = _product(reference, site, by_site, flowing)
+            if product is not None:
+                own = quantizers.get(site.name)
+                by_site[site.name] = product if own is None else _cast(product, own)
+    return by_site
+
+
+@dataclass(frozen=True)
+class KernelFit:
+    """The convention nearest to what a kernel returned at one site.
+
+    error     relative MSE of that convention, or of the definition if none explains the tensor
+    explains  True if the kernel's tensor is what the convention gives
+    """
+
+    convention: str
+    is_definition: bool
+    error: float
+    explains: bool
+
+    def name(self, mode: str) -> str:
+        return mode if self.is_definition else f"{mode} ({self.convention})"
+
+    def reason(self, mode: str) -> str:
+        return (
+            f"the error has the size of {mode} and is another one: no convention of {mode} gives "
+            f"these values, nearest is {self.convention}"
+        )
+
+
+UNEXPLAINED = 1e-4
+"""Share of an ideal quantizer's squared error that may lie between a kernel and its convention.
+
+Right kernels in float32 have 1e-9; groups that begin one element late have more than 0.005.
+"""
+
+
+def fit_kernels(
+    reference: Model,
+    quantizers: Mapping[str, Quantizer],
+    flowing: Mapping[str, Tensor],
+    actual: Mapping[str, Tensor],
+    convention: str,
+) -> dict[str, KernelFit]:
+    """Find for each linear layer the convention that a kernel follows; "mse" has no exact one."""
+    fits = {}
+    for site in reference.sites():
+        ports = [f"{site.module}:{port}" for port in ("input", "weight")]
+        quantized = [port for port in ports if port in quantizers and port in flowing]
+        is_product = site.kind == "linear" and site.port == "output" and site.name in actual
+        if is_product and quantized and site.name not in quantizers:
+            if convention == MSE:
+                fits[site.name] = _searched(
+                    reference, site, quantizers, quantized, flowing, actual[site.name]
+                )
+                continue
+            products = _products_by_convention(reference, site, quantizers, quantized, flowing)
+            fits[site.name] = _nearest(products, actual[site.name], flowing[site.name])
+    return fits
+
+
+def _products_by_convention(
+    reference: Model,
+    site: Site,
+    quantizers: Mapping[str, Quantizer],
+    quantized: list[str],
+    flowing: Mapping[str, Tensor],
+) -> Iterator[tuple[str, Array, float]]:
+    """Give the product of each convention, with the squared error of codes that noise decides."""
+    values = {port: float64_array(flowing[port]) for port in quantized}
+    listed = {port: conventions(quantizers[port]) for port in quantized}
+    factors = {port: _energy(site, port, flowing) for port in quantized}
+    for convention in listed[quantized[0]]:
+        ideal, steps = {}, {}
+        for port in quantized:
+            same = [choice for choice in listed[port] if choice.name == convention.name]
+            choice = (same or listed[port])[0]
+            ideal[port] = choice(values[port])
+            if not choice.is_exact:
+                lower, upper = choice.alternatives(values[port])
+                steps[port] = np.square(upper - lower)
+        product = _product(reference, site, ideal, flowing)
+        assert product is not None
+        undecided = sum(
+            float(squares.reshape(-1, squares.shape[-1]).sum(0) @ factors[port])
+            for port, squares in steps.items()
+        )
+        yield convention.name, product, undecided
+
+
+def _searched(
+    reference: Model,
+    site: Site,
+    quantizers: Mapping[str, Quantizer],
+    quantized: list[str],
+    flowing: Mapping[str, Tensor],
+    actual: Tensor,
+) -> KernelFit:
+    """Return the error that is nearest to a kernel's, from that of a search to the definition's."""
+    errors = []
+    for cast in (search_scales, define):
+        ideal = {port: cast(float64_array(flowing[port]), quantizers[port]) for port in quantized}
+        product = _product(reference, site, ideal, flowing)
+        assert product is not None
+        errors.append(relative_error(product, flowing[site.name]))
+    own = relative_error(actual, flowing[site.name])
+    error = min(max(own, min(errors)), max(errors))
+    return KernelFit("searched scales", is_definition=False, error=error, explains=True)
+
+
+def _energy(site: Site, port: str, flowing: Mapping[str, Tensor]) -> Array:
+    """Return the energy of the other factor of a product at each summand."""
+    other = f"{site.module}:{'weight' if port.endswith(':input') else 'input'}"
+    factor = np.square(float64_array(flowing[other]))
+    if other.endswith(":weight") and site.transposed:
+        factor = factor.T
+    return np.asarray(factor.reshape(-1, factor.shape[-1]).sum(0))
+
+
+def _nearest(
+    products: Iterator[tuple[str, Array, float]], actual: Tensor, true: Tensor
+) -> KernelFit:
+    """Return the convention that explains a tensor, or the nearest with the definition's error."""
+    rounding, energy = _rounding(actual), float(np.square(float64_array(true)).sum())
+    fits: list[tuple[float, KernelFit]] = []
+    for name, product, undecided in products:
+        distance, error = _distances(product, actual, true)
+        allowed = UNEXPLAINED * error + rounding
+        relative = error / energy if energy else 0.0
+        fit = KernelFit(name, not fits, relative, distance <= allowed + undecided)
+        if distance <= allowed:
+            return fit
+        fits.append((distance, fit))
+    explaining = [entry for entry in fits if entry[1].explains]
+    nearest = min(explaining or fits, key=lambda entry: entry[0])[1]
+    if nearest.explains:
+        return nearest
+    return KernelFit(nearest.convention, True, fits[0][1].error, explains=False)
+
+
+def _distances(product: Array, actual: Tensor, true: Tensor) -> tuple[float, float]:
+    """Return the squared distances of a product from the kernel's and from the true values."""
+    values = float64_array(true)
+    shaped = product.reshape(values.shape)
+    return (
+        float(np.square(float64_array(actual).reshape(values.shape) - shaped).sum()),
+        float(np.square(shaped - values).sum()),
+    )
+
+
+def _rounding(actual: Tensor) -> float:
+    """Return the squared error of rounding to the narrowest dtype that holds all values."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        if torch.equal(actual.to(dtype).to(actual.dtype), actual):
+            step = torch.finfo(dtype).eps / 2
+            return float(actual.double().square().sum()) * step * step
+    return 0.0
+
+
+def _product(
+    reference: Model, site: Site, ideal: Mapping[str, Array], flowing: Mapping[str, Tensor]
+) -> Array | None:
+    """Multiply a linear layer's ideal input and weight; None where neither is quantized."""
+    names = [f"{site.module}:{port}" for port in ("input", "weight")]
+    if not any(name in ideal for name in names) or any(name not in flowing for name in names):
+        return None
+    x, w = (ideal[n] if n in ideal else float64_array(flowing[n]) for n in names)
+    module = reference.module.get_submodule(site.module)
+    y = x @ (w if site.transposed else w.T)
+    bias = getattr(module, "bias", None)
+    separate = type(module).__name__ == "StepProjection"
+    return y if bias is None or separate else y + float64_array(bias)
+
+
+def _cast(values: Array, quantizer: Quantizer) -> Array:
+    return define(values.astype(np.float32).astype(np.float64), quantizer)
+
+
+def _mamba(
+    mode: str, reference: Model, flowing: Mapping[str, Tensor], calibration: Calibration
+) -> dict[str, Array]:
+    by_site: dict[str, Array] = {}
+    for layer in reference.layers:
+        mixer = reference.module.get_submodule(f"{layer}.mixer")
+        if not isinstance(mixer, MambaMixer):
+            raise TypeError(f"{layer}.mixer is {type(mixer).__name__}")
+        at = f"{layer}.mixer"
+        scales = mixer_scales(at, calibration)
+        hidden = flowing[f"{layer}:input"].detach().float().cpu().numpy()
+        h = matrix(mixer.D.numel()).float().numpy()
+        taps = mamba_block.block(mode, mixer_weights(mixer), scales, hidden, h)
+        by_site |= {f"{at}.{site}": taps[tap] for site, tap in TAPS.items()}
+    return by_site
+
+
+def mixer_scales(at: str, calibration: Calibration) -> dict[str, float]:
+    """Return the static scales of a mixer as the plain model of the block names them."""
+    scales = {name: calibration[f"{at}.{site}"].scale for name, site in _SCALES.items()}
+    return {**scales, "s_u1": calibration[f"{at}.x_proj:input"].wide or scales["s_u"]}
+
+
+def mixer_weights(mixer: MambaMixer) -> dict[str, Array]:
+    """Return the weights of a rotated mixer as the plain model of the block names them."""
+    parts: dict[str, Tensor | nn.Parameter] = {
+        "in_proj": mixer.in_proj.weight,
+        "conv_weight": mixer.conv1d.weight[:, 0],
+        "x_proj": mixer.x_proj.weight,
+        "dt_proj": mixer.dt_proj.weight,
+        "dt_bias": mixer.dt_proj.bias,
+        "A_log": mixer.A_log,
+        "D": mixer.D,
+        "out_proj": mixer.out_proj.weight,
+    }
+    if mixer.conv1d.bias is not None:
+        parts["conv_bias"] = mixer.conv1d.bias
+    weights = {name: tensor.detach().float().cpu().numpy() for name, tensor in parts.items()}
+    weights.setdefault("conv_bias", np.zeros(mixer.D.numel(), np.float32))
+    return weights

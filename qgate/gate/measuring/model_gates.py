@@ -1,0 +1,328 @@
+"""Gates of one model: its layers, gradients, formats, task, reference and canary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from qgate import formats, modes
+from qgate.baselines import Origin, ReferenceTensor
+from qgate.devices import arithmetic_of
+from qgate.errors import QgateError, unknown
+from qgate.gate.limits import Limits
+from qgate.gate.measured import Measured
+from qgate.gate.measuring.bench import HEALTHY, Bench
+from qgate.gate.measuring.coverage import mode_scope
+from qgate.gate.measuring.diagnosing import SiteDiagnoses
+from qgate.gate.measuring.format_rows import overflow_rows, scaling_rows
+from qgate.gate.measuring.self_checks import (
+    MORE_ERROR,
+    MORE_ERROR_ELSEWHERE,
+    identity,
+    perturbation_shows,
+    stored_reference,
+    unquantized,
+    worse_blocks,
+)
+from qgate.gate.measuring.site_errors import differs
+from qgate.gate.measuring.tasks import task_values
+from qgate.gate.policy import Policy
+from qgate.gate.sessions import GateSession, Outcome
+from qgate.gate.subjects import Subject, commit_here
+from qgate.gate.updating import Which
+from qgate.gate.verdict import Verdict, judge
+from qgate.metrics import sample_part
+from qgate.models.model import inputs_hash
+from qgate.modes import Mode
+from qgate.modes.formats import FP32
+from qgate.results.coverage import ModeScope
+from qgate.results.failure_causes import LOCAL
+
+if TYPE_CHECKING:
+    from qgate.storage.locations import Location
+
+REFERENCE_CAP = 1 << 17
+
+
+class ModelSubject(Subject):
+    """Model on its bench."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        model = bench.model
+        self.name, self.device = model.name, str(model.device)
+        self.options = [("model", bench.setup.model)]
+        self.bases = ("plain", *model.bases)
+        self.is_calibrated = "rotated" in model.bases
+
+    def origin(self) -> Origin:
+        model, sampling = self.bench.model, self.bench.setup.sampling
+        return Origin(
+            model=model.name,
+            weights=model.weights_hash(),
+            inputs=inputs_hash(model.inputs),
+            calibration=None,
+            samples=len(model.inputs),
+            seqlen=sampling.seqlen,
+            seed=sampling.seed,
+            device=arithmetic_of(model.device),
+            torch=str(torch.__version__),
+            commit=commit_here(),
+        )
+
+    def calibration(self) -> str:
+        scales = self.bench.calibration
+        settings = scales.settings
+        return f"{scales.inputs[:40]}-{settings.percentile_alpha:g}-{settings.arithmetic}"
+
+    def title(self, mode: str) -> str:
+        """Name errors against FP32 by the mode alone."""
+        reference = self.bench.reference_mode
+        return mode if reference == "fp32" else f"{mode}@{reference}"
+
+    def selecting(self, title: str) -> list[tuple[str, str]]:
+        """Return the options of a title: its mode or format, and what it is compared with."""
+        name, _, reference = title.partition("@")
+        known = (*modes.names(), *self.bench.model.modes, *self.bench.setup.modes)
+        kind = "format" if name in formats.names() and name not in known else "mode"
+        return [(kind, name), *([("reference", reference)] if reference else [])]
+
+    def layer_of(self, site: str) -> str:
+        return self.bench.layer_of(site)
+
+    def references(self, basis: str) -> dict[str, ReferenceTensor]:
+        """Return the FP32 outputs of all blocks and the logits, cut to a seeded sample of rows."""
+        return {
+            site: ReferenceTensor.of(
+                torch.cat([t.reshape(-1, t.shape[-1]) for t in tensors]).numpy(), REFERENCE_CAP
+            )
+            for site, tensors in self.bench.fp32(basis).tensors.items()
+            if not site.endswith(":input")
+        }
+
+    def plans(self) -> Mapping[str, Mapping[str, str]]:
+        return {
+            name: {entry.site: f"{entry.does}; {entry.origin}" for entry in quantized.plan.entries}
+            for name, quantized in self.bench.ran().items()
+        }
+
+    def scopes(self, modes: Collection[str]) -> Sequence[ModeScope]:
+        applied = self.bench.ran().items()
+        return [mode_scope(self.bench, quantized) for name, quantized in applied if name in modes]
+
+
+class ModelGates(GateSession):
+    """Gates of one model; a copy with another policy shares everything else."""
+
+    def __init__(self, bench: Bench, baselines: Location, policy: Policy, **options: Any) -> None:
+        super().__init__(ModelSubject(bench), baselines, policy, **options)
+        self.bench, self._diagnoses = bench, SiteDiagnoses(bench)
+        bench.pictures = self.plots != "none"
+
+    def diagnose(self, mode: Mode, verdict: Verdict) -> Mapping[tuple[str, str], str]:
+        return self._diagnoses.of_verdict(mode, verdict)
+
+    def leave_reproduction(self, folder: Path, outcome: Outcome) -> Path | None:
+        for row in outcome.record["rows"]:
+            reproduction = self._diagnoses.reproduction(row["mode"], row["site"])
+            if reproduction is None or row["passed"] or row["scope"] not in LOCAL:
+                continue
+            title = (
+                f"{row['site']}, mode {row['mode']} of {row['model']}: {row['finding']['fault']}"
+            )
+            if (path := reproduction.write(folder, title)) is not None:
+                row["reproduction"] = path.name
+            return path
+        return None
+
+    # Before anything is compared ------------------------------------------------------------------
+
+    def check_policy(self, policy: Policy | None = None) -> None:
+        checked = policy or self.policy
+        names = [site.name for site in self.bench.model.sites()]
+        checked.check_sites([*names, "logits"])
+        own = (*self.bench.model.modes, *self.bench.setup.modes)
+        checked.check_modes([*modes.names(), *own, *formats.names(), HEALTHY.name])
+
+    def prepare(self, mode: Mode) -> None:
+        """Resolve a mode, its scales and its accepted errors: what fails here is no verdict."""
+        if self.ledger.updating is None:
+            self.ledger.accepted(self.subject.title(mode.name), mode.calibrated)
+        if reason := self.misfit(mode):
+            raise QgateError(reason)
+        self.bench.quantized(mode)
+
+    def misfit(self, mode: Mode) -> str:
+        """Say why a mode cannot be compared with the reference chosen; empty where it can."""
+        basis = self.bench.reference_basis()
+        own = self.bench.model.basis if mode.own else mode.basis
+        if basis is None or basis == own:
+            return ""
+        return (
+            f"mode {mode.name!r} is in basis {own!r}, and the reference "
+            f"{self.bench.reference_mode!r} in {basis!r}: choose modes of one basis, or "
+            "--reference fp32."
+        )
+
+    # The gates ------------------------------------------------------------------------------------
+
+    def layer(self, suite: str, mode: Mode, layer: str) -> Outcome:
+        """Judge the errors of one layer in one mode."""
+        return self._of_layer(suite, mode, layer, self.bench.measure, self._not_isolated)
+
+    def outputs(self, suite: str, mode: Mode) -> Outcome:
+        """Judge the outputs of the model in one mode, and what lies outside its blocks."""
+        rows = [row for row in self.bench.measure(mode) if not row.layer]
+        notes = self._not_isolated(mode)
+        outcome = self.judge(suite, mode, rows, "outputs", notes, whole=("",))
+        blind = self._blind_kind(mode) if outcome.passed else ""
+        return outcome.failed_as_whole(blind) if blind else outcome
+
+    def _blind_kind(self, mode: Mode) -> str:
+        """Say which kind of limit in force lets a planted fault of a mode pass; empty if none."""
+        limits = self.policy.limits_of(mode.name)
+        same = self.ledger.same_device(
+            self.ledger.accepted(self.subject.title(mode.name), mode.calibrated)
+        )
+        share = MORE_ERROR if same else MORE_ERROR_ELSEWHERE
+        changed = [row for row in self.bench.measure(mode) if differs(row)]
+        carried = [row for row in changed if row.scope == "carried"]
+        rows = [row for row in carried if row.layer] or carried
+        if not _is_seen(worse_blocks(rows, share), limits, same, "regression"):
+            return (
+                f"an error {share:.0%} over the accepted one passes in every block of mode "
+                f"{mode.name}: its limits on regressions gate nothing. Look at `regression` and "
+                "`atol` in settings and markers."
+            )
+        if not _is_seen(self.bench.canary_rows()[1], limits, True, "budget"):
+            return (
+                f"a quantizer that truncates passes under the limits of mode {mode.name}: its "
+                "budget gates nothing. Look at `budget_db` in settings and markers."
+            )
+        return ""
+
+    def gradients(self, suite: str, mode: Mode, layer: str) -> Outcome:
+        """Judge the gradients of one layer in one mode."""
+        return self._of_layer(suite, mode, layer, self.bench.gradients)
+
+    def _not_isolated(self, mode: Mode) -> Mapping[str, str]:
+        """Return the places of a mode without an isolated error, with what stands in for it."""
+        left_out = self.bench.segments(self.bench.quantized(mode)).left_out
+        return {f"isolated error of {place}": reason for place, reason in left_out.items()}
+
+    def _of_layer(
+        self,
+        suite: str,
+        mode: Mode,
+        layer: str,
+        measure: Callable[[Mode], list[Measured]],
+        notes: Callable[[Mode], Mapping[str, str]] = lambda _mode: {},
+    ) -> Outcome:
+        if layer not in self.bench.layers:
+            raise unknown(f"layer of {self.bench.model.name}", layer, self.bench.layers)
+        rows = [row for row in measure(mode) if row.layer == layer]
+        return self.judge(suite, mode, rows, layer, notes(mode))
+
+    def scaling(self, suite: str, fmt: str, layer: str) -> Outcome:
+        """Judge the scale of a format that suits each tensor of a layer, and the error at it."""
+        accepted = self.ledger.accepted(fmt, False)
+        exponents = {
+            site: float(values["exponent"])
+            for (of, site, scope), values in accepted.by_site.items()
+            if (of, scope) == (suite, "sweep") and "exponent" in values
+        }
+        same = self.ledger.same_device(accepted)
+
+        def tolerance(site: str) -> float:
+            return self.policy.limits_for(site, fmt, "sweep").tolerance(same)
+
+        rows, notes = scaling_rows(self.bench, fmt, layer, exponents, tolerance, same)
+        mode = Mode(fmt, "the format alone")
+        return self.judge(suite, mode, rows, layer, notes, title=fmt, label="format")
+
+    def overflow(self, suite: str, fmt: str, layer: str, phase: str) -> Outcome:
+        """Judge what a format saturates and flushes in the tensors or gradients of a layer."""
+        rows = overflow_rows(self.bench, fmt, layer, phase)
+        mode = Mode(fmt, "the format alone")
+        return self.judge(suite, mode, rows, f"{layer} {phase}", {}, title=fmt, label="format")
+
+    def reference(self, suite: str) -> Outcome:
+        """Judge whether the stored reference is the live one, and that one is unquantized.
+
+        An update records it where there is none, where it is of something else, or out of its
+        noise; one that only adds leaves it alone.
+        """
+        which = self.ledger.updating
+        stored = [] if self.ledger.misfits() else self.store.bases()
+        if which is None and not stored:
+            raise QgateError(
+                f"there is no baseline of {self.bench.model.name} in {str(self.store.folder)!r}: "
+                f"{self.update_command()} records one."
+            )
+        rows = {row.site: row for basis in stored for row in self._stored(basis, which)}
+        limits = self.policy.limits_of(FP32.name)
+        moved = not rows or not judge(list(rows.values()), limits, True).passed
+        anew = which is not None and ((moved and which != "new") or not stored or which == "all")
+        measured = [] if anew and not self.dry_run else list(rows.values())
+        measured += unquantized(self.bench)
+        outcome = self.judge(suite, FP32, measured, "reference", title="fp32")
+        if outcome.passed and not perturbation_shows(self.bench):
+            return outcome.failed_as_whole(
+                "a weight moved by a thousandth does not show in the reference"
+            )
+        if not anew or self.dry_run:
+            return outcome
+        decision = replace(outcome.decision, anew=True)
+        if not self.deferred:
+            self.keep(replace(outcome, decision=decision))
+        record = {**outcome.record, "updated": int(moved)}
+        return replace(outcome, record=record, decision=decision)
+
+    def _stored(self, basis: str, which: Which | None) -> list[Measured]:
+        live = self.subject.references(basis)
+        try:
+            return stored_reference(self.bench, basis, self.store.reference(basis), live)
+        except QgateError:
+            if which in (None, "new"):
+                raise
+            return []
+
+    def canary(self, suite: str) -> Outcome:
+        """Judge whether a quantizer that truncates is rejected: the gate can fail."""
+        bench = self.bench
+        good, bad = bench.canary_rows()
+        outcome = self.judge(suite, HEALTHY, good, "canary", title=HEALTHY.name)
+        if not _is_seen(bad, self.policy.limits_of(HEALTHY.name), True, "budget"):
+            return outcome.failed_as_whole(
+                "a quantizer that truncates passes the gate: it gates nothing"
+            )
+        if not identity(bench):
+            return outcome.failed_as_whole(
+                "a plan that quantizes nothing changes the model's output"
+            )
+        return outcome
+
+    def task(self, suite: str, mode: Mode) -> Outcome:
+        """Judge how much worse the model does its work."""
+        values, notes = task_values(self.bench, mode)
+        measured = Measured(
+            site="logits", layer="", scope="task", values=values, order=0,
+            nonfinite=sum(not math.isfinite(v) for v in values.values()),
+            positions=tuple(sample.numel() for sample in self.bench.model.inputs),
+            parts={
+                sample_part(number): {"bits_per_byte": bits}
+                for number, bits in enumerate(notes["bits_per_byte_of_samples"])
+            },
+        )  # fmt: skip
+        return self.judge(suite, mode, [measured], "logits", notes)
+
+
+def _is_seen(
+    planted: list[Measured], limits: Callable[[Measured], Limits], same: bool, kind: str
+) -> bool:
+    return any(check.kind == kind for check in judge(planted, limits, same).failed)

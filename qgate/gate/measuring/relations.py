@@ -1,0 +1,251 @@
+"""Modules of a mode on inputs derived from one, where they must agree with themselves.
+
+What a module gives for a sample alone, a prefix, an odd length, another order or a strided view is
+part of what it gave for three samples together, and three calls on one input give the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qgate.causes.outputs import describe, scattered
+from qgate.expected.derived import CutAxis, DerivedInput, derive
+from qgate.expected.noise import ARITHMETICS, FUNCTION_ROUNDINGS, MARGIN, Expected
+from qgate.formats import Quantizer
+from qgate.gate.measured import Conformance
+from qgate.hooks import ModuleHooks
+from qgate.kernel_checks.runs import REFUSALS, REPETITIONS
+from qgate.models import Model
+
+METRIC = "disagreeing_share"
+OF_SAMPLES = ("one", "prefix", "batch", "permuted")
+OF_TOKENS = ("one", "odd", "prefix")
+OF_MEMORY = ("strided", "transposed")
+_WORDS = {
+    "one": "alone", "prefix": "as a prefix", "batch": "in a larger batch", "odd": "at odd lengths",
+    "permuted": "in another order", "strided": "in strided memory",
+    "transposed": "in transposed memory",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class RelatedModule:
+    """A module that must agree with itself, and what it promises.
+
+    quantizers  those of its inputs: which elements share a scale
+    is_exact    its results are integers times scales, so that no noise is allowed
+    tokens      how tokens depend on each other: "alone", "causal" or "unknown"
+    unit        the unit roundoff of its arithmetic
+    """
+
+    site: str
+    module: nn.Module
+    quantizers: Sequence[Quantizer] = ()
+    is_exact: bool = False
+    tokens: str = "alone"
+    unit: float = ARITHMETICS["float32"]
+    left_out: str = ""
+
+
+@dataclass
+class RelatedCall:
+    """One call of a module: its arguments, by position or name, and its result."""
+
+    arguments: dict[int | str, Any]
+    result: Tensor
+
+    def repeat(self, module: nn.Module, values: Sequence[Any]) -> Tensor:
+        """Call the module with other values of the same arguments."""
+        named = dict(zip(self.arguments, values, strict=True))
+        args = [value for key, value in named.items() if isinstance(key, int)]
+        kwargs = {key: value for key, value in named.items() if isinstance(key, str)}
+        return first_tensor(module(*args, **kwargs))
+
+
+def first_tensor(result: Any) -> Tensor:
+    """Return what a module returns, or the first of several tensors."""
+    tensor: Tensor = result if isinstance(result, Tensor) else result[0]
+    return tensor.detach()
+
+
+def calls_of(model: Model, modules: Iterable[RelatedModule], sample: Any) -> dict[str, RelatedCall]:
+    """Run a sample and return the first call of each module."""
+    calls: dict[str, RelatedCall] = {}
+    pending: dict[str, dict[int | str, Any]] = {}
+    with ModuleHooks() as hooks, torch.no_grad():
+        for related in modules:
+
+            def before(
+                _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, object],
+                site: str = related.site,
+            ) -> None:  # fmt: skip
+                pending[site] = {}
+                pending[site].update(enumerate(args))
+                pending[site].update(kwargs)
+
+            def after(
+                _module: nn.Module, _args: Any, result: Any, site: str = related.site
+            ) -> None:
+                if site not in calls:
+                    calls[site] = RelatedCall(pending[site], first_tensor(result).clone())
+
+            # Arguments before any quantizer of theirs, the result after all: a call has both.
+            hooks.add(related.module, before, None, first=True)
+            hooks.add(related.module, None, after)
+        model.outputs(sample)
+    return calls
+
+
+def relate(related: RelatedModule, call: RelatedCall, samples: int) -> Conformance:
+    """Hold a module at itself on derived inputs and in repeated calls."""
+    left_out = {related.left_out: ""} if related.left_out else {}
+    values, count = 0, 0
+    arguments = list(call.arguments.values())
+    with torch.no_grad():
+        for number in range(2, REPETITIONS + 1):
+            repeated = call.repeat(related.module, arguments)
+            wrong = ~((repeated == call.result) | (repeated.isnan() & call.result.isnan()))
+            values += wrong.numel()
+            if bool(wrong.any()):
+                about = f"gives other values in call {number} of the same input: {scattered(wrong)}"
+                return Conformance(METRIC, values, int(wrong.sum()), about)
+        noise = _noise(related, call)
+        for variant in _derived(related, call, samples, left_out):
+            expected = variant.arguments[-1]
+            try:
+                actual = call.repeat(related.module, variant.arguments[:-1])
+            except REFUSALS as error:
+                left_out[f"{variant.name} (refused: {type(error).__name__})"] = ""
+                continue
+            count += 1
+            values += expected.numel()
+            if about := _disagreement(variant, actual, expected, noise):
+                wrong_count = max(1, _outside(actual, expected, noise))
+                return Conformance(METRIC, values, wrong_count, about)
+    about = f"the same in {REPETITIONS} calls and at {count} derived inputs"
+    if left_out:
+        about += f"; left out: {', '.join(left_out)}"
+    return Conformance(METRIC, values, 0, about)
+
+
+def _disagreement(
+    variant: DerivedInput, actual: Tensor, expected: Tensor, noise: Callable[[Tensor], Tensor]
+) -> str:
+    relation = f"{_WORDS[variant.relation]} ({variant.name})"
+    if actual.shape != expected.shape:
+        sizes = ["x".join(map(str, tensor.shape)) for tensor in (actual, expected)]
+        return f"gives {sizes[0]} {relation}, right is {sizes[1]}"
+    if not _outside(actual, expected, noise):
+        return ""
+    width = noise(expected)
+    exact = expected.double()
+    bounds = Expected(exact, exact - width, exact + width)
+    wrong = _beyond(actual, expected, width)
+    words = describe(actual, bounds, wrong) or scattered(wrong)
+    first = tuple(int(index) for index in wrong.nonzero()[0])
+    return (
+        f"gives other values {relation}: {words}; first {float(actual[first]):.9g} where it gave "
+        f"{float(expected[first]):.9g}"
+    )
+
+
+def _outside(actual: Tensor, expected: Tensor, noise: Callable[[Tensor], Tensor]) -> int:
+    if actual.shape != expected.shape:
+        return actual.numel()
+    return int(_beyond(actual, expected, noise(expected)).sum())
+
+
+def _beyond(actual: Tensor, expected: Tensor, width: Tensor) -> Tensor:
+    near = (actual.double() - expected.double()).abs() <= width
+    return ~(near | (actual == expected) | (actual.isnan() & expected.isnan()))
+
+
+def _noise(related: RelatedModule, call: RelatedCall) -> Callable[[Tensor], Tensor]:
+    """Return the float noise of another shape's order of operations, given expected values."""
+    if related.is_exact:
+        return torch.zeros_like
+    unit = related.unit
+    weight = getattr(related.module, "weight", None)
+    inputs = [x for x in call.arguments.values() if isinstance(x, Tensor)]
+    terms = 1
+    if isinstance(weight, Tensor) and weight.dim() >= 2:
+        terms = max(weight.shape)
+    elif inputs:
+        terms = max(inputs[0].shape[-1:], default=1)
+    typical = call.result.double().nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt()
+    growth = MARGIN * max(1.0, math.sqrt(terms) / 2)
+    step = _step(call.result)
+
+    def noise(expected: Tensor) -> Tensor:
+        size = expected.double().nan_to_num(0.0, 0.0, 0.0).abs()
+        return (size + typical) * (unit * (FUNCTION_ROUNDINGS + growth)) + size * step
+
+    return noise
+
+
+def _step(values: Tensor) -> float:
+    """Return the relative step of the narrowest dtype that holds all values."""
+    for dtype in (torch.bfloat16, torch.float16):
+        if bool((values.to(dtype).to(values.dtype) == values).all()):
+            return float(torch.finfo(dtype).eps)
+    return float(torch.finfo(torch.float32).eps)
+
+
+def _derived(
+    related: RelatedModule, call: RelatedCall, samples: int, left_out: dict[str, str]
+) -> Iterator[DerivedInput]:
+    """List derived inputs for which the module promises something, its result last."""
+    arguments = [*call.arguments.values(), call.result]
+    yield from derive(arguments, [], 1, OF_MEMORY, 0)
+    for dim, relations, name in ((0, OF_SAMPLES, "samples"), (1, OF_TOKENS, "tokens")):
+        axis = _axis(arguments, dim, samples, is_causal=dim == 1 and related.tokens == "causal")
+        if axis is None:
+            continue
+        if dim == 1 and related.tokens == "unknown":
+            left_out["tokens (the module may mix them)"] = ""
+            continue
+        tensor = next(x for x in arguments if isinstance(x, Tensor))
+        sharing = [q for q in related.quantizers if mixes(q, tensor.dim(), dim)]
+        if sharing or related.left_out:
+            if sharing:
+                left_out[f"{name} ({sharing[0].format.name} shares a scale among them)"] = ""
+            continue
+        yield from derive(arguments, [axis], 1, relations, 0)
+
+
+def _axis(arguments: Sequence[Any], dim: int, samples: int, *, is_causal: bool) -> CutAxis | None:
+    """Return the samples or tokens of all arguments and of the result as one axis."""
+    result = arguments[-1]
+    # What has the size of the samples in front is of the samples; weights are not.
+    batched = [
+        position
+        for position, argument in enumerate(arguments)
+        if isinstance(argument, Tensor) and argument.dim() > 1 and argument.shape[0] == samples
+    ]
+    if len(arguments) - 1 not in batched or len(batched) < 2 or result.dim() <= dim + 1:
+        return None
+    length = result.shape[dim]
+    along = [
+        p for p in batched if arguments[p].dim() > dim + 1 and arguments[p].shape[dim] == length
+    ]
+    if length < 2 or len(along) != len(batched):
+        return None
+    return CutAxis(tuple((position, dim) for position in along), length, dim, is_causal)
+
+
+def mixes(q: Quantizer, dims: int, dim: int) -> bool:
+    """Tell if elements at several places along a dimension share a scale made from them."""
+    if q.format.kind == "block" and q.format.needs_amax:
+        return True
+    if q.granularity is None or q.scale is not None:
+        return False
+    if q.granularity == "tensor":
+        return True
+    same = q.axis_of(dims) == dim
+    return same if q.granularity == "block" else not same

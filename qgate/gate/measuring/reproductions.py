@@ -1,0 +1,126 @@
+"""Reproductions of failing sites: their tensors in a file, and a script that compares them.
+
+A script needs qgate and the file beside it, and neither the model nor the suites.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from qgate.formats import Quantizer
+from qgate.storage.files import neighbor
+from qgate.text import one_line
+
+MOST_BYTES = 1 << 24
+"""Bytes of tensors that a reproduction may have; a larger one is not written."""
+INPUTS, SCRIPT = "inputs.safetensors", "run.py"
+
+_HEAD = '''"""{title}."""
+
+from pathlib import Path
+
+{imports}
+from safetensors.torch import load_file
+
+tensors = load_file(Path(__file__).with_name("{file}"))
+'''
+_CAST = """quantizer = Quantizer({quantizer})
+expected = torch.from_numpy(quantize(tensors["source"].double().numpy(), quantizer))
+actual = quantizer(tensors["source"])
+"""
+_PRODUCT = """x, weight, bias = (tensors.get(name) for name in ("input", "weight", "bias"))
+expected = torch.nn.functional.linear(x.double(), weight.double(), bias)
+actual = torch.nn.functional.linear(x, weight, None if bias is None else bias.float())
+"""
+_TENSORS = """expected = tensors["expected"]
+actual = tensors["actual"]
+"""
+_TAIL = """expected = expected.double()
+room = {noise} * float(expected.square().mean().sqrt())
+for name, values in (("the run", tensors["actual"]), ("computed now", actual)):
+    wrong = ~torch.isclose(values.double(), expected, rtol=1e-6, atol=room)
+    print(f"{{name}}: {{int(wrong.sum())}} of {{wrong.numel()}} values differ from the expected")
+"""
+_QUANTIZING = (
+    "import torch\nfrom qgate import Quantizer\nfrom qgate.formats.definition import quantize"
+)
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """Tensors of one failing site, and the body of a script that compares them.
+
+    noise   share of the RMS of the expected values that float arithmetic may be off
+    """
+
+    site: str
+    mode: str
+    tensors: Mapping[str, Tensor]
+    imports: str
+    body: str
+    noise: float
+
+    def folder_name(self) -> str:
+        """Return a name for files, with the site first."""
+        return re.sub(r"[^\w.-]+", ".", f"{self.site}.{self.mode}").strip(".")
+
+    def write(self, folder: Path, title: str) -> Path | None:
+        """Write tensors and script into a new folder, or replace it; None if they are too large."""
+        tensors = {
+            name: tensor.detach().cpu().contiguous().clone()
+            for name, tensor in self.tensors.items()
+        }
+        if sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) > MOST_BYTES:
+            return None
+        target = folder / self.folder_name()
+        folder.mkdir(parents=True, exist_ok=True)
+        safe = one_line(title).replace("\\", "/").replace('"', "'")
+        head = _HEAD.format(title=safe, imports=self.imports, file=INPUTS)
+        with neighbor(target, folder=True) as part:
+            save_file(tensors, part / INPUTS)
+            text = f"{head}{self.body}{_TAIL.format(noise=self.noise)}"
+            (part / SCRIPT).write_text(text, encoding="utf-8")
+            shutil.rmtree(target, ignore_errors=True)
+            part.replace(target)
+        return target
+
+
+def of_cast(
+    site: str, mode: str, actual: Tensor, source: Tensor, quantizer: Quantizer
+) -> Reproduction | None:
+    """Return a tensor that a quantizer made, with its source; None for scales of other tensors."""
+    options = dict(quantizer.options)
+    if any(isinstance(value, Tensor) for value in options.values()):
+        return None
+    words = [repr(quantizer.format.name), *(f"{name}={value!r}" for name, value in options.items())]
+    body = _CAST.format(quantizer=", ".join(words))
+    tensors = {"source": source, "actual": actual}
+    return Reproduction(site, mode, tensors, _QUANTIZING, body, 1e-6)
+
+
+def of_product(
+    site: str, mode: str, actual: Tensor, factors: tuple[Tensor, Tensor, Tensor | None]
+) -> Reproduction:
+    """Return the output of a linear layer, with its input, its weight and its bias in float64."""
+    x, weight, bias = factors
+    tensors = {"input": x, "weight": weight, "actual": actual}
+    if bias is not None:
+        tensors["bias"] = bias.double()
+    return Reproduction(site, mode, tensors, "import torch", _PRODUCT, 1e-4)
+
+
+def of_tensors(
+    site: str, mode: str, actual: Tensor, expected: Tensor, source: Tensor | None
+) -> Reproduction:
+    """Return a tensor beside the one of the reference, with the input of its module."""
+    tensors = {"actual": actual, "expected": expected}
+    if source is not None:
+        tensors["input"] = source
+    return Reproduction(site, mode, tensors, "import torch", _TENSORS, 1e-4)

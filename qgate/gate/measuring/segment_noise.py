@@ -1,0 +1,55 @@
+"""Limits of isolated errors: float noise of each segment, measured on this machine.
+
+The reference runs once more with every tensor that a segment starts from moved at random by a small
+relative step. What arrives at the end of the segment says how much of one rounding error gets
+there. Sums may be added in any order, as in `qgate.expected.noise`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from qgate.expected.noise import ARITHMETICS, FUNCTION_ROUNDINGS, MARGIN, moved
+from qgate.gate.measuring.segment_views import Passed, plain_view
+from qgate.gate.measuring.segments import Segments, SiteError, TakenTensors, probes
+from qgate.models import Model
+
+_STEP = 2.0**-12
+"""The relative step: far above the rounding of float32, and small enough to be linear."""
+_UNIT = ARITHMETICS["float32"]
+
+
+@torch.no_grad()
+def sensitivities(base: Model, sample: Any) -> dict[str, float]:
+    """Return by site how many rounding errors of its inputs arrive at the worst row."""
+    view = plain_view(base)
+    short, name = next(probes(sample))
+    recorder = TakenTensors(copies=True)
+    with recorder.watch(base.module, view.ports):
+        outputs = base.outputs(short)
+    passed = view.read(recorder.tensors)
+    generator = torch.Generator().manual_seed(0)
+    values = {
+        site: [moved(tensor, _STEP, generator).to(tensor.dtype) for tensor in tensors]
+        for site, tensors in passed.forwarded.items()
+    }
+    segments = Segments(base, base, view)
+    segments.replay(short, Passed(passed.actual, values), name, outputs)
+    return {
+        site: math.sqrt(max(errors.worst.error, 0.0)) / _STEP
+        for site, errors in segments.errors.items()
+    }
+
+
+def limit_of(errors: SiteError, sensitivity: float) -> float:
+    """Return the largest squared error of a row, as a share of its energy, that is float noise.
+
+    A dtype that the mode declares rounds what is stored; sums are added in float32 all the same.
+    """
+    growth = max(1.0, math.sqrt(errors.longest) / 2)
+    amplitude = _UNIT * (MARGIN * growth * sensitivity + FUNCTION_ROUNDINGS)
+    amplitude += errors.unit * MARGIN * max(1.0, sensitivity)
+    return min(1.0, amplitude * amplitude)

@@ -1,0 +1,169 @@
+"""Rows of isolated errors: each site with its limit, and in words what a wrong one looks like."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from qgate.causes.outputs import describe, describe_ruin, scattered
+from qgate.causes.terms import find_term_fault
+from qgate.expected.derived import CutAxis
+from qgate.expected.noise import Expected
+from qgate.expected.products import Product
+from qgate.gate.measured import Measured
+from qgate.gate.measuring.segment_noise import limit_of
+from qgate.gate.measuring.segments import Segments, Worst, row_scales
+
+_UNEXPLAINED = 0.02
+"""The share of a residual's energy that may be left when lost terms are called the cause."""
+_ENOUGH = 1e-5
+"""The share of it that is noise, so that no more terms are looked for."""
+_ROWS = 96
+_LEAST_SHARE = 0.02
+_TINY = 1e-300
+_PEAK = 6.0
+"""Times the RMS of a row's allowed error that one element of it may reach."""
+
+
+def segment_rows(
+    segments: Segments,
+    sensitivities: Mapping[str, float],
+    order: Mapping[str, int],
+    layer_of: Callable[[str], str],
+) -> list[Measured]:
+    """Return a row for each site that was compared, in no order."""
+    rows = []
+    last = len(order)
+    for number, (site, errors) in enumerate(segments.errors.items()):
+        limit = limit_of(errors, sensitivities.get(site, 1.0))
+        worst = errors.worst.error
+        is_wrong = not worst <= limit
+        reason = explain_segment(segments, site, limit) if is_wrong else ""
+        if errors.unit and errors.worst.actual is not None and not is_wrong:
+            lost = _lost_in_noise(errors.worst, weight_of(segments, site))
+            reason = f"is not its product: {lost}, below the rounding of its dtype" if lost else ""
+        rows.append(
+            Measured(
+                site=site,
+                layer=layer_of(site),
+                scope="isolated",
+                values={"relative_mse": errors.relative_mse},
+                order=order.get(site, last + number),
+                nonfinite=errors.nonfinite,
+                floor=limit,
+                parts={"worst_token": {"relative_mse": worst}},
+                gated=(),
+                why={"isolated": reason} if reason else None,
+                channels=errors.channels,
+            )
+        )
+    uncompared = () if segments.is_own else segments.left_out.keys() & order.keys()
+    compared = {row.site: row for row in rows}
+    for site in sorted(uncompared):
+        why = {"isolated": f"cannot be compared with FP32 code: {segments.left_out[site]}"}
+        row = compared.get(site) or Measured(
+            site=site, layer=layer_of(site), scope="isolated", values={}, order=order[site],
+            nonfinite=0, gated=(),
+        )  # fmt: skip
+        compared[site] = replace(row, why=why)
+    return list(compared.values())
+
+
+def explain_segment(segments: Segments, site: str, limit: float) -> str:
+    """Say what is wrong at a site, where, and in which sample."""
+    errors = segments.errors[site]
+    worst = errors.clearest(limit)
+    weight = weight_of(segments, site)
+    words = _lost_terms(worst, weight)
+    if not words and errors.unit:
+        words = _lost_in_noise(worst, weight)
+    words = words or _pattern(worst, limit)
+    module = site.rpartition(":")[0]
+    source = "what FP32 code makes of the tensors before it"
+    if weight is not None and worst.inputs is not None:
+        source = "the product of its quantized input and weight"
+    elif site.endswith(":output"):
+        source = f"what FP32 code of {module} makes of the same tensors"
+    agreeing = errors.agreeing(limit)
+    others = f"; {' and '.join(agreeing)} agree{'s' * (len(agreeing) == 1)}" if agreeing else ""
+    return f"is not {source}: {words} ({worst.place()}{others})"
+
+
+def weight_of(segments: Segments, site: str) -> Tensor | None:
+    """Return the weight of a linear layer as (outputs, inputs), None for other sites."""
+    name, _, port = site.rpartition(":")
+    listed = [s for s in segments.view.sites if s.name == site and s.kind == "linear"]
+    if port != "output" or not listed:
+        return None
+    values = segments.view.weights.get(name, {})
+    weight = values.get("weight", segments.base.module.get_submodule(name).weight)
+    assert isinstance(weight, Tensor | nn.Parameter)
+    return weight.detach().t() if listed[0].transposed else weight.detach()
+
+
+def _lost_terms(worst: Worst, weight: Tensor | None) -> str:
+    """Name input channels that a product lacks, or weighs otherwise, if they explain its error."""
+    if weight is None or worst.inputs is None:
+        return ""
+    inputs, residual = _inputs_and_residual(worst)
+    energy = float(residual.double().square().sum())
+    fault = find_term_fault(
+        _product(inputs), residual, (inputs, weight), _UNEXPLAINED * energy, _ENOUGH
+    )
+    return fault.words("input channel", "input channels") if fault else ""
+
+
+def _lost_in_noise(worst: Worst, weight: Tensor | None) -> str:
+    """Name input channels that are lost below the noise of a coarse dtype.
+
+    Rounding moves large results more than small ones: rows and columns are first brought to one
+    size of noise.
+    """
+    if weight is None or worst.inputs is None:
+        return ""
+    inputs, residual = _inputs_and_residual(worst)
+    inputs, residual = inputs[:_ROWS].double(), residual[:_ROWS].double()
+    rows = residual.square().mean(1, keepdim=True).sqrt().clamp_min(_TINY)
+    columns = (residual / rows).square().mean(0).sqrt().clamp_min(_TINY)
+    even = residual / rows / columns
+    arguments = inputs / rows, weight.double() / columns.unsqueeze(1)
+    fault = find_term_fault(_product(inputs), even, arguments, math.inf)
+    if fault is None or abs(fault.share) < _LEAST_SHARE:
+        return ""
+    return fault.words("input channel", "input channels")
+
+
+def _inputs_and_residual(worst: Worst) -> tuple[Tensor, Tensor]:
+    assert worst.inputs is not None
+    assert worst.actual is not None
+    assert worst.expected is not None
+    residual = (worst.actual - worst.expected).nan_to_num(0.0, 0.0, 0.0)
+    inputs = worst.inputs.reshape(-1, worst.inputs.shape[-1]).float()
+    return inputs, residual.reshape(-1, residual.shape[-1])
+
+
+def _product(inputs: Tensor) -> Product:
+    axis = CutAxis(((0, 1), (1, 1)), inputs.shape[-1], None)
+    return Product((0, 1), "ak", "bk", "ab", "k", axis)
+
+
+def _pattern(worst: Worst, limit: float) -> str:
+    actual, expected = worst.actual, worst.expected
+    assert actual is not None
+    assert expected is not None
+    scale = row_scales(expected.double().square().sum(-1)).sqrt().unsqueeze(-1)
+    room = scale * (_PEAK * math.sqrt(limit / expected.shape[-1]))
+    values = expected.double()
+    bounds = Expected(values, values - room, values + room)
+    wrong = bounds.outside(actual.double())
+    if not bool(wrong.any()):
+        return "a small error in all elements"
+    words = (
+        describe_ruin(actual, bounds, wrong) or describe(actual, bounds, wrong) or scattered(wrong)
+    )
+    words = re.sub(r"\brow", "token", words)
+    return re.sub(r"\bcolumn", "channel", words)

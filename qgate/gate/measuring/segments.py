@@ -1,0 +1,327 @@
+"""Isolated errors: what a run made between its quantizers, against FP32 code fed with its tensors.
+
+While the model under test runs, the tensors at its sites are taken. The reference then runs on the
+same sample, and every site gets the run's tensor as soon as its own was compared with it. What is
+compared is so the work of one segment of code, from tensors that the run quantized or passed on to
+the next site: a code that fell to the other side upstream is no error, in any mode.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qgate.gate.measuring.segment_views import Passed, Port, SegmentView
+from qgate.hooks.tapping import tap_sites
+from qgate.kernel_checks.runs import REFUSALS
+from qgate.models import Model
+from qgate.models.sites import Site
+
+MOST_BYTES = 1 << 30
+"""Bytes of tensors of one batch that may wait for the reference."""
+PROBE_SAMPLES, PROBE_TOKENS = 3, 77
+"""A short batch of an odd length, which every mode also runs on; and one token alone."""
+PROBES = (f"a batch of {PROBE_TOKENS} tokens each", "one token alone", "the first sample")
+WHOLE = "whole samples"
+
+
+@dataclass
+class Worst:
+    """The row of a site, a token or what else the last axis belongs to, with the largest error."""
+
+    error: float = -1.0
+    actual: Tensor | None = None
+    expected: Tensor | None = None
+    inputs: Tensor | None = None
+    row: int = 0
+    sample: str = ""
+
+    def place(self) -> str:
+        """Say which row of which sample it is."""
+        return f"worst at token {self.row} of {self.rows}, {self.sample}"
+
+    @property
+    def rows(self) -> int:
+        return 0 if self.expected is None else self.expected.numel() // self.expected.shape[-1]
+
+
+@dataclass
+class SiteError:
+    """Errors of one site over all passes."""
+
+    squared_error: float = 0.0
+    energy: float = 0.0
+    passes: dict[str, Worst] = field(default_factory=dict)
+    nonfinite: int = 0
+    longest: int = 1
+    unit: float = 0.0
+    channels: int = 0
+
+    @property
+    def worst(self) -> Worst:
+        return max(self.passes.values(), key=lambda worst: worst.error, default=Worst())
+
+    def clearest(self, limit: float) -> Worst:
+        """Return the largest sample that is beyond a limit: a pattern shows best there."""
+        beyond = [worst for worst in self.passes.values() if not worst.error <= limit]
+        return max(beyond, key=lambda worst: (worst.rows, worst.error), default=self.worst)
+
+    def agreeing(self, limit: float) -> list[str]:
+        """List the passes that keep a limit."""
+        return [name for name, worst in self.passes.items() if worst.error <= limit]
+
+    @property
+    def relative_mse(self) -> float:
+        return self.squared_error / self.energy if self.energy else 0.0
+
+
+@dataclass
+class Segments:
+    """Isolated errors of one mode, added pass by pass."""
+
+    model: Model
+    base: Model
+    view: SegmentView
+    errors: dict[str, SiteError] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    is_own: bool = False
+    _overwritten: set[str] = field(default_factory=set)
+    _bytes: float | None = None
+
+    def __post_init__(self) -> None:
+        self.left_out |= self.view.left_out
+
+    @torch.no_grad()
+    def probe(self, sample: Any) -> None:
+        """Hold short inputs of other shapes: an odd length in a batch, and one token."""
+        if not self.view.ports:
+            return
+        for short, name in probes(sample):
+            try:
+                with self.watch(short, name, is_probe=True) as outputs:
+                    outputs |= self.model.outputs(short)
+            except (*REFUSALS, IndexError) as error:
+                self.left_out.setdefault(name, f"the model refuses it ({type(error).__name__})")
+
+    @contextmanager
+    def watch(self, sample: Any, name: str, is_probe: bool = False) -> Iterator[dict[str, Tensor]]:
+        """Take the tensors of the pass inside, and compare them with the reference afterwards.
+
+        What the pass returned belongs into the dict.
+        """
+        outputs: dict[str, Tensor] = {}
+        if not self.view.ports or not (is_probe or self._fits(sample)):
+            yield outputs
+            return
+        recorder = TakenTensors(self._overwritten, is_probe)
+        with recorder.watch(self.model.module, self.view.ports):
+            yield outputs
+        if is_probe:
+            self._overwritten |= recorder.overwritten()
+            self._bytes = recorder.nbytes() / max(1, _size(sample))
+        self.replay(sample, self.view.read(recorder.tensors), name, outputs)
+
+    def _fits(self, sample: Any) -> bool:
+        if self._bytes is None or self._bytes * _size(sample) <= MOST_BYTES:
+            return True
+        self.left_out.setdefault("long samples", "their tensors take too much memory")
+        return False
+
+    @torch.no_grad()
+    def replay(self, sample: Any, passed: Passed, name: str, outputs: Mapping[str, Tensor]) -> None:
+        """Run the reference with the run's tensors in the place of its own."""
+        calls: dict[str, int] = {}
+        sites = [site for site in self.view.sites if site.name in passed.actual]
+        latest: dict[str, Tensor] = {}
+
+        def take(site: Site, tensor: Tensor) -> Tensor | None:
+            index = calls[site.name] = calls.get(site.name, -1) + 1
+            actual, forwarded = passed.actual[site.name], passed.forwarded[site.name]
+            if index >= len(actual) or actual[index].numel() != tensor.numel():
+                # What the run does in another number of calls, or other shapes, is its own.
+                self._reject(site, "the run passes it in other calls or shapes")
+                return None
+            if site.name not in self.view.silent:
+                inputs = latest.get(site.module) if site.port == "output" else None
+                self._compare(site.name, site.kind, actual[index], tensor, inputs, name)
+            value = forwarded[index].to(tensor.dtype)
+            value = value if value.shape == tensor.shape else value.reshape(tensor.shape)
+            if site.port not in ("output", "state"):
+                latest[site.module] = value
+            return value
+
+        with swapped(self.base.module, self.view.weights), tap_sites(self.base.module, sites, take):
+            expected = self.base.outputs(sample)
+        for output, tensor in outputs.items():
+            if output in expected and expected[output].shape == tensor.shape:
+                self._compare(output, "other", tensor, expected[output], None, name)
+        for site in sites:
+            if calls.get(site.name, -1) + 1 != len(passed.actual[site.name]):
+                self._reject(site, "the run passes it in other calls")
+
+    def _reject(self, site: Site, reason: str) -> None:
+        self.left_out.setdefault(site.name, reason)
+
+    def _compare(
+        self,
+        site: str,
+        kind: str,
+        actual: Tensor,
+        expected: Tensor,
+        inputs: Tensor | None,
+        name: str,
+    ) -> None:
+        if actual is expected or not expected.is_floating_point() or not expected.numel():
+            return
+        if not expected.dim():
+            actual, expected = actual.reshape(1), expected.reshape(1)
+        errors = self.errors.setdefault(site, SiteError())
+        kind_of_pass = name if name in PROBES else WHOLE
+        worst = errors.passes.setdefault(kind_of_pass, Worst())
+        errors.unit = max(errors.unit, _unit(actual))
+        errors.longest = max(errors.longest, _longest(kind, expected, inputs))
+        actual, errors.channels = actual.reshape(expected.shape), expected.shape[-1]
+        size = torch.linalg.vector_norm(expected, dim=-1)
+        exact, is_half = expected, site in self.view.half
+        expected = expected.half().float() if is_half else expected
+        if torch.equal(actual, expected):
+            worst.error = max(worst.error, 0.0)
+            errors.energy += float(size.double().square().sum())
+            return
+        difference = actual.float() - exact
+        if is_half:
+            # Beyond what rounding does: next to a tie either neighbor is right.
+            difference = difference.abs() - (expected - exact).abs()
+        distance = torch.linalg.vector_norm(difference, dim=-1)
+        if not math.isfinite(float(distance.sum())):
+            # NaN and infinities of both are no difference; of one they are counted apart.
+            finite = actual.isfinite() & expected.isfinite()
+            errors.nonfinite += int((actual.isfinite() != expected.isfinite()).sum())
+            distance = torch.linalg.vector_norm(difference.where(finite, 0.0), dim=-1)
+            size = torch.linalg.vector_norm(expected.where(finite, 0.0), dim=-1)
+        squares, energy = distance.double().square(), size.double().square()
+        errors.squared_error += float(squares.sum())
+        errors.energy += float(energy.sum())
+        ratios = squares / row_scales(energy)
+        if not worst.error >= float(ratios.max()):
+            row = int(ratios.argmax())
+            at = slice(None)
+            if expected.dim() > 2 and len(expected) > 1:
+                index, row = divmod(row, energy[0].numel())
+                at = slice(index, index + 1)
+                name = f"number {index} of {name}"
+            errors.passes[kind_of_pass] = Worst(
+                float(ratios.max()),
+                actual[at].float().clone(),
+                expected[at].clone(),
+                None if inputs is None else inputs[at].clone(),
+                row,
+                name,
+            )
+
+
+def row_scales(energy: Tensor) -> Tensor:
+    """Return what the error of each row is measured against: its energy, or the usual one's."""
+    usual = energy.median() if energy.numel() else energy.new_zeros(())
+    return energy.clamp_min(float(usual)).clamp_min(torch.finfo(energy.dtype).tiny)
+
+
+def several(samples: Sequence[Any]) -> Any:
+    """Return the first few texts side by side, as long as the shortest; other samples one alone."""
+    texts = [s for s in samples[:PROBE_SAMPLES] if isinstance(s, Tensor) and s.dim() == 2]
+    if not texts or any(text.is_floating_point() for text in texts):
+        return samples[0]
+    length = min(text.shape[1] for text in texts)
+    return torch.cat([text[:, :length] for text in texts])
+
+
+def probes(sample: Any) -> Iterator[tuple[Any, str]]:
+    """Yield short samples made of a long one; one that is no text stays as it is."""
+    if not (isinstance(sample, Tensor) and not sample.is_floating_point() and sample.dim() == 2):
+        yield sample, PROBES[2]
+        return
+    count = min(PROBE_TOKENS, sample.shape[1])
+    yield sample[:, :count], PROBES[0]
+    yield sample[:1, :1], PROBES[1]
+
+
+class TakenTensors:
+    """Tensors that a pass hands over; those that later code overwrites are copied."""
+
+    def __init__(self, overwritten: Iterable[str] = (), copies: bool = False) -> None:
+        self.tensors: dict[str, list[Tensor]] = {}
+        self._copied = set(overwritten)
+        self._copies = copies
+        self._versions: list[tuple[str, Tensor, int]] = []
+        self._clones: dict[tuple[int, int], Tensor] = {}
+
+    @contextmanager
+    def watch(self, module: nn.Module, ports: Sequence[Port]) -> Iterator[None]:
+        first = [port for port in ports if port.first]
+        after = [port for port in ports if not port.first]
+        with (
+            tap_sites(module, first, self._take, first=True),
+            tap_sites(module, after, self._take),
+        ):
+            yield
+
+    def _take(self, port: Port, tensor: Tensor) -> None:
+        plain = tensor.detach()
+        version = _version(tensor)
+        if self._copies or port.name in self._copied:
+            key = (id(tensor), version)
+            self._versions.append((port.name, tensor, version))
+            plain = self._clones.setdefault(key, plain.clone())
+        else:
+            plain = self._clones.setdefault((id(tensor), version), plain)
+            self._versions.append((port.name, tensor, version))
+        self.tensors.setdefault(port.name, []).append(plain)
+
+    def overwritten(self) -> set[str]:
+        return {name for name, tensor, version in self._versions if _version(tensor) != version}
+
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self._clones.values())
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+@contextmanager
+def swapped(module: nn.Module, parameters: Mapping[str, Mapping[str, Tensor]]) -> Iterator[None]:
+    """Let modules compute with other parameters for a while."""
+    before: list[tuple[nn.Module, str, Any]] = []
+    try:
+        for name, values in parameters.items():
+            owner = module.get_submodule(name)
+            for key, value in values.items():
+                before.append((owner, key, owner._parameters[key]))
+                owner._parameters[key] = value  # type: ignore[assignment]
+        yield
+    finally:
+        for owner, key, parameter in before:
+            owner._parameters[key] = parameter
+
+
+def _size(sample: Any) -> int:
+    return sample.numel() if isinstance(sample, Tensor) else 1
+
+
+def _unit(tensor: Tensor) -> float:
+    """Return half the distance of 1 to the next number of a dtype that is coarser than float32."""
+    eps = torch.finfo(tensor.dtype).eps
+    return eps / 2 if eps > torch.finfo(torch.float32).eps else 0.0
+
+
+def _longest(kind: str, expected: Tensor, inputs: Tensor | None) -> int:
+    """Return a bound on the number of terms that one result of a segment adds up."""
+    if inputs is not None and kind in ("linear", "norm"):
+        return inputs.shape[-1]
+    return max(expected.shape)

@@ -1,0 +1,309 @@
+"""The path from measured rows to a verdict and its record, the same for every kind of gate.
+
+A gate measures rows and gives them to `GateSession.judge`; a new kind of gate needs nothing else.
+"""
+
+from __future__ import annotations
+
+import copy
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from qgate.baselines import (
+    Candidate,
+    Key,
+    Origin,
+    Store,
+    StoredChange,
+    drop_candidate,
+    write_candidate,
+)
+from qgate.errors import QgateError
+from qgate.gate.checks import ACCEPTABLE, NOT_QUANTIZED
+from qgate.gate.ledger import AcceptedErrors, Decision, Ledger
+from qgate.gate.measured import Measured
+from qgate.gate.policy import Policy
+from qgate.gate.power import smallest_defects
+from qgate.gate.records import record_rows
+from qgate.gate.subjects import Subject
+from qgate.gate.texts import failure_text
+from qgate.gate.updating import Which, hint
+from qgate.gate.verdict import Verdict, judge
+from qgate.results.coverage import ModeScope
+from qgate.results.failure_causes import KnownCauses
+from qgate.results.pictures import Plots
+from qgate.results.power import ModePower, add_power
+from qgate.storage.locations import short_path
+
+if TYPE_CHECKING:
+    from qgate.modes import Mode
+    from qgate.storage.locations import Location
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of one gate: the verdict, its text if it fails, and what an update will write."""
+
+    verdict: Verdict
+    text: str
+    record: dict[str, Any]
+    decision: Decision
+
+    @property
+    def passed(self) -> bool:
+        return not self.text
+
+    @property
+    def updated(self) -> int:
+        """Count the entries that an update writes; 0 without one."""
+        return int(self.record["updated"])
+
+    def failed_as_whole(self, text: str) -> Outcome:
+        """Return it as failed, whatever its sites say."""
+        first, *more = self.record["rows"]
+        rows = [{**first, "passed": False, "failure": text}, *more]
+        record = {**self.record, "passed": False, "updated": 0, "rows": rows}
+        return Outcome(self.verdict, text, record, replace(self.decision, values={}, drops=()))
+
+
+class GateSession:
+    """Gates of one subject: their limits, their accepted errors, and the update they collect.
+
+    `command` is how the suites were started, and `spelled` how options are written there: a
+    failure shows them as the command to run again. With `deferred` an outcome is part of the update
+    only when it is kept; a dry run judges as if there were no update. An update writes nothing of a
+    gate with another plan, unless `accept_plan`. `plots` says which comparisons can be drawn later.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        baselines: Location,
+        policy: Policy,
+        updating: Which | None = None,
+        dry_run: bool = False,
+        deferred: bool = False,
+        report: str = "",
+        command: str = "pytest suites",
+        spelled: Callable[[str], str] = "--{}".format,
+        plots: Plots = "none",
+        accept_plan: bool = False,
+    ) -> None:
+        self.subject, self.policy, self.plots = subject, policy, plots
+        self.dry_run, self.deferred = dry_run, deferred
+        self.report, self.command, self.spelled = report, command, spelled
+        self.known_causes = KnownCauses()
+        self._positions: dict[str, dict[str, tuple[int, ...]]] = {}
+        self._power: list[ModePower] = []
+        self.ledger = Ledger(
+            subject,
+            baselines,
+            updating,
+            lambda title: self.update_command(*subject.selecting(title)),
+            accept_plan,
+        )
+
+    def with_policy(self, policy: Policy, command: str = "") -> Self:
+        """Return it under other limits, perhaps started in another way; all else is shared."""
+        other = copy.copy(self)
+        other.policy, other.command = policy, command or self.command
+        return other
+
+    @property
+    def store(self) -> Store:
+        return self.ledger.store
+
+    def origin(self, calibrated: bool = False) -> Origin:
+        return self.ledger.origin(calibrated)
+
+    def check_baseline(self) -> None:
+        """Refuse to compare with a baseline of something else."""
+        self.ledger.check()
+
+    def check_policy(self, policy: Policy | None = None) -> None:
+        """Refuse a rule or marker that fits no site or no mode: it would limit nothing."""
+
+    def judge(
+        self,
+        suite: str,
+        mode: Mode,
+        measured: Sequence[Measured],
+        where: str,
+        notes: Mapping[str, Any] | None = None,
+        *,
+        title: str = "",
+        label: str = "mode",
+        whole: Sequence[str] = (),
+    ) -> Outcome:
+        """Compare numbers with their limits and with what was accepted for them.
+
+        `title` names the accepted errors where they are not those of a mode, `label` the option
+        that selects this gate; `whole` are layers that were measured whole, even if no site was
+        in them.
+        """
+        ledger = self.ledger
+        title = title or self.subject.title(mode.name)
+        accepted = ledger.accepted(title, mode.calibrated)
+        rows = [
+            with_accepted(row, accepted.by_site.get((suite, row.site, row.scope), {}))
+            for row in measured
+        ]
+        compared = self._positions.setdefault(mode.name, {})
+        carried = (row for row in rows if row.scope not in ("local", "isolated"))
+        compared |= {row.site: row.positions for row in carried}
+        if idle := self.policy.idle_bounds(rows, mode.name):
+            raise QgateError(f"{idle}: it limits nothing. Name its scopes, or leave it out.")
+        verdict = judge(
+            rows,
+            self.policy.limits_of(mode.name),
+            ledger.same_device(accepted),
+            absent=_absent_sites(accepted, suite, rows, whole),
+        )
+        self._power[:] = add_power(
+            self._power,
+            [ModePower(model=self.subject.name, mode=mode.name, defects=smallest_defects(verdict))],
+        )
+        decision = ledger.decide(
+            title, suite, mode.calibrated, verdict, ledger.updating or "failed"
+        )
+        writes = ledger.updating is not None and not self.dry_run
+        failed = decision.remaining if writes else verdict.failed
+        # Options beside those of the subject that run this gate again.
+        selecting = [(label, mode.name)] if label in ("mode", "format") else []
+        accept_command = self.update_command(*selecting)
+        if any(check.is_plan_change for check in verdict.failed):
+            accept_command += f" {self.spelled('accept-plan')}"
+        diagnoses = self.diagnose(mode, verdict) if failed else {}
+        records = record_rows(
+            suite, self.subject.name, mode.name, where, verdict, failed, self.plots, diagnoses
+        )
+        earlier, text = self.known_causes.add(records), ""
+        if failed:
+            in_order = tuple(sorted(failed, key=lambda check: check.position))
+            text = failure_text(
+                Verdict(verdict.measured, in_order),
+                mode.name,
+                label=label,
+                baseline=short_path(Path.cwd(), ledger.file(title)),
+                command=accept_command,
+                report=self.report,
+                diagnoses=diagnoses,
+                earlier=earlier,
+            )
+        if notes:
+            records = [{**row, "notes": dict(notes)} for row in records]
+        acceptable = any(check.kind in ACCEPTABLE for check in failed) and not hint(tuple(failed))
+        record = {
+            "passed": not failed,
+            "updated": decision.entries if writes else 0,
+            "title": title,
+            "rows": records,
+            "options": self._options(*selecting),
+            "accept": accept_command if acceptable else "",
+        }
+        outcome = Outcome(verdict, text, record, decision)
+        if not self.deferred:
+            self.keep(outcome)
+        return outcome
+
+    def diagnose(self, mode: Mode, verdict: Verdict) -> Mapping[tuple[str, str], str]:  # noqa: ARG002
+        """Say by site and scope what is wrong with tensors that failed, where they tell."""
+        return {}
+
+    def leave_reproduction(self, folder: Path, outcome: Outcome) -> Path | None:  # noqa: ARG002
+        """Write what compares the first failing site of a mode again; None if there is nothing."""
+        return None
+
+    def _options(self, *selecting: tuple[str, str]) -> str:
+        return " ".join(
+            f"{self.spelled(name)} {shlex.quote(value)}"
+            for name, value in (*self.subject.options, *selecting)
+        )
+
+    def update_command(self, *selecting: tuple[str, str]) -> str:
+        """Return the command that accepts what a gate measured."""
+        words = [self.command, self._options(*selecting), self.spelled("update-baselines")]
+        return " ".join(filter(None, words))
+
+    def scopes(self) -> list[ModeScope]:
+        """Return what there is to compare of the modes judged, and where they were compared."""
+        return [
+            replace(scope, positions=self._positions[scope.mode])
+            for scope in self.subject.scopes(self._positions)
+        ]
+
+    def power(self) -> list[ModePower]:
+        """Return the smallest defects that the limits would have seen in the modes judged."""
+        return [mode for mode in self._power if mode["defects"]]
+
+    # Updates and candidates -----------------------------------------------------------------------
+
+    def keep(self, outcome: Outcome, source: str = "") -> None:
+        """Make an outcome part of the update."""
+        if self.ledger.updating is not None:
+            self.ledger.collect(outcome.decision, source)
+
+    def leave_candidate(self, folder: Path, outcome: Outcome, source: str) -> None:
+        """Leave what a failing gate measured for `qgate baselines accept`, or take it back.
+
+        It is what an update would have written; what no update accepts is there with the reason.
+        """
+        verdict, decision = outcome.verdict, outcome.decision
+        title, suite, calibrated = decision.title, decision.suite, decision.calibrated
+        if outcome.passed:
+            drop_candidate(folder, self.subject.name, title, source)
+            return
+        decision = self.ledger.decide(title, suite, calibrated, verdict, "failed", accept_plan=True)
+        values, barred = dict(decision.values), {}
+        for check in verdict.failed:
+            if check.kind not in ACCEPTABLE and check.value is not None and check.metric:
+                key = Key(suite, check.site, check.scope, check.metric)
+                values[key] = check.value
+                barred[key] = f"{check.kind}: {check.reason or 'limit broken'}"
+        if values or decision.drops:
+            origin, gone = self.origin(calibrated), decision.drops
+            candidate = Candidate(origin, title, source, values, barred, calibrated, gone)
+            write_candidate(folder, candidate)
+
+    def commit(self, dry_run: bool = False) -> list[StoredChange]:
+        """Write what was collected and return what changed; a dry run writes nothing."""
+        return self.ledger.commit(dry_run)
+
+
+def with_accepted(row: Measured, accepted: Mapping[str, float | str]) -> Measured:
+    """Add what was accepted to a row; a text that was accepted is asked for."""
+    if row.accepted is not None:
+        raise QgateError(
+            f"what was measured at {row.site} brings accepted errors of its own: leave `accepted` "
+            "out, they come from the baseline."
+        )
+    texts = {name: value for name, value in accepted.items() if isinstance(value, str)}
+    numbers = {name: value for name, value in accepted.items() if not isinstance(value, str)}
+    now = {**dict.fromkeys(texts, NOT_QUANTIZED), **row.texts}
+    return replace(row, accepted=numbers or None, accepted_texts=texts, texts=now)
+
+
+def _absent_sites(
+    accepted: AcceptedErrors, suite: str, measured: Sequence[Measured], whole: Sequence[str]
+) -> dict[tuple[str, str], str]:
+    """Return sites accepted in the layers measured here that were not measured now.
+
+    Each has the quantizer that was accepted there. Sites in no layer can be of another test: they
+    are listed at the end of a complete run.
+    """
+    layers, scopes = {row.layer for row in measured} - {""}, {row.scope for row in measured}
+    absent: set[tuple[str, str]] = {
+        (site, scope)
+        for layer in layers
+        for site, scope in accepted.by_layer.get((suite, layer), ())
+        if scope in scopes
+    }
+    for layer in whole:
+        absent |= accepted.by_layer.get((suite, layer), set())
+    return {
+        (site, scope): str(accepted.by_site[suite, site, scope].get("quantizer", ""))
+        for site, scope in absent - {row.key for row in measured}
+    }

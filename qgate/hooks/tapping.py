@@ -1,0 +1,136 @@
+"""Hooks that hand over the tensors at the sites of a model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor, nn
+
+from qgate.errors import QgateError
+from qgate.hooks.module_hooks import ModuleHooks
+
+
+class ModulePort(Protocol):
+    """A port of a module, as a site of a model is one."""
+
+    @property
+    def module(self) -> str: ...
+
+    @property
+    def port(self) -> str: ...
+
+
+P = TypeVar("P", bound=ModulePort)
+
+
+def tap_sites(
+    root: nn.Module,
+    sites: Iterable[P],
+    take: Callable[[P, Tensor], Tensor | None],
+    *,
+    first: bool = False,
+) -> ModuleHooks:
+    """Call `take(site, tensor)` whenever a site is passed, until the hooks are removed.
+
+    A tensor that it returns replaces the one at the site. Weights are taken when their module runs,
+    and cannot be replaced. A later tap gets the tensors that earlier ones returned, unless it is
+    `first`.
+    """
+    by_module: dict[str, list[P]] = {}
+    for site in sites:
+        by_module.setdefault(site.module, []).append(site)
+    hooks = ModuleHooks()
+    for name, ports in by_module.items():
+        try:
+            module = root.get_submodule(name)
+        except AttributeError as error:
+            hooks.remove()
+            raise QgateError(f"site {ports[0]} is not in this model any more: {error}.") from None
+        before = [site for site in ports if site.port not in ("output", "state")]
+        after = [site for site in ports if site.port in ("output", "state")]
+        parameters = list(inspect.signature(module.forward).parameters) if before else []
+        hooks.add(
+            module,
+            _before(before, take, parameters) if before else None,
+            _after(after, take) if after else None,
+            first=first,
+        )
+    return hooks
+
+
+def _before(
+    sites: list[P], take: Callable[[P, Tensor], Tensor | None], parameters: list[str]
+) -> Callable[..., Any]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        values: list[Any] = list(args)
+        for site in sites:
+            if site.port == "weight":
+                take(site, getattr(module, "weight"))  # noqa: B009
+                continue
+            key = _locate(site, parameters, values, kwargs)
+            holder: Any = kwargs if isinstance(key, str) else values
+            replaced = take(site, holder[key])
+            if replaced is not None:
+                holder[key] = replaced
+        return tuple(values), kwargs
+
+    return hook
+
+
+def _locate(
+    site: ModulePort, parameters: list[str], args: list[Any], kwargs: dict[str, Any]
+) -> str | int:
+    """Return the position or keyword of a site's tensor in a call."""
+    if site.port == "input":
+        position = next((k for k, value in enumerate(args) if isinstance(value, Tensor)), None)
+        if position is not None:
+            return position
+        order = [*(name for name in parameters if name in kwargs), *kwargs]
+        keyword = next((k for k in order if isinstance(kwargs[k], Tensor)), None)
+        if keyword is not None:
+            return keyword
+    elif site.port in kwargs:
+        return site.port
+    elif site.port in parameters and parameters.index(site.port) < len(args):
+        return parameters.index(site.port)
+    raise QgateError(
+        f"site {site} was passed without a tensor: {site.module} was called with none."
+    )
+
+
+def _after(sites: list[P], take: Callable[[P, Tensor], Tensor | None]) -> Callable[..., Any]:
+    def hook(_module: nn.Module, _args: Any, result: Any) -> Any:
+        for site in sites:
+            if site.port == "state":
+                replaced = take(site, result.state)
+                result = result if replaced is None else result._replace(state=replaced)
+                continue
+            tensor = result if isinstance(result, Tensor) else _first(result, site)
+            replaced = take(site, tensor)
+            if replaced is not None:
+                result = _with_first(result, tensor, replaced)
+        return result
+
+    return hook
+
+
+def _first(result: Any, site: ModulePort) -> Tensor:
+    values = result.values() if isinstance(result, dict) else result
+    if isinstance(values, Iterable):
+        for value in values:
+            if isinstance(value, Tensor):
+                return value
+    raise QgateError(
+        f"site {site} was passed without a tensor: it returned {type(result).__name__}."
+    )
+
+
+def _with_first(result: Any, old: Tensor, new: Tensor) -> Any:
+    if isinstance(result, Tensor):
+        return new
+    if isinstance(result, dict):
+        return type(result)({k: new if value is old else value for k, value in result.items()})
+    values = [new if value is old else value for value in result]
+    return type(result)(*values) if hasattr(result, "_fields") else type(result)(values)

@@ -1,0 +1,1 @@
+"""Checks of one kernel in anybody's test: expected results, relations, repeatability."""

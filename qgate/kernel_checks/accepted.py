@@ -1,0 +1,73 @@
+"""Accepted figures of a kernel: one small file per check, written on request and held otherwise."""
+
+from __future__ import annotations
+
+import json
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from qgate.kernel_checks.record import CheckFailure, CheckReport
+from qgate.storage.files import replacing
+
+UPDATING: ContextVar[bool] = ContextVar("UPDATING", default=False)
+"""True in a pytest run with --update-baselines."""
+TOLERANCE = 1.05
+"""Times the accepted relative error, and times the accepted noise."""
+REMEDY = "run pytest with --update-baselines to accept what was measured"
+FIELDS = ("name", "conventions", "held", "error", "noise")
+
+
+def hold_accepted(path: Path, report: CheckReport) -> None:
+    """Compare a report with the accepted one; write it if the run updates accepted values."""
+    figures = {name: value for name, value in report.to_dict().items() if name in FIELDS}
+    if UPDATING.get():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as written:
+            written.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        return
+    if not path.exists():
+        raise CheckFailure(f"{report.name} has no accepted values in '{path}'", [REMEDY], report)
+    accepted = _read(path)
+    for position, name in report.conventions.items():
+        before = accepted["conventions"].get(position)
+        if before != name:
+            raise CheckFailure(
+                f"{report.name} quantizes {position} by {name!r}, accepted is {before!r}",
+                [REMEDY],
+                report,
+            )
+    missing = [name for name in accepted["held"] if name not in report.held]
+    if missing:
+        reasons = [f"{name}: {report.left_out.get(name, 'not derived')}" for name in missing]
+        raise CheckFailure(
+            f"{report.name} no longer holds {len(missing)} of {len(accepted['held'])} accepted "
+            f"inputs, first {missing[0]!r}",
+            [*reasons[:5], REMEDY],
+            report,
+        )
+    for name in ("error", "noise"):
+        value, before = getattr(report, name), accepted[name]
+        if not value <= before * TOLERANCE:
+            raise CheckFailure(
+                f"{report.name} has a relative {name} of {value:.4g}, accepted is {before:.4g}",
+                [REMEDY],
+                report,
+            )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        accepted = json.loads(path.read_text(encoding="utf-8"))
+        kinds = (str, dict, list, int | float, int | float)
+        is_right = isinstance(accepted, dict) and all(
+            isinstance(accepted.get(name), kind) for name, kind in zip(FIELDS, kinds, strict=True)
+        )
+    except (OSError, ValueError) as error:
+        raise ValueError(f"accepted values '{path}' cannot be read: {error}. {REMEDY}.") from None
+    if not is_right:
+        raise ValueError(
+            f"'{path}' holds no accepted values of a kernel check (fields {', '.join(FIELDS)}); "
+            f"{REMEDY}."
+        )
+    return accepted  # type: ignore[no-any-return]

@@ -1,0 +1,127 @@
+"""Declared quantization of arguments and results: a format, a quantizer, a convention, code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qgate.errors import QgateError
+from qgate.expected.conventions import MSE, Convention, conventions, definition_of
+from qgate.formats import Encoded, Quantizer
+from qgate.formats.encoded import encode_tensor
+from qgate.formats.options import Floats
+from qgate.formats.settings import QuantizerSettings
+
+Declared = str | Quantizer | Convention | Encoded | Callable[[Tensor], Tensor]
+"""A format's name (any convention of it), a quantizer, one convention, or code that quantizes."""
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """The conventions that one tensor may follow, the definition first."""
+
+    name: str
+    choices: tuple[Convention, ...]
+    quantizer: QuantizerSettings | None = None
+    is_packed: bool = False
+
+    def ideal(self, x: Tensor, choice: int = 0) -> Tensor:
+        """Quantize by one of the conventions; the values in float64, on the tensor's device."""
+        return from_array(self.choices[choice](to_array(x)), x) if x.numel() else x.double()
+
+    def alternatives(self, x: Tensor, choice: int) -> tuple[Tensor, Tensor]:
+        """Return the values that codes within noise of a rounding boundary may have."""
+        if not x.numel():
+            return x.double(), x.double()
+        lower, upper = self.choices[choice].alternatives(to_array(x))
+        return from_array(lower, x), from_array(upper, x)
+
+    def pack(self, x: Tensor) -> Encoded:
+        """Encode values for a kernel that takes its argument packed."""
+        assert self.quantizer is not None
+        return encode_tensor(x.float(), self.quantizer, "zero")
+
+    @property
+    def has_nan(self) -> bool:
+        fmt = None if self.quantizer is None else self.quantizer.format
+        return fmt is not None and (fmt.kind == "block" or fmt.nan_code is not None)
+
+    @property
+    def follows_magnitude(self) -> bool:
+        """True if scales are made from the values, so that no magnitude is too large."""
+        q = self.quantizer
+        return q is not None and q.granularity is not None and q.scale is None
+
+    @property
+    def step(self) -> int:
+        """Elements that share a scale along one axis."""
+        q = self.quantizer
+        return q.block if q is not None and q.granularity == "block" else 1
+
+
+def declare(
+    declared: Any, position: str, dtype: torch.dtype, convention: str | None = None
+) -> Quantization:
+    """Settle what was declared for an argument or a result; ValueError names the position."""
+    if isinstance(declared, Encoded):
+        q = declared.quantizer
+        return Quantization(q.format.name, (definition_of(q),), q, is_packed=True)
+    if isinstance(declared, Convention):
+        return Quantization(declared.name, (declared,))
+    if isinstance(declared, str):
+        try:
+            declared = Quantizer(declared)
+        except QgateError as error:
+            raise ValueError(f"{position}: {error}") from None
+    if isinstance(declared, Quantizer):
+        if declared.rounding == "stochastic":
+            raise ValueError(
+                f"{position} is {declared!r}: stochastic rounding has no expected value; check the "
+                "kernel with its rounding set to nearest."
+            )
+        listed = conventions(declared, str(dtype).removeprefix("torch."))
+        return Quantization(declared.format.name, _chosen(listed, convention, position), declared)
+    if callable(declared):
+        name = getattr(declared, "__name__", type(declared).__name__)
+        return Quantization(name, (Convention(name, _from_function(declared)),))
+    raise ValueError(
+        f"{position} is declared as {declared!r}; allowed are a format's name, a qgate.Quantizer, "
+        "a convention, or a function from a tensor to its quantized values."
+    )
+
+
+def _chosen(
+    listed: list[Convention], convention: str | None, position: str
+) -> tuple[Convention, ...]:
+    """Return all conventions, or those whose name holds the words that were asked for."""
+    if convention is None or convention == MSE:
+        return tuple(listed)
+    matching = [choice for choice in listed if convention in choice.name]
+    if not matching:
+        names = ", ".join(repr(choice.name) for choice in listed)
+        raise ValueError(
+            f"{position} has no convention {convention!r}; there are {names} and {MSE!r}."
+        )
+    return tuple(matching)
+
+
+def _from_function(function: Callable[[Tensor], Tensor]) -> Callable[[Floats, float], Floats]:
+    def values(x: Floats, _nudge: float) -> Floats:
+        return to_array(function(torch.from_numpy(x).float()))
+
+    return values
+
+
+def to_array(x: Tensor) -> Floats:
+    """Return a tensor's values as float64."""
+    return np.asarray(x.detach().double().cpu().numpy())
+
+
+def from_array(values: Floats, like: Tensor) -> Tensor:
+    """Return values as a float64 tensor on the device of another."""
+    return torch.from_numpy(np.ascontiguousarray(values)).to(like.device)

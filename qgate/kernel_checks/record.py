@@ -1,0 +1,58 @@
+"""The record of one check: what was held, what was left out and why, what would have been seen."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class CheckReport:
+    """The record of one check.
+
+    name             the function that was checked
+    conventions      argument or "result" → the convention that its quantization follows
+    held             the inputs at which the kernel agreed: "the example", names of derived inputs
+    left_out         derived inputs that were not checked, with the reason
+    noise            float noise allowed at a typical element, relative to the expected values' RMS
+    error            relative mean squared error against the unquantized reference
+    format_error     that of a correct kernel: what the format itself costs
+    smallest_defect  by kind: the smallest relative error of that kind that would have failed
+    """
+
+    name: str
+    conventions: dict[str, str] = field(default_factory=dict)
+    held: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    noise: float = 0.0
+    error: float = 0.0
+    format_error: float = 0.0
+    smallest_defect: dict[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as plain data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        inputs = f"{len(self.held)} input{'s' if len(self.held) != 1 else ''}"
+        lines = [f"{self.name} agrees at {inputs}; float noise is {self.noise:.1e}"]
+        lines += [f"  {position}: {name}" for position, name in self.conventions.items()]
+        if self.format_error:
+            lines.append(
+                f"  relative error against unquantized values {self.error:.3g}, of an ideal kernel "
+                f"{self.format_error:.3g}"
+            )
+        lines += [
+            f"  smallest defect seen, {kind}: {size:.1e}"
+            for kind, size in self.smallest_defect.items()
+        ]
+        lines += [f"  left out: {name} ({reason})" for name, reason in self.left_out.items()]
+        return "\n".join(lines)
+
+
+class CheckFailure(AssertionError):
+    """A check that failed: its first line says what is wrong, the rest where and by how much."""
+
+    def __init__(self, cause: str, details: list[str], report: CheckReport) -> None:
+        super().__init__("\n".join([cause, *(f"  {line}" for line in details)]))
+        self.cause, self.report = cause, report

@@ -1,0 +1,165 @@
+"""Runs of a kernel: at the example, at derived inputs and other shapes, and repeatedly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qgate.expected.derived import DerivedInput, derive, find_axes
+from qgate.formats import Encoded
+from qgate.kernel_checks.record import CheckFailure, CheckReport
+from qgate.kernel_checks.subject import KernelSubject
+
+EXAMPLE = "the example"
+REPETITIONS = 3
+REFUSALS = (ValueError, TypeError, RuntimeError, NotImplementedError, AssertionError)
+"""Exceptions with which a kernel says that it does not take an input."""
+CRASHES = ("CUDA error", "illegal memory access", "device-side assert")
+"""Words of a RuntimeError that is no refusal."""
+
+
+@dataclass(frozen=True)
+class KernelRun:
+    """One input, and what the kernel made of it."""
+
+    name: str
+    arguments: list[Any]
+    actual: Tensor
+
+
+def derived_inputs(
+    subject: KernelSubject, example: list[Any], relations: Sequence[str], seed: int
+) -> Iterator[DerivedInput]:
+    """List derived inputs, those for which format and granularity promise something."""
+    packed = {
+        position for position, quantization in subject.inputs.items() if quantization.is_packed
+    }
+    values = [
+        argument.decode(torch.float32) if isinstance(argument, Encoded) else argument
+        for argument in example
+    ]
+    step = max((quantization.step for quantization in subject.slots.values()), default=1)
+    axes = find_axes(subject.like, values)
+    for variant in derive(values, axes, step, relations, seed):
+        if not (packed and variant.relation in ("strided", "transposed", "nan")):
+            yield variant
+    if "fixed point" in relations and subject.inputs and not packed:
+        ideal = subject.ideal(values, dict.fromkeys(subject.slots, 0))
+        twice = subject.ideal(ideal, dict.fromkeys(subject.slots, 0))
+        rounded = [
+            value.to(argument.dtype) if isinstance(argument, Tensor) else argument
+            for value, argument in zip(ideal, values, strict=True)
+        ]
+        if all(
+            torch.equal(ideal[p], twice[p]) and torch.equal(rounded[p].double(), ideal[p])
+            for p in subject.inputs
+        ):
+            yield DerivedInput("fixed point", "values that are in the format already", rounded)
+
+
+def other_shapes(
+    example: list[Any], shapes: Sequence[Sequence[tuple[int, ...]]], seed: int
+) -> Iterator[DerivedInput]:
+    """Make arguments of the shapes that were asked for, with the spread of the example's."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = [position for position, value in enumerate(example) if isinstance(value, Tensor)]
+    for listed in shapes:
+        if len(listed) != len(tensors):
+            raise ValueError(
+                f"shapes has {tuple(listed)!r}; give one shape for each of the {len(tensors)} "
+                "tensors among the arguments."
+            )
+        changed = list(example)
+        for position, shape in zip(tensors, listed, strict=True):
+            old = example[position]
+            spread = float(old.double().std()) if old.numel() > 1 else 1.0
+            values = torch.randn(tuple(shape), generator=generator) * spread
+            changed[position] = values.to(old.device, old.dtype)
+        name = ", ".join("x".join(map(str, shape)) for shape in listed)
+        yield DerivedInput("shapes", f"shapes {name}", changed)
+
+
+def try_input(subject: KernelSubject, variant: DerivedInput, report: CheckReport) -> Tensor | None:
+    """Run a derived input; list what reference, format or kernel refuse, with the reason."""
+    lacking = [quantization for quantization in subject.slots.values() if not quantization.has_nan]
+    if variant.relation == "nan" and lacking:
+        report.left_out[variant.name] = f"{lacking[0].name} has no NaN"
+        return None
+    if variant.relation in ("large", "small") and subject.slots:
+        fixed = [q for q in subject.slots.values() if not q.follows_magnitude]
+        if fixed:
+            report.left_out[variant.name] = f"{fixed[0].name} has no scale made from the values"
+            return None
+    try:
+        shape = subject.unquantized(variant.arguments).shape
+    except Exception as error:
+        report.left_out[variant.name] = f"the reference refused: {_brief(error)}"
+        return None
+    try:
+        return run_kernel(subject, variant.arguments, shape, variant.name, report)
+    except CheckFailure:
+        raise
+    except REFUSALS as error:
+        if any(words in str(error) for words in CRASHES):
+            raise
+        report.left_out[variant.name] = f"the kernel refused: {_brief(error)}"
+        return None
+
+
+def _brief(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:100]}" if lines else type(error).__name__
+
+
+def run_kernel(
+    subject: KernelSubject,
+    arguments: list[Any],
+    shape: torch.Size,
+    name: str,
+    report: CheckReport,
+) -> Tensor:
+    actual = subject.run(arguments)
+    if actual.shape != shape:
+        raise CheckFailure(
+            f"{subject.name} returns shape {tuple(actual.shape)} for {name}, right is "
+            f"{tuple(shape)}",
+            [],
+            report,
+        )
+    return actual
+
+
+def check_repeats(subject: KernelSubject, run: KernelRun, report: CheckReport) -> None:
+    for number in range(2, REPETITIONS + 1):
+        repeated = subject.run(run.arguments)
+        same = (repeated == run.actual) | (repeated.isnan() & run.actual.isnan())
+        if not bool(same.all()):
+            raise CheckFailure(
+                f"{subject.name} is not repeatable: {int((~same).sum()):,} of {same.numel():,} "
+                f"values differ in run {number} of the same input",
+                [],
+                report,
+            )
+
+
+def comparable(
+    subject: KernelSubject, runs: list[KernelRun], report: CheckReport
+) -> list[KernelRun]:
+    """Leave out inputs for which the reference itself depends on the width of its numbers."""
+    comparable_runs = []
+    for run in runs:
+        if not subject.depends_on_dtype(run.arguments, dict.fromkeys(subject.slots, 0)):
+            comparable_runs.append(run)
+            continue
+        reason = "the reference differs between float32 and float64 by more than float noise"
+        if run.name == EXAMPLE:
+            raise ValueError(
+                f"{reason} for the example; give a like= whose constants do not depend on the "
+                "dtype (an eps?), or an example of smaller values."
+            )
+        report.left_out[run.name] = reason
+    return comparable_runs

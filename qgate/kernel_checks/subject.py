@@ -1,0 +1,254 @@
+"""A kernel with what is declared of it: what it gets, what it should return, how it is run."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qgate.expected.noise import ARITHMETICS, Expected, evaluate, expect
+from qgate.formats import Encoded
+from qgate.kernel_checks.declared import Quantization, declare
+
+Function = Callable[..., Any]
+Choices = dict[Any, int]
+"""Which convention each quantized argument, or the result, is taken to follow."""
+RESULT = "result"
+
+
+@dataclass(frozen=True)
+class KernelSubject:
+    """A kernel, the reference function, and the quantization of arguments and result."""
+
+    kernel: Function
+    like: Function
+    name: str
+    inputs: dict[int, Quantization]
+    output: Quantization | None
+    pack: dict[int, Function]
+    unpack: Function | None
+    arithmetic: str
+    _casts: dict[tuple[int, int, int], tuple[Any, ...]] = field(default_factory=dict, repr=False)
+
+    @property
+    def slots(self) -> dict[Any, Quantization]:
+        """Return what is quantized: positions of arguments, and "result"."""
+        return {**self.inputs, **({RESULT: self.output} if self.output else {})}
+
+    def ideal(self, arguments: Sequence[Any], choices: Choices) -> list[Any]:
+        """Return the arguments with every declared one ideally quantized, in float64."""
+        values = [_source(argument) for argument in arguments]
+        for position, quantization in self.inputs.items():
+            if quantization.is_packed:
+                if not isinstance(arguments[position], Encoded):
+                    packed = quantization.pack(values[position])
+                    values[position] = packed.decode(torch.float64)
+            else:
+                values[position] = self._cast(position, arguments[position], choices)[0]
+        return values
+
+    def _cast(self, position: int, argument: Tensor, choices: Choices) -> tuple[Tensor, ...]:
+        """Return the ideal values of an argument and their alternatives, made once per tensor."""
+        key = (position, id(argument), choices[position])
+        if key not in self._casts:
+            quantization, choice = self.inputs[position], choices[position]
+            ideal = quantization.ideal(argument, choice)
+            is_exact = quantization.choices[choice].is_exact
+            alternatives = () if is_exact else quantization.alternatives(argument, choice)
+            self._casts[key] = (ideal, *alternatives, argument)
+        return self._casts[key][:-1]
+
+    def values(self, arguments: Sequence[Any], choices: Choices) -> Tensor:
+        """Return the expected values without their noise."""
+        values = evaluate(self.like, self.ideal(arguments, choices))
+        return self.output.ideal(values, choices[RESULT]) if self.output else values
+
+    def unquantized(self, arguments: Sequence[Any]) -> Tensor:
+        """Return what the reference gives for the arguments as they are."""
+        return evaluate(self.like, [_source(argument) for argument in arguments])
+
+    def expected(
+        self, arguments: Sequence[Any], choices: Choices, arithmetic: str | None = None
+    ) -> Expected:
+        """Return the expected values and the bounds that float noise explains."""
+        ideal = self.ideal(arguments, choices)
+        alternatives = [
+            (position, *self._cast(position, arguments[position], choices)[1:])
+            for position, quantization in self.inputs.items()
+            if not quantization.is_packed
+        ]
+        expected = expect(
+            self.like, ideal, alternatives=alternatives, arithmetic=arithmetic or self.arithmetic
+        )
+        if self.output:
+            expected = _quantized(expected, self.output, choices[RESULT])
+        sources = [_source(argument) for argument in arguments]
+        if any(isinstance(s, Tensor) and not bool(s.isfinite().all()) for s in sources):
+            expected = self._around_non_finite(expected, arguments)
+        return expected
+
+    def depends_on_dtype(self, arguments: Sequence[Any], choices: Choices) -> bool:
+        """Return True if the reference in float32 lies outside the bounds of that in float64."""
+        ideal = self.ideal(arguments, choices)
+        bounds = expect(self.like, ideal)
+        single = evaluate(self.like, ideal, torch.float32)
+        return bool((bounds.outside(single) & bounds.values.isfinite()).any())
+
+    def _around_non_finite(self, expected: Expected, arguments: Sequence[Any]) -> Expected:
+        """Leave free what the definition poisons beyond the elements that must not be finite."""
+        poisoned = ~self.unquantized(arguments).isfinite()
+        free = poisoned & ~expected.values.isnan() | expected.values.isnan() & ~poisoned
+        return Expected(expected.values, expected.low, expected.high, free, expected.sigma)
+
+    def run(self, arguments: Sequence[Any]) -> Tensor:
+        """Call the kernel; arguments that it changes in place are restored."""
+        passed: list[Any] = []
+        for position, argument in enumerate(arguments):
+            quantization = self.inputs.get(position)
+            value = argument
+            if quantization and quantization.is_packed and isinstance(argument, Tensor):
+                value = quantization.pack(argument)
+            if position in self.pack:
+                packed = self.pack[position](value)
+                passed += packed if isinstance(packed, tuple) else [packed]
+            else:
+                passed.append(value)
+        tensors = [value for value in arguments if isinstance(value, Tensor)]
+        copies = [value.clone() for value in tensors]
+        result = self.kernel(*passed)
+        result = result if self.unpack is None else self.unpack(result)
+        if isinstance(result, Tensor):
+            result = result.clone()
+        for tensor, copy in zip(tensors, copies, strict=True):
+            if not torch.equal(tensor.nan_to_num(), copy.nan_to_num()):
+                tensor.copy_(copy)
+        return self._tensor(result)
+
+    def _tensor(self, result: Any) -> Tensor:
+        if isinstance(result, Encoded):
+            return result.decode(torch.float32)
+        if not isinstance(result, Tensor) or not result.is_floating_point():
+            kind = f"{result.dtype} codes" if isinstance(result, Tensor) else type(result).__name__
+            raise ValueError(
+                f"{self.name} returned {kind}; give unpack= with a function that makes the tensor "
+                "of values to check from it."
+            )
+        return result.detach()
+
+
+def _source(argument: Any) -> Any:
+    """Return an argument as the values that it stands for."""
+    return argument.decode(torch.float64) if isinstance(argument, Encoded) else argument
+
+
+def _quantized(expected: Expected, output: Quantization, choice: int) -> Expected:
+    """Quantize expected values; where noise may decide a code, both codes are within bounds."""
+    values = expected.values
+    ideal = output.ideal(values, choice)
+    sign = torch.where(values < 0, -1.0, 1.0)
+    noise = (expected.high - expected.low) / 2
+    codes = [
+        output.ideal(values + sign * noise, choice),
+        output.ideal(values - sign * noise, choice),
+        *output.alternatives(values, choice),
+    ]
+    stacked = torch.stack([ideal, *codes])
+    # A product of a code and its scale is rounded once more; scales are made from noisy values.
+    largest = (
+        values.abs().amax(-1, keepdim=True) if values.dim() and values.numel() else values.abs()
+    )
+    share = (noise / largest.clamp_min(torch.finfo(torch.float64).tiny)).nan_to_num(0.0, 0.0, 0.0)
+    share = share.amax(-1, keepdim=True) if values.dim() and values.numel() else share
+    rounding = ideal.abs() * (share + 2.0**-22)
+    low, high = stacked.amin(0) - rounding, stacked.amax(0) + rounding
+    return Expected(ideal, low, high, sigma=expected.sigma)
+
+
+def make_subject(
+    kernel: Function,
+    arguments: Sequence[Any],
+    *,
+    like: Function,
+    inputs: dict[int, Any] | None,
+    output: Any,
+    pack: dict[int, Function] | None,
+    unpack: Function | None,
+    arithmetic: str,
+    convention: str | None,
+) -> KernelSubject:
+    """Check what was declared of a kernel; ValueError says what cannot be used."""
+    for name, function in (("kernel", kernel), ("like", like)):
+        if not callable(function):
+            raise ValueError(f"{name} is {function!r}; give a function of the arguments.")
+    if arithmetic not in ARITHMETICS:
+        raise ValueError(f"arithmetic {arithmetic!r} is none of {', '.join(ARITHMETICS)}.")
+    declared = dict(inputs or {})
+    for position, argument in enumerate(arguments):
+        if isinstance(argument, Encoded):
+            if position in declared:
+                raise ValueError(
+                    f"argument {position} is encoded as {argument.quantizer.format.name} already; "
+                    f"leave it out of inputs={{{position}: {declared[position]!r}}}."
+                )
+            declared[position] = argument
+    for option, mapping in (("inputs", declared), ("pack", pack or {})):
+        for position in mapping:
+            _check_position(option, position, arguments)
+    for position, function in (pack or {}).items():
+        if not callable(function):
+            raise ValueError(f"pack={{{position}: {function!r}}} is no function.")
+    quantized = {
+        position: declare(value, f"argument {position}", arguments[position].dtype, convention)
+        for position, value in declared.items()
+    }
+    result = None if output is None else declare(output, "output", torch.float32, convention)
+    return KernelSubject(
+        kernel,
+        like,
+        _name(kernel),
+        quantized,
+        result,
+        dict(pack or {}),
+        unpack,
+        arithmetic,
+    )
+
+
+def _name(kernel: Function) -> str:
+    name = getattr(kernel, "__name__", type(kernel).__name__)
+    return "the kernel" if name == "<lambda>" else str(name)
+
+
+def _check_position(option: str, position: Any, arguments: Sequence[Any]) -> None:
+    usable = [
+        index
+        for index, argument in enumerate(arguments)
+        if isinstance(argument, Encoded)
+        or (isinstance(argument, Tensor) and argument.is_floating_point())
+    ]
+    if position not in usable:
+        positions = ", ".join(map(str, usable)) or "none"
+        raise ValueError(
+            f"{option} names argument {position!r}; floating-point tensors stand at: {positions}."
+        )
+
+
+def call_like(subject: KernelSubject, arguments: Sequence[Any]) -> Tensor:
+    """Evaluate the reference on the example; ValueError if it refuses."""
+    try:
+        return subject.unquantized(arguments)
+    except ValueError:
+        raise
+    except Exception as error:
+        signature = ""
+        with contextlib.suppress(TypeError, ValueError):
+            signature = f"{inspect.signature(subject.like)}"
+        raise ValueError(
+            f"like={getattr(subject.like, '__name__', subject.like)!s}{signature} cannot be called "
+            f"with the {len(arguments)} arguments given: {type(error).__name__}: {error}"
+        ) from error

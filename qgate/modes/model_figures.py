@@ -1,0 +1,100 @@
+"""Figures of a model before quantization: sizes, quality of prediction, outliers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qgate.capture.running import next_token_loss, pass_through
+from qgate.models import Model, Site
+from qgate.modes.calibration import quantile
+
+OUTLIER = 8.0
+
+
+@dataclass(frozen=True)
+class SiteFigures:
+    """The magnitudes at one site over all samples.
+
+    `clipped` is the largest magnitude over the 0.9995 quantile: the factor a percentile clips.
+    `peak` is the largest channel maximum over the median one, `outliers` how many channels have a
+    maximum above eight times that median.
+    """
+
+    site: str
+    largest: float
+    clipped: float
+    peak: float
+    outliers: int
+
+
+@dataclass(frozen=True)
+class ModelFigures:
+    """Sizes and figures of a model on its own samples."""
+
+    name: str
+    parameters: int
+    layers: int
+    samples: int
+    tokens: int
+    bits_per_token: float | None
+    sites: tuple[SiteFigures, ...]
+
+
+def model_figures(model: Model) -> ModelFigures:
+    """Run the model on its samples and measure the inputs of its linear layers and scans."""
+    sites = [
+        site
+        for site in model.sites()
+        if (
+            site.kind == "linear" and site.port == "input" and site.module not in (model.head or ())
+        )
+        or (site.kind == "scan" and site.port == "u")
+    ]
+    quantiles: dict[str, float] = {site.name: 0.0 for site in sites}
+    maxima: dict[str, Tensor] = {}
+
+    def collect(_index: int, site: Site, tensor: Tensor) -> None:
+        magnitudes = tensor.detach().float().abs()
+        channels = magnitudes.reshape(-1, magnitudes.shape[-1]).amax(0)
+        quantiles[site.name] += float(quantile(magnitudes, 0.9995))
+        if site.name in maxima:
+            torch.maximum(maxima[site.name], channels, out=maxima[site.name])
+        else:
+            maxima[site.name] = channels
+
+    bits, tokens = [], 0
+    with torch.no_grad():
+        for index, sample in enumerate(model.inputs):
+            result = pass_through(model, sites, index, sample, collect)["logits"]
+            tokens += result.shape[:-1].numel()
+            if isinstance(sample, Tensor) and result.shape[:-1] == sample.shape:
+                bits.append(float(next_token_loss(result, sample)) / math.log(2))
+    return ModelFigures(
+        model.name,
+        sum(p.numel() for p in model.module.parameters()),
+        len(model.layers),
+        len(model.inputs),
+        tokens,
+        sum(bits) / len(bits) if bits else None,
+        tuple(
+            _figures(site.name, maxima[site.name], quantiles[site.name] / len(model.inputs))
+            for site in sites
+            if site.name in maxima
+        ),
+    )
+
+
+def _figures(name: str, channels: Tensor, quantile_0_9995: float) -> SiteFigures:
+    largest = float(channels.amax())
+    middle = float(channels.median()) or 1.0
+    return SiteFigures(
+        name,
+        largest,
+        largest / quantile_0_9995 if quantile_0_9995 else math.inf,
+        largest / middle,
+        int((channels > OUTLIER * middle).count_nonzero()),
+    )

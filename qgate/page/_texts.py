@@ -1,0 +1,263 @@
+"""Texts about a gate: its verdict, its first line, its figures, and the next commands."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from qgate.gate.checks import ACCEPTABLE, Check
+from qgate.gate.texts import cells_of, sentence
+from qgate.gate.updating import hint
+from qgate.metrics import METRICS
+from qgate.page.runs import RecordedGate, Run
+from qgate.results.extent import partial_head
+from qgate.results.other_tests import NOT_FINISHED, other_tests_text
+from qgate.results.ranking import WITHOUT_NUMBER, severity, times_figure, times_text
+from qgate.results.schema import Record
+from qgate.text import counted
+
+FAILED, NEW, UNKNOWN, PASSED, IMPROVED = "failed", "new", "no verdict", "passed", "improved"
+VERDICTS = (FAILED, NEW, UNKNOWN, PASSED, IMPROVED)
+# Of these suites the mode of a record is a format.
+_OF_FORMATS = ("overflow", "scaling", "dump_overflow")
+_FIELDS = frozenset(field.name for field in dataclasses.fields(Check))
+# Options that say what a run is about; a gate is run again with those it was run with.
+_ABOUT = (
+    "mode", "model", "format", "layers", "dump", "dump-name", "reference", "baselines", "device",
+    "samples", "seqlen", "calib-samples", "calib-seqlen", "percentile-alpha", "calibration",
+)  # fmt: skip
+
+
+def verdict_of(gate: RecordedGate, run: Run) -> str:
+    """Return the verdict of a gate; one that passed and then broke has none."""
+    if not gate.passed:
+        return NEW if gate.is_new else FAILED
+    if gate.node in run.broken:
+        return UNKNOWN
+    return IMPROVED if gate.improved else PASSED
+
+
+def check_of(record: Record, index: int) -> Check:
+    """Restore a stored check, with the numbers that JSON cannot hold."""
+    fields = dict(record["checks"][index])
+    lost = record.get("reason") or {}
+    for name in ("value", "bound", "against", "times"):
+        if fields.get(name) is None and (word := lost.get(f"/checks/{index}/{name}")):
+            fields[name] = float(word)
+    base = {"site": record["site"], "layer": record["layer"], "scope": record["scope"], "order": 0}
+    return Check(**{**base, **{name: value for name, value in fields.items() if name in _FIELDS}})
+
+
+def failed_checks(record: Record) -> list[Check]:
+    """Return the failed checks of a record, worst first."""
+    indices = [i for i, check in enumerate(record["checks"]) if not check["passed"]]
+    indices.sort(key=lambda i: severity(record["checks"][i]), reverse=True)
+    return [check_of(record, index) for index in indices]
+
+
+def binding_of(gate: RecordedGate) -> Check | None:
+    """Return the check that decided a gate or came nearest to its limit."""
+    if gate.check is None:
+        return None
+    return check_of(gate.record, gate.record["checks"].index(gate.check))
+
+
+def gate_line(gate: RecordedGate) -> str:
+    """Return `relative_mse 9.2e-04 > 3.5e-05 at layers.0 (mode 2-1): 27x accepted (+3 more)`."""
+    label = "format" if gate.record["suite"] in _OF_FORMATS else "mode"
+    where = f"at {gate.record['site']} ({label} {gate.record['mode']})"
+    check = binding_of(gate)
+    if check is None:
+        return f"nothing compared {where}: a gate that compared nothing does not pass"
+    if check.passed:
+        return f"{check.metric} {cells_of(check)[4]} {where}: {nearness_text(gate)}"
+    words = gate.record.get("finding") or {}
+    beyond = gate.failures - 1
+    more = f" (+{beyond} more {'place' if beyond == 1 else 'places'})" if beyond else ""
+    if words.get("diagnosed"):
+        site = where.removeprefix("at ")
+        return f"{site} {words['fault']}: {words['figures']}{more}"
+    return sentence(check, where) + more
+
+
+def nearness_text(gate: RecordedGate) -> str:
+    """Return `0.98x its limit (budget)`."""
+    return "nothing compared" if gate.check is None else times_text(gate.check)
+
+
+def headline(run: Run) -> str:
+    """Return the first line of a run: what broke, and how much of it."""
+    first, details = headline_parts(run)
+    return f"{first}: {details}" if details else first
+
+
+def headline_parts(run: Run) -> tuple[str, str]:
+    """Return `2 of 111 gates failed`, and the worst metric, its value, limit and layer."""
+    first, *details = _headline(run)
+    return first, "; ".join(filter(None, details))
+
+
+def headline_figures(run: Run) -> str:
+    """Return the figures of the first cause, which stand below a headline that has its place."""
+    has_failed = any(not gate.is_new for gate in run.failed)
+    return run.causes[0].figures() if has_failed and run.causes else ""
+
+
+def _headline(run: Run) -> tuple[str, ...]:
+    failed = [gate for gate in run.failed if not gate.is_new]
+    new = [gate for gate in run.failed if gate.is_new]
+    gates = counted(len(run.gates), "gate")
+    partial = partial_head(run.header)
+    also = [other_tests_text(run.other), "" if run.finished else NOT_FINISHED]
+    also.append(f"partial run, {partial}" if partial else "")
+    lacking = ""
+    if run.broken:
+        several = len(run.broken) > 1
+        gates_of = f"{len(run.broken):,} gates, their" if several else "one gate, its"
+        lacking = f"no verdict for {gates_of} set-up failed"
+    if failed:
+        more = f"{len(new):,} new" if new else ""
+        first = run.causes[0].title() if run.causes else gate_line(failed[0])
+        return f"{len(failed):,} of {gates} failed", first, more, lacking, *also
+    if new:
+        verb = "has" if len(new) == 1 else "have"
+        first = f"{len(new):,} of {gates} {verb} nothing to be compared with yet"
+        return first, gate_line(new[0]), lacking, *also
+    if run.broken:
+        node, why = next(iter(run.broken.items()))
+        return lacking, f"{first_line(why)} ({node})", *also
+    if run.errors:
+        return "The run failed", run.errors[0]
+    if partial:
+        before = f"{gates} passed" if run.gates else "nothing was compared"
+        return "The run is partial", partial, before, *also[:2]
+    if not run.finished:
+        before = f"{gates} passed before" if run.gates else "nothing was compared"
+        return "The run did not finish", before, also[0]
+    if run.other["failed"]:
+        # All gates passed, and tests that are no gates did not.
+        node, why = next(iter(run.other["failures"].items()), ("", ""))
+        passed = f"all {gates} passed" if run.gates else "no gate ran"
+        first = f"{counted(run.other['failed'], 'other test')} failed"
+        return first, f"{node}: {why}".strip(": "), passed
+    if not run.gates:
+        return "No gate ran", "nothing was compared, so nothing passed"
+    if status := run.header.get("exit", 0):
+        return "The run failed", f"{gates} passed, and pytest ended with exit status {status}"
+    shard = run.header.get("shard") or {}
+    part = f" of shard {shard.get('number')}/{shard.get('of')}" if shard else ""
+    first = f"All {gates}{part} passed" if len(run.gates) > 1 else f"The one gate{part} passed"
+    gate = run.gates[0]
+    if changed := updated_text(run.header.get("update")):
+        return first, f"baselines: {changed}"
+    if gate.check is None or gate.check["kind"] == "missing":
+        return (first,)
+    location = f"{gate.record['site']} (mode {gate.record['mode']})"
+    nearest = f"nearest to its limit is {gate.check['metric']} at {location}"
+    return first, f"{nearest}, {nearness_text(gate)}"
+
+
+def updated_text(update: Mapping[str, Any] | None) -> str:
+    """Return `37 entries written (failed)`, empty without an update."""
+    if not update:
+        return ""
+    count = update.get("entries", 0)
+    entries = f"{count:,} {'entry' if count == 1 else 'entries'}"
+    did = "would change" if update.get("dry_run") else "written"
+    return f"{f'{entries} {did}' if update.get('done') else 'nothing written'} ({update['which']})"
+
+
+def first_line(why: object) -> str:
+    return (str(why).strip().splitlines() or [""])[0]
+
+
+def plain_cells(check: Check) -> tuple[str, ...]:
+    """Return a check as a row under `qgate.gate.texts.COLUMNS`, with dashes for missing values."""
+    cells = list(cells_of(check))
+    # Compared with zero, no ratio says how a value changed.
+    if check.against == 0 and check.side != "==" and not _is_log2(check):
+        cells[5] = "same" if check.value == 0 else "≈ same" if check.passed else cells[5]
+    elif check.value == 0 and cells[5].startswith("?"):
+        cells[5] = "to 0"
+    return tuple("–" if cell in ("-", "") else cell.replace("<=", "≤").replace(">=", "≥")
+                 for cell in cells)  # fmt: skip
+
+
+# Figures ------------------------------------------------------------------------------------------
+
+
+def factor(check: Check) -> float:
+    """Return the value over the value its limit was made from, to sort by; NaN without one."""
+    value, against = check.value, check.against
+    if value is None or against is None or not (math.isfinite(value) and math.isfinite(against)):
+        return math.nan
+    if _is_log2(check):
+        return METRICS.find(check.metric).factor(value - against)
+    if against == 0:
+        # Below the floor of noise a value is as good as the zero it is compared with.
+        return 1.0 if value == 0 or check.passed else math.inf
+    return value / against
+
+
+def _is_log2(check: Check) -> bool:
+    return METRICS.find(check.metric).logarithm == "log2"
+
+
+def times_cell(check: Check | None) -> tuple[str, float]:
+    """Return how many times its limit a value is, and the number to sort it by.
+
+    Values that are not finite sort as worst, those without a number between failed and passed.
+    """
+    if check is None or check.kind in WITHOUT_NUMBER:
+        return "–", 1.0
+    unfit = check.kind == "nonfinite" or check.value is None or not math.isfinite(check.value)
+    if unfit or check.times is None or not math.isfinite(check.times):
+        return "∞", math.inf
+    return f"{times_figure(check.times)}×", check.times
+
+
+# What to type next --------------------------------------------------------------------------------
+
+
+def rerun_command(run: Run, gate: RecordedGate) -> str:
+    """Return the command that runs one gate again.
+
+    A file of an earlier version has none: then options are taken from the command of the run.
+    """
+    if commands := gate.record.get("commands"):
+        return str(commands["again"])
+    return shlex.join(["pytest", gate.node, *_options(run.header.get("command") or ())])
+
+
+def accept_command(run: Run, gate: RecordedGate) -> tuple[str, str]:
+    """Return the command that accepts the values of a gate, or the reason that none does."""
+    failed = [check for record in gate.failed for check in failed_checks(record)]
+    cause = next((cause for cause in run.causes if gate.node in cause.gates), None)
+    if cause is not None and gate.node != cause.suspect.node and not cause.is_acceptable:
+        return "", f"mend {cause.place} first: this gate follows from it"
+    if why := hint(tuple(failed)):
+        return "", why
+    if not any(check.kind in ACCEPTABLE for check in failed):
+        return "", ""
+    if commands := gate.record.get("commands"):
+        return str(commands["accept"]), ""
+    options = _options(run.header.get("command") or ())
+    prefix = "qgate-" if any(option.startswith("--qgate-") for option in options) else ""
+    return f"{rerun_command(run, gate)} --{prefix}update-baselines", ""
+
+
+def _options(command: Iterable[object]) -> list[str]:
+    options: list[str] = []
+    takes_value = False
+    for word in map(str, command):
+        name, equals, _ = word.partition("=")
+        if takes_value:
+            options.append(word)
+            takes_value = False
+        elif word.startswith("--") and name[2:].removeprefix("qgate-") in _ABOUT:
+            options.append(word)
+            takes_value = not equals
+    return options

@@ -1,1 +1,0 @@
-"""Gates and captures: from models, modes and dumps to measurements and verdicts."""

@@ -1,0 +1,399 @@
+"""Which tests there are: one per model, mode and layer, or per format; and which of them run.
+
+Options may mean nothing, modes may fit no model, and `--shard 2/8` takes one part of eight. Within
+collection an error is one of a test file; a usage error is raised when it is over. A worker of
+pytest-xdist tells the process that talks to the user, which collects nothing itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from qgate.errors import QgateError
+from qgate.plugin import lazy
+from qgate.plugin.gate_collection import (
+    deselecting_options,
+    gates_of,
+    parameters_of,
+    suite_of,
+)
+from qgate.plugin.runs import Selection, selection_of
+from qgate.plugin.settings import RunOptions, home_above, options_of
+
+if TYPE_CHECKING:
+    from qgate.gate.measuring.dump_gates import DumpGates
+    from qgate.gate.measuring.model_gates import ModelGates
+    from qgate.plugin.sessions import Sessions
+
+# The parameter of a test that is left out, as there is no dump.
+_NO_LAYER = "no_dump"
+_REFUSED = "refused"
+
+
+_SESSIONS: pytest.StashKey[Sessions] = pytest.StashKey()
+
+
+def sessions_of(config: pytest.Config) -> Sessions:
+    """Return the sessions of this process."""
+    if _SESSIONS not in config.stash:
+        config.stash[_SESSIONS] = lazy.sessions.Sessions(config)
+    return config.stash[_SESSIONS]
+
+
+def has_fixture(item: pytest.Item, *names: str) -> bool:
+    """Return True if a test has this plugin's fixture of a name, not somebody else's."""
+    info = getattr(item, "_fixtureinfo", None)
+    defined = [] if info is None else [info.name2fixturedefs.get(name) for name in names]
+    return any(defs and defs[-1].func.__module__.startswith("qgate.plugin") for defs in defined)
+
+
+def _is_gate(item: pytest.Item) -> bool:
+    return item.get_closest_marker("qgate") is not None
+
+
+# Cases ------------------------------------------------------------------------------------------
+
+
+class Cases:
+    """The parameters of one test function."""
+
+    def __init__(self, metafunc: pytest.Metafunc) -> None:
+        self.metafunc, self.config = metafunc, metafunc.config
+        self.function = metafunc.function.__name__
+        self.options, self.selection = options_of(self.config), selection_of(self.config)
+
+    def generate(self) -> None:
+        """Parametrize this plugin's fixtures."""
+        for name, values in (("fmt", self._formats), ("dump_layer", self._dump_layers)):
+            if self._wants(name):
+                self.metafunc.parametrize(name, self._or_refused(values), indirect=True)
+        names = [name for name in ("model", "mode", "layer") if self._wants(name)]
+        if names:
+            cases = self._or_refused(lambda: self._cases(names), (_REFUSED,) * len(names))
+            self.metafunc.parametrize(
+                ",".join(names),
+                [case if len(names) > 1 else case[0] for case in cases],
+                ids=["-".join(filter(None, case)) for case in cases],
+                indirect=True,
+                scope="session",
+            )
+
+    def _or_refused(self, values: Callable[[], list[Any]], refused: Any = _REFUSED) -> list[Any]:
+        try:
+            return values()
+        except QgateError as error:
+            self.selection.refuse(error)
+            return [refused]
+
+    def _wants(self, name: str) -> bool:
+        """Return True if a test requests this plugin's fixture without values of its own."""
+        definition = self.metafunc.definition
+        if not has_fixture(definition, name):
+            return False
+        marks = definition.iter_markers("parametrize")
+        named = (mark.args[0] if mark.args else mark.kwargs.get("argnames", "") for mark in marks)
+        split = (names.split(",") if isinstance(names, str) else names for names in named)
+        return all(name not in [part.strip() for part in names] for names in split)
+
+    def _formats(self) -> list[str]:
+        """The formats of --format, else of the marker, else all."""
+        names = self._of_marker("qgate_formats")
+        if "format" in self.options.given:
+            return selected_formats(self.options.values["format"])
+        try:
+            return selected_formats(names)
+        except pytest.UsageError as error:
+            raise QgateError(f"marker qgate_formats of {self.function}: {error}") from None
+
+    def _of_marker(self, name: str) -> list[str] | None:
+        """The names in a marker, one by one or as a list; None without the marker."""
+        marker = self.metafunc.definition.get_closest_marker(name)
+        if marker is None:
+            return None
+        given = [*marker.args, *marker.kwargs.values()]
+        names = [
+            name for one in given for name in (one if isinstance(one, list | tuple) else [one])
+        ]
+        if not names or not all(isinstance(each, str) for each in names):
+            self.selection.refuse(f"marker {name} of {self.function} has {given}: write names.")
+            return None
+        return names
+
+    def _dump_layers(self) -> list[str]:
+        """The layers of the dump; without one a single case, which is left out."""
+        session = sessions_of(self.config).of_dump()
+        if session is None:
+            return [_NO_LAYER]
+        self._check_limits(session)
+        suite = suite_of(self.metafunc.definition.path)
+        return self._layers("", session.layers(suite), f"dump {session.subject.name}")
+
+    def _check_limits(self, session: ModelGates | DumpGates) -> None:
+        """Limits that cannot be read are usage errors, before anything is computed."""
+        for marker in self.metafunc.definition.iter_markers("limits"):
+            if marker.args:
+                raise QgateError(
+                    f"the limits marker of {self.function} has {marker.args[0]!r} "
+                    'without a name: write budget_db=…, regression=… or absolute=["…"].'
+                )
+            source = f"limits marker of {self.function}"
+            session.check_policy(session.policy.with_marker(marker.kwargs, source))
+
+    def _cases(self, names: list[str]) -> list[tuple[str, ...]]:
+        """One case per model, mode and layer, as far as the test asks for them."""
+        models = self.options.models
+        if any(self.metafunc.definition.iter_markers("limits")):
+            for model in models:
+                self._check_limits(sessions_of(self.config).of_model(model))
+        cases = []
+        for model in models:
+            modes, unfit = self._modes(model) if "mode" in names else ([""], {})
+            layers = [""]
+            if "layer" in names:
+                layers = self._layers(
+                    model, sessions_of(self.config).of_model(model).bench.layers, model
+                )
+            self.selection.unfit |= {(model, mode): why for mode, why in unfit.items()}
+            pairs = [(mode, layer) for mode in modes for layer in layers]
+            for mode, layer in [*pairs, *((mode, "") for mode in unfit)]:
+                case = {"model": model, "mode": mode, "layer": layer}
+                cases.append(tuple(case[name] for name in names))
+        if not cases:
+            raise QgateError(
+                "nothing is selected: there is no model, or the reference is the only mode asked "
+                "for, which is never compared with itself."
+            )
+        return cases
+
+    def _modes(self, model: str) -> tuple[list[str], dict[str, str]]:
+        """The modes meant, and why others do not fit this model or the reference.
+
+        The reference is none of them: it is never compared with itself.
+        """
+        wanted = self._of_marker("qgate_modes") or self.options.values["mode"]
+        session = sessions_of(self.config).of_model(model)
+        setup, bench = session.bench.setup, session.bench
+        reference = setup.select(self.options.values["reference"], bench.model)[0]
+        modes, unfit = setup.select_fitting(",".join(wanted), bench.model)
+        unfit |= {mode.name: why for mode in modes if (why := session.misfit(mode))}
+        fit = [mode for mode in modes if not mode.is_reference and mode.name != reference.name]
+        return [mode.name for mode in fit if mode.name not in unfit], unfit
+
+    def _layers(self, model: str, layers: list[str], whose: str) -> list[str]:
+        """Return all layers, and note those that --layers selects: the others are dropped."""
+        narrowed = self._narrowed(layers, whose)
+        self.selection.layers[self.metafunc.definition.nodeid, model] = frozenset(narrowed)
+        return layers
+
+    def _narrowed(self, layers: list[str], whose: str) -> list[str]:
+        """Keep the layers that --layers selects."""
+        wanted = self.options.values["layers"]
+        if wanted == "all":
+            return layers
+        if wanted in ("first", "last", "first,last"):
+            ends = {"first": layers[:1], "last": layers[-1:]}
+            return list(dict.fromkeys(name for part in wanted.split(",") for name in ends[part]))
+        try:
+            matching = [name for name in layers if re.search(wanted, name)]
+        except re.error as error:
+            raise QgateError(f"--layers {wanted!r} is not a regular expression: {error}.") from None
+        if not matching:
+            there = ", ".join(layers)
+            raise QgateError(f"--layers {wanted!r} matches no layer of {whose}: {there}.")
+        return matching
+
+
+def selected_formats(wanted: list[str] | None) -> list[str]:
+    """Return the names behind a list of names and aliases, each once; without one, all."""
+    if wanted is None:
+        return lazy.formats.names()
+    names = ",".join(wanted)
+    try:
+        return list(dict.fromkeys(lazy.formats.get(name).name for name in names.split(",")))
+    except QgateError as error:
+        raise pytest.UsageError(f"--format {names}: {error}") from None
+
+
+# What runs --------------------------------------------------------------------------------------
+
+
+def select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tests that run; without a gate left nothing may look green."""
+    options, selection, gates = options_of(config), selection_of(config), gates_of(config)
+    unreached = gates.unreached(items)
+    _drop(config, items, _unfit_for_dump(config, items))
+    _check_home(options, items, selection)
+    if selection.refused:
+        if hasattr(config, "workerinput"):
+            items[:] = []
+            return
+        raise pytest.UsageError(selection.refused[0])
+    _drop_unfit(config, items, selection)
+    wanted_gates = [item for item in items if _is_gate(item)]
+    wanted_gates += [item for item in unreached if not selection.empty and _fits(config, item)]
+    beyond = [item for item in [*items, *unreached] if _is_beyond_layers(item, selection)]
+    _drop(config, items, beyond)
+    if options.shard is not None and items:
+        groups = _deal(config, items, selection, options.shard)
+        number = options.shard[0]
+        wanted_gates = [item for item in wanted_gates if groups.get(_group(item), 1) == number]
+    gates.ask(wanted_gates, beyond)
+
+
+def note_running(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Note the gates that run, and those that -k, a conftest or anything else leaves out."""
+    layers = str(options_of(config).values["layers"])
+    gates_of(config).finish(items, layers, deselecting_options(config))
+
+
+def _fits(config: pytest.Config, item: pytest.Item) -> bool:
+    """Return True if a gate is within what a run asks for: its mode fits, its dump is there."""
+    if has_fixture(item, "dump_gate"):
+        session = sessions_of(config).of_dump()
+        return session is not None and _lacking(session, item) is None
+    return _model_and_mode(item) not in selection_of(config).unfit
+
+
+def _is_beyond_layers(item: pytest.Item, selection: Selection) -> bool:
+    """Return True if --layers leaves out the layer of a test."""
+    parameters = parameters_of(item)
+    function = f"{item.parent.nodeid}::{item.originalname}" if item.parent else ""  # type: ignore[attr-defined]
+    for name, model in (("layer", parameters.get("model", "")), ("dump_layer", "")):
+        layer = parameters.get(name)
+        narrowed = selection.layers.get((function, model if isinstance(model, str) else ""))
+        if isinstance(layer, str) and narrowed is not None:
+            return layer not in ("", _NO_LAYER, _REFUSED, *narrowed)
+    return False
+
+
+def _drop(config: pytest.Config, items: list[pytest.Item], left: Sequence[pytest.Item]) -> None:
+    ids = set(map(id, left))
+    if dropped := [item for item in items if id(item) in ids]:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if id(item) not in ids]
+
+
+def _tests(count: int) -> str:
+    return f"{count} test{'s' * (count > 1)} deselected"
+
+
+def _unfit_for_dump(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:
+    """The gates over a dump where there is none, or it does not have what they look at."""
+    selection = selection_of(config)
+    gates = [item for item in items if has_fixture(item, "dump_gate")]
+    if selection.refused or not gates:
+        return []
+    try:
+        session = sessions_of(config).of_dump()
+    except QgateError as error:
+        selection.refuse(error)
+        return []
+    if session is None:
+        suites = len({item.path for item in gates})
+        selection.notes.append(
+            f"{suites} suite{'s' * (suites > 1)} on dumps left out: give "
+            f"{options_of(config).spelled('dump')} DIR"
+        )
+        return gates
+    unfit = [(item, why) for item in gates if (why := _lacking(session, item)) is not None]
+    for why, count in Counter(why for _, why in unfit if why).items():
+        selection.notes.append(f"{_tests(count)}: {why}")
+    return [item for item, _ in unfit]
+
+
+def _lacking(session: DumpGates, item: pytest.Item) -> str | None:
+    """Why a test has nothing to look at; None where it has."""
+    parameters = parameters_of(item)
+    fmt, layer = parameters.get("fmt"), parameters.get("dump_layer")
+    if not (isinstance(fmt, str) and isinstance(layer, str)):
+        return None
+    why = session.left_out(suite_of(item.path), fmt, layer)
+    return f"{fmt} on {session.subject.folder}: {why}" if why else why
+
+
+def _check_home(options: RunOptions, items: list[pytest.Item], selection: Selection) -> None:
+    """Refuse gates of a project that has settings of its own: they would run under others."""
+    for folder in {item.path.parent for item in items if _is_gate(item)}:
+        own = home_above(folder)
+        inside = own is not None and own.is_relative_to(options.config.rootpath)
+        if inside and own != options.home:
+            selection.refuse(
+                f"{folder} is of the project in {own}, and this run has the settings of "
+                f"{options.home}: run its gates by themselves, pytest {folder}."
+            )
+
+
+def _drop_unfit(config: pytest.Config, items: list[pytest.Item], selection: Selection) -> None:
+    """Deselect modes that fit no model; where no other mode is left, all gates."""
+    cases = [_case(item) for item in items]
+    unfit = Counter(case for case in cases if case in selection.unfit)
+    if not unfit:
+        return
+    selection.notes += [f"{_tests(n)}: {selection.unfit[case]}" for case, n in unfit.items()]
+    selection.empty = not any(mode for model, mode in cases if (model, mode) not in unfit)
+    left = [
+        item
+        for item, case in zip(items, cases, strict=True)
+        if case in unfit or (selection.empty and _is_gate(item))
+    ]
+    _drop(config, items, left)
+
+
+def _case(item: pytest.Item) -> tuple[str, str]:
+    """The model and the mode of a gate; empty for other tests."""
+    return _model_and_mode(item) if _is_gate(item) else ("", "")
+
+
+def _model_and_mode(item: pytest.Item) -> tuple[str, str]:
+    parameters = parameters_of(item)
+    if not isinstance(parameters.get("mode"), str):
+        return "", ""
+    return str(parameters.get("model", "")), parameters["mode"]
+
+
+def _deal(
+    config: pytest.Config, items: list[pytest.Item], selection: Selection, shard: tuple[int, int]
+) -> dict[Hashable, int]:
+    """Leave the tests of this shard, and return the shard of each group.
+
+    What a mode of a model costs is measured once per job, so all its gates stay together.
+    """
+    number, of = shard
+    groups = [_group(item) for item in items]
+    dealt = dealt_to(groups, of)
+    left = [item for item, to in zip(items, dealt, strict=True) if to != number - 1]
+    if len(left) == len(items):
+        count = len(set(groups))
+        raise pytest.UsageError(
+            f"qgate: shard {number}/{of} is empty: what was asked for comes in {count} groups "
+            f"that stay together (a mode of a model is one). Use at most {count} shards."
+        )
+    mine = len(items) - len(left)
+    selection.notes.append(f"shard {number}/{of}: {mine} of {len(items)} tests")
+    _drop(config, items, left)
+    return {group: to + 1 for group, to in zip(groups, dealt, strict=True)}
+
+
+def dealt_to(groups: Sequence[Hashable], of: int) -> list[int]:
+    """Return the shard of each item, from 0: groups stay whole, the largest are dealt first."""
+    sizes = Counter(groups)
+    filled = [0] * of
+    home: dict[Hashable, int] = {}
+    for group in sorted(sizes, key=lambda each: (-sizes[each], repr(each))):
+        home[group] = min(range(of), key=lambda shard: (filled[shard], shard))
+        filled[home[group]] += sizes[group]
+    return [home[group] for group in groups]
+
+
+def _group(item: pytest.Item) -> Hashable:
+    """A mode or format of a model; other tests are one by one."""
+    parameters = parameters_of(item)
+    if not _is_gate(item) or not isinstance(parameters.get("model"), str):
+        return item.nodeid
+    what = parameters.get("mode", parameters.get("fmt"))
+    return parameters["model"], str(what) if what is not None else item.path.stem

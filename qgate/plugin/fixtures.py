@@ -1,0 +1,251 @@
+"""The fixtures of suites, and the gates that they hand out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+
+from qgate.errors import QgateError
+from qgate.plugin import lazy
+from qgate.plugin.collection import sessions_of
+from qgate.plugin.gate_collection import parameters_of, suite_of
+from qgate.plugin.runs import note_looser
+from qgate.plugin.settings import options_of
+from qgate.plugin.shipped import standard_of
+from qgate.text import for_terminal, one_line
+
+if TYPE_CHECKING:
+    import torch
+
+    from qgate.gate import Measured
+    from qgate.gate.measuring.model_gates import ModelGates
+    from qgate.gate.sessions import GateSession, Outcome
+    from qgate.kernel_checks.record import CheckReport
+    from qgate.models import Model
+    from qgate.modes import Mode
+    from qgate.results.schema import LooserLimit
+
+# The fixtures that judge: tests that use one are gates.
+GATES = ("gate", "dump_gate", "activation_gate")
+# What the gates of a test decided, with their sessions.
+OUTCOMES: pytest.StashKey[list[tuple[GateSession, Outcome]]] = pytest.StashKey()
+# Set while a gate computes: what is raised then is plumbing, and no verdict on numbers.
+COMPUTING: pytest.StashKey[bool] = pytest.StashKey()
+G = TypeVar("G", bound="SuiteGate")
+
+
+@pytest.fixture
+def fmt(request: pytest.FixtureRequest) -> str:
+    """The name of a number format; the test runs once for each one selected."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def model(request: pytest.FixtureRequest) -> Model:
+    """A qgate.Model with its samples; the test runs once for each --model."""
+    return sessions_of(request.config).of_model(request.param).bench.model
+
+
+@pytest.fixture(scope="session")
+def mode(request: pytest.FixtureRequest) -> str:
+    """The name of a mode; the test runs once for each one that --mode means on the model."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def layer(request: pytest.FixtureRequest) -> str:
+    """A block of the model, such as `layers.2`; the test runs once for each of --layers."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """The device of --device."""
+    return lazy.sessions.device_of(request.config)
+
+
+@pytest.fixture
+def dump_layer(request: pytest.FixtureRequest) -> str:
+    """A layer of the dump of --dump; the test runs once for each of --layers."""
+    return str(request.param)
+
+
+@pytest.fixture
+def gate(request: pytest.FixtureRequest, model: Model) -> Gate:  # noqa: ARG001
+    """Holds what was measured against limits and accepted errors; fails with what to do."""
+    parameters = parameters_of(request.node)
+    if not isinstance(parameters.get("model"), str):
+        pytest.fail(
+            "a gate needs qgate's fixture `model`, and another fixture or parameter has that name "
+            "here: give yours another one.",
+            pytrace=False,
+        )
+    session = sessions_of(request.config).of_model(parameters["model"])
+
+    def prepared() -> Gate:
+        gate = Gate(request.node, session)
+        if isinstance(parameters.get("mode"), str):
+            session.prepare(gate.mode(parameters["mode"]))
+        return gate
+
+    return _ready(request.node, session, prepared)
+
+
+@pytest.fixture
+def dump_gate(request: pytest.FixtureRequest) -> DumpGate:
+    """Holds a folder of dumps against limits and its accepted record; fails with what to do."""
+    session = sessions_of(request.config).of_dump()
+    assert session is not None, "without a dump this test is left out"
+    return _ready(request.node, session, lambda: DumpGate(request.node, session))
+
+
+@pytest.fixture
+def activation_gate(request: pytest.FixtureRequest, model: Model) -> ActivationGate:  # noqa: ARG001
+    """Holds the activations of a model against their accepted record; fails with what to do."""
+    name = parameters_of(request.node)["model"]
+    session = sessions_of(request.config).of_activations(name)
+    return _ready(request.node, session, lambda: ActivationGate(request.node, session))
+
+
+@pytest.fixture
+def qgate_check() -> Callable[..., CheckReport]:
+    """Checks a cast: `qgate.testing.check`."""
+    return lazy.testing.check
+
+
+@pytest.fixture
+def qgate_check_kernel() -> Callable[..., CheckReport]:
+    """Checks a kernel: `qgate.testing.check_kernel`."""
+    return lazy.testing.check_kernel
+
+
+def _ready(item: pytest.Item, session: GateSession, make: Callable[[], G]) -> G:
+    """A gate whose baseline is of what is measured; anything else is no verdict."""
+    item.stash[OUTCOMES] = []
+    try:
+        session.check_baseline()
+        return make()
+    except QgateError as error:
+        reason = str(error)
+    pytest.fail(one_line(reason), pytrace=False)
+
+
+class SuiteGate:
+    """The gate of one test: what it measures is judged, shown to hooks and kept for the report."""
+
+    # Whether the suite is run alone to accept it: others of the same command are about models.
+    runs_alone = True
+
+    def __init__(self, item: pytest.Item, session: GateSession) -> None:
+        self._item = item
+        policy, function = session.policy, getattr(item, "originalname", item.name)
+        for marker in reversed(list(item.iter_markers("limits"))):
+            standard = standard_of(item.path.name, function, marker.kwargs)
+            source = f"limits marker of {item.name}"
+            policy = policy.with_marker(marker.kwargs, source, standard)
+        note_looser(item.config, [_of_function(limit, item) for limit in policy.looser()])
+        command = options_of(item.config).command([str(item.path)]) if self.runs_alone else ""
+        self.session: Any = session.with_policy(policy, command)
+        self.suite = suite_of(item.path)
+
+    def _decide(self, gate: str, *about: Any, mode: str | None = None) -> None:
+        """Run one of the session's gates, in a mode by name; what it fails is no traceback."""
+        self._item.stash[COMPUTING] = True
+        outcome: Outcome | None = None
+        try:
+            if mode is not None:
+                about = (_mode_of(self.session, mode), *about)
+            outcome = getattr(self.session, gate)(self.suite, *about)
+            reason = for_terminal(lazy.records.show_to_hooks(self._item, outcome))
+        except QgateError as error:
+            reason = one_line(error)
+        if reason:
+            pytest.fail(reason, pytrace=False)
+        assert outcome is not None
+        self._item.stash[COMPUTING] = False
+        self._item.stash[OUTCOMES].append((self.session, outcome))
+        if outcome.text:
+            pytest.fail(for_terminal(outcome.text), pytrace=False)
+
+
+def _of_function(limit: LooserLimit, item: pytest.Item) -> LooserLimit:
+    """Name the function of a marker and its file, not one case of it."""
+    name = getattr(item, "originalname", item.name)
+    source = limit["source"].replace(item.name, f"{name} in {item.path.name}")
+    return {**limit, "source": source}
+
+
+def _mode_of(session: ModelGates, name: str) -> Mode:
+    return session.bench.setup.select(name, session.bench.model)[0]
+
+
+class Gate(SuiteGate):
+    """The gate of one test: `gate.layer(mode, layer)`, `gate.task(mode)`, or `gate(measured)`.
+
+    `session` is the bench with everything computed so far, and the baseline.
+    """
+
+    session: ModelGates
+    runs_alone = False
+
+    def mode(self, name: str) -> Mode:
+        """A mode of the model by name."""
+        return _mode_of(self.session, name)
+
+    def layer(self, mode: str, layer: str) -> None:
+        """The errors of one layer in one mode, local and carried."""
+        self._decide("layer", layer, mode=mode)
+
+    def outputs(self, mode: str) -> None:
+        """The outputs of the model in one mode, and what lies outside its blocks."""
+        self._decide("outputs", mode=mode)
+
+    def gradients(self, mode: str, layer: str) -> None:
+        """The gradients of one layer in one mode, against FP32's."""
+        self._decide("gradients", layer, mode=mode)
+
+    def scaling(self, fmt: str, layer: str) -> None:
+        """The error of a format at the scale that suits each tensor of a layer."""
+        self._decide("scaling", fmt, layer)
+
+    def overflow(self, fmt: str, layer: str, phase: str = "forward") -> None:
+        """Gate what a format saturates and flushes in a layer, forward or backward."""
+        self._decide("overflow", fmt, layer, phase)
+
+    def reference(self) -> None:
+        """The stored reference equals a live one, and that one is unquantized."""
+        self._decide("reference")
+
+    def canary(self) -> None:
+        """A plan that quantizes nothing is exact, and a broken quantizer is rejected."""
+        self._decide("canary")
+
+    def task(self, mode: str) -> None:
+        """Gate what the mode costs the model's own work."""
+        self._decide("task", mode=mode)
+
+    def __call__(self, measured: list[Measured], mode: str, where: str = "") -> None:
+        """Anything measured, for suites of your own."""
+        self._decide("judge", measured, where, mode=mode)
+
+
+class DumpGate(SuiteGate):
+    """The gate of one test over a dump: `dump_gate.overflow(fmt, layer)`."""
+
+    def overflow(self, fmt: str, layer: str) -> None:
+        """Gate what a format saturates and flushes in the tensors of a layer."""
+        self._decide("overflow", fmt, layer)
+
+    def distributions(self, layer: str) -> None:
+        """Gate the distributions of a layer's tensors."""
+        self._decide("distributions", layer)
+
+
+class ActivationGate(SuiteGate):
+    """The gate of one test over a model's activations: `activation_gate.layer(layer)`."""
+
+    def layer(self, layer: str) -> None:
+        """Gate the magnitudes and outliers of a layer's tensors."""
+        self._decide("activations", layer)

@@ -1,0 +1,34 @@
+"""The modules that load torch, records or pages: named here once, loaded when they are needed.
+
+The plugin runs in every pytest of the environment, mostly in projects without gates.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qgate import formats as formats
+    from qgate import testing as testing
+    from qgate.plugin import html_columns as html_columns
+    from qgate.plugin import records as records
+    from qgate.plugin import sessions as sessions
+    from qgate.plugin import summary as summary
+    from qgate.sweeps import underflow as underflow
+
+_MODULES = {
+    "formats": "qgate.formats",
+    "html_columns": "qgate.plugin.html_columns",
+    "records": "qgate.plugin.records",
+    "sessions": "qgate.plugin.sessions",
+    "summary": "qgate.plugin.summary",
+    "testing": "qgate.testing",
+    "underflow": "qgate.sweeps.underflow",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(name)
+    return import_module(_MODULES[name])

@@ -1,0 +1,345 @@
+"""Storage of a run: records of gates, their header, candidates, updated baselines."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from qgate.baselines import Store, joined, pack, unpack, unused
+from qgate.errors import QgateError
+from qgate.metrics import METRICS
+from qgate.plugin.runs import Part, SuiteRun, conflicts_of, part_of, sessions_used
+from qgate.plugin.settings import options_of
+from qgate.results import (
+    Writer,
+    check_storable,
+    junit_properties,
+    measured_sites,
+    new_header,
+    to_csv,
+    worst_first,
+    write_results,
+)
+from qgate.results.coverage import ModeCoverage, ModeScope, coverage_of
+from qgate.results.extent import OmittedGate, in_ci, lacks_gates, new_extent
+from qgate.results.looser import looser_limits
+from qgate.results.other_tests import other_tests_record
+from qgate.results.power import add_power
+from qgate.text import one_line
+
+if TYPE_CHECKING:
+    from qgate.gate.sessions import GateSession, Outcome
+    from qgate.results.coverage import RunExtent
+    from qgate.results.schema import Record
+
+OUT = "qgate-out"
+REPRODUCTIONS = "repro"
+# Changes of an update that the header of the records lists; the rest it counts.
+_CHANGES = 200
+Outcomes = Sequence[tuple["GateSession", "Outcome"]]
+_PASSED: pytest.StashKey[bool] = pytest.StashKey()
+
+
+# One test ---------------------------------------------------------------------------------------
+
+
+def show_to_hooks(item: pytest.Item, outcome: Outcome) -> str:
+    """Let hooks see the records of a gate; return what one of them breaks, in words."""
+    hook = item.ihook.pytest_qgate_record
+    verdict = outcome.text.partition("\n")[0] or "the gate passed"
+    for row in outcome.record["rows"]:
+        try:
+            check_storable(row)
+        except (QgateError, ValueError, TypeError) as error:
+            return one_line(
+                f"what was measured at {row['site']} cannot be recorded: {error} ({verdict})"
+            )
+        if not hook.get_hookimpls():
+            continue
+        try:
+            hook(item=item, record=row)
+            check_storable(row)
+        except Exception as error:
+            return (
+                f"a hook pytest_qgate_record broke the record of {row.get('site', 'a site')}: "
+                f"{type(error).__name__}: {error} ({verdict})"
+            )
+    return ""
+
+
+def add_rows(
+    item: pytest.Item, report: pytest.TestReport, gates: Sequence[Mapping[str, Any]]
+) -> None:
+    """Put the records of a test's gates on its report, and a few numbers into JUnit."""
+    path, line, _ = item.location
+    about = {"node": item.nodeid, "seconds": report.duration, "file": path, "line": (line or 0) + 1}
+    rows = []
+    for gate in gates:
+        for row in gate["rows"]:
+            rows.append({**row, **about, "title": gate["title"]})
+            if not row["passed"]:
+                node = f"{item.path}::{item.nodeid.partition('::')[2]}"
+                again = [options_of(item.config).command([node]), gate["options"]]
+                commands = {"again": " ".join(filter(None, again)), "accept": gate["accept"]}
+                rows[-1]["commands"] = commands
+    if hasattr(report, "wasxfail") and report.skipped:
+        reason = one_line(str(report.wasxfail).removeprefix("reason: "))
+        rows = [_expected_failure(row, reason) for row in rows]
+    report.qgate = rows  # type: ignore[attr-defined]
+    report.qgate_updated = sum(gate["updated"] for gate in gates)  # type: ignore[attr-defined]
+    if rows:
+        # JUnit takes them from the report of the teardown, which is made from the item.
+        item.user_properties += junit_properties(worst_first(rows)[0])
+
+
+def _expected_failure(row: Mapping[str, Any], reason: str) -> Record:
+    """Return the record of a gate that failed as expected: it counts neither way."""
+    return {**{key: value for key, value in row.items() if key != "commands"}, "xfailed": reason}
+
+
+def leave_candidates(item: pytest.Item, report: pytest.TestReport, outcomes: Outcomes) -> None:
+    """Leave or take back candidates: what an expected failure measured is nobody's proposal."""
+    item.stash[_PASSED] = report.passed
+    if hasattr(report, "wasxfail"):
+        return
+    folder = options_of(item.config).home / OUT / "candidates"
+    for session, outcome in outcomes:
+        try:
+            session.leave_candidate(folder, outcome, item.nodeid)
+        except QgateError as error:
+            report.qgate_note = f"no candidate was left: {error}"  # type: ignore[attr-defined]
+
+
+def leave_reproductions(item: pytest.Item, report: pytest.TestReport, outcomes: Outcomes) -> None:
+    """Leave tensors and a script for the first failing site of each mode."""
+    if report.passed or hasattr(report, "wasxfail"):
+        return
+    folder = options_of(item.config).home / OUT / REPRODUCTIONS
+    for session, outcome in outcomes:
+        try:
+            session.leave_reproduction(folder, outcome)
+        except (QgateError, OSError, ValueError) as error:
+            report.qgate_note = f"no reproduction was left: {error}"  # type: ignore[attr-defined]
+
+
+def _remove_reproductions(run: SuiteRun, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Remove the reproductions of earlier runs."""
+    folder = run.options.home / OUT / REPRODUCTIONS
+    current = {row["reproduction"] for row in rows if "reproduction" in row}
+    for path in folder.glob("*"):
+        if path.name not in current:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def keep(item: pytest.Item, report: pytest.TestReport, outcomes: Outcomes) -> None:
+    """Make what a test measured part of the update, now that all of the test has passed."""
+    passed = report.passed and item.stash.get(_PASSED, False)
+    if not (passed or options_of(item.config).dry_run):
+        return
+    for session, outcome in outcomes:
+        try:
+            session.keep(outcome, item.nodeid)
+        except QgateError as error:
+            conflicts_of(item.config).append(str(error))
+
+
+# A run ------------------------------------------------------------------------------------------
+
+
+def measured_part(config: pytest.Config, updates: bool) -> Part:
+    """Return what this process knows of a run, with what it measured and would write."""
+    part = part_of(config)
+    facts = part["facts"]
+    for session in () if part["selection"][0] else sessions_used(config):
+        origin, device = session.origin(), session.subject.device
+        about = {"weights": origin.weights, "inputs": origin.inputs, "device": device}
+        facts["models"][origin.model] = about
+        plans = session.subject.plans()
+        facts["plans"] |= {f"{origin.model} {k}": plan for k, plan in plans.items()}
+        facts["limits"][origin.model] = session.policy.to_dict()
+        facts["run"] |= {"torch": origin.torch, "commit": origin.commit}
+        facts["power"] += [mode for mode in session.power() if mode["mode"] in plans]
+        for scope in session.scopes():
+            facts["scopes"][f"{scope.model} {scope.mode}"] = asdict(scope)
+        if not origin.is_collected:
+            facts["run"] |= {"device": device, "seed": origin.seed}
+        try:
+            update = session.ledger.finish() if updates else None
+        except QgateError as error:
+            part["errors"].append(str(error))
+            continue
+        if update is not None:
+            part["updates"].append(pack(update))
+    return part
+
+
+def joined_facts(parts: Iterable[Part]) -> dict[str, Any]:
+    """Return the facts of all processes of one run."""
+    facts: dict[str, Any] = {"models": {}, "plans": {}, "limits": {}, "run": {}, "scopes": {}}
+    facts["power"] = []
+    for part in parts:
+        for name, known in part["facts"].items():
+            if name not in ("scopes", "power"):
+                facts[name] |= known
+        facts["power"] = add_power(facts["power"], part["facts"]["power"])
+        for key, values in part["facts"]["scopes"].items():
+            scope, same = ModeScope(**values), facts["scopes"].get(key)
+            facts["scopes"][key] = scope if same is None else same.joined(scope)
+    return facts
+
+
+def update_baselines(run: SuiteRun) -> None:
+    """Write what all processes collected, per model in one step, or say what would change."""
+    updates: dict[str, list[Any]] = {}
+    for packed in (packed for part in run.parts for packed in part["updates"]):
+        updates.setdefault(packed["origin"]["model"], []).append(unpack(packed))
+    for model, collected in updates.items():
+        store, update = Store(run.options.baselines, model), joined(collected)
+        changes = store.preview(update) if run.options.dry_run else store.commit(update)
+        run.changes += [str(change) for change in changes]
+        origin = store.origin()
+        for mode, accepted in store.accepted_of(store.modes()).items():
+            if origin is not None and accepted.stale(origin):
+                run.stale.append(f"{model} {mode}")
+    run.updated = True
+
+
+def append(run: SuiteRun, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write records as they come: a run that is killed leaves what it knew."""
+    try:
+        if run.writer is None:
+            run.writer = Writer(records_file(run), _header(run, False, None))
+        for row in rows:
+            run.writer.append(row)
+    except (QgateError, OSError) as error:
+        if str(error) not in run.errors:
+            run.errors.append(str(error))
+
+
+def write(run: SuiteRun, whole: bool, status: int) -> bool:
+    """Write the records again, of the last attempts only, under a header that says it all."""
+    rows = run.rows
+    lacking = lacks_gates(run.extent) or run.gates - set(run.records)
+    complete = whole and not (lacking or run.broken or run.crashed)
+    run.header |= {
+        "other": other_tests_record(run.others, run.lines),
+        "exit": status,
+        "looser": looser_limits(limit for part in run.parts for limit in part["looser"]),
+    }
+    if run.writer is not None:
+        run.writer.close()
+    try:
+        if complete and run.options.update is None and run.options.shard is None:
+            run.unused = _unused_lines(run, rows)
+    except (QgateError, OSError) as error:
+        run.errors.append(str(error))
+    try:
+        write_results(records_file(run), _header(run, complete, status), rows)
+        _remove_reproductions(run, rows)
+        run.written = True
+        to_csv(rows, records_file(run).with_suffix(".csv"))
+    except (QgateError, OSError) as error:
+        run.errors.append(str(error))
+        return False
+    return True
+
+
+def records_file(run: SuiteRun) -> Path:
+    """Return where the records of a run are, in a folder that is made."""
+    run.folder = run.options.home / OUT
+    run.folder.mkdir(exist_ok=True)
+    return run.folder / "results.jsonl"
+
+
+def run_extent(run: SuiteRun, stopped_by: str) -> RunExtent:
+    """Return how many gates of a run have a verdict, and which do not."""
+    gates: Part = next((part["gates"] for part in run.parts if any(part["gates"].values())), {})
+    omitted = [OmittedGate(*group) for group in gates.get("omitted", ())]
+    for cause, reason, name in gates.get("files", ()):
+        omitted.append(OmittedGate(cause, reason, "", "", name, counted=False))
+    judged = 0
+    stopped = f"worker {', '.join(sorted(run.crashed))} went down" if run.crashed else stopped_by
+    for node, model, mode, layer in gates.get("selected", ()):
+        if node in run.skips:
+            omitted.append(OmittedGate(*run.skips[node], model, mode, layer))
+        elif node not in run.called and node not in run.broken:
+            omitted.append(OmittedGate("not run", stopped, model, mode, layer))
+        judged += node in run.records and node not in run.skips
+    gate_count = len(gates.get("selected", ())) + len(gates.get("omitted", ()))
+    return new_extent(
+        gate_count,
+        judged,
+        omitted,
+        _coverage(run, omitted),
+        allowed=bool(run.options.values["allow-partial"]),
+        ci=in_ci(),
+        is_shard=run.options.shard is not None,
+    )
+
+
+def _coverage(run: SuiteRun, omitted: Sequence[OmittedGate]) -> list[ModeCoverage]:
+    """Return what gates with a verdict compared, of every mode."""
+    rows = [row for node, of in run.records.items() if node not in run.skips for row in of]
+    places = [(gate.cause, gate.reason, gate.model, gate.mode, gate.layer) for gate in omitted]
+    scopes: Iterable[ModeScope] = joined_facts(run.parts)["scopes"].values()
+    return list(filter(None, (coverage_of(scope, rows, places) for scope in scopes)))
+
+
+def _unused_lines(run: SuiteRun, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Accepted errors of the modes that ran which nothing measured."""
+    return [
+        f"unused: {len(keys)} accepted errors of {model} {mode}, such as {keys[0]}: "
+        "`qgate baselines prune --results qgate-out/results.jsonl` removes them"
+        for model, modes in measured_sites(rows).items()
+        for mode, keys in unused(Store(run.options.baselines, model), modes).items()
+    ]
+
+
+def _header(run: SuiteRun, complete: bool, status: int | None) -> dict[str, Any]:
+    """Return the header of the run; without a status it has not ended."""
+    options, config = run.options, run.options.config
+    facts = joined_facts(run.parts or [measured_part(config, False)])
+    about, shard, update = facts["run"], None, None
+    if options.shard is not None:
+        number, of = options.shard
+        shard = {"number": number, "of": of, "complete": complete}
+    if options.update is not None:
+        update = {
+            "which": options.update,
+            "dry_run": options.dry_run,
+            "done": run.updated,
+            "entries": len(run.changes),
+            "changes": run.changes[:_CHANGES],
+            "stale": run.stale,
+        }
+    return new_header(
+        torch=about.get("torch", str(torch.__version__)),
+        device=about.get("device", options.values["device"]),
+        seed=about.get("seed"),
+        commit=about.get("commit"),
+        command=[str(arg) for arg in config.invocation_params.args],
+        modes=sorted({row["mode"] for row in run.rows}),
+        plans=facts["plans"],
+        metrics=[metric.to_dict() for metric in METRICS],
+        limits=[{"model": k, **limit} for k, v in facts["limits"].items() for limit in v],
+        models=facts["models"],
+        reference=options.values["reference"],
+        complete=complete and shard is None,
+        shard=shard,
+        exit=status,
+        broken={node: text.partition("\n")[0] for node, text in run.broken.items()},
+        errors=list(run.errors),
+        looser=run.header.get("looser", []),
+        notes=[*run.selection.notes, *run.unused, *run.underflow],
+        other=other_tests_record(run.others, run.lines),
+        **({"extent": run.extent} if run.extent is not None else {}),
+        power=facts["power"],
+        baselines=options.shown_baselines,
+        update=update,
+    )

@@ -1,0 +1,152 @@
+"""The state of a run: what it left out, and what its tests reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from qgate.plugin.gate_collection import gates_of
+from qgate.plugin.settings import RunOptions
+
+if TYPE_CHECKING:
+    from qgate.gate.sessions import GateSession
+    from qgate.page.runs import Run
+    from qgate.results.coverage import RunExtent
+    from qgate.results.schema import LooserLimit
+    from qgate.sweeps.underflow import Watch
+
+
+Part = dict[str, Any]
+
+
+@dataclass
+class Selection:
+    """The tests that a run left out, with reasons; `empty` if no others were selected.
+
+    layers   what --layers selects, by test function and model
+    """
+
+    refused: list[str] = field(default_factory=list)
+    unfit: dict[tuple[str, str], str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    empty: bool = False
+    layers: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+
+    def refuse(self, reason: object) -> None:
+        text = f"qgate: {reason}"
+        if text not in self.refused:
+            self.refused.append(text)
+
+
+@dataclass
+class SuiteRun:
+    """A run as it is reported; of a test that is run again the last time counts.
+
+    others     tests that are no gates: node → outcome; `lines` has the first of those that failed
+    records    what the gates of a test found, by node; attempts how often it was run again
+    broken     tests whose set-up failed: node → first line
+    called     gates whose test was called
+    skips      gates that were skipped or expected to fail: node → cause and reason
+    extent     how many gates were held, and which were not
+    errors     what could not be written
+    crashed    workers that went down
+    parts      what each process knows
+    changes    what an update wrote, or would write; stale what it left out of date
+    header     how the run ended, and which other tests failed
+    idle       there were gates, and none of them compared anything
+    underflow  what --watch-underflow saw
+    page_run   the run as its page reads it, once it is written
+    """
+
+    options: RunOptions
+    selection: Selection = field(default_factory=Selection)
+    others: dict[str, str] = field(default_factory=dict)
+    lines: dict[str, str] = field(default_factory=dict)
+    gates: set[str] = field(default_factory=set)
+    records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    attempts: dict[str, int] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
+    skips: dict[str, tuple[str, str]] = field(default_factory=dict)
+    extent: RunExtent | None = None
+    errors: list[str] = field(default_factory=list)
+    crashed: set[str] = field(default_factory=set)
+    parts: list[Part] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    stale: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    underflow: list[str] = field(default_factory=list)
+    header: dict[str, Any] = field(default_factory=dict)
+    updated: bool = False
+    idle: bool = False
+    folder: Path | None = None
+    written: bool = False
+    page: Path | None = None
+    writer: Any = None
+    page_run: Run | None = None
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The records of all gates."""
+        return [row for rows in self.records.values() for row in rows]
+
+    @property
+    def has_news(self) -> bool:
+        """Return True if qgate has anything to report; most runs of pytest are of other tests."""
+        gates = self.records or self.broken or self.header or self.idle
+        left_out = self.selection.refused or self.selection.notes or self.extent
+        return bool(gates or left_out or self.errors or self.underflow)
+
+
+# Of this process: sessions by what they are of and its name, what it left out, what keeps its
+# update from being written, and what it watched.
+SESSIONS: pytest.StashKey[dict[tuple[str, str], GateSession]] = pytest.StashKey()
+_SELECTION: pytest.StashKey[Selection] = pytest.StashKey()
+_CONFLICTS: pytest.StashKey[list[str]] = pytest.StashKey()
+_LOOSER: pytest.StashKey[list[LooserLimit]] = pytest.StashKey()
+WATCH: pytest.StashKey[Watch] = pytest.StashKey()
+
+
+def selection_of(config: pytest.Config) -> Selection:
+    return config.stash.setdefault(_SELECTION, Selection())
+
+
+def conflicts_of(config: pytest.Config) -> list[str]:
+    return config.stash.setdefault(_CONFLICTS, [])
+
+
+def note_looser(config: pytest.Config, limits: Iterable[LooserLimit]) -> None:
+    """Note the limits of a gate that are looser than the default, each once."""
+    noted = looser_of(config)
+    noted += [limit for limit in limits if limit not in noted]
+
+
+def looser_of(config: pytest.Config) -> list[LooserLimit]:
+    return config.stash.setdefault(_LOOSER, [])
+
+
+def sessions_used(config: pytest.Config) -> list[GateSession]:
+    """Return the sessions that measured anything, or held anything against a baseline."""
+    held = config.stash.setdefault(SESSIONS, {}).values()
+    return [session for session in held if session.ledger.is_used]
+
+
+def part_of(config: pytest.Config) -> Part:
+    """Return what this process knows of a run, as plain data, before anything was measured.
+
+    Under pytest-xdist it travels to the controller: only the process that talks to the user writes.
+    """
+    selection, watch = selection_of(config), config.stash.get(WATCH, None)
+    return {
+        "selection": [selection.refused, selection.notes, selection.empty],
+        "facts": {"models": {}, "plans": {}, "limits": {}, "run": {}, "scopes": {}, "power": []},
+        "looser": looser_of(config),
+        "updates": [],
+        "errors": conflicts_of(config),
+        "gates": gates_of(config).to_part(),
+        "underflow": [site.to_dict() for site in watch.sites.values()] if watch else [],
+    }

@@ -1,0 +1,132 @@
+"""The end of a run: lines on the terminal, annotations for GitHub, and the page."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qgate.errors import QgateError
+from qgate.page.reports import write_page
+from qgate.page.runs import Run, read_run
+from qgate.page.terminal import (
+    TerminalLine,
+    error_lines,
+    lines_without_records,
+    summary,
+    wrapped_lines,
+)
+from qgate.plugin.records import REPRODUCTIONS, joined_facts, records_file
+from qgate.plugin.runs import SuiteRun
+from qgate.results import Tally, github_annotations, github_error, markdown_summary
+from qgate.results.extent import partial_text
+from qgate.results.other_tests import other_test_lines, other_tests_of
+from qgate.results.summary import set_up_lines
+from qgate.text import one_line
+
+_MOST, _SCRIPTS = 20, 3
+_ANNOTATIONS = 50
+
+
+def page_run(run: SuiteRun) -> Run | None:
+    """Return the run as it was written; None where no gate ran, or nothing could be written."""
+    if run.written and run.page_run is None:
+        run.page_run = read_run(records_file(run))
+    return run.page_run
+
+
+def draw(run: SuiteRun) -> None:
+    """Make the page of a run; whatever keeps it from being made is an error, and is not green."""
+    values = run.options.values
+    if values["no-report"]:
+        return
+    page = records_file(run).with_name("report.html")
+    try:
+        write_page(page, [page_run(run)], plots=values["plots"])  # type: ignore[list-item]
+        run.page = page
+    except Exception as error:
+        text = str(error) if isinstance(error, QgateError | OSError) else repr(error)
+        run.errors.append(f"{page.name} could not be made: {text}")
+
+
+def tell(reporter: Any, run: SuiteRun) -> None:
+    """Write the section of the summary."""
+    if run.selection.refused:
+        for reason in run.selection.refused:
+            reporter.write_line(one_line(f"ERROR: {reason}"), red=True)
+        return
+    models = joined_facts(run.parts)["models"]
+    about = ", ".join(f"{name} on {of['device']}" for name, of in sorted(models.items()))
+    reporter.section(one_line(f"qgate: {about or ', '.join(run.options.models)}"))
+    rows, width = run.rows, reporter._tw.fullwidth
+    for line in _lines(run, rows, width):
+        reporter.write_line(line.text, **({line.color: True} if line.color else {}))
+    for text in run.errors:
+        reporter.write_line(one_line(f"ERROR: {text}"), red=True)
+    _tell_github(reporter, run, rows, about)
+
+
+def _lines(run: SuiteRun, rows: Sequence[Mapping[str, Any]], width: int) -> list[TerminalLine]:
+    lines = (
+        summary(Tally(rows), width, run.header)
+        if rows
+        else lines_without_records(width, run.header)
+    )
+    lines += error_lines(_first(set_up_lines(run.broken)))
+    return lines + wrapped_lines(_sentences(run), width)
+
+
+def _sentences(run: SuiteRun) -> list[str]:
+    """Return closing sentences: notes, updates, and where the records are."""
+    lines = list(run.selection.notes)
+    if run.selection.empty:
+        lines.append("no gate ran: no mode asked for fits")
+    elif run.idle:
+        lines.append("no gate ran: all of them were skipped")
+    if run.updated:
+        verb = "would change" if run.options.dry_run else "written"
+        lines.append(f"baselines: {len(run.changes)} entries {verb}")
+        lines += [f"  {line}" for line in _first(run.changes)]
+    elif run.options.update is not None:
+        lines.append("baselines: nothing written")
+    if run.stale:
+        named = ", ".join(run.stale)
+        lines.append(f"stale until they are refreshed: the accepted errors of {named}")
+    lines += [*run.unused, *run.underflow]
+    if run.folder is not None and not run.errors:
+        folder = os.path.relpath(run.folder, run.options.config.invocation_params.dir)
+        lines.append(f"records in {folder}/results.jsonl and {folder}/results.csv")
+        if run.page is not None:
+            lines.append(f"report in {folder}/{run.page.name}")
+        scripts = [f"{folder}/{REPRODUCTIONS}/{row['reproduction']}/run.py"
+                   for row in run.rows if "reproduction" in row]  # fmt: skip
+        lines += [f"compare the tensors again: python {script}" for script in scripts[:_SCRIPTS]]
+    return lines
+
+
+def _first(lines: list[str]) -> list[str]:
+    rest = len(lines) - _MOST
+    return [*lines[:_MOST], *([f"and {rest} more"] if rest > 0 else [])]
+
+
+def _tell_github(
+    reporter: Any, run: SuiteRun, rows: Sequence[Mapping[str, Any]], about: str
+) -> None:
+    """Write the summary of the step, and an annotation for every failed test, worst first."""
+    broken = [*set_up_lines(run.broken), *run.errors]
+    partial = list(filter(None, [partial_text(run.header)]))
+    step = os.environ.get("GITHUB_STEP_SUMMARY")
+    if step:
+        try:
+            with Path(step).open("a", encoding="utf-8") as file:
+                file.write(markdown_summary(rows, broken=broken, about=about, header=run.header))
+        except OSError as error:
+            reporter.write_line(f"GITHUB_STEP_SUMMARY could not be written: {error}", red=True)
+    if os.environ.get("GITHUB_ACTIONS"):
+        other = other_test_lines(other_tests_of(run.header), _MOST)
+        gates = github_annotations(rows)
+        errors = [github_error(text) for text in [*partial, *broken, *other]]
+        lines = [*gates[:1], *errors, *gates[1:]]
+        for line in lines[:_ANNOTATIONS]:
+            reporter.write_line(line)

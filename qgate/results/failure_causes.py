@@ -1,0 +1,290 @@
+"""Causes of a failed run: the places where it went wrong, and the gates that follow from each.
+
+A local error is measured with the reference's tensors as inputs, so it is made at its place. An
+error that is carried along comes from the first place before it, in the order of the model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from qgate.metrics.plan_changes import PlanChange
+from qgate.results.ranking import check_text, needs_accepted, severity
+from qgate.text import counted, listed, one_line, shortened
+
+# Suspects kept per test and mode, the most likely first.
+MOST_SUSPECTS = 40
+REFERENCE = "fp32"
+# Scopes whose errors are made at their place.
+LOCAL = ("local", "isolated")
+_LOCAL, _LOCAL_ACCEPTED, _NONFINITE, _CARRIED, _TASK, _WHOLE, _ABSENT = range(7)
+_QUANTIZED_PORTS = ("input", "weight")
+Relation = Literal["same", "follows", ""]
+_MODES, _LONGEST_NAME, _LONGEST_WORDS = 3, 120, 400
+
+
+class Suspect(NamedTuple):
+    """A failed comparison that may be the cause of others; the likeliest sorts first."""
+
+    tier: int
+    order: int
+    site: str
+    scope: str
+    layer: str
+    model: str
+    mode: str
+    node: str
+    fault: str
+    figures: str
+    quantizer: str
+    is_diagnosed: bool
+
+    @property
+    def is_local(self) -> bool:
+        return self.tier in (_LOCAL, _LOCAL_ACCEPTED)
+
+    @property
+    def cast(self) -> str:
+        """Return the format of a tensor that a quantizer makes, nothing for a module's output."""
+        is_made = self.site.rpartition(":")[2] in _QUANTIZED_PORTS
+        return self.quantizer.partition(" ")[0] if is_made else ""
+
+
+@dataclass
+class FailureCause:
+    """One cause: where it is, in which modes, and which gates fail because of it.
+
+    places   the modes of models that it is in
+    same     other sites with the same fault, in the mode that has most of them
+    gates    tests that fail because of it, its own among them
+    plan     the change of the plan that it is, None for an error
+    """
+
+    suspect: Suspect
+    places: list[tuple[str, str]]
+    same: int = 0
+    gates: set[str] = field(default_factory=set)
+    plan: PlanChange | None = None
+    _layers: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        return shortened(self.suspect.site, _LONGEST_NAME)
+
+    @property
+    def followers(self) -> int:
+        """Number of other gates that follow from it."""
+        return len(self.gates - {self.suspect.node})
+
+    @property
+    def is_acceptable(self) -> bool:
+        """Tell if an update could accept it: the limit needs an accepted value."""
+        return self.suspect.tier not in (_LOCAL, _NONFINITE)
+
+    def title(self) -> str:
+        """Write place and fault, for a headline with the figures below it."""
+        if self.plan is not None:
+            return one_line(f"the plan changed: {self.plan.text(f' of {self._modes()}')}")
+        where = f"{self.place} ({self._modes()})"
+        return one_line(f"{where} {shortened(self.suspect.fault, _LONGEST_NAME)}")
+
+    def figures(self) -> str:
+        """Write figures, other sites and the gates that follow; what a title leaves out."""
+        same = f"the same at {counted(self.same, 'other site')}" if self.same else ""
+        words = "" if self.plan is not None else shortened(self.suspect.figures, _LONGEST_WORDS)
+        parts = filter(None, [one_line(words), same, self.following().removeprefix("; ")])
+        return "; ".join(parts)
+
+    def sentence(self) -> str:
+        """Write place, fault, figures and limit, without the gates that follow."""
+        if self.plan is not None:
+            return self.title()
+        also = f"; the same at {counted(self.same, 'other site')}" if self.same else ""
+        words = ": ".join(filter(None, [self.suspect.fault, self.suspect.figures]))
+        where = f"{self.place} ({self._modes()})"
+        return one_line(f"{where} {shortened(words, _LONGEST_WORDS)}{also}")
+
+    def text(self) -> str:
+        """Write the sentence, and how many other gates follow from it."""
+        return f"{self.sentence()}{self.following()}"
+
+    def following(self) -> str:
+        """Write `; 13 other gates follow from it`, or nothing."""
+        if not self.followers:
+            return ""
+        verb = "follows" if self.followers == 1 else "follow"
+        return f"; {counted(self.followers, 'other gate')} {verb} from it"
+
+    def explains(self, other: Suspect) -> Relation:
+        """Say how another failure of the mode comes from this one: same, follows or neither."""
+        first = self.suspect
+        if other.tier == _ABSENT or first.tier == _ABSENT:
+            return "same" if other.tier == first.tier else ""
+        if other.is_local and first.is_local:
+            if other.is_diagnosed:
+                is_same = _without_counts(other.fault) == _without_counts(first.fault)
+            else:
+                is_same = bool(other.cast) and other.cast == first.cast
+            below: Relation = "follows" if self._is_below(other) else ""
+            return "same" if is_same else below
+        if other.is_local:
+            return ""
+        if other.scope == "backward":
+            in_layer = other.layer in self._layers or first.scope == "backward"
+            return "follows" if in_layer else ""
+        is_later = other.order >= first.order or other.tier in (_TASK, _WHOLE)
+        return "follows" if is_later else ""
+
+    def _is_below(self, other: Suspect) -> bool:
+        return bool(other.layer) and other.order >= self._layers.get(other.layer, other.order + 1)
+
+    def note_layer(self, suspect: Suspect) -> None:
+        """Note that the fault is in the layer of a suspect from its place on."""
+        order = self._layers.get(suspect.layer, suspect.order)
+        self._layers[suspect.layer] = min(order, suspect.order)
+
+    def _modes(self) -> str:
+        """Write `tiny-llama, modes int8, mxfp4 and 2 more`."""
+        models, modes = (
+            [shortened(name, _LONGEST_NAME) for name in dict.fromkeys(names)]
+            for names in zip(*self.places, strict=True)
+        )
+        word = "mode" if len(modes) == 1 else "modes"
+        return f"{listed(models, _MODES)}, {word} {listed(modes, _MODES)}"
+
+
+def _without_counts(fault: str) -> str:
+    """Return the words of a fault without how many values differ, which is of one tensor."""
+    return re.sub(r" \([^()]* differ\)", "", fault)
+
+
+def suspect_of(record: Mapping[str, Any]) -> Suspect | None:
+    """Return a failed comparison as a suspect; None if it passed or only lacks accepted errors."""
+    if record["passed"]:
+        return None
+    failed = [check for check in record["checks"] if not check["passed"]]
+    check = max(failed, key=severity, default=None)
+    if check is not None and check["kind"] == "missing":
+        return None
+    finding = record.get("finding") or {}
+    return Suspect(
+        tier=_tier(record, check),
+        order=int(record.get("order", 0)),
+        site=str(record["site"]),
+        scope=str(record["scope"]),
+        layer=str(record["layer"]),
+        model=str(record["model"]),
+        mode=str(record["mode"]),
+        node=str(record.get("node", "")),
+        fault=str(record.get("failure") or finding.get("fault") or "is out of its limit"),
+        figures=str(finding.get("figures") or (check_text(check) if check and not finding else "")),
+        quantizer=next((c["quantizer"] for c in failed if c.get("quantizer")), ""),
+        is_diagnosed=bool(finding.get("diagnosed")),
+    )
+
+
+def _tier(record: Mapping[str, Any], check: Mapping[str, Any] | None) -> int:
+    """Return how directly a failure points at its place, 0 for limits without accepted value."""
+    if check is None:
+        return _WHOLE
+    if check["kind"] == "absent":
+        return _ABSENT
+    if record["scope"] == "task":
+        return _TASK
+    if record["scope"] in LOCAL:
+        return _LOCAL_ACCEPTED if needs_accepted(check) else _LOCAL
+    return _NONFINITE if check["kind"] == "nonfinite" else _CARRIED
+
+
+def causes_of_mode(
+    suspects: Iterable[Suspect], plan: Sequence[PlanChange] = ()
+) -> list[FailureCause]:
+    """Return the causes of one mode of one model, the likeliest first; gates follow from each."""
+    causes: list[FailureCause] = []
+    for suspect in sorted(suspects):
+        cause, relation = _explained(causes, suspect)
+        if cause is None and plan and causes:
+            cause, relation = causes[0], "follows"
+        if cause is None:
+            cause = FailureCause(suspect, [(suspect.model, suspect.mode)])
+            cause.plan = plan[0] if plan else None
+            causes.append(cause)
+        cause.gates.add(suspect.node)
+        cause.same += relation == "same"
+        if suspect.is_local and relation != "follows":
+            cause.note_layer(suspect)
+    return causes
+
+
+def _explained(
+    causes: Sequence[FailureCause], suspect: Suspect
+) -> tuple[FailureCause | None, Relation]:
+    """Return the first cause that a failure comes from, and in which way."""
+    for cause in causes:
+        if relation := cause.explains(suspect):
+            return cause, relation
+    return None, ""
+
+
+def joined_causes(by_mode: Iterable[Sequence[FailureCause]]) -> list[FailureCause]:
+    """Join causes of several modes that are one fault at one place, the likeliest first.
+
+    Whatever is compared with a wrong reference fails for that.
+    """
+    joined: dict[tuple[Any, ...], FailureCause] = {}
+    for cause in (cause for causes in by_mode for cause in causes):
+        suspect = cause.suspect
+        key: tuple[Any, ...] = (suspect.model, suspect.site, suspect.is_local, suspect.fault)
+        key = (suspect.model, *cause.plan[:2]) if cause.plan else key
+        one = joined.setdefault(key, cause)
+        if one is not cause:
+            one.places += [pair for pair in cause.places if pair not in one.places]
+            one.same = max(one.same, cause.same)
+            one.gates |= cause.gates
+    broken = {c.suspect.model: c for c in joined.values() if c.suspect.mode == REFERENCE}
+    remaining = []
+    for cause in joined.values():
+        reference = broken.get(cause.suspect.model, cause)
+        if reference is cause:
+            remaining.append(cause)
+        else:
+            reference.gates |= cause.gates
+    return sorted(remaining, key=_likeliest_first)
+
+
+def _likeliest_first(cause: FailureCause) -> tuple[Any, ...]:
+    is_reference = cause.suspect.mode == REFERENCE
+    return (not is_reference, cause.plan is None, cause.suspect.tier, -len(cause.gates),
+            cause.suspect)  # fmt: skip
+
+
+class EarlierCause(NamedTuple):
+    """Words that say what a test follows from, or none; `is_acceptable` as of its cause."""
+
+    words: str = ""
+    is_acceptable: bool = True
+
+
+class KnownCauses:
+    """The causes that tests of a session have shown so far, by model and mode."""
+
+    def __init__(self) -> None:
+        self._suspects: dict[tuple[str, str], list[Suspect]] = {}
+
+    def add(self, records: Iterable[Mapping[str, Any]]) -> EarlierCause:
+        """Note the failures of a test; return what it follows from, if anything."""
+        suspects = sorted(filter(None, map(suspect_of, records)))
+        if not suspects:
+            return EarlierCause()
+        first = suspects[0]
+        earlier = self._suspects.setdefault((first.model, first.mode), [])
+        causes = causes_of_mode(suspect for suspect in earlier if suspect < first)
+        earlier += suspects[:MOST_SUSPECTS]
+        cause, relation = _explained(causes, first)
+        if cause is None:
+            return EarlierCause()
+        words = "follows from" if relation == "follows" else "the same as at"
+        return EarlierCause(f"{words} {cause.place}", cause.is_acceptable)

@@ -1,0 +1,92 @@
+"""Power of a run: the smallest defects that the limits in force see, by mode and kind of defect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, TypedDict, get_args
+
+from qgate.records import Meta
+from qgate.text import listed
+
+DefectKind = Literal["weight", "scale", "channel", "token", "sample", "task"]
+KINDS: tuple[DefectKind, ...] = get_args(DefectKind)
+_MODES = 3
+_WORDS: Mapping[DefectKind, str] = {
+    "weight": "each weight of a module off by {}",
+    "scale": "scales off by one in {} of its blocks",
+    "channel": "a channel off by {}",
+    "token": "a token by {}",
+    "sample": "a sample by {}",
+    "task": "{} bits per byte",
+}
+HEADS: Mapping[DefectKind, str] = {
+    "weight": "each weight of a module",
+    "scale": "blocks with a scale off by one",
+    "channel": "one channel",
+    "token": "one token",
+    "sample": "one sample",
+    "task": "bits per byte",
+}
+
+
+class SmallestDefect(TypedDict):
+    """The smallest defect of one kind that is red at every site; relative but for the task.
+
+    site   where the limits see least
+    """
+
+    kind: DefectKind
+    size: Annotated[float, Meta(ge=0)]
+    site: str
+
+
+class ModePower(TypedDict):
+    """The smallest defects that the limits in force see in one mode of one model."""
+
+    model: str
+    mode: str
+    defects: list[SmallestDefect]
+
+
+def add_power(one: Sequence[ModePower], other: Sequence[ModePower]) -> list[ModePower]:
+    """Join two parts of a run: the site that sees least counts."""
+    by_mode: dict[tuple[str, str], dict[str, SmallestDefect]] = {}
+    for of_mode in (*one, *other):
+        largest = by_mode.setdefault((of_mode["model"], of_mode["mode"]), {})
+        for defect in of_mode["defects"]:
+            before = largest.get(defect["kind"])
+            if before is None or before["size"] < defect["size"]:
+                largest[defect["kind"]] = defect
+    return [
+        ModePower(
+            model=model, mode=mode, defects=[largest[kind] for kind in KINDS if kind in largest]
+        )
+        for (model, mode), largest in by_mode.items()
+    ]
+
+
+def power_of(header: Mapping[str, object]) -> list[ModePower]:
+    """Return what a header says of the smallest defects; nothing in those of earlier versions."""
+    return header.get("power") or []  # type: ignore[return-value]
+
+
+def power_text(header: Mapping[str, object]) -> str:
+    """Write `smallest defects seen in int8: a channel off by 3 %, ...`; ranges of several modes."""
+    modes = power_of(header)
+    if not modes or header.get("shard"):
+        return ""
+    parts = []
+    for kind in KINDS:
+        sizes = [of["size"] for mode in modes for of in mode["defects"] if of["kind"] == kind]
+        if sizes:
+            ends = dict.fromkeys(size_text(kind, size) for size in (min(sizes), max(sizes)))
+            parts.append(_WORDS[kind].format(" to ".join(ends)))
+    names = dict.fromkeys(mode["mode"] for mode in modes)
+    return f"smallest defects seen in {listed([*names], _MODES)}: {', '.join(parts)}"
+
+
+def size_text(kind: DefectKind, size: float) -> str:
+    """Write the size of a defect as a percentage, that of the task in bits."""
+    if kind == "task":
+        return f"{size:.2g}"
+    return f"{100 * size:.0f} %" if size >= 0.1 else f"{100 * size:.2g} %"

@@ -1,0 +1,119 @@
+"""Open folders and write whole files at any location, of this machine or of a store."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qgate.errors import QgateError
+from qgate.storage.bucket_files import BucketFiles
+from qgate.storage.folders import Folder, LocalFolder
+from qgate.storage.locations import check_writable, location_of, read_errors
+from qgate.storage.object_folders import ObjectFolder
+from qgate.storage.object_listing import check_store, folder_names
+from qgate.storage.updates import FileRules, LocalFiles
+
+if TYPE_CHECKING:
+    from qgate.storage.locations import Location
+
+
+def folder_of(location: Location | str) -> Folder:
+    """Return the folder at a path or URL, without asking a store yet."""
+    parsed = location_of(location)
+    return LocalFolder(parsed) if isinstance(parsed, Path) else ObjectFolder(parsed)
+
+
+def writable_folder(location: Location | str) -> Folder:
+    """Return a folder to write to; refuse a store that may leave half a file behind."""
+    folder = folder_of(location)
+    check_writable(folder.location)
+    return folder
+
+
+def empty_folder(location: Location | str, otherwise: str) -> Folder:
+    """Make an empty folder to write to, or raise an error that names the one with files in it."""
+    folder = writable_folder(location)
+    kind = folder.kind()
+    if kind == "file" or (kind == "folder" and folder.names()):
+        raise QgateError(f"{str(folder.location)!r} {otherwise}: choose another folder.")
+    folder.make()
+    return folder
+
+
+def open_files(folder: Location, rules: FileRules, name: str) -> LocalFiles | BucketFiles:
+    """Return the files of a folder, to be read and changed as one; no store is asked yet."""
+    if isinstance(folder, Path):
+        return LocalFiles(folder, rules)
+    return BucketFiles(folder, rules, name)
+
+
+def folders_in(root: Location, noun: str) -> list[Location]:
+    """List the folders below a root, whatever is in them; none where there is no root."""
+    if isinstance(root, Path):
+        return (
+            [entry for entry in sorted(root.iterdir()) if entry.is_dir()] if root.is_dir() else []
+        )
+    return [root / name for name in folder_names(root, noun)]
+
+
+def check_root(root: Location, noun: str, writing: bool) -> None:
+    """Check that a store answers, and to write, that it accepts an object."""
+    if not isinstance(root, Path):
+        check_store(root, noun, writing)
+
+
+# Whole files -------------------------------------------------------------------------------------
+
+
+def write_text(location: Location, text: str) -> None:
+    write_bytes(location, text.encode("utf-8"))
+
+
+def write_bytes(location: Location, data: bytes) -> None:
+    """Write a file as a whole; `check_writable` refuses stores that do not."""
+    folder_of(location.parent).put(location.name, data)
+
+
+def write_parts(location: Location, parts: Iterable[str]) -> None:
+    """Write a text that may be larger than memory; a store receives it when it is complete."""
+    with (
+        folder_of(location.parent).writing(location.name) as fresh,
+        fresh.open("w", encoding="utf-8", newline="") as file,
+    ):
+        file.writelines(parts)
+
+
+def create_text(location: Location, text: str) -> None:
+    """Write a new file, or raise a FileExistsError."""
+    if isinstance(location, Path):
+        with location.open("x", encoding="utf-8") as file:
+            file.write(text)
+        return
+    with read_errors(location, FileExistsError):
+        if location.exists():
+            raise FileExistsError
+    write_text(location, text)
+
+
+@contextlib.contextmanager
+def local_files(locations: Sequence[Location]) -> Iterator[list[Path]]:
+    """Yield files of this machine to write to, and upload them to a store at the end."""
+    paths = [location for location in locations if isinstance(location, Path)]
+    if len(paths) == len(locations):
+        yield paths
+        return
+    with tempfile.TemporaryDirectory(prefix="qgate-") as folder:
+        paths = [Path(folder) / location.name for location in locations]
+        yield paths
+        for path, location in zip(paths, locations, strict=True):
+            if path.exists():
+                write_bytes(location, path.read_bytes())
+
+
+def remove_file(location: Location) -> None:
+    """Remove a file if it exists; nothing is removed through a link to another folder."""
+    if location.is_file() and not (isinstance(location, Path) and location.parent.is_symlink()):
+        location.unlink()

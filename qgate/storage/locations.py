@@ -1,0 +1,250 @@
+"""Locations of files: a `Path`, or a `UPath` for `s3://bucket/key` and other URLs of fsspec.
+
+A `UPath` has the methods of a `Path`; `file://` is a plain path. Stores that replace an object in
+one step are written to; others are only read.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import glob
+import os
+import re
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from qgate.errors import QgateError
+
+if TYPE_CHECKING:
+    from upath import UPath
+
+    Location: TypeAlias = Path | UPath
+
+# Stores in which an object is complete or absent.
+_WHOLE = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory")
+# Servers that may answer a range with the whole file.
+_STREAMS = ("http", "https")
+_NEEDS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs",
+          "abfs": "adlfs", "abfss": "adlfs", "http": "aiohttp", "https": "aiohttp"}  # fmt: skip
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+
+
+def is_url(text: object) -> bool:
+    return _URL.match(str(text)) is not None
+
+
+def location_of(text: str | Location) -> Location:
+    """Return the path or `UPath` of a text, without looking whether anything is there."""
+    if not isinstance(text, str | Path):
+        return text
+    match = _URL.match(str(text))
+    if not match:
+        return Path(text)
+    scheme = match[1].lower()
+    if scheme in ("file", "local"):
+        return Path(str(text)[match.end() :])
+    from upath import UPath
+
+    try:
+        location = UPath(f"{scheme}://{str(text)[match.end() :]}")
+        location.fs  # noqa: B018  # the first use imports the client of the store
+    except ImportError:
+        package = _NEEDS.get(scheme, "the package that fsspec names for it")
+        raise QgateError(f"{str(text)!r}: {scheme}:// needs {package}; pip install it.") from None
+    except ValueError:
+        raise QgateError(
+            f"{str(text)!r}: {scheme}:// is not known; use s3://, gs://, az:// or another one of "
+            "fsspec, or a path."
+        ) from None
+    except OSError as error:
+        raise QgateError(f"{str(text)!r} cannot be reached: {error}.") from None
+    return location
+
+
+def user_location(text: str | Location) -> Location:
+    """Return a location; a leading `~` in a path means the home of the user."""
+    location = location_of(text)
+    return location.expanduser() if isinstance(location, Path) else location
+
+
+def location_below(home: Path, text: str) -> Location:
+    """Return a location; a relative path starts at `home`."""
+    location = location_of(text)
+    return home / location if isinstance(location, Path) else location
+
+
+def text_below(home: Path, text: str) -> str:
+    """Return the text of `location_below` without importing the client of a store."""
+    return text if is_url(text) else str(home / text)
+
+
+def relative_text(home: Path, text: str) -> str:
+    """Return a path relative to a folder; a URL stays as it is."""
+    return text if is_url(text) else os.path.relpath(text, home)
+
+
+def split_spec(spec: str, endings: Collection[str]) -> tuple[Location, str | None]:
+    """Split a spec `FILE:NAME` into file and name; the name is None where there is none."""
+    if is_url(spec):  # by the ending of the file: a request to a store takes time
+        positions = [(spec.lower().find(f"{ending}:"), len(ending)) for ending in endings]
+        cut = min((at + length for at, length in positions if at >= 0), default=None)
+        return (
+            (location_of(spec), None) if cut is None else (location_of(spec[:cut]), spec[cut + 1 :])
+        )
+    whole = Path(spec)
+    if whole.exists() or ":" not in spec:
+        return whole, None
+    file, _, key = spec.rpartition(":")
+    while file and not Path(file).exists() and ":" in file:
+        file, _, more = file.rpartition(":")
+        key = f"{more}:{key}"
+    return (Path(file), key) if Path(file).exists() else (whole, None)
+
+
+def is_pattern(text: str) -> bool:
+    """Tell whether a text has wildcards and is no file of that name."""
+    return glob.has_magic(text) and (is_url(text) or not Path(text).exists())
+
+
+def short_path(home: Path, location: Location | str) -> str:
+    """Return a path relative to a folder above it; other paths and URLs stay as they are."""
+    if is_url(location):
+        return str(location)
+    path = Path(str(location))
+    return str(path.relative_to(home) if path.is_relative_to(home) else path)
+
+
+def may_be_folder(text: str) -> bool:
+    """Tell whether a text is an existing folder, or a URL, which is not asked."""
+    return is_url(text) or Path(text).is_dir()
+
+
+def name_exists(location: Location) -> bool:
+    """Tell whether a name is in use, be it by a broken link."""
+    return os.path.lexists(location) if isinstance(location, Path) else location.exists()
+
+
+def is_readable(folder: Location) -> bool:
+    """Tell whether this user may list and enter a folder; a store answers when it is read."""
+    return not isinstance(folder, Path) or os.access(folder, os.R_OK | os.X_OK)
+
+
+def local_folder(location: Location) -> Path:
+    """Return the folder for files that grow: the location, or the current one for a store."""
+    return location if isinstance(location, Path) else Path()
+
+
+def may_expire(text: str) -> bool:
+    """Tell whether access can end while this runs, as the login to a store can."""
+    return not isinstance(location_of(text), Path)
+
+
+def check_writable(location: Location) -> None:
+    """Refuse a store that could keep half of a file."""
+    scheme = getattr(location, "protocol", "")
+    if not isinstance(location, Path) and scheme not in _WHOLE:
+        raise QgateError(
+            f"{str(location)!r}: {scheme}:// may leave half a file behind, so nothing is written "
+            f"there; write to a path, or to {', '.join(f'{name}://' for name in _WHOLE[:4])} …"
+        )
+
+
+def file_key(location: Location) -> str:
+    """Return a key of a file that changes when the file is written again.
+
+    A file that cannot be reached raises its error when it is read.
+    """
+    try:
+        if isinstance(location, Path):
+            stat = location.stat()
+            return f"{location} {stat.st_size} {stat.st_mtime_ns}"
+        return f"{location} {location.fs.ukey(location.path)}"
+    except Exception:
+        return f"{location} missing"
+
+
+def read_bytes(location: Location, *passed: type[Exception]) -> bytes:
+    """Read a file; an error of a store becomes a QgateError, unless it is `passed`."""
+    with contextlib.nullcontext() if isinstance(location, Path) else read_errors(location, *passed):
+        return location.read_bytes()
+
+
+def read_range(location: Location, start: int, stop: int) -> bytes:
+    """Read exactly these bytes, or fewer at the end; an open file would read ahead."""
+    if isinstance(location, Path) or location.protocol in _STREAMS:
+        with location.open("rb") as file:
+            file.seek(start)
+            return bytes(file.read(stop - start))
+    return bytes(location.fs.cat_file(location.path, start=start, end=stop))
+
+
+def matching_names(pattern: str) -> list[str]:
+    """List the files or URLs that match a pattern with wildcards, in order."""
+    location = location_of(pattern)
+    if isinstance(location, Path):
+        return sorted(glob.glob(str(location), recursive=True))  # noqa: PTH207
+    return sorted(location.fs.unstrip_protocol(name) for name in location.fs.glob(location.path))
+
+
+def call_at_exit(location: Location, method: Callable[[], None]) -> None:
+    """Call a method when Python ends, while its location can still be written to.
+
+    A store needs threads that look up addresses, so its method runs before these end.
+    """
+    atexit.register(method)
+    register = getattr(threading, "_register_atexit", None)
+    if isinstance(location, Path) or register is None:
+        return
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        bound_method = reference()
+        if bound_method is not None:
+            bound_method()
+
+    register(call)
+
+
+def store_and_path(location: UPath) -> tuple[Any, str]:
+    """Return the client of a store, without a cache of listings, and the path in it."""
+    with read_errors(location):
+        store = type(location.fs)(**{**location.storage_options, "use_listings_cache": False})
+        return store, str(store._strip_protocol(location.path)).rstrip("/")
+
+
+# Errors of stores -------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def read_errors(location: Location | str, *passed: type[Exception]) -> Iterator[None]:
+    """Turn errors of reading a store into a QgateError; `passed` types go through."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (QgateError, *passed)):
+            raise
+        raise QgateError(f"{str(location)!r} cannot be reached: {_line(error)}.") from None
+
+
+@contextlib.contextmanager
+def write_errors(location: Location | None = None) -> Iterator[None]:
+    """Turn errors of changing a store into an OSError that names the location."""
+    try:
+        yield
+    except QgateError:
+        raise
+    except Exception as error:
+        default_errno = 17 if isinstance(error, FileExistsError) else 5
+        errno = error.errno if isinstance(error, OSError) else None
+        filename = None if location is None else str(location)
+        raise OSError(errno or default_errno, _line(error), filename) from error
+
+
+def _line(error: Exception) -> str:
+    message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    text = (message.strip() or type(error).__name__).splitlines()[0]
+    return text.rstrip(".") if " " in text else f"{type(error).__name__} {text}"

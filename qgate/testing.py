@@ -1,0 +1,113 @@
+"""Checks for anybody's test: one of a cast, one of a kernel.
+
+    from qgate.testing import check, check_kernel
+
+    def test_cast():
+        check(my_quantize(x), x, format="mxfp8")
+
+    def test_gemm():
+        check_kernel(my_gemm, x, w, like=torch.nn.functional.linear,
+                     inputs={0: "mxfp8", 1: "mxfp8"})
+
+A verdict is an AssertionError whose first line is the cause; an argument that cannot be used is a
+ValueError. The fixtures `qgate_check` and `qgate_check_kernel` are these functions.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qgate.expected.conventions import Convention, tiles
+from qgate.formats import Encoded
+from qgate.kernel_checks.casts import check_cast
+from qgate.kernel_checks.kernels import check_kernel as _check_kernel
+from qgate.kernel_checks.record import CheckFailure, CheckReport
+
+__all__ = ["CheckFailure", "CheckReport", "Convention", "check", "check_kernel", "tiles"]
+
+Function = Callable[..., Any]
+
+
+def check(
+    actual: Any,
+    source: Tensor,
+    *,
+    format: Any,
+    convention: str | None = None,
+    unpack: Function | None = None,
+    **options: Any,
+) -> CheckReport:
+    """Check that values are what a format makes of a source, bit for bit.
+
+    actual      dequantized values, a `qgate.Encoded`, or anything that `unpack` makes values of
+    source      the tensor that was quantized
+    format      a format's name with options as in `qgate.quantize`, a `qgate.Quantizer`, a
+                convention such as `tiles("fp8_e4m3", 128, 128)`, or a function that quantizes
+    convention  words of the one convention to hold the values at; "mse" for searched scales
+    """
+    return check_cast(actual, source, format, convention=convention, unpack=unpack, options=options)
+
+
+def check_kernel(
+    kernel: Function,
+    *arguments: Tensor | Encoded | Any,
+    like: Function,
+    inputs: dict[int, Any] | None = None,
+    output: Any = None,
+    convention: str | None = None,
+    pack: dict[int, Function] | None = None,
+    unpack: Function | None = None,
+    shapes: Sequence[Sequence[tuple[int, ...]]] = (),
+    relations: Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    arithmetic: str = "float32",
+    limit: float | None = None,
+    accept: str | Path | None = None,
+    seed: int = 0,
+) -> CheckReport:
+    """Check a kernel against what its reference makes of ideally quantized arguments.
+
+    kernel      any callable with tensors in and one tensor out, called with `arguments`
+    like        the reference: the same function of unquantized tensors
+    inputs      position → format of each argument that the kernel quantizes, as in `check`
+    output      the format of the result, where the kernel quantizes it
+    convention  words of the one convention of all formats; "mse" for searched scales
+    pack        position → function from the argument to what the kernel takes instead (a tuple is
+                spread over several arguments); arguments may be given as `qgate.encode(x, …)`
+    unpack      function from what the kernel returns to a tensor of values
+    shapes      more inputs to try: for each, one shape per tensor among the arguments
+    relations   which relations to check (all): see docs/kernels.md
+    dtype       dtype of the floating-point arguments; device: where to run
+    arithmetic  what sums are computed in: "float32", "tf32", "float16" or "bfloat16"
+    limit       largest relative squared error against unquantized values, beside all else
+    accept      name of a file beside the test that keeps conventions, inputs and error
+    """
+    path = None
+    if accept is not None:
+        folder = Path(sys._getframe(1).f_code.co_filename).parent
+        path = folder / "accepted_kernels" / f"{accept}.json" if isinstance(accept, str) else accept
+    return _check_kernel(
+        kernel,
+        arguments,
+        like=like,
+        inputs=inputs,
+        output=output,
+        convention=convention,
+        pack=pack,
+        unpack=unpack,
+        shapes=shapes,
+        relations=relations,
+        dtype=dtype,
+        device=device,
+        arithmetic=arithmetic,
+        limit=limit,
+        accept=path,
+        seed=seed,
+    )

@@ -1,0 +1,131 @@
+"""The pages of sweeps, dumps and activations in a real browser: sorted, complete, for everyone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from qgate.activation_stats.files import write_report
+from qgate.activation_stats.reading import ReportOptions
+from qgate.drawing.files import draw_analysis
+from qgate.sweeps.findings import SweptFormat, entry_of
+from qgate.sweeps.page import write_page
+from qgate.sweeps.plots import PICTURES
+from tests.activation_stats import activation_records
+from tests.browser import opened, serious_findings
+from tests.drawing import dump_records
+from tests.sweeps import sweep_records
+
+NAME = "<script>alert(1)</script>'\"&.pt"
+
+
+def _sweep(folder: Path) -> Path:
+    entries: list[SweptFormat] = []
+    for number, name in enumerate((NAME, "model.layers.11.mlp.down_proj.pt", "small.pt")):
+        (folder / f"t{number}").mkdir()
+        for record in sweep_records.realistic():
+            record["tensor"]["source"] = name
+            drawn = {}
+            for each in PICTURES:
+                if each.kind == record["kind"]:
+                    path = folder / f"t{number}" / f"{each.stem}.png"
+                    each.draw(path, record, dpi=30)
+                    drawn[path.name] = path.read_bytes()
+            (folder / f"t{number}" / "a.json").write_text("{}")
+            entries.append(entry_of(record, f"t{number}", ["a.json", *drawn], drawn))
+    (folder / "old").mkdir()
+    (folder / "old" / "mxfp_scaling_fp8_e4m3.json").write_text("{}")
+    entries[0]["failed"], entries[1]["gap_db"], entries[2]["sqnr_db"] = "1 NaN", -2.0, 1.5
+    results = [(NAME, "1 NaN in the tensor"), ("b.pt", None), ("small.pt", None)]
+    return Path(write_page(folder, entries, results, "21 levels"))
+
+
+def _activations(folder: Path) -> Path:
+    record = activation_records.hostile()
+    record["panels"] = {k: dict(list(p.items())[-1:]) for k, p in record["panels"].items()}
+    return write_report(record, folder, replace(ReportOptions(), dpi=40, formats=("html", "csv")))[
+        0
+    ]
+
+
+def _dumps(folder: Path) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        draw_analysis(dump_records.hostile_names(), folder, dpi=20)
+    return folder / "index.html"
+
+
+PAGES: dict[str, Callable[[Path], Path]] = {
+    "sweep": _sweep, "activations": _activations, "dumps": _dumps,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=PAGES)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return PAGES[request.param](tmp_path_factory.mktemp(request.param))
+
+
+def test_it_opens_offline_without_a_complaint_and_shows_all_pictures(
+    browser: Browser, path: Path
+) -> None:
+    with opened(browser, path) as it:
+        it.page.on("dialog", lambda dialog: it.complaints.append(dialog.message))
+        images = it.page.locator("img")
+        assert images.count() >= 5
+        for place in range(images.count()):
+            images.nth(place).scroll_into_view_if_needed()
+        script = "all => all.filter(i => !i.complete || !i.naturalWidth).map(i => i.src)"
+        expect(images.last).to_have_js_property("complete", True)
+        assert images.evaluate_all(script) == []
+        assert it.page.locator("script").count() == 1
+        assert all(url.startswith(("file:", "data:")) for url in it.requests)
+        assert it.complaints == []
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 400, "height": 800}}]
+)
+def test_nobody_is_kept_out(browser: Browser, path: Path, options: dict[str, object]) -> None:
+    with opened(browser, path, **options) as it:
+        assert serious_findings(it.page) == []
+        width = it.page.viewport_size["width"]  # type: ignore[index]
+        assert it.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_links_of_the_contents_lead_to_sections(browser: Browser, path: Path) -> None:
+    with opened(browser, path) as it:
+        links = it.page.locator("nav a").evaluate_all("all => all.map(a => a.hash.slice(1))")
+        assert len(links) >= 3
+        for anchor in links:
+            assert it.page.locator(f"[id='{anchor}']").count() == 1
+
+
+def test_all_is_there_with_scripts_blocked(browser: Browser, path: Path) -> None:
+    with opened(browser, path, java_script_enabled=False) as it:
+        expect(it.page.locator("table.sortable tbody tr").first).to_be_visible()
+        expect(it.page.locator("ul.findings li").first).to_be_visible()
+
+
+def test_sweeps_are_sorted_by_a_click_and_by_keyboard(browser: Browser, tmp_path: Path) -> None:
+    with opened(browser, _sweep(tmp_path)) as it:
+        cells = it.page.locator("tbody td:nth-child(5)")
+        assert (
+            it.page.locator("tbody tr").first.inner_text().startswith("<script>alert(1)</script>")
+        )
+        button = it.page.locator("thead th:nth-child(5) button")
+        button.click()
+        shown = [float(text) for text in cells.all_inner_texts()]
+        assert shown == sorted(shown, reverse=True)
+        button.press("Enter")
+        assert float(cells.first.inner_text()) == 1.5
+        expect(it.page.locator("table.sortable thead th:nth-child(5)").first).to_have_attribute(
+            "aria-sort", "ascending"
+        )
+        expect(it.page.locator("#others")).to_contain_text("mxfp_scaling_fp8_e4m3.json")
+        it.page.locator("td.files a").first.click()
+        assert it.page.url.endswith((".json", ".png"))

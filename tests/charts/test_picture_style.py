@@ -1,0 +1,260 @@
+"""All registered pictures are of one style, and their drawn data is that of the record."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from qgate.activation_stats.plots.pictures import pictures
+from qgate.activation_stats.reading import ReportOptions
+from qgate.charts.figure import PANEL, SMALL, TICK, dress, new_figure, number_names, render_image
+from qgate.charts.palette import BLUE, COLORS
+from qgate.charts.sheet import Sheet, sheet
+from qgate.drawing.plots.pictures import PICTURES as DUMPS
+from qgate.sweeps.plots import PICTURES as SWEEPS
+from tests.activation_stats import activation_records
+from tests.charts.picture_style import has_data, violations
+from tests.drawing import dump_records
+from tests.sweeps import sweep_records
+
+Build = Callable[[], Sheet | None]
+KEPT = Path(__file__).parent / "stored_pictures"
+
+
+def _registered() -> Iterator[tuple[str, Build]]:
+    for record in sweep_records.realistic():
+        for sweep in SWEEPS:
+            if sweep.kind == record["kind"]:
+                yield f"sweeps/{sweep.stem}", lambda s=sweep, r=record: s.draw.build(r)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        analysis = dump_records.normal_record()
+    for dump in DUMPS:
+        yield f"dumps/{dump.path}", lambda d=dump: d.draw.build(analysis)
+    for each in pictures(activation_records.usual(), ReportOptions()):
+        yield f"activations/{each.name}", each.sheet
+
+
+REGISTERED = dict(_registered())
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_every_picture_keeps_to_the_style(name: str) -> None:
+    with np.errstate(all="ignore"):
+        made = REGISTERED[name]()
+    assert made is not None
+    assert any(has_data(axes) for axes in made.figure.axes)
+    assert violations(made.figure) == []
+
+
+@pytest.mark.parametrize("name", ["tiny", "outlier", "single level", "failed", "odd name"])
+def test_sweeps_of_odd_tensors_keep_to_the_style(name: str) -> None:
+    record = sweep_records.TENSORS[name]()
+    for each in SWEEPS:
+        if each.kind == "tensor":
+            made = each.draw.build(record)
+            assert made is not None
+            assert violations(made.figure) == []
+
+
+# That a deviation is seen --------------------------------------------------------------------------
+
+
+def _plain() -> Any:
+    made = sheet(6, 3, "3 points")
+    axes = made.figure.subplots()
+    axes.plot([1, 2, 3], [1, 2, 3], color=BLUE)
+    dress(axes, title="a panel", x="layer", y="SQNR (dB)")
+    return axes
+
+
+PLANTED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "title": (lambda a: a.figure.suptitle("MSE"), "title: 'MSE' states no finding"),
+    "font": (lambda a: a.set_title("small", fontsize=7), "font: 7 pt"),
+    "color": (lambda a: a.plot([1, 2], [2, 1], color="#ff00ff"), "color: #ff00ff"),
+    "map": (lambda a: a.figure.add_subplot().imshow(np.eye(3), cmap="jet"), "color: map jet"),
+    "label": (lambda a: a.set_ylabel(""), "label: y of 'a panel'"),
+    "overlap": (
+        lambda a: [a.text(2, 2, word, fontsize=TICK) for word in ("this", "that")],
+        "overlap: 'this' and 'that'",
+    ),
+    "legend": (lambda a: a.legend(["a line"], loc="center", fontsize=SMALL), "legend: over"),
+    "empty": (lambda a: a.figure.add_axes((0.8, 0.8, 0.1, 0.1)), "empty: "),
+}
+
+
+def test_a_plain_panel_keeps_to_the_style() -> None:
+    assert violations(_plain().figure) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_deviation_is_seen(name: str) -> None:
+    axes = _plain()
+    plant, words = PLANTED[name]
+    plant(axes)
+    assert any(found.startswith(words) for found in violations(axes.figure)), words
+
+
+# What is drawn is what was given -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stem", "places"), [("scaling_test", (0, 3, 4, 5)), ("scaling_summary", (0,))]
+)
+def test_the_curves_of_a_sweep_are_its_levels(stem: str, places: tuple[int, ...]) -> None:
+    record = sweep_records.realistic()[0]
+    made = next(each for each in SWEEPS if each.stem == stem).draw.build(record)
+    assert made is not None
+    panels = [axes for axes in made.figure.axes if has_data(axes)]
+    names = ("mse", "cosine", "psnr_db", "mae", "max_abs", "relative_error")
+    levels = sorted(record["levels"], key=lambda level: level["exponent"])
+    for place in places:
+        lines = [np.asarray(line.get_ydata(), dtype=float) for line in panels[place].lines]
+        expected = [level["metrics"][names[place]] for level in levels]
+        assert any(len(y) == len(expected) and y == pytest.approx(expected) for y in lines)
+
+
+def test_the_shares_of_a_block_sweep_are_its_levels() -> None:
+    record = sweep_records.realistic()[1]
+    made = SWEEPS[-1].draw.build(record)
+    assert made is not None
+    panel = [axes for axes in made.figure.axes if has_data(axes)][2]
+    drawn = {line.get_label(): line.get_ydata() for line in panel.lines}
+    for label, key in (
+        ("saturated elements", "overflow_share"),
+        ("flushed energy", "flush_energy"),
+    ):
+        expected = [100 * level[key] for level in record["levels"]]
+        assert list(drawn[label]) == pytest.approx(expected)
+
+
+def test_the_loss_map_of_activations_is_the_record() -> None:
+    made = REGISTERED["activations/sqnr-input"]()
+    assert made is not None
+    record = activation_records.usual()
+    told = [
+        e for e in record["layers"] if e["role"] == "input" and e["module"].endswith("down_proj")
+    ]
+    axes = next(a for a in made.figure.axes if a.get_title(loc="left") == "nvfp4")
+    names = [label.get_text() for label in made.figure.axes[0].get_yticklabels()]
+    cells = axes.images[0].get_array()
+    assert cells is not None
+    from qgate.activation_stats.reading import losses
+
+    assert list(cells[names.index("mlp.down_proj")]) == pytest.approx(
+        [losses(e)["nvfp4"].worse for e in told]
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ([0, 0.25, 0.5], ["0", "0.25", "0.5"]),
+        ([12000, 12500, 13000], ["12000", "12500", "13000"]),
+        ([12345, 13345], ["12345", "13345"]),
+        ([1.0001, 1.0002], ["1.0001", "1.0002"]),
+        ([-1e-17, 0.1, 0.2], ["0", "0.1", "0.2"]),
+        ([0, 2e-7, 4e-7], ["0", "2e-7", "4e-7"]),
+        ([1e6, 2e6], ["1e6", "2e6"]),
+        ([], []),
+    ],
+)
+def test_ticks_are_named_as_people_write_numbers(values: list[float], names: list[str]) -> None:
+    assert (number_names(values) if values else []) == names
+
+
+# Pictures that are kept ----------------------------------------------------------------------------
+
+BASELINES = (
+    "sweeps/scaling_summary",
+    "dumps/heatmaps/amax.png",
+    "dumps/comparisons/sqnr_by_layer.png",
+    "activations/sqnr-input",
+    "activations/mlp_down_proj_input-input",
+)
+DIFFERENT = 2.0
+"""Root mean square over all pixels and channels, of 255: other versions of fonts stay below it."""
+
+
+def _drawn(name: str, change: Callable[[Any], None] | None = None) -> Image.Image:
+    made = REGISTERED[name]()
+    assert made is not None
+    if change is not None:
+        change(made.figure)
+    return render_image(made.figure, 50)
+
+
+def _kept(name: str) -> Path:
+    return KEPT / (re.sub(r"[^a-z0-9]+", "_", name.removesuffix(".png").lower()) + ".png")
+
+
+def _apart(one: Image.Image, other: Image.Image) -> float:
+    """Infinite for pictures of two sizes."""
+    if one.size != other.size:
+        return float("inf")
+    both = [np.asarray(image.convert("RGB"), dtype=np.float64) for image in (one, other)]
+    return float(np.sqrt(np.mean((both[0] - both[1]) ** 2)))
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_picture_equals_its_stored_one(name: str, request: pytest.FixtureRequest) -> None:
+    """After looking at it: `python -m tests.charts.test_picture_style` draws them anew."""
+    with Image.open(_kept(name)) as kept:
+        apart = _apart(_drawn(name), kept)
+    if apart > DIFFERENT:
+        made = request.getfixturevalue("tmp_path") / "drawn.png"
+        _drawn(name).save(made)
+        pytest.fail(
+            f"{name} differs by {apart:.1f}, {DIFFERENT:g} allowed: compare {made} with "
+            f"{_kept(name)}; python -m tests.charts.test_picture_style keeps what is drawn now"
+        )
+
+
+def _moved(figure: Any) -> None:
+    line = max(
+        (line for axes in figure.axes for line in axes.lines),
+        key=lambda each: len(each.get_xdata()),
+    )
+    low, high = line.axes.get_ylim()
+    y = np.asarray(line.get_ydata(), dtype=float)
+    line.set_ydata(y * 3 if line.axes.get_yscale() == "log" else y + 0.2 * (high - low))
+
+
+def _recolored(figure: Any) -> None:
+    figure.axes[0].images[0].set_cmap("gray")
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [(BASELINES[0], _moved), (BASELINES[4], _moved), (BASELINES[1], _recolored)],
+)
+def test_a_changed_picture_differs_from_its_stored_one(
+    name: str, change: Callable[[Any], None]
+) -> None:
+    with Image.open(_kept(name)) as kept:
+        assert _apart(_drawn(name, change), kept) > DIFFERENT
+
+
+def test_drawing_twice_gives_the_same_picture() -> None:
+    assert _apart(_drawn(BASELINES[3]), _drawn(BASELINES[3])) == 0
+
+
+def test_colors_and_font_sizes_are_distinct() -> None:
+    assert len(set(COLORS)) == len(COLORS) == 8
+    assert SMALL >= 8
+    assert PANEL >= TICK >= SMALL
+    assert new_figure(2, 2).get_facecolor() == (1, 1, 1, 1)
+
+
+if __name__ == "__main__":
+    KEPT.mkdir(exist_ok=True)
+    for each in BASELINES:
+        _drawn(each).save(_kept(each), optimize=True)
+        print(_kept(each), _kept(each).stat().st_size)

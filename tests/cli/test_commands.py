@@ -1,0 +1,164 @@
+"""The `qgate` command as a newcomer meets it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qgate.cli import formats as command
+from qgate.cli import main
+from qgate.formats import FORMATS
+
+
+def test_help_says_what_qgate_is_and_what_it_can(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert "accuracy gate for quantization" in text
+    assert "formats" in text
+    with pytest.raises(SystemExit) as stop:
+        main(["formats", "--help"])
+    assert stop.value.code == 0
+    assert "qgate formats mxfp4 --plot mxfp4.png" in capsys.readouterr().out
+
+
+def test_the_table_names_every_format_with_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["formats"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for fmt in FORMATS:
+        row = next(line.split() for line in lines if line.startswith(f"{fmt.name} "))
+        assert row[1] == str(fmt.bits)
+        assert command.number(fmt.max) in row
+        assert command.number(fmt.min_normal) in row
+    assert max(map(len, lines)) <= 132
+
+
+@pytest.mark.parametrize("name", FORMATS.names())
+def test_every_format_can_be_shown_and_drawn(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "values.png"
+    assert main(["formats", name, "--plot", str(picture)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(name)
+    assert command.number(FORMATS.get(name).max) in text
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["values.png"]
+
+
+def test_the_value_table_of_hif8_is_the_published_one(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["formats", "hif8"])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "0x" in line]
+    assert rows[0] == ["0x00", "0", *(f"2^{e}" for e in range(-22, -15))]
+    assert rows[13] == ["0x68", "4096", "6144", "8192", "12288", "16384", "24576", "32768", "Inf"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["formats", "hif9"], ["'hif9'", "hif8"]),
+        (["formats", "hif8", "--plot", "x.pgn"], ["'x.pgn'", ".png"]),
+        (["formats", "hif8", "--plot", "nowhere/x.png"], ["nowhere"]),
+        (["formats", "--plot", "x.png"], ["x.png", "NAME"]),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    argv: list[str],
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert all(word in error for word in ["qgate formats:", *words])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_picture_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from PIL.Image import Image
+
+    def full(_: Image, name: str, **__: object) -> None:
+        Path(name).write_bytes(b"half a pict")
+        raise OSError(28, "No space left on device")
+
+    old = tmp_path / "int8.png"
+    old.write_bytes(b"yesterday's")
+    monkeypatch.setattr(Image, "save", full)
+    assert main(["formats", "int8", "--plot", str(old)]) == 2
+    assert "No space left" in capsys.readouterr().err
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("int8.png", b"yesterday's")]
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    run = subprocess.run(
+        [sys.executable, "-m", "qgate", "formats"], stdout=write, stderr=subprocess.PIPE, text=True
+    )
+    os.close(write)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (448.0, "448"),
+        (0.0, "0"),
+        (-0.0, "-0"),
+        (2.0**-9, "2^-9"),
+        (1.5 * 2.0**-12, "1.5*2^-12"),
+        (-(2.0**-9), "-2^-9"),
+        (float("inf"), "Inf"),
+        (float("nan"), "NaN"),
+        (2.0**127, "2^127"),
+    ],
+)
+def test_numbers_are_short_and_exact(value: float, text: str) -> None:
+    assert command.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["quikc", "x"], ["qgate: ", "'quikc'", "Did you mean quick?", "Allowed: activations,"]),
+        (["dumps", "wacht"], ["qgate dumps: ", "'wacht'", "Did you mean watch?"]),
+        (["quick"], ["qgate quick: ", "required: DIR."]),
+        (["quick", "d", "--ouput-dir", "x"], ["--ouput-dir", "Did you mean --output-dir?"]),
+        (["compare", "2-1", "--refernce=0"], ["--refernce=0", "Did you mean --reference?"]),
+        (["compare", "2-1", "2-2"], ["qgate compare: unrecognized arguments: 2-2."]),
+        (["capture", "--mode", "0", "--samples", "x"], ["--samples", "'x'"]),
+        (["capture", "--mode", "0", "--arithmetic", "bf16"], ["'bf16'", "Allowed: fp16, fp32."]),
+    ],
+)
+def test_a_typo_is_one_line_with_the_nearest_name_and_where_help_is(
+    argv: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(argv)
+    assert stop.value.code == 2
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert all(word in error for word in words), error
+    assert error.endswith("--help` shows what it takes.\n")
+
+
+def test_an_error_of_the_system_names_the_file_and_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_args: object) -> int:
+        raise PermissionError(13, "Permission denied", str(tmp_path / "x"))
+
+    monkeypatch.setattr(command, "run", refuse)
+    assert main(["formats"]) == 2
+    assert capsys.readouterr().err == (
+        f"qgate formats: '{tmp_path / 'x'}': Permission denied; name a file or folder that you "
+        "may read and write.\n"
+    )

@@ -1,0 +1,366 @@
+"""`qgate report`: what it writes, says and refuses, without torch and pytest."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from qgate.cli import main
+from qgate.cli.report import PLOT_CHOICES, has_colors
+from qgate.results import COLUMNS
+from qgate.results.pictures import PLOTS
+from qgate.storage import files
+from tests.results.making import record, write
+
+Capsys = pytest.CaptureFixture[str]
+SCHEMA = json.loads((Path(__file__).parents[2] / "qgate/results/report.schema.json").read_text())
+ODD = "a|b\n<script>alert(1)</script>\x1b[31m\u202e::error::=cmd()"
+
+
+def run(*args: object) -> int:
+    return main(["report", *map(str, args)])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a run before and after a change, of which one comparison broke."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "160")
+    write(Path("before/results.jsonl"), record("a"), record("b"), record("c", 1.0))
+    write(
+        Path("after/results.jsonl"), record("a", 1.0), record("b"), record("c", 1.0),
+        commit="def", device="cuda", started="2026-11-21T10:00:00+00:00",
+    )  # fmt: skip
+    return tmp_path
+
+
+def test_a_page_is_made_where_nothing_else_is_said(folder: Path, capsys: Capsys) -> None:
+    assert run("before/results.jsonl") == 0, "a report of a failed run is a report"
+    output = capsys.readouterr().out
+    assert "2 passed, 1 failed | 3 checks" in output
+    assert "Failures, worst first" in output
+    assert "wrote report.html (" in output
+    assert "\x1b" not in output
+    page = (folder / "report.html").read_text()
+    assert page.startswith("<!DOCTYPE html>")
+    assert "c" in page
+    assert "id='comparison'" not in page
+    assert sorted(path.name for path in folder.iterdir()) == ["after", "before", "report.html"]
+
+
+def test_every_ending_is_another_form(folder: Path, capsys: Capsys) -> None:
+    assert run("before", *(f"--output=r{end}" for end in (".html", ".md", ".csv", ".json"))) == 0
+    assert capsys.readouterr().out.count("wrote r.") == 4
+    assert (folder / "r.md").read_text().startswith("## qgate: 1 of 3 gates failed, tiny on cpu")
+    with (folder / "r.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS
+    assert [row["site"] for row in rows] == ["a", "b", "c"]
+    report = json.loads((folder / "r.json").read_text())
+    Draft202012Validator(SCHEMA).validate(report)
+    assert [gate["site"] for gate in report["runs"][0]["gates"]] == ["c", "a", "b"]
+    assert report["comparison"] is None
+
+
+def test_several_runs_are_compared_with_the_first(folder: Path, capsys: Capsys) -> None:
+    outputs = [f"--output=r{end}" for end in (".html", ".md", ".csv", ".json")]
+    assert run("before", "after", *outputs) == 0
+    output = capsys.readouterr().out
+    assert "after compared with before" in output
+    assert "commit: before abc, after def" in output
+    assert (
+        "1 broke, 0 fixed, 0 worse, 0 better, 0 new, 0 gone, 2 equal (within 2 %; 1 of them fails)"
+        in output
+    )
+    assert "id='comparison'" in (folder / "r.html").read_text()
+    assert "## Comparison: after compared with before" in (folder / "r.md").read_text()
+    with (folder / "r.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["group"], row["site"], row["before passed"], row["after passed"]) for row in rows] == [
+        ("broke", "a", "true", "false"), ("equal", "c", "false", "false"), ("equal", "b", "true", "true"),
+    ]  # fmt: skip
+    report = json.loads((folder / "r.json").read_text())
+    Draft202012Validator(SCHEMA).validate(report)
+    assert report["comparison"]["counts"]["broke"] == 1
+    assert [row["site"] for row in report["comparison"]["rows"]] == ["a"]
+    assert [one_run["name"] for one_run in report["runs"]] == ["before", "after"]
+
+
+def test_names_of_runs(folder: Path, capsys: Capsys) -> None:
+    def headline() -> str:
+        return next(
+            line for line in capsys.readouterr().out.splitlines() if "compared with" in line
+        )
+
+    assert run("cpu=before", "gpu=after/results.jsonl") == 0
+    assert headline() == "gpu compared with cpu"
+    assert run("before", "after", "--label", "one", "--label", "two") == 0
+    assert headline() == "two compared with one"
+    write(folder / "x" / "qgate-out" / "results.jsonl", record("a"))
+    write(folder / "y" / "qgate-out" / "results.jsonl", record("a"))
+    assert run("x", "y") == 0
+    assert headline() == "y compared with x"
+    write(folder / "a=b.jsonl", record("a"))
+    assert run("a=b.jsonl", "before") == 0
+    assert headline() == "results compared with a=b"
+
+
+def test_a_history_grows_and_is_shown(folder: Path, capsys: Capsys) -> None:
+    assert run("before", "--history", "h.jsonl") == 0
+    assert "history of 1 run in h.jsonl" in capsys.readouterr().out
+    assert run("after", "--history", "h.jsonl", "-o", "r.html", "-o", "r.json") == 0
+    assert "history of 2 runs in h.jsonl" in capsys.readouterr().out
+    assert "id='trend'" in (folder / "r.html").read_text()
+    report = json.loads((folder / "r.json").read_text())
+    Draft202012Validator(SCHEMA).validate(report)
+    assert {point["commit"] for point in report["history"]} == {"abc", "def"}
+    assert run("after", "--history", "h.jsonl") == 0
+    assert "history of 2 runs in h.jsonl" in capsys.readouterr().out
+    (folder / "h.jsonl").write_text((folder / "h.jsonl").read_text() + "{\n")
+    assert run("after", "--history", "h.jsonl") == 2
+    assert "h.jsonl:3 is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_exit_status_is_of_the_report_unless_asked() -> None:
+    assert run("before", "--exit-code") == 1
+    write(Path("good.jsonl"), record("a"))
+    assert run("good.jsonl", "--exit-code") == 0
+    assert run("before", "good.jsonl", "--exit-code") == 0, "the last one counts"
+    write(Path("broken.jsonl"), record("a"), broken={"test_x": "it broke"})
+    assert run("broken.jsonl", "--exit-code") == 1
+    write(Path("nothing.jsonl"))
+    assert run("nothing.jsonl", "--exit-code") == 1
+
+
+def test_what_kept_gates_from_comparing_is_told(folder: Path, capsys: Capsys) -> None:
+    write(
+        folder / "r.jsonl",
+        record("a"),
+        broken={"t1": "kernel refused", "t2": "kernel refused"},
+        errors=["disk full"],
+    )
+    assert run("r.jsonl", "-o", "r.md") == 0
+    output = capsys.readouterr().out
+    assert "set-up failed, no verdict: t1 and 1 more: kernel refused" in output
+    assert "disk full" in output
+    assert (folder / "r.md").read_text().startswith("## qgate: set-up failed")
+
+
+def test_a_torn_end_is_told_and_the_rest_is_shown(folder: Path, capsys: Capsys) -> None:
+    path = folder / "before/results.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert run("before", "-o", "r.md", "-o", "r.html") == 0
+    output = capsys.readouterr().out
+    assert "results.jsonl:4: the last record is torn and left out." in output
+    assert "2 passed, 0 failed" in output
+    assert "torn" in (folder / "r.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (
+            ["nope.jsonl"],
+            "there is no file 'nope.jsonl'; there is after/results.jsonl, before/results.jsonl.",
+        ),
+        (
+            ["befor/results.jsonl"],
+            "there is no file 'befor/results.jsonl'; there is before/results.jsonl",
+        ),
+        (["x=nope"], "there is no file 'nope'"),
+        (["=before"], "'=before': write NAME=FILE."),
+        (["before", "before/results.jsonl"], "was named twice"),
+        (["a=before", "a=after"], "two files are called 'a'"),
+        (["before", "--label", "a", "--label", "b"], "--label was given 2 times for 1 files"),
+        (["empty"], "the folder 'empty' has no results.jsonl"),
+        (["text.txt"], "text.txt is no results file of qgate"),
+        (["damaged.jsonl"], "damaged.jsonl:2 is damaged"),
+        (["old.jsonl"], "old.jsonl has schema 0"),
+        (
+            ["before", "-o", "x.pdf"],
+            "the ending says what is written, and it is one of .html, .md, .csv, .json.",
+        ),
+        (["before", "-o", "-"], "the ending says what is written"),
+        (["before", "-o", "x.md", "-o", "./x.md"], "would be written over"),
+        (["before", "-o", "x.json", "--history", "x.json"], "would be written over"),
+        (["before", "--history", "before/results.jsonl"], "is one of the results"),
+        (["before", "-o", "no/x.md"], "there is no folder 'no' for 'x.md'"),
+        (["before", "-o", "dir.md"], "'dir.md' is a folder"),
+        (["before", "--history", "no/h.jsonl"], "there is no folder 'no' for the history"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    folder: Path, capsys: Capsys, args: list[str], words: str
+) -> None:
+    for name in ("empty", "dir.md"):
+        (folder / name).mkdir()
+    (folder / "text.txt").write_text("hello\n")
+    good = (folder / "before/results.jsonl").read_text().splitlines()
+    (folder / "damaged.jsonl").write_text("\n".join([good[0], "{", *good[1:]]))
+    (folder / "old.jsonl").write_text(good[0].replace('"schema":1', '"schema":0') + "\n")
+    for name in ("damaged.jsonl", "old.jsonl"):
+        if name not in args:
+            (folder / name).unlink()
+    before = sorted(path.name for path in folder.iterdir())
+    assert run(*args) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert "Traceback" not in captured.err
+    assert sorted(path.name for path in folder.iterdir()) == before, "nothing is written"
+
+
+def test_no_permission_is_said(
+    folder: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    (folder / "locked").mkdir()
+    monkeypatch.setattr("qgate.storage.files._create", refused)  # root may write everywhere
+    assert run("before", "-o", "locked/x.html") == 2
+    assert "'locked/x.html': Permission denied; name a file" in capsys.readouterr().err
+    assert list((folder / "locked").iterdir()) == []
+
+
+@pytest.mark.parametrize("bad", ["r.html", "r.md", "h.jsonl"])
+@pytest.mark.parametrize("when", ["making", "full", "moving"])
+def test_what_cannot_be_written_leaves_all_as_it_was(
+    folder: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch, bad: str, when: str
+) -> None:
+    """`moving` fails at the first file that is moved: the last output; later ones are stopped."""
+    assert run("before", "--history", "h.jsonl", "-o", "r.html") == 0
+    capsys.readouterr()
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    if when == "moving":
+        bad = "r.md"
+    make, write_, move = files._create, Path.write_bytes, Path.replace
+
+    def making(path: Path) -> int:
+        if when == "making" and path.name == f".{bad}.part":
+            raise PermissionError(13, "Permission denied")
+        return make(path)
+
+    def full(path: Path, data: bytes) -> int:
+        if when == "full" and f".{bad}." in path.name:
+            raise OSError(28, "No space left on device")
+        return write_(path, data)
+
+    def moving(path: Path, to: Path) -> Path:
+        if when == "moving" and Path(to).name == bad:
+            raise PermissionError(1, "Operation not permitted", str(path), None, str(to))
+        return move(path, to)
+
+    monkeypatch.setattr("qgate.storage.files._create", making)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "replace", moving)
+    if when == "full" and bad == "h.jsonl":
+        monkeypatch.setattr("qgate.page.history.line", lambda _: full(Path(".h.jsonl.x"), b""))
+    assert run("after", "--history", "h.jsonl", "-o", "r.html", "-o", "r.md") == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"qgate report: {bad!r}: ")
+    assert captured.out == ""
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+def test_a_reader_that_leaves_gets_the_files_and_the_status(folder: Path) -> None:
+    command = [sys.executable, "-c", _BLOCKED, "report", "before", "-o", "p.html", "--exit-code"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert (process.returncode, errors) == (1, b"")
+    assert (folder / "p.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_hostile_names_are_harmless_in_every_form(folder: Path, capsys: Capsys) -> None:
+    rows: list[dict[str, Any]] = [
+        record(ODD, 1.0, mode=ODD, model=ODD, layer=ODD, suite=ODD, node=ODD),
+        record("b"),
+    ]
+    for name in ("x", "y"):
+        write(
+            folder / name / "results.jsonl",
+            *rows,
+            modes=[ODD],
+            models={ODD: {"weights": ODD}},
+            commit=ODD,
+            device=ODD,
+        )
+    outputs = [f"--output=r{end}" for end in (".html", ".md", ".csv", ".json")]
+    assert run("x", "y", "--label", ODD, "--label", "=y", "--history", "h.jsonl", *outputs) == 0
+    output = capsys.readouterr().out
+    for text in (
+        output,
+        (folder / "r.md").read_text(),
+        (folder / "r.csv").read_text(),
+        (folder / "r.html").read_text(),
+    ):
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+    assert not any(line.lstrip().startswith("::") for line in output.splitlines())
+    for name in ("r.md", "r.html"):
+        assert "<script>alert" not in (folder / name).read_text()
+    with (folder / "r.csv").open() as file:
+        assert not any(cell.startswith(("=", "+", "@")) for row in csv.reader(file) for cell in row)
+    Draft202012Validator(SCHEMA).validate(json.loads((folder / "r.json").read_text()))
+
+
+def test_colors_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    assert (has_colors(True), has_colors(False)) == (True, False)
+    monkeypatch.setenv("TERM", "dumb")
+    assert not has_colors(True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert has_colors(False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not has_colors(True)
+
+
+_BLOCKED = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "pytest", "_pytest", "matplotlib", "transformers"):
+            raise ImportError(f"{name} is blocked")
+sys.meta_path.insert(0, Blocked())
+from qgate.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_it_needs_neither_torch_nor_pytest_nor_matplotlib(folder: Path) -> None:
+    arguments = [
+        "report",
+        "before",
+        "after",
+        "--history",
+        "h.jsonl",
+        *(f"--output=r{end}" for end in (".html", ".md", ".csv", ".json")),
+    ]
+    process = subprocess.run(
+        [sys.executable, "-c", _BLOCKED, *arguments], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr
+    assert all((folder / f"r{end}").stat().st_size for end in (".html", ".md", ".csv", ".json"))
+
+
+def test_the_help_has_examples(capsys: Capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run("--help")
+    assert stop.value.code == 0
+    output = capsys.readouterr().out
+    assert "--history" in output
+    assert PLOT_CHOICES == PLOTS
+    assert "qgate report before=a/results.jsonl" in output

@@ -1,0 +1,549 @@
+"""`qgate sweep`: its files, its words, and the errors of the known tool it must not repeat."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import qgate
+from qgate.cli import main
+from qgate.sweeps import running
+
+ROOT = Path("draw") / "scaling_analysis"
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def activation(rows: int = 32, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    channels = torch.exp(torch.randn(128, generator=generator))
+    return (torch.randn(rows, 128, generator=generator) * channels).bfloat16()
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    status = main(["sweep", *argv])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def record(name: str, fmt: str = "fp8_e4m3", kind: str = "scaling") -> dict:
+    return json.loads(
+        (ROOT / name / f"{'mxfp_' * fmt.startswith('mx')}{kind}_{fmt}.json").read_text()
+    )
+
+
+def folders(root: Path) -> list[str]:
+    """Of the tensors, beside the page."""
+    assert (root / "index.html").is_file()
+    return sorted(path.name for path in root.iterdir() if path.name != "index.html")
+
+
+def test_the_files_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(activation(), "act.pt")
+    status, out, _ = run(capsys, "act.pt", "--elem-format", "fp4_e2m1", "--elem-format", "e4m3")
+    assert status == 0
+    expected = set()
+    for fmt in ("fp4_e2m1", "fp8_e4m3"):
+        expected |= {
+            f"scaling_results_{fmt}.txt",
+            f"scaling_test_{fmt}.png",
+            f"scaling_summary_{fmt}.png",
+            f"scaling_test_act_{fmt}.log",
+            f"scaling_{fmt}.json",
+            f"scaling_{fmt}.csv",
+            f"block_scaling_{fmt}.png",
+            f"block_scaling_{fmt}.json",
+            f"block_scaling_{fmt}.csv",
+        }
+    assert {path.name for path in (ROOT / "act").iterdir()} == expected
+    for words in (
+        "[1/1] Processing: act.pt",
+        "SCALING FACTOR ANALYSIS & RECOMMENDATIONS",
+        "INDIVIDUAL METRIC OPTIMA",
+        "COMPOSITE RECOMMENDATION",
+        "PERFORMANCE ANALYSIS",
+        "FINAL RECOMMENDATION",
+        "OVERFLOW/UNDERFLOW ANALYSIS SUMMARY",
+        "✅ Successfully processed: act.pt",
+        "FINAL SUMMARY",
+        "Total tensors: 1",
+        "Failed: 0",
+    ):
+        assert words in out
+    log = (ROOT / "act" / "scaling_test_act_fp8_e4m3.log").read_text().splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d - ", line) for line in log)
+    said = {line.split(" - ", 1)[1] for line in log[:-1]}
+    assert said <= set(out.splitlines())
+    data = record("act")
+    assert data["tensor"]["shape"] == [32, 128]
+    assert data["tensor"]["dtype"] == "bfloat16"
+    assert len(data["tensor"]["sha256"]) == 64
+    assert data["versions"]["torch"] == torch.__version__
+    rows = list(csv.DictReader((ROOT / "act" / "scaling_fp8_e4m3.csv").open()))
+    assert {row["tensor"] for row in rows} == {"act.pt"}
+    assert {row["sha256"] for row in rows} == {data["tensor"]["sha256"]}
+    assert [float(row["mse"]) for row in rows] == [lv["metrics"]["mse"] for lv in data["levels"]]
+
+
+def test_options_reach_the_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(activation(), "act.pt")
+    options = ["--max-scale-exp", "10", "--min-scale-exp", "-10", "--num-levels", "3", "--no-plots"]
+    assert run(capsys, "act.pt", *options, "--output-dir", "out", "--scale-bits", "4")[0] == 0
+    data = json.loads(Path("out/act/scaling_fp8_e4m3.json").read_text())
+    assert data["parameters"]["max_exp"] == 10
+    assert data["parameters"]["min_exp"] == -10
+    assert data["levels"][0]["exponent"] == 10
+    assert [lv["e8m0"] for lv in data["levels"]] == [
+        lv["integer"] and abs(lv["exponent"]) <= 7 for lv in data["levels"]
+    ]
+    assert not list(Path("out/act").glob("*.png"))
+    options = ["--granularity", "block", "--max-scale-exp", "2", "--min-scale-exp", "-1"]
+    assert run(capsys, "act.pt", *options, "--no-plots", "--output-dir", "block")[0] == 0
+    assert sorted(p.name for p in Path("block/act").iterdir()) == [
+        "block_scaling_fp8_e4m3.csv",
+        "block_scaling_fp8_e4m3.json",
+        "scaling_test_act_fp8_e4m3.log",
+    ]
+    offsets = json.loads(Path("block/act/block_scaling_fp8_e4m3.json").read_text())["levels"]
+    assert [lv["exponent"] for lv in offsets] == [2, 1, 0, -1]
+
+
+def test_files_of_mx_formats_alone_are_called_mxfp(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(activation(), "act.pt")
+    assert run(capsys, "act.pt", "--elem-format", "mxfp4,int8,hif8", "--no-plots")[0] == 0
+    names = {path.name for path in (ROOT / "act").iterdir()}
+    assert {name for name in names if name.startswith("mxfp")} == {
+        "mxfp_scaling_results_mxfp4_e2m1.txt",
+        "mxfp_scaling_mxfp4_e2m1.json",
+        "mxfp_scaling_mxfp4_e2m1.csv",
+        "mxfp_block_scaling_mxfp4_e2m1.json",
+        "mxfp_block_scaling_mxfp4_e2m1.csv",
+        "mxfp_scaling_test_act_mxfp4_e2m1.log",
+    }
+    assert {"scaling_int8.json", "block_scaling_int8.json", "scaling_hif8.json"} < names
+    kinds = {fmt: record("act", fmt)["parameters"]["usual"]["kind"] for fmt in ("int8", "hif8")}
+    assert kinds == {"int8": "amax", "hif8": "cast"}
+    assert record("act", "mxfp4_e2m1")["parameters"]["usual"]["kind"] == "production"
+
+
+@pytest.mark.parametrize("spec", ["integers.pt", "several.pt", "several.pt:b"])
+def test_integers_are_swept_after_a_cast(capsys: pytest.CaptureFixture[str], spec: str) -> None:
+    torch.save(torch.arange(-500, 500), "integers.pt")
+    torch.save({"a": torch.arange(5), "b": torch.arange(-500, 500).int()}, "several.pt")
+    status, out, _ = run(capsys, spec, "--no-plots", "--quiet")
+    assert status == 1
+    assert "--cast bf16 sweeps integers" in out
+    status, out, _ = run(capsys, spec, "--cast", "bf16", "--no-plots", "--quiet")
+    assert status == 0, out
+    name = "integers" if spec == "integers.pt" else "several.b"
+    data, x = record(name), torch.arange(-500, 500).bfloat16()
+    assert data["tensor"]["dtype"].startswith("int")
+    assert data["tensor"]["rounded_to"] == "bf16"
+    expected = qgate.sweep(x, "fp8_e4m3").levels
+    assert [lv["metrics"]["mse"] for lv in data["levels"]] == [
+        lv["metrics"]["mse"] for lv in expected
+    ]
+
+
+def test_integers_among_floats_are_still_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"step": torch.arange(5), "w": activation()}, "mixed.pt")
+    assert run(capsys, "mixed.pt", "--cast", "bf16", "--no-plots", "--quiet")[0] == 0
+    assert folders(ROOT) == ["mixed.w"]
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed", "refused"),
+    [
+        ((), ("hif8", "int4", "mxfp4_e2m1"), ("nvfp4", "hif4")),
+        (("--granularity", "block"), ("fp8_e4m3", "int8", "mxint8"), ("nvfp4", "hif8", "fp16")),
+    ],
+)
+def test_an_unknown_format_is_told_what_can_be_swept(
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    allowed: tuple[str, ...],
+    refused: tuple[str, ...],
+) -> None:
+    status, _, error = run(capsys, "x.pt", "--elem-format", "fp9", *options)
+    assert status == 2
+    names = set(re.findall(r"[a-z0-9_]+", error.partition("Allowed: ")[2]))
+    assert set(allowed) <= names
+    assert not names & set(refused)
+
+
+def test_one_bad_file_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(activation(), "good.pt")
+    torch.save(torch.arange(5), "integers.pt")
+    torch.save(torch.zeros(5), "zeros.pt")
+    torch.save(torch.empty(0), "empty.pt")
+    torch.save(activation(2).to_sparse(), "sparse.pt")
+    bad = activation(4)
+    bad[0, 0] = float("nan")
+    torch.save(bad, "nan.pt")
+    bad[0, 0] = float("inf")
+    torch.save(bad, "inf.pt")
+    Path("text.pt").write_text("hello")
+    names = ["text", "integers", "good", "zeros", "empty", "sparse", "nan", "inf", "missing"]
+    status, out, _ = run(capsys, *(f"{name}.pt" for name in names), "--no-plots")
+    assert status == 1
+    summary = out[out.index("FINAL SUMMARY") :] if out.count("FINAL SUMMARY") == 1 else ""
+    assert "Total tensors: 9" in summary
+    assert "Successful: 1" in summary
+    for words in (
+        "integers.pt: integers is a torch.int64 tensor; a sweep needs floating point numbers",
+        "zeros.pt: zeros is all zeros",
+        "empty.pt: empty is empty",
+        "sparse.pt: sparse is a torch.sparse_coo tensor",
+        "nan.pt: 1 NaN in the tensor",
+        "inf.pt: 1 Inf in the tensor",
+        "text.pt: 'text.pt' cannot be read",
+        "missing.pt: there is no file 'missing.pt'",
+    ):
+        assert f"❌ {words}" in summary
+    assert "🎉" not in out
+    assert (ROOT / "nan" / "scaling_fp8_e4m3.json").exists()
+
+
+def test_equal_names_get_folders_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for place, seed in (("d1", 1), ("d2", 2)):
+        Path(place).mkdir()
+        torch.save(activation(seed=seed), f"{place}/same.pt")
+    for _ in range(2):
+        assert run(capsys, "d1/same.pt", "d2/same.pt", "--no-plots")[0] == 0
+        assert folders(ROOT) == ["same", "same-2"]
+        assert record("same")["tensor"]["path"] == "d1/same.pt"
+        assert record("same-2")["tensor"]["path"] == "d2/same.pt"
+    assert run(capsys, "d2/same.pt", "--no-plots", "--output-dir", "other")[0] == 0
+    assert folders(Path("other")) == ["same"]
+    # A later run of the second alone finds its own folder and leaves the first one's alone.
+    before = (ROOT / "same" / "scaling_fp8_e4m3.json").read_bytes()
+    assert run(capsys, "d2/same.pt", "--no-plots")[0] == 0
+    assert (ROOT / "same" / "scaling_fp8_e4m3.json").read_bytes() == before
+
+
+def test_tensors_inside_files_and_patterns(capsys: pytest.CaptureFixture[str]) -> None:
+    save_file({"a/b": activation(), "../up": activation(4)}, "s.safetensors")
+    np.save("n.npy", activation().float().numpy())
+    status, out, _ = run(capsys, "*.safetensors", "n.npy", "--no-plots")
+    assert status == 0
+    assert "Total tensors: 3" in out
+    assert folders(ROOT) == ["n", "s..._up", "s.a_b"]
+    assert not Path("draw/up").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--num-levels", "0"], "'0' is not a whole number from 1"),
+        (["--num-levels", "-1"], "'-1' is not a whole number from 1"),
+        (["--jobs", "0"], "'0' is not a whole number from 1"),
+        (["--scale-bits", "-5"], "--scale-bits -5"),
+        (["--scale-bits", "12"], "--scale-bits 12"),
+        (["--elem-format", "fp9"], "unknown format 'fp9'"),
+        (["--max-scale-exp", "-5", "--min-scale-exp", "5"], "--max-scale-exp -5"),
+        (["--granularity", "block", "--max-scale-exp", "0.5"], "--max-scale-exp 0.5"),
+    ],
+)
+def test_bad_options_stop_before_any_work(
+    capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    torch.save(activation(), "act.pt")
+    try:
+        status = main(["sweep", "act.pt", *argv])
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    assert status == 2
+    assert words in capsys.readouterr().err
+    assert not Path("draw").exists()
+
+
+def test_several_jobs_give_the_same_files(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"t{i}.pt" for i in range(3)]
+    for i, name in enumerate(names):
+        torch.save(activation(seed=i), name)
+    options = ("--granularity", "block", "--output-dir")
+    assert run(capsys, *names, "--no-plots", *options, "one")[0] == 0
+    status, out, _ = run(capsys, *names, "--jobs", "2", *options, "two")
+    assert status == 0
+    assert len([path for path in Path("two").rglob("*.png") if path.stat().st_size]) == 3
+    assert [line for line in out.splitlines() if line.startswith("[")] == [
+        f"[{i}/3] Processing: {name}" for i, name in enumerate(names, 1)
+    ]
+    for path in Path("one").rglob("*.json"):
+        assert path.read_bytes() == Path("two", *path.parts[1:]).read_bytes()
+
+
+def test_an_ascii_terminal_gets_ascii() -> None:
+    torch.save(activation(2), "act.pt")
+    run = subprocess.run(
+        [sys.executable, "-m", "qgate", "sweep", "act.pt", "--no-plots"],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )
+    assert run.returncode == 0, run.stderr.decode()
+    text = run.stdout.decode("ascii")
+    assert "Successfully processed: act.pt" in text
+    assert "FINAL SUMMARY" in text
+
+
+def test_float32_that_is_bf16_is_counted_and_other_float32_rounded_only_on_request(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    x = activation(8)
+    torch.save(x, "bf16.pt")
+    torch.save(x.float(), "same.pt")
+    torch.save(x.float() * 1.001, "other.pt")
+    assert run(capsys, "bf16.pt", "same.pt", "other.pt", "--no-plots")[0] == 0
+    assert record("same")["levels"] == record("bf16")["levels"]
+    assert record("same")["tensor"]["dtype"] == "float32"
+    assert record("other")["tensor"]["rounded_to"] is None
+    exact = record("other")["levels"]
+    assert run(capsys, "other.pt", "--no-plots", "--via", "bf16")[0] == 0
+    assert record("other")["tensor"]["rounded_to"] == "bf16"
+    assert record("other")["levels"] != exact
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_anything_is_swept(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    torch.save(activation(2), "act.pt")
+    Path("draw").write_text("a file where a folder has to be")
+    status, out, err = run(capsys, "act.pt", "--no-plots")
+    assert status == 2
+    assert "Processing: act.pt" not in out
+    assert "results cannot be written to 'draw/scaling_analysis': Not a directory" in err
+    assert "--output-dir" in err
+
+
+def test_a_tensor_whose_folder_is_taken_by_a_file_fails_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    torch.save(activation(2), "act.pt")
+    torch.save(activation(2), "other.pt")
+    ROOT.mkdir(parents=True)
+    (ROOT / "act").write_text("a file where a folder has to be")
+    status, out, _ = run(capsys, "act.pt", "other.pt", "--no-plots")
+    assert status == 1
+    assert "Failed: act.pt: cannot write the results" in out
+    assert "Successfully processed: other.pt" in out
+
+
+def test_a_run_that_was_killed_does_only_the_rest(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"t{i}.pt" for i in range(4)]
+    for i, name in enumerate(names):
+        torch.save(activation(4, seed=i), name)
+    assert run(capsys, *names, "--no-plots", "--output-dir", "whole")[0] == 0
+    swept, most = [], 2
+    real = running.sweep_part
+
+    def counted(part: running.FilePart, request: object) -> object:
+        if len(swept) == most:
+            raise KeyboardInterrupt
+        swept.append(part.spec)
+        return real(part, request)
+
+    monkeypatch.setattr(running, "sweep_part", counted)
+    assert run(capsys, *names, "--no-plots", "--output-dir", "out")[0] == 130
+    assert swept == names[:2]
+    torch.save(activation(4, seed=9), "t1.pt")
+    most = None
+    status, out, _ = run(capsys, *names, "--no-plots", "--output-dir", "out")
+    assert status == 0
+    assert swept == [*names[:2], "t1.pt", "t2.pt", "t3.pt"], "t1 was written anew since"
+    assert "Swept before, and not again: t0.pt" in out
+    assert "Total tensors: 4" in out
+    assert out.count("t0.pt: fp8_e4m3 scale") == 1
+    for name in ("t0", "t2", "t3"):
+        file = f"{name}/scaling_fp8_e4m3.json"
+        assert Path("out", file).read_bytes() == Path("whole", file).read_bytes()
+    assert not list(Path("out").glob(".*")), "nothing is left to go on with"
+    swept.clear()
+    run(capsys, *names, "--no-plots", "--output-dir", "out")
+    assert swept == names, "a run that was finished is done anew"
+
+
+def test_a_file_that_kills_its_process_is_listed_and_tried_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import qgate.engine
+
+    names = ["a.pt", "b.pt", "c.pt"]
+    for name in names:
+        torch.save(activation(4), name)
+    asked = []
+
+    def poisoned(function, items, _workers, *, shared):
+        for part in items:
+            asked.append(str(part))
+            poison = part.spec == "b.pt"
+            yield qgate.engine.Failure("it ended") if poison else function(part, shared)
+
+    monkeypatch.setattr(running, "map_items", poisoned)
+    status, out, _ = run(capsys, *names, "--no-plots", "--jobs", "2")
+    assert status == 1
+    assert "❌ b.pt: it ended" in out
+    assert run(capsys, *names, "--no-plots", "--jobs", "2")[0] == 1
+    assert asked == [*names, "b.pt"]
+
+
+def test_workers_share_a_large_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole tensors, in the order of the file, and a part that is lost costs no other."""
+    import qgate.engine
+    from qgate.sweeps.requests import parts_of
+
+    tensors = {f"w{i}": activation(4, seed=i) for i in range(37)}
+    save_file({**tensors, "steps": torch.arange(3), "on": torch.ones(2) > 0}, "big.safetensors")
+    options = ("--no-plots", "--granularity", "block", "--output-dir")
+    assert run(capsys, "big.safetensors", *options, "one")[0] == 0
+    parts = parts_of("big.safetensors")
+    assert [len(part.names) for part in parts] == [16, 16, 5]
+    assert sorted(name for part in parts for name in part.names) == sorted(tensors)
+    given = ("big.safetensors", "--jobs", "2", *options, "two")
+
+    def poisoned(function, items, _workers, *, shared):
+        for i, part in enumerate(items):
+            yield qgate.engine.Failure("it ended") if i == 1 else function(part, shared)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "map_items", poisoned)
+        status, out, _ = run(capsys, *given)
+    assert status == 1
+    assert f"❌ {parts[1]}: it ended" in out
+    assert "Total tensors: 22" in out, "21 and the part that is lost"
+    status, out, _ = run(capsys, *given)
+    assert (status, "Total tensors: 37" in out) == (0, True), "it was not done, so it is done again"
+    for one in Path("one").rglob("*.json"):
+        assert one.read_bytes() == Path("two", *one.parts[1:]).read_bytes()
+    assert len(list(Path("two").rglob("*.json"))) == len(list(Path("one").rglob("*.json"))) == 37
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: torch.save({"a": activation(2)}, "x"), "a torch file is read whole"),
+        (lambda: Path("x").write_bytes(b"\xff" * 20), "damage is told when it is read"),
+        (lambda: None, "so is a missing file"),
+        (lambda: save_file({"i": torch.arange(9)}, "x"), "no float in it"),
+    ],
+)
+def test_other_files_are_one_part(make: Callable[[], None], what: str) -> None:
+    from qgate.sweeps.requests import FilePart, parts_of
+
+    make()
+    name = "x.pt" if "torch" in what else "x.safetensors"
+    if Path("x").exists():
+        Path("x").rename(name)
+    assert parts_of(name) == [FilePart(name)]
+
+
+@pytest.mark.usefixtures("one_ray_for_a_test")
+def test_ray_gives_the_same_files(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"t{i}.pt" for i in range(2)]
+    for i, name in enumerate(names):
+        torch.save(activation(seed=i), name)
+    assert run(capsys, *names, "--no-plots", "--output-dir", "one")[0] == 0
+    done = subprocess.run(
+        [sys.executable, "-m", "qgate", "sweep", *names, "--output-dir", "two", "--engine", "ray",
+         "--jobs", "2"],
+        capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len([path for path in Path("two").rglob("*.png") if path.stat().st_size]) == 6
+    for path in Path("one").rglob("*.json"):
+        assert path.read_bytes() == Path("two", *path.parts[1:]).read_bytes()
+
+
+def test_integers_among_other_tensors_are_passed_over_and_nested_ones_found(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    state = {
+        "model": {"w": activation(), "ids": torch.arange(4)},
+        "opt": [activation(2)],
+        "step": 3,
+    }
+    torch.save(state, "train.pt")
+    status, out, _ = run(capsys, "train.pt", "--no-plots", "--quiet")
+    assert status == 0
+    assert "Total tensors: 2" in out
+    assert folders(ROOT) == ["train.model.w", "train.opt.0"]
+    assert run(capsys, "train.pt:model.ids", "--no-plots")[0] == 1
+
+
+def test_the_summary_answers_and_quiet_leaves_the_rest_to_the_logs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    torch.save(activation(), "act.pt")
+    status, out, _ = run(
+        capsys, "act.pt", "--no-plots", "--quiet", "--elem-format", "e4m3,fp4_e2m1"
+    )
+    assert status == 0
+    assert "ANALYSIS" not in out
+    lines = [line for line in out.splitlines() if line.startswith("  act.pt: ")]
+    assert [line.split()[1:3] for line in lines] == [
+        ["fp8_e4m3", "scale"],
+        ["mxfp8_e4m3", "block"],
+        ["fp4_e2m1", "scale"],
+        ["mxfp4_e2m1", "block"],
+    ]
+    exponent = record("act")["levels"][record("act")["advice"]["recommended"]]["exponent"]
+    assert f"2^{exponent:g}" in lines[0]
+    assert "ANALYSIS" in (ROOT / "act" / "scaling_test_act_fp8_e4m3.log").read_text()
+
+
+def test_float8_tensors_and_block_only_folders(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(activation().to(torch.float8_e4m3fn), "eight.pt")
+    assert run(capsys, "eight.pt", "--no-plots", "--elem-format", "fp4_e2m1")[0] == 0
+    assert record("eight", "fp4_e2m1", "block_scaling")["levels"]
+    for place, seed in (("d1", 1), ("d2", 2)):
+        Path(place).mkdir()
+        torch.save(activation(seed=seed), f"{place}/same.pt")
+        options = ["--no-plots", "--granularity", "block", "--output-dir", "out"]
+        assert run(capsys, f"{place}/same.pt", *options)[0] == 0
+    assert folders(Path("out")) == ["same", "same-2"]
+
+
+def test_a_failing_block_sweep_keeps_the_tensor_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    x = activation(2)
+    x[:, ::32] = float("nan")
+    torch.save(x, "x.pt")
+    status, out, _ = run(capsys, "x.pt", "--no-plots")
+    assert status == 1
+    assert "every block holds NaN or Inf" in out
+    assert record("x")["tensor"]["nan"] == 8
+
+
+def test_surprises_in_one_tensor_do_not_end_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(activation(), "a.pt")
+    torch.save(activation().float() * 1.001, "f.pt")
+    for options in (["--axis", "5"], ["--max-scale-exp=-900", "--min-scale-exp=-1000"]):
+        status, out, _ = run(capsys, "a.pt", "f.pt", "nope*.pt", "--no-plots", "--quiet", *options)
+        assert status == 1
+        assert "FINAL SUMMARY" in out
+        assert "no .pt, .pth, .safetensors, .npy, .npz file matches 'nope*.pt'" in out
+
+
+def test_a_file_of_integers_only_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    save_file({"ids": torch.arange(4), "mask": torch.ones(2, dtype=torch.bool)}, "i.safetensors")
+    status, out, _ = run(capsys, "i.safetensors", "--no-plots")
+    assert status == 1
+    assert "holds no floating point tensor; it has ids: torch.int64, mask: torch.bool" in out
+    assert "🎉" not in out

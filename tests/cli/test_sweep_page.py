@@ -1,0 +1,158 @@
+"""The page of a run of `qgate sweep`: of this run, escaped, linked, and nobody else's is lost."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+import torch
+
+from qgate.cli import main
+from qgate.sweeps import running
+
+HOSTILE = "<script>alert(1)<script> %20 'x' & \"y\" #1.pt"
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def tensor(seed: int = 0) -> torch.Tensor:
+    return torch.randn(16, 64, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def page(root: str = "out", name: str = "index.html") -> str:
+    return Path(root, name).read_text(encoding="utf-8")
+
+
+def links(text: str) -> list[str]:
+    found = re.findall(r"(?:href|src)='([^'#]+)'", text)
+    return [unquote(unescape(each)) for each in found]
+
+
+def rows(text: str, table: int = 0) -> list[str]:
+    """Rows of the table of recommendations, or, with 1, of the table of every metric."""
+    tables = re.findall(r"<table class='sortable'>.*?</table>", text, re.S)
+    return re.findall(r"<tr><th scope='row'.*?</tr>", tables[table], re.S)
+
+
+def swept(*argv: str) -> int:
+    return main(["sweep", *argv, "--quiet", "--output-dir", "out"])
+
+
+def test_every_tensor_and_format_has_a_row_and_its_links_lead_somewhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    torch.save(tensor(), "a.pt")
+    torch.save(tensor(1), "b.pt")
+    assert swept("a.pt", "b.pt", "--elem-format", "fp8_e4m3,fp4_e2m1") == 0
+    assert "Page: out/index.html" in capsys.readouterr().out
+    text = page()
+    assert len(rows(text)) == len(rows(text, 1)) == 8
+    assert all(Path("out", link).exists() for link in links(text))
+    images = re.findall(r"<img [^>]*>", text)
+    assert len(images) == 12
+    assert all("loading='lazy'" in each and "width='0'" not in each for each in images)
+    assert "2 tensors in fp8_e4m3, mxfp8_e4m3, fp4_e2m1, mxfp4_e2m1" in text
+
+
+def test_what_failed_comes_first_and_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    bad = tensor()
+    bad[0, 0] = float("nan")
+    torch.save(bad, "bad.pt")
+    torch.save(tensor(), "good.pt")
+    assert swept("good.pt", "bad.pt", "missing.pt", "--no-plots") == 1
+    text = page()
+    assert "<h1>Sweep: 2 tensors of 3 failed</h1>" in text
+    first = re.findall(r"<li class='fail'>.*?</li>", text)
+    assert ["bad.pt: 1 NaN" in first[0], "missing.pt: there is no file" in first[1]] == [True, True]
+    assert "bad.pt" in rows(text)[0]
+    assert "Pictures were not asked for" in text
+    assert "<img" not in text
+    capsys.readouterr()
+
+
+def test_hostile_names_stay_text_and_their_links_lead_somewhere() -> None:
+    torch.save(tensor(), HOSTILE)
+    assert swept(HOSTILE) == 0
+    text = page()
+    assert text.count("<script") == 1
+    assert "&lt;script&gt;alert(1)&lt;script&gt;" in text
+    assert len(links(text)) > 8
+    assert all(Path("out", link).exists() for link in links(text))
+
+
+def test_a_second_run_shows_its_own_and_links_to_the_others() -> None:
+    for i in range(3):
+        torch.save(tensor(i), f"t{i}.pt")
+    assert swept("t0.pt", "t1.pt", "--no-plots") == 0
+    assert "Folders of other runs" not in page()
+    assert swept("t1.pt", "t2.pt", "--no-plots") == 0
+    text = page()
+    shown = "".join(rows(text))
+    assert ["t0.pt" in shown, "t1.pt" in shown, "t2.pt" in shown] == [False, True, True]
+    others = text[text.index("<section id='others'>") :]
+    assert "t0/scaling_fp8_e4m3.json" in others
+    assert "t1/" not in others
+    assert all(Path("out", link).exists() for link in links(text))
+
+
+def test_a_resumed_run_shows_what_was_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"t{i}.pt" for i in range(3)]
+    for i, name in enumerate(names):
+        torch.save(tensor(i), name)
+    options = (*names, "--granularity", "block")
+    assert swept(*options) == 0
+    whole = page()
+    assert whole.count("<img ") == 3
+    real, calls, killing = running.sweep_part, [], True
+
+    def killed(part: running.FilePart, request: object) -> object:
+        calls.append(part.spec)
+        if killing and len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(part, request)
+
+    monkeypatch.setattr(running, "sweep_part", killed)
+    Path("out", "index.html").unlink()
+    assert swept(*options) == 130
+    assert not Path("out", "index.html").exists()
+    killing = False
+    assert swept(*options) == 0
+    assert calls == [*names, "t2.pt"]
+    assert page() == whole
+
+
+def test_a_page_of_somebody_else_stays() -> None:
+    Path("out").mkdir()
+    Path("out", "index.html").write_text("mine")
+    torch.save(tensor(), "a.pt")
+    for _ in range(2):
+        assert swept("a.pt", "--no-plots") == 0
+    assert page() == "mine"
+    assert len(rows(page(name="qgate-sweep.html"))) == 2
+
+
+def test_a_tensor_of_the_name_of_the_page_gets_another_folder() -> None:
+    torch.save(tensor(), "index.html.pt")
+    assert swept("index.html.pt", "--no-plots") == 0
+    assert Path("out", "index.html-2").is_dir()
+    assert len(rows(page())) == 2
+
+
+def test_a_page_that_cannot_be_written_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qgate.sweeps import page as pages
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pages, "write_text", full)
+    torch.save(tensor(), "a.pt")
+    assert swept("a.pt", "--no-plots") == 1
+    assert "cannot write the page of the results" in capsys.readouterr().out

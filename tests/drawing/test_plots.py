@@ -1,0 +1,322 @@
+"""Every picture of a dump: drawn where there is something to draw, readable, and of the right data."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+
+from qgate.charts.palette import FORMAT_COLORS, PALETTE, format_color
+from qgate.charts.sheet import Sheet, plain
+from qgate.drawing.findings import findings_of
+from qgate.drawing.page import SECTIONS
+from qgate.drawing.plots import distributions as dump_distributions
+from qgate.drawing.plots import maps as dump_maps
+from qgate.drawing.plots import overflow as dump_overflow
+from qgate.drawing.plots.pictures import PICTURES, DumpPicture
+from qgate.formats import names as format_names
+from qgate.results.rows import StoredRows
+from qgate.summaries.reading import ratio_db, sqnr_db
+from qgate.summaries.record import DumpAnalysis
+from qgate.text import brief, percent, shortened
+from tests.drawing import dump_records
+
+BY_PATH = {picture.path: picture for picture in PICTURES}
+COLORED = ("fp8_e4m3", "fp16", "mxfp4_e2m1", "hif8", "nvfp4")
+LONGEST = ("quick_analysis.png", "comparisons/quant_types.png", "distributions/boxes.png")
+
+
+@pytest.fixture(scope="module", params=list(dump_records.EXTREMES))
+def extreme(request: pytest.FixtureRequest) -> DumpAnalysis:
+    return dump_records.quiet(dump_records.EXTREMES[request.param])
+
+
+def of_folder(folder: str) -> list[DumpPicture]:
+    return [picture for picture in PICTURES if picture.folder == folder]
+
+
+def built(picture: DumpPicture, analysis: DumpAnalysis) -> Sheet | None:
+    with np.errstate(all="ignore"):
+        return picture.draw.build(analysis)
+
+
+def sheet_of(path: str, analysis: DumpAnalysis) -> Sheet:
+    sheet = built(BY_PATH[path], analysis)
+    assert sheet is not None
+    return sheet
+
+
+def labels_of(sheet: Sheet) -> Iterator[list[Any]]:
+    """The boxes of the tick labels along each axis, in the order they lie."""
+    canvas = FigureCanvasAgg(sheet.figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    for axes in sheet.figure.axes:
+        for axis, side in ((axes.xaxis, "x"), (axes.yaxis, "y")):
+            low, high = sorted(axis.get_view_interval())
+            shown = [
+                label.get_window_extent(renderer)
+                for place, label in zip(
+                    axis.get_majorticklocs(), axis.get_majorticklabels(), strict=False
+                )
+                if label.get_visible() and label.get_text() and low <= place <= high
+            ]
+            if axis.get_tick_params().get("labelleft", True) and axis.get_visible():
+                yield sorted(shown, key=lambda box: getattr(box, f"{side}0"))
+
+
+def test_every_folder_has_pictures_and_every_file_one() -> None:
+    assert set(BY_PATH) == {picture.path for picture in PICTURES}
+    assert len(BY_PATH) == len(PICTURES)
+    assert {picture.folder for picture in PICTURES} == {"", *SECTIONS}
+
+
+@pytest.mark.parametrize("path", BY_PATH)
+def test_each_picture_is_drawn_and_no_labels_overlap(path: str, normal: DumpAnalysis) -> None:
+    sheet = sheet_of(path, normal)
+    assert any(letter.isdigit() for letter in sheet.title), sheet.title
+    for boxes in labels_of(sheet):
+        assert len(boxes) <= 42
+        for one, other in pairwise(boxes):
+            wide = min(one.x1, other.x1) - max(one.x0, other.x0)
+            high = min(one.y1, other.y1) - max(one.y0, other.y0)
+            assert wide < 1 or high < 1.5, f"{path}: labels overlap"
+    for axes in sheet.figure.axes:
+        if axes.get_label() == "<colorbar>":
+            continue
+        assert axes.get_window_extent().width > 40, f"{path}: a panel collapsed"
+        drawn = [*axes.lines, *axes.patches, *axes.collections, *axes.images, *axes.texts]
+        assert drawn, f"{path}: an empty panel"
+
+
+def test_extreme_records_are_drawn_without_a_warning(extreme: DumpAnalysis, tmp_path: Path) -> None:
+    """Without laying it out, which takes most of the time, but for where names are long."""
+    hostile = any(tensor["title"] == dump_records.HOSTILE[0] for tensor in extreme["tensors"])
+    chosen = PICTURES if hostile or not extreme["comparison"] else of_folder("fp8_analysis")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for picture in chosen:
+            sheet = built(picture, extreme)
+            if sheet is not None:
+                if not (hostile and picture.path in LONGEST):
+                    sheet.figure.set_layout_engine("none")
+                sheet.figure.savefig(tmp_path / "a.png", dpi=16)
+                assert sheet.title
+
+
+def test_a_record_without_tensors_draws_nothing() -> None:
+    empty = dump_records.no_tensor()
+    assert [picture.path for picture in PICTURES if built(picture, empty) is not None] == []
+
+
+def test_a_missing_field_is_no_error(normal: DumpAnalysis) -> None:
+    """Whatever optional figure is missing, the others are still drawn."""
+    for names in (("binades", "channels", "std"), ("quantiles", "rms"), ("formats", "amax")):
+        record: Any = {
+            **normal,
+            "tensors": [
+                {k: v for k, v in t.items() if k not in names} for t in normal["tensors"][::17]
+            ],
+            "groups": [
+                {k: v for k, v in g.items() if k not in names} for g in normal["groups"][::5]
+            ],
+        }
+        for picture in PICTURES:
+            built(picture, record)
+
+
+# What is in them ------------------------------------------------------------------------------------
+
+
+def test_the_histogram_shows_the_counts_of_the_record(normal: DumpAnalysis) -> None:
+    sheet = sheet_of("distributions/magnitudes.png", normal)
+    group = next(g for g in normal["groups"] if (g["name"], g["quant_type"]) == ("query", "hifp8"))
+    axes = next(a for a in sheet.figure.axes if a.get_title(loc="left").endswith("query"))
+    values, edges, _ = axes.patches[0].get_data()
+    counts = np.array(group["binades"]["counts"])
+    assert values == pytest.approx(counts / counts.sum() * 100)
+    assert edges[0] == group["binades"]["first"]
+    assert math.log2(2.0**-6) in [line.get_xdata()[0] for line in axes.lines]
+
+
+def test_the_map_holds_the_largest_magnitude_of_each_layer(normal: DumpAnalysis) -> None:
+    axes = sheet_of("heatmaps/amax.png", normal).figure.axes[0]
+    cells = axes.images[0].get_array()
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    row = names.index("attention forward key")
+    expected = [
+        max(t["amax"] for t in normal["tensors"] if t["layer"] == layer and t["name"] == "key")
+        for layer in range(4)
+    ]
+    assert cells[row].tolist() == pytest.approx(expected)
+    assert len(axes.lines) == 1
+
+
+def test_the_dots_are_the_ratios_of_the_record(normal: DumpAnalysis) -> None:
+    sheet = sheet_of("comparisons/sqnr_by_layer.png", normal)
+    told = [t["formats"]["mxfp4_e2m1"] for t in normal["tensors"]]
+    expected = [10 * math.log10(outcome["signal"] / outcome["noise"]) for outcome in told]
+    drawn = sheet.figure.axes[0].collections[0].get_offsets()[:, 1]
+    assert sorted(drawn) == pytest.approx(sorted(expected))
+    assert sheet.title.startswith(f"mxfp4_e2m1 loses most: worst {min(expected):.1f} dB at L")
+
+
+def test_the_rank_that_stands_out_is_named(normal: DumpAnalysis) -> None:
+    assert sheet_of("rank_analysis/scores.png", normal).title.startswith("Rank 2 of 3 stands out")
+
+
+def test_a_record_without_overflow_has_no_pictures_of_it(normal: DumpAnalysis) -> None:
+    calm: Any = {**normal, "tensors": [t for t in normal["tensors"] if t["name"] == "weight"]}
+    for picture in of_folder("overflow_analysis"):
+        assert built(picture, calm) is None
+    assert dump_overflow.overflows(calm) == {}
+
+
+def test_a_variance_that_no_float_holds_is_left_out() -> None:
+    """Seen with float64 tensors of 1e200, whose variance is beyond float64."""
+    analysis = dump_records.one_tensor()
+    analysis["tensors"][0]["std"] = 1e200
+    panels = sheet_of("bf16_analysis/moments.png", analysis).figure.axes
+    assert [axes.get_xlabel() for axes in panels] == ["skew", "excess kurtosis"]
+
+
+def test_two_ranks_are_too_few_to_stand_out(normal: DumpAnalysis) -> None:
+    two = copy.deepcopy(normal)
+    assert two["ranks"] is not None
+    two["ranks"]["rows"] = two["ranks"]["rows"][:2]
+    two["ranks"]["stands_out"] = None
+    words = "Three ranks are needed to say which stands out, here are 2"
+    assert any(words in finding.text for finding in findings_of(two).findings)
+    title = sheet_of("rank_analysis/scores.png", two).title
+    assert " ".join(title.split()).startswith(words)
+
+
+def test_thousands_of_tensors_are_few_artists() -> None:
+    many = dump_records.many_tensors()
+    for path in ("comparisons/sqnr_by_layer.png", "heatmaps/amax.png", "layer_analysis/depth.png"):
+        panels = sheet_of(path, many).figure.axes
+        assert sum(len(axes.get_children()) for axes in panels) < 200
+
+
+def test_an_unknown_layer_comes_last() -> None:
+    assert dump_maps.sorted_layers([None, 3, 1, None]) == [1, 3, None]
+
+
+def test_quantiles_are_in_standard_deviations(normal: DumpAnalysis) -> None:
+    group = normal["groups"][0]
+    pair = dump_distributions.quantile_pairs(group)
+    assert pair is not None
+    expected = (np.array(group["qq"]["values"]) - group["mean"]) / group["std"]
+    assert pair[1] == pytest.approx(expected)
+    assert dump_distributions.quantile_pairs({**group, "std": 0.0}) is None
+
+
+# Colors of formats -----------------------------------------------------------------------------------
+
+
+def test_every_format_has_its_own_color() -> None:
+    colors = {name: format_color(name) for name in format_names()}
+    assert len(set(colors.values())) == len(colors)
+    assert set(colors) <= set(FORMAT_COLORS)
+    assert format_color("mine_e3m4") == format_color("mine_e3m4") in PALETTE
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_format_has_one_color_in_all_pictures() -> None:
+    analysis = dump_records.normal_record(layers=2, ranks=2)
+    seen = 0
+    for picture in PICTURES:
+        made = built(picture, analysis)
+        for legend in made.figure.legends if made else ():
+            for text, drawn in zip(legend.get_texts(), legend.legend_handles, strict=True):
+                name = text.get_text().strip().split(" ")[0]
+                if name in COLORED:
+                    color = getattr(drawn, "get_facecolor", None) or drawn.get_color
+                    assert to_hex(color()) == format_color(name), picture.path
+                    seen += 1
+    assert seen > 15
+
+
+# Names and numbers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "drawn"),
+    [
+        ("$x_1$", r"\$x_1\$"),
+        ("a\nb", r"a\nb"),
+        ("名", "□"),
+        ("x" * 50, "x" * 19 + "…" + "x" * 20),
+        ("<b>%", "<b>%"),
+    ],
+)
+def test_a_name_is_drawn_letter_by_letter(name: str, drawn: str) -> None:
+    assert plain(name) == drawn
+
+
+def test_a_share_never_reads_as_nothing_or_as_all() -> None:
+    assert [percent(s) for s in (0, 1, 1e-7, 0.999999, 0.0123, 0.5, math.nan)] == [
+        "0 %", "100 %", "1e-5 %", ">99.9 %", "1.2 %", "50.0 %", "-",
+    ]  # fmt: skip
+    assert brief(123456.0) == "1.23e5"
+    assert shortened("abc") == "abc"
+
+
+def test_a_format_without_scales_is_taken_at_its_better_ratio() -> None:
+    outcome = {"signal": 100.0, "noise": 1.0, "fitted_signal": 1000.0, "fitted_noise": 1.0}
+    assert sqnr_db(outcome) == pytest.approx(30)
+    assert sqnr_db({**outcome, "noise": 0.0}) == math.inf
+    assert sqnr_db({"signal": 100.0, "noise": 1.0}) == pytest.approx(20)
+    assert math.isnan(sqnr_db({}))
+
+
+def test_a_ratio_without_noise_is_exact_and_one_of_nothing_is_none() -> None:
+    assert ratio_db(4.0, 0.0) == math.inf
+    assert ratio_db(100.0, 1.0) == pytest.approx(20)
+    assert math.isnan(ratio_db(0.0, 0.0))
+    assert math.isnan(ratio_db(math.nan, 1.0))
+
+
+def test_records_on_disk_are_drawn_as_those_in_memory(normal: DumpAnalysis) -> None:
+    few: Any = {**normal, "tensors": normal["tensors"][::7]}
+    told, ranks = few["comparison"], few["ranks"]
+    kept: Any = {
+        **few,
+        "tensors": StoredRows(few["tensors"], held=0),
+        "comparison": {**told, "pairs": StoredRows(told["pairs"], held=0)},
+        "ranks": {**ranks, "tensors": StoredRows(ranks["tensors"], held=0)},
+    }
+    drawn = 0
+    for picture in PICTURES:
+        here, there = (built(picture, record) for record in (few, kept))
+        assert (here is None) == (there is None), picture.path
+        if here is not None and there is not None:
+            drawn += 1
+            assert _drawn(here) == _drawn(there), picture.path
+    assert drawn > 35
+
+
+def _drawn(sheet: Sheet) -> list[Any]:
+    """What is on it, not laid out."""
+    found: list[Any] = [sheet.title]
+    for axes in sheet.figure.axes:
+        found += [(line.get_xydata().tolist(), line.get_color()) for line in axes.lines]
+        found += [
+            (each.get_path().vertices.tolist(), each.get_facecolor()) for each in axes.patches
+        ]
+        found += [np.ma.filled(each.get_array(), -1).tolist() for each in axes.images]
+        for each in axes.collections:
+            values = each.get_array()
+            found.append((each.get_offsets().tolist(), each.get_facecolor().tolist()))
+            found.append(None if values is None else np.ma.filled(values, -1).tolist())
+        found += [(text.get_text(), text.get_position()) for text in axes.texts]
+    return [repr(each) for each in found]

@@ -1,0 +1,30 @@
+"""Benches of few and short samples, for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from qgate.gate import Policy
+from qgate.gate.measuring.bench import Bench
+from qgate.gate.measuring.model_gates import ModelGates
+from qgate.models import Sampling
+from qgate.modes import Mode
+from qgate.modes.setups import ModelSetup
+
+SHORT = Sampling(samples=2, seqlen=64, calib_samples=2, calib_seqlen=64)
+LLAMA, MAMBA = "tiny-llama", "tiny-mamba"
+
+
+def bench(model: str = LLAMA, sampling: Sampling = SHORT, **more: Any) -> Bench:
+    return Bench(ModelSetup(model, sampling=sampling), **more)
+
+
+def session(folder: Path, model: str = LLAMA, **more: Any) -> ModelGates:
+    sampling = more.pop("sampling", SHORT)
+    policy = more.pop("policy", Policy())
+    return ModelGates(bench(model, sampling), folder, policy, **more)
+
+
+def mode_of(of: Bench, name: str) -> Mode:
+    return of.setup.select(name, of.model)[0]

@@ -1,0 +1,284 @@
+"""Quantized tensors and modules that a run made are held, and what is wrong with them is named."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from qgate import Model, Quantizer
+from qgate.expected.sampled import (
+    SMALL,
+    cast_once,
+    define_groups,
+    differing,
+    sample_groups,
+    undefined,
+)
+from qgate.gate import Limits, failure_text, judge
+from qgate.gate.measured import Conformance
+from qgate.gate.measuring.conformance import HeldSite, only_where
+from qgate.gate.measuring.holding import Holding, held_row
+from qgate.gate.measuring.related import related_modules
+from qgate.gate.measuring.relations import RelatedModule, calls_of, mixes, relate
+from qgate.modes import Mode, Rule, apply
+from tests.gate.benches import LLAMA, MAMBA, bench, mode_of
+
+QUANTIZERS: dict[str, dict[str, Any]] = {
+    "mxfp4_e2m1": {}, "mxfp8_e4m3": {"axis": 1}, "nvfp4": {}, "hif4": {}, "hif8": {},
+    "int8": {"granularity": "channel", "axis": 0}, "int4": {"granularity": "block", "block": 24},
+    "fp8_e4m3": {"granularity": "tensor"}, "fp8_e5m2": {},
+}  # fmt: skip
+
+
+def hard(shape: tuple[int, ...]) -> Tensor:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    if x.numel() > 1000 and len(shape) == 3:
+        x[0, 1], x[-1, 2, 3], x[0, 3, 5] = 0, math.nan, math.inf
+    return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("fmt", QUANTIZERS)
+@pytest.mark.parametrize("shape", [(), (7,), (40, 50), (3, 65, 100), (1, 1, 33)])
+def test_samples_are_what_the_quantizer_gives(
+    fmt: str, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    options = dict(QUANTIZERS[fmt])
+    if len(shape) < 2 and options.get("axis") == 1:
+        options["axis"] = 0
+    q, x = Quantizer(fmt, **options), hard(shape).to(dtype)
+    y = q(x)
+    samples = sample_groups(x, q)
+    assert samples
+    for sample in samples:
+        expected = cast_once(define_groups(sample, q, x), dtype)
+        assert not differing(sample.of(y), expected).any()
+        row, column = len(sample.rows) - 1, sample.rows.shape[1] - 1
+        value = x[sample.place(x.shape, row, column)]
+        assert value.isnan() or value == sample.rows[row, column]
+
+
+def test_samples_hold_what_goes_wrong() -> None:
+    x, q = hard((3, 65, 100)), Quantizer("mxfp4_e2m1")
+    x[1, 10, 40] = 1e6
+    whole, short = sample_groups(x, q)
+    assert whole.rows.shape[1] == 32
+    assert short.rows.shape[1] == 4
+    for rows in (whole.rows, short.rows):
+        assert SMALL / 4 < rows.numel() < 4 * SMALL
+    assert (whole.rows == 0).all(1).any()
+    assert (whole.rows == 1e6).any()
+    assert not whole.rows.isfinite().all()
+    chosen = {int(line) for line in whole.lines}
+    assert {0, 64, 65, 129, 130, 194} <= chosen, "first and last of every sample"
+
+
+def test_all_of_a_small_tensor_is_looked_at() -> None:
+    (sample,) = sample_groups(torch.randn(8, 64), Quantizer("mxfp4_e2m1"))
+    assert sample.rows.numel() == 8 * 64
+
+
+def test_what_has_no_expected_values_says_why() -> None:
+    assert "stochastic" in undefined(Quantizer("int8", rounding="stochastic"))
+    assert "squared error" in undefined(Quantizer("hif8", granularity="tensor"))
+    assert undefined(Quantizer("int8", granularity="tensor")) == ""
+    record = HeldSite("stochastic rounding has no expected value")
+    assert record.conformance().share == 0
+    assert record.conformance().about.startswith("not held: stochastic")
+
+
+# The verdict --------------------------------------------------------------------------------------
+
+
+def conforming(
+    values: int, differing_values: int, about: str = "is truncated; first at [0]"
+) -> Any:
+    held = Conformance("differing_share", values, differing_values, about)
+    return judge([held_row("layers.0.up:input", "layers.0", 3, (held,))], lambda _: Limits(), True)
+
+
+def test_differences_fail_and_no_update_accepts_them() -> None:
+    assert conforming(100, 0).passed
+    verdict = conforming(100, 3)
+    (check,) = verdict.failed
+    assert (check.kind, check.value, check.times) == ("conformance", 0.03, math.inf)
+    assert verdict.first_source == "layers.0.up:input"
+    text = failure_text(verdict, "mxfp4")
+    assert text.startswith("layers.0.up:input (mode mxfp4) is truncated; first at [0]")
+    assert "--update-baselines cannot accept this" in text
+    assert "if intended" not in text
+
+
+def test_a_site_without_a_tensor_fails() -> None:
+    (check,) = judge(
+        [held_row("a:input", "", 0, (HeldSite().conformance(),))], lambda _: Limits(), True
+    ).failed
+    assert check.reason == "no tensor passed: nothing is quantized here"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "words"),
+    [
+        ([(3, 65, 8), (1, 1, 8)], [(2, 64, 8)], "only in tensors of an odd length"),
+        ([(1, 1, 8)], [(3, 65, 8)], "only in tensors of one token"),
+        ([(3, 65, 8), (8, 64, 8)], [(1, 64, 8)], "only in tensors of several samples"),
+        ([(1, 64, 8)], [(3, 64, 8)], "only in tensors of one sample"),
+        ([(8, 64, 8)], [(3, 64, 8), (1, 32, 8)], "only in tensors above 1,536 elements"),
+        ([(3, 17, 8)], [(3, 65, 8), (3, 18, 8), (1, 2, 8)], "only in tensors of shape 3x17x8"),
+        ([(3, 17, 8)], [(3, 17, 8)], "in 1 of 2 tensors"),
+        ([(3, 17, 8)], [], ""),
+    ],
+)  # fmt: skip
+def test_shapes_that_differ_are_told_apart(wrong: Any, right: Any, words: str) -> None:
+    assert only_where(Counter(wrong), Counter(right)) == words
+
+
+# In place -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("model", "mode"), [(LLAMA, "bf16"), (LLAMA, "nvfp4"), (MAMBA, "5-3")])
+def test_every_planned_tensor_is_held(model: str, mode: str) -> None:
+    of = bench(model)
+    rows = [row for row in of.measure(mode_of(of, mode)) if row.conformance]
+    assert all(held.share == 0 and held.values for row in rows for held in row.conformance)
+    sites = {row.site for row in rows if row.conformance[0].metric == "differing_share"}
+    if model == LLAMA and mode == "nvfp4":
+        assert sites == set(of.quantized(mode_of(of, mode)).plan.quantizers())
+        about = [row.conformance[0].about for row in rows if row.site.endswith("q_proj:output")]
+        assert all("left out: samples (nvfp4 shares a scale among them)" in a for a in about)
+    elif model == LLAMA:
+        assert sites == {s.name for s in of.model.sites() if s.port == "weight"}
+    else:
+        leaves = {site.partition(".mixer.")[2] for site in sites}
+        assert {"in_proj:weight", "A_log", "D", "scan:u", "x_proj:output"} <= leaves
+        assert len(sites) == 5 * len(leaves)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_a_quantized_state_is_held(factor: float) -> None:
+    of = bench(MAMBA)
+    rule = Rule(":state$", "mxfp8_e4m3", of="scan")
+    quantized = apply(Mode("state8", "the state", fits="mamba", rules=(rule,)), of.model)
+    if factor != 1:
+        scan = quantized.model.module.get_submodule("backbone.layers.2.mixer.scan")
+        scan.register_forward_hook(lambda *given: given[2]._replace(state=factor * given[2].state))
+    holding = Holding(quantized, of.model)
+    with holding.watch(), torch.no_grad():
+        quantized.model(of.model.inputs[0])
+    rows = {row.site: row.conformance[0] for row in holding.attach([], {}, lambda _: "")}
+    wrong = {site for site, held in rows.items() if held.share}
+    assert wrong == (set() if factor == 1 else {"backbone.layers.2.mixer.scan:state"})
+    if wrong:
+        assert "power of two" in rows[wrong.pop()].about
+
+
+# Relations ----------------------------------------------------------------------------------------
+
+
+class Kernel(nn.Module):
+    """A linear layer that is wrong where `fault` says so."""
+
+    def __init__(self, fault: Any = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(24, 16, generator=torch.Generator().manual_seed(5)))
+        self.fault, self.calls = fault, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        y = x @ self.weight.T
+        return y if self.fault is None else self.fault(x, y, self.calls)
+
+
+def agreement(fault: Any = None, **options: Any) -> Conformance:
+    network = nn.Sequential(Kernel(fault))
+    model = Model(network, [torch.randn(3, 65, 16)], "kernel", layers=("0",))
+    related = RelatedModule("0:output", network[0], **options)
+    return relate(related, calls_of(model, [related], model.inputs[0])["0:output"], 3)
+
+
+FAULTS = {
+    "in call 2 of the same input": lambda _x, y, n: y * (1 + n * 1e-6),
+    "at odd lengths (17 of 65": lambda x, y, _n: 0 * y if x.shape[1] == 17 else y,
+    "in strided memory": lambda x, y, _n: y if x.is_contiguous() else y.flip(-1),
+    "in a larger batch": lambda x, y, _n: 2 * y if len(x) > 3 else y,
+    "in another order": lambda _x, y, _n: y + 0.01 * y[:1],
+    "alone": lambda x, y, _n: -y if x.shape[1] == 1 else y,
+    "as a prefix": lambda x, y, _n: y[..., :-1] if x.shape[1] == 64 else y,
+    "elements are wrong": lambda _x, y, _n: y + 0.01 * y.mean(1, keepdim=True),
+}  # fmt: skip
+
+
+def test_a_module_agrees_with_itself() -> None:
+    held = agreement()
+    assert held.share == 0
+    assert held.about == "the same in 3 calls and at 13 derived inputs"
+
+
+@pytest.mark.parametrize("words", FAULTS)
+def test_a_module_that_disagrees_is_named(words: str) -> None:
+    held = agreement(FAULTS[words])
+    assert held.share > 0
+    assert words in held.about or words == "in another order", held.about
+
+
+def test_what_shares_a_scale_is_left_out() -> None:
+    leaking = agreement(
+        lambda _x, y, _n: y + 0.01 * y.mean(), quantizers=[Quantizer("int8", granularity="tensor")]
+    )
+    assert leaking.share == 0
+    assert "left out: samples (int8 shares a scale among them)" in leaking.about
+
+
+def test_refused_inputs_are_left_out() -> None:
+    def refuse(x: Tensor, y: Tensor, _n: int) -> Tensor:
+        if len(x) > 3:
+            raise ValueError("at most three samples")
+        return y
+
+    assert "refused: ValueError" in agreement(refuse).about
+
+
+@pytest.mark.parametrize(
+    ("fmt", "options", "samples", "tokens"),
+    [
+        ("mxfp4_e2m1", {}, False, False),
+        ("mxfp4_e2m1", {"axis": 1}, False, True),
+        ("nvfp4", {}, True, True),
+        ("int8", {"granularity": "tensor"}, True, True),
+        ("int8", {"granularity": "tensor", "scale": 0.5}, False, False),
+        ("int8", {"granularity": "channel", "axis": 2}, True, True),
+        ("int8", {"granularity": "channel", "axis": 0}, False, True),
+        ("fp8_e4m3", {}, False, False),
+    ],
+)  # fmt: skip
+def test_scales_promise_what_they_do_not_share(
+    fmt: str, options: dict[str, Any], samples: bool, tokens: bool
+) -> None:
+    q = Quantizer(fmt, **options)
+    assert (mixes(q, 3, 0), mixes(q, 3, 1)) == (samples, tokens)
+
+
+def test_a_kernel_that_stands_for_nothing_promises_only_repeats_and_views() -> None:
+    of = bench(LLAMA)
+    of.model.modes["mine"] = lambda model: nn.Sequential(*[model.module])
+    quantized = apply(mode_of(of, "int8"), of.model)
+    own = Mode("mine", "own", own=True)
+    modules = list(
+        related_modules(type(quantized)(quantized.model, own, quantized.plan), of.model, {})
+    )
+    assert len(modules) >= 35
+    assert all("does not say what it stands for" in related.left_out for related in modules)
+
+
+def test_a_module_whose_output_is_quantized_agrees_with_itself() -> None:
+    of = bench(MAMBA)
+    mode = mode_of(of, "bf16")
+    assert any(":output" in site for site in of.quantized(mode).plan.quantizers())
+    held = [c for row in of.measure(mode) for c in row.conformance]
+    assert sum(c.metric == "disagreeing_share" for c in held) > 20
+    assert {c.about for c in held if c.differing} == set()

@@ -1,0 +1,276 @@
+"""Gate sessions: from numbers to verdicts, and from verdicts to what is stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from qgate.baselines import Key, Store
+from qgate.errors import QgateError
+from qgate.gate import Policy
+from qgate.gate.measuring.model_gates import ModelGates, Outcome
+from qgate.gate.measuring.tasks import task_values
+from qgate.models import Sampling
+from tests.gate.benches import LLAMA, MAMBA, SHORT, bench, mode_of, session
+
+SUITE = "layer_outputs"
+UP = "model.layers.1.mlp.up_proj:output"
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("baselines")
+    made = session(folder, updating="all")
+    gates(made)
+    made.commit()
+    return folder
+
+
+@pytest.fixture
+def own(recorded: Path, tmp_path: Path) -> Path:
+    """A copy of the recorded baselines that a test may change."""
+    import shutil
+
+    folder: Path = shutil.copytree(recorded, tmp_path / "own")
+    return folder
+
+
+def gates(of: ModelGates, mode: str = "int8") -> list[Outcome]:
+    found = mode_of(of.bench, mode)
+    outcomes = [of.layer(SUITE, found, layer) for layer in of.bench.layers]
+    return [*outcomes, of.task("task", found)]
+
+
+def spoilt(folder: Path, times: float = 2.0, **more: object) -> ModelGates:
+    """A session in which the errors of one site are other ones than accepted."""
+    made = session(folder, **more)  # type: ignore[arg-type]
+    mode = mode_of(made.bench, "int8")
+    rows = made.bench.measure(mode)
+    made.bench._measured["int8"] = [
+        dataclasses.replace(
+            row, ideal=None, values={k: v * times for k, v in row.values.items() if "corr" not in k}
+            | {"correlation": 1 - (1 - row.values["correlation"]) * times},
+        )
+        if row.site == UP and row.scope == "local"
+        else row
+        for row in rows
+    ]  # fmt: skip
+    return made
+
+
+def stored(folder: Path, model: str = LLAMA) -> dict[str, bytes]:
+    root = Store(folder, model).folder
+    return {p.name: p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+def accepted(folder: Path, site: str = UP, metric: str = "relative_mse") -> float:
+    found = Store(folder, LLAMA).accepted("int8")
+    assert found is not None
+    return found.values[Key(SUITE, site, "local", metric)]
+
+
+def test_healthy_numbers_pass_and_write_nothing(recorded: Path) -> None:
+    before = stored(recorded)
+    made = session(recorded)
+    assert [outcome.text for outcome in gates(made) if not outcome.passed] == []
+    assert made.commit() == []
+    assert stored(recorded) == before
+
+
+def test_without_a_baseline_everything_fails_with_the_command(tmp_path: Path) -> None:
+    outcomes = gates(session(tmp_path))
+    assert not any(outcome.passed for outcome in outcomes)
+    for outcome in outcomes:
+        assert outcome.text.startswith("no accepted ")
+        assert "pytest suites --model tiny-llama --mode int8 --update-baselines" in outcome.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worse_number_fails_with_the_site_first(recorded: Path) -> None:
+    outcomes = gates(spoilt(recorded))
+    (failed,) = (outcome for outcome in outcomes if not outcome.passed)
+    first, *rest = failed.text.splitlines()
+    assert UP in first
+    assert "2x accepted" in first
+    assert "(mode int8)" in first
+    assert f"  the error enters at {UP}, the first whose local error is out" in rest
+
+
+def test_the_place_where_an_error_enters_is_the_first_and_not_the_worst(recorded: Path) -> None:
+    made = spoilt(recorded)
+    rows = made.bench._measured["int8"]
+    later = "model.layers.1.mlp.down_proj:output"
+    made.bench._measured["int8"] = [
+        dataclasses.replace(row, ideal=None, values=row.values | {"relative_mse": 1.0})
+        if row.site == later and row.scope == "local"
+        else row
+        for row in rows
+    ]
+    (failed,) = (outcome for outcome in gates(made) if not outcome.passed)
+    assert UP in failed.text.splitlines()[0]
+    assert failed.text.splitlines()[3].split()[0] == later
+    assert f"the error enters at {UP}" in failed.text
+
+
+@pytest.mark.parametrize(
+    ("which", "times", "passes", "written"),
+    [
+        ("failed", 2.0, True, True),
+        ("new", 2.0, False, False),
+        ("all", 2.0, True, True),
+        ("failed", 1.01, True, False),
+        ("all", 1.01, True, True),
+        ("failed", 0.5, True, True),
+        ("new", 0.5, True, False),
+    ],
+)
+def test_what_an_update_decides_is_what_is_stored(
+    own: Path, which: str, times: float, passes: bool, written: bool
+) -> None:
+    before, old = stored(own), accepted(own)
+    made = spoilt(own, times, updating=which)
+    outcomes = gates(made)
+    assert all(outcome.passed for outcome in outcomes) == passes
+    changes = made.commit()
+    assert bool(changes) == written
+    new = accepted(own)
+    assert new == pytest.approx(old * (times if written else 1.0), rel=1e-6)
+    after = stored(own)
+    touched = {name for name in before if before[name] != after[name]}
+    assert touched == ({"int8.txt"} if written else set())
+    if written and which == "failed":
+        lines = [set(content["int8.txt"].splitlines()) for content in (before, after)]
+        assert all(UP.encode() in line for line in lines[0] ^ lines[1])
+        assert any(f"{UP} local relative_mse" in str(change) for change in changes)
+
+
+def test_a_dry_run_says_and_does_not_write(own: Path) -> None:
+    before = stored(own)
+    made = spoilt(own, updating="failed")
+    assert sum(outcome.updated for outcome in gates(made)) > 0
+    changes = made.commit(dry_run=True)
+    assert stored(own) == before
+    assert any("-> " in str(change) and UP in str(change) for change in changes)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_is_never_stored(own: Path, value: float) -> None:
+    made = spoilt(own, updating="all")
+    rows = made.bench._measured["int8"]
+    made.bench._measured["int8"] = [
+        dataclasses.replace(row, nonfinite=3, values=dict.fromkeys(row.values, value))
+        if row.site == UP and row.scope == "local"
+        else row
+        for row in rows
+    ]
+    old = accepted(own)
+    (failed,) = (outcome for outcome in gates(made) if not outcome.passed)
+    assert failed.text.startswith(f"non-finite values at {UP}")
+    assert "--update-baselines cannot accept this" in failed.text
+    made.commit()
+    assert accepted(own) == old
+
+
+def test_an_absolute_limit_is_not_updated_away(own: Path) -> None:
+    policy = Policy().with_marker({"absolute": ["relative_mse<1e-9"], "sites": "layers.4:output"})
+    before = stored(own)
+    made = session(own, updating="failed", policy=policy)
+    (failed,) = (outcome for outcome in gates(made) if not outcome.passed)
+    assert "absolute limit" in failed.text
+    assert "--update-baselines cannot accept this" in failed.text
+    made.commit()
+    assert stored(own) == before
+
+
+def test_updates_under_a_marker_are_collected_with_the_others(own: Path) -> None:
+    old = accepted(own)
+    made = spoilt(own, updating="failed")
+    marked = made.with_policy(Policy().with_marker({"budget_db": 1.0}))
+    marked.layer(SUITE, mode_of(made.bench, "int8"), "layers.1")
+    assert made.commit()
+    assert accepted(own) == pytest.approx(2 * old)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"samples": 3}, ["2 samples", "3 now", "--samples 2"]),
+        ({"seqlen": 32}, ["64 tokens", "32 now", "--seqlen 64"]),
+        ({"seed": 1}, ["other inputs"]),
+    ],
+)
+def test_other_inputs_than_the_baselines_are_named(
+    recorded: Path, change: dict[str, int], words: list[str]
+) -> None:
+    made = session(recorded, sampling=dataclasses.replace(SHORT, **change))
+    with pytest.raises(QgateError) as error:
+        made.check_baseline()
+    assert all(word in str(error.value) for word in words)
+
+
+def test_other_weights_are_named_and_updated_on_purpose(own: Path) -> None:
+    made = session(own)
+    with torch.no_grad():
+        made.bench.model.module.get_parameter("model.layers.0.mlp.up_proj.weight")[0, 0] += 1
+    with pytest.raises(QgateError, match="the baseline was made with other weights"):
+        made.check_baseline()
+    made.ledger.updating = "failed"
+    made.check_baseline()
+    assert all(outcome.passed for outcome in gates(made))
+    made.commit()
+    made.ledger.updating = None
+    made.check_baseline()
+    references = Store(own, LLAMA).reference("plain")
+    live = made.subject.references("plain")
+    assert references.keys() == live.keys()
+    for site, tensor in references.items():
+        assert np.array_equal(tensor.values, live[site].values)
+
+
+def test_another_calibration_is_named(tmp_path: Path) -> None:
+    made = session(tmp_path, MAMBA, updating="all")
+    gates(made, "2-1")
+    gates(made, "int8")
+    made.commit()
+    other = session(tmp_path, MAMBA, sampling=Sampling(2, 64, 4, 64))
+    other.check_baseline()
+    with pytest.raises(QgateError, match="other calibration"):
+        gates(other, "2-1")
+    assert all(outcome.passed for outcome in gates(other, "int8")), "it has no static scales"
+
+
+def test_task_values_are_an_obvious_computation() -> None:
+    of = bench(LLAMA, Sampling(3, 32, 2, 32))
+    mode = mode_of(of, "mxfp4")
+    values, notes = task_values(of, mode)
+    bits, own, hits, divergences = [], [], [], []
+    with torch.no_grad():
+        for sample in of.model.inputs:
+            true = of.model(sample)[0, :-1].double().softmax(-1).numpy()
+            made = of.quantized(mode).model(sample)[0, :-1].double().softmax(-1).numpy()
+            ids = sample[0, 1:].numpy()
+            places = np.arange(len(ids))
+            bits.append(-np.log2(made[places, ids]).mean())
+            own.append(-np.log2(true[places, ids]).mean())
+            hits.append((made.argmax(-1) == ids).mean())
+            divergences.append((true * np.log(true / made)).sum(-1).mean())
+    assert values["bits_per_byte"] == pytest.approx(np.mean(bits), rel=1e-5)
+    assert values["next_token_accuracy"] == pytest.approx(np.mean(hits))
+    assert values["kl_divergence"] == pytest.approx(np.mean(divergences), rel=1e-4)
+    assert notes["reference"] == "fp32"
+    assert notes["bits_per_byte_reference"] == pytest.approx(np.mean(own), rel=1e-5)
+    lost = np.subtract(bits, own)
+    half = 4.30 * lost.std(ddof=1) / math.sqrt(3)
+    assert notes["lost"] == pytest.approx(lost.mean(), rel=1e-3)
+    assert notes["lost_95"] == pytest.approx([lost.mean() - half, lost.mean() + half], rel=1e-3)
+
+
+def test_one_sample_has_no_interval() -> None:
+    of = bench(LLAMA, Sampling(1, 32, 2, 32))
+    _, notes = task_values(of, mode_of(of, "int8"))
+    assert all(math.isinf(end) for end in notes["lost_95"])

@@ -1,0 +1,74 @@
+"""A reference that is quantized itself is refused, and the part that is quantized is named."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from qgate import Model, QgateError, Quantizer
+from qgate.gate.measuring.reference_checks import quantized_parts, weight_grid
+from qgate.gate.measuring.self_checks import unquantized
+from tests.gate.benches import LLAMA, bench
+
+GRIDS = {
+    "int8": {"granularity": "channel", "axis": 0},
+    "int4": {"granularity": "block", "block": 128},
+    "fp8_e4m3": {"granularity": "channel", "axis": 0},
+    "fp8_e5m2": {"granularity": "tensor"},
+    "mxfp8_e4m3": {},
+    "mxfp4_e2m1": {},
+    "nvfp4": {},
+}
+
+
+def weight() -> Tensor:
+    return torch.randn(96, 128, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("fmt", GRIDS)
+def test_a_weight_on_a_grid_is_seen(fmt: str) -> None:
+    assert weight_grid(Quantizer(fmt, **GRIDS[fmt])(weight()))
+    assert weight_grid(Quantizer(fmt, **GRIDS[fmt])(weight()).T, transposed=True)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [weight(), weight().bfloat16().float(), weight().half().float(), torch.zeros(96, 128),
+     weight().sign(), torch.ones(96, 128), weight()[:, :8]],
+)  # fmt: skip
+def test_ordinary_weights_pass(values: Tensor) -> None:
+    assert weight_grid(values) == ""
+
+
+def test_weights_on_a_grid_are_no_reference() -> None:
+    of = bench(LLAMA)
+    assert quantized_parts(of.model) == ""
+    network = copy.deepcopy(of.model.module)
+    projection = network.get_submodule("model.layers.2.mlp.up_proj")
+    assert isinstance(projection, nn.Linear)
+    with torch.no_grad():
+        projection.weight.copy_(Quantizer("int8", granularity="channel", axis=0)(projection.weight))
+    of._model = of.model.with_module(network)
+    with pytest.raises(QgateError, match=r"is quantized: 1 of 36 weights .* grid of int8 already, "
+                       r"model\.layers\.2\.mlp\.up_proj:weight first"):  # fmt: skip
+        unquantized(of)
+
+
+class CodedLinear(nn.Module):
+    """A linear layer that holds codes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("qweight", torch.ones(4, 4, dtype=torch.int8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def test_modules_that_hold_codes_are_no_reference() -> None:
+    network = nn.Sequential(nn.Linear(4, 4), CodedLinear())
+    model = Model(network, [torch.randn(1, 4)], "coded", layers=("0", "1"))
+    assert quantized_parts(model) == "1 of its modules are quantized, 1 (CodedLinear) first"

@@ -1,0 +1,243 @@
+"""A mode in the place of FP32: what is compared with it, and what stays with FP32 all the same."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from qgate.errors import QgateError
+from qgate.gate import Policy
+from qgate.gate.measured import Measured
+from qgate.gate.measuring.bench import BROKEN, HEALTHY, Bench
+from qgate.gate.measuring.format_rows import overflow_rows
+from qgate.gate.measuring.model_gates import ModelGates
+from qgate.gate.measuring.passes import outer_tensors
+from qgate.gate.measuring.self_checks import unquantized
+from qgate.gate.measuring.tasks import task_values
+from qgate.models import Sampling
+from qgate.modes import apply
+from tests.gate.benches import LLAMA, MAMBA, bench, mode_of
+
+LAST = "model.layers.4:output"
+
+
+@pytest.fixture(scope="module")
+def of_fp32() -> Bench:
+    return bench(LLAMA)
+
+
+@pytest.fixture(scope="module")
+def of_int8() -> Bench:
+    return bench(LLAMA, reference_mode="int8")
+
+
+def outputs(of: Bench, mode: str | None, site: str = LAST) -> list[Tensor]:
+    """What flows at the end of a block, sample by sample, by a hook of our own."""
+    model = of.model if mode is None else of.quantized(mode_of(of, mode)).model
+    kept: list[Tensor] = []
+    module = model.module.get_submodule(site.partition(":")[0])
+    hook = module.register_forward_hook(lambda _m, _a, y: kept.append(y.double()))
+    with torch.no_grad():
+        for sample in of.model.inputs:
+            model(sample)
+    hook.remove()
+    return kept
+
+
+def compared(rows: list[Measured]) -> list[Measured]:
+    """Leave out isolated errors, which are those of the code in FP32 whatever the reference is."""
+    return [row for row in rows if row.values and row.scope != "isolated"]
+
+
+def relative(actual: list[Tensor], reference: list[Tensor]) -> float:
+    error = sum(float((a - r).square().sum()) for a, r in zip(actual, reference, strict=True))
+    return error / sum(float(r.square().sum()) for r in reference)
+
+
+def test_what_is_carried_is_the_distance_to_the_mode(of_int8: Bench) -> None:
+    rows = of_int8.measure(mode_of(of_int8, "mxfp8"))
+    (row,) = (each for each in rows if (each.site, each.scope) == (LAST, "carried"))
+    expected = relative(outputs(of_int8, "mxfp8"), outputs(of_int8, "int8"))
+    assert row.values["relative_mse"] == pytest.approx(expected, rel=1e-3)
+    assert expected != pytest.approx(
+        relative(outputs(of_int8, "mxfp8"), outputs(of_int8, None)), rel=0.1
+    )
+
+
+def test_a_mode_is_at_no_distance_from_itself(of_int8: Bench) -> None:
+    mode = mode_of(of_int8, "int8")
+    rows = [*of_int8.measure(mode), *of_int8.gradients(mode)]
+    assert {row.scope for row in rows} == {"carried", "local", "isolated", "backward"}
+    assert {row.values["relative_mse"] for row in compared(rows)} == {0.0}
+    values, notes = task_values(of_int8, mode)
+    assert values["kl_divergence"] == 0
+    assert notes["lost"] == 0
+    assert notes["reference"] == "int8"
+
+
+def test_the_task_is_held_against_the_mode(of_int8: Bench) -> None:
+    values, notes = task_values(of_int8, mode_of(of_int8, "mxfp4"))
+    bits, divergences = [], []
+    with torch.no_grad():
+        for sample in of_int8.model.inputs:
+            true, made = (
+                of_int8.quantized(mode_of(of_int8, name))
+                .model(sample)[0, :-1]
+                .double()
+                .softmax(-1)
+                .numpy()
+                for name in ("int8", "mxfp4")
+            )
+            ids = sample[0, 1:].numpy()
+            bits.append(-np.log2(true[np.arange(len(ids)), ids]).mean())
+            divergences.append((true * np.log(true / made)).sum(-1).mean())
+    assert values["kl_divergence"] == pytest.approx(np.mean(divergences), rel=1e-3)
+    assert notes["bits_per_byte_reference"] == pytest.approx(np.mean(bits), rel=1e-5)
+    assert "bits_per_byte_fp32" not in notes
+
+
+def test_fp32_stays_fp32(of_int8: Bench, of_fp32: Bench) -> None:
+    for of in (of_int8, of_fp32):
+        assert relative([t.double() for t in of.fp32("plain")[LAST]], outputs(of, None)) < 1e-10
+    assert (
+        relative([t.double() for t in of_int8.reference("plain")[LAST]], outputs(of_int8, "int8"))
+        < 1e-4
+    )
+    assert relative(outputs(of_int8, "int8"), outputs(of_int8, None)) > 1e-4
+    assert of_int8.fp32("plain") is not of_int8.reference("plain")
+    assert of_fp32.fp32("plain") is of_fp32.reference("plain"), "computed once"
+    gradients = (of.fp32_gradients("plain") for of in (of_int8, of_fp32))
+    for a, b in zip(*(each[LAST] for each in gradients), strict=True):
+        assert torch.equal(a, b)
+    assert of_fp32.reference_gradients("plain") is of_fp32.fp32_gradients("plain")
+    assert not torch.equal(
+        of_int8.reference_gradients("plain")[LAST][0], of_int8.fp32_gradients("plain")[LAST][0]
+    )
+
+
+def test_a_model_proves_that_it_is_unquantized_whatever_the_reference(of_int8: Bench) -> None:
+    assert all(each.values["relative_mse"] < 1e-9 for each in unquantized(of_int8))
+
+
+def test_formats_alone_are_about_the_tensors_of_fp32(of_fp32: Bench) -> None:
+    of = bench(LLAMA, reference_mode="int8")
+    for phase in ("forward", "backward"):
+        a, b = (overflow_rows(each, "mxfp4_e2m1", "layers.1", phase) for each in (of, of_fp32))
+        assert a == b
+
+
+def test_what_is_recorded_as_reference_is_fp32(tmp_path: Path) -> None:
+    of, plain = bench(LLAMA, reference_mode="int8"), bench(LLAMA)
+    stored = [
+        ModelGates(each, tmp_path, Policy()).subject.references("plain") for each in (of, plain)
+    ]
+    assert stored[0].keys() == stored[1].keys()
+    for site, tensor in stored[0].items():
+        assert np.array_equal(tensor.values, stored[1][site].values)
+
+
+@pytest.mark.parametrize("reference", ["int8", "nvfp4"])
+def test_a_site_has_no_ideal_against_a_mode_and_the_canary_has_one(reference: str) -> None:
+    """On a grid that both share only ties differ; how far a quantizer may be off is about FP32."""
+    of = bench(LLAMA, Sampling(1, 32, 2, 32), reference_mode=reference)
+    mode = mode_of(of, "mxfp8")
+    assert all(row.ideal is None for row in of.site_errors(of.quantized(mode)))
+    healthy, broken = (apply(each, of.model) for each in (HEALTHY, BROKEN))
+    own = bench(LLAMA, Sampling(1, 32, 2, 32))
+    for quantized in (healthy, broken):
+        assert of.site_errors(quantized, healthy) == own.site_errors(quantized, healthy)
+    rows = [row for row in of.site_errors(broken, healthy) if row.ideal and row.quantizer]
+    assert len(rows) == 5 * 7 * 2
+    ideals = [(row.ideal or {})["relative_mse"] for row in rows]
+    assert any(
+        row.values["relative_mse"] > 2 * ideal for row, ideal in zip(rows, ideals, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "reference", "basis"),
+    [
+        (LLAMA, "fp32", None),
+        (LLAMA, "int8", "plain"),
+        (MAMBA, "2-1", "rotated"),
+        (MAMBA, "mxfp8", "plain"),
+        (MAMBA, "fp16", "rotated"),
+    ],
+)
+def test_the_basis_of_the_reference_is_known_before_anything_runs(
+    model: str, reference: str, basis: Any
+) -> None:
+    of = bench(model, reference_mode=reference)
+    assert of.reference_basis() == basis
+    assert of.ran() == {}
+
+
+def test_a_reference_in_another_basis_is_refused() -> None:
+    of = bench(MAMBA, reference_mode="2-1")
+    for what in (of.measure, of.gradients):
+        with pytest.raises(QgateError, match="basis 'rotated'"):
+            what(mode_of(of, "mxfp8"))
+
+
+def test_a_reference_of_the_rotated_basis() -> None:
+    of = bench(MAMBA, Sampling(2, 48, 2, 48), reference_mode="2-1")
+    measured = compared(of.measure(mode_of(of, "2-1")))
+    assert {row.values["relative_mse"] for row in measured} == {0.0}
+    rows = compared(of.measure(mode_of(of, "2-4")))
+    assert all(
+        0 < row.values["relative_mse"] < 0.5 for row in rows if row.site.endswith("4:output")
+    )
+    _, notes = task_values(of, mode_of(of, "2-4"))
+    logits = of.quantized(mode_of(of, "2-1")).model
+    with torch.no_grad():
+        bits = [
+            -float(logits(s)[0, :-1].double().log_softmax(-1).gather(1, s[0, 1:, None]).mean())
+            for s in of.model.inputs
+        ]
+    assert notes["bits_per_byte_reference"] == pytest.approx(np.mean(bits) / math.log(2), rel=1e-5)
+
+
+@pytest.mark.parametrize("wanted", ["essential", "mxfp*", "int8,mxfp8"])
+def test_a_reference_is_one_mode(wanted: str) -> None:
+    of = bench(LLAMA, reference_mode=wanted)
+    with pytest.raises(QgateError, match=r"means \d+ modes .*name one"):
+        of.reference_basis()
+
+
+def test_an_unknown_reference_is_named() -> None:
+    with pytest.raises(QgateError, match="'int9'"):
+        bench(LLAMA, reference_mode="int9").reference_basis()
+
+
+def test_a_mode_that_looks_at_a_whole_batch_is_a_reference_sample_by_sample() -> None:
+    of = bench(LLAMA, Sampling(3, 32, 2, 32), reference_mode="nvfp4")
+    model = of.quantized(mode_of(of, "nvfp4")).model
+    alone = outer_tensors(model, of.model.inputs, together=False)
+    for a, b in zip(of.reference("plain")[LAST], alone[LAST], strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("first", ["measure", "outputs"])
+def test_logits_are_the_same_bits_whatever_came_first(first: str) -> None:
+    of, other = bench(LLAMA, Sampling(3, 32, 2, 32)), bench(LLAMA, Sampling(3, 32, 2, 32))
+    mode = mode_of(of, "mxfp4")
+    if first == "measure":
+        of.measure(mode)
+    for a, b in zip(of.outputs(mode), other.outputs(mode), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_logits_are_not_hoarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = bench(LLAMA, Sampling(2, 32, 2, 32))
+    kept = 2 * 32 * 256 * 4
+    monkeypatch.setattr("qgate.gate.measuring.bench._LOGITS", kept)
+    for name in ("int8", "mxfp8"):
+        of.measure(mode_of(of, name))
+    assert list(of._logits) == ["int8"]
+    assert len(of.outputs(mode_of(of, "mxfp8"))) == 2

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+import qgate
+from qgate.expected.derived import find_axes
+from qgate.expected.products import Product, false_alarm_bound, find_product
+from qgate.testing import CheckFailure, check_kernel
+
+TERMS = 4096
+GENERATOR = torch.Generator().manual_seed(11)
+
+
+def _draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=GENERATOR)
+
+
+def _product(x: Tensor, w: Tensor) -> Product:
+    product = find_product([x, w], find_axes(linear, [x, w]), linear(x.double(), w.double()))
+    assert product is not None
+    return product
+
+
+@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp8", "int8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_lost_term_of_4096_is_named(fmt: str, dtype: torch.dtype) -> None:
+    x, w = _draw(16, TERMS), _draw(24, TERMS)
+    lost = int(torch.randint(TERMS, (), generator=GENERATOR))
+
+    def kernel(x: Tensor, w: Tensor) -> Tensor:
+        left = qgate.quantize(x, fmt).clone()
+        left[..., lost : lost + 1] = 0
+        return linear(left, qgate.quantize(w, fmt)).to(dtype)
+
+    with pytest.raises(CheckFailure, match=rf"term {lost} of the sum over 4,096 .* is lost"):
+        check_kernel(kernel, x, w, like=linear, inputs={0: fmt, 1: fmt}, relations=["one"])
+
+
+def test_a_lost_expert_is_named() -> None:
+    x, w = _draw(8, 12, 64), _draw(8, 16, 64)
+
+    def experts(x: Tensor, w: Tensor) -> Tensor:
+        return torch.einsum("emk,enk->emn", x, w)
+
+    def kernel(x: Tensor, w: Tensor) -> Tensor:
+        y = experts(qgate.quantize(x, "mxfp8"), qgate.quantize(w, "mxfp8"))
+        return torch.cat([y[:5], torch.zeros_like(y[5:6]), y[6:]]) if len(y) > 5 else y
+
+    with pytest.raises(CheckFailure, match="index of dimension 0 5 of 8 is zero"):
+        check_kernel(kernel, x, w, like=experts, inputs={0: "mxfp8", 1: "mxfp8"})
+
+
+def test_noise_is_no_lost_term_at_10000_sites() -> None:
+    """Residuals are what rounding leaves: of results to bfloat16, and of codes that flipped."""
+    alarms = 0
+    for site in range(10_000):
+        x, w = _draw(8, 32), _draw(12, 32)
+        if site == 0:
+            product = _product(x, w)
+        y = linear(x.double(), w.double())
+        residual = y.bfloat16().double() - y if site % 2 else _draw(8, 12).double()
+        t, _ = product.terms(residual, [x, w])
+        alarms += bool((t.abs() > false_alarm_bound(32)).any())
+    assert alarms <= 1
+
+
+def test_the_terms_of_a_residual_are_its_terms_again() -> None:
+    x, w = _draw(10, 48), _draw(14, 48)
+    product = _product(x, w)
+    residual = 0.5 * product.term(7, [x, w]) - product.term(30, [x, w])
+    shares, rest = product.find_terms(residual, [x, w])
+    assert shares == pytest.approx({7: 0.5, 30: -1.0}, abs=0.02)
+    assert rest < 1e-4
+    assert product.term(7, [x, w]) == pytest.approx(x[:, 7:8] @ w[:, 7:8].T, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (torch.matmul, ((5, 8), (8, 6))),
+        (torch.bmm, ((3, 5, 8), (3, 8, 6))),
+        (linear, ((2, 5, 8), (6, 8), (6,))),
+    ],
+)
+def test_products_are_recognized(function, shapes) -> None:  # type: ignore[no-untyped-def]
+    arguments = [_draw(*shape).double() for shape in shapes]
+    product = find_product(arguments, find_axes(function, arguments), function(*arguments))
+    assert product is not None
+    assert product.axis.length == 8
+
+
+def test_other_functions_are_no_products() -> None:
+    x = _draw(5, 8).double()
+    assert find_product([x], find_axes(torch.softmax, [x]), x) is None
+    y = _draw(5, 8).double()
+    assert find_product([x, y], find_axes(torch.add, [x, y]), x + y) is None

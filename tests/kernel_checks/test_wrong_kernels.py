@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from qgate.testing import CheckFailure
+from tests.kernel_checks.wrong_kernels import WRONG, WrongKernel
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.name)
+def test_a_wrong_kernel_fails_with_its_cause_in_the_first_line(wrong: WrongKernel) -> None:
+    with pytest.raises(CheckFailure) as failure:
+        wrong.check()
+    first_line = str(failure.value).splitlines()[0]
+    assert re.search(wrong.words, first_line), first_line
+    assert failure.value.cause == first_line

@@ -1,0 +1,57 @@
+"""Limits that are looser than the default are listed, and none is switched off without a reason."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from qgate.plugin.shipped import shipped_markers, standard_of
+from qgate.results import read
+from tests.plugin.conftest import SUITES, Run
+
+
+def test_shipped_suites_are_those_of_the_checkout() -> None:
+    assert shipped_markers("test_overflow.py", "test_overflow") == (
+        {"atol": 1e-4, "reason": "a share is a count of few elements"},
+    )
+    assert len(shipped_markers("test_dump_distributions.py", "test_dump_distributions")) == 2
+    assert shipped_markers("test_mine.py", "test_mine") == ()
+    changed = {"regression": 0, "atol": 3.0, "scopes": "backward", "reason": "mine"}
+    standard = standard_of("test_dump_distributions.py", "test_dump_distributions", changed)
+    assert standard is not None
+    assert standard["atol"] == 2.0
+
+
+def test_looser_limits_are_in_summary_header_and_page(project: Path, suites: Run) -> None:
+    shutil.copy(SUITES / "test_activations.py", project / "suites")
+    (project / "qgate.toml").write_text(
+        "[limits]\nregression = 1.0\nreason = 'a new compiler'\n"
+        "[[limits.rules]]\nsites = 'layers'\nbudget_db = 2.0\n"
+    )
+    result = suites("--layers", "first", "--update-baselines", "--update-which", "new")
+    assert result.ret == pytest.ExitCode.OK
+    result.stdout.fnmatch_lines(
+        [
+            "2 limits are looser than the default: regression 1 (50x, [[]tool.qgate.limits]: a new "
+            "compiler); budget_db 2 (4x, rule 1 of [[]tool.qgate.limits]: no reason)"
+        ]
+    )
+    looser = read(project / "qgate-out" / "results.jsonl")[0]["looser"]
+    limits = [limit["limit"] for limit in looser]
+    assert limits == ["regression", "budget_db", "atol", "regression_other_device"]
+    assert [limit["shipped"] for limit in looser] == [False, False, True, True]
+    assert looser[2]["source"] == "limits marker of test_activations in test_activations.py"
+    assert looser[3]["modes"] == ["5-4", "5-6", "5-7"]
+    page = (project / "qgate-out" / "report.html").read_text(encoding="utf-8")
+    assert page.index("Set by this project") < page.index("Set by the suites of qgate")
+    assert "tuning on other text moves it by up to 0.47 octaves" in page
+
+
+def test_a_limit_is_not_switched_off_without_a_reason(project: Path, suites: Run) -> None:
+    (project / "qgate.toml").write_text("[limits]\nregression = 1.0\n")
+    result = suites("--layers", "first")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    text = str(result.stdout) + str(result.stderr)
+    assert "limit regression = 1.0 switches that kind of limit off" in text

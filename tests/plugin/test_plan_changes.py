@@ -1,0 +1,95 @@
+"""Another plan: one sentence in a run, and no update of it without --accept-plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qgate.baselines import Store
+from qgate.cli import main
+from tests.plugin.conftest import Run
+from tests.plugin.test_outcomes import files
+
+OPTIONS = ("--mode", "mine")
+
+
+def plan(project: Path, *rules: tuple[str, str]) -> None:
+    listed = ", ".join(f"Rule({pattern!r}, {fmt!r})" for pattern, fmt in rules)
+    (project / "conftest.py").write_text(
+        "from qgate.modes import Mode, Rule\ndef pytest_qgate_modes(config):\n"
+        f"    return [Mode('mine', 'x', rules=({listed},))]\n"
+    )
+
+
+@pytest.fixture
+def changed(project: Path, suites: Run) -> Path:
+    """A project whose mode was recorded in one format and has another one now."""
+    plan(project, (":weight$", "mxfp4_e2m1"))
+    assert suites(*OPTIONS, "--update-baselines", alone=True).ret == pytest.ExitCode.OK
+    assert suites(*OPTIONS, alone=True).ret == pytest.ExitCode.OK
+    plan(project, (":weight$", "mxfp8_e4m3"))
+    return project
+
+
+def quantizers(project: Path) -> set[str]:
+    accepted = Store(project / "baselines", "tiny-llama").accepted("mine")
+    assert accepted is not None
+    return {str(v) for key, v in accepted.values.items() if key.metric == "quantizer"}
+
+
+def test_it_is_one_sentence_and_an_update_asks_for_it(changed: Path, suites: Run) -> None:
+    before = files(changed)
+    assert {text.split()[0] for text in quantizers(changed)} == {"mxfp4_e2m1"}
+    failed = suites(*OPTIONS, alone=True)
+    assert failed.ret == pytest.ExitCode.TESTS_FAILED
+    lines = [line for line in failed.stdout.lines if line.startswith("cause: the plan changed")]
+    (line,) = lines
+    assert line.startswith("cause: the plan changed: mxfp4_e2m1")
+    assert "accepted, mxfp8_e4m3" in line
+    assert "sites of tiny-llama, mode mine" in line
+    assert not [line for line in failed.stdout.lines if line.startswith("failed: ") and " quantizer" in line]  # fmt: skip
+    refused = suites(*OPTIONS, "--update-baselines", alone=True)
+    assert refused.ret == pytest.ExitCode.TESTS_FAILED
+    refused.stdout.fnmatch_lines(["*an update without --accept-plan writes nothing of this gate*"])
+    refused.stdout.fnmatch_lines(["*if intended: pytest *--mode mine --update-baselines --accept-plan*"])  # fmt: skip
+    assert {text.split()[0] for text in quantizers(changed)} == {"mxfp4_e2m1"}
+    name = "tiny-llama/accepted/mine.txt"
+    old, new = (text[name].decode().splitlines() for text in (before, files(changed)))
+    assert [line for line in new if line.startswith("layer_outputs")] == [
+        line for line in old if line.startswith("layer_outputs")
+    ]
+    both = ("--update-baselines", "--accept-plan")
+    assert suites(*OPTIONS, *both, alone=True).ret == pytest.ExitCode.OK
+    assert {text.split()[0] for text in quantizers(changed)} == {"mxfp8_e4m3"}
+    assert suites(*OPTIONS, alone=True).ret == pytest.ExitCode.OK
+
+
+def test_candidates_of_another_plan_are_refused_without_the_option(
+    changed: Path, suites: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(changed)
+    assert suites(*OPTIONS, "--layers", "first", alone=True).ret == pytest.ExitCode.TESTS_FAILED
+    monkeypatch.chdir(changed)
+    capsys.readouterr()
+    assert main(["baselines", "accept", "--mode", "mine"]) == 1
+    refused = capsys.readouterr().err
+    assert "the plan changed: mxfp4_e2m1" in refused
+    assert "accept it with --accept-plan" in refused
+    layer = "layer_outputs        model.layers.0"
+    accepted = files(changed)["tiny-llama/accepted/mine.txt"].decode().splitlines()
+    old = before["tiny-llama/accepted/mine.txt"].decode().splitlines()
+    assert [line for line in accepted if line.startswith(layer)] == [
+        line for line in old if line.startswith(layer)
+    ]
+    assert main(["baselines", "accept", "--mode", "mine", "--accept-plan"]) == 0
+    assert {text.split()[0] for text in quantizers(changed)} == {"mxfp4_e2m1", "mxfp8_e4m3"}
+    assert suites(*OPTIONS, "--layers", "first", alone=True).ret == pytest.ExitCode.OK
+
+
+def test_the_option_needs_an_update(project: Path, suites: Run) -> None:
+    before = files(project)
+    result = suites("--accept-plan", alone=True)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--accept-plan accepts another plan beside --update-baselines*"])
+    assert files(project) == before

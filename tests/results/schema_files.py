@@ -1,0 +1,46 @@
+"""The published schemas of files, made of the types of what the files hold.
+
+python -m tests.results.schema_files    write them into the package
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from qgate.records import json_schema
+from qgate.results.schema import GateRecord, RecordedCheck, RunHeader
+
+FOLDER = Path(__file__).parents[2] / "qgate" / "results"
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def _when(field: str, value: object, then: dict[str, Any]) -> dict[str, Any]:
+    return {"if": {"properties": {field: {"const": value}}, "required": [field]}, "then": then}
+
+
+def results_schema() -> dict[str, Any]:
+    definitions = json_schema({"header": RunHeader, "record": GateRecord, "check": RecordedCheck})
+    definitions["record"] |= _when("passed", True, {"properties": {"checks": {"minItems": 1}}})
+    return {
+        "$schema": DIALECT,
+        "title": "A line of results.jsonl",
+        "description": "The first line of the file is the header, every other one a record. Keys "
+        "that are not named here may be added by later versions and by hooks.",
+        **_when("kind", "header", {"$ref": "#/$defs/header"}),
+        "else": {"$ref": "#/$defs/record"},
+        "$defs": definitions,
+    }
+
+
+MADE = {"results": results_schema}
+
+
+def text(name: str) -> str:
+    return json.dumps(MADE[name](), indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    for name in MADE:
+        (FOLDER / f"{name}.schema.json").write_text(text(name))

@@ -1,0 +1,156 @@
+"""Causes of failed runs: the place named first, and what is said to follow from it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from qgate.results import Tally, github_annotations, markdown_summary, merge, read
+from qgate.results.failure_causes import EarlierCause, KnownCauses
+from qgate.text import for_markdown
+from tests.results.making import header, record, write
+
+INT8 = "int8 per channel"
+
+
+def failing(
+    site: str, scope: str = "local", kind: str = "budget", order: int = 0, **more: Any
+) -> dict[str, Any]:
+    """A failed comparison at a site; what is diagnosed is said in `fault`."""
+    layer = ".".join(site.partition(":")[0].split(".")[:2]) if site.startswith("layers.") else ""
+    fault, quantizer = more.pop("fault", ""), more.pop("quantizer", INT8)
+    made = record(site, 1.0, scope=scope, order=order, layer=layer, **more)
+    made["node"] = more.get("node") or f"{scope}[{made['model']}-{made['mode']}-{layer}]"
+    made["checks"] = [{**made["checks"][0], "kind": kind, "quantizer": quantizer}]
+    words = fault or "is not what correct int8 gives"
+    made["finding"] = {"fault": words, "figures": "1 > 0.1", "diagnosed": bool(fault)}
+    return made
+
+
+def causes(*records: dict[str, Any]) -> list[tuple[str, int, int]]:
+    shuffled = list(records)
+    random.Random(len(shuffled)).shuffle(shuffled)
+    return [(c.place, c.same, c.followers) for c in Tally(shuffled).causes]
+
+
+FAULT = failing("layers.3.up:weight", order=40)
+FOLLOWING = [
+    failing("layers.3.up:output", order=41),
+    failing("layers.3:output", kind="regression", order=45),
+    *(failing(f"layers.{n}:output", "carried", "regression", order=15 * n) for n in range(3, 8)),
+    failing("logits", "task", "regression"),
+    failing("layers.3:input", "backward", "regression", order=39),
+]
+
+
+def test_all_that_comes_after_a_local_error_follows_from_it() -> None:
+    assert causes(FAULT, *FOLLOWING) == [("layers.3.up:weight", 0, 7)]
+
+
+def test_a_limit_without_accepted_value_comes_before_a_regression() -> None:
+    """Innocent layers whose accepted errors moved a little do not stand before the fault."""
+    early = failing("layers.0.q:output", kind="regression", order=2, fault="is worse than accepted")
+    found = causes(early, FAULT, *FOLLOWING)
+    assert [place for place, _, _ in found] == ["layers.3.up:weight", "layers.0.q:output"]
+
+
+def test_one_fault_in_shared_code_is_one_cause() -> None:
+    words = "is truncated, not rounded to the nearest"
+    faults = [
+        failing(f"layers.{n}.{name}:weight", order=10 * n + place, fault=words)
+        for n in range(8)
+        for place, name in enumerate(("q", "k", "up"))
+    ]
+    unexplained = [failing(f"layers.{n}.down:weight", order=10 * n + 5) for n in range(8)]
+    ((place, same, followers),) = causes(*faults, *unexplained)
+    assert (place, followers) == ("layers.0.q:weight", 7)
+    assert same >= 23
+
+
+def test_two_faults_are_two_causes() -> None:
+    other = failing("lm_head:weight", order=900, fault="is transposed", quantizer="fp8_e4m3")
+    found = causes(FAULT, *FOLLOWING, other)
+    assert [place for place, _, _ in found] == ["layers.3.up:weight", "lm_head:weight"]
+
+
+def test_a_carried_error_enters_at_its_first_place() -> None:
+    rows = [failing(f"layers.{n}:output", "carried", "regression", order=n) for n in range(2, 6)]
+    assert causes(*rows) == [("layers.2:output", 0, 3)]
+
+
+def test_one_fault_in_several_modes_is_said_once() -> None:
+    both = [{**each, "mode": mode, "node": each["node"] + mode}
+            for mode in ("int8", "mxfp4") for each in (FAULT, *FOLLOWING)]  # fmt: skip
+    (cause,) = Tally(both).causes
+    assert "modes int8, mxfp4" in cause.text()
+    assert cause.followers == 15
+
+
+def test_a_wrong_reference_explains_its_model() -> None:
+    reference = failing("lm_head:output", mode="fp32", node="reference", quantizer="fp32", order=99)
+    assert causes(FAULT, *FOLLOWING, reference) == [("lm_head:output", 0, 8)]
+
+
+def test_a_gate_without_accepted_errors_is_no_cause() -> None:
+    assert causes(record("new", accepted={})) == []
+    assert causes(record("good")) == []
+
+
+def test_every_failed_gate_follows_from_a_cause() -> None:
+    chance = random.Random(0)
+    rows = [
+        failing(
+            f"layers.{chance.randrange(4)}.m{chance.randrange(3)}:output",
+            chance.choice(("local", "carried", "backward", "task", "sweep")),
+            chance.choice(("budget", "regression", "nonfinite", "absent", "nothing")),
+            order=chance.randrange(30),
+            node=f"test{chance.randrange(12)}",
+            mode=chance.choice(("a", "b")),
+        )
+        for _ in range(300)
+    ]
+    tally = Tally(rows)
+    nodes = set().union(*(cause.gates for cause in tally.causes))
+    assert nodes == {row["node"] for row in rows}
+
+
+def test_shards_have_the_cause_of_the_whole(tmp_path: Path) -> None:
+    rows = [FAULT, *FOLLOWING]
+    parts = [write(tmp_path / f"{n}.jsonl", *rows[n::2]) for n in range(2)]
+    merge(parts, tmp_path / "all.jsonl")
+    _, merged = read(tmp_path / "all.jsonl")
+    assert [c.text() for c in Tally(merged).causes] == [c.text() for c in Tally(rows).causes]
+
+
+def test_the_same_words_everywhere() -> None:
+    rows = [FAULT, *FOLLOWING]
+    (cause,) = Tally(rows).causes
+    assert cause.text() == (
+        "layers.3.up:weight (tiny, mode 2-1) is not what correct int8 gives: 1 > 0.1; 7 other "
+        "gates follow from it"
+    )
+    assert markdown_summary(rows, header=header()).splitlines()[2] == (
+        f"**cause: {for_markdown(cause.text())}**"
+    )
+    first, *others = github_annotations(rows)
+    assert first.endswith(f"::cause: {cause.text()}")
+    assert len(others) == 7
+    assert all(line.endswith("; follows from layers.3.up:weight") for line in others)
+
+
+def test_a_test_says_what_it_follows_from_once_that_is_known() -> None:
+    known = KnownCauses()
+    assert (
+        known.add([failing("layers.5:output", "carried", "regression", order=75)]) == EarlierCause()
+    )
+    assert known.add([FAULT]) == EarlierCause()
+    later = failing("layers.6:output", "carried", "regression", order=90)
+    assert known.add([later]) == ("follows from layers.3.up:weight", False)
+    assert (
+        known.add([failing("layers.9.up:weight", order=140)]).words
+        == "the same as at layers.3.up:weight"
+    )
+    other = failing("layers.10.up:weight", order=155, fault="is transposed")
+    assert known.add([other]).words == ""
+    assert known.add([{**later, "mode": "another"}]).words == ""

@@ -1,0 +1,134 @@
+"""Files that are written whole: what a killed writer leaves goes with the next, and only that."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qgate.storage.files import neighbor, remove_with_leftovers, replacing
+from tests.baselines.faults import ended, in_child, started
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_while_writing(path: Path, *, folder: bool = False) -> None:
+    def work() -> None:
+        with neighbor(path, folder=folder) as written:
+            (written / "half" if folder else written).write_text("half")
+            die()
+
+    assert in_child(work) == -signal.SIGKILL
+
+
+def test_what_a_killed_writer_left_goes_with_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    killed_while_writing(path)
+    assert names(tmp_path) == [".page.html.part", "page.html"]
+    assert path.read_text() == "old"
+    with replacing(path) as written:
+        assert written.read_bytes() == b"", "nothing of the killed writer's is taken over"
+        written.write_text("new")
+    assert (names(tmp_path), path.read_text()) == (["page.html"], "new")
+
+
+def test_a_writer_at_work_keeps_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    with replacing(path) as mine:
+        mine.write_text("mine")
+        assert in_child(lambda: write(path, "theirs")) == 0
+        assert path.read_text() == "theirs"
+        assert mine.read_text() == "mine"
+        killed_while_writing(path)
+        assert names(tmp_path) == [".page.html.1.part", ".page.html.part", "page.html"]
+    assert path.read_text() == "mine"
+    write(path, "last")
+    assert (names(tmp_path), path.read_text()) == (["page.html"], "last")
+
+
+def write(path: Path, text: str) -> None:
+    with replacing(path) as written:
+        written.write_text(text)
+
+
+def test_many_writers_of_one_file_lose_none_of_their_neighbors(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+
+    def writer(letter: str) -> Callable[[], None]:
+        def work() -> None:
+            for _ in range(150):
+                write(path, 1000 * letter)
+
+        return work
+
+    children = [started(writer(letter)) for letter in "abcd"]
+    assert [ended(child) for child in children] == [0, 0, 0, 0]
+    assert len(set(path.read_text())) == 1
+    assert len(path.read_text()) == 1000
+    assert names(tmp_path) == ["page.html"]
+
+
+def test_a_folder_of_a_killed_writer_goes_too(tmp_path: Path) -> None:
+    path = tmp_path / "dump"
+    killed_while_writing(path, folder=True)
+    assert names(tmp_path) == [".dump.part"]
+    with neighbor(path, folder=True) as written:
+        assert names(written) == []
+        (written / "whole").touch()
+        written.replace(path)
+    assert (names(tmp_path), names(path)) == (["dump"], ["whole"])
+
+    def broken() -> None:
+        with neighbor(tmp_path / "other", folder=True) as written:
+            (written / "half").touch()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        broken()
+    assert names(tmp_path) == ["dump"]
+
+
+def test_forgetting_takes_what_was_left_along(tmp_path: Path) -> None:
+    path = tmp_path / "candidate.json"
+    path.touch()
+    killed_while_writing(path)
+    remove_with_leftovers(path)
+    assert names(tmp_path) == []
+    remove_with_leftovers(path)
+
+
+def test_what_is_not_a_neighbor_is_left_alone(tmp_path: Path) -> None:
+    """A link to a file of somebody, and a folder: neither is written to, nor removed."""
+    path, mine = tmp_path / "page.html", tmp_path / "mine"
+    mine.write_text("mine")
+    (tmp_path / ".page.html.part").symlink_to(mine)
+    (tmp_path / ".page.html.1.part").mkdir()
+    (tmp_path / ".page.html.1.part" / "more").touch()
+    write(path, "new")
+    assert (path.read_text(), mine.read_text()) == ("new", "mine")
+    assert (tmp_path / ".page.html.part").is_symlink()
+    assert (tmp_path / ".page.html.1.part" / "more").exists()
+    assert not path.is_symlink()
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_permissions_are_those_of_new_files(mask: int, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    before = os.umask(mask)
+    try:
+        write(path, "new")
+        with neighbor(tmp_path / "d", folder=True) as written:
+            assert written.stat().st_mode & 0o777 == 0o777 & ~mask
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~mask

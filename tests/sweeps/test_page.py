@@ -1,0 +1,92 @@
+"""What the page of a run of sweeps says, and how much of a large run it shows."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from io import BytesIO
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from qgate.sweeps.findings import SweptFormat, entry_of, findings
+from qgate.sweeps.page import page
+from qgate.sweeps.record import SweepRecord
+from tests.sweeps import sweep_records
+
+
+def png() -> bytes:
+    made = BytesIO()
+    Image.new("RGB", (30, 20)).save(made, "png")
+    return made.getvalue()
+
+
+@functools.cache
+def realistic() -> SweepRecord:
+    return sweep_records.realistic()[0]
+
+
+def entry(number: int = 0, **more: Any) -> SweptFormat:
+    made = entry_of(realistic(), f"t{number:03}", ["a.json"], {"summary.png": png()})
+    return {**made, "tensor": f"t{number:03}.pt", **more}  # type: ignore[typeddict-item]
+
+
+def test_an_entry_is_the_recommended_level() -> None:
+    record = realistic()
+    level = record["levels"][record["advice"]["recommended"]]
+    made = entry()
+    assert made["sqnr_db"] == level["metrics"]["sqnr_db"]
+    assert made["overflow"] == level["overflow_share"]
+    assert made["gap_db"] == record["advice"]["usual_gap_db"]
+    assert made["pictures"] == [("summary.png", 30, 20)]
+
+
+def said(*entries: SweptFormat, bad: int = 0) -> list[tuple[str, str]]:
+    results = [(f"t{i}", "is broken") for i in range(bad)]
+    return findings(list(entries), [*results, *((each["tensor"], None) for each in entries)])
+
+
+def test_what_costs_against_production_is_a_loss_and_what_gains_a_note() -> None:
+    told = said(entry(1, gap_db=-1.25), entry(2, gap_db=0.0), entry(3, gap_db=2.5))
+    (cost,) = [words for level, words in told if level == "warn"]
+    assert "costs SQNR against production in 1 of 3, most in t001.pt" in cost
+    assert "-1.25 dB" in cost
+    assert any("better than production in 1 of 3, most in t003.pt" in words for _, words in told)
+
+
+def test_saturation_at_the_recommended_level_is_a_loss() -> None:
+    told = said(entry(1, severe=True, overflow=0.2), entry(2))
+    assert ("warn", True) in [
+        (level, "of 1 tensor of 2, most of t001.pt: 20.00%" in words) for level, words in told
+    ]
+
+
+def test_many_failures_are_counted() -> None:
+    told = [words for level, words in said(bad=25) if level == "fail"]
+    assert len(told) == 21
+    assert told[-1] == "and 5 more tensors that failed"
+
+
+@pytest.mark.parametrize(("gap", "shown"), [(math.inf, "+inf"), (math.nan, "–")])
+def test_gaps_without_a_number_are_no_finding(gap: float, shown: str) -> None:
+    assert not [level for level, _ in said(entry(1, gap_db=gap)) if level == "warn"]
+    assert shown in page([entry(1, gap_db=gap)], [("a", None)], "", {})
+
+
+def test_of_many_tensors_the_worst_are_pictured() -> None:
+    many = [entry(i, sqnr_db=float(i)) for i in range(100)]
+    text = page(many[::-1], [(each["tensor"], None) for each in many], "", {})
+    assert len(re.findall("<img ", text)) == 60
+    assert "t000/summary.png" in text
+    assert "t099/summary.png" not in text
+    assert "Of the 60 worst of 100 tensors" in text
+    assert text.count("<tr>") == 2 * 101, "of the sweeps, and of every metric"
+    assert text.index("t000.pt</a>") < text.index("t099.pt</a>")
+
+
+def test_nothing_swept_is_a_page_too() -> None:
+    text = page([], [("x.pt", "there is no file")], "21 levels", {})
+    assert "No tensor could be swept." in text
+    assert "x.pt: there is no file" in text

@@ -1,0 +1,42 @@
+"""Every way to add something that CONTRIBUTING.md shows is one that works."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import readme
+from tests.campaigns.forked import ran
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+BLOCKS = {
+    block.heading: block for block in readme.blocks(TEXT) if block.heading.startswith("Add a ")
+}
+THINGS = ("format", "metric", "mode", "model", "plot", "picture of a gate", "suite", "command")
+
+
+def added(block: readme.Block) -> int:
+    torch.set_num_threads(1)
+    readme.run_python(block)
+    return 0
+
+
+@pytest.mark.parametrize("thing", THINGS)
+def test_what_is_added_as_the_page_shows_is_there(thing: str, tmp_path: Path) -> None:
+    ended = ran(functools.partial(added, BLOCKS[f"Add a {thing}"]), tmp_path)
+    assert ended.status == 0, ended.said
+
+
+def test_each_thing_has_a_section() -> None:
+    assert [heading.removeprefix("Add a ") for heading in BLOCKS] == list(THINGS)
+
+
+def test_the_files_it_names_are_there() -> None:
+    named = re.findall(r"`((?:qgate|tests|suites|docs)/[\w./]+)`", TEXT)
+    assert len(named) > 10
+    assert [name for name in named if not (ROOT / name).exists()] == []

@@ -1,0 +1,85 @@
+"""What tells machines apart whose float32 sums differ in their last bits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from qgate.baselines.origin import is_device, kind_of
+from qgate.devices import arithmetic_of
+from qgate.gate import Policy
+from qgate.metrics import METRICS
+
+PLAIN = {
+    "ATEN_CPU_CAPABILITY": "default",
+    "DNNL_MAX_CPU_ISA": "SSE41",
+    "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+}
+ASK = "import torch; from qgate.devices import arithmetic_of; print(arithmetic_of(torch.device('cpu')))"
+
+
+def asked(**environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", ASK],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def test_threads_are_the_same_arithmetic_and_other_instructions_another() -> None:
+    here = arithmetic_of(torch.device("cpu"))
+    assert is_device(here)
+    assert kind_of(here) == "cpu"
+    assert asked(OMP_NUM_THREADS="3", MKL_NUM_THREADS="3") == here
+    other = asked(**PLAIN)
+    assert other.startswith("cpu-default-")
+    assert other.rpartition("-")[2] != here.rpartition("-")[2]
+
+
+def test_settings_of_the_caller_are_no_other_arithmetic() -> None:
+    here = arithmetic_of(torch.device("cpu"))
+    arithmetic_of.cache_clear()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert arithmetic_of(torch.device("cpu")) == here
+
+
+@pytest.mark.parametrize(
+    ("scope", "matches", "allowed"),
+    [
+        ("local", True, 0.02),
+        ("local", False, 0.05),
+        ("carried", False, 0.05),
+        ("backward", True, 0.02),
+        ("backward", False, 0.1),
+    ],
+)
+def test_errors_have_more_room_where_the_arithmetic_is_another(
+    scope: str, matches: bool, allowed: float
+) -> None:
+    assert Policy().limits_for("x:weight", "int8", scope).tolerance(matches) == allowed
+
+
+def test_a_single_channel_has_more_room_than_all_of_them() -> None:
+    limits = Policy().limits_for("x:output", "int8", "local")
+    assert limits.tolerance(False, METRICS.get("relative_mse@worst_channel")) == 0.25
+    assert limits.tolerance(True, METRICS.get("relative_mse@worst_channel")) == 0.02
+    assert limits.tolerance(False, METRICS.get("relative_mse")) == 0.05
+
+
+def test_a_single_channel_has_no_more_than_a_share_above_one() -> None:
+    policy = Policy.from_table({"regression_other_device": 4.0, "reason": "zones"})
+    limits = policy.limits_for("x:output", "5-7", "local")
+    assert limits.tolerance(False, METRICS.get("relative_mse@worst_channel")) == 4.0
+    assert limits.tolerance(False, METRICS.get("relative_mse")) == 4.0
+
+
+def test_a_table_wins_over_the_room_of_a_scope() -> None:
+    policy = Policy.from_table({"regression_other_device": 0.3})
+    assert policy.limits_for("x:weight", "int8", "backward").tolerance(False) == 0.3
