@@ -71,15 +71,23 @@ def last_bits() -> None:
 
 
 def eager_attention() -> None:
-    """Compute attention by its definition, and not by one fused kernel."""
+    """Compute attention by its definition, and not by one fused kernel.
+
+    Scores and probabilities stay float32, as in the fused kernels: rounded to bfloat16 they double the
+    error of a layer, which is a fault and planted as one ("attention in bf16").
+    """
 
     def eager(_fused: Any) -> Any:
         def attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+            dtype = q.dtype
+            q, k, v = (
+                t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in (q, k, v)
+            )
             scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
             if is_causal:
                 later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
                 scores = scores.masked_fill(later, -math.inf)
-            return scores.softmax(-1) @ v
+            return (scores.softmax(-1) @ v).to(dtype)
 
         return attention
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import hardswish, linear, scaled_dot_product_attention, silu
 
+from qgate.models import llama as llama_model
 from qgate.models.llama import rotary, rotate
 from qgate.models.mamba.scanning import ScanResult
 from tests.campaigns.mutants.bed import Bed
@@ -61,6 +62,22 @@ def _attend(
     seen |= torch.eye(tokens, dtype=torch.bool) & ~seen.any(1, keepdim=True)
     y = scaled_dot_product_attention(moved, k, v, seen, scale=scale / at.width**0.5)
     return at.o_proj(context(y).transpose(1, 2).flatten(2))
+
+
+def _attention_in_half(bed: Bed) -> None:
+    """Attention whose scores and probabilities are rounded to the half precision of its inputs."""
+
+    def wrapped(fused: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+            if q.dtype == torch.float32:
+                return fused(q, k, v, is_causal=is_causal)
+            scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+            seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+            return scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v
+
+        return attention
+
+    bed.wrap(llama_model, "scaled_dot_product_attention", wrapped)
 
 
 def _product(name: str, change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Sow:
@@ -264,5 +281,6 @@ MUTANTS: tuple[Mutant, ...] = (
         for mode in ("mxfp4", "2-1")
     ),
     llama("input-channel-lost-in-bf16", "bf16", _product(DOWN, _without(17, 18)), DOWN.replace(".", r"\.") + ":output", says="token 95 of 128|input channel 17 is missing"),
+    llama("attention-in-bf16", "bf16", _attention_in_half, r"model\.layers\.\d:output"),
     llama("input-channel-lost-in-w4", "w4", _product(DOWN, _without(17, 18)), DOWN.replace(".", r"\.") + ":output", says="input channel 17 is missing"),
 )  # fmt: skip
