@@ -72,7 +72,8 @@ def sentence(check: Check, where: str = "") -> str:
         lacking = f", {check.reason}" if check.reason not in ("", NO_ACCEPTED) else ""
         return f"no accepted {check.metric}{at}{lacking}: record it with --update-baselines"
     if check.kind == "absent":
-        return f"not measured{colon} it has accepted errors, the set of sites changed"
+        lead = f"not measured{colon} " if where else ""
+        return f"{lead}it has accepted errors, the set of sites changed"
     if check.kind == "nothing":
         if check.times is None:
             return f"nothing compared{colon} a gate that compared nothing does not pass"
@@ -119,9 +120,10 @@ def _fault(check: Check) -> str:
         return "changed, and the mode leaves it as it is"
     if check.kind == "budget":
         return f"is not what correct {check.quantizer or 'quantization'} gives"
-    if check.kind == "regression" and check.side == "==":
+    metric = METRICS.find(check.metric) if check.kind == "regression" else None
+    if metric is not None and (check.side == "==" or metric.direction == "steady"):
         return "is not what was accepted"
-    if check.kind == "regression" and check.side == ">=" and METRICS.find(check.metric).relative:
+    if metric is not None and check.side == ">=" and metric.relative:
         return "is far better than accepted"
     return _FAULTS.get(check.kind, "is wrong")
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from qgate.metrics import METRICS
 from qgate.metrics.plan_changes import PlanChange
 from qgate.results.ranking import check_text, needs_accepted, severity
 from qgate.text import counted, listed, one_line, shortened
@@ -20,7 +21,9 @@ MOST_SUSPECTS = 40
 REFERENCE = "fp32"
 # Scopes whose errors are made at their place.
 LOCAL = ("local", "isolated")
-_LOCAL, _LOCAL_ACCEPTED, _NONFINITE, _CARRIED, _TASK, _WHOLE, _ABSENT = range(7)
+(
+    _LOCAL, _LOCAL_ACCEPTED, _NONFINITE, _CARRIED, _BACKWARD, _TASK, _WHOLE, _ABSENT
+) = range(8)  # fmt: skip
 _QUANTIZED_PORTS = ("input", "weight")
 Relation = Literal["same", "follows", ""]
 _MODES, _LONGEST_NAME, _LONGEST_WORDS = 3, 120, 400
@@ -170,9 +173,11 @@ def suspect_of(record: Mapping[str, Any]) -> Suspect | None:
     if check is not None and check["kind"] == "missing":
         return None
     finding = record.get("finding") or {}
+    tier, order = _tier(record, check), int(record.get("order", 0))
     return Suspect(
-        tier=_tier(record, check),
-        order=int(record.get("order", 0)),
+        tier=tier,
+        # A wrong gradient flows back: the last site that has one is the first it was made at.
+        order=-order if tier == _BACKWARD else order,
         site=str(record["site"]),
         scope=str(record["scope"]),
         layer=str(record["layer"]),
@@ -196,7 +201,10 @@ def _tier(record: Mapping[str, Any], check: Mapping[str, Any] | None) -> int:
         return _TASK
     if record["scope"] in LOCAL:
         return _LOCAL_ACCEPTED if needs_accepted(check) else _LOCAL
-    return _NONFINITE if check["kind"] == "nonfinite" else _CARRIED
+    if check["kind"] == "nonfinite":
+        return _NONFINITE
+    flows_back = record["scope"] == "backward" and METRICS.find(check["metric"]).relative
+    return _BACKWARD if flows_back else _CARRIED
 
 
 def causes_of_mode(
@@ -244,15 +252,18 @@ def joined_causes(by_mode: Iterable[Sequence[FailureCause]]) -> list[FailureCaus
             one.places += [pair for pair in cause.places if pair not in one.places]
             one.same = max(one.same, cause.same)
             one.gates |= cause.gates
-    broken = {c.suspect.model: c for c in joined.values() if c.suspect.mode == REFERENCE}
+    likeliest = sorted(joined.values(), key=_likeliest_first)
+    broken: dict[str, FailureCause] = {}
     remaining = []
-    for cause in joined.values():
+    for cause in likeliest:
+        if cause.suspect.mode == REFERENCE:
+            broken.setdefault(cause.suspect.model, cause)
         reference = broken.get(cause.suspect.model, cause)
         if reference is cause:
             remaining.append(cause)
         else:
             reference.gates |= cause.gates
-    return sorted(remaining, key=_likeliest_first)
+    return remaining
 
 
 def _likeliest_first(cause: FailureCause) -> tuple[Any, ...]:

@@ -28,6 +28,7 @@ from qgate.gate.measuring.compared_sites import (
 from qgate.gate.measuring.holding import Holding
 from qgate.gate.measuring.ideal_errors import IdealErrors, ideal_errors
 from qgate.gate.measuring.passes import (
+    capture_sites,
     fed,
     flow,
     linear_weights,
@@ -78,7 +79,6 @@ class Bench:
     pictures: bool = False
     progress: Callable[[str], None] = lambda _text: None
     _model: Model | None = None
-    _calibration: Calibration | None = None
     _captures: dict[tuple[str, str, str], Capture] = field(default_factory=dict)
     _beyond: dict[tuple[str, str], float] = field(default_factory=dict)
     _measured: dict[str, list[Measured]] = field(default_factory=dict)
@@ -87,7 +87,6 @@ class Bench:
     _sensitivities: dict[str, dict[str, float]] = field(default_factory=dict)
     _gradients: dict[str, list[Measured]] = field(default_factory=dict)
     _logits: dict[str, list[Tensor]] = field(default_factory=dict)
-    _canary: tuple[list[Measured], list[Measured]] | None = None
 
     @property
     def model(self) -> Model:
@@ -105,19 +104,25 @@ class Bench:
         """Return the layer of a site or module, without what all layers have in common."""
         return short_layer(self.model.layer_of(site.partition(":")[0]))
 
-    @property
+    @cached_property
     def calibration(self) -> Calibration:
-        if self._calibration is None:
-            self.progress(f"calibrating {self.model.name}")
-            self._calibration = self.setup.calibrate(self.model)
-        return self._calibration
+        self.progress(f"calibrating {self.model.name}")
+        return self.setup.calibrate(self.model)
+
+    def _scales(self, mode: Mode) -> Calibration | None:
+        return self.calibration if mode.calibrated else None
 
     def quantized(self, mode: Mode) -> Quantized:
         """Return the model in a mode."""
         if mode.name not in self._quantized:
-            scales = self.calibration if mode.calibrated else None
-            self._quantized[mode.name] = apply(mode, self.model, scales)
+            self._quantized[mode.name] = apply(mode, self.model, self._scales(mode))
         return self._quantized[mode.name]
+
+    @cached_property
+    def linear_tensors(self) -> dict[str, Tensor]:
+        """Capture inputs and outputs of linear layers on a short text, for all formats."""
+        sites = [s for s in self.model.sites() if s.kind == "linear" and s.port != "weight"]
+        return capture_sites(self.model, sites)
 
     def ran(self) -> dict[str, Quantized]:
         """Return the modes that were applied so far."""
@@ -206,7 +211,8 @@ class Bench:
             reference = self.reference(quantized.model.basis)
             inputs, together = self.model.inputs, _together(mode)
             segments = self.segments(quantized)
-            holding = Holding(quantized, self.model, self._calibration, self._meant(quantized))
+            scales, meant = self._scales(mode), self._meant(quantized)
+            holding = Holding(quantized, self.model, scales, meant)
             with holding.watch():
                 carried = outer_tensors(quantized.model, inputs, None, together, segments.watch)
             self._keep_logits(mode, carried)
@@ -250,19 +256,13 @@ class Bench:
                 self._captures[key] = self._backward_run(reference, forcing)
             expected = self._captures[key].gradients
             actual = self._backward_run(quantized.model, forcing).gradients
-            self._gradients[mode.name] = [
-                unless_vanished(
-                    self._row(
-                        site.name,
-                        "backward",
-                        list(zip(actual[site.name], expected[site.name], strict=True)),
-                    ),
-                    actual[site.name],
-                    expected[site.name],
-                )
-                for site in backward_sites(self.model.in_basis(basis), is_forced=True)
-                if site.port != "output"
-            ]
+            rows = []
+            for site in backward_sites(self.model.in_basis(basis), is_forced=True):
+                if site.port != "output":
+                    pair = actual[site.name], expected[site.name]
+                    row = self._row(site.name, "backward", list(zip(*pair, strict=True)))
+                    rows.append(unless_vanished(row, *pair))
+            self._gradients[mode.name] = rows
         return self._gradients[mode.name]
 
     def segments(self, quantized: Quantized) -> Segments:
@@ -359,7 +359,7 @@ class Bench:
         ideal = IdealErrors(quantizers={e.site: e.does for e in quantized.plan.entries})
         if by_fp32:
             meant = declared or self._meant(quantized)
-            scales = self._calibration if meant.mode.calibrated else None
+            scales = self._scales(meant.mode)
             ideal = ideal_errors(quantized, meant, base, flowing, actual, scales)
             ideal.errors = {site.name: 0.0 for site in untouched} | ideal.errors
         return [
@@ -377,14 +377,13 @@ class Bench:
             for site in sites
         ]
 
+    @cached_property
     def canary_rows(self) -> tuple[list[Measured], list[Measured]]:
         """Measure a quantizer as it should be and one that truncates, both against the former."""
-        if self._canary is None:
-            pair = [apply(mode, self.model) for mode in (HEALTHY, BROKEN)]
-            rows = [self.site_errors(each, pair[0], pictures=each is pair[0]) for each in pair]
-            good, bad = ([replace(row, gated=()) for row in of] for of in rows)
-            self._canary = good, bad
-        return self._canary
+        pair = [apply(mode, self.model) for mode in (HEALTHY, BROKEN)]
+        rows = [self.site_errors(each, pair[0], pictures=each is pair[0]) for each in pair]
+        good, bad = ([replace(row, gated=()) for row in of] for of in rows)
+        return good, bad
 
     def _meant(self, quantized: Quantized) -> Quantized:
         """Return the mode's own rules, or the mode that its kernel stands for."""

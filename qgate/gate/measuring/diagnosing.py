@@ -38,6 +38,8 @@ _NOISE = 1e-4
 """Share of the RMS of a product that sums in float32 may be off."""
 _STALE = 1.5
 """Times the scale that values need from which a static one is called stale."""
+_LARGEST_CODE = 127
+"""Of int8, which mixers quantize to."""
 Diagnoses = dict[tuple[str, str], str]
 
 
@@ -74,7 +76,9 @@ class SiteDiagnoses:
         try:
             if site.kind == "block":
                 return self._block(quantized, site, keep)
-            return "" if mode.choices is not None or mode.own else self._site(quantized, base, site)
+            if mode.choices is not None:
+                return self._mixer_site(quantized, base, site)
+            return "" if mode.own else self._site(quantized, base, site)
         # A broken model may raise anything when it runs again; its verdict stands without words.
         except (QgateError, RuntimeError, ValueError):
             return ""
@@ -117,6 +121,14 @@ class SiteDiagnoses:
         source = next((flowing[other.name] for other in inputs if other.name in flowing), None)
         self._keep(of_tensors(*place, result, flowing[site.name], source))
         return tensor_fault(result, flowing[site.name])
+
+    def _mixer_site(self, quantized: Quantized, base: Model, site: Site) -> str:
+        """Say if the calibrated scale of a tensor in a mixer is not what the reference's needs."""
+        scales = {entry.site: entry.scale for entry in quantized.plan.entries}
+        if (scale := scales.get(site.name)) is None or site.port == "weight":
+            return ""
+        values = flow(base, [site], shortened(self._bench.model.inputs[0]))[site.name]
+        return _scale_fault(scale * _LARGEST_CODE / float(values.abs().max()))
 
     def _keep(self, reproduction: Reproduction | None) -> None:
         if reproduction is not None:
@@ -177,7 +189,10 @@ def _stale_scale(source: Tensor, quantizer: Quantizer) -> str:
         return ""
     values = float64_array(source).reshape(1, -1)
     fitting = with_options(quantizer, granularity="tensor", scale=None, axis=None)
-    factor = float(quantizer.scale) / float(scales_of(values, fitting)[0])
+    return _scale_fault(float(quantizer.scale) / float(scales_of(values, fitting)[0]))
+
+
+def _scale_fault(factor: float) -> str:
     if 1 / _STALE < factor < _STALE:
         return ""
     effect = "large values saturate" if factor < 1 else "steps are too wide"

@@ -6,24 +6,21 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from qgate import formats
 from qgate.errors import QgateError
 from qgate.gate import Limits, Measured
 from qgate.gate.measured import Scope
 from qgate.gate.measuring.bench import Bench
-from qgate.gate.measuring.passes import capture_sites
 from qgate.gate.measuring.pictures import magnitude_picture
 from qgate.results.pictures import Picture, SweepPicture
 from qgate.stats import counts
 from qgate.sweeps.compute import sweep
 
 Tolerance = Callable[[str], float]
-_FLOWING: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
 
 
 def scaling_rows(
@@ -129,13 +126,10 @@ def _tensors(bench: Bench, layer: str) -> dict[str, Tensor]:
     if not sites:
         raise QgateError(f"{layer} of {bench.model.name} has no linear layers.")
     module = bench.model.module
-    if module not in _FLOWING:
-        # One short pass serves all layers and formats; weights would be a copy of the model.
-        _FLOWING[module] = capture_sites(bench.model, [s for s in linear if s.port != "weight"])
     tensors = {
         site.name: getattr(module.get_submodule(site.module), site.port).detach()
         if site.port == "weight"
-        else _FLOWING[module][site.name]
+        else bench.linear_tensors[site.name]
         for site in sites
     }
     return {name: tensor.float().cpu() for name, tensor in tensors.items()}

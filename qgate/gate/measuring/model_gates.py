@@ -199,7 +199,7 @@ class ModelGates(GateSession):
                 f"{mode.name}: its limits on regressions gate nothing. Look at `regression` and "
                 "`atol` in settings and markers."
             )
-        if not _is_seen(self.bench.canary_rows()[1], limits, True, "budget"):
+        if not _is_seen(self.bench.canary_rows[1], limits, True, "budget"):
             return (
                 f"a quantizer that truncates passes under the limits of mode {mode.name}: its "
                 "budget gates nothing. Look at `budget_db` in settings and markers."
@@ -295,7 +295,7 @@ class ModelGates(GateSession):
     def canary(self, suite: str) -> Outcome:
         """Judge whether a quantizer that truncates is rejected: the gate can fail."""
         bench = self.bench
-        good, bad = bench.canary_rows()
+        good, bad = bench.canary_rows
         outcome = self.judge(suite, HEALTHY, good, "canary", title=HEALTHY.name)
         if not _is_seen(bad, self.policy.limits_of(HEALTHY.name), True, "budget"):
             return outcome.failed_as_whole(

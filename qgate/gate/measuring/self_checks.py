@@ -32,9 +32,9 @@ def stored_reference(
         sites = sorted(stored.keys() ^ live.keys())
         raise QgateError(f"the reference of basis {basis} has other sites than now: {sites}.")
     rows = []
-    for order, (site, reference) in enumerate(stored.items()):
-        actual = live[site].values.astype(np.float64)
-        value = _relative(actual, reference.values.astype(np.float64))
+    for order, (site, actual) in enumerate(live.items()):
+        expected = stored[site].values.astype(np.float64)
+        value = _relative(actual.values.astype(np.float64), expected)
         rows.append(_exact(f"{basis} {site}", bench.layer_of(site), order, value))
     return rows
 

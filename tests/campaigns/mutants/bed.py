@@ -24,6 +24,7 @@ from qgate.gate.sessions import GateSession, Outcome
 from qgate.models import Sampling
 from qgate.modes import Mode
 from qgate.modes.setups import ModelSetup
+from qgate.results.summary import Tally
 from tests.dumps.gated import write_dump
 
 SAMPLING = Sampling(samples=2, seqlen=128, calib_samples=4, calib_seqlen=128)
@@ -215,6 +216,16 @@ class Found:
     def is_local(self) -> bool:
         """Whether local errors were measured, and so the text says where the error enters."""
         return any(outcome.verdict.first_source for outcome in self.failed)
+
+    @property
+    def first_line(self) -> str:
+        """The cause on top of the run, or the first line of what is no gate."""
+        tally = Tally(
+            {**row, "node": str(number)}
+            for number, outcome in enumerate(self.failed)
+            for row in getattr(outcome, "record", {"rows": ()})["rows"]
+        )
+        return next((cause.text() for cause in tally.causes), self.texts.partition("\n")[0])
 
     @property
     def source(self) -> str | None:

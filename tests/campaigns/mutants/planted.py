@@ -305,7 +305,7 @@ def _scales(change: Callable[[dict[str, Any]], None]) -> Sow:
         made = bed.session.bench.calibration
         scales = dict(made.scales)
         change(scales)
-        bed.session.bench._calibration = dataclasses.replace(made, scales=scales)
+        bed.session.bench.calibration = dataclasses.replace(made, scales=scales)
 
     return sow
 
@@ -334,7 +334,7 @@ def _stale(hidden: bool) -> Sow:
                 p.data.mul_(0.7)
         made = other.bench.calibration
         weights = bed.session.bench.model.weights_hash() if hidden else made.weights
-        bed.session.bench._calibration = dataclasses.replace(made, weights=weights)
+        bed.session.bench.calibration = dataclasses.replace(made, weights=weights)
 
     return sow
 
