@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from qgate.baselines._reading import check_version
 from qgate.baselines.names import quoted, safe_name, unquoted
-from qgate.baselines.origin import Key, Origin, is_device
+from qgate.baselines.origin import Key, Origin, hashes_text, is_device
 from qgate.errors import QgateError
 from qgate.metrics import METRICS
 
@@ -71,7 +71,7 @@ class Accepted:
         }
         return [
             f"the accepted errors of mode {self.mode} were measured with other {name} "
-            f"({(old or 'none')[:12]}) than those of the baseline ({(new or 'none')[:12]})"
+            f"than those of the baseline {hashes_text(old or 'none', new or 'none')}"
             for name, (old, new) in pairs.items()
             if old != new
         ]

@@ -87,7 +87,7 @@ def _is_text(value: object) -> bool:
 REFERENCE_FIELDS = ("model", "weights", "samples", "seqlen", "inputs")
 _SENTENCES: dict[str, Callable[[str, str], str]] = {
     "model": lambda old, new: f"the baseline is of model {old!r}, not of {new!r}",
-    "weights": lambda old, new: f"the baseline was made with other weights {_hashes(old, new)}",
+    "weights": lambda old, new: f"the baseline was made with other weights {hashes_text(old, new)}",
     "samples": lambda old, new: (
         f"the baseline was made with {old} samples, and there are {new} now (--samples {old})"
     ),
@@ -95,9 +95,9 @@ _SENTENCES: dict[str, Callable[[str, str], str]] = {
         f"the baseline was made with sequences of {old} tokens, and they "
         f"have {new} now (--seqlen {old})"
     ),
-    "inputs": lambda old, new: f"the baseline was made with other inputs {_hashes(old, new)}",
+    "inputs": lambda old, new: f"the baseline was made with other inputs {hashes_text(old, new)}",
     "calibration": lambda old, new: (
-        f"the baseline was made with another calibration {_hashes(old, new)}"
+        f"the baseline was made with another calibration {hashes_text(old, new)}"
     ),
     "device": lambda old, new: f"the baseline was made on {old}, and this run is on {new}",
 }
@@ -117,7 +117,7 @@ def _text(origin: Origin, name: str) -> str:
     return "none" if value is None else str(value)
 
 
-def _hashes(old: str, new: str) -> str:
+def hashes_text(old: str, new: str) -> str:
     """Write two hashes by their beginnings, or whole where these are the same."""
     short = 12 if old[:12] != new[:12] else max(len(old), len(new))
     old, new = (text if len(text) <= short else f"{text[:short]}…" for text in (old, new))

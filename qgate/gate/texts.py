@@ -72,12 +72,12 @@ def sentence(check: Check, where: str = "") -> str:
         lacking = f", {check.reason}" if check.reason not in ("", NO_ACCEPTED) else ""
         return f"no accepted {check.metric}{at}{lacking}: record it with --update-baselines"
     if check.kind == "absent":
-        lead = f"not measured{colon} " if where else ""
-        return f"{lead}it has accepted errors, the set of sites changed"
+        reason = "it has accepted errors, the set of sites changed"
+        return f"not measured{colon} {reason}" if where else reason
     if check.kind == "nothing":
         if check.times is None:
             return f"nothing compared{colon} a gate that compared nothing does not pass"
-        return f"not in effect{colon} {check.reason}"
+        return f"not in effect{colon} {check.reason}" if where else check.reason
     if check.kind == "conformance":
         return f"wrong values{colon} {check.reason}"
     if check.metric.startswith("nonfinite"):

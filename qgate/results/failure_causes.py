@@ -203,8 +203,8 @@ def _tier(record: Mapping[str, Any], check: Mapping[str, Any] | None) -> int:
         return _LOCAL_ACCEPTED if needs_accepted(check) else _LOCAL
     if check["kind"] == "nonfinite":
         return _NONFINITE
-    flows_back = record["scope"] == "backward" and METRICS.find(check["metric"]).relative
-    return _BACKWARD if flows_back else _CARRIED
+    is_steady = METRICS.find(check["metric"]).direction == "steady"
+    return _BACKWARD if record["scope"] == "backward" and not is_steady else _CARRIED
 
 
 def causes_of_mode(
@@ -268,7 +268,7 @@ def joined_causes(by_mode: Iterable[Sequence[FailureCause]]) -> list[FailureCaus
 
 def _likeliest_first(cause: FailureCause) -> tuple[Any, ...]:
     is_reference = cause.suspect.mode == REFERENCE
-    return (not is_reference, cause.plan is None, cause.suspect.tier, -len(cause.gates),
+    return (not is_reference, cause.plan is None, cause.suspect.tier, -len(cause.places),
             cause.suspect)  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """What a mutant is: a literal that says what it is called, where it is seen, and what the gate must say.
 
 `source` is a regular expression for the whole name of the site where the error enters, and `says`
-one that is searched in the text. `survives` says why the gate does not see it; the test fails as
-soon as it does. For the suites of formats, `mode` is the name of a format.
+one that is searched in the text. The first line of the run matches `first`, or else `source`.
+`survives` says why the gate does not see it; the test fails as soon as it does. For the suites of
+formats, `mode` is the name of a format.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Mutant:
     source: str = ""
     says: str = ""
     suite: str = "layer_outputs"
+    first: str = ""
     survives: str = ""
     unrecorded: bool = False
 

@@ -342,6 +342,7 @@ def _stale(hidden: bool) -> Sow:
 def _setup(**changes: Any) -> Sow:
     def sow(bed: Bed) -> None:
         bed.session.bench.setup = dataclasses.replace(bed.session.bench.setup, **changes)
+        bed.session.bench._model = None
 
     return sow
 
@@ -413,7 +414,7 @@ MUTANTS = (
     mamba("last-layer-not-quantized", "2-1", _float_mixer, r"backbone\.layers\.4\..*"),
     # Calibration.
     mamba("one-scale-doubled", "2-1", _doubled("backbone.layers.2.mixer.in_proj:input"), r"backbone\.layers\.2\.mixer\.in_proj:input"),
-    mamba("scales-of-another-layer", "2-1", _scales(_scales_of_neighbors), r"backbone\.layers\.1\.mixer\.in_proj:input"),
+    mamba("scales-of-another-layer", "2-1", _scales(_scales_of_neighbors), r"backbone\.layers\.1\.mixer\.(in_proj|conv1d):input"),
     mamba("stale-calibration", "2-1", _stale(hidden=False), says="the calibration was made with other weights"),
     mamba("stale-calibration-in-disguise", "2-1", _stale(hidden=True), MIXER + ".*"),
     mamba("percentile-0.99", "2-1", _setup(settings=CalibrationSettings(0.99)), says="other calibration"),

@@ -183,7 +183,7 @@ COUNTS = (
     llama("subnormals-counted-as-flushed", "hif8", _reported(lambda e: {"flushed": e.flushed + e.subnormal}), FIRST + "weight", says="flushed_share"),
     llama("underflow-counted-as-flushed", "mxfp8_e4m3", _reported(lambda e: {"flushed": e.underflow}), FIRST + "weight", says="flushed_share"),
     llama("share-of-half-the-elements", "mxfp4_e2m1", _reported(lambda e: {"zeros": 0, "nonzero": e.finite // 2}), FIRST + "input", says="2x accepted"),
-    llama("tensors-for-gradients", "fp8_e4m3", _forward_for_backward, FIRST + "input", says="flushed_share"),
+    llama("tensors-for-gradients", "fp8_e4m3", _forward_for_backward, FIRST + "input", says="flushed_share", first=FIRST + "weight"),
     llama("gradients-for-weights", "fp8_e4m3", _gradients_for_weights, FIRST + "weight", says="flushed_share"),
     llama("e4m3-ends-at-240", "mxfp8_e4m3", _element(max=240.0), FIRST + "input", says="saturated_share"),
     llama("e4m3-of-another-bias", "fp8_e4m3", _element(min_exponent=-5), FIRST + "input", says="flushed_share"),
