@@ -63,7 +63,15 @@ def describe_block(actual: Tensor, expected: Tensor, source: Tensor) -> str:
             return words
     if float((a - h).square().sum()) < EXPLAINED**4 * float((r - h).square().sum()):
         return "is its input: the block adds nothing"
+    return describe_factor(a, r)
+
+
+def describe_factor(actual: Tensor, expected: Tensor) -> str:
+    """Say which factor, or turned sign, makes up for most of an error; empty if none does."""
+    a, r = actual.double(), expected.double()
     factor = float((a * r).sum() / r.square().sum())
-    if float((a - factor * r).square().sum()) < EXPLAINED * error:
-        return f"is {factor:.4g} times the expected: a scale or factor is off"
-    return ""
+    if not float((a - factor * r).square().sum()) < EXPLAINED * float((a - r).square().sum()):
+        return ""
+    if abs(factor + 1) < 0.1:
+        return "has the opposite sign"
+    return f"is {factor:.4g} times the expected: a scale or factor is off"

@@ -203,8 +203,12 @@ def _tier(record: Mapping[str, Any], check: Mapping[str, Any] | None) -> int:
         return _LOCAL_ACCEPTED if needs_accepted(check) else _LOCAL
     if check["kind"] == "nonfinite":
         return _NONFINITE
-    is_steady = METRICS.find(check["metric"]).direction == "steady"
-    return _BACKWARD if record["scope"] == "backward" and not is_steady else _CARRIED
+    return _BACKWARD if is_wrong_gradient({**check, "scope": record["scope"]}) else _CARRIED
+
+
+def is_wrong_gradient(check: Mapping[str, Any]) -> bool:
+    """Tell if a check compares a gradient with the reference's, and not only its magnitudes."""
+    return check["scope"] == "backward" and METRICS.find(check["metric"]).direction != "steady"
 
 
 def causes_of_mode(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from qgate.causes.rows import describe_factor
 from qgate.formats import Quantizer
 from qgate.formats.engine import quantizing
 from qgate.gate import Policy
@@ -227,3 +228,23 @@ def test_a_square_tensor_is_transposed() -> None:
     assert tensor_fault(x, x) == ""
     linear = nn.Linear(32, 32)
     assert "a bias is dropped" in tensor_fault(linear(x) - linear.bias, linear(x))
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [
+        (-1.0, "has the opposite sign"),
+        (0.5, "is 0.5 times the expected: a scale or factor is off"),
+        (3.0, "is 3 times the expected: a scale or factor is off"),
+        (1.0, ""),
+    ],
+)
+def test_a_factor_is_named_below_the_error_of_quantization(factor: float, words: str) -> None:
+    expected = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
+    noise = 1e-3 * torch.randn(64, 32, generator=torch.Generator().manual_seed(1))
+    assert describe_factor(factor * expected + noise, expected) == words
+
+
+def test_another_tensor_has_no_factor() -> None:
+    made = torch.Generator().manual_seed(0)
+    assert describe_factor(torch.randn(64, 32, generator=made), torch.ones(64, 32)) == ""

@@ -242,28 +242,29 @@ class Bench:
             self._logits[mode.name] = carried.tensors["logits"]
 
     def gradients(self, mode: Mode) -> list[Measured]:
-        """Measure the gradients that a mode makes in each block, against the reference's.
+        """Measure the gradients that a mode makes in each block, against the reference's."""
+        if mode.name not in self._gradients:
+            self.progress(f"gradients of {self.model.name} in mode {mode.name}")
+            self._gradients[mode.name] = [
+                unless_vanished(self._row(site, "backward", list(zip(*pair, strict=True))), *pair)
+                for site, pair in self.gradient_pairs(mode).items()
+            ]
+        return self._gradients[mode.name]
+
+    def gradient_pairs(self, mode: Mode) -> dict[str, tuple[list[Tensor], list[Tensor]]]:
+        """Return the gradients of a mode in each block by site, and the reference's.
 
         Every block gets the reference's input, and the reference's gradient at its output.
         """
-        if mode.name not in self._gradients:
-            quantized = self.quantized(mode)
-            self.progress(f"gradients of {self.model.name} in mode {mode.name}")
-            basis = quantized.model.basis
-            forcing, key = self._forcing(basis), (self.reference_mode, basis, "forced gradients")
-            if key not in self._captures:
-                reference = self._reference_model(basis)
-                self._captures[key] = self._backward_run(reference, forcing)
-            expected = self._captures[key].gradients
-            actual = self._backward_run(quantized.model, forcing).gradients
-            rows = []
-            for site in backward_sites(self.model.in_basis(basis), is_forced=True):
-                if site.port != "output":
-                    pair = actual[site.name], expected[site.name]
-                    row = self._row(site.name, "backward", list(zip(*pair, strict=True)))
-                    rows.append(unless_vanished(row, *pair))
-            self._gradients[mode.name] = rows
-        return self._gradients[mode.name]
+        quantized = self.quantized(mode)
+        basis = quantized.model.basis
+        forcing, key = self._forcing(basis), (self.reference_mode, basis, "forced gradients")
+        if key not in self._captures:
+            self._captures[key] = self._backward_run(self._reference_model(basis), forcing)
+        expected = self._captures[key].gradients
+        actual = self._backward_run(quantized.model, forcing).gradients
+        sites = backward_sites(self.model.in_basis(basis), is_forced=True)
+        return {s.name: (actual[s.name], expected[s.name]) for s in sites if s.port != "output"}
 
     def segments(self, quantized: Quantized) -> Segments:
         """Return what holds a mode's code between quantizers, after short inputs of odd lengths."""

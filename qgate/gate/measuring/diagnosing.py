@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 
 from qgate.capture import Capture
 from qgate.causes.outputs import describe, describe_ruin, scattered
-from qgate.causes.rows import describe_block, describe_rows
+from qgate.causes.rows import describe_block, describe_factor, describe_rows
 from qgate.errors import QgateError
 from qgate.expected.conventions import scales_of, with_options
 from qgate.expected.distances import relative_error
@@ -29,7 +29,7 @@ from qgate.kernel_checks.casts import check_cast
 from qgate.kernel_checks.record import CheckFailure
 from qgate.models import Model, Site
 from qgate.modes import Mode, Quantized
-from qgate.results.failure_causes import LOCAL
+from qgate.results.failure_causes import LOCAL, is_wrong_gradient
 from qgate.results.ranking import needs_accepted
 
 MOST_SITES, MOST_OF_GATE = 8, 2
@@ -85,6 +85,9 @@ class SiteDiagnoses:
 
     def _fault(self, mode: Mode, check: Check) -> str:
         """Diagnose a failure; an isolated error inside a block has words of its own."""
+        if check.scope == "backward":
+            actual, expected = self._bench.gradient_pairs(mode)[check.site]
+            return describe_factor(torch.cat(actual), torch.cat(expected))
         words = self._diagnose(mode, check.site)
         is_block = check.site.rpartition(":")[0] in self._bench.model.layers
         if check.scope == "isolated" and not is_block:
@@ -163,10 +166,14 @@ class SiteDiagnoses:
 
 
 def _entries(verdict: Verdict) -> Sequence[Check]:
-    """Return the local failures of a gate where its error may enter, the likeliest first."""
+    """Return the failures of a gate where its error may enter, the likeliest first."""
     first: dict[str, Check] = {}
-    local = [c for c in verdict.failed if c.scope in LOCAL and c.kind not in _WITHOUT_TENSORS]
-    for check in sorted(local, key=lambda c: (needs_accepted(vars(c)), c.order)):
+    of_tensors = [check for check in verdict.failed if check.kind not in _WITHOUT_TENSORS]
+    local = [check for check in of_tensors if check.scope in LOCAL]
+    # A wrong gradient flows back.
+    gradients = [check for check in of_tensors if is_wrong_gradient(vars(check))]
+    likely = sorted(local, key=lambda c: (needs_accepted(vars(c)), c.order))
+    for check in likely or sorted(gradients, key=lambda c: -c.order):
         first.setdefault(check.site, check)
     return list(first.values())[:MOST_OF_GATE]
 
@@ -201,7 +208,7 @@ def _scale_fault(factor: float) -> str:
 
 def tensor_fault(actual: Tensor, expected: Tensor, unquantized: Tensor | None = None) -> str:
     """Say what is wrong with a tensor whose exact values are known; empty within float noise."""
-    values = expected.double()
+    values = expected.detach().double()
     width = float(values.square().mean().sqrt()) * _NOISE
     wrong = ~((actual.double() - values).abs() <= width)
     if not bool(wrong.any()):

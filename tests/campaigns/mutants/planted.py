@@ -413,7 +413,7 @@ MUTANTS = (
     llama("weight-left-alone", "int8", lambda bed: bed.weight("model.layers.3.mlp.down_proj", lambda _: bed.session.bench.model.module.get_parameter("model.layers.3.mlp.down_proj.weight").detach()), r"model\.layers\.3\.mlp\.down_proj:weight"),
     mamba("last-layer-not-quantized", "2-1", _float_mixer, r"backbone\.layers\.4\..*"),
     # Calibration.
-    mamba("one-scale-doubled", "2-1", _doubled("backbone.layers.2.mixer.in_proj:input"), r"backbone\.layers\.2\.mixer\.in_proj:input"),
+    mamba("one-scale-doubled", "2-1", _doubled("backbone.layers.2.mixer.in_proj:input"), r"backbone\.layers\.2\.mixer\.in_proj:input", first="in_proj:input .* has 2.* times the scale .* a stale calibration"),
     mamba("scales-of-another-layer", "2-1", _scales(_scales_of_neighbors), r"backbone\.layers\.1\.mixer\.(in_proj|conv1d):input"),
     mamba("stale-calibration", "2-1", _stale(hidden=False), says="the calibration was made with other weights"),
     mamba("stale-calibration-in-disguise", "2-1", _stale(hidden=True), MIXER + ".*"),

@@ -20,9 +20,9 @@ _HEAD = """# Faults that the gates catch
 
 {caught} faults were planted in models, kernels, formats, suites, accepted files and dumps. Each turns the gate of its suite
 red, at the place or with the words of the last column; code without a fault stays green beside them, with other
-threads and in another order. `python -m pytest tests/campaigns/mutants --all-mutants` does all of it, and every run of
-the tests a share. The faults of accepted files, of plans and of partial runs are tests of their own, in
-`tests/baselines` and `tests/plugin`.
+threads and in another order. {placed} of them have a place, and the first line of the run names it.
+`python -m pytest tests/campaigns/mutants --all-mutants` does all of it, and every run of the tests a share. The faults
+of accepted files, of plans and of partial runs are tests of their own, in `tests/baselines` and `tests/plugin`.
 """
 _SURVIVORS = """
 ## Not caught
@@ -35,7 +35,7 @@ _SURVIVORS = """
 def page(mutants: tuple[Mutant, ...]) -> str:
     """Return the page as Markdown: a table for each suite, then what no gate sees."""
     caught = [mutant for mutant in mutants if not mutant.survives]
-    text = _HEAD.format(caught=len(caught))
+    text = _HEAD.format(caught=len(caught), placed=sum(bool(m.source) for m in caught))
     for suite, group in groupby(sorted(caught, key=lambda m: m.suite), key=lambda m: m.suite):
         rows = "\n".join(map(_row, group))
         text += f"\n## {suite}\n\n| fault | of | seen at, or as |\n|---|---|---|\n{rows}\n"
@@ -44,7 +44,8 @@ def page(mutants: tuple[Mutant, ...]) -> str:
 
 
 def _row(mutant: Mutant) -> str:
-    place = " / ".join(filter(None, (_plain(mutant.source), _plain(mutant.says))))
+    patterns = (mutant.first or mutant.source, mutant.says)
+    place = " / ".join(filter(None, map(_plain, patterns)))
     return f"| {_words(mutant.name)} | {_subject(mutant)} | {place} |"
 
 
