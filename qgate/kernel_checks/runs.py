@@ -18,6 +18,8 @@ EXAMPLE = "the example"
 REPETITIONS = 3
 REFUSALS = (ValueError, TypeError, RuntimeError, NotImplementedError, AssertionError)
 """Exceptions with which a kernel says that it does not take an input."""
+LENGTH_REFUSALS = (*REFUSALS, IndexError)
+"""Those of a whole model at a length that it was not made for: tables of positions end."""
 CRASHES = ("CUDA error", "illegal memory access", "device-side assert")
 """Words of a RuntimeError that is no refusal."""
 

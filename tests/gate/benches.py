@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
+
 from qgate.gate import Policy
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.model_gates import ModelGates
@@ -28,3 +30,16 @@ def session(folder: Path, model: str = LLAMA, **more: Any) -> ModelGates:
 
 def mode_of(of: Bench, name: str) -> Mode:
     return of.setup.select(name, of.model)[0]
+
+
+class Stack(nn.Module):
+    """Blocks of one kind, one after the other."""
+
+    def __init__(self, block: type[nn.Module], count: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(block() for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x

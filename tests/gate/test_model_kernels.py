@@ -21,6 +21,7 @@ from qgate.gate.measuring.model_gates import ModelGates
 from qgate.modes import Kernel, Rule
 from qgate.modes import selection as modes
 from qgate.modes.setups import ModelSetup
+from tests.gate.benches import Stack
 
 
 class Block(nn.Module):
@@ -31,17 +32,6 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.down(torch.relu(self.up(x)))
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
 
 
 def grid(x: Tensor, largest: int) -> Tensor:
@@ -79,7 +69,7 @@ def model(stands_for: str = "int8", largest: int = 127, broken: str = "") -> qga
         return made
 
     samples = [torch.randn(2, 16, 32) for _ in range(2)]
-    return qgate.Model(Net(), samples, "net", modes={"mine": Kernel(build, stands_for)})
+    return qgate.Model(Stack(Block), samples, "net", modes={"mine": Kernel(build, stands_for)})
 
 
 def failures(of: qgate.Model, folder: Path) -> list[str]:
@@ -175,7 +165,7 @@ def model_of(
 
     samples = [torch.randn(2, 16, 32) for _ in range(2)]
     kernel = Kernel(build, stands_for, **options)
-    return qgate.Model(Net(), samples, "net", modes={"mine": kernel})
+    return qgate.Model(Stack(Block), samples, "net", modes={"mine": kernel})
 
 
 def quantizers_of(model: qgate.Model) -> set[str]:

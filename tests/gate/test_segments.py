@@ -21,7 +21,7 @@ from qgate.gate.measuring.model_gates import ModelGates
 from qgate.gate.measuring.segments import swapped
 from qgate.modes import Kernel
 from qgate.modes.setups import ModelSetup
-from tests.gate.benches import LLAMA, MAMBA, SHORT, bench, mode_of
+from tests.gate.benches import LLAMA, MAMBA, SHORT, Stack, bench, mode_of
 
 
 class Block(nn.Module):
@@ -39,21 +39,10 @@ class Block(nn.Module):
         return self.residual * x + self.down(self.relu(self.up(self.norm(x))))  # type: ignore[no-any-return]
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
 def net(modes: dict[str, Any] | None = None) -> qgate.Model:
     torch.manual_seed(0)
     samples = [torch.randn(2, 16, 32) for _ in range(2)]
-    return qgate.Model(Net(), samples, "net", modes=modes or {})
+    return qgate.Model(Stack(Block), samples, "net", modes=modes or {})
 
 
 def bench_of(model: qgate.Model) -> Bench:

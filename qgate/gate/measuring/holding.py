@@ -16,7 +16,7 @@ from qgate.gate.measuring.mixer_conformance import MixerRun
 from qgate.gate.measuring.related import mixers_of, related_modules
 from qgate.gate.measuring.relations import METRIC as RELATIONS_METRIC
 from qgate.gate.measuring.relations import RelatedCall, calls_of, relate
-from qgate.kernel_checks.runs import REFUSALS
+from qgate.kernel_checks.runs import LENGTH_REFUSALS
 from qgate.models import Model
 from qgate.modes import Calibration, Quantized
 
@@ -68,14 +68,14 @@ class Holding:
         first, *lengths = other_lengths(model) or model.inputs[:1]
         try:
             calls = calls_of(model, {*self._modules, *self._whole}, first)
-        except (*REFUSALS, IndexError) as error:
+        except LENGTH_REFUSALS as error:
             about = f"left out: the model refused three samples at once ({type(error).__name__})"
             agreement = Conformance(RELATIONS_METRIC, 1, 0, about)
             self._agreements = {related.site: agreement for related in self._modules}
             return {}
         for sample in lengths if not self.quantized.mode.own else ():
             # A model may take one length only: what it ran at is held then.
-            with torch.no_grad(), contextlib.suppress(*REFUSALS, IndexError):
+            with torch.no_grad(), contextlib.suppress(*LENGTH_REFUSALS):
                 model.outputs(sample)
         samples = len(first) if isinstance(first, torch.Tensor) else 1
         return {site: (call, samples) for site, call in calls.items()}

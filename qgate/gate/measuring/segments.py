@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from qgate.gate.measuring.segment_views import Passed, Port, SegmentView
 from qgate.hooks.tapping import tap_sites
-from qgate.kernel_checks.runs import REFUSALS
+from qgate.kernel_checks.runs import LENGTH_REFUSALS
 from qgate.models import Model
 from qgate.models.sites import Site
 
@@ -106,7 +106,7 @@ class Segments:
             try:
                 with self.watch(short, name, is_probe=True) as outputs:
                     outputs |= self.model.outputs(short)
-            except (*REFUSALS, IndexError) as error:
+            except LENGTH_REFUSALS as error:
                 self.left_out.setdefault(name, f"the model refuses it ({type(error).__name__})")
 
     @contextmanager
