@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from qgate import Model, QgateError, Quantizer
-from qgate.gate.measuring.reference_checks import quantized_parts, weight_grid
-from qgate.gate.measuring.self_checks import unquantized
+from qgate.gate.measuring.self_checks import quantized_parts, unquantized, weight_grid
 from tests.gate.benches import LLAMA, bench
 
 GRIDS = {

@@ -26,7 +26,7 @@ from qgate.gate.measuring.compared_sites import (
     untouched_sites,
 )
 from qgate.gate.measuring.holding import Holding
-from qgate.gate.measuring.ideal_errors import IdealErrors, ideal_errors
+from qgate.gate.measuring.ideals import IdealErrors, ideal_errors
 from qgate.gate.measuring.passes import (
     capture_sites,
     fed,

@@ -8,7 +8,7 @@ input, and of a Mamba block by the plain model of that block.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from qgate.gate.measuring.passes import float64_array
 from qgate.models import Model, Site
 from qgate.models.mamba.hadamard import matrix
 from qgate.models.mamba.network import MambaMixer
-from qgate.modes import Calibration, Mode, Plan
+from qgate.modes import Calibration, Mode, Plan, Quantized
 from qgate.modes import definition as mamba_block
 
 Array = npt.NDArray[Any]
@@ -312,3 +312,42 @@ def mixer_weights(mixer: MambaMixer) -> dict[str, Array]:
     weights = {name: tensor.detach().float().cpu().numpy() for name, tensor in parts.items()}
     weights.setdefault("conv_bias", np.zeros(mixer.D.numel(), np.float32))
     return weights
+
+
+@dataclass
+class IdealErrors:
+    """Relative MSE of an ideal quantizer by site, its name, and what it does not explain."""
+
+    errors: dict[str, float] = field(default_factory=dict)
+    quantizers: dict[str, str] = field(default_factory=dict)
+    unexplained: dict[str, str] = field(default_factory=dict)
+
+
+def ideal_errors(
+    quantized: Quantized,
+    meant: Quantized,
+    base: Model,
+    flowing: Mapping[str, Tensor],
+    actual: Mapping[str, Tensor],
+    scales: Calibration | None,
+) -> IdealErrors:
+    """Return the errors of ideal quantizers of `meant` on the tensors that the reference makes."""
+    tensors = ideal_tensors(meant.mode, meant.plan, base, flowing, scales)
+    ideal = IdealErrors(
+        {site: relative_error(tensors[site], flowing[site]) for site in tensors if site in flowing},
+        {entry.site: entry.does for entry in quantized.plan.entries},
+    )
+    if meant is quantized or not quantized.mode.own:
+        return ideal
+    # A kernel quantizes inside: only what it returns can be looked at.
+    ideal.errors = {site: e for site, e in ideal.errors.items() if site.endswith(":output")}
+    ideal.quantizers = dict.fromkeys(ideal.errors, meant.mode.name)
+    if meant.mode.choices is None:
+        quantizers, convention = meant.plan.quantizers(), quantized.mode.convention
+        fits = fit_kernels(base, quantizers, flowing, actual, convention)
+        ideal.errors |= {site: fit.error for site, fit in fits.items()}
+        ideal.quantizers |= {site: fit.name(meant.mode.name) for site, fit in fits.items()}
+        ideal.unexplained = {
+            site: fit.reason(meant.mode.name) for site, fit in fits.items() if not fit.explains
+        }
+    return ideal
