@@ -7,7 +7,7 @@ error that is carried along comes from the first place before it, in the order o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -256,7 +256,12 @@ def joined_causes(by_mode: Iterable[Sequence[FailureCause]]) -> list[FailureCaus
             one.places += [pair for pair in cause.places if pair not in one.places]
             one.same = max(one.same, cause.same)
             one.gates |= cause.gates
-    likeliest = sorted(joined.values(), key=_likeliest_first)
+    # Of modes the one that most gates fail in comes first, of its causes the earliest.
+    in_mode: dict[tuple[str, str], set[str]] = {}
+    for cause in joined.values():
+        for place in cause.places:
+            in_mode.setdefault(place, set()).update(cause.gates)
+    likeliest = sorted(joined.values(), key=lambda cause: _likeliest_first(cause, in_mode))
     broken: dict[str, FailureCause] = {}
     remaining = []
     for cause in likeliest:
@@ -270,10 +275,12 @@ def joined_causes(by_mode: Iterable[Sequence[FailureCause]]) -> list[FailureCaus
     return remaining
 
 
-def _likeliest_first(cause: FailureCause) -> tuple[Any, ...]:
+def _likeliest_first(
+    cause: FailureCause, in_mode: Mapping[tuple[str, str], Collection[str]]
+) -> tuple[Any, ...]:
     is_reference = cause.suspect.mode == REFERENCE
-    return (not is_reference, cause.plan is None, cause.suspect.tier, -len(cause.places),
-            cause.suspect)  # fmt: skip
+    failed = max(len(in_mode[place]) for place in cause.places)
+    return not is_reference, cause.plan is None, cause.suspect.tier, -failed, cause.suspect
 
 
 class EarlierCause(NamedTuple):
