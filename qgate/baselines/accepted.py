@@ -172,8 +172,8 @@ def migrated(data: bytes, file: str) -> tuple[Accepted, list[Key]]:
     if accepted is None or problems:
         raise QgateError(f"{problems[0]}. {REMEDY}")
     other = [key for key in accepted.values if version_of(data) == 1 and _is_of_version_1(key)]
-    kept = {key: value for key, value in accepted.values.items() if key not in other}
-    return replace(accepted, values=kept), other
+    unchanged = {key: value for key, value in accepted.values.items() if key not in other}
+    return replace(accepted, values=unchanged), other
 
 
 def _is_of_version_1(key: Key) -> bool:
@@ -216,18 +216,18 @@ def _inspect(data: bytes, file: str, oldest: int) -> tuple[Accepted | None, list
             accepted.values.setdefault(key, value)
     if not line_of and not problems:
         problems.append(f"{file}: it has no accepted error")
-    said = list(edits.values())
+    notes = list(edits.values())
     if len(edits) == len(line_of) > 1:
-        said = [
+        notes = [
             f"{next(iter(edits.values()))}. So do all {len(edits)} lines: they were recorded for "
             f"another header ({', '.join(_IDENTITY)})"
         ]
     elif version >= _DIGESTS and lines[len(_HEADER)] != _device_line(identity, accepted.device):
         # Which limits hold depends on it, so nothing is compared under it.
-        said = [f"{file}:{1 + len(_HEADER)}: device {accepted.device} was edited", *said]
+        notes = [f"{file}:{1 + len(_HEADER)}: device {accepted.device} was edited", *notes]
         edits |= dict.fromkeys(accepted.values, "")
         accepted.values.clear()
-    return replace(accepted, edited=frozenset(edits)), problems, said
+    return replace(accepted, edited=frozenset(edits)), problems, notes
 
 
 def _check_version(file: str, version: int, oldest: int) -> None:

@@ -25,12 +25,12 @@ def describe_rows(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> str:
     error, energy = (a - r).square(), r.square()
     floor = energy.mean() * 1e-6
     tokens = error.sum(2) / energy.sum(2).clamp_min(floor)
-    for what, ratios, factor in (
+    for part, ratios, factor in (
         ("sample", tokens.median(1).values, OUTSTANDING_SAMPLE),
         ("token", tokens.median(0).values, OUTSTANDING),
         ("channel", error.sum((0, 1)) / energy.sum((0, 1)).clamp_min(floor), OUTSTANDING),
     ):
-        if words := _outstanding(what, ratios, factor):
+        if words := _outstanding(part, ratios, factor):
             return words
     worst = int(tokens.argmax())
     if float(tokens.max()) > OUTSTANDING**2 * float(tokens.median()):
@@ -39,14 +39,14 @@ def describe_rows(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> str:
     return ""
 
 
-def _outstanding(what: str, ratios: Tensor, factor: float) -> str:
+def _outstanding(part: str, ratios: Tensor, factor: float) -> str:
     """Name the few places whose error is `factor` times the median; at most a third of them."""
     if len(ratios) < 3:
         return ""
     bad = (ratios > factor * ratios.median()).nonzero().reshape(-1).tolist()
     if not bad or len(bad) > len(ratios) / 3:
         return ""
-    return f"is wrong at {place_words(bad, len(ratios), what)}"
+    return f"is wrong at {place_words(bad, len(ratios), part)}"
 
 
 def describe_block(actual: Tensor, expected: Tensor, source: Tensor) -> str:

@@ -381,8 +381,8 @@ class Bench:
     @cached_property
     def canary_rows(self) -> tuple[list[Measured], list[Measured]]:
         """Measure a quantizer as it should be and one that truncates, both against the former."""
-        pair = [apply(mode, self.model) for mode in (HEALTHY, BROKEN)]
-        rows = [self.site_errors(each, pair[0], pictures=each is pair[0]) for each in pair]
+        healthy, broken = (apply(mode, self.model) for mode in (HEALTHY, BROKEN))
+        rows = self.site_errors(healthy, healthy), self.site_errors(broken, healthy, pictures=False)
         good, bad = ([replace(row, gated=()) for row in of] for of in rows)
         return good, bad
 

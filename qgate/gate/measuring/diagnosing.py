@@ -58,14 +58,14 @@ class SiteDiagnoses:
 
     def of_verdict(self, mode: Mode, verdict: Verdict) -> Mapping[tuple[str, str], str]:
         """Diagnose the failures of a gate that errors enter at, those without a cause left out."""
-        known = self._by_mode.setdefault(mode.name, {})
+        diagnoses = self._by_mode.setdefault(mode.name, {})
         if self._bench.reference_basis() is not None:
-            return known
+            return diagnoses
         for check in _entries(verdict):
             key = (check.site, check.scope)
-            if key not in known and len(known) < MOST_SITES:
-                known[key] = self._fault(mode, check)
-        return {key: words for key, words in known.items() if words}
+            if key not in diagnoses and len(diagnoses) < MOST_SITES:
+                diagnoses[key] = self._fault(mode, check)
+        return {key: words for key, words in diagnoses.items() if words}
 
     def _diagnose(self, mode: Mode, name: str, *, keep: bool = True) -> str:
         quantized = self._bench.quantized(mode)
@@ -110,19 +110,19 @@ class SiteDiagnoses:
         inputs = [other for other in sites if other.port == "input"]
         actual = fed(quantized, sites, sample, flowing, inputs)
         quantizer = quantized.plan.quantizers().get(site.name)
-        place, result = (site.name, quantized.mode.name), actual[site.name]
+        names, result = (site.name, quantized.mode.name), actual[site.name]
         if quantizer is not None and site.port != "output":
-            self._keep(of_cast(*place, result, flowing[site.name], quantizer))
+            self._keep(of_cast(*names, result, flowing[site.name], quantizer))
             return cast_fault(result, flowing[site.name], quantizer)
         if quantizer is not None:
             return ""
         if site.kind == "linear" and site.port == "output":
             x, weight, bias = factors = _factors(base, site, actual)
-            self._keep(of_product(*place, result, factors))
+            self._keep(of_product(*names, result, factors))
             expected = linear(x.double(), weight.double(), bias)
             return tensor_fault(result, expected, flowing[site.name])
         source = next((flowing[other.name] for other in inputs if other.name in flowing), None)
-        self._keep(of_tensors(*place, result, flowing[site.name], source))
+        self._keep(of_tensors(*names, result, flowing[site.name], source))
         return tensor_fault(result, flowing[site.name])
 
     def _mixer_site(self, quantized: Quantized, base: Model, site: Site) -> str:

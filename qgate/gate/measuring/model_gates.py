@@ -88,8 +88,8 @@ class ModelSubject(Subject):
     def selecting(self, title: str) -> list[tuple[str, str]]:
         """Return the options of a title: its mode or format, and what it is compared with."""
         name, _, reference = title.partition("@")
-        known = (*modes.names(), *self.bench.model.modes, *self.bench.setup.modes)
-        kind = "format" if name in formats.names() and name not in known else "mode"
+        mode_names = (*modes.names(), *self.bench.model.modes, *self.bench.setup.modes)
+        kind = "format" if name in formats.names() and name not in mode_names else "mode"
         return [(kind, name), *([("reference", reference)] if reference else [])]
 
     def layer_of(self, site: str) -> str:
@@ -213,7 +213,7 @@ class ModelGates(GateSession):
     def _not_isolated(self, mode: Mode) -> Mapping[str, str]:
         """Return the places of a mode without an isolated error, with what stands in for it."""
         left_out = self.bench.segments(self.bench.quantized(mode)).left_out
-        return {f"isolated error of {place}": reason for place, reason in left_out.items()}
+        return {f"isolated error of {site}": reason for site, reason in left_out.items()}
 
     def _of_layer(
         self,
