@@ -21,7 +21,7 @@ from qgate.gate.measuring.model_gates import ModelGates
 from qgate.models import Sampling, llama
 from qgate.modes.setups import ModelSetup
 from qgate.results import Tally
-from tests.campaigns.mutants.bed import SUITE, Bed, Healthy, all_layers
+from tests.campaigns.mutants.bed import SUITE, Bed, Healthy, all_layers, gates_of
 
 SAMPLES = Sampling(samples=4, seqlen=64, calib_samples=2, calib_seqlen=64)
 UP = "model.layers.1.mlp.up_proj"
@@ -248,3 +248,18 @@ def test_a_factor_is_named_below_the_error_of_quantization(factor: float, words:
 def test_another_tensor_has_no_factor() -> None:
     made = torch.Generator().manual_seed(0)
     assert describe_factor(torch.randn(64, 32, generator=made), torch.ones(64, 32)) == ""
+
+
+def test_a_gradient_that_is_not_finite_fails_its_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healthy = Healthy(tmp_path)
+    healthy.record("tiny-llama", "fp8_e4m3", "overflow")
+    plain = Bench.fp32_gradients
+
+    def poisoned(bench: Bench, basis: str) -> dict[str, list[Tensor]]:
+        return {site: [t * torch.nan for t in ts] for site, ts in plain(bench, basis).items()}
+
+    monkeypatch.setattr(Bench, "fp32_gradients", poisoned)
+    outcomes = [gate() for gate in gates_of(healthy.session("tiny-llama"), "fp8_e4m3", "overflow")]
+    assert ["non-finite" in outcome.text for outcome in outcomes] == [False, True] * 5

@@ -50,6 +50,7 @@ class SiteDiagnoses:
         self._bench = bench
         self._by_mode: dict[str, Diagnoses] = {}
         self._reproductions: dict[str, Reproduction] = {}
+        self._gradients: tuple[str, dict[str, tuple[list[Tensor], list[Tensor]]]] = ("", {})
 
     def reproduction(self, mode: str, site: str) -> Reproduction | None:
         """Return the tensors of the first site that failed in a mode, once, if it is this one."""
@@ -86,13 +87,22 @@ class SiteDiagnoses:
     def _fault(self, mode: Mode, check: Check) -> str:
         """Diagnose a failure; an isolated error inside a block has words of its own."""
         if check.scope == "backward":
-            actual, expected = self._bench.gradient_pairs(mode)[check.site]
-            return describe_factor(torch.cat(actual), torch.cat(expected))
+            return self._gradient(mode, check.site)
         words = self._diagnose(mode, check.site)
         is_block = check.site.rpartition(":")[0] in self._bench.model.layers
         if check.scope == "isolated" and not is_block:
             return self._mask_fault(mode, check.layer)
         return words
+
+    def _gradient(self, mode: Mode, name: str) -> str:
+        """Diagnose a gradient; those of the latest mode are kept, for its other sites."""
+        try:
+            if self._gradients[0] != mode.name:
+                self._gradients = mode.name, self._bench.gradient_pairs(mode)
+        except (QgateError, RuntimeError, ValueError):
+            return ""
+        actual, expected = self._gradients[1][name]
+        return describe_factor(torch.cat(actual), torch.cat(expected))
 
     def _mask_fault(self, mode: Mode, layer: str) -> str:
         """Say if the block around a site lets later tokens through; nothing else of it is said."""
@@ -131,7 +141,8 @@ class SiteDiagnoses:
         if (scale := scales.get(site.name)) is None or site.port == "weight":
             return ""
         values = flow(base, [site], shortened(self._bench.model.inputs[0]))[site.name]
-        return _scale_fault(scale * _LARGEST_CODE / float(values.abs().max()))
+        peak = float(values.abs().max())
+        return _scale_fault(scale * _LARGEST_CODE / peak) if peak else ""
 
     def _keep(self, reproduction: Reproduction | None) -> None:
         if reproduction is not None:
@@ -171,7 +182,8 @@ def _entries(verdict: Verdict) -> Sequence[Check]:
     of_tensors = [check for check in verdict.failed if check.kind not in _WITHOUT_TENSORS]
     local = [check for check in of_tensors if check.scope in LOCAL]
     # A wrong gradient flows back.
-    gradients = [check for check in of_tensors if is_wrong_gradient(vars(check))]
+    errors = [check for check in of_tensors if check.kind == "regression"]
+    gradients = [check for check in errors if is_wrong_gradient(vars(check))]
     likely = sorted(local, key=lambda c: (needs_accepted(vars(c)), c.order))
     for check in likely or sorted(gradients, key=lambda c: -c.order):
         first.setdefault(check.site, check)
