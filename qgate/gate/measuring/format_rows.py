@@ -121,8 +121,8 @@ def _row(
 
 def _tensors(bench: Bench, layer: str) -> dict[str, Tensor]:
     """Return inputs, weights and outputs of the linear layers of a layer, on a short text."""
-    linear = [site for site in bench.model.sites() if site.kind == "linear"]
-    sites = [site for site in linear if bench.layer_of(site.module) == layer]
+    products = [site for site in bench.model.sites() if site.is_product]
+    sites = [site for site in products if bench.layer_of(site.module) == layer]
     if not sites:
         raise QgateError(f"{layer} of {bench.model.name} has no linear layers.")
     module = bench.model.module
