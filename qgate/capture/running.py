@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from qgate.capture.next_tokens import are_logits, token_ids
 from qgate.devices import exact_math
 from qgate.errors import QgateError, unknown
 from qgate.hooks import ModuleHooks
@@ -195,11 +196,10 @@ class _Forced(torch.autograd.Function):
 
 def next_token_loss(logits: Tensor, sample: Any) -> Tensor:
     """Return the mean cross entropy of the next token, or the mean square of other outputs."""
-    ids = sample.get("input_ids") if isinstance(sample, dict) else sample
-    if isinstance(ids, Tensor) and not ids.is_floating_point() and logits.shape[:-1] == ids.shape:
+    ids = token_ids(sample)
+    if ids is not None and are_logits(logits, ids):
         ids = ids.to(logits.device)
-        if int(ids.max()) < logits.shape[-1] and ids.shape[-1] > 1:
-            return cross_entropy(logits[..., :-1, :].float().flatten(0, -2), ids[..., 1:].flatten())
+        return cross_entropy(logits[..., :-1, :].float().flatten(0, -2), ids[..., 1:].flatten())
     return logits.float().square().mean()
 
 

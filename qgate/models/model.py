@@ -16,6 +16,7 @@ from qgate.errors import QgateError, unknown
 from qgate.hooks.tapping import tap_sites
 from qgate.models.fingerprints import fingerprint
 from qgate.models.sites import Site, kind_of, sites_of
+from qgate.models.task_metric import TaskMetric, check_metric
 from qgate.text import listed
 
 Basis = str
@@ -40,6 +41,8 @@ class Model:
     head         names of the linear layers that make the logits and stay as they are (found)
     part         regular expression: only modules whose names it finds are measured and quantized
     bases        other coordinates of its activations: name -> callable module -> module
+    metric       task of a model that predicts no next tokens: a callable that names what it needs
+                 of outputs, reference and inputs, and returns a number, or one for each sample
     """
 
     module: nn.Module
@@ -52,6 +55,7 @@ class Model:
     part: str = ""
     bases: Mapping[str, Callable[[nn.Module], nn.Module]] = field(default_factory=dict)
     basis: Basis = PLAIN
+    metric: TaskMetric | None = None
     _rotated: dict[Basis, tuple[tuple[object, ...], Model]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -76,6 +80,7 @@ class Model:
                 f"part {self.part!r} finds no module of {self.name}; it has "
                 f"{listed(names[1:], 20)}."
             )
+        check_metric(self.metric, self.name)
         self.module.eval()
         self.layers = tuple(self.layers) or blocks_of(self.module, inside)
         self.head = tuple(self.head) if self.head is not None else head_of(self.module)
@@ -215,12 +220,14 @@ def inputs_hash(samples: Sequence[Any]) -> str:
 
 
 def first_tensor(result: Any, name: str) -> Tensor:
-    """Return the logits of a Hugging Face output, else the first tensor of a tuple or dict."""
+    """Return the logits of a Hugging Face output, else the first floating tensor there is."""
     for field_name in ("logits", "last_hidden_state"):
         value = getattr(result, field_name, None)
         if isinstance(value, Tensor):
             return value
-    for _, tensor in _tensors(result):
+    tensors = [tensor for _, tensor in _tensors(result)]
+    floating = [tensor for tensor in tensors if tensor.is_floating_point()]
+    for tensor in (*floating, *tensors):
         return tensor
     raise QgateError(f"{name} returned {type(result).__name__}, and no tensor is in it.")
 

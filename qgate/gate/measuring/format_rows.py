@@ -16,6 +16,7 @@ from qgate.gate import Limits, Measured
 from qgate.gate.measured import Scope
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.pictures import magnitude_picture
+from qgate.models import Model, Site
 from qgate.results.pictures import Picture, SweepPicture
 from qgate.stats import counts
 from qgate.sweeps.compute import sweep
@@ -119,10 +120,14 @@ def _row(
     )  # fmt: skip
 
 
+def format_sites(model: Model) -> list[Site]:
+    """List the sites whose tensors single formats are measured on."""
+    return [site for site in model.sites() if site.kind == "linear"]
+
+
 def _tensors(bench: Bench, layer: str) -> dict[str, Tensor]:
     """Return inputs, weights and outputs of the linear layers of a layer, on a short text."""
-    linear = [site for site in bench.model.sites() if site.kind == "linear"]
-    sites = [site for site in linear if bench.layer_of(site.module) == layer]
+    sites = [s for s in format_sites(bench.model) if bench.layer_of(s.module) == layer]
     if not sites:
         raise QgateError(f"{layer} of {bench.model.name} has no linear layers.")
     module = bench.model.module

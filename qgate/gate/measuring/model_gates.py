@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,14 +29,14 @@ from qgate.gate.measuring.self_checks import (
     worse_blocks,
 )
 from qgate.gate.measuring.site_errors import differs
-from qgate.gate.measuring.tasks import task_values
+from qgate.gate.measuring.tasks import task_row
 from qgate.gate.policy import Policy
-from qgate.gate.sessions import GateSession, Outcome
+from qgate.gate.sessions import GateSession, Outcome, with_accepted
 from qgate.gate.subjects import Subject, commit_here
 from qgate.gate.updating import Which
 from qgate.gate.verdict import Verdict, judge
-from qgate.metrics import sample_part
 from qgate.models.model import inputs_hash
+from qgate.models.task_metric import metric_name
 from qgate.modes import Mode
 from qgate.modes.formats import FP32
 from qgate.results.coverage import ModeScope
@@ -145,9 +144,11 @@ class ModelGates(GateSession):
     def check_policy(self, policy: Policy | None = None) -> None:
         checked = policy or self.policy
         names = [site.name for site in self.bench.model.sites()]
-        checked.check_sites([*names, "logits"])
-        own = (*self.bench.model.modes, *self.bench.setup.modes)
-        checked.check_modes([*modes.names(), *own, *formats.names(), HEALTHY.name])
+        metric = self.bench.model.metric
+        own = [] if metric is None else [metric_name(metric)]
+        checked.check_sites([*names, "logits", *own])
+        of_model = (*self.bench.model.modes, *self.bench.setup.modes)
+        checked.check_modes([*modes.names(), *of_model, *formats.names(), HEALTHY.name])
 
     def prepare(self, mode: Mode) -> None:
         """Resolve a mode, its scales and its accepted errors: what fails here is no verdict."""
@@ -309,17 +310,16 @@ class ModelGates(GateSession):
 
     def task(self, suite: str, mode: Mode) -> Outcome:
         """Judge how much worse the model does its work."""
-        values, notes = task_values(self.bench, mode)
-        measured = Measured(
-            site="logits", layer="", scope="task", values=values, order=0,
-            nonfinite=sum(not math.isfinite(v) for v in values.values()),
-            positions=tuple(sample.numel() for sample in self.bench.model.inputs),
-            parts={
-                sample_part(number): {"bits_per_byte": bits}
-                for number, bits in enumerate(notes["bits_per_byte_of_samples"])
-            },
-        )  # fmt: skip
-        return self.judge(suite, mode, [measured], "logits", notes)
+        row, notes = task_row(self.bench, mode)
+        accepted = self.ledger.accepted(self.subject.title(mode.name), mode.calibrated)
+        before = with_accepted(row, accepted.by_site.get((suite, row.site, row.scope), {}))
+        if before.accepted_samples() and not before.parts:
+            raise QgateError(
+                f"metric {row.site} of {self.bench.model.name} returned one number for all "
+                f"samples, and figures of {len(before.accepted_samples())} samples are accepted: "
+                "return one for each, or give the metric another name to record it anew."
+            )
+        return self.judge(suite, mode, [row], row.site, notes, whole=("",))
 
 
 def _is_seen(
