@@ -29,6 +29,7 @@ from qgate.gate.measuring.self_checks import (
     worse_blocks,
 )
 from qgate.gate.measuring.site_errors import differs
+from qgate.gate.measuring.suite_needs import SuiteNeeds
 from qgate.gate.measuring.tasks import task_row
 from qgate.gate.policy import Policy
 from qgate.gate.sessions import GateSession, Outcome, with_accepted
@@ -121,6 +122,7 @@ class ModelGates(GateSession):
     def __init__(self, bench: Bench, baselines: Location, policy: Policy, **options: Any) -> None:
         super().__init__(ModelSubject(bench), baselines, policy, **options)
         self.bench, self._diagnoses = bench, SiteDiagnoses(bench)
+        self.needs = SuiteNeeds(bench)
         bench.pictures = self.plots != "none"
 
     def diagnose(self, mode: Mode, verdict: Verdict) -> Mapping[tuple[str, str], str]:
@@ -169,6 +171,14 @@ class ModelGates(GateSession):
             f"{self.bench.reference_mode!r} in {basis!r}: choose modes of one basis, or "
             "--reference fp32."
         )
+
+    def has_accepted(self, suite: str, title: str) -> bool:
+        """Tell if figures of a suite are accepted under a title, stale or not."""
+        try:
+            accepted = self.store.accepted(title)
+        except QgateError:
+            return False
+        return accepted is not None and any(key.suite == suite for key in accepted.values)
 
     # The gates ------------------------------------------------------------------------------------
 
