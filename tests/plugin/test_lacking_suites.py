@@ -220,6 +220,30 @@ def test_a_model_that_cannot_say_runs_its_tests(pytester: pytest.Pytester, house
     assert collected(result) == without("task")
 
 
+def test_a_model_that_cannot_be_built_fails_in_its_tests(
+    pytester: pytest.Pytester, house: Path
+) -> None:
+    (house / "own.py").write_text("def encoder(): raise ValueError('no weights')\n")
+    (house / "suites" / "test_words.py").write_text("def test_it(gate): gate.task('int8')\n")
+    result = ran(pytester, "encoder", "suites/test_words.py")
+    result.assert_outcomes(errors=1)
+    assert "cannot be built: ValueError: no weights" in str(result.stdout)
+
+
+def test_models_of_others_are_not_looked_at(pytester: pytest.Pytester, house: Path) -> None:
+    (house / "suites" / "test_theirs.py").write_text(
+        "import pytest\n\n"
+        "@pytest.mark.parametrize('model', ['theirs'])\n"
+        "@pytest.mark.parametrize('layer', ['', 'x'])\n"
+        "def test_it(model, layer): assert model == 'theirs'\n\n"
+        "@pytest.mark.parametrize('model', ['theirs'])\n"
+        "def test_gate(gate, model): gate.task('int8')\n"
+    )
+    result = ran(pytester, "encoder", "suites/test_theirs.py")
+    result.assert_outcomes(passed=2, failed=0, errors=1)
+    assert "a gate needs qgate's fixture `model`" in str(result.stdout)
+
+
 def test_layers_option_with_a_model_that_has_none(pytester: pytest.Pytester, house: Path) -> None:
     del house
     for option in ("first", r"layers\.0"):

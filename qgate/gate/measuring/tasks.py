@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,11 +19,12 @@ from qgate.metrics import sample_part
 from qgate.models.task_metric import TaskMetric, metric_name, task_figures
 from qgate.modes import Mode
 
+Notes = Mapping[str, Any]
 NO_TASK = "predicts no next tokens and has no metric (qgate.Model(metric=…))"
 TASK_METRIC = "task_metric"
 
 
-def task_row(bench: Bench, mode: Mode) -> tuple[Measured, dict[str, Any]]:
+def task_row(bench: Bench, mode: Mode) -> tuple[Measured, Notes]:
     """Measure the task of a model in a mode, as a whole and for each sample, with notes on it."""
     metric = bench.model.metric
     if metric is not None:
@@ -40,7 +42,7 @@ def task_row(bench: Bench, mode: Mode) -> tuple[Measured, dict[str, Any]]:
     return row, notes
 
 
-def _metric_row(bench: Bench, mode: Mode, metric: TaskMetric) -> tuple[Measured, dict[str, Any]]:
+def _metric_row(bench: Bench, mode: Mode, metric: TaskMetric) -> tuple[Measured, Notes]:
     """Measure a model's own metric; its site is the name of the metric."""
     model, name = bench.model, metric_name(metric)
     reference = [tensor.float().cpu() for tensor in bench.outputs(None)]
@@ -63,7 +65,7 @@ def _metric_row(bench: Bench, mode: Mode, metric: TaskMetric) -> tuple[Measured,
     return row, notes
 
 
-def task_values(bench: Bench, mode: Mode) -> tuple[dict[str, float], dict[str, Any]]:
+def task_values(bench: Bench, mode: Mode) -> tuple[dict[str, float], Notes]:
     """Measure bits per byte, next-token accuracy and KL divergence to the reference.
 
     The notes have the bits per byte of each sample, and the loss: the mode's less those of the
