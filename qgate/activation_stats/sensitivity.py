@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from qgate.activation_stats._quantizers import quantizer_of
 from qgate.activation_stats.record import EXACT_DB, Proposal, Sensitive
 from qgate.activation_stats.subjects import Sample
+from qgate.capture.next_tokens import look_ahead
 from qgate.devices import exact_math
 from qgate.errors import QgateError
 from qgate.hooks import ModuleHooks
@@ -27,7 +28,6 @@ from qgate.models.sites import is_transposed_linear
 from qgate.stats import massive_beyond, serial
 
 Progress = Callable[[str, int, int], None]
-_SAME = 1e-6
 _CACHE_BYTES = 2**28
 NO_LOSS = (
     "sensitivity.target_loss needs a model that predicts next tokens: token ids in and logits out, "
@@ -251,8 +251,8 @@ def predicts_next(root: nn.Module, samples: Sequence[Sample], device: torch.devi
         )
     if first is None or second is None or not _are_logits(first, ids):
         return False
-    before, after = (x.reshape(len(ids), -1)[:half].double() for x in (first, second))
-    return bool((before - after).abs().max() <= _SAME * before.abs().max())
+    before, after = (x.reshape(len(ids), -1)[:half] for x in (first, second))
+    return not look_ahead(before, after)
 
 
 def quantize_alone(runs: ModelRuns, layers: QuantizableLayers, name: str) -> Sensitive:

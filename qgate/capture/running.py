@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from qgate.capture.next_tokens import PADDING, are_logits, masked_ids
 from qgate.devices import exact_math
 from qgate.errors import QgateError, unknown
 from qgate.hooks import ModuleHooks
@@ -194,18 +195,13 @@ class _Forced(torch.autograd.Function):
         return gradient, None
 
 
-_IGNORED = -100
-
-
 def next_token_loss(logits: Tensor, sample: Any) -> Tensor:
     """Return the mean cross entropy of the next token, or the mean square of other outputs."""
     ids, real = token_ids(sample), real_tokens(sample)
-    if ids is not None and logits.shape[:-1] == ids.shape:
-        ids = ids.to(logits.device)
-        if int(ids.max()) < logits.shape[-1] and ids.shape[-1] > 1:
-            ids = ids if real is None else ids.masked_fill(~real.to(ids.device), _IGNORED)
-            rows = logits[..., :-1, :].float().flatten(0, -2)
-            return cross_entropy(rows, ids[..., 1:].flatten(), ignore_index=_IGNORED)
+    if ids is not None and are_logits(logits, ids) and ids.shape[-1] > 1:
+        ids = masked_ids(ids, sample).to(logits.device)
+        rows = logits[..., :-1, :].float().flatten(0, -2)
+        return cross_entropy(rows, ids[..., 1:].flatten(), ignore_index=PADDING)
     return without_padding(logits, real).float().square().mean()
 
 

@@ -1,7 +1,7 @@
 """Show what a mode does to a model, or what a model is like.
 
 qgate show mode 2-1 --model tiny-mamba   its plan: every site with quantizer, scale and origin
-qgate show model tiny-llama              sizes, bits per token, outliers at every linear layer
+qgate show model tiny-llama              sizes, figure of its task, outliers of linear layers
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ def model_text(figures: model_figures.ModelFigures) -> str:
         for s in figures.sites
     ]
     heads = ["site", "largest", "/ q0.9995", "peak channel", "outlier channels"]
-    per_token = figures.bits_per_token
-    bits = "" if per_token is None else f", {per_token:.4f} bits per token"
+    tokens = "" if figures.tokens is None else f", {figures.tokens:,} tokens"
+    task = f", {figures.task}" if figures.task else ""
     return (
         f"{figures.name}: {figures.parameters:,} parameters, {figures.layers} layers; on "
-        f"{figures.samples} samples, {figures.tokens:,} tokens{bits}\n\n"
+        f"{figures.samples} samples{tokens}{task}\n\n"
         + tabulate(rows, headers=heads, disable_numparse=True, colalign=("left", *["right"] * 4))
         + "\n\nlargest: largest magnitude; / q0.9995: over the 0.9995 quantile of magnitudes; peak "
         "channel:\nlargest channel maximum over the median one; outlier channels: above 8 times it."

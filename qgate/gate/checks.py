@@ -255,11 +255,7 @@ def _samples(measured: Measured, limits: Limits, device_matches: bool) -> Iterat
     samples that move much make the interval wide.
     """
     figures = measured.sample_figures()
-    accepted = {
-        number: value
-        for name, value in (measured.accepted or {}).items()
-        if (number := sample_number(METRICS.find(name).part)) is not None
-    }
+    accepted = measured.accepted_samples()
     now = {number: measured.value(name) for number, name in figures.items()}
     for number, name in figures.items():
         if number not in accepted and is_finite(now[number]):
@@ -270,7 +266,7 @@ def _samples(measured: Measured, limits: Limits, device_matches: bool) -> Iterat
         return
     change = paired_change(accepted, paired)
     share = limits.task_margin if device_matches else limits.task_margin_other_device
-    margin = share * abs(sum(accepted.values()) / len(accepted))
+    margin = share * abs(sum(accepted.values()) / len(accepted)) + limits.atol
     yield _bounded(
         measured,
         TASK_CHANGE,
@@ -324,6 +320,7 @@ def _regression(
     side: Side = ">=" if metric.direction == "higher" else "<="
     bound, better = (goal - slack, goal + slack) if side == ">=" else (goal + slack, goal - slack)
     reason = "" if math.isfinite(accepted) else f"the accepted value is {accepted}"
+    kind = "task_margin" if metric.task else "regression"
     is_steady = metric.direction == "steady"
     if (is_steady or (measured.scope == "sweep" and side == "<=")) and size < better:
         default = "it is to stay as it is: the tensors are the same"
@@ -344,7 +341,7 @@ def _regression(
         against=accepted,
         improved=not reason and (size > better if side == ">=" else size < better),
         allowed=tolerance,
-        source=limits.source("regression" if device_matches else "regression_other_device"),
+        source=limits.source(kind if device_matches else f"{kind}_other_device"),
         reason=reason,
     )
 

@@ -99,7 +99,7 @@ def parse_bound(text: str, *, source: str = "", reason: str = "") -> Bound:
     if not math.isfinite(value):
         raise QgateError(f"limit {text!r} has {number!r} where a finite number has to be.")
     good: Side = ">=" if direction == "higher" else "<="
-    if side != good:
+    if side != good and not about.task:
         raise QgateError(
             f"limit {text!r} would pass bad values and fail good ones: {metric} is better the "
             f"{'higher' if direction == 'higher' else 'lower'}. Write '{metric}{good}{number}'."
@@ -119,8 +119,9 @@ class Limits:
     regression                share by which an error may exceed the accepted one, same device
     regression_other_device   the same where the accepted errors were made with other arithmetic:
                               another device, other instructions, another torch
-    task_margin               share of the accepted bits per byte that their mean change stays
-                              within, with all of its 95 % interval, on both sides
+    task_margin               share of the accepted bits per byte, or of the accepted task metric,
+                              that its mean change stays within, with all of its 95 % interval, on
+                              both sides; a metric with one number for all has no interval
     task_margin_other_device  the same where they were made with other arithmetic
     atol                      added to accepted errors beside the measured noise floor: what
                               float32 rounding alone can do to a relative MSE, (2^-24)^2 thrice
@@ -150,6 +151,8 @@ class Limits:
 
     def tolerance(self, device_matches: bool, metric: Metric | None = None) -> float:
         """Return the share a metric may be worse by; a single channel averages over little."""
+        if metric is not None and metric.task:
+            return self.task_margin if device_matches else self.task_margin_other_device
         if device_matches:
             return self.regression
         room = 1.0 if metric is None else metric.room

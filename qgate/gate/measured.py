@@ -162,6 +162,14 @@ class Measured:
             for metric in values
         }
 
+    def accepted_samples(self) -> dict[int, float]:
+        """Return the accepted figures of single samples by the number of the sample."""
+        return {
+            number: value
+            for name, value in (self.accepted or {}).items()
+            if (number := sample_number(METRICS.find(name).part)) is not None
+        }
+
     def _is_whole(self, part: Metric) -> bool:
         """Tell if a part without massive activations is the whole, to the noise of the site."""
         if part.part != "without_massive":

@@ -156,7 +156,7 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _home(metric: str) -> str:
-    return "task" if "task" in METRICS.find(metric).sources else "carried"
+    return "carried" if {"task", "metric"}.isdisjoint(METRICS.find(metric).sources) else "task"
 
 
 @dataclass(frozen=True)

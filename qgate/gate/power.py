@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from qgate.gate.checks import TASK_CHANGE, Check
 from qgate.gate.measured import Measured
 from qgate.gate.verdict import Verdict
+from qgate.metrics import METRICS
 from qgate.results.power import DefectKind, SmallestDefect
 
 # Squared relative error of what is half of what it should be.
@@ -46,7 +47,9 @@ def smallest_defects(verdict: Verdict) -> list[SmallestDefect]:
 
 def _sizes(row: Measured, checks: Sequence[Check]) -> Sizes:
     if row.scope == "task":
-        yield "task", _room(checks, TASK_CHANGE)
+        own = [name for name in row.values if METRICS.find(name).task]
+        room = min(_room(checks, name) for name in (TASK_CHANGE, *own))
+        yield "metric" if own else "task", room
     elif not all(check.passed for check in checks):
         return
     elif row.scope == "isolated":

@@ -13,7 +13,9 @@ from qgate.registry import Registry
 
 Direction = Literal["lower", "higher", "steady", "equal"]
 Logarithm = Literal["", "decibel", "log2"]
-Source = Literal["errors", "gate", "task", "plan", "conformance", "format", "dump", "activations"]
+Source = Literal[
+    "errors", "gate", "task", "metric", "plan", "conformance", "format", "dump", "activations"
+]
 
 
 class ErrorSumsLike(Protocol):
@@ -74,6 +76,7 @@ class Metric:
     complement_of   the metric that this one is 1 less
     part, base      which part of a tensor it is about, and the metric of the whole
     room            how many times the usual tolerance other arithmetic may take
+    task            a figure of a model's own task: `task_margin` holds it, on both sides
     """
 
     name: str
@@ -97,6 +100,7 @@ class Metric:
     part: str = ""
     base: str = ""
     room: float = 1.0
+    task: bool = False
 
     @property
     def short(self) -> str:

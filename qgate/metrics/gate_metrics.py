@@ -14,9 +14,14 @@ for _metric in (
         sources=("task",), definition="cross-entropy of the text, in bits, over its bytes",
     ),
     Metric(
-        name="task_change", label="Change of the Task", unit="bit", direction="lower",
-        sources=("gate",),
-        definition="largest mean change of bits per byte in the 95 % interval of the samples",
+        name="task_metric", label="Task Metric", direction="steady", task=True,
+        sources=("metric",),
+        definition="figure that the metric of a model's own task returns, mean over samples",
+    ),
+    Metric(
+        name="task_change", label="Change of the Task", direction="lower", sources=("gate",),
+        definition="largest mean change of the figure of the task (bits per byte, or the metric "
+        "of a model's own) in the 95 % interval of the samples",
     ),
     Metric(
         name="kl_divergence", label="KL Divergence", unit="nat", direction="lower", relative=True,

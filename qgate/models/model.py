@@ -21,6 +21,7 @@ from qgate.models.blocks import blocks_of, leaves_of
 from qgate.models.fingerprints import fingerprint
 from qgate.models.rows import map_tensors, tensors_of
 from qgate.models.sites import Site, sites_of
+from qgate.models.task_metric import TaskMetric, check_metric
 from qgate.text import listed
 
 Basis = str
@@ -45,6 +46,8 @@ class Model:
     head         names of the linear layers that make the logits and stay as they are (found)
     part         regular expression: only modules whose names it finds are measured and quantized
     bases        other coordinates of its activations: name -> callable module -> module
+    metric       task of a model that predicts no next tokens: a callable that names what it needs
+                 of outputs, reference and inputs, and returns a number, or one for each sample
     """
 
     module: nn.Module
@@ -57,6 +60,7 @@ class Model:
     part: str = ""
     bases: Mapping[str, Callable[[nn.Module], nn.Module]] = field(default_factory=dict)
     basis: Basis = PLAIN
+    metric: TaskMetric | None = None
     _rotated: dict[Basis, tuple[tuple[object, ...], Model]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -83,6 +87,7 @@ class Model:
                 f"part {self.part!r} finds no module of {self.name}; it has "
                 f"{listed(names[1:], 20)}."
             )
+        check_metric(self.metric, self.name)
         # An exported graph is in one mode for good.
         with contextlib.suppress(NotImplementedError):
             self.module.eval()

@@ -51,13 +51,20 @@ def row_count(sample: Any) -> int:
 
 def is_text(sample: Any) -> bool:
     """Tell if a sample is rows of token ids and nothing else."""
-    return isinstance(sample, Tensor) and not sample.is_floating_point() and sample.dim() == 2
+    is_whole = isinstance(sample, Tensor) and not sample.is_floating_point()
+    return is_whole and sample.dtype != torch.bool and sample.dim() == 2
 
 
 def token_ids(sample: Any) -> Tensor | None:
-    """Return the rows of token ids of a sample; None where it has none."""
-    ids = sample.get("input_ids") if isinstance(sample, Mapping) else sample
-    return ids if is_text(ids) else None
+    """Return the rows of token ids of a sample: itself, its `input_ids`, or the first of a tuple.
+
+    None for samples of another kind.
+    """
+    if isinstance(sample, Mapping):
+        sample = sample.get("input_ids")
+    elif isinstance(sample, tuple):
+        sample = next(iter(sample), None)
+    return sample if is_text(sample) else None
 
 
 def real_tokens(sample: Any) -> Tensor | None:

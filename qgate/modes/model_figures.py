@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from qgate.capture.next_tokens import predicts_next_tokens
 from qgate.capture.running import next_token_loss, pass_through
 from qgate.models import Model, Site
+from qgate.models.rows import token_ids
+from qgate.models.task_metric import metric_name, task_figures
 from qgate.modes.calibration import quantile
 
 OUTLIER = 8.0
@@ -33,14 +36,18 @@ class SiteFigures:
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """Sizes and figures of a model on its own samples."""
+    """Sizes and figures of a model on its own samples.
+
+    `task` is the figure of its task in words: its own metric by name, or the bits of each token
+    that it predicts; empty where it has neither. `tokens` are None where samples are no token ids.
+    """
 
     name: str
     parameters: int
     layers: int
     samples: int
-    tokens: int
-    bits_per_token: float | None
+    tokens: int | None
+    task: str
     sites: tuple[SiteFigures, ...]
 
 
@@ -66,20 +73,30 @@ def model_figures(model: Model) -> ModelFigures:
         else:
             maxima[site.name] = channels
 
-    bits, tokens = [], 0
+    is_predicting = model.metric is None and predicts_next_tokens(model)
+    bits: list[float] = []
+    outputs: list[Tensor] = []
     with torch.no_grad():
         for index, sample in enumerate(model.inputs):
             result = pass_through(model, sites, index, sample, collect)["logits"]
-            tokens += result.shape[:-1].numel()
-            if isinstance(sample, Tensor) and result.shape[:-1] == sample.shape:
+            if is_predicting:
                 bits.append(float(next_token_loss(result, sample)) / math.log(2))
+            elif model.metric is not None:
+                outputs.append(result.float().cpu())
+    task = f"{sum(bits) / len(bits):.4f} bits per token" if bits else ""
+    if model.metric is not None:
+        given = {"outputs": outputs, "reference": outputs, "inputs": model.inputs}
+        figures = task_figures(model.metric, model.name, "fp32", given)
+        task = f"{metric_name(model.metric)} {figures.figure:.6g}"
+    ids = [of for of in map(token_ids, model.inputs) if of is not None]
+    tokens = sum(of.numel() for of in ids) if len(ids) == len(model.inputs) else None
     return ModelFigures(
         model.name,
         sum(p.numel() for p in model.module.parameters()),
         len(model.layers),
         len(model.inputs),
         tokens,
-        sum(bits) / len(bits) if bits else None,
+        task,
         tuple(
             _figures(site.name, maxima[site.name], quantiles[site.name] / len(model.inputs))
             for site in sites

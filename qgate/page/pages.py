@@ -247,6 +247,9 @@ def _power(run: Run) -> dict[str, object] | None:
     modes = power_of(run.header)
     if not modes:
         return None
+    # A model has one task: text, or a metric of its own.
+    measured = {defect["kind"] for mode in modes for defect in mode["defects"]}
+    kinds = [kind for kind in KINDS if kind != "metric" or kind in measured]
     rows = []
     for mode in modes:
         defects = {defect["kind"]: defect for defect in mode["defects"]}
@@ -254,10 +257,10 @@ def _power(run: Run) -> dict[str, object] | None:
             (size_text(kind, defects[kind]["size"]), defects[kind]["site"])
             if kind in defects
             else ("–", "")
-            for kind in KINDS
+            for kind in kinds
         ]
         rows.append((f"{mode['model']} {mode['mode']}", cells))
-    return {"heads": [HEADS[kind] for kind in KINDS], "rows": rows}
+    return {"heads": [HEADS[kind] for kind in kinds], "rows": rows}
 
 
 def _others(run: Run) -> dict[str, object] | None:

@@ -14,7 +14,7 @@ import pytest
 from qgate.devices import wait_calmly
 from qgate.kernel_checks.accepted import UPDATING
 from qgate.plugin import hooks, lazy
-from qgate.plugin.collection import Cases, has_fixture, note_running, select, selected_formats
+from qgate.plugin.collection import Cases, note_running, select, selected_formats
 from qgate.plugin.fixtures import (
     GATES,
     DumpGate,
@@ -31,7 +31,7 @@ from qgate.plugin.fixtures import (
     qgate_check,
     qgate_check_kernel,
 )
-from qgate.plugin.gate_collection import FileHooks, gates_of
+from qgate.plugin.gate_collection import FileHooks, gates_of, has_fixture
 from qgate.plugin.options import add_options, add_short_names
 from qgate.plugin.reports import add_other, add_report, attach, finish
 from qgate.plugin.runs import WATCH, SuiteRun

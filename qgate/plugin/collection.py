@@ -17,11 +17,15 @@ import pytest
 from qgate.errors import QgateError
 from qgate.plugin import lazy
 from qgate.plugin.gate_collection import (
+    deselect,
     deselecting_options,
     gates_of,
+    has_fixture,
+    is_gate,
     parameters_of,
     suite_of,
 )
+from qgate.plugin.lacking import LackingSuites
 from qgate.plugin.runs import Selection, selection_of
 from qgate.plugin.settings import RunOptions, home_above, options_of
 
@@ -43,17 +47,6 @@ def sessions_of(config: pytest.Config) -> Sessions:
     if _SESSIONS not in config.stash:
         config.stash[_SESSIONS] = lazy.sessions.Sessions(config)
     return config.stash[_SESSIONS]
-
-
-def has_fixture(item: pytest.Item, *names: str) -> bool:
-    """Return True if a test has this plugin's fixture of a name, not somebody else's."""
-    info = getattr(item, "_fixtureinfo", None)
-    defined = [] if info is None else [info.name2fixturedefs.get(name) for name in names]
-    return any(defs and defs[-1].func.__module__.startswith("qgate.plugin") for defs in defined)
-
-
-def _is_gate(item: pytest.Item) -> bool:
-    return item.get_closest_marker("qgate") is not None
 
 
 # Cases ------------------------------------------------------------------------------------------
@@ -155,9 +148,8 @@ class Cases:
             modes, unfit = self._modes(model) if "mode" in names else ([""], {})
             layers = [""]
             if "layer" in names:
-                layers = self._layers(
-                    model, sessions_of(self.config).of_model(model).bench.layers, model
-                )
+                there = sessions_of(self.config).of_model(model).bench.layers
+                layers = self._layers(model, there, model) if there else [""]
             self.selection.unfit |= {(model, mode): why for mode, why in unfit.items()}
             pairs = [(mode, layer) for mode in modes for layer in layers]
             for mode, layer in [*pairs, *((mode, "") for mode in unfit)]:
@@ -226,7 +218,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the tests that run; without a gate left nothing may look green."""
     options, selection, gates = options_of(config), selection_of(config), gates_of(config)
     unreached = gates.unreached(items)
-    _drop(config, items, _unfit_for_dump(config, items))
+    deselect(config, items, _unfit_for_dump(config, items))
     _check_home(options, items, selection)
     if selection.refused:
         if hasattr(config, "workerinput"):
@@ -234,10 +226,14 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
             return
         raise pytest.UsageError(selection.refused[0])
     _drop_unfit(config, items, selection)
-    wanted_gates = [item for item in items if _is_gate(item)]
-    wanted_gates += [item for item in unreached if not selection.empty and _fits(config, item)]
+    suites = LackingSuites(lambda model: sessions_of(config).of_model(model))
+    accepted = suites.drop(config, items, selection)
+    gates.lacking = {id(item): f"what it lacks now: {suites.reason(item)}" for item in accepted}
+    wanted_gates = [*accepted, *filter(is_gate, items)]
+    fitting = [item for item in unreached if not selection.empty and _fits(config, item)]
+    wanted_gates += [item for item in fitting if suites.lack(item) is None]
     beyond = [item for item in [*items, *unreached] if _is_beyond_layers(item, selection)]
-    _drop(config, items, beyond)
+    deselect(config, items, beyond)
     if options.shard is not None and items:
         groups = _deal(config, items, selection, options.shard)
         number = options.shard[0]
@@ -269,13 +265,6 @@ def _is_beyond_layers(item: pytest.Item, selection: Selection) -> bool:
         if isinstance(layer, str) and narrowed is not None:
             return layer not in ("", _NO_LAYER, _REFUSED, *narrowed)
     return False
-
-
-def _drop(config: pytest.Config, items: list[pytest.Item], left: Sequence[pytest.Item]) -> None:
-    ids = set(map(id, left))
-    if dropped := [item for item in items if id(item) in ids]:
-        config.hook.pytest_deselected(items=dropped)
-        items[:] = [item for item in items if id(item) not in ids]
 
 
 def _tests(count: int) -> str:
@@ -318,7 +307,7 @@ def _lacking(session: DumpGates, item: pytest.Item) -> str | None:
 
 def _check_home(options: RunOptions, items: list[pytest.Item], selection: Selection) -> None:
     """Refuse gates of a project that has settings of its own: they would run under others."""
-    for folder in {item.path.parent for item in items if _is_gate(item)}:
+    for folder in {item.path.parent for item in items if is_gate(item)}:
         own = home_above(folder)
         inside = own is not None and own.is_relative_to(options.config.rootpath)
         if inside and own != options.home:
@@ -339,14 +328,14 @@ def _drop_unfit(config: pytest.Config, items: list[pytest.Item], selection: Sele
     left = [
         item
         for item, case in zip(items, cases, strict=True)
-        if case in unfit or (selection.empty and _is_gate(item))
+        if case in unfit or (selection.empty and is_gate(item))
     ]
-    _drop(config, items, left)
+    deselect(config, items, left)
 
 
 def _case(item: pytest.Item) -> tuple[str, str]:
     """The model and the mode of a gate; empty for other tests."""
-    return _model_and_mode(item) if _is_gate(item) else ("", "")
+    return _model_and_mode(item) if is_gate(item) else ("", "")
 
 
 def _model_and_mode(item: pytest.Item) -> tuple[str, str]:
@@ -375,7 +364,7 @@ def _deal(
         )
     mine = len(items) - len(left)
     selection.notes.append(f"shard {number}/{of}: {mine} of {len(items)} tests")
-    _drop(config, items, left)
+    deselect(config, items, left)
     return {group: to + 1 for group, to in zip(groups, dealt, strict=True)}
 
 
@@ -393,7 +382,7 @@ def dealt_to(groups: Sequence[Hashable], of: int) -> list[int]:
 def _group(item: pytest.Item) -> Hashable:
     """A mode or format of a model; other tests are one by one."""
     parameters = parameters_of(item)
-    if not _is_gate(item) or not isinstance(parameters.get("model"), str):
+    if not is_gate(item) or not isinstance(parameters.get("model"), str):
         return item.nodeid
     what = parameters.get("mode", parameters.get("fmt"))
     return parameters["model"], str(what) if what is not None else item.path.stem

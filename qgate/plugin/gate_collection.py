@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ class GateCollection:
 
     created    gates that pytest made, with their node ids; `reached` those that it collected
     within     gates within the modes asked for; `beyond` those that --layers leaves out
+    lacking    gates that were accepted once, and what their model lacks now
     selected   model, mode and place of the gates that run, by node id
     omitted    cause, reason, model, mode and place of the others
     files      files with gates that were not collected: cause, reason and name
@@ -46,6 +47,7 @@ class GateCollection:
     reached: set[int] = field(default_factory=set)
     within: dict[int, tuple[pytest.Item, str]] = field(default_factory=dict)
     beyond: set[int] = field(default_factory=set)
+    lacking: dict[int, str] = field(default_factory=dict)
     selected: dict[str, Place] = field(default_factory=dict)
     omitted: list[tuple[str, str, str, str, str]] = field(default_factory=list)
     files: dict[str, tuple[str, str, str]] = field(default_factory=dict)
@@ -72,6 +74,7 @@ class GateCollection:
                 self.selected[item.nodeid] = place_of(item)
             elif node not in running:
                 reason = deselected_by if key in self.reached else "the tests named"
+                reason = self.lacking.get(key, reason)
                 by_layers = key in self.beyond
                 cause = ("layers", layers) if by_layers else ("deselected", reason)
                 self.omitted.append((*cause, *place_of(item)))
@@ -103,6 +106,25 @@ def deselecting_options(config: pytest.Config) -> str:
 def parameters_of(item: pytest.Item) -> Mapping[str, Any]:
     """Return the parameters of a test; none where it has none."""
     return getattr(getattr(item, "callspec", None), "params", {})
+
+
+def has_fixture(item: pytest.Item, *names: str) -> bool:
+    """Return True if a test has this plugin's fixture of a name, not somebody else's."""
+    info = getattr(item, "_fixtureinfo", None)
+    defined = [] if info is None else [info.name2fixturedefs.get(name) for name in names]
+    return any(defs and defs[-1].func.__module__.startswith("qgate.plugin") for defs in defined)
+
+
+def is_gate(item: pytest.Item) -> bool:
+    return item.get_closest_marker("qgate") is not None
+
+
+def deselect(config: pytest.Config, items: list[pytest.Item], left: Sequence[pytest.Item]) -> None:
+    """Take tests out of those that run, and tell pytest."""
+    ids = set(map(id, left))
+    if dropped := [item for item in items if id(item) in ids]:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if id(item) not in ids]
 
 
 def suite_of(path: Path) -> str:

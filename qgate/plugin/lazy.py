@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qgate import formats as formats
     from qgate import testing as testing
+    from qgate.gate.measuring import suite_needs as suite_needs
     from qgate.plugin import html_columns as html_columns
     from qgate.plugin import records as records
     from qgate.plugin import sessions as sessions
@@ -22,6 +23,7 @@ _MODULES = {
     "html_columns": "qgate.plugin.html_columns",
     "records": "qgate.plugin.records",
     "sessions": "qgate.plugin.sessions",
+    "suite_needs": "qgate.gate.measuring.suite_needs",
     "summary": "qgate.plugin.summary",
     "testing": "qgate.testing",
     "underflow": "qgate.sweeps.underflow",

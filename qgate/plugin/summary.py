@@ -81,7 +81,7 @@ def _sentences(run: SuiteRun) -> list[str]:
     """Return closing sentences: notes, updates, and where the records are."""
     lines = list(run.selection.notes)
     if run.selection.empty:
-        lines.append("no gate ran: no mode asked for fits")
+        lines.append("no gate ran: nothing that was asked for fits")
     elif run.idle:
         lines.append("no gate ran: all of them were skipped")
     if run.updated:

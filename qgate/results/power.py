@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypedDict, get_args
 from qgate.records import Meta
 from qgate.text import listed
 
-DefectKind = Literal["weight", "scale", "channel", "token", "sample", "task"]
+DefectKind = Literal["weight", "scale", "channel", "token", "sample", "task", "metric"]
 KINDS: tuple[DefectKind, ...] = get_args(DefectKind)
 _MODES = 3
 _WORDS: Mapping[DefectKind, str] = {
@@ -18,6 +18,7 @@ _WORDS: Mapping[DefectKind, str] = {
     "token": "a token by {}",
     "sample": "a sample by {}",
     "task": "{} bits per byte",
+    "metric": "the task metric by {}",
 }
 HEADS: Mapping[DefectKind, str] = {
     "weight": "each weight of a module",
@@ -26,6 +27,7 @@ HEADS: Mapping[DefectKind, str] = {
     "token": "one token",
     "sample": "one sample",
     "task": "bits per byte",
+    "metric": "task metric",
 }
 
 
@@ -86,7 +88,7 @@ def power_text(header: Mapping[str, object]) -> str:
 
 
 def size_text(kind: DefectKind, size: float) -> str:
-    """Write the size of a defect as a percentage, that of the task in bits."""
-    if kind == "task":
+    """Write the size of a defect as a percentage, that of a task in its own unit."""
+    if kind in ("task", "metric"):
         return f"{size:.2g}"
     return f"{100 * size:.0f} %" if size >= 0.1 else f"{100 * size:.2g} %"

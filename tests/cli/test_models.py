@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -179,15 +180,70 @@ def test_text_of_ones_own(workplace: Path, capsys: Capsys) -> None:
 def test_a_model_of_ones_own(workplace: Path, capsys: Capsys) -> None:
     (workplace / "own_of_cli_test.py").write_text(OWN)
     model = "own_of_cli_test:build"
-    assert lines(["show", "model", model, "--samples", "3", "--seqlen", "16"], capsys)[
-        0
-    ].startswith(f"{model}: 154 parameters, 0 layers; on 3 samples, 3 tokens")
+    first = lines(["show", "model", model, "--samples", "3", "--seqlen", "16"], capsys)[0]
+    assert first == f"{model}: 154 parameters, 0 layers; on 3 samples"
     plan = lines(["show", "mode", "int8", "--model", model, *SMALL], capsys)
     assert [line.split()[0] for line in plan[4:]] == ["0:input", "0:weight", "2:input", "2:weight"]
     assert lines(["modes", "Mine", "--model", model], capsys)[2].startswith("Mine")
     assert "quantized by the model's own callable" in "".join(
         lines(["show", "mode", "Mine", "--model", model, *SMALL], capsys)
     )
+
+
+TASKS = """
+import torch
+from torch import nn
+
+import qgate
+
+
+class Tokens(nn.Module):
+    def __init__(self, context):
+        super().__init__()
+        self.embed, self.out, self.context = nn.Embedding(8, 16), nn.Linear(16, 16), context
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        return self.out(x + x.mean(1, keepdim=True) if self.context else x)
+
+
+def mean_size(outputs):
+    return [float(output.abs().mean()) for output in outputs]
+
+
+def made(context, **more):
+    torch.manual_seed(0)
+    ids = [torch.randint(0, 8, (2, 12)) for _ in range(3)]
+    return qgate.Model(Tokens(context), ids, "tokens", **more)
+
+
+def forward_only(): return made(False)
+def both_directions(): return made(True)
+def measured(): return made(True, metric=mean_size)
+def wrong(): return made(True, metric=lambda outputs: "good")
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "figures"),
+    [
+        ("forward_only", r", 72 tokens, [0-9.]+ bits per token"),
+        ("both_directions", ", 72 tokens"),
+        ("measured", r", 72 tokens, mean_size 0\.[0-9]+"),
+    ],
+)
+def test_only_a_task_that_was_measured_is_shown(
+    workplace: Path, capsys: Capsys, model: str, figures: str
+) -> None:
+    (workplace / "tasks.py").write_text(TASKS)
+    first = lines(["show", "model", f"tasks.py:{model}"], capsys)[0]
+    assert re.fullmatch(rf"tokens: 400 parameters, 0 layers; on 3 samples{figures}", first)
+
+
+def test_a_metric_that_is_no_figure_is_one_error(workplace: Path, capsys: Capsys) -> None:
+    (workplace / "tasks.py").write_text(TASKS)
+    error = complaint(["show", "model", "tasks.py:wrong"], capsys)
+    assert "metric metric of tokens, mode fp32, returned 'good', which is no number" in error
 
 
 def files(at: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from qgate.baselines.accepted import read_accepted
 from qgate.gate import Measured
@@ -237,3 +238,20 @@ def test_what_was_recorded_passes(recorded: Path, mode: str) -> None:
     assert outcome.passed
     (check,) = [check for check in outcome.verdict.checks if check.metric == "task_change"]
     assert check.value == 0.0
+
+
+def test_tokens_of_all_rows_count_and_padding_does_not() -> None:
+    random = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 16, (2, 9), generator=random)
+    actual, reference = (torch.randn(2, 9, 16, generator=random) for _ in range(2))
+    rows = [
+        tasks._sample(ids[n : n + 1], actual[n : n + 1], reference[n : n + 1]) for n in range(2)
+    ]
+    both = tasks._sample(ids, actual, reference)
+    assert both == pytest.approx([sum(figures) / 2 for figures in zip(*rows, strict=True)])
+    padded = ids.clone()
+    padded[1] = -1
+    assert tasks._sample(padded, actual, reference) == pytest.approx(rows[0])
+    padded[0, 5:] = -1
+    short = tasks._sample(ids[:1, :5], actual[:1, :5], reference[:1, :5])
+    assert tasks._sample(padded, actual, reference) == pytest.approx(short)

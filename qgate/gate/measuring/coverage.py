@@ -36,7 +36,7 @@ def mode_scope(bench: Bench, quantized: Quantized) -> ModeScope:
     first = {site.module for site in base.sites()}
     later = _passed_later(base, modules.keys() - first)
     modules = {name: unit_of for name, unit_of in modules.items() if name in first | later}
-    tokens, unit = _tokens(bench.model.inputs)
+    tokens, unit = row_tokens(bench.model.inputs)
     return ModeScope(
         model=bench.model.name,
         mode=quantized.mode.name,
@@ -66,7 +66,7 @@ def _passed_later(model: Model, modules: Collection[str]) -> set[str]:
     return passed
 
 
-def _tokens(inputs: Sequence[Any]) -> tuple[list[int], Literal["tokens", "samples"]]:
+def row_tokens(inputs: Sequence[Any]) -> tuple[list[int], Literal["tokens", "samples"]]:
     """Count the real tokens of each row of the samples; rows where they are no token ids."""
     ids = [token_ids(sample) for sample in inputs]
     if any(of is None for of in ids):

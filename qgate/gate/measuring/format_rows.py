@@ -16,6 +16,7 @@ from qgate.gate import Limits, Measured
 from qgate.gate.measured import Scope
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.pictures import magnitude_picture
+from qgate.models import Model, Site
 from qgate.results.pictures import Picture, SweepPicture
 from qgate.stats import counts
 from qgate.sweeps.compute import sweep
@@ -119,12 +120,16 @@ def _row(
     )  # fmt: skip
 
 
+def format_sites(model: Model) -> list[Site]:
+    """List the sites whose tensors single formats are measured on."""
+    return [site for site in model.sites() if site.is_product]
+
+
 def _tensors(bench: Bench, layer: str) -> dict[str, Tensor]:
     """Return inputs, weights and outputs of the linear layers of a layer, on a short text."""
-    products = [site for site in bench.model.sites() if site.is_product]
-    sites = [site for site in products if bench.layer_of(site.module) == layer]
+    sites = [s for s in format_sites(bench.model) if bench.layer_of(s.module) == layer]
     if not sites:
-        raise QgateError(f"{layer} of {bench.model.name} has no linear layers.")
+        raise QgateError(f"{layer} of {bench.model.name} has no linear layers and no convolutions.")
     module = bench.model.module
     tensors = {
         site.name: getattr(module.get_submodule(site.module), site.port).detach()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from qgate.gate.measuring.canary import HEALTHY
 from qgate.gate.measuring.coverage import mode_scope
 from qgate.gate.measuring.diagnosing import SiteDiagnoses
 from qgate.gate.measuring.format_rows import overflow_rows, scaling_rows
-from qgate.gate.measuring.passes import short_layer
 from qgate.gate.measuring.self_checks import (
     MORE_ERROR,
     MORE_ERROR_ELSEWHERE,
@@ -32,14 +30,15 @@ from qgate.gate.measuring.self_checks import (
     worse_blocks,
 )
 from qgate.gate.measuring.site_errors import differs
-from qgate.gate.measuring.tasks import task_values
+from qgate.gate.measuring.suite_needs import SuiteNeeds
+from qgate.gate.measuring.tasks import task_row
 from qgate.gate.policy import Policy
-from qgate.gate.sessions import GateSession, Outcome
+from qgate.gate.sessions import GateSession, Outcome, with_accepted
 from qgate.gate.subjects import Subject, commit_here
 from qgate.gate.updating import Which
 from qgate.gate.verdict import Verdict, judge
-from qgate.metrics import sample_part
 from qgate.models.model import inputs_hash
+from qgate.models.task_metric import metric_name
 from qgate.modes import Mode
 from qgate.modes.formats import FP32
 from qgate.results.coverage import ModeScope
@@ -124,6 +123,7 @@ class ModelGates(GateSession):
     def __init__(self, bench: Bench, baselines: Location, policy: Policy, **options: Any) -> None:
         super().__init__(ModelSubject(bench), baselines, policy, **options)
         self.bench, self._diagnoses = bench, SiteDiagnoses(bench)
+        self.needs = SuiteNeeds(bench)
         bench.pictures = self.plots != "none"
 
     def diagnose(self, mode: Mode, verdict: Verdict) -> Mapping[tuple[str, str], str]:
@@ -147,9 +147,11 @@ class ModelGates(GateSession):
     def check_policy(self, policy: Policy | None = None) -> None:
         checked = policy or self.policy
         names = [site.name for site in self.bench.model.sites()]
-        checked.check_sites([*names, "logits"])
-        own = (*self.bench.model.modes, *self.bench.setup.modes)
-        checked.check_modes([*modes.names(), *own, *formats.names(), HEALTHY.name])
+        metric = self.bench.model.metric
+        own = [] if metric is None else [metric_name(metric)]
+        checked.check_sites([*names, "logits", *own])
+        of_model = (*self.bench.model.modes, *self.bench.setup.modes)
+        checked.check_modes([*modes.names(), *of_model, *formats.names(), HEALTHY.name])
 
     def prepare(self, mode: Mode) -> None:
         """Resolve a mode, its scales and its accepted errors: what fails here is no verdict."""
@@ -161,6 +163,11 @@ class ModelGates(GateSession):
 
     def misfit(self, mode: Mode) -> str:
         """Say why a mode cannot be compared with the reference chosen; empty where it can."""
+        if mode.rules and not any(site.is_product for site in self.bench.model.sites()):
+            try:
+                modes.make_plan(mode, self.bench.model)
+            except QgateError as error:
+                return str(error)
         basis = self.bench.reference_basis()
         own = self.bench.model.basis if mode.own else mode.basis
         if basis is None or basis == own:
@@ -171,11 +178,13 @@ class ModelGates(GateSession):
             "--reference fp32."
         )
 
-    def layers_of(self, mode: Mode) -> list[str]:
-        """List the layers of a mode: a module of the model's own may be a graph without any."""
-        if not mode.own:
-            return self.bench.layers
-        return [short_layer(name) for name in self.bench.quantized(mode).model.layers]
+    def has_accepted(self, suite: str, title: str) -> bool:
+        """Tell if figures of a suite are accepted under a title, stale or not."""
+        try:
+            accepted = self.store.accepted(title)
+        except QgateError:
+            return False
+        return accepted is not None and any(key.suite == suite for key in accepted.values)
 
     # The gates ------------------------------------------------------------------------------------
 
@@ -317,17 +326,16 @@ class ModelGates(GateSession):
 
     def task(self, suite: str, mode: Mode) -> Outcome:
         """Judge how much worse the model does its work."""
-        values, notes = task_values(self.bench, mode)
-        measured = Measured(
-            site="logits", layer="", scope="task", values=values, order=0,
-            nonfinite=sum(not math.isfinite(v) for v in values.values()),
-            positions=tuple(sample.numel() for sample in self.bench.model.inputs),
-            parts={
-                sample_part(number): {"bits_per_byte": bits}
-                for number, bits in enumerate(notes["bits_per_byte_of_samples"])
-            },
-        )  # fmt: skip
-        return self.judge(suite, mode, [measured], "logits", notes)
+        row, notes = task_row(self.bench, mode)
+        accepted = self.ledger.accepted(self.subject.title(mode.name), mode.calibrated)
+        before = with_accepted(row, accepted.by_site.get((suite, row.site, row.scope), {}))
+        if before.accepted_samples() and not before.parts:
+            raise QgateError(
+                f"metric {row.site} of {self.bench.model.name} returned one number for all "
+                f"samples, and figures of {len(before.accepted_samples())} samples are accepted: "
+                "return one for each, or give the metric another name to record it anew."
+            )
+        return self.judge(suite, mode, [row], row.site, notes, whole=("",))
 
 
 def _is_seen(

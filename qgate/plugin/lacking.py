@@ -1,0 +1,101 @@
+"""Tests of suites that a model has nothing for: they are deselected, and a note says why."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from qgate.errors import QgateError
+from qgate.plugin import lazy
+from qgate.plugin.gate_collection import deselect, has_fixture, is_gate, parameters_of, suite_of
+from qgate.plugin.runs import Selection
+from qgate.text import counted, listed
+
+if TYPE_CHECKING:
+    from qgate.gate.measuring.model_gates import ModelGates
+    from qgate.gate.measuring.suite_needs import Lack
+
+_LAYERS = 3
+ModelSession = Callable[[str], "ModelGates"]
+
+
+class LackingSuites:
+    """Tests of a run whose models lack what they look at; `session` gives the gates of a model."""
+
+    def __init__(self, session: ModelSession) -> None:
+        self._session = session
+
+    def lack(self, item: pytest.Item) -> Lack | None:
+        """Say what its model lacks for a test; None where it lacks nothing."""
+        parameters = parameters_of(item)
+        model, layer, phase = (_text(parameters.get(n)) for n in ("model", "layer", "phase"))
+        if model is None or not has_fixture(item, "model"):
+            return None
+        needs, mode = lazy.suite_needs, _text(parameters.get("mode"))
+        if layer == "" and has_fixture(item, "layer"):
+            return needs.Lack(needs.NO_LAYERS)
+        if layer and mode and self._session(model).needs.is_graph(mode):
+            return needs.Lack(needs.GRAPH.format(mode=mode))
+        for gate in _gates_called(item, needs.NEEDY) if has_fixture(item, "gate") else ():
+            try:
+                lack = self._session(model).needs.lack(gate, layer or "", phase or "")
+            except QgateError:
+                return None  # as its test will say
+            if lack is not None:
+                return lack
+        return None
+
+    def drop(
+        self, config: pytest.Config, items: list[pytest.Item], selection: Selection
+    ) -> list[pytest.Item]:
+        """Deselect tests whose model has nothing for them; return those that were accepted once."""
+        lacking = [item for item in items if self.lack(item) is not None]
+        selection.notes += self.notes(lacking)
+        deselect(config, items, lacking)
+        if any(map(is_gate, lacking)) and not any(map(is_gate, items)):
+            selection.empty = True
+        return [item for item in lacking if self.is_accepted(item)]
+
+    def notes(self, items: Iterable[pytest.Item]) -> list[str]:
+        """Write one note for all tests whose model lacks the same."""
+        layers_by_reason: dict[str, list[str]] = {}
+        for item in items:
+            layers_by_reason.setdefault(self.reason(item), []).append(self._layer(item))
+        notes = []
+        for reason, layers in layers_by_reason.items():
+            named = [layer for layer in dict.fromkeys(layers) if layer]
+            where = f" in {listed(named, _LAYERS)}" if named else ""
+            notes.append(f"{counted(len(layers), 'test')} deselected: {reason}{where}")
+        return notes
+
+    def reason(self, item: pytest.Item) -> str:
+        """Write what a model lacks for a test, without a layer."""
+        lack = self.lack(item)
+        name = self._session(str(parameters_of(item)["model"])).bench.model.name
+        return f"{name} {lack.words}" if lack is not None else ""
+
+    def _layer(self, item: pytest.Item) -> str:
+        lack = self.lack(item)
+        return "" if lack is None else lack.layer
+
+    def is_accepted(self, item: pytest.Item) -> bool:
+        """Tell if the figures of a test were accepted once: then it is left out, and not unfit."""
+        parameters = parameters_of(item)
+        mode, fmt = (_text(parameters.get(name)) for name in ("mode", "fmt"))
+        session = self._session(str(parameters["model"]))
+        title = fmt if fmt else session.subject.title(mode or "")
+        return bool(mode or fmt) and session.has_accepted(suite_of(item.path), title)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _gates_called(item: pytest.Item, names: Iterable[str]) -> list[str]:
+    """Return the gates that the code of a test calls by name: `gate.task(mode)`."""
+    function = inspect.unwrap(getattr(item, "function", None) or (lambda: None))
+    called = getattr(getattr(function, "__code__", None), "co_names", ())
+    return [name for name in names if name in called]
