@@ -15,6 +15,7 @@ from qgate.devices import exact_math
 from qgate.errors import QgateError, unknown
 from qgate.hooks.tapping import tap_sites
 from qgate.models.fingerprints import fingerprint
+from qgate.models.refusals import refusal, which_of
 from qgate.models.sites import Site, kind_of, sites_of
 from qgate.text import listed
 
@@ -117,15 +118,8 @@ class Model:
         def take(site: Site, _tensor: Tensor) -> None:
             order.setdefault(site)
 
-        try:
-            with torch.no_grad(), tap_sites(self.module, self._all_sites(), take):
-                self(self.inputs[0])
-        except QgateError:
-            raise
-        except Exception as error:
-            raise QgateError(
-                f"{self.name} cannot run its first sample: {type(error).__name__}: {error}"
-            ) from error
+        with torch.no_grad(), tap_sites(self.module, self._all_sites(), take):
+            self(self.inputs[0])
         return tuple(order)
 
     def _all_sites(self) -> list[Site]:
@@ -157,13 +151,18 @@ class Model:
         return {"logits": logits, **more}
 
     def _run(self, sample: Any) -> Any:
-        sample = _moved(sample, self.device)
-        with exact_math():
-            if isinstance(sample, Mapping):
-                return self.module(**sample)
-            if isinstance(sample, tuple):
-                return self.module(*sample)
-            return self.module(sample)
+        moved = _moved(sample, self.device)
+        try:
+            with exact_math():
+                if isinstance(moved, Mapping):
+                    return self.module(**moved)
+                if isinstance(moved, tuple):
+                    return self.module(*moved)
+                return self.module(moved)
+        except QgateError:
+            raise
+        except Exception as error:
+            raise refusal(self.name, which_of(self.inputs, sample), sample, error) from error
 
     def in_basis(self, basis: Basis) -> Model:
         """Return the same model, not quantized, with its activations in other coordinates."""

@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.nn.utils.parametrize import ParametrizationList
 
 from qgate.baselines import ReferenceTensor
 from qgate.causes.casts import grid_scales
@@ -105,7 +107,15 @@ def _is_quantized(module: nn.Module) -> bool:
     stored = [getattr(module, name, None) for name in _STORED]
     codes = [x for x in stored if isinstance(x, Tensor) and not x.is_floating_point()]
     # Quantized modules of torch return their weight by a method.
-    return bool(codes) or callable(stored[0]) or stored[3] is not None
+    is_method = callable(stored[0]) and not _is_norm(stored[0])
+    return bool(codes) or is_method or stored[3] is not None
+
+
+def _is_norm(weight: object) -> bool:
+    """Tell if a weight is computed by torch itself from others, as in weight_norm."""
+    return isinstance(weight, ParametrizationList) and all(
+        type(step).__module__ == parametrizations.__name__ for step in weight
+    )
 
 
 def weight_grid(weight: Tensor, transposed: bool = False) -> str:
@@ -137,14 +147,24 @@ def _quantized_calls(model: Model) -> int:
 
 
 def perturbation_shows(bench: Bench) -> bool:
-    """Tell if a change of one weight by a thousandth moves the reference by more than the noise."""
-    model = bench.model
+    """Tell if a change of a weight by a thousandth moves the reference by more than the noise.
+
+    One weight that shows is enough: a softmax or a norm can hide others.
+    """
+    weights = (site for site in bench.model.sites() if site.port == "weight")
+    return any(_shows(bench.model, site.module) for site in weights)
+
+
+def _shows(model: Model, name: str) -> bool:
+    """Tell if a change of one weight shows in an output."""
     moved = apply(IDENTITY, model).model
-    name = next(s.module for s in model.sites() if s.kind == "linear" and s.port == "weight")
     owner = moved.module.get_submodule(name)
     before = owner.get_parameter("weight")
     owner.weight = torch.nn.Parameter(before.detach() * (1 + 1e-3))
-    return _relative(_logits(moved), _logits(model)) > NOISE
+    with torch.no_grad():
+        actual, reference = (m.outputs(model.inputs[0]) for m in (moved, model))
+    arrays = ((float64_array(actual[k]), float64_array(reference[k])) for k in reference)
+    return any(_relative(*pair) > NOISE for pair in arrays)
 
 
 def identity(bench: Bench) -> bool:
