@@ -34,8 +34,9 @@ from qgate.plugin.fixtures import (
 from qgate.plugin.gate_collection import FileHooks, gates_of
 from qgate.plugin.options import add_options, add_short_names
 from qgate.plugin.reports import add_other, add_report, attach, finish
-from qgate.plugin.runs import WATCH, SuiteRun, check_sample_files
+from qgate.plugin.runs import WATCH, SuiteRun
 from qgate.plugin.settings import options_of
+from qgate.plugin.shared_sessions import check_sample_files
 
 __all__ = [
     "DumpGate",

@@ -23,8 +23,9 @@ from qgate.plugin.gate_collection import (
     parameters_of,
     suite_of,
 )
-from qgate.plugin.runs import Selection, selection_of, sessions_of
+from qgate.plugin.runs import Selection, selection_of
 from qgate.plugin.settings import RunOptions, home_above, options_of
+from qgate.plugin.shared_sessions import sessions_of
 
 if TYPE_CHECKING:
     from qgate.gate.measuring.dump_gates import DumpGates

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from qgate.errors import QgateError
-from qgate.plugin import lazy
 from qgate.plugin.gate_collection import gates_of
-from qgate.plugin.settings import RunOptions, options_of
+from qgate.plugin.settings import RunOptions
 
 if TYPE_CHECKING:
     from qgate.gate.sessions import GateSession
     from qgate.page.runs import Run
-    from qgate.plugin.sessions import Sessions
     from qgate.results.coverage import RunExtent
     from qgate.results.schema import LooserLimit
     from qgate.sweeps.underflow import Watch
@@ -112,23 +109,6 @@ _SELECTION: pytest.StashKey[Selection] = pytest.StashKey()
 _CONFLICTS: pytest.StashKey[list[str]] = pytest.StashKey()
 _LOOSER: pytest.StashKey[list[LooserLimit]] = pytest.StashKey()
 WATCH: pytest.StashKey[Watch] = pytest.StashKey()
-_ALL_SESSIONS: pytest.StashKey[Sessions] = pytest.StashKey()
-
-
-def sessions_of(config: pytest.Config) -> Sessions:
-    """Return the sessions of this process."""
-    if _ALL_SESSIONS not in config.stash:
-        config.stash[_ALL_SESSIONS] = lazy.sessions.Sessions(config)
-    return config.stash[_ALL_SESSIONS]
-
-
-def check_sample_files(config: pytest.Config) -> None:
-    """Refuse files of samples on the command line that cannot be read, before collection."""
-    if {"text", "tokens", "calib-text"} & options_of(config).typed.keys():
-        try:
-            _ = sessions_of(config).sampling
-        except QgateError as error:
-            raise pytest.UsageError(f"qgate: {error}") from None
 
 
 def selection_of(config: pytest.Config) -> Selection:
