@@ -21,6 +21,7 @@ from qgate.engine import PackedValue, Workers, merged
 from qgate.errors import QgateError
 from qgate.hooks.observing import WEIGHT, ObservedCalls, observe_calls
 from qgate.hooks.tensor_cache import TensorCache
+from qgate.models.refusals import refusal
 from qgate.models.sites import kind_of
 
 SAMPLES = 8
@@ -70,9 +71,8 @@ def shard_statistics(
             except QgateError:
                 raise
             except Exception as error:
-                raise QgateError(
-                    f"{network.name} cannot run sample {at}: {type(error).__name__}: {error}"
-                ) from error
+                arguments = (*sample.args, dict(sample.kwargs))
+                raise refusal(network.name, f"sample {at}", arguments, error) from error
     for stats in reader.layers.values():
         stats.finish()
     return ShardStatistics(reader.layers, flowed, (str(network.device),), tuple(network.notes))

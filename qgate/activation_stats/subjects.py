@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,10 +14,12 @@ from torch import Tensor, nn
 
 from qgate.activation_stats.settings import ActivationSettings
 from qgate.errors import QgateError, unknown
-from qgate.models import Model, huggingface, load, names
+from qgate.models import Model, Sampling, huggingface, load, names
 from qgate.models.huggingface import FolderTokenizer
-from qgate.models.loading import checkpoint_folder
+from qgate.models.huggingface_inputs import TEXT, fed_names
+from qgate.models.loading import checkpoint_folder, model_of_signals
 from qgate.models.mamba.checkpoint import load_checkpoint
+from qgate.models.naming import split_name
 from qgate.models.samples import (
     ByteTokenizer,
     DataRequest,
@@ -104,7 +107,9 @@ def subject_of(
         raise QgateError(
             f"a model is a torch.nn.Module, a qgate.Model or a name, not {type(model).__name__}."
         )
-    scheme, colon, location = model.strip().partition(":")
+    located, name = split_name(model)
+    name = model if name is None else name
+    scheme, colon, location = located.strip().partition(":")
     if not colon:
         if model.strip().lower().replace("-", "_") not in TINY.names():
             raise unknown("model", model, names())
@@ -112,12 +117,12 @@ def subject_of(
         tokens = lambda: own_tokenizer or ByteTokenizer()  # noqa: E731
         return MeasuredNetwork(tiny.load(), tiny.title, "", tokens, reload=tiny.load)
     if scheme.lower() == "hf":
-        return _of_hugging_face(model, checkpoint_folder(location, model), own_tokenizer)
+        return _of_hugging_face(name, checkpoint_folder(location, model), own_tokenizer)
     if scheme.lower() == "mamba":
         folder = checkpoint_folder(location, model)
         read = partial(load_checkpoint, folder.absolute())
         tokens = lambda: own_tokenizer or huggingface.tokenizer(folder)  # noqa: E731
-        return MeasuredNetwork(read(), model, "", tokens, reload=read)
+        return MeasuredNetwork(read(), name, "", tokens, reload=read)
     loaded = load(model)
     file, _, function = model.strip().rpartition(":")
     reload = partial(_module_of, f"{Path(file).expanduser().absolute()}:{function}")
@@ -132,11 +137,12 @@ def _module_of(name: str) -> nn.Module:
 
 def trusted_subject(name: str) -> MeasuredNetwork:
     """Load a folder of Hugging Face whose own Python files may run."""
-    scheme, _, location = name.partition(":")
+    located, given = split_name(name)
+    scheme, _, location = located.partition(":")
     if scheme.lower() != "hf":
         raise QgateError(f"--trust-remote-code is for hf:PATH; the model is {name!r}.")
     folder = checkpoint_folder(location, name).absolute()
-    return _of_hugging_face(name, folder, trust_remote_code=True)
+    return _of_hugging_face(given or name, folder, trust_remote_code=True)
 
 
 def _of_hugging_face(
@@ -145,6 +151,10 @@ def _of_hugging_face(
     reload = partial(huggingface.load_network, folder.absolute(), **options)
     tokens = lambda: own_tokenizer or huggingface.tokenizer(folder, **options)  # noqa: E731
     network = reload()
+    fed = fed_names(network)
+    if fed != (TEXT,):
+        inputs = model_of_signals(name, folder, network, fed, Sampling()).inputs
+        return MeasuredNetwork(network, name, "", lambda: own_tokenizer, inputs, reload)
     return MeasuredNetwork(network, name, huggingface.language_part(network), tokens, reload=reload)
 
 
@@ -303,7 +313,9 @@ def _rows_of_mapping(item: dict[str, Any]) -> Iterator[Sample]:
 
 
 def _position_tables(module: nn.Module) -> dict[str, nn.Embedding]:
-    tables = {n: m for n, m in module.named_modules() if isinstance(m, nn.Embedding)}
+    inside = re.compile(huggingface.language_part(module))
+    named = ((n, m) for n, m in module.named_modules() if inside.search(n))
+    tables = {n: m for n, m in named if isinstance(m, nn.Embedding)}
     return {n: m for n, m in tables.items() if "position" in n or n.endswith(("wpe", "pos_emb"))}
 
 

@@ -6,6 +6,7 @@ Nothing is downloaded, no code of a folder runs, and no weight is left to chance
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import json
 import logging
@@ -13,6 +14,7 @@ import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,14 +22,15 @@ from torch import Tensor, nn
 
 from qgate.errors import QgateError
 from qgate.models.huggingface_checks import (
-    OWN_CALLABLE,
     LoadingReport,
     cause,
+    check_one_part,
     check_shards,
     check_sizes,
     loading_error,
     needs_code,
 )
+from qgate.models.huggingface_inputs import check_inputs
 from qgate.models.optional_libraries import load_quietly
 from qgate.text import listed
 
@@ -58,6 +61,7 @@ def load_network(folder: Path, *, trust_remote_code: bool = False) -> nn.Module:
             raise loading_error(folder, error) from None
         _check_folder(folder, config)
         kind = _network_class(transformers, config, folder, trust_remote_code)
+        check_one_part(kind, config, folder)
         check_shards(folder)
         check_sizes(kind, config, folder)
         read = functools.partial(_read, kind, config, folder, where)
@@ -66,12 +70,7 @@ def load_network(folder: Path, *, trust_remote_code: bool = False) -> nn.Module:
         except Exception as error:
             raise loading_error(folder, error, read) from None
     _check_report(network, report, folder)
-    first = next(iter(inspect.signature(network.forward).parameters), "nothing")
-    if first != "input_ids":
-        raise QgateError(
-            f"{type(network).__name__} in {str(folder)!r} is given {first} first, and not token "
-            f"ids; to gate it, {OWN_CALLABLE}."
-        )
+    check_inputs(network, folder)
     configs: list[Any] = [getattr(module, "config", None) for module in network.modules()]
     for config in configs:
         if hasattr(config, "use_cache"):
@@ -81,20 +80,33 @@ def load_network(folder: Path, *, trust_remote_code: bool = False) -> nn.Module:
 
 def check_length(network: nn.Module, tokens: int, name: str) -> None:
     """Refuse rows that are longer than a table of learned positions."""
-    inside = re.compile(language_part(network))
-    tables = (
-        where
-        for where, module in network.named_modules()
-        if isinstance(module, nn.Embedding) and inside.search(where)
-    )
-    config: Any = network.config
-    most = getattr(config.get_text_config(), "max_position_embeddings", None)
-    learned = any("position" in where or where.endswith("wpe") for where in tables)
-    if learned and most is not None and tokens > most:
+    most = positions(network)
+    if most is not None and tokens > most:
         raise QgateError(
             f"{name} has {most} positions, fewer than the {tokens} tokens of a sample. Ask for "
             f"shorter samples: --seqlen {most} and --calib-seqlen {most} at most."
         )
+
+
+def positions(network: nn.Module) -> int | None:
+    """Return the rows of a table of learned positions; None without one.
+
+    The positions of RoBERTa begin behind the row of its padding.
+    """
+    inside = re.compile(language_part(network))
+    config: Any = network.config
+    most: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    tables = [
+        module
+        for where, module in network.named_modules()
+        if isinstance(module, nn.Embedding)
+        and inside.search(where)
+        and ("position" in where or where.endswith("wpe"))
+    ]
+    if most is None or not tables:
+        return None
+    padded = (t.num_embeddings - t.padding_idx - 1 for t in tables if t.padding_idx is not None)
+    return min([most, *padded])
 
 
 def language_part(network: nn.Module) -> str:
@@ -131,6 +143,16 @@ class FolderTokenizer:
         first = self._tokenizer.bos_token_id
         first = self._tokenizer.cls_token_id if first is None else first
         return None if first is None else int(first)
+
+    def frame(self, ids: Tensor) -> Tensor:
+        """Put the tokens that begin and end a text in place of the first and the last id."""
+        end = self._tokenizer.eos_token_id
+        end = self._tokenizer.sep_token_id if end is None else end
+        framed = ids.clone()
+        for at, token in ((0, self.bos), (-1, end)):
+            if token is not None:
+                framed[..., at] = int(token)
+        return framed
 
     def encode(self, text: str, *, special: bool = False) -> Tensor:
         """Return one row of ids, with the expected special tokens around it if `special`.
@@ -210,11 +232,6 @@ def _check_folder(folder: Path, config: Any) -> None:
             f"{str(folder)!r} has an adapter (adapter_config.json), which is loaded or not as "
             "other packages are installed. Merge it into the weights and save those."
         )
-    if getattr(config, "is_encoder_decoder", False):
-        raise QgateError(
-            f"the model in {str(folder)!r} ({config.model_type}) has an encoder and a decoder, and "
-            f"one row of token ids is not enough for it; to gate it, {OWN_CALLABLE}."
-        )
 
 
 def _network_class(
@@ -223,8 +240,9 @@ def _network_class(
     """Return the class that the config names, else the best one for its model_type."""
     named = getattr(config, "architectures", None)
     named = named if isinstance(named, list | tuple) else ()
+    own_classes = _modeling_module(config)
     for name in named:
-        kind: Any = getattr(transformers, str(name), None)
+        kind: Any = getattr(transformers, str(name), getattr(own_classes, str(name), None))
         if (
             inspect.isclass(kind)
             and issubclass(kind, transformers.PreTrainedModel)
@@ -241,6 +259,17 @@ def _network_class(
         if type(config) in auto._model_mapping:
             return auto
     return transformers.AutoModel
+
+
+def _modeling_module(config: Any) -> ModuleType | None:
+    """Return the module of a config's classes, which has those that transformers hides too."""
+    module = type(config).__module__.replace(".configuration_", ".modeling_")
+    if not module.startswith("transformers.models."):
+        return None
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return None
 
 
 def _read(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import math
 import re
@@ -60,6 +61,19 @@ def needs_code(folder: Path) -> QgateError:
         f"is refused; to gate it, {OWN_CALLABLE}. `qgate activations` lets it run with "
         "--trust-remote-code: only for code that you have read."
     )
+
+
+def check_one_part(kind: Any, config: Any, folder: Path) -> None:
+    """Refuse a class whose decoder wants inputs of its own; an encoder alone is fed."""
+    if not getattr(config, "is_encoder_decoder", False):
+        return
+    forward = getattr(kind, "forward", None)
+    if forward is None or "decoder_input_ids" in inspect.signature(forward).parameters:
+        raise QgateError(
+            f"the model in {str(folder)!r} ({config.model_type}) has an encoder and a decoder, and "
+            "one input is not enough for it; save its encoder alone (get_encoder()), or to gate "
+            f"the whole, {OWN_CALLABLE}."
+        )
 
 
 def _other_shapes(folder: Path, read: Reader) -> QgateError:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,16 +21,19 @@ from torch import Tensor
 from qgate import devices
 from qgate.errors import QgateError, unknown
 from qgate.models import huggingface
+from qgate.models.huggingface_inputs import TEXT, NetworkFeed, fed_names
 from qgate.models.language import Part
 from qgate.models.mamba.checkpoint import load_checkpoint
 from qgate.models.mamba.rotation import ROTATED, rotate
 from qgate.models.model import Model
-from qgate.models.text import byte_ids, language_windows, windows
+from qgate.models.naming import FOLDER_SCHEMES, check_name, split_name
+from qgate.models.text import byte_ids, check_numbers, language_windows, windows
 from qgate.models.tiny import TINY
+from qgate.text import listed
 
 SCHEMES = {
     "mamba:PATH": "a Mamba-1 checkpoint folder, of Hugging Face or state-spaces",
-    "hf:PATH": "any folder that transformers loads: causal, encoder or image-text",
+    "hf:PATH": "any folder that transformers loads and that is fed text, images or sound",
     "package.module:build": "a callable of yours that returns a qgate.Model",
     "FILE.py:build": "the same, in a file",
 }
@@ -50,45 +56,56 @@ class Sampling:
     calib_text: Path | None = None
     tokens: Tensor | None = None
 
+    def check_texts(self) -> None:
+        """Refuse files that are no text, before a model is loaded."""
+        for path in filter(None, (self.text, self.calib_text)):
+            _read(path)
+
 
 Encode = Callable[[str], Tensor]
+# The text of each sample of a part; None in samples without text.
+Texts = Callable[[Part], Sequence[Tensor | None]]
 _MAMBA_BASES: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {ROTATED: rotate}
 
 
 def load(
-    name: str,
+    model: str,
+    /,
     *,
+    name: str | None = None,
     device: str | torch.device = "cpu",
     sampling: Sampling | None = None,
     build: Callable[..., Model] | None = None,
 ) -> Model:
-    """Load a model by name onto a device, and cut its samples.
+    """Load a model onto a device, and cut its samples; `name` is how results and baselines call it.
 
     tiny-mamba, tiny-llama, mamba:PATH, hf:PATH, package.module:build, or what `build` makes.
     """
+    if name is not None:
+        check_name(name, model)
     target = devices.resolve(device)
     sampling = sampling or Sampling()
-    if build is not None:
-        model = _call_builder(name, build, sampling)
-        model.module.to(target)
-        return model
-    scheme, colon, location = name.strip().partition(":")
-    scheme = scheme.lower() if scheme.lower() in ("mamba", "hf") else scheme
+    loaded = _by_scheme(model, sampling) if build is None else _call_builder(model, build, sampling)
+    loaded.name = loaded.name if name is None else name
+    loaded.module.to(target)
+    return loaded
+
+
+def _by_scheme(model: str, sampling: Sampling) -> Model:
+    located, given = split_name(model)
+    scheme, colon, location = located.strip().partition(":")
+    name = model if given is None else given
     if not colon:
-        model = _tiny(name, sampling)
-    elif scheme == "mamba":
-        folder = checkpoint_folder(location, name)
-        inputs, calibration = _samples(sampling, lambda: huggingface.tokenizer(folder))
-        model = Model(load_checkpoint(folder), inputs, name, calibration, bases=_MAMBA_BASES)
-    elif scheme == "hf":
-        model = _hugging_face(name, checkpoint_folder(location, name), sampling)
-    else:
-        model = _from_callable(name, scheme, location, sampling)
-        model.module.to(target)
-        return model
-    _check_ids(model, sampling)
-    model.module.to(target)
-    return model
+        return _tiny(model, sampling)
+    if scheme.lower() not in FOLDER_SCHEMES:
+        return _from_callable(model, scheme, location, sampling)
+    folder = checkpoint_folder(location, model)
+    if scheme.lower() == "hf":
+        return _hugging_face(name, folder, sampling)
+    inputs, calibration = _samples(sampling, lambda: huggingface.tokenizer(folder))
+    loaded = Model(load_checkpoint(folder), inputs, name, calibration, bases=_MAMBA_BASES)
+    _check_ids(loaded, sampling)
+    return loaded
 
 
 def names() -> list[str]:
@@ -103,12 +120,17 @@ def _tiny(name: str, sampling: Sampling) -> Model:
     network = tiny.load()
     bases = _MAMBA_BASES if tiny.name == "tiny_mamba" else {}
     inputs, calibration = _samples(sampling, lambda: byte_ids)
-    return Model(network, inputs, tiny.title, calibration, bases=bases)
+    loaded = Model(network, inputs, tiny.title, calibration, bases=bases)
+    _check_ids(loaded, sampling)
+    return loaded
 
 
 def _hugging_face(name: str, folder: Path, sampling: Sampling) -> Model:
-    inputs, calibration = _samples(sampling, lambda: huggingface.tokenizer(folder))
     network = huggingface.load_network(folder)
+    names = fed_names(network)
+    if names != (TEXT,):
+        return model_of_signals(name, folder, network, names, sampling)
+    inputs, calibration = _samples(sampling, lambda: huggingface.tokenizer(folder))
     huggingface.check_length(network, sampling.seqlen, name)
 
     def calibrated() -> Sequence[Tensor]:
@@ -116,7 +138,63 @@ def _hugging_face(name: str, folder: Path, sampling: Sampling) -> Model:
         return calibration()
 
     part = huggingface.language_part(network)
-    return Model(network, inputs, name, calibrated, part=part)
+    loaded = Model(network, inputs, name, calibrated, part=part)
+    _check_ids(loaded, sampling)
+    return loaded
+
+
+def model_of_signals(
+    name: str, folder: Path, network: torch.nn.Module, names: Sequence[str], sampling: Sampling
+) -> Model:
+    """Make a model that is fed images or sound, alone or beside text."""
+    if TEXT in names:
+        texts = _framed_texts(folder, network, sampling)
+    else:
+        _refuse_text(name, f"is fed {listed(names, 4)}", sampling)
+        texts = _no_texts(sampling)
+    feed = NetworkFeed(network, folder, tuple(names), sampling.seed)
+
+    def fed(part: Part) -> list[Any]:
+        return [feed.sample(part, index, ids) for index, ids in enumerate(texts(part))]
+
+    model = Model(network, fed("evaluation"), name, lambda: fed("calibration"))
+    if TEXT in names:
+        _check_ids(model, sampling)
+    feed.check_run(model)
+    return model
+
+
+def _no_texts(sampling: Sampling) -> Texts:
+    check_numbers(sampling.samples, sampling.seqlen)
+    counts = {"evaluation": sampling.samples, "calibration": sampling.calib_samples}
+    return lambda part: [None] * counts[part]
+
+
+def _framed_texts(folder: Path, network: torch.nn.Module, sampling: Sampling) -> Texts:
+    """Cut texts that are no longer than the positions of a network.
+
+    The tokens that begin and end a text frame each, unless they are given as token ids.
+    """
+    most = huggingface.positions(network) or sys.maxsize
+    seqlen, calib_seqlen = (min(n, most) for n in (sampling.seqlen, sampling.calib_seqlen))
+    tokenizer = functools.cache(functools.partial(huggingface.tokenizer, folder))
+    cut = replace(sampling, seqlen=seqlen, calib_seqlen=calib_seqlen)
+    inputs, calibration = _samples(cut, tokenizer)
+
+    def texts(part: Part) -> Sequence[Tensor]:
+        rows = inputs if part == "evaluation" else calibration()
+        return rows if sampling.tokens is not None else [tokenizer().frame(ids) for ids in rows]
+
+    return texts
+
+
+def _refuse_text(name: str, reason: str, sampling: Sampling, taken: Collection[str] = ()) -> None:
+    """Refuse a text that no sample would have."""
+    texts = {"text", "tokens", "calib_text"} - {*taken}
+    given = sorted(field for field in texts if getattr(sampling, field) is not None)
+    if given:
+        options = " and ".join(f"--{n.replace('_', '-')}" for n in given)
+        raise QgateError(f"{name} {reason}, and {options} would change nothing: leave it out.")
 
 
 def _from_callable(name: str, module: str, attribute: str, sampling: Sampling) -> Model:
@@ -138,6 +216,7 @@ def _call_builder(name: str, build: Callable[..., Model], sampling: Sampling) ->
     if not callable(build):
         raise QgateError(f"{name!r} is {type(build).__name__}, not a callable returning a Model.")
     parameters = inspect.signature(build).parameters
+    _refuse_text(name, "has a callable without such a parameter", sampling, parameters)
     arguments = {
         f.name: getattr(sampling, f.name) for f in fields(sampling) if f.name in parameters
     }
@@ -231,10 +310,13 @@ def _samples(
 
 def _check_ids(model: Model, sampling: Sampling) -> None:
     """Refuse ids beyond the embedding: the error of torch is obscure, and fatal on a GPU."""
-    table = getattr(model.module, "get_input_embeddings", lambda: None)()
+    table = None
+    with contextlib.suppress(NotImplementedError):  # of networks with several kinds of input
+        table = getattr(model.module, "get_input_embeddings", lambda: None)()
     embeddings = (m for m in model.module.modules() if isinstance(m, torch.nn.Embedding))
     rows = getattr(table or next(embeddings, None), "num_embeddings", None)
-    ids = sampling.tokens if sampling.tokens is not None else torch.cat(list(model.inputs), -1)
+    texts = [sample[TEXT] if isinstance(sample, Mapping) else sample for sample in model.inputs]
+    ids = sampling.tokens if sampling.tokens is not None else torch.cat(texts, -1)
     low, high = int(ids.min()), int(ids.max())
     if rows is not None and not 0 <= low <= high < rows:
         raise QgateError(

@@ -19,6 +19,7 @@ from qgate.errors import QgateError, unknown
 from qgate.hooks.tapping import tap_sites
 from qgate.models.blocks import blocks_of, leaves_of
 from qgate.models.fingerprints import fingerprint
+from qgate.models.refusals import refusal, which_of
 from qgate.models.rows import map_tensors, tensors_of
 from qgate.models.sites import Site, sites_of
 from qgate.models.task_metric import TaskMetric, check_metric
@@ -141,15 +142,8 @@ class Model:
             calls[site] += 1
             shapes.setdefault(site.name, tuple(tensor.shape))
 
-        try:
-            with torch.no_grad(), tap_sites(self.module, self._all_sites(), take, lenient=True):
-                outputs = self.outputs(self.inputs[0])
-        except QgateError:
-            raise
-        except Exception as error:
-            raise QgateError(
-                f"{self.name} cannot run its first sample: {type(error).__name__}: {error}"
-            ) from error
+        with torch.no_grad(), tap_sites(self.module, self._all_sites(), take, lenient=True):
+            outputs = self.outputs(self.inputs[0])
         if self._picks_layers:
             # Only what runs once per sample can be given the reference's input.
             of_blocks = {site.module: count for site, count in calls.items() if site.is_block}
@@ -213,13 +207,18 @@ class Model:
 
     def _run(self, sample: Any) -> Any:
         device = self.device
-        sample = map_tensors(sample, lambda tensor: tensor.to(device))
-        with exact_math():
-            if isinstance(sample, Mapping):
-                return self.module(**sample)
-            if isinstance(sample, tuple):
-                return self.module(*sample)
-            return self.module(sample)
+        moved = map_tensors(sample, lambda tensor: tensor.to(device))
+        try:
+            with exact_math():
+                if isinstance(moved, Mapping):
+                    return self.module(**moved)
+                if isinstance(moved, tuple):
+                    return self.module(*moved)
+                return self.module(moved)
+        except QgateError:
+            raise
+        except Exception as error:
+            raise refusal(self.name, which_of(self.inputs, sample), sample, error) from error
 
     def in_basis(self, basis: Basis) -> Model:
         """Return the same model, not quantized, with its activations in other coordinates."""

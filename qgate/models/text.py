@@ -32,7 +32,7 @@ def windows(ids: Tensor, samples: int, seqlen: int, seed: int = 0) -> list[Tenso
 
     They are the first of one shuffled order per seed, so more samples keep those there were.
     """
-    _check_numbers(samples, seqlen)
+    check_numbers(samples, seqlen)
     room = len(ids) // seqlen
     if samples > room:
         raise QgateError(
@@ -56,7 +56,7 @@ def language_windows(
 
     More samples keep those there were. Another seed gives other text.
     """
-    _check_numbers(samples, seqlen)
+    check_numbers(samples, seqlen)
     needed = samples * seqlen
     size = needed + _UNSETTLED
     ids = encode(language.text(part, size, seed))
@@ -66,7 +66,7 @@ def language_windows(
     return [ids[k * seqlen : (k + 1) * seqlen].unsqueeze(0) for k in range(samples)]
 
 
-def _check_numbers(samples: int, seqlen: int) -> None:
+def check_numbers(samples: int, seqlen: int) -> None:
     """Refuse a number of samples or a length that is no whole number from 1."""
     for name, number in (("samples", samples), ("seqlen", seqlen)):
         if number < 1:

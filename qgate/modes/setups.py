@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -63,14 +63,7 @@ class ModelSetup:
 
     def load(self) -> Model:
         """Load the model with its samples."""
-        sampling = self.sampling
-        if self.tokens is not None and sampling.text is not None:
-            raise QgateError(
-                f"both token ids ({str(self.tokens)!r}) and a text ({str(sampling.text)!r}) were "
-                "given to run on; give one of them."
-            )
-        if self.tokens is not None:
-            sampling = Sampling(**{**vars(sampling), "tokens": read_token_ids(self.tokens)})
+        sampling = with_tokens(self.sampling, self.tokens)
         return load(self.model, device=self.device, sampling=sampling, build=self.build)
 
     def select(self, query: str, model: Model) -> list[Mode]:
@@ -88,6 +81,18 @@ class ModelSetup:
     def quantize(self, mode: Mode, model: Model, progress: Progress | None = None) -> Quantized:
         """Return the model in a mode; only static scales need a calibration."""
         return apply(mode, model, self.calibrate(model, progress) if mode.calibrated else None)
+
+
+def with_tokens(sampling: Sampling, tokens: Path | None) -> Sampling:
+    """Return a sampling of the token ids in a file, if there is one."""
+    if tokens is None:
+        return sampling
+    if sampling.text is not None:
+        raise QgateError(
+            f"both token ids ({str(tokens)!r}) and a text ({str(sampling.text)!r}) were "
+            "given to run on; give one of them."
+        )
+    return replace(sampling, tokens=read_token_ids(tokens))
 
 
 def read_token_ids(path: Path) -> Tensor:

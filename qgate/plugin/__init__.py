@@ -36,6 +36,7 @@ from qgate.plugin.options import add_options, add_short_names
 from qgate.plugin.reports import add_other, add_report, attach, finish
 from qgate.plugin.runs import WATCH, SuiteRun
 from qgate.plugin.settings import options_of
+from qgate.plugin.shared_sessions import check_sample_files
 
 __all__ = [
     "DumpGate",
@@ -91,6 +92,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if "format" in options.given:
         selected_formats(options.values["format"])
     options.check()
+    check_sample_files(config)
     if options.values["update-baselines"]:
         token = UPDATING.set(True)
         config.add_cleanup(lambda: UPDATING.reset(token))

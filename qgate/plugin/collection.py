@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from qgate.errors import QgateError
+from qgate.models.naming import check_names, shown_name
 from qgate.plugin import lazy
 from qgate.plugin.gate_collection import (
     deselect,
@@ -28,25 +29,15 @@ from qgate.plugin.gate_collection import (
 from qgate.plugin.lacking import LackingSuites
 from qgate.plugin.runs import Selection, selection_of
 from qgate.plugin.settings import RunOptions, home_above, options_of
+from qgate.plugin.shared_sessions import sessions_of
 
 if TYPE_CHECKING:
     from qgate.gate.measuring.dump_gates import DumpGates
     from qgate.gate.measuring.model_gates import ModelGates
-    from qgate.plugin.sessions import Sessions
 
 # The parameter of a test that is left out, as there is no dump.
 _NO_LAYER = "no_dump"
 _REFUSED = "refused"
-
-
-_SESSIONS: pytest.StashKey[Sessions] = pytest.StashKey()
-
-
-def sessions_of(config: pytest.Config) -> Sessions:
-    """Return the sessions of this process."""
-    if _SESSIONS not in config.stash:
-        config.stash[_SESSIONS] = lazy.sessions.Sessions(config)
-    return config.stash[_SESSIONS]
 
 
 # Cases ------------------------------------------------------------------------------------------
@@ -71,7 +62,7 @@ class Cases:
             self.metafunc.parametrize(
                 ",".join(names),
                 [case if len(names) > 1 else case[0] for case in cases],
-                ids=["-".join(filter(None, case)) for case in cases],
+                ids=["-".join(map(shown_name, filter(None, case))) for case in cases],
                 indirect=True,
                 scope="session",
             )
@@ -140,6 +131,8 @@ class Cases:
     def _cases(self, names: list[str]) -> list[tuple[str, ...]]:
         """One case per model, mode and layer, as far as the test asks for them."""
         models = self.options.models
+        check_names(models)
+        _ = sessions_of(self.config).sampling
         if any(self.metafunc.definition.iter_markers("limits")):
             for model in models:
                 self._check_limits(sessions_of(self.config).of_model(model))
@@ -385,4 +378,4 @@ def _group(item: pytest.Item) -> Hashable:
     if not is_gate(item) or not isinstance(parameters.get("model"), str):
         return item.nodeid
     what = parameters.get("mode", parameters.get("fmt"))
-    return parameters["model"], str(what) if what is not None else item.path.stem
+    return shown_name(parameters["model"]), str(what) if what is not None else item.path.stem

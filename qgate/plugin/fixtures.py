@@ -9,10 +9,10 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.plugin import lazy
-from qgate.plugin.collection import sessions_of
 from qgate.plugin.gate_collection import parameters_of, suite_of
 from qgate.plugin.runs import note_looser
 from qgate.plugin.settings import options_of
+from qgate.plugin.shared_sessions import sessions_of
 from qgate.plugin.shipped import standard_of
 from qgate.text import for_terminal, one_line
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from qgate.models.naming import shown_name
+
 if TYPE_CHECKING:
     Place = tuple[str, str, str]
 
@@ -139,7 +141,7 @@ def place_of(item: pytest.Item) -> tuple[str, str, str]:
         next((value for name in keys if isinstance(value := parameters.get(name), str)), "")
         for keys in (("model",), ("mode", "fmt"), ("layer", "dump_layer"))
     ]
-    return names[0], names[1], names[2] or suite_of(item.path)
+    return shown_name(names[0]), names[1], names[2] or suite_of(item.path)
 
 
 class FileHooks:

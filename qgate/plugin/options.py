@@ -61,7 +61,8 @@ OPTIONS = {
         list,
     ),
     "model": Option(
-        "tiny-mamba (default), tiny-llama, mamba:PATH, hf:PATH or package.module:build; repeatable",
+        "tiny-mamba (default), tiny-llama, mamba:PATH, hf:PATH or package.module:build; "
+        "hf:PATH=NAME is called NAME in results and baselines; repeatable",
         ["tiny-mamba"],
         "subject",
         "NAME",
@@ -102,6 +103,15 @@ OPTIONS = {
     "device": Option("auto (default), cpu, cuda or cuda:N", "auto", metavar="D"),
     "samples": Option("texts evaluated (10)", 10, metavar="N", kind=int),
     "seqlen": Option("tokens of each (512)", 512, metavar="N", kind=int),
+    "text": Option("text in UTF-8 to run on (default: a built-in one)", metavar="FILE", kind=Path),
+    "tokens": Option(
+        "token ids (.npy) in place of text; without --calib-text half of them calibrate",
+        metavar="FILE",
+        kind=Path,
+    ),
+    "calib-text": Option(
+        "text to calibrate on (default: another built-in one)", metavar="FILE", kind=Path
+    ),
     "calib-samples": Option("calibrated on (64)", 64, metavar="N", kind=int),
     "calib-seqlen": Option("tokens of each (512)", 512, metavar="N", kind=int),
     "percentile-alpha": Option(

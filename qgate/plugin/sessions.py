@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from qgate.gate.measuring.dump_gates import DumpGates, DumpSubject
 from qgate.gate.measuring.model_gates import ModelGates
 from qgate.models import Sampling
 from qgate.modes import CalibrationSettings
-from qgate.modes.setups import ModelSetup
+from qgate.modes.setups import ModelSetup, with_tokens
 from qgate.plugin.runs import SESSIONS, selection_of
 from qgate.plugin.settings import options_of
 from qgate.storage.locations import relative_text
@@ -139,17 +140,35 @@ class Sessions:
                     f"pytest_qgate_modes brings mode {name!r}, and there is another one of that "
                     "name: give it a name of its own."
                 )
-        sampling = ("samples", "seqlen", "calib-samples", "calib-seqlen")
         calibration = values["calibration"]
         return ModelSetup(
             model,
             values["device"],
-            Sampling(**{name.replace("-", "_"): values[name] for name in sampling}),
+            self.sampling,
             calibration=None if calibration is None else Path(calibration),
             settings=CalibrationSettings(values["percentile-alpha"]),
             build=builders.get(model),
             modes={mode.name: mode for mode in own},
         )
+
+    @cached_property
+    def sampling(self) -> Sampling:
+        """Read the options of samples, and the files that they name."""
+        values = self.options.values
+        files = {
+            name: None if values[name] is None else Path(values[name])
+            for name in ("text", "tokens", "calib-text")
+        }
+        sampling = Sampling(
+            **{
+                name.replace("-", "_"): values[name]
+                for name in ("samples", "seqlen", "calib-samples", "calib-seqlen")
+            },
+            text=files["text"],
+            calib_text=files["calib-text"],
+        )
+        sampling.check_texts()
+        return with_tokens(sampling, files["tokens"])
 
     def _progress(self, text: str) -> None:
         """Say on a terminal what takes its time."""

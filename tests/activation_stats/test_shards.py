@@ -198,7 +198,9 @@ def test_errors_of_a_sample_are_those_of_one_process() -> None:
     samples = rows(12)
     broken: list[Any] = [{"x": row} if k == 9 else row for k, row in enumerate(samples)]
     for workers in (1, 2):
-        with pytest.raises(QgateError, match=r"Small cannot run sample 9: .*"):
+        with pytest.raises(
+            QgateError, match=r"Small cannot run sample 9 \(x int64 28\): TypeError: .*"
+        ):
             activations(Small(), broken, workers=workers)
 
 

@@ -71,3 +71,19 @@ def test_modules_that_hold_codes_are_no_reference() -> None:
     network = nn.Sequential(nn.Linear(4, 4), CodedLinear())
     model = Model(network, [torch.randn(1, 4)], "coded", layers=("0", "1"))
     assert quantized_parts(model) == "1 of its modules are quantized, 1 (CodedLinear) first"
+
+
+@pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm"])
+def test_a_norm_of_torch_is_no_quantization_and_others_may_be(norm: str) -> None:
+    layer = getattr(nn.utils.parametrizations, norm)(nn.Conv1d(4, 4, 3))
+    model = Model(nn.Sequential(layer, nn.ReLU()), [torch.randn(1, 4, 8)], layers=("0", "1"))
+    assert quantized_parts(model) == ""
+    nn.utils.parametrize.register_parametrization(layer, "weight", Rounded())
+    assert quantized_parts(model) == "1 of its modules are quantized, 0.parametrizations (ModuleDict) first"  # fmt: skip
+
+
+class Rounded(nn.Module):
+    """A parametrization that rounds."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.round()

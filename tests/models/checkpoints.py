@@ -28,7 +28,7 @@ def randomize(network: nn.Module, seed: int = 0) -> None:
             noise = torch.randn(parameter.shape, generator=draw)
             if name.endswith("A_log"):
                 parameter.copy_(parameter + 0.2 * noise)
-            elif parameter.dim() == 1:
+            elif parameter.dim() <= 1:
                 parameter.copy_(("norm" in name or name.endswith(".D")) + 0.3 * noise)
             else:
                 parameter.copy_(noise / parameter.shape[-1] ** 0.5)

@@ -386,7 +386,6 @@ BAD: dict[str, tuple[str, Folder, list[str]]] = {
     "quantized": ("llama", config(quantization_config={"quant_method": "fp8"}), ["quantization_config", "original weights"]),
     "adapter": ("llama", text("adapter_config.json", "{}"), ["adapter_config.json", "Merge"]),
     "encoder and decoder": ("llama", text("config.json", '{"model_type": "t5", "is_encoder_decoder": true}'), ["t5", "package.module:build"]),
-    "no text": ("llama", lambda folder: transformers.ViTModel(transformers.ViTConfig(**VISION)).save_pretrained(folder), ["ViTModel", "pixel_values", "package.module:build"]),
 }  # fmt: skip
 
 

@@ -70,7 +70,7 @@ class Holding:
         try:
             calls = calls_of(model, {*self._modules, *self._whole}, first)
         except LENGTH_REFUSALS as error:
-            about = f"left out: the model refused three samples at once ({type(error).__name__})"
+            about = f"left out: the model refused three samples at once ({_kind_of(error)})"
             agreement = Conformance(RELATIONS_METRIC, 1, 0, about)
             self._agreements = {related.site: agreement for related in self._modules}
             return {}
@@ -117,6 +117,10 @@ class Holding:
             if site not in local:
                 attached.append(held_row(site, layer_of(site), last, listed))
         return sorted(attached, key=lambda row: (row.order, row.scope))
+
+
+def _kind_of(error: Exception) -> str:
+    return type(error.__cause__ or error).__name__
 
 
 def held_row(site: str, layer: str, order: int, figures: tuple[Conformance, ...]) -> Measured:

@@ -118,7 +118,9 @@ class Segments:
                 with self.watch(short, name, is_probe=True) as outputs:
                     outputs |= self.model.outputs(short)
             except LENGTH_REFUSALS as error:
-                self.left_out.setdefault(name, f"the model refuses it ({type(error).__name__})")
+                self.left_out.setdefault(
+                    name, f"the model refuses it ({type(error.__cause__ or error).__name__})"
+                )
 
     @contextmanager
     def watch(self, sample: Any, name: str, is_probe: bool = False) -> Iterator[dict[str, Tensor]]:

@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.nn.utils.parametrize import ParametrizationList
 
 from qgate.baselines import ReferenceTensor
 from qgate.causes.casts import grid_scales
@@ -108,7 +110,15 @@ def _is_quantized(module: nn.Module) -> bool:
     stored = [getattr(module, name, None) for name in _STORED]
     codes = [x for x in stored if isinstance(x, Tensor) and not x.is_floating_point()]
     # Quantized modules of torch return their weight by a method.
-    return bool(codes) or callable(stored[0]) or stored[3] is not None
+    is_method = callable(stored[0]) and not _is_norm(stored[0])
+    return bool(codes) or is_method or stored[3] is not None
+
+
+def _is_norm(weight: object) -> bool:
+    """Tell if a weight is computed by torch itself from others, as in weight_norm."""
+    return isinstance(weight, ParametrizationList) and all(
+        type(step).__module__ == parametrizations.__name__ for step in weight
+    )
 
 
 def weight_grid(weight: Tensor, transposed: bool = False) -> str:

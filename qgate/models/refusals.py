@@ -1,0 +1,59 @@
+"""The error for a sample that a model does not run on: which one, its shapes, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qgate.errors import QgateError
+from qgate.text import one_line
+
+_MOST = 300
+
+
+class RefusedSampleError(QgateError, RuntimeError):
+    """A sample that a model does not run on; its cause is the model's own error."""
+
+
+def refusal(name: str, which: str, sample: Any, error: Exception) -> RefusedSampleError:
+    """Return the error, on one line."""
+    reason = one_line(f"{type(error).__name__}: {error}")
+    reason = reason if len(reason) <= _MOST else f"{reason[: _MOST - 1]}…"
+    return RefusedSampleError(f"{one_line(name)} cannot run {which} ({_shapes(sample)}): {reason}")
+
+
+def which_of(inputs: Sequence[Any], sample: Any) -> str:
+    """Say which of the inputs a sample is, from 0, or which of them it holds side by side."""
+    numbers = [k for k, own in enumerate(inputs) if own is sample]
+    if not numbers and isinstance(sample, Tensor) and sample.dim():
+        rows = sample.cpu()
+        numbers = [k for k, own in enumerate(inputs) if _is_within(own, rows)]
+    if not numbers:
+        return "a sample"
+    several = len(numbers) > 1
+    return f"sample{'s' * several} {', '.join(map(str, numbers))} of 0 to {len(inputs) - 1}"
+
+
+def _is_within(own: Any, rows: Tensor) -> bool:
+    """Tell if a batch has a sample as its rows."""
+    if not (
+        isinstance(own, Tensor) and own.dim() == rows.dim() and own.shape[1:] == rows.shape[1:]
+    ):
+        return False
+    own = own.cpu()
+    return any(torch.equal(part, own) for part in rows.split(max(1, len(own))))
+
+
+def _shapes(sample: Any) -> str:
+    """Describe the tensors of a sample, with the names of keyword arguments."""
+    if isinstance(sample, Tensor):
+        shape = " x ".join(map(str, sample.shape)) or "one number"
+        return f"{str(sample.dtype).removeprefix('torch.')} {shape}"
+    if isinstance(sample, Mapping):
+        return ", ".join(f"{key} {_shapes(value)}" for key, value in sample.items())
+    if isinstance(sample, list | tuple):
+        return ", ".join(map(_shapes, sample))
+    return type(sample).__name__
