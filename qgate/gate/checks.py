@@ -34,8 +34,6 @@ ACCEPTABLE: tuple[Kind, ...] = ("regression", "missing", "absent")
 # at most. What has less meaning may fall, but not to a millionth. Below 1e-12 all is noise.
 _FAR_BETTER, _TRACE, _LEAST = 0.5, 1e-6, 1e-12
 _TWO_SIDED = ("local", "carried")
-# How many elements may fall to the other side of a threshold by other arithmetic.
-_ELEMENTS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,13 +317,13 @@ def _regression(
     slack += limits.atol
     if metric.relative:
         slack += measured.floor
-    if not device_matches and metric.counted:
-        slack += _ELEMENTS * measured.grain
+    if metric.counted:
+        slack += limits.counted_slack(device_matches, measured.grain)
     side: Side = ">=" if metric.direction == "higher" else "<="
     bound, better = (goal - slack, goal + slack) if side == ">=" else (goal + slack, goal - slack)
     reason = "" if math.isfinite(accepted) else f"the accepted value is {accepted}"
-    is_steady = metric.direction == "steady"
-    if (is_steady or (measured.scope == "sweep" and side == "<=")) and size < better:
+    is_steady = metric.direction == "steady" or (measured.scope == "sweep" and side == "<=")
+    if is_steady and not limits.other_weights and size < better:
         default = "it is to stay as it is: the tensors are the same"
         side, bound, reason = ">=", better, (measured.why or {}).get(metric.name, default)
     elif metric.relative and goal > _LEAST:
@@ -344,7 +342,7 @@ def _regression(
         against=accepted,
         improved=not reason and (size > better if side == ">=" else size < better),
         allowed=tolerance,
-        source=limits.source("regression" if device_matches else "regression_other_device"),
+        source=limits.source(limits.regression_limit(device_matches)),
         reason=reason,
     )
 

@@ -37,6 +37,7 @@ class GateCollection:
 
     created    gates that pytest made, with their node ids; `reached` those that it collected
     within     gates within the modes asked for; `beyond` those that --layers leaves out
+    held_back  gates of a model whose baseline is of something else, but for the one that says so
     selected   model, mode and place of the gates that run, by node id
     omitted    cause, reason, model, mode and place of the others
     files      files with gates that were not collected: cause, reason and name
@@ -46,6 +47,7 @@ class GateCollection:
     reached: set[int] = field(default_factory=set)
     within: dict[int, tuple[pytest.Item, str]] = field(default_factory=dict)
     beyond: set[int] = field(default_factory=set)
+    held_back: set[int] = field(default_factory=set)
     selected: dict[str, Place] = field(default_factory=dict)
     omitted: list[tuple[str, str, str, str, str]] = field(default_factory=list)
     files: dict[str, tuple[str, str, str]] = field(default_factory=dict)
@@ -72,8 +74,8 @@ class GateCollection:
                 self.selected[item.nodeid] = place_of(item)
             elif node not in running:
                 reason = deselected_by if key in self.reached else "the tests named"
-                by_layers = key in self.beyond
-                cause = ("layers", layers) if by_layers else ("deselected", reason)
+                cause = ("layers", layers) if key in self.beyond else ("deselected", reason)
+                cause = ("baseline", "") if key in self.held_back else cause
                 self.omitted.append((*cause, *place_of(item)))
 
     def to_part(self) -> dict[str, list[list[str]]]:

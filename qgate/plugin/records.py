@@ -26,6 +26,7 @@ from qgate.results import (
     worst_first,
     write_results,
 )
+from qgate.results.across_weights import add_across_weights
 from qgate.results.coverage import ModeCoverage, ModeScope, coverage_of
 from qgate.results.extent import OmittedGate, in_ci, lacks_gates, new_extent
 from qgate.results.looser import looser_limits
@@ -164,6 +165,7 @@ def measured_part(config: pytest.Config, updates: bool) -> Part:
         facts["plans"] |= {f"{origin.model} {k}": plan for k, plan in plans.items()}
         facts["limits"][origin.model] = session.policy.to_dict()
         facts["run"] |= {"torch": origin.torch, "commit": origin.commit}
+        facts["across_weights"] += filter(None, [session.across_weights()])
         facts["power"] += [mode for mode in session.power() if mode["mode"] in plans]
         for scope in session.scopes():
             facts["scopes"][f"{scope.model} {scope.mode}"] = asdict(scope)
@@ -182,12 +184,15 @@ def measured_part(config: pytest.Config, updates: bool) -> Part:
 def joined_facts(parts: Iterable[Part]) -> dict[str, Any]:
     """Return the facts of all processes of one run."""
     facts: dict[str, Any] = {"models": {}, "plans": {}, "limits": {}, "run": {}, "scopes": {}}
-    facts["power"] = []
+    facts |= {"power": [], "across_weights": []}
     for part in parts:
         for name, known in part["facts"].items():
-            if name not in ("scopes", "power"):
+            if name not in ("scopes", "power", "across_weights"):
                 facts[name] |= known
         facts["power"] = add_power(facts["power"], part["facts"]["power"])
+        facts["across_weights"] = add_across_weights(
+            facts["across_weights"], part["facts"]["across_weights"]
+        )
         for key, values in part["facts"]["scopes"].items():
             scope, same = ModeScope(**values), facts["scopes"].get(key)
             facts["scopes"][key] = scope if same is None else same.joined(scope)
@@ -340,6 +345,7 @@ def _header(run: SuiteRun, complete: bool, status: int | None) -> dict[str, Any]
         other=other_tests_record(run.others, run.lines),
         **({"extent": run.extent} if run.extent is not None else {}),
         power=facts["power"],
+        **({"across_weights": across} if (across := facts["across_weights"]) else {}),
         baselines=options.shown_baselines,
         update=update,
     )
