@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from qgate.baselines import Store, joined, pack, unpack, unused
+from qgate.baselines import Store, accepted_file, joined, pack, unpack, unused
 from qgate.errors import QgateError
 from qgate.metrics import METRICS
 from qgate.plugin.runs import Part, SuiteRun, conflicts_of, part_of, sessions_used
@@ -32,6 +32,7 @@ from qgate.results.extent import OmittedGate, in_ci, lacks_gates, new_extent
 from qgate.results.looser import looser_limits
 from qgate.results.other_tests import other_tests_record
 from qgate.results.power import add_power
+from qgate.storage.locations import short_path
 from qgate.text import one_line
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 OUT = "qgate-out"
 REPRODUCTIONS = "repro"
+# Lines of accepted errors from which on an update says that they are many.
+_LINES = 1000
 # Changes of an update that the header of the records lists; the rest it counts.
 _CHANGES = 200
 Outcomes = Sequence[tuple["GateSession", "Outcome"]]
@@ -208,10 +211,16 @@ def update_baselines(run: SuiteRun) -> None:
         store, update = Store(run.options.baselines, model), joined(collected)
         changes = store.preview(update) if run.options.dry_run else store.commit(update)
         run.changes += [str(change) for change in changes]
-        origin = store.origin()
+        origin, written = store.origin(), {} if run.options.dry_run else update.modes()
         for mode, accepted in store.accepted_of(store.modes()).items():
             if origin is not None and accepted.stale(origin):
                 run.stale.append(f"{model} {mode}")
+            if mode in written and len(accepted.values) > _LINES:
+                file = short_path(run.options.home, store.folder / accepted_file(mode))
+                run.selection.notes.append(
+                    f"{file} has {len(accepted.values):,} lines, more than a review reads one by "
+                    "one: look at what changed, in a diff or in the update of the report"
+                )
     run.updated = True
 
 

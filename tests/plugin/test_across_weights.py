@@ -205,3 +205,16 @@ def test_across_weights_takes_no_value(suites: Run) -> None:
     result.stdout.fnmatch_lines(
         ["not held across weights: the baseline of tiny-llama * is of the*"]
     )
+
+
+@pytest.mark.parametrize(("most", "times"), [(10, 2), (10_000, 0)])
+def test_an_update_says_which_accepted_files_are_long(
+    most: int, times: int, net: Path, suites: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qgate.plugin.records._LINES", most)
+    result = suites(*NET, "--update-baselines")
+    lines = [line for line in result.outlines if "more than a review reads one by one" in line]
+    assert len(lines) == times
+    assert all(line.startswith("baselines/net/accepted/") for line in lines)
+    assert result.ret == pytest.ExitCode.OK
+    assert net.exists()
