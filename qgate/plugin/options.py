@@ -102,7 +102,7 @@ OPTIONS = {
     ),
     "across-weights": Option(
         "hold relative errors against a baseline of other weights, of a retrain or a fine-tune, "
-        "with the room of the limit regression_across_weights (25 %)",
+        "with the room of the limit regression_across_weights (0.25)",
         False,
         "baseline",
         kind=bool,
