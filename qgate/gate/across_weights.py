@@ -27,7 +27,8 @@ TOKEN = "the worst token of a block, which is another one with other weights"
 CHANNEL = "the worst channel of a tensor inside a block, which moves by more than faults do"
 MASSIVE = "errors without massive elements, where the accepted ones had no such elements"
 EXPONENT = "recommended scale exponents, which follow the magnitudes of the tensors"
-_OF_TASKS = "kl_divergence"
+# Figures of a task that say how good the weights are.
+_OF_WEIGHTS = ("bits_per_byte", "next_token_accuracy")
 
 
 def comparable(row: Measured) -> tuple[Measured, list[str]]:
@@ -39,8 +40,14 @@ def comparable(row: Measured) -> tuple[Measured, list[str]]:
         return row, []
     accepted, gated = dict(row.accepted or {}), row.gated
     if row.scope == "task":
-        kept = {name: value for name, value in accepted.items() if name == _OF_TASKS}
-        return replace(row, gated=(_OF_TASKS,), parts={}, accepted=kept or None), [TASK]
+        must = [metric.name for metric in METRICS.of("task")] if gated is None else gated
+        kept = {
+            name: value
+            for name, value in accepted.items()
+            if (METRICS.find(name).base or name) not in _OF_WEIGHTS
+        }
+        gated = tuple(name for name in must if name not in _OF_WEIGHTS)
+        return replace(row, gated=gated, parts={}, accepted=kept or None), [TASK]
     if row.scope == "local" and row.ideal is not None:
         texts = dict(row.accepted_texts)
         if accepted:

@@ -239,6 +239,8 @@ def test_a_task_is_held_by_what_the_mode_loses() -> None:
     assert held.compared == ("kl_divergence",)
     assert held.accepted == {"kl_divergence": 0.1}
     assert held.values == values, "they are recorded all the same"
+    own = dataclasses.replace(row, values={"lost": 0.1}, gated=("lost",), accepted={"lost": 0.1})
+    assert comparable(own)[0].compared == ("lost",), "a figure of a suite of one's own"
 
 
 def test_a_tensor_with_an_ideal_is_held_by_its_budget_and_its_plan() -> None:
