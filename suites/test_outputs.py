@@ -14,7 +14,8 @@ import pytest
 @pytest.mark.limits(
     sites=r"^(logits$|output\.)",
     regression_other_device=0.15,
-    reason="other instructions moved logits by up to 5 %",
+    regression_across_weights=0.5,
+    reason="other instructions moved logits by up to 5 %, weights that were tuned by up to 29 %",
 )
 def test_outputs(gate, mode):
     gate.outputs(mode)

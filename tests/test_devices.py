@@ -83,3 +83,33 @@ def test_a_single_channel_has_no_more_than_a_share_above_one() -> None:
 def test_a_table_wins_over_the_room_of_a_scope() -> None:
     policy = Policy.from_table({"regression_other_device": 0.3})
     assert policy.limits_for("x:weight", "int8", "backward").tolerance(False) == 0.3
+
+
+@pytest.mark.parametrize(
+    ("scope", "metric", "allowed"),
+    [
+        ("carried", "relative_mse", 0.25),
+        ("carried", "relative_mse@worst_sample", 1.0),
+        ("local", "relative_mse", 0.5),
+        ("task", "kl_divergence", 1.0),
+        ("sweep", "saturated_share", 4.0),
+        ("backward", "relative_mse", 9.0),
+    ],
+)
+def test_errors_have_more_room_where_the_weights_are_others(
+    scope: str, metric: str, allowed: float
+) -> None:
+    limits = Policy().limits_for("x:output", "int8", scope, other_weights=True)
+    for matches in (True, False):
+        assert limits.tolerance(matches, METRICS.get(metric)) == allowed
+        assert limits.regression_limit(matches) == "regression_across_weights"
+
+
+def test_the_wider_of_two_rooms_holds_on_another_device_with_other_weights() -> None:
+    policy = Policy.from_table({"regression_other_device": 4.0, "reason": "zones"})
+    limits = policy.limits_for("x:output", "5-7", "local", other_weights=True)
+    assert limits.tolerance(False) == 4.0
+    assert limits.tolerance(True) == 0.5
+    assert limits.counted_slack(True, 1e-4) == 0.01
+    assert Policy().limits_for("x").counted_slack(False, 1e-4) == 2e-4
+    assert Policy().limits_for("x").counted_slack(True, 1e-4) == 0

@@ -34,8 +34,6 @@ ACCEPTABLE: tuple[Kind, ...] = ("regression", "missing", "absent")
 # at most. What has less meaning may fall, but not to a millionth. Below 1e-12 all is noise.
 _FAR_BETTER, _TRACE, _LEAST = 0.5, 1e-6, 1e-12
 _TWO_SIDED = ("local", "carried")
-# How many elements may fall to the other side of a threshold by other arithmetic.
-_ELEMENTS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,14 +313,13 @@ def _regression(
     slack += limits.atol
     if metric.relative:
         slack += measured.floor
-    if not device_matches and metric.counted:
-        slack += _ELEMENTS * measured.grain
+    if metric.counted:
+        slack += limits.counted_slack(device_matches, measured.grain)
     side: Side = ">=" if metric.direction == "higher" else "<="
     bound, better = (goal - slack, goal + slack) if side == ">=" else (goal + slack, goal - slack)
     reason = "" if math.isfinite(accepted) else f"the accepted value is {accepted}"
-    kind = "task_margin" if metric.task else "regression"
-    is_steady = metric.direction == "steady"
-    if (is_steady or (measured.scope == "sweep" and side == "<=")) and size < better:
+    is_steady = metric.direction == "steady" or (measured.scope == "sweep" and side == "<=")
+    if is_steady and (metric.task or not limits.other_weights) and size < better:
         default = "it is to stay as it is: the tensors are the same"
         side, bound, reason = ">=", better, (measured.why or {}).get(metric.name, default)
     elif metric.relative and goal > _LEAST:
@@ -341,7 +338,11 @@ def _regression(
         against=accepted,
         improved=not reason and (size > better if side == ">=" else size < better),
         allowed=tolerance,
-        source=limits.source(kind if device_matches else f"{kind}_other_device"),
+        source=limits.source(
+            limits.task_limit(device_matches)
+            if metric.task
+            else limits.regression_limit(device_matches)
+        ),
         reason=reason,
     )
 

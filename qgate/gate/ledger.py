@@ -1,7 +1,7 @@
 """The baseline of one subject in a run: the accepted errors, and what an update collects.
 
 Numbers of other weights, samples or calibrations cannot be compared: that is an error, and no
-failure, before anything is measured.
+failure, before anything is measured. Across weights, relative errors can be.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from qgate.baselines import (
+    Accepted,
     Key,
     Origin,
     Store,
@@ -27,19 +28,27 @@ from qgate.gate.checks import Check
 from qgate.gate.subjects import Subject
 from qgate.gate.updating import Which, decide_update
 from qgate.gate.verdict import Verdict
+from qgate.text import listed
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
 
+# Titles that a sentence lists.
+_TITLES = 6
+
 
 @dataclass(frozen=True)
 class AcceptedErrors:
-    """Accepted errors of one file by key, by suite, site and scope, and by suite and layer."""
+    """Accepted errors of one file by key, by suite, site and scope, and by suite and layer.
+
+    other_weights   the hash of the weights that they are of, where others run
+    """
 
     values: Mapping[Key, float | str] = field(default_factory=dict)
     device: str | None = None
     by_site: Mapping[tuple[str, str, str], dict[str, float | str]] = field(default_factory=dict)
     by_layer: Mapping[tuple[str, str], Set[tuple[str, str]]] = field(default_factory=dict)
+    other_weights: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,22 +78,27 @@ class Ledger:
         updating: Which | None = None,
         refresh: Callable[[str], str] | None = None,
         accept_plan: bool = False,
+        across_weights: bool = False,
     ) -> None:
-        """Keep `refresh`, which returns the command that measures a title again."""
+        """Keep `refresh`, which returns the command that measures a title again.
+
+        Only with `across_weights` are accepted errors of other weights compared.
+        """
         self.subject, self.updating, self.refresh = subject, updating, refresh
-        self.accept_plan = accept_plan
+        self.accept_plan, self.across_weights = accept_plan, across_weights
         self.store = Store(root, subject.name)
         self._update: Update | None = None
         self._sources: dict[tuple[str, Key], tuple[float | str, str]] = {}
         self._accepted: dict[str, AcceptedErrors] = {}
         self._records_anew = False
+        self.stale_titles: list[str] = []
 
     @cached_property
     def _origin(self) -> Origin:
         return self.subject.origin()
 
     @cached_property
-    def _recorded(self) -> Origin | None:
+    def recorded(self) -> Origin | None:
         """Return what was recorded when this run began: every test asks for it."""
         return self.store.origin()
 
@@ -113,7 +127,7 @@ class Ledger:
 
         One of a dump never takes the place of one of a model, nor the other way round.
         """
-        recorded = self._recorded
+        recorded = self.recorded
         if recorded is not None and recorded.is_collected != self._origin.is_collected:
             kinds = ("a model", "a dump")
             raise QgateError(
@@ -121,18 +135,35 @@ class Ledger:
                 f"and what is measured is {kinds[not recorded.is_collected]}: give the dump "
                 "another name (--dump-name)."
             )
-        misfits = self._misfits(recorded) if self.updating in (None, "new") else []
+        misfits = self._obstacles(recorded) if self.updating in (None, "new") else []
         if misfits and self.updating == "new":
             raise QgateError(
                 f"{'; '.join(misfits)}. --update-which new only adds: record the baseline again "
                 "with --update-which failed or all."
             )
         if misfits:
-            raise QgateError(
-                f"{'; '.join(misfits)}. If that is meant, record the baseline again with "
-                "--update-baselines; else run what it was made with "
-                f"({self.store.folder})."
+            raise QgateError(f"{'; '.join(misfits)} ({self.store.folder}). {self._ways(recorded)}")
+
+    def _obstacles(self, recorded: Origin | None) -> list[str]:
+        """Say what keeps errors from being compared; other weights do not where that is meant."""
+        if recorded is not None and self.across_weights:
+            recorded = replace(recorded, weights=self._origin.weights)
+        return self._misfits(recorded)
+
+    def _ways(self, recorded: Origin | None) -> str:
+        """Say how to go on with a baseline of something else."""
+        again = "record the baseline again with --update-baselines"
+        if self.across_weights:
+            return (
+                "--across-weights compares other weights on the same samples only: run what the "
+                f"baseline was made with, or {again}, without --across-weights."
             )
+        if recorded and not self._misfits(replace(recorded, weights=self._origin.weights)):
+            return (
+                f"If that is meant, {again}, or hold relative errors against it with "
+                "--across-weights; else run what it was made with."
+            )
+        return f"If that is meant, {again}; else run what it was made with."
 
     def file(self, title: str) -> Location:
         """Return where the accepted errors of a title are kept."""
@@ -142,16 +173,18 @@ class Ledger:
         """Return the accepted errors of a title, none where they were never recorded."""
         if title in self._accepted:
             return self._accepted[title]
-        refresh = "" if self.refresh is None else self.refresh(title)
-        replaced = self.updating in ("failed", "all")
-        accepted = self.store.accepted(title, refresh=refresh, replaced=replaced)
-        stale = [] if accepted is None else accepted.stale(self.origin(calibrated))
+        accepted, others = self._stored(title), ""
+        stale = self._stale(accepted, calibrated)
         if stale and self.updating is None:
-            mode = title.partition("@")[0]
+            titles = list(dict.fromkeys([title, *self.stale_titles]))
+            modes = ",".join(dict.fromkeys(name.partition("@")[0] for name in titles))
             raise QgateError(
-                f"the accepted errors of mode {title} are stale: {'; '.join(stale)}. "
-                f"Refresh them with --mode {mode} --update-baselines."
+                f"the accepted errors of mode{'s' * (len(titles) > 1)} {listed(titles, _TITLES)} "
+                f"are stale: {'; '.join(stale)}. Refresh them with --mode {modes} "
+                "--update-baselines."
             )
+        if accepted is not None and accepted.weights != self._origin.weights:
+            others = accepted.weights
         errors = AcceptedErrors()
         if accepted is not None and not stale:
             by_site: dict[tuple[str, str, str], dict[str, float | str]] = {}
@@ -161,9 +194,35 @@ class Ledger:
             for suite, site, scope in by_site:
                 layer = self.subject.layer_of(site)
                 by_layer.setdefault((suite, layer), set()).add((site, scope))
-            errors = AcceptedErrors(accepted.values, accepted.device, by_site, by_layer)
+            errors = AcceptedErrors(accepted.values, accepted.device, by_site, by_layer, others)
         self._accepted[title] = errors
         return errors
+
+    def _stored(self, title: str) -> Accepted | None:
+        refresh = "" if self.refresh is None else self.refresh(title)
+        replaced = self.updating in ("failed", "all")
+        return self.store.accepted(title, refresh=refresh, replaced=replaced)
+
+    def _stale(self, accepted: Accepted | None, calibrated: bool) -> list[str]:
+        """Say why accepted errors are not those of this run; across weights these may differ."""
+        if accepted is None:
+            return []
+        # Without a calibration of its own, a file does not make a model be calibrated.
+        origin = self.origin(calibrated and accepted.calibration is not None)
+        if self.across_weights:
+            origin = replace(origin, weights=accepted.weights)
+        return accepted.stale(origin)
+
+    def note_stale(self, titles: Mapping[str, bool]) -> list[str]:
+        """Note which titles have stale errors: the first that asks for some is told of all.
+
+        Each title comes with whether its mode is calibrated.
+        """
+        if self.updating is None:
+            self.stale_titles = [
+                title for title, of in titles.items() if self._stale(self._stored(title), of)
+            ]
+        return self.stale_titles
 
     def same_device(self, accepted: AcceptedErrors) -> bool:
         """Tell if accepted errors were measured with the arithmetic of this device."""
@@ -226,5 +285,5 @@ class Ledger:
         update = self.finish()
         if update is None:
             return []
-        self.__dict__.pop("_recorded", None)
+        self.__dict__.pop("recorded", None)
         return self.store.preview(update) if dry_run else self.store.commit(update)

@@ -45,11 +45,14 @@ from qgate.results.schema import LooserLimit
 
 MARKER = "limits marker"
 _VALUES = (*NUMBERS, "absolute", "missing")
+# How far other weights moved errors is in docs/gates.md: each is the next round share above it.
 # The smallest divergence of a task is mostly noise, and gradients are of two samples: other
 # instructions moved them by up to 7 %.
 _BY_SCOPE: Mapping[str, Mapping[str, float]] = {
-    "task": {"regression_other_device": 0.15},
-    "backward": {"regression_other_device": 0.1},
+    "task": {"regression_other_device": 0.15, "regression_across_weights": 1.0},
+    "backward": {"regression_other_device": 0.1, "regression_across_weights": 9.0},
+    "local": {"regression_across_weights": 0.5},
+    "sweep": {"regression_across_weights": 4.0},
 }
 _WHERE = ("sites", "modes", "models", "scopes", "reason")
 
@@ -215,7 +218,10 @@ class Policy:
         fit = tuple(setting for setting in self.settings if setting.fits_model(name))
         return replace(self, settings=fit, model=name)
 
-    def limits_for(self, site: str, mode: str = "", scope: str = "local") -> Limits:
+    def limits_for(
+        self, site: str, mode: str = "", scope: str = "local", other_weights: bool = False
+    ) -> Limits:
+        """Return the limits at a site, for accepted errors of the same or of other weights."""
         if scope not in SCOPES:
             raise unknown("scope", scope, SCOPES)
         values: dict[str, Any] = dict(_BY_SCOPE.get(scope, {}))
@@ -226,11 +232,11 @@ class Policy:
                 values.update(setting.values)
                 sources.update(dict.fromkeys(setting.values, setting.source))
                 absolute.update(setting.bounds(scope))
-        return Limits(**values, absolute=absolute, sources=sources)
+        return Limits(**values, absolute=absolute, sources=sources, other_weights=other_weights)
 
-    def limits_of(self, mode: str) -> Callable[[Measured], Limits]:
+    def limits_of(self, mode: str, other_weights: bool = False) -> Callable[[Measured], Limits]:
         """Return the function that `judge` asks, for one mode."""
-        return lambda measured: self.limits_for(measured.site, mode, measured.scope)
+        return lambda row: self.limits_for(row.site, mode, row.scope, other_weights)
 
     def check_sites(self, sites: Iterable[str]) -> None:
         """Refuse a rule or marker whose expression matches none of all sites."""

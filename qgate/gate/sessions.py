@@ -22,6 +22,7 @@ from qgate.baselines import (
     write_candidate,
 )
 from qgate.errors import QgateError
+from qgate.gate.across_weights import NOT_ACROSS_WEIGHTS, comparable
 from qgate.gate.checks import ACCEPTABLE, NOT_QUANTIZED
 from qgate.gate.ledger import AcceptedErrors, Decision, Ledger
 from qgate.gate.measured import Measured
@@ -32,6 +33,7 @@ from qgate.gate.subjects import Subject
 from qgate.gate.texts import failure_text
 from qgate.gate.updating import Which, hint
 from qgate.gate.verdict import Verdict, judge
+from qgate.results.across_weights import AcrossWeights
 from qgate.results.coverage import ModeScope
 from qgate.results.failure_causes import KnownCauses
 from qgate.results.pictures import Plots
@@ -76,6 +78,7 @@ class GateSession:
     failure shows them as the command to run again. With `deferred` an outcome is part of the update
     only when it is kept; a dry run judges as if there were no update. An update writes nothing of a
     gate with another plan, unless `accept_plan`. `plots` says which comparisons can be drawn later.
+    With `across_weights` relative errors are held against a baseline of other weights.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class GateSession:
         spelled: Callable[[str], str] = "--{}".format,
         plots: Plots = "none",
         accept_plan: bool = False,
+        across_weights: bool = False,
     ) -> None:
         self.subject, self.policy, self.plots = subject, policy, plots
         self.dry_run, self.deferred = dry_run, deferred
@@ -104,6 +108,15 @@ class GateSession:
             updating,
             lambda title: self.update_command(*subject.selecting(title)),
             accept_plan,
+            across_weights,
+        )
+        self._across = AcrossWeights(
+            model=subject.name,
+            baseline=short_path(Path.cwd(), self.store.folder),
+            accepted=[],
+            weights="",
+            room={},
+            left_out=[],
         )
 
     def with_policy(self, policy: Policy, command: str = "") -> Self:
@@ -156,12 +169,20 @@ class GateSession:
         compared |= {row.site: row.positions for row in carried}
         if idle := self.policy.idle_bounds(rows, mode.name):
             raise QgateError(f"{idle}: it limits nothing. Name its scopes, or leave it out.")
+        limits_of = self.policy.limits_of(mode.name, bool(accepted.other_weights))
+        left_out: list[str] = []
+        if accepted.other_weights:
+            pairs = [comparable(row) for row in rows]
+            rows = [row for row, _ in pairs]
+            left_out = list(dict.fromkeys(text for _, texts in pairs for text in texts))
         verdict = judge(
             rows,
-            self.policy.limits_of(mode.name),
+            limits_of,
             ledger.same_device(accepted),
             absent=_absent_sites(accepted, suite, rows, whole),
         )
+        if accepted.other_weights:
+            self._note_across_weights(accepted.other_weights, left_out, verdict)
         self._power[:] = add_power(
             self._power,
             [ModePower(model=self.subject.name, mode=mode.name, defects=smallest_defects(verdict))],
@@ -193,6 +214,8 @@ class GateSession:
                 diagnoses=diagnoses,
                 earlier=earlier,
             )
+        if left_out:
+            notes = {**(notes or {}), NOT_ACROSS_WEIGHTS: left_out}
         if notes:
             records = [{**row, "notes": dict(notes)} for row in records]
         acceptable = any(check.kind in ACCEPTABLE for check in failed) and not hint(tuple(failed))
@@ -208,6 +231,32 @@ class GateSession:
         if not self.deferred:
             self.keep(outcome)
         return outcome
+
+    def _note_across_weights(
+        self, other_weights: str, left_out: Sequence[str], verdict: Verdict
+    ) -> None:
+        """Note weights whose errors were held, with which room, and what of them was not."""
+        across = self._across
+        across["accepted"] = sorted({*across["accepted"], other_weights})
+        self.note_left_out(left_out)
+        for check in verdict.checks:
+            if check.kind == "regression" and check.allowed and "@" not in check.metric:
+                shares = [*across["room"].get(check.scope, ()), check.allowed]
+                across["room"][check.scope] = [min(shares), max(shares)]
+
+    def note_left_out(self, left_out: Sequence[str]) -> None:
+        """Note what cannot be compared across weights."""
+        self._across["left_out"] = list(dict.fromkeys([*self._across["left_out"], *left_out]))
+
+    def across_weights(self) -> AcrossWeights | None:
+        """Return what was held across weights; None where nothing was meant to be."""
+        weights, recorded = self.origin().weights, self.ledger.recorded
+        if not (self.ledger.across_weights and self._positions and recorded):
+            return None
+        if recorded.is_collected:
+            return None
+        others = {*self._across["accepted"], recorded.weights} - {weights}
+        return {**self._across, "weights": weights, "accepted": sorted(others)}
 
     def diagnose(self, mode: Mode, verdict: Verdict) -> Mapping[tuple[str, str], str]:  # noqa: ARG002
         """Say by site and scope what is wrong with tensors that failed, where they tell."""
@@ -253,7 +302,8 @@ class GateSession:
         """
         verdict, decision = outcome.verdict, outcome.decision
         title, suite, calibrated = decision.title, decision.suite, decision.calibrated
-        if outcome.passed:
+        # What was held across weights replaces a baseline as a whole, or nothing of it.
+        if outcome.passed or self.ledger.accepted(title, calibrated).other_weights:
             drop_candidate(folder, self.subject.name, title, source)
             return
         decision = self.ledger.decide(title, suite, calibrated, verdict, "failed", accept_plan=True)

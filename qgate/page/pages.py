@@ -21,6 +21,7 @@ from qgate.page._texts import (
     verdict_of,
 )
 from qgate.page.runs import Run
+from qgate.results.across_weights import across_weights_texts
 from qgate.results.extent import cause_text, covered_texts, extent_of, is_partial
 from qgate.results.looser import factor_text, looser_of, places_text, value_text
 from qgate.results.other_tests import NOT_FINISHED, other_tests_text
@@ -193,6 +194,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     if extent is not None:
         facts.append(("gates held", f"{extent['judged']:,} of {extent['gates']:,}"))
         facts += [("compared", text.removeprefix("compared ")) for text in covered_texts(header)]
+    facts += [("weights", text) for text in across_weights_texts(header, folded=False)]
     if not run.finished:
         facts.append(("extent", NOT_FINISHED))
     elif extent is None and header.get("complete") is False:

@@ -18,6 +18,7 @@ from qgate.page.tables import (
     table,
     value_text,
 )
+from qgate.results.across_weights import across_weights_texts
 from qgate.results.extent import (
     covered_texts,
     extent_of,
@@ -196,6 +197,7 @@ def extent_lines(header: Mapping[str, Any], width: int) -> list[TerminalLine]:
     looser = looser_text(header)
     return [
         *(wrapped_lines([text], width, color) if text else []),
+        *wrapped_lines(across_weights_texts(header), width, "yellow"),
         *wrapped_lines([*covered_texts(header), *filter(None, [power_text(header)])], width),
         *(wrapped_lines([looser], width, "yellow") if looser else []),
     ]

@@ -32,6 +32,7 @@ from qgate.plugin.fixtures import (
     qgate_check_kernel,
 )
 from qgate.plugin.gate_collection import FileHooks, gates_of, has_fixture
+from qgate.plugin.holding_back import hold_back
 from qgate.plugin.options import add_options, add_short_names
 from qgate.plugin.reports import add_other, add_report, attach, finish
 from qgate.plugin.runs import WATCH, SuiteRun
@@ -134,9 +135,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         gates_of(item.config).reached.add(id(item))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]):  # type: ignore[no-untyped-def]
+    """Select before anything else deselects; hold back gates once nothing else is deselected."""
     select(config, items)
+    result = yield
+    hold_back(config, items)
+    return result
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -146,7 +146,8 @@ class SuiteGate:
             source = f"limits marker of {item.name}"
             policy = policy.with_marker(marker.kwargs, source, standard)
         note_looser(item.config, [_of_function(limit, item) for limit in policy.looser()])
-        command = options_of(item.config).command([str(item.path)]) if self.runs_alone else ""
+        paths = [str(item.path)]
+        command = options_of(item.config).command(paths, updating=True) if self.runs_alone else ""
         self.session: Any = session.with_policy(policy, command)
         self.suite = suite_of(item.path)
 

@@ -40,6 +40,7 @@ class GateCollection:
     created    gates that pytest made, with their node ids; `reached` those that it collected
     within     gates within the modes asked for; `beyond` those that --layers leaves out
     lacking    gates that were accepted once, and what their model lacks now
+    held_back  gates of a model whose baseline is of something else, but for the one that says so
     selected   model, mode and place of the gates that run, by node id
     omitted    cause, reason, model, mode and place of the others
     files      files with gates that were not collected: cause, reason and name
@@ -50,6 +51,7 @@ class GateCollection:
     within: dict[int, tuple[pytest.Item, str]] = field(default_factory=dict)
     beyond: set[int] = field(default_factory=set)
     lacking: dict[int, str] = field(default_factory=dict)
+    held_back: set[int] = field(default_factory=set)
     selected: dict[str, Place] = field(default_factory=dict)
     omitted: list[tuple[str, str, str, str, str]] = field(default_factory=list)
     files: dict[str, tuple[str, str, str]] = field(default_factory=dict)
@@ -77,8 +79,8 @@ class GateCollection:
             elif node not in running:
                 reason = deselected_by if key in self.reached else "the tests named"
                 reason = self.lacking.get(key, reason)
-                by_layers = key in self.beyond
-                cause = ("layers", layers) if by_layers else ("deselected", reason)
+                cause = ("layers", layers) if key in self.beyond else ("deselected", reason)
+                cause = ("baseline", "") if key in self.held_back else cause
                 self.omitted.append((*cause, *place_of(item)))
 
     def to_part(self) -> dict[str, list[list[str]]]:

@@ -21,20 +21,21 @@ class Option:
     """One option: how argparse reads it, its default, and what it is about.
 
     Options about the run are typed again by whoever repeats a failure; those of its subject are
-    in the failure anyway, and those of the report or of an update move no number. Those of an
-    update and of one command (`command`) are no settings of a project.
+    in the failure anyway, and those of the report or of an update move no number. Those about its
+    baseline are typed again, but not where it is updated. Those of a baseline, of an update and of
+    one command (`command`) are no settings of a project.
     """
 
     help: str
     default: Any = None
-    about: Literal["run", "subject", "report", "update", "command"] = "run"
+    about: Literal["run", "subject", "report", "baseline", "update", "command"] = "run"
     metavar: str | None = None
     kind: Kind = str
 
     @property
     def is_setting(self) -> bool:
         """Return True if the file of a project may set it."""
-        return self.about not in ("update", "command")
+        return self.about not in ("baseline", "update", "command")
 
     @property
     def argparse(self) -> dict[str, Any]:
@@ -99,6 +100,13 @@ OPTIONS = {
         "baselines/)",
         metavar="DIR",
         kind=Path,
+    ),
+    "across-weights": Option(
+        "hold relative errors against a baseline of other weights, of a retrain or a fine-tune, "
+        "with the room of the limit regression_across_weights (0.25)",
+        False,
+        "baseline",
+        kind=bool,
     ),
     "device": Option("auto (default), cpu, cuda or cuda:N", "auto", metavar="D"),
     "samples": Option("texts evaluated (10)", 10, metavar="N", kind=int),

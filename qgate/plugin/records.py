@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from qgate.baselines import Store, joined, pack, unpack, unused
+from qgate.baselines import Store, accepted_file, joined, pack, unpack, unused
 from qgate.errors import QgateError
 from qgate.metrics import METRICS
 from qgate.plugin.runs import Part, SuiteRun, conflicts_of, part_of, sessions_used
@@ -26,11 +26,13 @@ from qgate.results import (
     worst_first,
     write_results,
 )
+from qgate.results.across_weights import add_across_weights
 from qgate.results.coverage import ModeCoverage, ModeScope, coverage_of
 from qgate.results.extent import OmittedGate, in_ci, lacks_gates, new_extent
 from qgate.results.looser import looser_limits
 from qgate.results.other_tests import other_tests_record
 from qgate.results.power import add_power
+from qgate.storage.locations import short_path
 from qgate.text import one_line
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 OUT = "qgate-out"
 REPRODUCTIONS = "repro"
+# Lines of accepted errors from which on an update says that they are many.
+_LINES = 1000
 # Changes of an update that the header of the records lists; the rest it counts.
 _CHANGES = 200
 Outcomes = Sequence[tuple["GateSession", "Outcome"]]
@@ -164,6 +168,7 @@ def measured_part(config: pytest.Config, updates: bool) -> Part:
         facts["plans"] |= {f"{origin.model} {k}": plan for k, plan in plans.items()}
         facts["limits"][origin.model] = session.policy.to_dict()
         facts["run"] |= {"torch": origin.torch, "commit": origin.commit}
+        facts["across_weights"] += filter(None, [session.across_weights()])
         facts["power"] += [mode for mode in session.power() if mode["mode"] in plans]
         for scope in session.scopes():
             facts["scopes"][f"{scope.model} {scope.mode}"] = asdict(scope)
@@ -182,12 +187,15 @@ def measured_part(config: pytest.Config, updates: bool) -> Part:
 def joined_facts(parts: Iterable[Part]) -> dict[str, Any]:
     """Return the facts of all processes of one run."""
     facts: dict[str, Any] = {"models": {}, "plans": {}, "limits": {}, "run": {}, "scopes": {}}
-    facts["power"] = []
+    facts |= {"power": [], "across_weights": []}
     for part in parts:
         for name, known in part["facts"].items():
-            if name not in ("scopes", "power"):
+            if name not in ("scopes", "power", "across_weights"):
                 facts[name] |= known
         facts["power"] = add_power(facts["power"], part["facts"]["power"])
+        facts["across_weights"] = add_across_weights(
+            facts["across_weights"], part["facts"]["across_weights"]
+        )
         for key, values in part["facts"]["scopes"].items():
             scope, same = ModeScope(**values), facts["scopes"].get(key)
             facts["scopes"][key] = scope if same is None else same.joined(scope)
@@ -203,10 +211,16 @@ def update_baselines(run: SuiteRun) -> None:
         store, update = Store(run.options.baselines, model), joined(collected)
         changes = store.preview(update) if run.options.dry_run else store.commit(update)
         run.changes += [str(change) for change in changes]
-        origin = store.origin()
+        origin, written = store.origin(), {} if run.options.dry_run else update.modes()
         for mode, accepted in store.accepted_of(store.modes()).items():
             if origin is not None and accepted.stale(origin):
                 run.stale.append(f"{model} {mode}")
+            if mode in written and len(accepted.values) > _LINES:
+                file = short_path(run.options.home, store.folder / accepted_file(mode))
+                run.selection.notes.append(
+                    f"{file} has {len(accepted.values):,} lines, more than a review reads one by "
+                    "one: look at what changed, in a diff or in the update of the report"
+                )
     run.updated = True
 
 
@@ -340,6 +354,7 @@ def _header(run: SuiteRun, complete: bool, status: int | None) -> dict[str, Any]
         other=other_tests_record(run.others, run.lines),
         **({"extent": run.extent} if run.extent is not None else {}),
         power=facts["power"],
+        **({"across_weights": across} if (across := facts["across_weights"]) else {}),
         baselines=options.shown_baselines,
         update=update,
     )

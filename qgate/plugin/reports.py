@@ -146,8 +146,9 @@ def finish(run: SuiteRun, session: pytest.Session, exitstatus: int) -> None:
     gates = any(any(part["gates"].values()) for part in run.parts)
     if gates and not config.getoption("collectonly", False):
         run.extent = lazy.records.run_extent(run, "" if whole else _stopped_by(session))
-        power = lazy.records.joined_facts(run.parts)["power"]
-        run.header = {"extent": run.extent, "shard": options.shard, "power": power}
+        facts = lazy.records.joined_facts(run.parts)
+        run.header = {"extent": run.extent, "shard": options.shard}
+        run.header |= {name: facts[name] for name in ("power", "across_weights")}
     _settle(run, session)
     if run.gates:
         if lazy.records.write(run, whole, int(session.exitstatus)):

@@ -107,7 +107,8 @@ class Sessions:
             "dry_run": options.dry_run,
             "accept_plan": options.values["accept-plan"],
             "deferred": True,
-            "command": options.command(),
+            "across_weights": options.values["across-weights"],
+            "command": options.command(updating=True),
             "spelled": options.spelled,
             "plots": options.values["plots"],
         }

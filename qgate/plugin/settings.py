@@ -78,6 +78,12 @@ class RunOptions:
                 "--accept-plan accepts another plan beside --update-baselines, and not alone: "
                 "give both, or leave it out."
             )
+        if self.values["across-weights"] and self.update is not None:
+            raise pytest.UsageError(
+                "--across-weights holds errors against a baseline of other weights, and "
+                "--update-baselines (or --update-dry-run) replaces it by one of these: give one of "
+                "the two."
+            )
 
     @cached_property
     def update(self) -> Which | None:
@@ -172,17 +178,25 @@ class RunOptions:
             name = self.dump_name(self.config.invocation_params.dir / folder)
             parts.append(f"dump {folder} as {name}")
         parts += [f"device {values['device']}", f"baselines {self.shown_baselines}"]
+        if values["across-weights"]:
+            parts.append("across weights")
         if self.update is not None:
             what = "update as a dry run" if self.dry_run else "updating baselines"
             parts.append(f"{what} ({self.update})")
         return f"qgate: {', '.join(parts)}"
 
-    def command(self, paths: Sequence[str] = ()) -> str:
-        """Return how to run the same tests again, or those of files, but for what is measured."""
+    def command(self, paths: Sequence[str] = (), *, updating: bool = False) -> str:
+        """Return how to run the same tests again, or those of files, but for what is measured.
+
+        `updating` is about a command that updates baselines.
+        """
+        kinds = ("run",) if updating else ("run", "baseline")
         options = [
-            f"{self.spelled(name)} {shlex.quote(str(self.typed[name]))}"
+            self.spelled(name)
+            if option.kind is bool
+            else f"{self.spelled(name)} {shlex.quote(str(self.typed[name]))}"
             for name, option in OPTIONS.items()
-            if option.about == "run" and name in self.typed
+            if option.about in kinds and name in self.typed
         ]
         here, near = self.config.invocation_params.dir, []
         for path in paths or [arg.partition("::")[0] for arg in self.config.args]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from qgate.results.across_weights import across_weights_texts
 from qgate.results.extent import covered_texts, extent_text, partial_text
 from qgate.results.looser import looser_text
 from qgate.results.other_tests import (
@@ -84,7 +85,8 @@ def markdown_summary(
     page.add(tally.counts_text())
     if (extent := extent_text(header)) and not partial:
         page.add("", for_markdown(extent))
-    for covered in [*covered_texts(header), *filter(None, [power_text(header)])]:
+    held = [*across_weights_texts(header), *covered_texts(header)]
+    for covered in [*held, *filter(None, [power_text(header)])]:
         page.add("", for_markdown(covered))
     if looser := looser_text(header):
         page.add("", for_markdown(looser))

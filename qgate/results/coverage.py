@@ -64,7 +64,8 @@ class ModeCoverage(TypedDict):
 class OmittedGates(TypedDict):
     """Gates of one mode that were not held, for one reason, or what has no gate.
 
-    cause   skipped, xfailed, deselected, layers, not run, not counted, shard, not compared
+    cause   skipped, xfailed, deselected, layers, baseline, not run, not counted, shard, not
+            compared
     reason  the reason of a skip, the options that deselect, what ended the run
     places  layers, or suites for gates without a layer; what no gate compares; at most 100
     gates   how many; 0 for files and shards whose gates are unknown, and for what has none

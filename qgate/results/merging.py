@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qgate.errors import QgateError
+from qgate.results.across_weights import add_across_weights
 from qgate.results.extent import add_extents, extent_of, merged_extent
 from qgate.results.other_tests import add_other_tests
 from qgate.results.power import add_power
@@ -169,6 +170,7 @@ _MERGE_FIELD: dict[str, Callable[[Any, Any], Any]] = {
     "notes": _lists,
     "other": add_other_tests,
     "power": add_power,
+    "across_weights": add_across_weights,
     "baselines": _folders,
     "update": _updates,
 }

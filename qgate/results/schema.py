@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from qgate._version import __version__
 from qgate.errors import QgateError
 from qgate.records import Meta, required_fields, validate
+from qgate.results.across_weights import AcrossWeights
 from qgate.results.coverage import RunExtent
 from qgate.results.pictures import Count, Picture
 from qgate.results.power import ModePower
@@ -226,6 +227,7 @@ class RunHeader(TypedDict):
     errors     errors of writing, and the like
     looser     limits that are looser than the default
     power      smallest defects that the limits in force see, by mode
+    across_weights  models whose errors were held against those of other weights
     notes      omitted tests, and accepted errors that were not measured
     baselines  their folder, as messages show it
     """
@@ -255,6 +257,7 @@ class RunHeader(TypedDict):
     errors: NotRequired[list[str]]
     looser: NotRequired[list[LooserLimit]]
     power: NotRequired[list[ModePower]]
+    across_weights: NotRequired[list[AcrossWeights]]
     notes: NotRequired[list[str]]
     other: NotRequired[OtherTests]
     baselines: NotRequired[str | None]

@@ -42,7 +42,7 @@ def limits(
 
 
 def test_without_a_table_the_defaults_hold() -> None:
-    assert Policy().limits_for("x") == Limits()
+    assert Policy().limits_for("x", scope="carried") == Limits()
     assert (Limits().budget_db, Limits().regression, Limits().regression_other_device) == (
         0.5,
         0.02,
@@ -181,7 +181,8 @@ def test_a_rule_for_some_models_holds_for_none_before_one_is_named() -> None:
 
 def test_a_marker_on_the_policy_of_a_model_may_be_for_others() -> None:
     policy = Policy().for_model("tiny-mamba")
-    assert policy.with_marker({"regression": 0.3, "models": "mine"}).limits_for("x") == Limits()
+    marked = policy.with_marker({"regression": 0.3, "models": "mine"})
+    assert marked.limits_for("x", scope="carried") == Limits()
     assert policy.with_marker({"regression": 0.3}).limits_for("x").regression == 0.3
 
 
@@ -297,7 +298,13 @@ def test_a_bound_that_the_shipped_suite_has_and_a_copy_lacks_is_listed() -> None
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("regression", 1.0), ("regression_other_device", 1), ("budget_db", 14.0), ("atol", 1)],
+    [
+        ("regression", 1.0),
+        ("regression_other_device", 1),
+        ("regression_across_weights", 1.0),
+        ("budget_db", 14.0),
+        ("atol", 1),
+    ],
 )
 def test_switching_a_kind_of_limit_off_needs_a_reason(name: str, value: float) -> None:
     for table in ({name: value}, {"rules": [{"sites": "x", name: value, "reason": " "}]}):

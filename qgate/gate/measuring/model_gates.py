@@ -13,6 +13,7 @@ from qgate import formats, modes
 from qgate.baselines import Origin, ReferenceTensor
 from qgate.devices import arithmetic_of
 from qgate.errors import QgateError, unknown
+from qgate.gate.across_weights import NOT_ACROSS_WEIGHTS, REFERENCE
 from qgate.gate.limits import Limits
 from qgate.gate.measured import Measured
 from qgate.gate.measuring.bench import Bench
@@ -202,11 +203,10 @@ class ModelGates(GateSession):
 
     def _blind_kind(self, mode: Mode) -> str:
         """Say which kind of limit in force lets a planted fault of a mode pass; empty if none."""
-        limits = self.policy.limits_of(mode.name)
-        same = self.ledger.same_device(
-            self.ledger.accepted(self.subject.title(mode.name), mode.calibrated)
-        )
-        share = MORE_ERROR if same else MORE_ERROR_ELSEWHERE
+        accepted = self.ledger.accepted(self.subject.title(mode.name), mode.calibrated)
+        same, others = self.ledger.same_device(accepted), bool(accepted.other_weights)
+        limits = self.policy.limits_of(mode.name, others)
+        share = MORE_ERROR if same and not others else MORE_ERROR_ELSEWHERE
         changed = [row for row in self.bench.measure(mode) if differs(row)]
         carried = [row for row in changed if row.scope == "carried"]
         rows = [row for row in carried if row.layer] or carried
@@ -253,7 +253,8 @@ class ModelGates(GateSession):
             for (of, site, scope), values in accepted.by_site.items()
             if (of, scope) == (suite, "sweep") and "exponent" in values
         }
-        same = self.ledger.same_device(accepted)
+        same, others = self.ledger.same_device(accepted), bool(accepted.other_weights)
+        exponents = {} if others else exponents
 
         def tolerance(site: str) -> float:
             return self.policy.limits_for(site, fmt, "sweep").tolerance(same)
@@ -274,9 +275,9 @@ class ModelGates(GateSession):
         An update records it where there is none, where it is of something else, or out of its
         noise; one that only adds leaves it alone.
         """
-        which = self.ledger.updating
-        stored = [] if self.ledger.misfits() else self.store.bases()
-        if which is None and not stored:
+        which, misfits = self.ledger.updating, self.ledger.misfits()
+        stored = [] if misfits else self.store.bases()
+        if which is None and not stored and not misfits:
             raise QgateError(
                 f"there is no baseline of {self.bench.model.name} in {str(self.store.folder)!r}: "
                 f"{self.update_command()} records one."
@@ -287,7 +288,10 @@ class ModelGates(GateSession):
         anew = which is not None and ((moved and which != "new") or not stored or which == "all")
         measured = [] if anew and not self.dry_run else list(rows.values())
         measured += unquantized(self.bench)
-        outcome = self.judge(suite, FP32, measured, "reference", title="fp32")
+        notes = {NOT_ACROSS_WEIGHTS: [REFERENCE]} if misfits and which is None else None
+        if notes:
+            self.note_left_out(notes[NOT_ACROSS_WEIGHTS])
+        outcome = self.judge(suite, FP32, measured, "reference", notes, title="fp32")
         if outcome.passed and not perturbation_shows(self.bench):
             return outcome.failed_as_whole(
                 "a weight moved by a hundredth does not show in the reference"
