@@ -17,7 +17,8 @@ from qgate.activation_stats.reading import spread_evenly
 from qgate.activation_stats.settings import ActivationSettings
 from qgate.errors import QgateError
 from qgate.hooks.observing import INPUT, OUTPUT, WEIGHT, compile_pattern, matching_modules
-from qgate.models.model import blocks_of, head_of
+from qgate.models.blocks import blocks_of
+from qgate.models.model import head_of
 from qgate.models.sites import is_transposed_linear, kind_of
 from qgate.text import listed
 

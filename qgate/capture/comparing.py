@@ -46,7 +46,7 @@ def compare_runs(
         raise QgateError(f"there are no samples to run {reference.name} on.")
     chosen = pick_sites(reference, sites)
     blocks = pick_sites(reference, r":input$") if local else []
-    blocks = [site for site in blocks if site.kind == "block"]
+    blocks = [site for site in blocks if site.is_block]
     total: dict[str, ErrorStats] = {}
 
     def capture(

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from qgate.capture.next_tokens import are_logits, token_ids
+from qgate.capture.next_tokens import are_logits
 from qgate.devices import exact_math
 from qgate.errors import QgateError, unknown
 from qgate.hooks import ModuleHooks
 from qgate.hooks.tapping import tap_sites
 from qgate.models.model import Model, inputs_hash
+from qgate.models.rows import real_tokens, token_ids, without_padding
 from qgate.models.sites import Site
 from qgate.text import listed
 
@@ -60,7 +61,7 @@ def pick_sites(model: Model, selection: str | Sequence[str] | None = None) -> li
     sites = model.sites()
     names = [site.name for site in sites]
     if selection is None:
-        outputs = [site for site in sites if site.kind == "block" and site.port == "output"]
+        outputs = [site for site in sites if site.is_block and site.port == "output"]
         if not outputs:
             raise QgateError(
                 f"{model.name} has no list of blocks; say which sites: {listed(names, 20)}."
@@ -168,7 +169,7 @@ def pass_through(
 
     inputs: list[Site] = []
     if forced is not None:
-        inputs = [site for site in model.sites() if site.kind == "block" and site.port == "input"]
+        inputs = [site for site in model.sites() if site.is_block and site.port == "input"]
         if not inputs:
             raise QgateError(f"{model.name} has no list of blocks whose inputs could be forced.")
     with tap_sites(model.module, inputs, force), tap_sites(model.module, sites, take):
@@ -194,13 +195,18 @@ class _Forced(torch.autograd.Function):
         return gradient, None
 
 
+_IGNORED = -100
+
+
 def next_token_loss(logits: Tensor, sample: Any) -> Tensor:
     """Return the mean cross entropy of the next token, or the mean square of other outputs."""
-    ids = token_ids(sample)
+    ids, real = token_ids(sample), real_tokens(sample)
     if ids is not None and are_logits(logits, ids):
-        ids = ids.to(logits.device)
-        return cross_entropy(logits[..., :-1, :].float().flatten(0, -2), ids[..., 1:].flatten())
-    return logits.float().square().mean()
+        ids = ids if real is None else ids.masked_fill(~real.to(ids.device), _IGNORED)
+        rows = logits[..., :-1, :].float().flatten(0, -2)
+        following = ids[..., 1:].flatten().to(logits.device)
+        return cross_entropy(rows, following, ignore_index=_IGNORED)
+    return without_padding(logits, real).float().square().mean()
 
 
 def _with_gradients(
@@ -287,7 +293,7 @@ def _forced_gradients(
     """Return the reference's gradients at the outputs of all blocks, none in a free run."""
     if forced is None:
         return {}
-    outputs = [s.name for s in model.sites() if s.kind == "block" and s.port == "output"]
+    outputs = [s.name for s in model.sites() if s.is_block and s.port == "output"]
     captured = {site.name for site in sites}
     for name in outputs:
         if name not in forced.gradients or name not in captured:

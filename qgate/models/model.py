@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,8 +16,10 @@ from torch import Tensor, nn
 from qgate.devices import exact_math
 from qgate.errors import QgateError, unknown
 from qgate.hooks.tapping import tap_sites
+from qgate.models.blocks import blocks_of, leaves_of
 from qgate.models.fingerprints import fingerprint
-from qgate.models.sites import Site, kind_of, sites_of
+from qgate.models.rows import map_tensors, tensors_of
+from qgate.models.sites import Site, sites_of
 from qgate.models.task_metric import TaskMetric, check_metric
 from qgate.text import listed
 
@@ -60,6 +64,8 @@ class Model:
         default_factory=dict, init=False, repr=False
     )
     _sites: tuple[Site, ...] | None = field(default=None, repr=False)
+    _output_channels: Mapping[str, int] = field(default_factory=dict, repr=False)
+    _picks_layers: bool = field(default=False, init=False, repr=False)
     _weights_digest: tuple[object, str] | None = field(default=None, init=False, repr=False)
 
     def __repr__(self) -> str:
@@ -82,7 +88,10 @@ class Model:
             )
         check_metric(self.metric, self.name)
         self.module.eval()
-        self.layers = tuple(self.layers) or blocks_of(self.module, inside)
+        self._picks_layers = not self.layers
+        self.layers = (
+            tuple(self.layers) or blocks_of(self.module, inside) or leaves_of(self.module, inside)
+        )
         self.head = tuple(self.head) if self.head is not None else head_of(self.module)
         for name in (*self.layers, *self.head):
             if name not in names:
@@ -96,9 +105,6 @@ class Model:
     def sites(self) -> list[Site]:
         """Return the sites of `part` that a tensor passes, in the order of passing.
 
-        The first sample is run to find them. A model in a mode has those of the model it
-        stands for.
-
         They are found by running the first sample. In a mode they are those of the model that it
         stands for.
         """
@@ -108,30 +114,71 @@ class Model:
 
     def idle_sites(self) -> list[Site]:
         """Return the sites that no tensor passes, such as those a fused path goes around."""
-        passed = set(self.sites())
-        return [site for site in self._all_sites() if site not in passed]
+        passed = {site.name for site in self.sites()}
+        return [site for site in self._all_sites() if site.name not in passed]
 
     def layer_of(self, module: str) -> str:
         """Return the block that a module is in, empty for one outside all blocks."""
         inside = [name for name in self.layers if f"{module}.".startswith(f"{name}.")]
         return max(inside, key=len, default="")
 
-    def _used_sites(self) -> tuple[Site, ...]:
-        order: dict[Site, None] = {}
+    def channel_axis(self, name: str) -> int:
+        """Return the axis of the channels of a site or an output: the last one but for images."""
+        return self._channel_axes.get(name, -1)
 
-        def take(site: Site, _tensor: Tensor) -> None:
-            order.setdefault(site)
+    @cached_property
+    def _channel_axes(self) -> dict[str, int]:
+        return {site.name: site.channels for site in self.sites()} | dict(self._output_channels)
+
+    def _used_sites(self) -> tuple[Site, ...]:
+        calls: Counter[Site] = Counter()
+        shapes: dict[str, tuple[int, ...]] = {}
+
+        def take(site: Site, tensor: Tensor) -> None:
+            calls[site] += 1
+            shapes.setdefault(site.name, tuple(tensor.shape))
 
         try:
             with torch.no_grad(), tap_sites(self.module, self._all_sites(), take):
-                self(self.inputs[0])
+                outputs = self.outputs(self.inputs[0])
         except QgateError:
             raise
         except Exception as error:
             raise QgateError(
                 f"{self.name} cannot run its first sample: {type(error).__name__}: {error}"
             ) from error
-        return tuple(order)
+        if self._picks_layers:
+            # Only what runs once per sample can be given the reference's input.
+            of_blocks = {site.module: count for site, count in calls.items() if site.is_block}
+            ran = [name for name, count in of_blocks.items() if count == 1]
+            leaves = leaves_of(self.module, re.compile(self.part))
+            if not ran and self.layers != leaves:
+                self.layers = leaves
+                return self._used_sites()
+            self.layers = tuple(ran)
+        # Behind convolutions channels come before what they slide over.
+        maps = {
+            (len(shape), shape[site.channels])
+            for site in calls
+            if site.channels != -1 and site.port == "output"
+            for shape in [shapes[site.name]]
+        }
+
+        def channels(shape: tuple[int, ...]) -> int:
+            is_map = len(shape) > 2 and (len(shape), shape[1]) in maps
+            return 1 - len(shape) if is_map else -1
+
+        self._output_channels = {name: channels(tuple(t.shape)) for name, t in outputs.items()}
+        return tuple(
+            replace(
+                site,
+                is_block=site.module in self.layers,
+                channels=site.channels
+                if site.channels < -1 or site.is_product
+                else channels(shapes[site.name]),
+            )
+            for site in calls
+        )
 
     def _all_sites(self) -> list[Site]:
         inside = re.compile(self.part)
@@ -156,13 +203,14 @@ class Model:
         logits = first_tensor(result, self.name)
         more = {
             f"output{label}": tensor
-            for label, tensor in _tensors(result)
+            for label, tensor in tensors_of(result)
             if tensor is not logits and tensor.is_floating_point()
         }
         return {"logits": logits, **more}
 
     def _run(self, sample: Any) -> Any:
-        sample = _moved(sample, self.device)
+        device = self.device
+        sample = map_tensors(sample, lambda tensor: tensor.to(device))
         with exact_math():
             if isinstance(sample, Mapping):
                 return self.module(**sample)
@@ -181,6 +229,7 @@ class Model:
         state = tuple(fingerprint(p) for p in self.module.state_dict(keep_vars=True).values())
         stored = self._rotated.get(basis)
         if stored is None or stored[0] != state:
+            self.sites()
             rotated_model = replace(
                 self, module=self.bases[basis](self.module), basis=basis, _sites=None
             )
@@ -213,45 +262,28 @@ def inputs_hash(samples: Sequence[Any]) -> str:
     """Return the SHA-256 of the tensors of the samples, in order."""
     digest = hashlib.sha256()
     for sample in samples:
-        for label, tensor in _tensors(sample):
+        for label, tensor in tensors_of(sample):
             _feed(digest, label, tensor)
         digest.update(b"--\n")
     return digest.hexdigest()
 
 
 def first_tensor(result: Any, name: str) -> Tensor:
-    """Return the logits of a Hugging Face output, else the first floating tensor there is."""
+    """Return the logits of a result, by name, else its first floating-point tensor."""
     for field_name in ("logits", "last_hidden_state"):
         value = getattr(result, field_name, None)
-        if isinstance(value, Tensor):
+        value = result.get(field_name) if isinstance(result, Mapping) else value
+        if isinstance(value, Tensor) and value.is_floating_point():
             return value
-    tensors = [tensor for _, tensor in _tensors(result)]
-    floating = [tensor for tensor in tensors if tensor.is_floating_point()]
-    for tensor in (*floating, *tensors):
-        return tensor
-    raise QgateError(f"{name} returned {type(result).__name__}, and no tensor is in it.")
-
-
-def _tensors(value: Any, label: str = "") -> list[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        return [(label, value)]
-    if isinstance(value, Mapping):
-        pairs: list[tuple[Any, Any]] = list(value.items())
-    elif isinstance(value, list | tuple):
-        pairs = list(enumerate(value))
-    else:
-        return []
-    return [tensor for key, item in pairs for tensor in _tensors(item, f"{label}.{key}")]
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {key: _moved(item, device) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_moved(item, device) for item in value)
-    return value
+    tensors = tensors_of(result)
+    for _, tensor in tensors:
+        if tensor.is_floating_point():
+            return tensor
+    held = f"only {listed([f'{t.dtype} {tuple(t.shape)}' for _, t in tensors], 4)}"
+    raise QgateError(
+        f"{name} returned {type(result).__name__} with {held if tensors else 'no tensor'}: a gate "
+        "compares floating-point outputs. Let the module return its logits or embeddings."
+    )
 
 
 def _feed(digest: Any, name: str, tensor: Tensor) -> None:
@@ -259,21 +291,6 @@ def _feed(digest: Any, name: str, tensor: Tensor) -> None:
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     if flat.numel():
         digest.update(flat.view(torch.uint8).numpy().data)
-
-
-def blocks_of(root: nn.Module, inside: re.Pattern[str]) -> tuple[str, ...]:
-    """Return the first of the longest lists of modules of one class."""
-    best: tuple[str, ...] = ()
-    for name, module in root.named_modules():
-        if not isinstance(module, nn.ModuleList | nn.Sequential) or not len(module):
-            continue
-        same = len({type(child) for child in module}) == 1
-        names = tuple(f"{name}.{k}".lstrip(".") for k in range(len(module)))
-        # A list of linear layers is a part of one block.
-        same = same and (kind_of(module[0]) == "other" or any(True for _ in module[0].children()))
-        if same and len(names) > len(best) and inside.search(names[0]):
-            best = names
-    return best
 
 
 def head_of(root: nn.Module) -> tuple[str, ...]:

@@ -8,14 +8,17 @@ tensors by name, those names: `layers.0.mixer.scan:u`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
 from qgate.models.mamba.scanning import Scan
 
-Kind = Literal["linear", "conv", "scan", "norm", "activation", "embedding", "block", "other"]
+Kind = Literal[
+    "linear", "conv", "recurrent", "attention", "scan", "norm", "activation",
+    "embedding", "block", "other",
+]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _PORTS: dict[Kind, tuple[str, ...]] = {
@@ -28,13 +31,30 @@ _PORTS: dict[Kind, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Site:
-    """A port of a module; `width` is the number of input features of a linear layer."""
+    """A port of a module.
+
+    width       input features of a linear layer, input channels of a group of a convolution
+    groups      groups of channels of a convolution
+    is_product  the output is the product of the input and the weight, and nothing else
+    transposed  the weight is (in, out): of GPT-2's linear layers and transposed convolutions
+    is_block    the module is gated as a layer
+    channels    axis of the channels of a tensor that flows there
+    """
 
     module: str
     port: str
     kind: Kind
     width: int = 0
     transposed: bool = False
+    groups: int = 1
+    is_product: bool = False
+    is_block: bool = False
+    channels: int = -1
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Tell if each channel of a convolution is multiplied by itself."""
+        return self.groups > 1 and self.width == 1
 
     @property
     def name(self) -> str:
@@ -58,6 +78,10 @@ def kind_of(module: nn.Module) -> Kind:
         return "scan"
     if isinstance(module, nn.Embedding):
         return "embedding"
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        return "recurrent"
+    if isinstance(module, nn.MultiheadAttention):
+        return "attention"
     name = type(module).__name__.lower()
     if "norm" in name:
         return "norm"
@@ -66,18 +90,43 @@ def kind_of(module: nn.Module) -> Kind:
     return "other"
 
 
+_CONVOLUTIONS = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+)  # fmt: skip
+_AFTER_SAMPLES = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LocalResponseNorm)
+
+
+def is_plain_conv(module: nn.Module) -> bool:
+    """Tell if a convolution computes what torch's do, with channels before what it slides over."""
+    return any(type(module).forward is kind.forward for kind in _CONVOLUTIONS)
+
+
 def sites_of(root: nn.Module, blocks: tuple[str, ...] = ()) -> Iterator[Site]:
     """Yield every site, in the order in which modules are registered.
 
     Modules that only hold other modules have sites if they are `blocks`, leaves always.
     """
     for name, module in root.named_modules():
-        kind: Kind = "block" if name in blocks else kind_of(module)
+        kind, is_block = kind_of(module), name in blocks
+        if is_block and kind == "other":
+            kind = "block"
         if not name or (kind == "other" and next(module.children(), None) is not None):
             continue
-        turned = is_transposed_linear(module)
-        width = 0
-        if kind == "linear":
+        site = Site(name, "", kind, is_block=is_block)
+        if isinstance(module, nn.modules.conv._ConvNd):
+            site = replace(
+                site,
+                width=module.in_channels // module.groups,
+                transposed=module.transposed,
+                groups=module.groups,
+                is_product=is_plain_conv(module),
+                channels=-1 - len(module.kernel_size) if is_plain_conv(module) else -1,
+            )
+        elif kind == "linear" and isinstance(module.weight, Tensor):
+            turned = is_transposed_linear(module)
             width = int(module.weight.shape[0 if turned else -1])
+            site = replace(site, width=width, transposed=turned, is_product=True)
+        elif isinstance(module, _AFTER_SAMPLES):
+            site = replace(site, channels=1)
         for port in _PORTS.get(kind, ("input", "output")):
-            yield Site(name, port, kind, width, turned)
+            yield replace(site, port=port)

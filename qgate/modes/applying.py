@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -109,7 +109,14 @@ def sharing_copy(module: nn.Module) -> nn.Module:
 def _build_own(mode: Mode, model: Model) -> Model:
     """Build the model by its own callable, which must not change the original."""
     before = model.weights_hash()
-    module = model.modes[mode.name](model)
+    try:
+        module = model.modes[mode.name](model)
+    except QgateError:
+        raise
+    except Exception as error:
+        raise QgateError(
+            f"mode {mode.name!r} of {model.name} cannot be built: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(module, nn.Module):
         raise QgateError(
             f"mode {mode.name!r} of {model.name} returned {type(module).__name__}; its callable "
@@ -120,7 +127,19 @@ def _build_own(mode: Mode, model: Model) -> Model:
             f"mode {mode.name!r} of {model.name} changed the model in place, so that no reference "
             "remains to compare it with: let it work on copy.deepcopy(model.module)."
         )
-    return model.with_module(module)
+    built = model.with_module(module)
+    return replace(built, _sites=tuple(site for site in model.sites() if _has_site(module, site)))
+
+
+def _has_site(module: nn.Module, site: Site) -> bool:
+    """Tell if a module has a site of the reference; graphs and packed weights may have none."""
+    try:
+        owner = module.get_submodule(site.module)
+    except AttributeError:
+        return False
+    weight = getattr(owner, "weight", None)
+    is_plain = type(weight) in (Tensor, nn.Parameter)
+    return site.port != "weight" or (is_plain and bool(weight.is_floating_point()))  # type: ignore[union-attr]
 
 
 def _weights_now(model: Model) -> str:

@@ -1,7 +1,8 @@
 """Modes of any model: a number format in its linear layers, or a dtype for the whole of it.
 
-The weights and inputs of every linear layer are quantized except those of the head. A mode of
-your own is one more literal like these.
+The weights and inputs of every linear layer are quantized except those of the head, and of every
+convolution except depthwise ones, which have one channel to share a scale in. A mode of your own is
+one more literal like these.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from qgate.modes.mode import Mode, Per, Rule
 
 
 def _both(name: str, fmt: str, about: str, per: Per = "format", causal: bool = True) -> Mode:
-    return Mode(name, about, rules=(Rule(":(input|weight)$", fmt, per=per),), causal=causal)
+    rule = Rule(":(input|weight)$", fmt, of="product", per=per)
+    return Mode(name, about, rules=(rule,), causal=causal)
 
 
 FP32 = Mode("fp32", "the reference: nothing is quantized")
@@ -31,12 +33,12 @@ FORMAT_MODES = (
     Mode(
         "w8",
         "INT8 weights, a scale per output channel; inputs as they are",
-        rules=(Rule(":weight$", "int8", per="row"),),
+        rules=(Rule(":weight$", "int8", of="product", per="row"),),
     ),
     Mode(
         "w4",
         "INT4 weights, a scale per 128 features; inputs as they are",
-        rules=(Rule(":weight$", "int4", per="group"),),
+        rules=(Rule(":weight$", "int4", of="product", per="group"),),
     ),
     Mode("fp16", "the whole model in float16", fits="other", dtype="float16"),
     Mode("bf16", "the whole model in bfloat16", fits="other", dtype="bfloat16"),

@@ -19,9 +19,11 @@ class Rule:
 
     sites    regular expression, searched in `module:port`
     format   name of a format; None leaves the site as it is
-    of       kind of site: linear, conv, scan, norm, activation, embedding, block, other, or any
-    per      which elements share a scale: "format" as the format does it (its blocks, or a plain
-             cast), "row" one scale per token or output channel, "group" one per `group` features
+    of       kind of site, such as linear, conv, scan, norm, embedding, block or other; "product"
+             for linear layers and for convolutions that are not depthwise, or "any"
+    per      which elements share a scale: "format" as the format does it (its blocks, along the
+             input channels, or a plain cast), "row" one scale per output channel and per token, or
+             per sample before a convolution, "group" one per `group` features or input channels
     options  further options of the quantizer
     """
 
@@ -87,7 +89,7 @@ class Kernel:
 
     build       takes the qgate.Model, returns a torch module quantized for real
     stands_for  what it implements: the name of a mode (`int8`, `mxfp8` …), a Mode, a Rule, or a
-                quantizer of the inputs and weights of all linear layers
+                quantizer of inputs and weights of linear layers and convolutions
     convention  "mse" if a search finds its scales: it is held by its error alone then
     """
 
@@ -117,7 +119,8 @@ class Kernel:
         if isinstance(self.stands_for, Rule):
             return Mode(self.stands_for.format or "fp32", "one rule", rules=(self.stands_for,))
         name, options = self.stands_for.format.name, self.stands_for.options
-        return Mode(name, "one quantizer", rules=(Rule(":(input|weight)$", name, options=options),))
+        rule = Rule(":(input|weight)$", name, of="product", options=options)
+        return Mode(name, "one quantizer", rules=(rule,))
 
 
 @dataclass(frozen=True)
@@ -177,6 +180,11 @@ class Mode:
     @property
     def is_reference(self) -> bool:
         return not (self.rules or self.choices or self.dtype or self.own)
+
+    @property
+    def runs_together(self) -> bool:
+        """True if a sample is the same in a batch as alone, as far as is known."""
+        return self.causal and not self.own
 
     @property
     def calibrated(self) -> bool:

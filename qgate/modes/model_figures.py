@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qgate.capture.next_tokens import predicts_next_tokens, token_ids
+from qgate.capture.next_tokens import predicts_next_tokens
 from qgate.capture.running import next_token_loss, pass_through
 from qgate.models import Model, Site
+from qgate.models.rows import token_ids
 from qgate.models.task_metric import metric_name, task_figures
 from qgate.modes.calibration import quantile
 

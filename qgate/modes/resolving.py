@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from qgate.modes.calibration import Calibration
 
 _LONG = 2**30
+_OF = ("product", "any")
 
 
 def family_of(model: Model) -> str:
@@ -98,9 +99,9 @@ def _decide(rules: Sequence[Rule], model: Model, mode: str) -> list[PlanEntry]:
     ]
     decided: dict[str, Rule] = {}
     for rule in rules:
-        if rule.of not in (*KINDS, "any"):
-            raise unknown(f"kind of site in a rule of mode {mode}", rule.of, [*KINDS, "any"])
-        matching = [s for s in sites if rule.of in ("any", s.kind) and _finds(rule, s, mode)]
+        if rule.of not in (*KINDS, *_OF):
+            raise unknown(f"kind of site in a rule of mode {mode}", rule.of, [*KINDS, *_OF])
+        matching = [site for site in sites if _is_of(rule, site) and _finds(rule, site, mode)]
         new = [site for site in matching if site.name not in decided]
         if not new:
             raise QgateError(_undecided(rule, mode, model.name, sites, bool(matching)))
@@ -110,6 +111,12 @@ def _decide(rules: Sequence[Rule], model: Model, mode: str) -> list[PlanEntry]:
         for site in sites
         if site.name in decided and (entry := _entry_of(site, decided[site.name])) is not None
     ]
+
+
+def _is_of(rule: Rule, site: Site) -> bool:
+    if rule.of == "product":
+        return site.is_product and not site.is_depthwise
+    return rule.of in ("any", site.kind)
 
 
 def _finds(rule: Rule, site: Site, mode: str) -> bool:
@@ -122,7 +129,13 @@ def _finds(rule: Rule, site: Site, mode: str) -> bool:
 
 
 def _undecided(rule: Rule, mode: str, model: str, sites: list[Site], shadowed: bool) -> str:
-    kind = [str(site) for site in sites if rule.of in ("any", site.kind)]
+    kind = [str(site) for site in sites if _is_of(rule, site)]
+    if rule.of == "product" and not kind:
+        return (
+            f"mode {mode} quantizes nothing of {model}: it has no linear layer and no convolution "
+            "that a sample passes, but for its head and depthwise ones. A mode of your own can "
+            "name other modules: qgate.Rule(of=…), or a callable in modes= of its qgate.Model."
+        )
     named = f"rule {rule.sites!r} (of {rule.of} sites) of mode {mode}"
     if shadowed:
         return f"{named} decides no site of {model}: rules before it decided all that it finds."
@@ -135,14 +148,18 @@ def _undecided(rule: Rule, mode: str, model: str, sites: list[Site], shadowed: b
 def _entry_of(site: Site, rule: Rule) -> PlanEntry | None:
     if rule.format is None:
         return None
-    weight = site.port == "weight"
-    along = 0 if weight and site.transposed else -1
+    weight, is_conv = site.port == "weight", site.kind == "conv" and site.is_product
+    # Weights are (out, in, …), those of transposed modules (in, out, …).
+    along = (0 if site.transposed else 1 if is_conv else -1) if weight else site.channels
     # Where the width is unknown a block that is too long stands for all of it.
     width = site.width if site.port in ("input", "weight") and site.width else _LONG
     sharing: dict[str, Any] = {}
     if rule.per == "row" and weight:
         sharing = {"granularity": "channel", "axis": 1 if site.transposed else 0}
         origin = "amax of the channel"
+    elif rule.per == "row" and is_conv:
+        sharing = {"granularity": "channel", "axis": 0}
+        origin = "amax of the sample"
     elif rule.per == "row":
         sharing = {"granularity": "block", "block": width, "axis": -1}
         origin = "amax of the token"
@@ -164,7 +181,7 @@ def _entry_of(site: Site, rule: Rule) -> PlanEntry | None:
         quantizer.granularity, f"per {quantizer.block}"
     )
     if rule.per == "row" and not weight:
-        shared_by = "per token"
+        shared_by = "per sample" if is_conv else "per token"
     scale = float(quantizer.scale) if isinstance(quantizer.scale, float) else None
     does = f"{quantizer.format.name} {shared_by}".strip()
     return PlanEntry(site.name, does, scale, origin, quantizer)

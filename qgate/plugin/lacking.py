@@ -37,7 +37,8 @@ class LackingSuites:
         needs = lazy.suite_needs
         if layer == "" and has_fixture(item, "layer"):
             return needs.Lack(needs.NO_LAYERS)
-        for gate in _gates_called(item, needs.NEEDY) if has_fixture(item, "gate") else ():
+        called = _gates_called(item, needs.NEEDY) if has_fixture(item, "gate") else []
+        for gate in ["activations"] if has_fixture(item, "activation_gate") else called:
             try:
                 lack = self._session(model).needs.lack(gate, layer or "", phase or "")
             except QgateError:

@@ -278,6 +278,10 @@ def coverage_texts(coverage: Sequence[ModeCoverage]) -> list[str]:
 
 def share_text(of: ModeCoverage) -> str:
     """Write how much of one mode was compared."""
+    if not of["modules"]["of"] and not of["layers"]["of"]:
+        outputs, rows = of["outputs"], of["tokens"]
+        text = f"outputs alone, {outputs['held']:,} of {outputs['of']:,}"
+        return f"{text}; {of['unit']} {rows['held']:,} of {rows['of']:,}"
     names = ("modules", "quantized modules"), ("outputs", "outputs"), ("layers", "layers")
     shares: list[tuple[CoveredShare, str]] = [(of[key], words) for key, words in names]  # type: ignore[literal-required]
     parts = [f"{share['held']:,} of {share['of']:,} {words}" for share, words in shares]

@@ -79,6 +79,9 @@ def test_the_local_error_of_the_first_block_is_its_carried_error() -> None:
 
 def test_a_block_that_runs_twice_cannot_be_forced() -> None:
     it = model(twice=True)
+    it.sites()
+    assert it.layers == ("layers.0", "layers.1")
+    it = Model(it.module, it.inputs, "net", layers=("layers.0", "layers.1", "layers.2"))
     assert (
         compare_runs(it, it)["layers.2:output"].elements
         == 2 * compare_runs(it, it)["layers.1:output"].elements
@@ -88,7 +91,7 @@ def test_a_block_that_runs_twice_cannot_be_forced() -> None:
 
 
 def test_without_blocks_nothing_can_be_forced() -> None:
-    one = Model(nn.Sequential(nn.Linear(4, 4)), [torch.ones(1, 4)], "one")
+    one = Model(nn.Sequential(nn.LayerNorm(4)), [torch.ones(1, 4)], "one")
     assert mses(compare_runs(one, one, ":output")) == [0]
     with pytest.raises(QgateError, match="one has no list of blocks"):
         compare_runs(one, one, ":output", local=True)

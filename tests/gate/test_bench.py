@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from qgate.errors import QgateError
 from qgate.gate import Measured
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.passes import outer_tensors
@@ -191,14 +190,18 @@ def test_nan_and_infinity_are_counted_where_they_are(of_llama: Bench) -> None:
     assert rows_at(of, "int8", "model.layers.4:output").nonfinite == 0
 
 
-def test_a_model_without_blocks_is_refused() -> None:
+def test_a_model_of_a_single_layer_has_one_local_and_one_carried_error() -> None:
     from qgate import Model
 
-    flat = Model(torch.nn.Sequential(torch.nn.Linear(4, 4)), [torch.randn(1, 4)])
-    flat.layers = ()
-    of = Bench(bench().setup, _model=flat)
-    with pytest.raises(QgateError, match="has no list of blocks"):
-        of.measure(mode_of(of, "int8"))
+    flat = Model(torch.nn.Sequential(torch.nn.Linear(4, 4)), [torch.randn(3, 4)])
+    rows = Bench(bench().setup, _model=flat).measure(mode_of(bench(), "int8"))
+    scopes = {
+        scope: [row.site for row in rows if row.scope == scope] for scope in ("local", "carried")
+    }
+    assert scopes == {
+        "local": ["0:input", "0:weight", "0:output"],
+        "carried": ["0:output", "logits"],
+    }
 
 
 def test_gradients_are_those_of_autograd(of_llama: Bench) -> None:

@@ -8,7 +8,7 @@ What the free run made between its quantizers is held against FP32 code fed with
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -19,6 +19,7 @@ from qgate.capture import Capture
 from qgate.capture.running import run
 from qgate.errors import QgateError
 from qgate.gate.measured import Measured, Scope
+from qgate.gate.measuring.canary import BROKEN, HEALTHY, quantized_outputs
 from qgate.gate.measuring.compared_sites import (
     backward_sites,
     outputs_outside,
@@ -42,26 +43,21 @@ from qgate.gate.measuring.segment_views import view_of
 from qgate.gate.measuring.segments import Segments, several
 from qgate.gate.measuring.site_errors import (
     Pairs,
+    channels_last,
     massive_from,
+    row_pairs,
     site_errors,
     unless_idle,
     unless_vanished,
 )
 from qgate.models import Model
 from qgate.models.model import inputs_hash
-from qgate.modes import Calibration, Mode, Quantized, Rule, apply
+from qgate.modes import Calibration, Mode, Quantized, apply
 from qgate.modes.setups import ModelSetup
 
 FP32 = "fp32"
-HEALTHY = Mode("canary", "MXFP8 as it should be", rules=(Rule(":(input|weight)$", "mxfp8_e4m3"),))
-BROKEN = Mode(
-    "canary",
-    "MXFP8 that truncates",
-    rules=(Rule(":(input|weight)$", "mxfp8_e4m3", options={"rounding": "zero"}),),
-)
 _BACKWARD_SAMPLES = 2
-# Bytes of logits that wait for the task suite: those of every mode of a small model (35 modes of
-# tiny-mamba take 180 MB); of a large vocabulary they are computed again.
+# Bytes of logits that wait for the task suite: 35 modes of tiny-mamba take 180 MB.
 _LOGITS = 1 << 28
 
 
@@ -93,6 +89,8 @@ class Bench:
         if self._model is None:
             self.progress(f"loading {self.setup.model}")
             self._model = self.setup.load()
+            # Layers that cannot be run by themselves are known after a first run.
+            self._model.sites()
         return self._model
 
     @property
@@ -121,7 +119,7 @@ class Bench:
     @cached_property
     def linear_tensors(self) -> dict[str, Tensor]:
         """Capture inputs and outputs of linear layers on a short text, for all formats."""
-        sites = [s for s in self.model.sites() if s.kind == "linear" and s.port != "weight"]
+        sites = [s for s in self.model.sites() if s.is_product and s.port != "weight"]
         return capture_sites(self.model, sites)
 
     def ran(self) -> dict[str, Quantized]:
@@ -164,7 +162,7 @@ class Bench:
         if self._chosen is None:
             return self.fp32(basis)
         model = self._reference_model(basis)
-        return self._outer(self._chosen.name, model, _together(self._chosen))
+        return self._outer(self._chosen.name, model, self._chosen.runs_together)
 
     def _outer(self, name: str, model: Model, together: bool = True) -> Capture:
         key = (name, model.basis, "outer")
@@ -185,8 +183,7 @@ class Bench:
 
     def _backward(self, name: str, model: Model) -> dict[str, list[Tensor]]:
         key = (name, model.basis, "gradients")
-        if key not in self._captures:
-            self._captures[key] = self._backward_run(model)
+        self._captures[key] = self._captures.get(key) or self._backward_run(model)
         return self._captures[key].gradients
 
     def _backward_run(self, model: Model, forced: Capture | None = None) -> Capture:
@@ -209,18 +206,23 @@ class Bench:
             quantized = self.quantized(mode)
             self.progress(f"mode {mode.name} of {self.model.name}")
             reference = self.reference(quantized.model.basis)
-            inputs, together = self.model.inputs, _together(mode)
+            inputs, together = self.model.inputs, mode.runs_together
             segments = self.segments(quantized)
             scales, meant = self._scales(mode), self._meant(quantized)
             holding = Holding(quantized, self.model, scales, meant)
             with holding.watch():
                 carried = outer_tensors(quantized.model, inputs, None, together, segments.watch)
             self._keep_logits(mode, carried)
-            local = outer_tensors(quantized.model, inputs, reference, together)
-            rows = self._blocks("carried", carried, reference)
-            rows += self._blocks("local", local, reference)
+            rows = self.site_errors(quantized)
+            # A layer that is one module is compared there already, on a short text.
+            inner = {row.site for row in rows}
+            layers = quantized.model.layers
+            outer = [name for name in layers if f"{name}:output" not in inner]
+            if outer:
+                local = outer_tensors(quantized.model, inputs, reference, together)
+                rows += self._blocks("local", local, reference, outer)
+            rows += self._blocks("carried", carried, reference, layers)
             rows += self._outputs(carried, reference)
-            rows += self.site_errors(quantized)
             rows += self._isolated(segments)
             rows = unless_idle(rows) if self._chosen is None else rows
             self._measured[mode.name] = holding.attach(rows, self._order, self.layer_of)
@@ -233,13 +235,13 @@ class Bench:
         if mode.name in self._logits:
             return self._logits[mode.name]
         # The very pass that `measure` makes: the same bits, whichever of the two comes first.
-        model = self.quantized(mode).model
-        return outer_tensors(model, self.model.inputs, together=_together(mode)).tensors["logits"]
+        model, inputs = self.quantized(mode).model, self.model.inputs
+        return outer_tensors(model, inputs, together=mode.runs_together).tensors["logits"]
 
     def _keep_logits(self, mode: Mode, carried: Capture) -> None:
-        logits = [*self._logits.values(), carried.tensors["logits"]]
-        if sum(t.numel() * t.element_size() for ts in logits for t in ts) <= _LOGITS:
-            self._logits[mode.name] = carried.tensors["logits"]
+        tensors = carried.tensors["logits"]
+        if sum(t.nbytes for of in (*self._logits.values(), tensors) for t in of) <= _LOGITS:
+            self._logits[mode.name] = tensors
 
     def gradients(self, mode: Mode) -> list[Measured]:
         """Measure the gradients that a mode makes in each block, against the reference's."""
@@ -284,28 +286,29 @@ class Bench:
         noise = self._sensitivities.get(base.basis, {})
         return segment_rows(segments, noise, self._order, self.layer_of)
 
-    def _blocks(self, scope: Scope, actual: Capture, reference: Capture) -> list[Measured]:
+    def _blocks(
+        self, scope: Scope, actual: Capture, reference: Capture, layers: Sequence[str]
+    ) -> list[Measured]:
         rows = []
-        for layer in self.model.layers:
+        for layer in layers:
             site = f"{layer}:output"
             key = (reference.basis, site)
             if key not in self._beyond:
                 self._beyond[key] = massive_from(reference[site])
-            pairs = list(zip(actual[site], reference[site], strict=True))
+            pairs = row_pairs(self.model, actual[site], reference[site])
             rows.append(self._row(site, scope, pairs, beyond=self._beyond[key], whole=True))
         return rows
 
     def _outputs(self, actual: Capture, reference: Capture) -> list[Measured]:
         """Measure the outputs of the model, which are in no layer."""
-        names = [name for name in reference.tensors if ":" not in name]
-        last = len(self._order)
+        names = [name for name in reference if ":" not in name]
         return [
             self._row(
                 name,
                 "carried",
-                list(zip(actual[name], reference[name], strict=True)),
+                row_pairs(self.model, actual[name], reference[name]),
                 beyond=massive_from(reference[name]),
-                order=last + number,
+                order=len(self._order) + number,
                 whole=True,
             )
             for number, name in enumerate(names)
@@ -329,7 +332,7 @@ class Bench:
             self.layer_of(site),
             scope,
             self._order.get(site, 0) if order is None else order,
-            pairs,
+            channels_last(pairs, self.model.channel_axis(site)),
             draw=self.pictures and pictures,
             **details,
         )
@@ -343,17 +346,18 @@ class Bench:
         FP32 whatever the reference is. Against another mode there is no ideal: two modes on one
         grid differ only at ties, and a budget would judge that noise.
         """
-        basis = quantized.model.basis
-        base = self.model.in_basis(basis)
+        base = self.model.in_basis(basis := quantized.model.basis)
         by_fp32 = declared is not None or self._chosen is None
         true = base if by_fp32 else self._reference_model(basis)
         sample = shortened(self.model.inputs[0])
         untouched = untouched_sites(quantized, base) if by_fp32 else []
+        present = {site.name for site in quantized.model.sites()}
         alone = list(dict.fromkeys([*untouched, *outputs_outside(base)]))
         sites = list(dict.fromkeys([*quantized_sites(quantized, base), *alone]))
-        modules = {site.module for site in alone}
-        inputs = [s for s in base.sites() if s.port == "input"]
-        blocks = [s for s in inputs if s.kind == "block"]
+        sites = [site for site in sites if site.name in present]
+        modules = {site.module for site in alone if site.name in present}
+        inputs = [site for site in base.sites() if site.port == "input"]
+        blocks = [site for site in inputs if site.is_block]
         alone = [s for s in inputs if s.module in modules]
         flowing = flow(true, {*sites, *blocks, *alone, *linear_weights(base)}, sample)
         actual = fed(quantized, sites, sample, flowing, alone)
@@ -381,10 +385,11 @@ class Bench:
     @cached_property
     def canary_rows(self) -> tuple[list[Measured], list[Measured]]:
         """Measure a quantizer as it should be and one that truncates, both against the former."""
+        if not any(site.is_product for site in self.model.sites()):
+            return quantized_outputs(self.model, HEALTHY), quantized_outputs(self.model, BROKEN)
         healthy, broken = (apply(mode, self.model) for mode in (HEALTHY, BROKEN))
         rows = self.site_errors(healthy, healthy), self.site_errors(broken, healthy, pictures=False)
-        good, bad = ([replace(row, gated=()) for row in of] for of in rows)
-        return good, bad
+        return [replace(row, gated=()) for row in rows[0]], [replace(r, gated=()) for r in rows[1]]
 
     def _meant(self, quantized: Quantized) -> Quantized:
         """Return the mode's own rules, or the mode that its kernel stands for."""
@@ -393,8 +398,3 @@ class Bench:
             return self.quantized(mode.meant)
         meant = mode.stands_for
         return self.quantized(self.setup.select(meant, self.model)[0]) if meant else quantized
-
-
-def _together(mode: Mode) -> bool:
-    """Tell if a sample is the same in a batch as alone."""
-    return mode.causal and not mode.own

@@ -6,7 +6,7 @@ from qgate.gate.measuring.ideals import TAPS
 from qgate.models import Model, Site
 from qgate.modes import Quantized
 
-_WITH_WEIGHTS = ("linear", "conv", "norm", "embedding")
+_WITH_WEIGHTS = ("linear", "conv", "recurrent", "attention", "norm", "embedding")
 _EVERYTHING = "*"
 
 
@@ -18,7 +18,7 @@ def quantized_sites(quantized: Quantized, base: Model) -> list[Site]:
         if quantized.mode.choices is not None:
             leaf = f"{site.module.rpartition('.')[2]}:{site.port}"
             return leaf in TAPS and ".mixer." in site.module
-        if site.name not in planned and (site.kind != "linear" or site.port == "weight"):
+        if site.name not in planned and (not site.is_product or site.port == "weight"):
             return False
         ports = ("input", "weight", site.port)
         return _EVERYTHING in planned or any(f"{site.module}:{port}" in planned for port in ports)
@@ -52,7 +52,7 @@ def quantized_modules(quantized: Quantized, base: Model) -> dict[str, str]:
     if _EVERYTHING not in planned:
         return {name: _compared_with(name, quantized) for name in planned}
     sites = [site for site in (*base.sites(), *base.idle_sites()) if site.kind in _WITH_WEIGHTS]
-    layers = {site: "" if site.kind == "linear" else base.layer_of(site.module) for site in sites}
+    layers = {site: "" if site.is_product else base.layer_of(site.module) for site in sites}
     return {site.module: layer or site.module for site, layer in layers.items()}
 
 
@@ -74,13 +74,13 @@ def outputs_outside(base: Model) -> list[Site]:
 
 
 def backward_sites(base: Model, *, is_forced: bool) -> list[Site]:
-    """List weights of linear layers and outputs of blocks; with forced outputs inputs, too."""
-    ports = [("block", "output"), ("linear", "weight")]
-    ports += [("block", "input")] if is_forced else []
+    """List weights of products and outputs of blocks; with forced outputs inputs, too."""
+    ports = ("input", "output") if is_forced else ("output",)
     return [
         site
         for site in base.sites()
-        if base.layer_of(site.module) and (site.kind, site.port) in ports
+        if base.layer_of(site.module)
+        and ((site.is_block and site.port in ports) or (site.is_product and site.port == "weight"))
     ]
 
 

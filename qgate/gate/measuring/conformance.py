@@ -31,6 +31,7 @@ from qgate.hooks.tapping import tap_sites
 from qgate.kernel_checks.casts import check_cast
 from qgate.kernel_checks.record import CheckFailure
 from qgate.models import Model, Site
+from qgate.models.rows import is_text
 from qgate.modes import Quantized
 
 METRIC = "differing_share"
@@ -269,10 +270,10 @@ def _kind(tensor: Tensor, dtype: Any = None) -> str:
 
 def other_lengths(model: Model) -> list[Tensor]:
     """Return samples as they are seldom run: three at an odd length, a few tokens, and one."""
-    first = [x for x in model.inputs[:3] if isinstance(x, Tensor)]
-    if not first or any(x.shape[1:] != first[0].shape[1:] for x in first):
+    first = [sample for sample in model.inputs[:3] if isinstance(sample, Tensor)]
+    if not first or any(sample.shape[1:] != first[0].shape[1:] for sample in first):
         return []
     together = torch.cat((first * 3)[:3])
-    if together.is_floating_point() or together.dim() != 2:
+    if not is_text(together):
         return [together]
     return [together[:, :65], together[:1, :32], together[1:2, :1]]

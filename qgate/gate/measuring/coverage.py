@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import torch
@@ -10,8 +10,10 @@ from torch import Tensor
 
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.compared_sites import quantized_modules
+from qgate.gate.measuring.passes import short_layer
 from qgate.hooks.tapping import tap_sites
 from qgate.models import Model, Site
+from qgate.models.rows import real_tokens, row_count, token_ids
 from qgate.modes import Quantized
 from qgate.results.coverage import ModeScope
 
@@ -21,6 +23,16 @@ def mode_scope(bench: Bench, quantized: Quantized) -> ModeScope:
     basis = quantized.model.basis
     base = bench.model.in_basis(basis)
     modules = quantized_modules(quantized, base)
+    remaining = {site.module for site in quantized.model.sites()}
+    if quantized.mode.own:
+        # What a module of the user's own has fused is compared with its layer; a graph without any
+        # module of the reference is compared by its outputs alone.
+        modules = {
+            name: unit if name in remaining else base.layer_of(name) or unit
+            for name, unit in modules.items()
+            if remaining
+        }
+    layers = quantized.model.layers
     first = {site.module for site in base.sites()}
     later = _passed_later(base, modules.keys() - first)
     modules = {name: unit_of for name, unit_of in modules.items() if name in first | later}
@@ -32,7 +44,7 @@ def mode_scope(bench: Bench, quantized: Quantized) -> ModeScope:
         idle=[name for name in modules if name in later],
         outputs=[name for name in bench.reference(basis).tensors if ":" not in name],
         layers=dict(
-            zip(bench.layers, (f"{layer}:output" for layer in bench.model.layers), strict=True)
+            zip(map(short_layer, layers), (f"{layer}:output" for layer in layers), strict=True)
         ),
         tokens=tokens,
         unit=unit,
@@ -55,23 +67,13 @@ def _passed_later(model: Model, modules: Collection[str]) -> set[str]:
 
 
 def _tokens(inputs: Sequence[Any]) -> tuple[list[int], Literal["tokens", "samples"]]:
-    """Count the tokens of each row of the samples; rows themselves where they are no token ids."""
-    ids = [_first(sample, "input_ids") for sample in inputs]
-    rows = [1 if of is None or of.dim() not in (2, 4) else len(of) for of in ids]
-    if all(of is not None and not of.is_floating_point() for of in ids):
-        return [
-            of.numel() // count
-            for of, count in zip(ids, rows, strict=True)
-            if of is not None
-            for _ in range(count)
-        ], "tokens"
-    return [1] * sum(rows), "samples"
-
-
-def _first(sample: Any, name: str) -> Tensor | None:
-    """Return the tensor of a name, or the first tensor of a sample."""
-    if isinstance(sample, Mapping):
-        values = [sample[name]] if name in sample else [*sample.values()]
-    else:
-        values = [*sample] if isinstance(sample, tuple) else [sample]
-    return next((value for value in values if isinstance(value, Tensor)), None)
+    """Count the real tokens of each row of the samples; rows where they are no token ids."""
+    ids = [token_ids(sample) for sample in inputs]
+    if any(of is None for of in ids):
+        return [1] * sum(map(row_count, inputs)), "samples"
+    counts = []
+    for sample, of in zip(inputs, ids, strict=True):
+        real = real_tokens(sample)
+        of_rows = torch.ones_like(of) if real is None else real  # type: ignore[arg-type]
+        counts += [count for row in of_rows if (count := int(row.sum()))]
+    return counts, "tokens"

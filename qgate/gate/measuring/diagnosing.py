@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from qgate.capture import Capture
 from qgate.causes.outputs import describe, describe_ruin, scattered
@@ -18,6 +17,7 @@ from qgate.causes.rows import describe_block, describe_factor, describe_rows
 from qgate.errors import QgateError
 from qgate.expected.conventions import scales_of, with_options
 from qgate.expected.distances import relative_error
+from qgate.expected.modules import exact_product
 from qgate.expected.noise import Expected
 from qgate.formats import Quantizer
 from qgate.gate.checks import Check
@@ -28,6 +28,7 @@ from qgate.gate.verdict import Verdict
 from qgate.kernel_checks.casts import check_cast
 from qgate.kernel_checks.record import CheckFailure
 from qgate.models import Model, Site
+from qgate.models.rows import is_text
 from qgate.modes import Mode, Quantized
 from qgate.results.failure_causes import LOCAL, is_wrong_gradient
 from qgate.results.ranking import needs_accepted
@@ -75,7 +76,7 @@ class SiteDiagnoses:
         if site is None or mode.dtype is not None:
             return ""
         try:
-            if site.kind == "block":
+            if site.is_block and site.port == "output" and not site.is_product:
                 return self._block(quantized, site, keep)
             if mode.choices is not None:
                 return self._mixer_site(quantized, base, site)
@@ -126,11 +127,17 @@ class SiteDiagnoses:
             return cast_fault(result, flowing[site.name], quantizer)
         if quantizer is not None:
             return ""
-        if site.kind == "linear" and site.port == "output":
-            x, weight, bias = factors = _factors(base, site, actual)
-            self._keep(of_product(*names, result, factors))
-            expected = linear(x.double(), weight.double(), bias)
-            return tensor_fault(result, expected, flowing[site.name])
+        if site.is_product and site.port == "output":
+            x, weight = (actual[f"{site.module}:{port}"] for port in ("input", "weight"))
+            module = base.module.get_submodule(site.module)
+            expected = exact_product(module, x, weight)
+            assert expected is not None
+            if site.kind == "linear":
+                self._keep(of_product(*names, result, _factors(base, site, actual)))
+            else:
+                self._keep(of_tensors(*names, result, expected, x))
+            sides = (result, expected, flowing[site.name])
+            return tensor_fault(*(side.movedim(site.channels, -1) for side in sides))
         source = next((flowing[other.name] for other in inputs if other.name in flowing), None)
         self._keep(of_tensors(*names, result, flowing[site.name], source))
         return tensor_fault(result, flowing[site.name])
@@ -153,7 +160,7 @@ class SiteDiagnoses:
         mode, model = quantized.mode, quantized.model
         reference = self._bench.reference(model.basis)
         samples = self._bench.model.inputs
-        together = mode.causal and not mode.own
+        together = mode.runs_together
         actual = outer_tensors(model, samples, reference, together)[site.name]
         expected, source = reference[site.name], reference[f"{site.module}:input"]
         worst = max(range(len(actual)), key=lambda n: relative_error(actual[n], expected[n]))
@@ -161,7 +168,7 @@ class SiteDiagnoses:
             sample = (actual[worst], expected[worst], source[worst])
             self._keep(of_tensors(site.name, mode.name, *sample))
         words = describe_block(torch.cat(actual), torch.cat(expected), torch.cat(source))
-        if words or not (mode.causal and isinstance(samples[0], Tensor)):
+        if words or not (mode.causal and is_text(samples[0])):
             return words or describe_rows(actual, expected)
         length = samples[0].shape[1] // 2
         forced = Capture(reference.model, reference.basis, "")

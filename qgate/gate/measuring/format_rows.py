@@ -122,14 +122,14 @@ def _row(
 
 def format_sites(model: Model) -> list[Site]:
     """List the sites whose tensors single formats are measured on."""
-    return [site for site in model.sites() if site.kind == "linear"]
+    return [site for site in model.sites() if site.is_product]
 
 
 def _tensors(bench: Bench, layer: str) -> dict[str, Tensor]:
     """Return inputs, weights and outputs of the linear layers of a layer, on a short text."""
     sites = [s for s in format_sites(bench.model) if bench.layer_of(s.module) == layer]
     if not sites:
-        raise QgateError(f"{layer} of {bench.model.name} has no linear layers.")
+        raise QgateError(f"{layer} of {bench.model.name} has no linear layer or convolution.")
     module = bench.model.module
     tensors = {
         site.name: getattr(module.get_submodule(site.module), site.port).detach()

@@ -18,6 +18,7 @@ from qgate.gate.measuring.relations import METRIC as RELATIONS_METRIC
 from qgate.gate.measuring.relations import RelatedCall, calls_of, relate
 from qgate.kernel_checks.runs import LENGTH_REFUSALS
 from qgate.models import Model
+from qgate.models.rows import row_count
 from qgate.modes import Calibration, Quantized
 
 _CASTS = {"float16": "fp16", "bfloat16": "bf16"}
@@ -77,7 +78,7 @@ class Holding:
             # A model may take one length only: what it ran at is held then.
             with torch.no_grad(), contextlib.suppress(*LENGTH_REFUSALS):
                 model.outputs(sample)
-        samples = len(first) if isinstance(first, torch.Tensor) else 1
+        samples = row_count(first)
         return {site: (call, samples) for site, call in calls.items()}
 
     def _run_special(self, calls: Mapping[str, tuple[RelatedCall, int]]) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from qgate.expected.conventions import MSE, conventions, search_scales
 from qgate.expected.distances import relative_error
+from qgate.expected.modules import exact_product
 from qgate.formats import Quantizer
 from qgate.formats.definition import quantize as define
 from qgate.gate.measuring.passes import float64_array
@@ -70,7 +71,7 @@ def ideal_tensors(
         cast = Quantizer(name)
         head = set(reference.head or ())
         quantizers = {
-            s.name: cast for s in reference.sites() if s.kind == "linear" and s.module not in head
+            s.name: cast for s in reference.sites() if s.is_product and s.module not in head
         }
     return _linears(reference, quantizers, flowing)
 
@@ -93,7 +94,7 @@ def _linears(
                 by_content[key] = define(values, quantizer)
             by_site[site.name] = by_content[key]
     for site in reference.sites():
-        if site.kind == "linear" and site.port == "output":
+        if site.is_product and site.port == "output":
             product = _product(reference, site, by_site, flowing)
             if product is not None:
                 own = quantizers.get(site.name)
@@ -138,20 +139,21 @@ def fit_kernels(
     actual: Mapping[str, Tensor],
     convention: str,
 ) -> dict[str, KernelFit]:
-    """Find for each linear layer the convention that a kernel follows; "mse" has no exact one."""
+    """Find for each product the convention that a kernel follows; "mse" has no exact one."""
     fits = {}
     for site in reference.sites():
         ports = [f"{site.module}:{port}" for port in ("input", "weight")]
         quantized = [port for port in ports if port in quantizers and port in flowing]
-        is_product = site.kind == "linear" and site.port == "output" and site.name in actual
+        is_product = site.is_product and site.port == "output" and site.name in actual
         if is_product and quantized and site.name not in quantizers:
+            about = reference, site, quantizers, quantized, flowing
             if convention == MSE:
-                fits[site.name] = _searched(
-                    reference, site, quantizers, quantized, flowing, actual[site.name]
-                )
-                continue
-            products = _products_by_convention(reference, site, quantizers, quantized, flowing)
-            fits[site.name] = _nearest(products, actual[site.name], flowing[site.name])
+                fit = _searched(*about, actual[site.name])
+            else:
+                products = _products_by_convention(*about)
+                fit = _nearest(products, actual[site.name], flowing[site.name])
+            if fit is not None:
+                fits[site.name] = fit
     return fits
 
 
@@ -165,23 +167,24 @@ def _products_by_convention(
     """Give the product of each convention, with the squared error of codes that noise decides."""
     values = {port: float64_array(flowing[port]) for port in quantized}
     listed = {port: conventions(quantizers[port]) for port in quantized}
-    factors = {port: _energy(site, port, flowing) for port in quantized}
+    energies = {
+        port: np.square(float64_array(flowing[port]))
+        for port in (f"{site.module}:input", f"{site.module}:weight")
+    }
     for convention in listed[quantized[0]]:
-        ideal, steps = {}, {}
+        ideal, undecided = {}, 0.0
         for port in quantized:
             same = [choice for choice in listed[port] if choice.name == convention.name]
             choice = (same or listed[port])[0]
             ideal[port] = choice(values[port])
             if not choice.is_exact:
                 lower, upper = choice.alternatives(values[port])
-                steps[port] = np.square(upper - lower)
+                moved = {**energies, port: np.square(upper - lower)}
+                product = _product(reference, site, moved, flowing, biased=False)
+                undecided += 0.0 if product is None else float(product.sum())
         product = _product(reference, site, ideal, flowing)
-        assert product is not None
-        undecided = sum(
-            float(squares.reshape(-1, squares.shape[-1]).sum(0) @ factors[port])
-            for port, squares in steps.items()
-        )
-        yield convention.name, product, undecided
+        if product is not None:
+            yield convention.name, product, undecided
 
 
 def _searched(
@@ -191,31 +194,23 @@ def _searched(
     quantized: list[str],
     flowing: Mapping[str, Tensor],
     actual: Tensor,
-) -> KernelFit:
+) -> KernelFit | None:
     """Return the error that is nearest to a kernel's, from that of a search to the definition's."""
     errors = []
     for cast in (search_scales, define):
         ideal = {port: cast(float64_array(flowing[port]), quantizers[port]) for port in quantized}
         product = _product(reference, site, ideal, flowing)
-        assert product is not None
+        if product is None:
+            return None
         errors.append(relative_error(product, flowing[site.name]))
     own = relative_error(actual, flowing[site.name])
     error = min(max(own, min(errors)), max(errors))
     return KernelFit("searched scales", is_definition=False, error=error, explains=True)
 
 
-def _energy(site: Site, port: str, flowing: Mapping[str, Tensor]) -> Array:
-    """Return the energy of the other factor of a product at each summand."""
-    other = f"{site.module}:{'weight' if port.endswith(':input') else 'input'}"
-    factor = np.square(float64_array(flowing[other]))
-    if other.endswith(":weight") and site.transposed:
-        factor = factor.T
-    return np.asarray(factor.reshape(-1, factor.shape[-1]).sum(0))
-
-
 def _nearest(
     products: Iterator[tuple[str, Array, float]], actual: Tensor, true: Tensor
-) -> KernelFit:
+) -> KernelFit | None:
     """Return the convention that explains a tensor, or the nearest with the definition's error."""
     rounding, energy = _rounding(actual), float(np.square(float64_array(true)).sum())
     fits: list[tuple[float, KernelFit]] = []
@@ -227,6 +222,8 @@ def _nearest(
         if distance <= allowed:
             return fit
         fits.append((distance, fit))
+    if not fits:
+        return None
     explaining = [entry for entry in fits if entry[1].explains]
     nearest = min(explaining or fits, key=lambda entry: entry[0])[1]
     if nearest.explains:
@@ -254,18 +251,26 @@ def _rounding(actual: Tensor) -> float:
 
 
 def _product(
-    reference: Model, site: Site, ideal: Mapping[str, Array], flowing: Mapping[str, Tensor]
+    reference: Model,
+    site: Site,
+    ideal: Mapping[str, Array],
+    flowing: Mapping[str, Tensor],
+    *,
+    biased: bool = True,
 ) -> Array | None:
-    """Multiply a linear layer's ideal input and weight; None where neither is quantized."""
+    """Multiply a module's ideal input and weight; None where neither is quantized, or no product.
+
+    A convolution that computes in a way of its own has no product.
+    """
     names = [f"{site.module}:{port}" for port in ("input", "weight")]
     if not any(name in ideal for name in names) or any(name not in flowing for name in names):
         return None
-    x, w = (ideal[n] if n in ideal else float64_array(flowing[n]) for n in names)
-    module = reference.module.get_submodule(site.module)
-    y = x @ (w if site.transposed else w.T)
-    bias = getattr(module, "bias", None)
-    separate = type(module).__name__ == "StepProjection"
-    return y if bias is None or separate else y + float64_array(bias)
+    x, w = (
+        torch.from_numpy(ideal[n]) if n in ideal else flowing[n].detach().double().cpu()
+        for n in names
+    )
+    product = exact_product(reference.module.get_submodule(site.module), x, w, biased=biased)
+    return None if product is None else product.numpy()
 
 
 def _cast(values: Array, quantizer: Quantizer) -> Array:

@@ -15,7 +15,8 @@ from qgate.devices import arithmetic_of
 from qgate.errors import QgateError, unknown
 from qgate.gate.limits import Limits
 from qgate.gate.measured import Measured
-from qgate.gate.measuring.bench import HEALTHY, Bench
+from qgate.gate.measuring.bench import Bench
+from qgate.gate.measuring.canary import HEALTHY
 from qgate.gate.measuring.coverage import mode_scope
 from qgate.gate.measuring.diagnosing import SiteDiagnoses
 from qgate.gate.measuring.format_rows import overflow_rows, scaling_rows

@@ -13,12 +13,21 @@ from torch import Tensor
 
 from qgate.capture import Capture
 from qgate.capture.running import pass_through
-from qgate.errors import QgateError
 from qgate.hooks.tapping import tap_sites
 from qgate.models import Model, Site
+from qgate.models.rows import (
+    cut_sample,
+    fullest_row,
+    join_rows,
+    real_tokens,
+    row_count,
+    tensors_of,
+    token_ids,
+)
 from qgate.modes import Quantized
 
 BUDGET_TOKENS = 128
+_MOST_NUMBERS = 1 << 16
 Watch = Callable[[Any, str], AbstractContextManager[dict[str, Tensor]]]
 _BATCH = 8
 
@@ -30,22 +39,20 @@ def short_layer(name: str) -> str:
 
 
 def linear_weights(model: Model) -> list[Site]:
-    return [site for site in model.sites() if site.port == "weight" and site.kind == "linear"]
+    return [site for site in model.sites() if site.port == "weight" and site.is_product]
 
 
-def _batches(samples: Sequence[Any], together: bool) -> Iterator[Any]:
-    """Put samples of one length side by side, where a mode is the same alone and in a batch."""
-    batch: list[Tensor] = []
+def _batches(samples: Sequence[Any], together: bool) -> Iterator[list[Any]]:
+    """Put samples of one shape side by side, where a mode is the same alone and in a batch."""
+    batch: list[Any] = []
     for sample in samples:
-        if not (together and isinstance(sample, Tensor)):
-            yield sample
-            continue
-        if batch and (sample.shape[1:] != batch[0].shape[1:] or len(batch) == _BATCH):
-            yield torch.cat(batch)
+        fits = together and batch and isinstance(sample, Tensor) and len(batch) < _BATCH
+        if batch and not (fits and sample.shape == batch[0].shape):
+            yield batch
             batch = []
         batch.append(sample)
     if batch:
-        yield torch.cat(batch)
+        yield batch
 
 
 def outer_tensors(
@@ -55,56 +62,70 @@ def outer_tensors(
     together: bool = True,
     watch: Watch | None = None,
 ) -> Capture:
-    """Capture inputs and outputs of the blocks and of the model; `forced` gives the inputs.
+    """Capture inputs and outputs of the blocks and of the model, one tensor per sample.
 
-    `watch(batch, name)` is entered around each pass, and gets the outputs of the model.
+    `forced` gives the inputs. `watch(batch, name)` is entered around each pass, and gets the
+    outputs of the model. Where samples are not told apart in a batch, each runs alone.
     """
-    sites = [s for s in model.sites() if s.kind == "block" and s.port in ("input", "output")]
-    if not sites:
-        raise QgateError(f"{model.name} has no list of blocks: say layers=(…) in its qgate.Model.")
+    sites = [s for s in model.sites() if s.is_block and s.port in ("input", "output")]
     record = Capture(model.name, model.basis, "")
     record.tensors = {site.name: [] for site in sites}
     start = 0
     with torch.no_grad():
         for batch in _batches(samples, together):
+            passed: dict[str, Tensor] = {}
 
-            def keep(_index: int, site: Site, tensor: Tensor) -> None:
-                record.tensors[site.name] += _split(tensor)
+            def keep(
+                _index: int, site: Site, tensor: Tensor, passed: dict[str, Tensor] = passed
+            ) -> None:
+                # A module that runs again is compared the first time.
+                passed.setdefault(site.name, _copied(tensor))
 
-            end = start + (len(batch) if isinstance(batch, Tensor) else 1)
+            end = start + len(batch)
+            sample = batch[0] if len(batch) == 1 else torch.cat(batch)
             part = None if forced is None else _inputs(forced, sites, start, end)
-            with watch(batch, _named(start, end)) if watch else nullcontext({}) as watched:
-                outputs = pass_through(model, sites, 0, batch, keep, part)
+            with watch(sample, _named(start, end)) if watch else nullcontext({}) as watched:
+                outputs = pass_through(model, sites, 0, sample, keep, part)
                 watched |= outputs
-            for name, tensor in outputs.items():
-                record.tensors.setdefault(name, []).extend(_split(tensor))
+            passed |= {name: _copied(tensor) for name, tensor in outputs.items()}
+            if len(batch) > 1 and any(len(tensor) % len(batch) for tensor in passed.values()):
+                return outer_tensors(model, samples, forced, together=False, watch=watch)
+            for name, tensor in passed.items():
+                record.tensors.setdefault(name, []).extend(tensor.chunk(len(batch)))
             start = end
     return record
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """Copy a tensor to float32; a single number counts as one row."""
+    copied = tensor.detach().to(torch.float32, copy=True)
+    return copied if copied.dim() else copied.reshape(1)
 
 
 def _named(start: int, end: int) -> str:
     return f"sample {start}" if end == start + 1 else f"samples {start} to {end - 1}"
 
 
-def _split(tensor: Tensor) -> list[Tensor]:
-    """Return the samples of a batch, each as a batch of one; a number stands for all of them."""
-    tensor = tensor if tensor.dim() else tensor.reshape(1)
-    return [row.detach().float().clone() for row in tensor.split(1)]
-
-
 def _inputs(forced: Capture, sites: list[Site], start: int, end: int) -> Capture:
     part = Capture(forced.model, forced.basis, "")
     for site in sites:
         if site.port == "input":
-            part.tensors[site.name] = [torch.cat(forced[site.name][start:end])]
+            part.tensors[site.name] = [join_rows(forced[site.name][start:end])]
     return part
 
 
 def shortened(sample: Any) -> Any:
-    """Return the beginning of a sample of token ids; other samples as they are."""
-    if isinstance(sample, Tensor) and not sample.is_floating_point() and sample.dim() == 2:
-        return sample[:, :BUDGET_TOKENS]
-    return sample
+    """Return the first tokens of a sample, or as many rows as have few numbers.
+
+    Of a sample with padding it is one row, and its real tokens.
+    """
+    if real_tokens(sample) is not None:
+        return cut_sample(fullest_row(sample), slice(0, 1), BUDGET_TOKENS)
+    numbers = sum(tensor.numel() for _, tensor in tensors_of(sample))
+    rows = row_count(sample)
+    if token_ids(sample) is None and numbers > _MOST_NUMBERS:
+        rows = max(1, rows * _MOST_NUMBERS // numbers)
+    return cut_sample(sample, slice(0, rows), BUDGET_TOKENS)
 
 
 def capture_sites(model: Model, sites: Sequence[Site]) -> dict[str, Tensor]:
@@ -134,19 +155,20 @@ def fed(
     """Capture the tensors of a mode at sites that are given the reference's inputs.
 
     A quantized Mamba mixer is fed as a whole, as its parts depend on each other; elsewhere every
-    linear layer and every other site that is quantized on its way in is fed by itself, and so are
-    the sites `outside` of all blocks. A module that runs again is fed the first time.
+    linear layer, every convolution and every other site that is quantized on its way in is fed by
+    itself, and so are the sites `outside` of all blocks. A module that runs again is fed the first
+    time.
     """
     model = quantized.model
     if quantized.mode.choices is not None:
-        gates = [s for s in model.sites() if s.port == "input" and s.kind == "block"]
+        gates = [s for s in model.sites() if s.port == "input" and s.is_block]
     else:
         own = quantized.plan.quantizers()
         gates = [
             site
             for site in sites
             if site.port not in ("weight", "output", "state")
-            and (site.kind == "linear" or site.name in own)
+            and (site.is_product or site.name in own)
         ]
     waiting = {site.name for site in (*gates, *outside) if site.name in flowing}
 

@@ -96,7 +96,13 @@ def _rules(quantized: Quantized, base: Model, meant: Quantized) -> SegmentView:
     planned = set(quantized.plan.quantizers())
     sites = [site for site in base.sites() if site.port not in ("weight", "state")]
     silent: set[str] = set()
-    if mode.own and meant is quantized:
+    if mode.own and not quantized.model.sites():
+        left_out["*"] = (
+            f"mode {mode.name} has no module of the reference: its outputs are held by their "
+            "accepted errors alone"
+        )
+        sites = []
+    elif mode.own and meant is quantized:
         left_out["*"] = (
             f"mode {mode.name} may quantize anything, and is held by its accepted errors; "
             "qgate.modes.Kernel says what a kernel stands for"

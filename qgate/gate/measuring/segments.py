@@ -21,13 +21,24 @@ from qgate.gate.measuring.segment_views import Passed, Port, SegmentView
 from qgate.hooks.tapping import tap_sites
 from qgate.kernel_checks.runs import LENGTH_REFUSALS
 from qgate.models import Model
+from qgate.models.rows import (
+    fullest_row,
+    is_text,
+    real_tokens,
+    row_count,
+    tensors_of,
+    without_padding,
+)
 from qgate.models.sites import Site
 
 MOST_BYTES = 1 << 30
 """Bytes of tensors of one batch that may wait for the reference."""
 PROBE_SAMPLES, PROBE_TOKENS = 3, 77
 """A short batch of an odd length, which every mode also runs on; and one token alone."""
-PROBES = (f"a batch of {PROBE_TOKENS} tokens each", "one token alone", "the first sample")
+PROBES = (
+    f"a batch of {PROBE_TOKENS} tokens each", "one token alone", "the first sample",
+    "one row alone",
+)  # fmt: skip
 WHOLE = "whole samples"
 
 
@@ -137,6 +148,7 @@ class Segments:
     def replay(self, sample: Any, passed: Passed, name: str, outputs: Mapping[str, Tensor]) -> None:
         """Run the reference with the run's tensors in the place of its own."""
         calls: dict[str, int] = {}
+        real = real_tokens(sample)
         sites = [site for site in self.view.sites if site.name in passed.actual]
         latest: dict[str, Tensor] = {}
 
@@ -149,7 +161,8 @@ class Segments:
                 return None
             if site.name not in self.view.silent:
                 inputs = latest.get(site.module) if site.port == "output" else None
-                self._compare(site.name, site.kind, actual[index], tensor, inputs, name)
+                sides = actual[index], tensor, inputs
+                self._compare(site, sides, name, real)
             value = forwarded[index].to(tensor.dtype)
             value = value if value.shape == tensor.shape else value.reshape(tensor.shape)
             if site.port not in ("output", "state"):
@@ -160,35 +173,54 @@ class Segments:
             expected = self.base.outputs(sample)
         for output, tensor in outputs.items():
             if output in expected and expected[output].shape == tensor.shape:
-                self._compare(output, "other", tensor, expected[output], None, name)
+                axis = self.base.channel_axis(output)
+                site = Site("", "output", "other", channels=axis)
+                self._compare(site, (tensor, expected[output], None), name, real, output)
         for site in sites:
             if calls.get(site.name, -1) + 1 != len(passed.actual[site.name]):
                 self._reject(site, "the run passes it in other calls")
+
+    def _longest(self, site: Site, expected: Tensor, inputs: Tensor | None) -> int:
+        """Return a bound on the number of terms that one result of a segment adds up."""
+        if site.kind == "conv" and site.is_product:
+            weight = self.base.module.get_submodule(site.module).weight
+            assert isinstance(weight, Tensor)
+            return weight.numel() // weight.shape[1 if site.transposed else 0]
+        if inputs is not None and site.kind in ("linear", "norm"):
+            return inputs.shape[site.channels]
+        return max(expected.shape)
 
     def _reject(self, site: Site, reason: str) -> None:
         self.left_out.setdefault(site.name, reason)
 
     def _compare(
         self,
-        site: str,
-        kind: str,
-        actual: Tensor,
-        expected: Tensor,
-        inputs: Tensor | None,
+        site: Site,
+        sides: tuple[Tensor, Tensor, Tensor | None],
         name: str,
+        real: Tensor | None,
+        output: str = "",
     ) -> None:
+        actual, expected, inputs = sides
         if actual is expected or not expected.is_floating_point() or not expected.numel():
             return
         if not expected.dim():
             actual, expected = actual.reshape(1), expected.reshape(1)
-        errors = self.errors.setdefault(site, SiteError())
+        errors = self.errors.setdefault(output or site.name, SiteError())
         kind_of_pass = name if name in PROBES else WHOLE
         worst = errors.passes.setdefault(kind_of_pass, Worst())
         errors.unit = max(errors.unit, _unit(actual))
-        errors.longest = max(errors.longest, _longest(kind, expected, inputs))
-        actual, errors.channels = actual.reshape(expected.shape), expected.shape[-1]
+        errors.longest = max(errors.longest, self._longest(site, expected, inputs))
+        actual = actual.reshape(expected.shape)
+        if site.channels != -1 or real is not None:
+            actual, expected = (
+                without_padding(side, real).movedim(site.channels, -1)
+                for side in (actual, expected)
+            )
+            inputs = None if inputs is None else without_padding(inputs, real)
+        errors.channels = expected.shape[-1]
         size = torch.linalg.vector_norm(expected, dim=-1)
-        exact, is_half = expected, site in self.view.half
+        exact, is_half = expected, site.name in self.view.half
         expected = expected.half().float() if is_half else expected
         if torch.equal(actual, expected):
             worst.error = max(worst.error, 0.0)
@@ -234,8 +266,8 @@ def row_scales(energy: Tensor) -> Tensor:
 
 def several(samples: Sequence[Any]) -> Any:
     """Return the first few texts side by side, as long as the shortest; other samples one alone."""
-    texts = [s for s in samples[:PROBE_SAMPLES] if isinstance(s, Tensor) and s.dim() == 2]
-    if not texts or any(text.is_floating_point() for text in texts):
+    texts = [sample for sample in samples[:PROBE_SAMPLES] if is_text(sample)]
+    if not texts:
         return samples[0]
     length = min(text.shape[1] for text in texts)
     return torch.cat([text[:, :length] for text in texts])
@@ -243,8 +275,10 @@ def several(samples: Sequence[Any]) -> Any:
 
 def probes(sample: Any) -> Iterator[tuple[Any, str]]:
     """Yield short samples made of a long one; one that is no text stays as it is."""
-    if not (isinstance(sample, Tensor) and not sample.is_floating_point() and sample.dim() == 2):
+    if not is_text(sample):
         yield sample, PROBES[2]
+        if row_count(sample) > 1:
+            yield fullest_row(sample), PROBES[3]
         return
     count = min(PROBE_TOKENS, sample.shape[1])
     yield sample[:, :count], PROBES[0]
@@ -311,17 +345,10 @@ def swapped(module: nn.Module, parameters: Mapping[str, Mapping[str, Tensor]]) -
 
 
 def _size(sample: Any) -> int:
-    return sample.numel() if isinstance(sample, Tensor) else 1
+    return sum(tensor.numel() for _, tensor in tensors_of(sample))
 
 
 def _unit(tensor: Tensor) -> float:
     """Return half the distance of 1 to the next number of a dtype that is coarser than float32."""
     eps = torch.finfo(tensor.dtype).eps
     return eps / 2 if eps > torch.finfo(torch.float32).eps else 0.0
-
-
-def _longest(kind: str, expected: Tensor, inputs: Tensor | None) -> int:
-    """Return a bound on the number of terms that one result of a segment adds up."""
-    if inputs is not None and kind in ("linear", "norm"):
-        return inputs.shape[-1]
-    return max(expected.shape)

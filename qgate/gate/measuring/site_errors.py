@@ -11,6 +11,8 @@ from torch import Tensor
 from qgate.errors import QgateError
 from qgate.gate.measured import TENSOR_METRICS, Measured, Scope
 from qgate.gate.measuring.pictures import error_picture
+from qgate.models import Model
+from qgate.models.rows import split_rows
 from qgate.stats import ErrorStats, errors, massive_beyond
 
 FLOOR = 1e-12
@@ -71,6 +73,22 @@ def site_errors(
 def _positions(tensor: Tensor) -> int:
     """Count the positions of a sample: all axes but the last; 0 for one vector per sample."""
     return tensor.numel() // tensor.shape[-1] if tensor.dim() > 2 and tensor.numel() else 0
+
+
+def row_pairs(model: Model, actual: list[Tensor], expected: list[Tensor]) -> Pairs:
+    """Pair the rows of all samples, without padding."""
+    rows = (
+        zip(split_rows(a, sample), split_rows(e, sample), strict=True)
+        for sample, a, e in zip(model.inputs, actual, expected, strict=True)
+    )
+    return [pair for of_sample in rows for pair in of_sample]
+
+
+def channels_last(pairs: Pairs, axis: int) -> Pairs:
+    """Return pairs with the channels along the last axis."""
+    if axis == -1:
+        return pairs
+    return [(a.movedim(axis, -1), r.movedim(axis, -1)) for a, r in pairs]
 
 
 def differs(row: Measured) -> bool:

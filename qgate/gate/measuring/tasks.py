@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
-from qgate.capture.next_tokens import are_logits, token_ids, without_padding
+from qgate.capture.next_tokens import are_logits
 from qgate.errors import QgateError
 from qgate.gate.measured import Measured
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.paired import mean_interval
 from qgate.metrics import sample_part
+from qgate.models.rows import real_tokens, token_ids
 from qgate.models.task_metric import TaskMetric, metric_name, task_figures
 from qgate.modes import Mode
 
@@ -79,7 +80,8 @@ def task_values(bench: Bench, mode: Mode) -> tuple[dict[str, float], Notes]:
         ids = _ids_of(bench, sample)
         if not are_logits(actual, ids):
             raise _no_task(bench)
-        ids = without_padding(ids, sample).cpu()
+        real = real_tokens(sample)
+        ids = ids.cpu() if real is None else ids.cpu().masked_fill(~real.cpu(), -1)
         pairs.append(_sample(ids, actual.float().cpu(), reference.float().cpu()))
     count = len(pairs)
     bits, bits_reference, accuracy, kl = (

@@ -1,0 +1,71 @@
+"""The blocks of a model: the modules that are gated one by one, as layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import groupby
+
+from torch import nn
+
+from qgate.models.sites import kind_of
+
+_LEAVES = ("linear", "conv", "recurrent", "attention")
+_FEW = 3
+"""A list of mixed modules is one of blocks from this many of one class on."""
+
+
+def blocks_of(root: nn.Module, inside: re.Pattern[str]) -> tuple[str, ...]:
+    """Return the modules of the lists that repeat one class, in the order of registration.
+
+    A list inside a block is part of it, unless it is the longer one, as stages hold blocks.
+    """
+    return tuple(name for name in _blocks(root, "", inside) if inside.search(name))
+
+
+def leaves_of(root: nn.Module, inside: re.Pattern[str]) -> tuple[str, ...]:
+    """Return the layers of a model without blocks: its smallest modules that multiply."""
+    names: list[str] = []
+    for name, module in root.named_modules():
+        is_part = any(name.startswith(f"{outer}.") for outer in names[-1:])
+        if name and not is_part and kind_of(module) in _LEAVES and inside.search(name):
+            names.append(name)
+    return tuple(names)
+
+
+def _blocks(module: nn.Module, name: str, inside: re.Pattern[str]) -> list[str]:
+    children = [(f"{name}.{key}".lstrip("."), child) for key, child in module.named_children()]
+    inner = [(child_name, _blocks(child, child_name, inside)) for child_name, child in children]
+    deeper = [block for _, blocks in inner for block in blocks]
+    own = [child for child in _listed(module, name) if inside.search(child)]
+    if not own or max(map(_longest, (blocks for _, blocks in inner)), default=0) > len(own):
+        return deeper
+    # What stands beside the blocks of a list stays outside.
+    return own
+
+
+def _longest(blocks: list[str]) -> int:
+    """Return the length of the longest list among blocks."""
+    return max((len(list(of)) for _, of in groupby(blocks, lambda n: n.rpartition(".")[0])),
+               default=0)  # fmt: skip
+
+
+def _listed(module: nn.Module, name: str) -> Iterator[str]:
+    """Yield the blocks of a list; a list of plain layers is part of one block, as experts are."""
+    if not isinstance(module, nn.ModuleList | nn.Sequential) or name.endswith("experts"):
+        return
+    children = {
+        key: child
+        for key, child in module.named_children()
+        if any(True for _ in child.parameters())
+    }
+    kinds = [type(child) for child in children.values()]
+    most = max((kinds.count(kind) for kind in kinds), default=0)
+    if not kinds or (most < len(kinds) and (most < _FEW or 3 * most < 2 * len(kinds))):
+        return
+    has_code = [
+        kind_of(child) == "other" or any(True for _ in child.children())
+        for child in children.values()
+    ]
+    if all(has_code):
+        yield from (f"{name}.{key}".lstrip(".") for key in children)
