@@ -31,12 +31,13 @@ def tap_sites(
     take: Callable[[P, Tensor], Tensor | None],
     *,
     first: bool = False,
+    lenient: bool = False,
 ) -> ModuleHooks:
     """Call `take(site, tensor)` whenever a site is passed, until the hooks are removed.
 
     A tensor that it returns replaces the one at the site. Weights are taken when their module runs,
     and cannot be replaced. A later tap gets the tensors that earlier ones returned, unless it is
-    `first`.
+    `first`. A site that is passed without a tensor is an error, unless the tap is `lenient`.
     """
     by_module: dict[str, list[P]] = {}
     for site in sites:
@@ -53,15 +54,18 @@ def tap_sites(
         parameters = list(inspect.signature(module.forward).parameters) if before else []
         hooks.add(
             module,
-            _before(before, take, parameters) if before else None,
-            _after(after, take) if after else None,
+            _before(before, take, parameters, lenient) if before else None,
+            _after(after, take, lenient) if after else None,
             first=first,
         )
     return hooks
 
 
 def _before(
-    sites: list[P], take: Callable[[P, Tensor], Tensor | None], parameters: list[str]
+    sites: list[P],
+    take: Callable[[P, Tensor], Tensor | None],
+    parameters: list[str],
+    lenient: bool,
 ) -> Callable[..., Any]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values: list[Any] = list(args)
@@ -70,6 +74,12 @@ def _before(
                 take(site, getattr(module, "weight"))  # noqa: B009
                 continue
             key = _locate(site, parameters, values, kwargs)
+            if key is None and lenient:
+                continue
+            if key is None:
+                raise QgateError(
+                    f"site {site} was passed without a tensor: {site.module} was called with none."
+                )
             holder: Any = kwargs if isinstance(key, str) else values
             replaced = take(site, holder[key])
             if replaced is not None:
@@ -81,8 +91,8 @@ def _before(
 
 def _locate(
     site: ModulePort, parameters: list[str], args: list[Any], kwargs: dict[str, Any]
-) -> str | int:
-    """Return the position or keyword of a site's tensor in a call."""
+) -> str | int | None:
+    """Return the position or keyword of a site's tensor in a call; None where there is none."""
     if site.port == "input":
         position = next((k for k, value in enumerate(args) if isinstance(value, Tensor)), None)
         if position is not None:
@@ -95,19 +105,25 @@ def _locate(
         return site.port
     elif site.port in parameters and parameters.index(site.port) < len(args):
         return parameters.index(site.port)
-    raise QgateError(
-        f"site {site} was passed without a tensor: {site.module} was called with none."
-    )
+    return None
 
 
-def _after(sites: list[P], take: Callable[[P, Tensor], Tensor | None]) -> Callable[..., Any]:
+def _after(
+    sites: list[P], take: Callable[[P, Tensor], Tensor | None], lenient: bool
+) -> Callable[..., Any]:
     def hook(_module: nn.Module, _args: Any, result: Any) -> Any:
         for site in sites:
             if site.port == "state":
                 replaced = take(site, result.state)
                 result = result if replaced is None else result._replace(state=replaced)
                 continue
-            tensor = result if isinstance(result, Tensor) else _first(result, site)
+            tensor = result if isinstance(result, Tensor) else _first(result)
+            if tensor is None and lenient:
+                continue
+            if tensor is None:
+                raise QgateError(
+                    f"site {site} was passed without a tensor: it returned {type(result).__name__}."
+                )
             replaced = take(site, tensor)
             if replaced is not None:
                 result = _with_first(result, tensor, replaced)
@@ -116,15 +132,13 @@ def _after(sites: list[P], take: Callable[[P, Tensor], Tensor | None]) -> Callab
     return hook
 
 
-def _first(result: Any, site: ModulePort) -> Tensor:
+def _first(result: Any) -> Tensor | None:
     values = result.values() if isinstance(result, dict) else result
     if isinstance(values, Iterable):
         for value in values:
             if isinstance(value, Tensor):
                 return value
-    raise QgateError(
-        f"site {site} was passed without a tensor: it returned {type(result).__name__}."
-    )
+    return None
 
 
 def _with_first(result: Any, old: Tensor, new: Tensor) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections import Counter
@@ -87,7 +88,9 @@ class Model:
                 f"{listed(names[1:], 20)}."
             )
         check_metric(self.metric, self.name)
-        self.module.eval()
+        # An exported graph is in one mode for good.
+        with contextlib.suppress(NotImplementedError):
+            self.module.eval()
         self._picks_layers = not self.layers
         self.layers = (
             tuple(self.layers) or blocks_of(self.module, inside) or leaves_of(self.module, inside)
@@ -139,7 +142,7 @@ class Model:
             shapes.setdefault(site.name, tuple(tensor.shape))
 
         try:
-            with torch.no_grad(), tap_sites(self.module, self._all_sites(), take):
+            with torch.no_grad(), tap_sites(self.module, self._all_sites(), take, lenient=True):
                 outputs = self.outputs(self.inputs[0])
         except QgateError:
             raise

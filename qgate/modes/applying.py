@@ -127,8 +127,24 @@ def _build_own(mode: Mode, model: Model) -> Model:
             f"mode {mode.name!r} of {model.name} changed the model in place, so that no reference "
             "remains to compare it with: let it work on copy.deepcopy(model.module)."
         )
-    built = model.with_module(module)
-    return replace(built, _sites=tuple(site for site in model.sites() if _has_site(module, site)))
+    sites = [site for site in model.sites() if _has_site(module, site)]
+    built = replace(model.with_module(module), _sites=())
+    sites = sites if _passes_any(built, sites) else []
+    blocks = {site.module for site in sites if site.is_block}
+    layers = tuple(name for name in model.layers if name in blocks)
+    return replace(built, layers=layers, _sites=tuple(sites))
+
+
+def _passes_any(model: Model, sites: list[Site]) -> bool:
+    """Tell if any site is passed: a compiled graph calls no module, though it has them."""
+    passed: list[Site] = []
+
+    def take(site: Site, _tensor: Tensor) -> None:
+        passed.append(site)
+
+    with torch.no_grad(), tap_sites(model.module, sites, take, lenient=True):
+        model.outputs(model.inputs[0])
+    return bool(passed)
 
 
 def _has_site(module: nn.Module, site: Site) -> bool:
@@ -136,6 +152,9 @@ def _has_site(module: nn.Module, site: Site) -> bool:
     try:
         owner = module.get_submodule(site.module)
     except AttributeError:
+        return False
+    if type(owner) is nn.Module:
+        # A holder of parameters, which nothing calls.
         return False
     weight = getattr(owner, "weight", None)
     is_plain = type(weight) in (Tensor, nn.Parameter)

@@ -8,7 +8,7 @@ What the free run made between its quantizers is held against FP32 code fed with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -16,8 +16,6 @@ from typing import Any
 from torch import Tensor
 
 from qgate.capture import Capture
-from qgate.capture.running import run
-from qgate.errors import QgateError
 from qgate.gate.measured import Measured, Scope
 from qgate.gate.measuring.canary import BROKEN, HEALTHY, quantized_outputs
 from qgate.gate.measuring.compared_sites import (
@@ -28,13 +26,12 @@ from qgate.gate.measuring.compared_sites import (
 )
 from qgate.gate.measuring.holding import Holding
 from qgate.gate.measuring.ideals import IdealErrors, ideal_errors
+from qgate.gate.measuring.loaded_model import LoadedModel
 from qgate.gate.measuring.passes import (
-    capture_sites,
     fed,
     flow,
     linear_weights,
     outer_tensors,
-    short_layer,
     shortened,
 )
 from qgate.gate.measuring.segment_noise import sensitivities
@@ -50,155 +47,25 @@ from qgate.gate.measuring.site_errors import (
     unless_idle,
     unless_vanished,
 )
-from qgate.models import Model
-from qgate.models.model import inputs_hash
-from qgate.modes import Calibration, Mode, Quantized, apply
-from qgate.modes.setups import ModelSetup
+from qgate.modes import Mode, Quantized, apply
 
-FP32 = "fp32"
-_BACKWARD_SAMPLES = 2
 # Bytes of logits that wait for the task suite: 35 modes of tiny-mamba take 180 MB.
 _LOGITS = 1 << 28
 
 
 @dataclass
-class Bench:
+class Bench(LoadedModel):
     """Model with everything computed so far; modes are measured once and kept.
 
-    `reference_mode` is what modes are compared with. Captures are kept by the mode, the basis and
-    the kind of pass, so that those of FP32 and of another reference never stand for each other.
     With `pictures` errors also carry the data to draw them.
     """
 
-    setup: ModelSetup
-    reference_mode: str = FP32
-    pictures: bool = False
-    progress: Callable[[str], None] = lambda _text: None
-    _model: Model | None = None
-    _captures: dict[tuple[str, str, str], Capture] = field(default_factory=dict)
     _beyond: dict[tuple[str, str], float] = field(default_factory=dict)
     _measured: dict[str, list[Measured]] = field(default_factory=dict)
-    _quantized: dict[str, Quantized] = field(default_factory=dict)
     _segments: dict[str, Segments] = field(default_factory=dict)
     _sensitivities: dict[str, dict[str, float]] = field(default_factory=dict)
     _gradients: dict[str, list[Measured]] = field(default_factory=dict)
     _logits: dict[str, list[Tensor]] = field(default_factory=dict)
-
-    @property
-    def model(self) -> Model:
-        if self._model is None:
-            self.progress(f"loading {self.setup.model}")
-            self._model = self.setup.load()
-            # Layers that cannot be run by themselves are known after a first run.
-            self._model.sites()
-        return self._model
-
-    @property
-    def layers(self) -> list[str]:
-        """List the names of the blocks, without what they have in common."""
-        return [short_layer(name) for name in self.model.layers]
-
-    def layer_of(self, site: str) -> str:
-        """Return the layer of a site or module, without what all layers have in common."""
-        return short_layer(self.model.layer_of(site.partition(":")[0]))
-
-    @cached_property
-    def calibration(self) -> Calibration:
-        self.progress(f"calibrating {self.model.name}")
-        return self.setup.calibrate(self.model)
-
-    def _scales(self, mode: Mode) -> Calibration | None:
-        return self.calibration if mode.calibrated else None
-
-    def quantized(self, mode: Mode) -> Quantized:
-        """Return the model in a mode."""
-        if mode.name not in self._quantized:
-            self._quantized[mode.name] = apply(mode, self.model, self._scales(mode))
-        return self._quantized[mode.name]
-
-    @cached_property
-    def linear_tensors(self) -> dict[str, Tensor]:
-        """Capture inputs and outputs of linear layers on a short text, for all formats."""
-        sites = [s for s in self.model.sites() if s.is_product and s.port != "weight"]
-        return capture_sites(self.model, sites)
-
-    def ran(self) -> dict[str, Quantized]:
-        """Return the modes that were applied so far."""
-        return dict(self._quantized)
-
-    # The reference --------------------------------------------------------------------------------
-
-    @cached_property
-    def _chosen(self) -> Mode | None:
-        """Return the mode that is the reference, None for FP32."""
-        modes = self.setup.select(self.reference_mode, self.model)
-        if len(modes) != 1:
-            names = ", ".join(mode.name for mode in modes)
-            raise QgateError(
-                f"reference {self.reference_mode!r} means {len(modes)} modes ({names}): name one."
-            )
-        return None if modes[0].is_reference else modes[0]
-
-    def reference_basis(self) -> str | None:
-        """Return the basis of the mode that is the reference; None for FP32, which has all."""
-        return None if self._chosen is None else self._chosen.basis
-
-    def _reference_model(self, basis: str) -> Model:
-        if self._chosen is None:
-            return self.model.in_basis(basis)
-        if self._chosen.basis != basis:
-            raise QgateError(
-                f"reference {self._chosen.name!r} is in basis {self._chosen.basis!r}, and what is "
-                f"compared with it in {basis!r}: choose modes of one basis."
-            )
-        return self.quantized(self._chosen).model
-
-    def fp32(self, basis: str) -> Capture:
-        """Capture inputs and outputs of all blocks, and logits, of the FP32 model in a basis."""
-        return self._outer(FP32, self.model.in_basis(basis))
-
-    def reference(self, basis: str) -> Capture:
-        """Capture the same of the reference mode."""
-        if self._chosen is None:
-            return self.fp32(basis)
-        model = self._reference_model(basis)
-        return self._outer(self._chosen.name, model, self._chosen.runs_together)
-
-    def _outer(self, name: str, model: Model, together: bool = True) -> Capture:
-        key = (name, model.basis, "outer")
-        if key not in self._captures:
-            self.progress(f"reference {name} of {model.name}, basis {model.basis}")
-            self._captures[key] = outer_tensors(model, self.model.inputs, together=together)
-        return self._captures[key]
-
-    def fp32_gradients(self, basis: str) -> dict[str, list[Tensor]]:
-        """Return the gradients of the FP32 model at the outputs of blocks and at weights."""
-        return self._backward(FP32, self.model.in_basis(basis))
-
-    def reference_gradients(self, basis: str) -> dict[str, list[Tensor]]:
-        """Return the same gradients of the reference mode."""
-        if self._chosen is None:
-            return self.fp32_gradients(basis)
-        return self._backward(self._chosen.name, self._reference_model(basis))
-
-    def _backward(self, name: str, model: Model) -> dict[str, list[Tensor]]:
-        key = (name, model.basis, "gradients")
-        self._captures[key] = self._captures.get(key) or self._backward_run(model)
-        return self._captures[key].gradients
-
-    def _backward_run(self, model: Model, forced: Capture | None = None) -> Capture:
-        samples = self.model.inputs[:_BACKWARD_SAMPLES]
-        sites = backward_sites(model, is_forced=forced is not None)
-        return run(model, sites, samples=samples, gradients=True, forced=forced)
-
-    def _forcing(self, basis: str, samples: slice = slice(_BACKWARD_SAMPLES)) -> Capture:
-        """Capture what is forced on blocks: the reference's inputs, and gradients at outputs."""
-        tensors = {name: of[samples] for name, of in self.reference(basis).tensors.items()}
-        gradients = {name: of[samples] for name, of in self.reference_gradients(basis).items()}
-        inputs = inputs_hash(self.model.inputs[samples])
-        return Capture(self.model.name, basis, inputs, tensors, gradients)
-
-    # Modes ----------------------------------------------------------------------------------------
 
     def measure(self, mode: Mode) -> list[Measured]:
         """Measure all errors of a mode, sites in the order of execution."""
@@ -206,7 +73,7 @@ class Bench:
             quantized = self.quantized(mode)
             self.progress(f"mode {mode.name} of {self.model.name}")
             reference = self.reference(quantized.model.basis)
-            inputs, together = self.model.inputs, mode.runs_together
+            inputs, together = self.model.inputs, mode.runs_together and self.joins_samples
             segments = self.segments(quantized)
             scales, meant = self._scales(mode), self._meant(quantized)
             holding = Holding(quantized, self.model, scales, meant)
@@ -236,7 +103,8 @@ class Bench:
             return self._logits[mode.name]
         # The very pass that `measure` makes: the same bits, whichever of the two comes first.
         model, inputs = self.quantized(mode).model, self.model.inputs
-        return outer_tensors(model, inputs, together=mode.runs_together).tensors["logits"]
+        together = mode.runs_together and self.joins_samples
+        return outer_tensors(model, inputs, together=together).tensors["logits"]
 
     def _keep_logits(self, mode: Mode, carried: Capture) -> None:
         tensors = carried.tensors["logits"]
@@ -301,7 +169,6 @@ class Bench:
 
     def _outputs(self, actual: Capture, reference: Capture) -> list[Measured]:
         """Measure the outputs of the model, which are in no layer."""
-        names = [name for name in reference if ":" not in name]
         return [
             self._row(
                 name,
@@ -311,7 +178,7 @@ class Bench:
                 order=len(self._order) + number,
                 whole=True,
             )
-            for number, name in enumerate(names)
+            for number, name in enumerate(name for name in reference if ":" not in name)
         ]
 
     @cached_property

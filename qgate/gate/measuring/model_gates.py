@@ -20,6 +20,7 @@ from qgate.gate.measuring.canary import HEALTHY
 from qgate.gate.measuring.coverage import mode_scope
 from qgate.gate.measuring.diagnosing import SiteDiagnoses
 from qgate.gate.measuring.format_rows import overflow_rows, scaling_rows
+from qgate.gate.measuring.passes import short_layer
 from qgate.gate.measuring.self_checks import (
     MORE_ERROR,
     MORE_ERROR_ELSEWHERE,
@@ -181,6 +182,12 @@ class ModelGates(GateSession):
             return False
         return accepted is not None and any(key.suite == suite for key in accepted.values)
 
+    def layers_of(self, mode: Mode) -> list[str]:
+        """List the layers of a mode: a module of the model's own may be a graph without any."""
+        if not mode.own:
+            return self.bench.layers
+        return [short_layer(name) for name in self.bench.quantized(mode).model.layers]
+
     # The gates ------------------------------------------------------------------------------------
 
     def layer(self, suite: str, mode: Mode, layer: str) -> Outcome:
@@ -285,7 +292,7 @@ class ModelGates(GateSession):
         outcome = self.judge(suite, FP32, measured, "reference", title="fp32")
         if outcome.passed and not perturbation_shows(self.bench):
             return outcome.failed_as_whole(
-                "a weight moved by a thousandth does not show in the reference"
+                "a weight moved by a hundredth does not show in the reference"
             )
         if not anew or self.dry_run:
             return outcome

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from qgate.capture import Capture
 from qgate.capture.running import pass_through
+from qgate.errors import QgateError
+from qgate.expected.distances import relative_error
 from qgate.hooks.tapping import tap_sites
 from qgate.models import Model, Site
 from qgate.models.rows import (
@@ -28,6 +30,8 @@ from qgate.modes import Quantized
 
 BUDGET_TOKENS = 128
 _MOST_NUMBERS = 1 << 16
+# Sums whose order differs between two runs, as on a GPU, move an output by 1e-13 of its energy.
+_REPEATABLE = 1e-9
 Watch = Callable[[Any, str], AbstractContextManager[dict[str, Tensor]]]
 _BATCH = 8
 
@@ -131,6 +135,26 @@ def shortened(sample: Any) -> Any:
 def capture_sites(model: Model, sites: Sequence[Site]) -> dict[str, Tensor]:
     """Capture the tensors at sites on a short text."""
     return flow(model, set(sites), shortened(model.inputs[0]))
+
+
+def check_repeatable(model: Model) -> None:
+    """Refuse a model that gives other outputs when it runs again."""
+    sample = shortened(model.inputs[0])
+    with torch.no_grad():
+        first, second = model.outputs(sample), model.outputs(sample)
+    for name, tensor in first.items():
+        again = second.get(name)
+        if again is None or again.shape != tensor.shape:
+            shape = "is not there" if again is None else f"is {tuple(again.shape)}"
+            problem = f"{name} is {tuple(tensor.shape)}, and {shape} when it runs again"
+        elif relative_error(again, tensor) > _REPEATABLE:
+            problem = f"{name} has other values when it runs again: dropout or sampling is on"
+        else:
+            continue
+        raise QgateError(
+            f"{model.name} cannot be a reference: its output {problem}. Let its forward draw no "
+            "random numbers, or seed them there."
+        )
 
 
 def flow(model: Model, sites: Iterable[Site], sample: Any) -> dict[str, Tensor]:

@@ -253,7 +253,7 @@ REFERENCE = (
     llama("norm-in-float16", "", _norm_in_half, r"plain model\.layers\.2:output"),
     llama("linear-replaced-by-a-bf16-one", "", _replaced, r"plain model\.layers\.3:output", says=r"model\.layers\.3\.mlp\.up_proj:output +local +relative_mse"),
     llama("linear-of-bf16-since-day-one", "", _replaced, r"model\.layers\.3\.mlp\.up_proj:output", unrecorded=True),
-    llama("weights-are-not-read", "", _deaf, says="a weight moved by a thousandth does not show in the reference"),
+    llama("weights-are-not-read", "", _deaf, says="a weight moved by a hundredth does not show in the reference"),
     mamba("rotated-with-a-wrong-sign", "", _turned_wrongly, r"rotated backbone\.layers\.2:output"),
     llama("inputs-quantized-since-day-one", "", _inputs_left_quantized, says="is quantized: one pass of it calls", unrecorded=True),
     llama("norm-in-float16-since-day-one", "", _norm_in_half, says="relative_mse", unrecorded=True, survives=_BETWEEN),

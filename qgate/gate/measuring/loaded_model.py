@@ -1,0 +1,176 @@
+"""A loaded model with what its reference computes: passes that are made once and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from qgate.capture import Capture
+from qgate.capture.running import run
+from qgate.errors import QgateError
+from qgate.gate.measuring.compared_sites import backward_sites
+from qgate.gate.measuring.passes import (
+    capture_sites,
+    check_repeatable,
+    outer_tensors,
+    short_layer,
+)
+from qgate.kernel_checks.runs import LENGTH_REFUSALS
+from qgate.models import Model
+from qgate.models.model import inputs_hash
+from qgate.modes import Calibration, Mode, Quantized, apply
+from qgate.modes.setups import ModelSetup
+
+FP32 = "fp32"
+_BACKWARD_SAMPLES = 2
+
+
+@dataclass
+class LoadedModel:
+    """Model in its modes, and the captures of what they are compared with.
+
+    `reference_mode` is what modes are compared with. Captures are kept by the mode, the basis and
+    the kind of pass, so that those of FP32 and of another reference never stand for each other.
+    """
+
+    setup: ModelSetup
+    reference_mode: str = FP32
+    pictures: bool = False
+    progress: Callable[[str], None] = lambda _text: None
+    _model: Model | None = None
+    _captures: dict[tuple[str, str, str], Capture] = field(default_factory=dict)
+    _quantized: dict[str, Quantized] = field(default_factory=dict)
+
+    @property
+    def model(self) -> Model:
+        if self._model is None:
+            self.progress(f"loading {self.setup.model}")
+            self._model = self.setup.load()
+            # Layers that cannot be run by themselves are known after a first run.
+            self._model.sites()
+            check_repeatable(self._model)
+        return self._model
+
+    @property
+    def layers(self) -> list[str]:
+        """List the names of the blocks, without what they have in common."""
+        return [short_layer(name) for name in self.model.layers]
+
+    def layer_of(self, site: str) -> str:
+        """Return the layer of a site or module, without what all layers have in common."""
+        return short_layer(self.model.layer_of(site.partition(":")[0]))
+
+    @cached_property
+    def joins_samples(self) -> bool:
+        """True unless the model takes samples of one size, as exported graphs do."""
+        first = self.model.inputs[0]
+        if not isinstance(first, Tensor):
+            return False
+        try:
+            with torch.no_grad():
+                self.model(torch.cat([first, first]))
+        except LENGTH_REFUSALS:
+            return False
+        return True
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        self.progress(f"calibrating {self.model.name}")
+        return self.setup.calibrate(self.model)
+
+    def _scales(self, mode: Mode) -> Calibration | None:
+        return self.calibration if mode.calibrated else None
+
+    def quantized(self, mode: Mode) -> Quantized:
+        """Return the model in a mode."""
+        if mode.name not in self._quantized:
+            self._quantized[mode.name] = apply(mode, self.model, self._scales(mode))
+        return self._quantized[mode.name]
+
+    @cached_property
+    def linear_tensors(self) -> dict[str, Tensor]:
+        """Capture inputs and outputs of linear layers on a short text, for all formats."""
+        sites = [s for s in self.model.sites() if s.is_product and s.port != "weight"]
+        return capture_sites(self.model, sites)
+
+    def ran(self) -> dict[str, Quantized]:
+        """Return the modes that were applied so far."""
+        return dict(self._quantized)
+
+    # The reference --------------------------------------------------------------------------------
+
+    @cached_property
+    def _chosen(self) -> Mode | None:
+        """Return the mode that is the reference, None for FP32."""
+        modes = self.setup.select(self.reference_mode, self.model)
+        if len(modes) != 1:
+            names = ", ".join(mode.name for mode in modes)
+            raise QgateError(
+                f"reference {self.reference_mode!r} means {len(modes)} modes ({names}): name one."
+            )
+        return None if modes[0].is_reference else modes[0]
+
+    def reference_basis(self) -> str | None:
+        """Return the basis of the mode that is the reference; None for FP32, which has all."""
+        return None if self._chosen is None else self._chosen.basis
+
+    def _reference_model(self, basis: str) -> Model:
+        if self._chosen is None:
+            return self.model.in_basis(basis)
+        if self._chosen.basis != basis:
+            raise QgateError(
+                f"reference {self._chosen.name!r} is in basis {self._chosen.basis!r}, and what is "
+                f"compared with it in {basis!r}: choose modes of one basis."
+            )
+        return self.quantized(self._chosen).model
+
+    def fp32(self, basis: str) -> Capture:
+        """Capture inputs and outputs of all blocks, and logits, of the FP32 model in a basis."""
+        return self._outer(FP32, self.model.in_basis(basis))
+
+    def reference(self, basis: str) -> Capture:
+        """Capture the same of the reference mode."""
+        if self._chosen is None:
+            return self.fp32(basis)
+        model = self._reference_model(basis)
+        return self._outer(self._chosen.name, model, self._chosen.runs_together)
+
+    def _outer(self, name: str, model: Model, together: bool = True) -> Capture:
+        key = (name, model.basis, "outer")
+        if key not in self._captures:
+            self.progress(f"reference {name} of {model.name}, basis {model.basis}")
+            together = together and self.joins_samples
+            self._captures[key] = outer_tensors(model, self.model.inputs, together=together)
+        return self._captures[key]
+
+    def fp32_gradients(self, basis: str) -> dict[str, list[Tensor]]:
+        """Return the gradients of the FP32 model at the outputs of blocks and at weights."""
+        return self._backward(FP32, self.model.in_basis(basis))
+
+    def reference_gradients(self, basis: str) -> dict[str, list[Tensor]]:
+        """Return the same gradients of the reference mode."""
+        if self._chosen is None:
+            return self.fp32_gradients(basis)
+        return self._backward(self._chosen.name, self._reference_model(basis))
+
+    def _backward(self, name: str, model: Model) -> dict[str, list[Tensor]]:
+        key = (name, model.basis, "gradients")
+        if key not in self._captures:
+            self._captures[key] = self._backward_run(model)
+        return self._captures[key].gradients
+
+    def _backward_run(self, model: Model, forced: Capture | None = None) -> Capture:
+        samples = self.model.inputs[:_BACKWARD_SAMPLES]
+        sites = backward_sites(model, is_forced=forced is not None)
+        return run(model, sites, samples=samples, gradients=True, forced=forced)
+
+    def _forcing(self, basis: str, samples: slice = slice(_BACKWARD_SAMPLES)) -> Capture:
+        """Capture what is forced on blocks: the reference's inputs, and gradients at outputs."""
+        tensors = {name: of[samples] for name, of in self.reference(basis).tensors.items()}
+        gradients = {name: of[samples] for name, of in self.reference_gradients(basis).items()}
+        inputs = inputs_hash(self.model.inputs[samples])
+        return Capture(self.model.name, basis, inputs, tensors, gradients)
