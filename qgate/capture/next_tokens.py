@@ -1,15 +1,14 @@
-"""Prediction of next tokens: the token ids of a sample, and if a model predicts them."""
+"""Prediction of next tokens: if the outputs of a model are logits of the tokens to come."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from qgate.models.model import Model
-from qgate.models.rows import real_tokens, token_ids
+from qgate.models.rows import cut_sample, map_tensors, real_tokens, token_ids
 
 _TOKENS = 128
 # Earlier logits of a model that does not look ahead differ by the order of summation at most.
@@ -28,7 +27,7 @@ def masked_ids(ids: Tensor, sample: Any) -> Tensor:
 
 def are_logits(output: Tensor, ids: Tensor) -> bool:
     """Tell if there is one number per token and vocabulary entry."""
-    fits = output.is_floating_point() and output.shape[:-1] == ids.shape
+    fits = output.is_floating_point() and output.shape[:-1] == ids.shape and ids.shape[-1] >= 2
     return fits and int(ids.max()) < output.shape[-1]
 
 
@@ -44,24 +43,18 @@ def predicts_next_tokens(model: Model) -> bool:
     One that reads in both directions knows the token that it would predict. The beginning of the
     first sample is run twice, the second time with other tokens in its second half.
     """
-    sample = model.inputs[0]
-    ids = token_ids(sample)
-    if ids is None or ids.shape[-1] < 2 or any(token_ids(x) is None for x in model.inputs):
+    if any(token_ids(sample) is None for sample in model.inputs):
         return False
-    if isinstance(sample, Tensor):
-        ids = ids[..., :_TOKENS]
+    sample = cut_sample(model.inputs[0], slice(None), _TOKENS)
+    ids = token_ids(sample)
+    if ids is None or ids.shape[-1] < 2:
+        return False
     half = ids.shape[-1] // 2
     others = ids.clone()
-    others[..., half:] = (ids[..., half:] == 0).to(ids.dtype)
+    others[:, half:] = (ids[:, half:] == 0).to(ids.dtype)
     with torch.no_grad():
-        first = model(_with_ids(sample, ids))
+        first = model(sample)
         if not are_logits(first, ids):
             return False
-        second = model(_with_ids(sample, others))
-    return not look_ahead(first[..., :half, :], second[..., :half, :])
-
-
-def _with_ids(sample: Any, ids: Tensor) -> Any:
-    if isinstance(sample, Mapping):
-        return {**sample, "input_ids": ids}
-    return (ids, *sample[1:]) if isinstance(sample, tuple) else ids
+        second = model(map_tensors(sample, lambda tensor: others if tensor is ids else tensor))
+    return not look_ahead(first[:, :half], second[:, :half])

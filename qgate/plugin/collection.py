@@ -141,8 +141,8 @@ class Cases:
             modes, unfit = self._modes(model) if "mode" in names else ([""], {})
             layers = [""]
             if "layer" in names:
-                there = sessions_of(self.config).of_model(model).bench.layers
-                layers = self._layers(model, there, model) if there else [""]
+                blocks = sessions_of(self.config).of_model(model).bench.layers
+                layers = self._layers(model, blocks, model) if blocks else [""]
             self.selection.unfit |= {(model, mode): why for mode, why in unfit.items()}
             pairs = [(mode, layer) for mode in modes for layer in layers]
             for mode, layer in [*pairs, *((mode, "") for mode in unfit)]:

@@ -39,7 +39,8 @@ class LackingSuites:
             return needs.Lack(needs.NO_LAYERS)
         if layer and mode and self._session(model).needs.is_graph(mode):
             return needs.Lack(needs.GRAPH.format(mode=mode))
-        for gate in _gates_called(item, needs.NEEDY) if has_fixture(item, "gate") else ():
+        called = _gates_called(item, needs.NEEDY) if has_fixture(item, "gate") else []
+        for gate in ["activations"] if has_fixture(item, "activation_gate") else called:
             try:
                 lack = self._session(model).needs.lack(gate, layer or "", phase or "")
             except QgateError:

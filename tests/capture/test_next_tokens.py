@@ -11,7 +11,6 @@ from torch import Tensor, nn
 import qgate
 from qgate.capture.next_tokens import masked_ids, predicts_next_tokens
 from qgate.capture.running import next_token_loss
-from qgate.models.rows import token_ids
 
 
 class Tokens(nn.Module):
@@ -45,7 +44,6 @@ def model(samples: list[Any], reach: str = "before", vocabulary: int = 16) -> qg
         ([IDS], "before", 16, True),
         ([IDS], "itself", 16, True),
         ([{"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}], "before", 16, True),
-        ([(IDS,)], "before", 16, True),
         ([IDS.repeat(1, 20)], "before", 16, True),
         ([IDS], "all", 16, False),
         ([IDS[0]], "before", 16, False),
@@ -61,12 +59,7 @@ def test_a_model_that_reads_ahead_predicts_nothing(
     assert predicts_next_tokens(model(samples, reach, vocabulary)) is expected
 
 
-@pytest.mark.parametrize("sample", [IDS.float(), {"x": IDS}, (), IDS > 3, "text", None])
-def test_other_samples_are_no_token_ids(sample: Any) -> None:
-    assert token_ids(sample) is None
-
-
-def test_the_tiny_models_predict_and_others_of_one_number_do_not() -> None:
+def test_one_number_for_each_token_is_no_prediction() -> None:
     of = qgate.Model(nn.Sequential(nn.Embedding(16, 1), nn.Flatten(-2)), [IDS], "scores")
     assert not predicts_next_tokens(of)
 

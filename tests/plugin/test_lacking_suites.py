@@ -129,6 +129,20 @@ def norms():
     return made(nn.Sequential(nn.LayerNorm(16), nn.LayerNorm(16)))
 
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(16, 16, batch_first=True), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.out(self.lstm(x)[0])
+
+
+def recurrent():
+    torch.manual_seed(0)
+    return made(Recurrent(), layers=("lstm",))
+
+
 def frozen():
     return made(seeded().requires_grad_(False))
 
@@ -201,6 +215,22 @@ def without(*kinds: str) -> dict[str, int]:
             {**without("task", "scaling"), "overflow": 8},
             [
                 "16 tests deselected: own has no linear layers and no convolutions in layers.0, layers.1",
+                f"1 test deselected: {TASK}",
+            ],
+        ),
+        (
+            "recurrent",
+            {
+                "outputs": 1,
+                "layer_outputs": 1,
+                "gradients": 1,
+                "overflow": 4,
+                "reference": 1,
+                "canary": 1,
+            },
+            [
+                "1 test deselected: own has no activations to measure in lstm",
+                "8 tests deselected: own has no linear layers and no convolutions in lstm",
                 f"1 test deselected: {TASK}",
             ],
         ),
@@ -321,6 +351,17 @@ def test_only_gates_that_a_test_calls_are_asked_for(pytester: pytest.Pytester, h
     assert collected(result) == {**KINDS, "layer": 2}
     result = ran(pytester, "without_layers", "--co", "-q")
     assert collected(result) == {"outputs": 1, "reference": 1, "canary": 1, "task": 1}
+
+
+def test_a_layer_that_a_test_names_itself_is_not_looked_at(
+    pytester: pytest.Pytester, house: Path
+) -> None:
+    (house / "suites" / "test_first.py").write_text(
+        "def test_it(gate): gate.scaling('int8', 'layers.0')\n\n"
+        "def test_activations(activation_gate): activation_gate.layer('layers.0')\n"
+    )
+    result = ran(pytester, "encoder", "suites/test_first.py", "--co", "-q")
+    assert collected(result) == {"first": 2}
 
 
 def test_a_run_without_a_gate_left_is_not_green(pytester: pytest.Pytester, house: Path) -> None:

@@ -17,6 +17,7 @@ from qgate.baselines import Origin
 from qgate.baselines.origin import COLLECTED
 from qgate.errors import QgateError, unknown
 from qgate.gate.measured import Measured
+from qgate.gate.measuring.activation_layers import ANALYSES
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.model_gates import ModelSubject
 from qgate.gate.measuring.pictures import log2_or_least
@@ -33,13 +34,6 @@ if TYPE_CHECKING:
 TITLE = "activations"
 """Name of the accepted record."""
 _GATED = tuple(metric.name for metric in METRICS.of("activations"))
-_ANALYSES: dict[str, Any] = {
-    "visualization.enabled.magnitude_input": True,
-    "visualization.enabled.magnitude_output": True,
-    "visualization.enabled.outlier_layer_wise": True,
-    "smoothing.enabled": False,
-    "formats": ["fp8_e4m3"],
-}
 
 
 class ActivationSubject(Subject):
@@ -60,7 +54,7 @@ class ActivationSubject(Subject):
     def tensors(self) -> list[LayerActivations]:
         """Measure all samples in one run for all tests, whatever limits each of them has."""
         model = self.bench.model
-        return activations(model, list(model.inputs), **_ANALYSES).record["layers"]
+        return activations(model, list(model.inputs), **ANALYSES).record["layers"]
 
 
 class ActivationGates(GateSession):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qgate.capture.next_tokens import predicts_next_tokens
+from qgate.gate.measuring.activation_layers import layers_with_activations
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.compared_sites import backward_sites
 from qgate.gate.measuring.format_rows import format_sites
@@ -18,6 +19,7 @@ from qgate.gate.measuring.tasks import NO_TASK
 NO_LAYERS = "has no layers (qgate.Model(layers=…))"
 GRAPH = "has none of its modules in mode {mode}: outputs alone are compared"
 _NO_WEIGHTS = "has no linear layers and no convolutions"
+_NO_ACTIVATIONS = "has no activations to measure"
 NEEDY = ("task", "gradients", "scaling", "overflow")
 """Gates that not every model has something for."""
 
@@ -44,6 +46,10 @@ class SuiteNeeds:
             return None if self._has_task else Lack(NO_TASK)
         if gate == "gradients" or (gate == "overflow" and phase == "backward"):
             return Lack(self._no_gradients) if self._no_gradients else None
+        if not layer:
+            return None
+        if gate == "activations" and layer not in self._layers_with_activations:
+            return Lack(_NO_ACTIVATIONS, layer)
         if gate in ("scaling", "overflow") and layer not in self._layers_with_weights:
             return Lack(_NO_WEIGHTS, layer)
         return None
@@ -67,6 +73,10 @@ class SuiteNeeds:
     def _layers_with_weights(self) -> frozenset[str]:
         bench = self.bench
         return frozenset(bench.layer_of(site.module) for site in format_sites(bench.model))
+
+    @cached_property
+    def _layers_with_activations(self) -> frozenset[str]:
+        return layers_with_activations(self.bench)
 
     @cached_property
     def _no_gradients(self) -> str:
