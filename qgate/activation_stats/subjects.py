@@ -137,12 +137,12 @@ def _module_of(name: str) -> nn.Module:
 
 def trusted_subject(name: str) -> MeasuredNetwork:
     """Load a folder of Hugging Face whose own Python files may run."""
-    located, given = split_name(name)
+    located, own_name = split_name(name)
     scheme, _, location = located.partition(":")
     if scheme.lower() != "hf":
         raise QgateError(f"--trust-remote-code is for hf:PATH; the model is {name!r}.")
     folder = checkpoint_folder(location, name).absolute()
-    return _of_hugging_face(given or name, folder, trust_remote_code=True)
+    return _of_hugging_face(own_name or name, folder, trust_remote_code=True)
 
 
 def _of_hugging_face(

@@ -50,11 +50,11 @@ def predicts_next_tokens(model: Model) -> bool:
     if ids is None or ids.shape[-1] < 2:
         return False
     half = ids.shape[-1] // 2
-    others = ids.clone()
-    others[:, half:] = (ids[:, half:] == 0).to(ids.dtype)
+    changed_ids = ids.clone()
+    changed_ids[:, half:] = (ids[:, half:] == 0).to(ids.dtype)
     with torch.no_grad():
         first = model(sample)
         if not are_logits(first, ids):
             return False
-        second = model(map_tensors(sample, lambda tensor: others if tensor is ids else tensor))
+        second = model(map_tensors(sample, lambda tensor: changed_ids if tensor is ids else tensor))
     return not look_ahead(first[:, :half], second[:, :half])

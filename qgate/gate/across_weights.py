@@ -41,14 +41,14 @@ def comparable(row: Measured) -> tuple[Measured, list[str]]:
     accepted, gated = dict(row.accepted or {}), row.gated
     if row.scope == "task":
         must = [metric.name for metric in METRICS.of("task")] if gated is None else gated
-        kept = {
+        comparable_values = {
             name: value
             for name, value in accepted.items()
             if (METRICS.find(name).base or name) not in _OF_WEIGHTS
             and sample_number(METRICS.find(name).part) is None
         }
         gated = tuple(name for name in must if name not in _OF_WEIGHTS)
-        return replace(row, gated=gated, parts={}, accepted=kept or None), [TASK]
+        return replace(row, gated=gated, parts={}, accepted=comparable_values or None), [TASK]
     if row.scope == "local" and row.ideal is not None:
         texts = dict(row.accepted_texts)
         if accepted:
@@ -70,10 +70,10 @@ def comparable(row: Measured) -> tuple[Measured, list[str]]:
         elif part == "without_massive" and accepted and part not in present:
             left_out[part] = MASSIVE
     parts = {part: values for part, values in row.parts.items() if part not in left_out}
-    kept = {
+    comparable_values = {
         name: value
         for name, value in accepted.items()
         if name not in left_out and METRICS.find(name).part not in left_out
     }
-    row = replace(row, gated=gated, parts=parts, accepted=kept or None)
+    row = replace(row, gated=gated, parts=parts, accepted=comparable_values or None)
     return row, [*left_out.values()]

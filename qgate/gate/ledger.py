@@ -152,18 +152,18 @@ class Ledger:
 
     def _ways(self, recorded: Origin | None) -> str:
         """Say how to go on with a baseline of something else."""
-        again = "record the baseline again with --update-baselines"
+        record_again = "record the baseline again with --update-baselines"
         if self.across_weights:
             return (
                 "--across-weights compares other weights on the same samples only: run what the "
-                f"baseline was made with, or {again}, without --across-weights."
+                f"baseline was made with, or {record_again}, without --across-weights."
             )
         if recorded and not self._misfits(replace(recorded, weights=self._origin.weights)):
             return (
-                f"If that is meant, {again}, or hold relative errors against it with "
+                f"If that is meant, {record_again}, or hold relative errors against it with "
                 "--across-weights; else run what it was made with."
             )
-        return f"If that is meant, {again}; else run what it was made with."
+        return f"If that is meant, {record_again}; else run what it was made with."
 
     def file(self, title: str) -> Location:
         """Return where the accepted errors of a title are kept."""
@@ -173,7 +173,7 @@ class Ledger:
         """Return the accepted errors of a title, none where they were never recorded."""
         if title in self._accepted:
             return self._accepted[title]
-        accepted, others = self._stored(title), ""
+        accepted, other_weights = self._stored(title), ""
         stale = self._stale(accepted, calibrated)
         if stale and self.updating is None:
             titles = list(dict.fromkeys([title, *self.stale_titles]))
@@ -184,7 +184,7 @@ class Ledger:
                 "--update-baselines."
             )
         if accepted is not None and accepted.weights != self._origin.weights:
-            others = accepted.weights
+            other_weights = accepted.weights
         errors = AcceptedErrors()
         if accepted is not None and not stale:
             by_site: dict[tuple[str, str, str], dict[str, float | str]] = {}
@@ -194,7 +194,9 @@ class Ledger:
             for suite, site, scope in by_site:
                 layer = self.subject.layer_of(site)
                 by_layer.setdefault((suite, layer), set()).add((site, scope))
-            errors = AcceptedErrors(accepted.values, accepted.device, by_site, by_layer, others)
+            errors = AcceptedErrors(
+                accepted.values, accepted.device, by_site, by_layer, other_weights
+            )
         self._accepted[title] = errors
         return errors
 

@@ -255,8 +255,8 @@ class GateSession:
             return None
         if recorded.is_collected:
             return None
-        others = {*self._across["accepted"], recorded.weights} - {weights}
-        return {**self._across, "weights": weights, "accepted": sorted(others)}
+        accepted_weights = {*self._across["accepted"], recorded.weights} - {weights}
+        return {**self._across, "weights": weights, "accepted": sorted(accepted_weights)}
 
     def diagnose(self, mode: Mode, verdict: Verdict) -> Mapping[tuple[str, str], str]:  # noqa: ARG002
         """Say by site and scope what is wrong with tensors that failed, where they tell."""

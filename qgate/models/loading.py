@@ -92,9 +92,9 @@ def load(
 
 
 def _by_scheme(model: str, sampling: Sampling) -> Model:
-    located, given = split_name(model)
+    located, own_name = split_name(model)
     scheme, colon, location = located.strip().partition(":")
-    name = model if given is None else given
+    name = model if own_name is None else own_name
     if not colon:
         return _tiny(model, sampling)
     if scheme.lower() not in FOLDER_SCHEMES:
@@ -191,9 +191,9 @@ def _framed_texts(folder: Path, network: torch.nn.Module, sampling: Sampling) ->
 def _refuse_text(name: str, reason: str, sampling: Sampling, taken: Collection[str] = ()) -> None:
     """Refuse a text that no sample would have."""
     texts = {"text", "tokens", "calib_text"} - {*taken}
-    given = sorted(field for field in texts if getattr(sampling, field) is not None)
-    if given:
-        options = " and ".join(f"--{n.replace('_', '-')}" for n in given)
+    useless = sorted(field for field in texts if getattr(sampling, field) is not None)
+    if useless:
+        options = " and ".join(f"--{n.replace('_', '-')}" for n in useless)
         raise QgateError(f"{name} {reason}, and {options} would change nothing: leave it out.")
 
 

@@ -281,10 +281,11 @@ def first_tensor(result: Any, name: str) -> Tensor:
     for _, tensor in tensors:
         if tensor.is_floating_point():
             return tensor
-    held = f"only {listed([f'{t.dtype} {tuple(t.shape)}' for _, t in tensors], 4)}"
+    shapes = [f"{tensor.dtype} {tuple(tensor.shape)}" for _, tensor in tensors]
+    contents = f"only {listed(shapes, 4)}" if tensors else "no tensor"
     raise QgateError(
-        f"{name} returned {type(result).__name__} with {held if tensors else 'no tensor'}: a gate "
-        "compares floating-point outputs. Let the module return its logits or embeddings."
+        f"{name} returned {type(result).__name__} with {contents}: a gate compares floating-point "
+        "outputs. Let the module return its logits or embeddings."
     )
 
 

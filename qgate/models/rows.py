@@ -90,8 +90,8 @@ def split_rows(tensor: Tensor, sample: Any) -> list[Tensor]:
     if tensor.shape[0] != rows:
         return [tensor]
     if real is not None and tensor.dim() > 2 and tensor.shape[:2] == real.shape:
-        kept = [of[mask.to(of.device)] for of, mask in zip(tensor, real, strict=True)]
-        return [of.unsqueeze(0) for of in kept if len(of)]
+        parts = [of[mask.to(of.device)] for of, mask in zip(tensor, real, strict=True)]
+        return [of.unsqueeze(0) for of in parts if len(of)]
     return list(tensor.split(1))
 
 

@@ -34,11 +34,11 @@ def image(shape: tuple[int, int, int], part: Part, index: int, seed: int = 0) ->
     light = 2 * _shading(draw, height, width)
     planes = [light + _shading(draw, height, width) for _ in range(channels)]
     for _ in range(_SHAPES):
-        top, left = int(draw.randint(0, height)), int(draw.randint(0, width))
+        top, start = int(draw.randint(0, height)), int(draw.randint(0, width))
         bottom = top + int(draw.randint(1, max(2, height // 3)))
-        right = left + int(draw.randint(1, max(2, width // 3)))
+        end = start + int(draw.randint(1, max(2, width // 3)))
         for plane in planes:
-            plane[top:bottom, left:right] = 2 * int(draw.randint(-_ONE, _ONE + 1))
+            plane[top:bottom, start:end] = 2 * int(draw.randint(-_ONE, _ONE + 1))
     noise = draw.randint(-_ONE // 16, _ONE // 16 + 1, size=shape)
     return _as_floats(np.stack(planes) + noise)
 

@@ -68,14 +68,14 @@ def task_figures(
     """Call a metric with copies of what it asks for, and read what it returns."""
     about = f"metric {metric_name(metric)} of {model}, mode {mode},"
     parameters = _parameters(metric, model)
-    asked = {name: copy.deepcopy(list(given[name])) for name in _asked(parameters)}
+    arguments = {name: copy.deepcopy(list(given[name])) for name in _asked(parameters)}
     by_place: list[Any] = [
-        asked.pop(name, parameter.default)
+        arguments.pop(name, parameter.default)
         for name, parameter in parameters.items()
         if parameter.kind == parameter.POSITIONAL_ONLY
     ]
     try:
-        returned = metric(*by_place, **asked)
+        returned = metric(*by_place, **arguments)
     except Exception as error:
         raise QgateError(f"{about} raised {type(error).__name__}: {error}") from error
     return _read(returned, len(given["inputs"]), about)

@@ -85,8 +85,8 @@ def model_figures(model: Model) -> ModelFigures:
                 outputs.append(result.float().cpu())
     task = f"{sum(bits) / len(bits):.4f} bits per token" if bits else ""
     if model.metric is not None:
-        given = {"outputs": outputs, "reference": outputs, "inputs": model.inputs}
-        figures = task_figures(model.metric, model.name, "fp32", given)
+        arguments = {"outputs": outputs, "reference": outputs, "inputs": model.inputs}
+        figures = task_figures(model.metric, model.name, "fp32", arguments)
         task = f"{metric_name(model.metric)} {figures.figure:.6g}"
     ids = [of for of in map(token_ids, model.inputs) if of is not None]
     tokens = sum(of.numel() for of in ids) if len(ids) == len(model.inputs) else None

@@ -204,9 +204,9 @@ class ModelGates(GateSession):
     def _blind_kind(self, mode: Mode) -> str:
         """Say which kind of limit in force lets a planted fault of a mode pass; empty if none."""
         accepted = self.ledger.accepted(self.subject.title(mode.name), mode.calibrated)
-        same, others = self.ledger.same_device(accepted), bool(accepted.other_weights)
-        limits = self.policy.limits_of(mode.name, others)
-        share = MORE_ERROR if same and not others else MORE_ERROR_ELSEWHERE
+        same, across = self.ledger.same_device(accepted), bool(accepted.other_weights)
+        limits = self.policy.limits_of(mode.name, across)
+        share = MORE_ERROR if same and not across else MORE_ERROR_ELSEWHERE
         changed = [row for row in self.bench.measure(mode) if differs(row)]
         carried = [row for row in changed if row.scope == "carried"]
         rows = [row for row in carried if row.layer] or carried
@@ -253,8 +253,8 @@ class ModelGates(GateSession):
             for (of, site, scope), values in accepted.by_site.items()
             if (of, scope) == (suite, "sweep") and "exponent" in values
         }
-        same, others = self.ledger.same_device(accepted), bool(accepted.other_weights)
-        exponents = {} if others else exponents
+        same, across = self.ledger.same_device(accepted), bool(accepted.other_weights)
+        exponents = {} if across else exponents
 
         def tolerance(site: str) -> float:
             return self.policy.limits_for(site, fmt, "sweep").tolerance(same)

@@ -143,11 +143,11 @@ def check_repeatable(model: Model) -> None:
     with torch.no_grad():
         first, second = model.outputs(sample), model.outputs(sample)
     for name, tensor in first.items():
-        again = second.get(name)
-        if again is None or again.shape != tensor.shape:
-            shape = "is not there" if again is None else f"is {tuple(again.shape)}"
+        repeated = second.get(name)
+        if repeated is None or repeated.shape != tensor.shape:
+            shape = "is not there" if repeated is None else f"is {tuple(repeated.shape)}"
             problem = f"{name} is {tuple(tensor.shape)}, and {shape} when it runs again"
-        elif relative_error(again, tensor) > _REPEATABLE:
+        elif relative_error(repeated, tensor) > _REPEATABLE:
             problem = f"{name} has other values when it runs again: dropout or sampling is on"
         else:
             continue

@@ -49,10 +49,10 @@ def _metric_row(bench: Bench, mode: Mode, metric: TaskMetric) -> tuple[Measured,
     model, name = bench.model, metric_name(metric)
     reference = [tensor.float().cpu() for tensor in bench.outputs(None)]
     outputs = [tensor.float().cpu() for tensor in bench.outputs(mode)]
-    given = {"outputs": outputs, "reference": reference, "inputs": model.inputs}
-    figures = task_figures(metric, model.name, mode.name, given)
-    given["outputs"] = reference
-    expected = task_figures(metric, model.name, bench.reference_mode, given)
+    arguments = {"outputs": outputs, "reference": reference, "inputs": model.inputs}
+    figures = task_figures(metric, model.name, mode.name, arguments)
+    arguments["outputs"] = reference
+    expected = task_figures(metric, model.name, bench.reference_mode, arguments)
     row = Measured(
         site=name, layer="", scope="task", values={TASK_METRIC: figures.figure}, order=0,
         nonfinite=0, gated=(TASK_METRIC,), why={TASK_METRIC: ""},
