@@ -115,7 +115,8 @@ def _build_own(mode: Mode, model: Model) -> Model:
         raise
     except Exception as error:
         raise QgateError(
-            f"mode {mode.name!r} of {model.name} cannot be built: {type(error).__name__}: {error}"
+            f"mode {mode.name!r} of {model.name} cannot be built: {type(error).__name__}: "
+            f"{' '.join(str(error).split())}"
         ) from error
     if not isinstance(module, nn.Module):
         raise QgateError(
@@ -129,10 +130,15 @@ def _build_own(mode: Mode, model: Model) -> Model:
         )
     sites = [site for site in model.sites() if _has_site(module, site)]
     built = replace(model.with_module(module), _sites=())
-    sites = sites if _passes_any(built, sites) else []
+    try:
+        sites = sites if _passes_any(built, sites) else []
+    except QgateError as error:
+        raise QgateError(f"in mode {mode.name!r} {error}") from error
     blocks = {site.module for site in sites if site.is_block}
-    layers = tuple(name for name in model.layers if name in blocks)
-    return replace(built, layers=layers, _sites=tuple(sites))
+    applied = replace(built, _sites=tuple(sites))
+    # Without layers a model would look for them in the compiled or exported one.
+    applied.layers = tuple(name for name in model.layers if name in blocks)
+    return applied
 
 
 def _passes_any(model: Model, sites: list[Site]) -> bool:
@@ -153,12 +159,25 @@ def _has_site(module: nn.Module, site: Site) -> bool:
         owner = module.get_submodule(site.module)
     except AttributeError:
         return False
-    if type(owner) is nn.Module:
-        # A holder of parameters, which nothing calls.
+    if type(owner) is nn.Module or _is_compiled(module, site.module):
+        # A holder of parameters, which nothing calls; or a part of compiled code, which calls the
+        # hooks that were there when it was compiled, and no others.
         return False
     weight = getattr(owner, "weight", None)
     is_plain = type(weight) in (Tensor, nn.Parameter)
     return site.port != "weight" or (is_plain and bool(weight.is_floating_point()))  # type: ignore[union-attr]
+
+
+def _is_compiled(root: nn.Module, name: str) -> bool:
+    """Tell if torch.compile compiled a module's calls, or those of one around it."""
+    module = root
+    for part in name.split("."):
+        if "_orig_mod" in module._modules or hasattr(module.forward, "_torchdynamo_orig_callable"):
+            return True
+        if module._compiled_call_impl is not None:
+            return True
+        module = getattr(module, part)
+    return module._compiled_call_impl is not None
 
 
 def _weights_now(model: Model) -> str:

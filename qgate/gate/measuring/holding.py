@@ -66,6 +66,9 @@ class Holding:
     def _run_other_lengths(self) -> dict[str, tuple[RelatedCall, int]]:
         """Run samples as they are seldom run, and return the calls of modules in the first."""
         model = self.quantized.model
+        if self.quantized.mode.own and not (self._modules or self._whole):
+            # A graph is held by its outputs, and may refuse any other shape in its own way.
+            return {}
         first, *lengths = other_lengths(model) or model.inputs[:1]
         try:
             calls = calls_of(model, {*self._modules, *self._whole}, first)

