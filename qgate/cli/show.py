@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from qgate.cli._loading import LateModule
 from qgate.cli._model_options import add_model_options, setup_of
 from qgate.cli._progress import progress
+from qgate.text import counted
 
 if TYPE_CHECKING:
     from qgate import modes
@@ -77,8 +78,8 @@ def model_text(figures: model_figures.ModelFigures) -> str:
     tokens = "" if figures.tokens is None else f", {figures.tokens:,} tokens"
     task = f", {figures.task}" if figures.task else ""
     return (
-        f"{figures.name}: {figures.parameters:,} parameters, {figures.layers} layers; on "
-        f"{figures.samples} samples{tokens}{task}\n\n"
+        f"{figures.name}: {figures.parameters:,} parameters, {counted(figures.layers, 'layer')}; "
+        f"on {figures.samples} samples{tokens}{task}\n\n"
         + tabulate(rows, headers=heads, disable_numparse=True, colalign=("left", *["right"] * 4))
         + "\n\nlargest: largest magnitude; / q0.9995: over the 0.9995 quantile of magnitudes; peak "
         "channel:\nlargest channel maximum over the median one; outlier channels: above 8 times it."

@@ -163,9 +163,9 @@ class Limits:
     def tolerance(self, device_matches: bool, metric: Metric | None = None) -> float:
         """Return the share a metric may be worse by; a single channel averages over little."""
         if metric is not None and metric.task:
-            share = float(getattr(self, self.task_limit(device_matches)))
-            return max(share, _TASK_ACROSS_WEIGHTS) if self.other_weights else share
-        share = float(getattr(self, self.regression_limit(device_matches)))
+            margin: float = getattr(self, self.task_limit(device_matches))
+            return max(margin, _TASK_ACROSS_WEIGHTS) if self.other_weights else margin
+        share: float = getattr(self, self.regression_limit(device_matches))
         if device_matches and not self.other_weights:
             return share
         room = 1.0 if metric is None else metric.room

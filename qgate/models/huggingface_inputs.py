@@ -143,6 +143,8 @@ def _features(config: Any, folder: Path, part: Part, index: int, seed: int) -> T
     return spectrogram(width, 100, part, index, seed).T.contiguous()[None]
 
 
+# A config may say anything; a size beyond these is none.
+_MOST, _MOST_SIDE = 1 << 16, 1 << 13
 FEEDS: dict[str, Maker] = {
     "pixel_values": _image,
     "input_values": _sound,
@@ -153,7 +155,7 @@ FEEDS: dict[str, Maker] = {
 def _whole(config: Any, name: str) -> int:
     """Return a size of a config; 0 where it has none."""
     value = getattr(config, name, None)
-    return value if type(value) is int and value > 0 else 0
+    return value if type(value) is int and 0 < value <= _MOST else 0
 
 
 def _size(value: Any) -> tuple[int, int] | None:
@@ -163,7 +165,7 @@ def _size(value: Any) -> tuple[int, int] | None:
             return _size([value["height"], value.get("width")])
         value = value.get("shortest_edge")
     sides = value if isinstance(value, list | tuple) else [value, value]
-    if len(sides) == 2 and all(type(side) is int and side > 0 for side in sides):
+    if len(sides) == 2 and all(type(side) is int and 0 < side <= _MOST_SIDE for side in sides):
         return sides[0], sides[1]
     return None
 

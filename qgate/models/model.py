@@ -142,7 +142,14 @@ class Model:
             calls[site] += 1
             shapes.setdefault(site.name, tuple(tensor.shape))
 
-        with torch.no_grad(), tap_sites(self.module, self._all_sites(), take, lenient=True):
+        sites = self._all_sites()
+        blocks = [site for site in sites if site.is_block]
+        inner = [site for site in sites if not site.is_block]
+        with (
+            torch.no_grad(),
+            tap_sites(self.module, blocks, take),
+            tap_sites(self.module, inner, take, lenient=True),
+        ):
             outputs = self.outputs(self.inputs[0])
         if self._picks_layers:
             # Only what runs once per sample can be given the reference's input.

@@ -83,7 +83,7 @@ def kind_of(module: nn.Module) -> Kind:
     if isinstance(module, nn.MultiheadAttention):
         return "attention"
     name = type(module).__name__.lower()
-    if "norm" in name:
+    if "norm" in name and next(module.children(), None) is None:
         return "norm"
     if isinstance(module, nn.modules.activation.ReLU | nn.GELU | nn.SiLU) or "silu" in name:
         return "activation"
@@ -99,6 +99,11 @@ _AFTER_SAMPLES = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LocalResponse
 def is_plain_conv(module: nn.Module) -> bool:
     """Tell if a convolution computes what torch's do, with channels before what it slides over."""
     return any(type(module).forward is kind.forward for kind in _CONVOLUTIONS)
+
+
+def _has_own_weight(module: nn.Module) -> bool:
+    """Tell if a weight is a parameter, and not computed by a parametrization."""
+    return module._parameters.get("weight") is not None
 
 
 def sites_of(root: nn.Module, blocks: tuple[str, ...] = ()) -> Iterator[Site]:
@@ -119,13 +124,14 @@ def sites_of(root: nn.Module, blocks: tuple[str, ...] = ()) -> Iterator[Site]:
                 width=module.in_channels // module.groups,
                 transposed=module.transposed,
                 groups=module.groups,
-                is_product=is_plain_conv(module),
+                is_product=is_plain_conv(module) and _has_own_weight(module),
                 channels=-1 - len(module.kernel_size) if is_plain_conv(module) else -1,
             )
         elif kind == "linear" and isinstance(module.weight, Tensor):
             turned = is_transposed_linear(module)
             width = int(module.weight.shape[0 if turned else -1])
-            site = replace(site, width=width, transposed=turned, is_product=True)
+            is_product = _has_own_weight(module)
+            site = replace(site, width=width, transposed=turned, is_product=is_product)
         elif isinstance(module, _AFTER_SAMPLES):
             site = replace(site, channels=1)
         for port in _PORTS.get(kind, ("input", "output")):

@@ -267,7 +267,7 @@ def test_layers_are_chosen(layers: str, found: list[int]) -> None:
         (["--mode", "2-1"], ["2-1"]),
         (["--mode", "nope"], ["'nope'", "int8"]),
         (["--mode", "fewer"], ["layers.2:output", "fewer"]),
-        (["--mode", "codes"], ["torch.int8", "codes without a scale"]),
+        (["--mode", "codes"], ["mode 'codes'", "torch.int8", "floating-point outputs"]),
     ],
 )
 def test_what_cannot_be_captured_is_an_error(

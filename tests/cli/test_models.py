@@ -181,7 +181,7 @@ def test_a_model_of_ones_own(workplace: Path, capsys: Capsys) -> None:
     (workplace / "own_of_cli_test.py").write_text(OWN)
     model = "own_of_cli_test:build"
     first = lines(["show", "model", model, "--samples", "3", "--seqlen", "16"], capsys)[0]
-    assert first == f"{model}: 154 parameters, 0 layers; on 3 samples"
+    assert first == f"{model}: 154 parameters, 2 layers; on 3 samples"
     plan = lines(["show", "mode", "int8", "--model", model, *SMALL], capsys)
     assert [line.split()[0] for line in plan[4:]] == ["0:input", "0:weight", "2:input", "2:weight"]
     assert lines(["modes", "Mine", "--model", model], capsys)[2].startswith("Mine")
@@ -237,7 +237,7 @@ def test_only_a_task_that_was_measured_is_shown(
 ) -> None:
     (workplace / "tasks.py").write_text(TASKS)
     first = lines(["show", "model", f"tasks.py:{model}"], capsys)[0]
-    assert re.fullmatch(rf"tokens: 400 parameters, 0 layers; on 3 samples{figures}", first)
+    assert re.fullmatch(rf"tokens: 400 parameters, 1 layer; on 3 samples{figures}", first)
 
 
 def test_a_metric_that_is_no_figure_is_one_error(workplace: Path, capsys: Capsys) -> None:

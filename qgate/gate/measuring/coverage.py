@@ -10,7 +10,6 @@ from torch import Tensor
 
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.compared_sites import quantized_modules
-from qgate.gate.measuring.passes import short_layer
 from qgate.hooks.tapping import tap_sites
 from qgate.models import Model, Site
 from qgate.models.rows import real_tokens, row_count, token_ids
@@ -44,7 +43,9 @@ def mode_scope(bench: Bench, quantized: Quantized) -> ModeScope:
         idle=[name for name in modules if name in later],
         outputs=[name for name in bench.reference(basis).tensors if ":" not in name],
         layers=dict(
-            zip(map(short_layer, layers), (f"{layer}:output" for layer in layers), strict=True)
+            zip(
+                map(bench.short_layer, layers), (f"{layer}:output" for layer in layers), strict=True
+            )
         ),
         tokens=tokens,
         unit=unit,

@@ -18,6 +18,7 @@ from qgate.gate.measuring.passes import (
     check_repeatable,
     outer_tensors,
     short_layer,
+    shortened,
 )
 from qgate.kernel_checks.runs import LENGTH_REFUSALS
 from qgate.models import Model
@@ -58,16 +59,21 @@ class LoadedModel:
     @property
     def layers(self) -> list[str]:
         """List the names of the blocks, without what they have in common."""
-        return [short_layer(name) for name in self.model.layers]
+        return [self.short_layer(name) for name in self.model.layers]
+
+    def short_layer(self, name: str) -> str:
+        """Return `layers.3` for `backbone.layers.3`; the whole name where that means several."""
+        short = [short_layer(layer) for layer in self.model.layers]
+        return short_layer(name) if len({*short}) == len(short) else name
 
     def layer_of(self, site: str) -> str:
         """Return the layer of a site or module, without what all layers have in common."""
-        return short_layer(self.model.layer_of(site.partition(":")[0]))
+        return self.short_layer(self.model.layer_of(site.partition(":")[0]))
 
     @cached_property
     def joins_samples(self) -> bool:
         """True unless the model takes samples of one size, as exported graphs do."""
-        first = self.model.inputs[0]
+        first = shortened(self.model.inputs[0])
         if not isinstance(first, Tensor):
             return False
         try:

@@ -77,9 +77,10 @@ def _positions(tensor: Tensor) -> int:
 
 def row_pairs(model: Model, actual: list[Tensor], expected: list[Tensor]) -> Pairs:
     """Pair the rows of all samples, without padding."""
+    sides = zip(actual, expected, strict=True)
     rows = (
         zip(split_rows(a, sample), split_rows(e, sample), strict=True)
-        for sample, a, e in zip(model.inputs, actual, expected, strict=True)
+        for sample, (a, e) in zip(model.inputs, sides, strict=False)
     )
     return [pair for of_sample in rows for pair in of_sample]
 
