@@ -19,6 +19,7 @@ TASK = (
     "bits per byte and next-token accuracy, which are the weights' own: what a mode loses is held "
     "by its KL divergence to the reference of this run"
 )
+SAMPLES = "figures of single samples of a task metric: its figure of all is near the accepted one"
 INSIDE = (
     "accepted errors of tensors that have an ideal quantizer: the budget holds them at its error "
     "on the tensors of this run"
@@ -48,7 +49,8 @@ def comparable(row: Measured) -> tuple[Measured, list[str]]:
             and sample_number(METRICS.find(name).part) is None
         }
         gated = tuple(name for name in must if name not in _OF_WEIGHTS)
-        return replace(row, gated=gated, parts={}, accepted=comparable_values or None), [TASK]
+        row = replace(row, gated=gated, parts={}, accepted=comparable_values or None)
+        return row, [TASK] if {*_OF_WEIGHTS} & {*must} else [SAMPLES]
     if row.scope == "local" and row.ideal is not None:
         texts = dict(row.accepted_texts)
         if accepted:

@@ -15,6 +15,7 @@ import qgate
 from qgate.baselines.accepted import read_accepted
 from qgate.errors import QgateError
 from qgate.gate import Measured, Policy, failure_text, judge
+from qgate.gate.across_weights import SAMPLES, comparable
 from qgate.gate.checks import checks_of
 from qgate.gate.limits import Limits, parse_bound
 from qgate.gate.measuring.bench import Bench
@@ -296,3 +297,20 @@ def test_rules_may_name_the_metric(recorded: Path) -> None:
     other = Policy.from_table({"rules": [{**rule, "sites": "^accuracy$"}]})
     with pytest.raises(QgateError, match="accuracy"):
         session(recorded, policy=other).check_policy()
+
+
+@pytest.mark.parametrize(
+    ("figure", "is_passed"), [(0.8, True), (0.7, True), (1.0, True), (0.55, False), (1.1, False)]
+)
+def test_across_weights_a_metric_stays_near_that_of_the_others(
+    figure: float, is_passed: bool
+) -> None:
+    row = Measured(
+        site="accuracy", layer="", scope="task", values={"task_metric": figure}, order=0,
+        nonfinite=0, gated=("task_metric",),
+        accepted={"task_metric": 0.8, "task_metric@sample_0": 0.3},
+    )  # fmt: skip
+    row, left_out = comparable(row)
+    verdict = judge([row], lambda _row: Limits(other_weights=True), True)
+    assert verdict.passed is is_passed
+    assert left_out == [SAMPLES]
