@@ -53,15 +53,15 @@ def torchao_int8(model: qgate.Model) -> nn.Module:
     return module
 
 
-def build(samples: int = 4, seed: int = 0) -> qgate.Model:
-    """Return the encoder with eight padded sentences per sample."""
+def build(seed: int = 0) -> qgate.Model:
+    """Return the encoder with four samples of eight padded sentences."""
     folder = checkpoint()
     tokens = AutoTokenizer.from_pretrained(folder)
     sentences = ["".join(parts) for parts in itertools.product(OPENINGS, THINGS, EVENTS)]
     drawn = random.Random(seed)
     inputs = [
         dict(tokens(drawn.sample(sentences, 8), padding=True, return_tensors="pt"))
-        for _ in range(samples)
+        for _ in range(4)
     ]
     modes = {"torchao_int8": Kernel(torchao_int8, stands_for="int8")}
     encoder = AutoModel.from_pretrained(folder)
