@@ -1,10 +1,10 @@
-"""Gates a network that torch.compile compiled, quantized by torchao before, by its outputs alone.
+"""Gate a torchao-quantized network that torch.compile compiled, by its outputs alone.
 
     pytest suites --model docs/recipes/compiled.py:build --mode compiled
 
-The inductor needs a C++ compiler; without one, the graph is traced and runs uncompiled. Compiled
-code calls no module, so that nothing inside of it can be compared: its outputs are held by the
-errors that were accepted.
+The backend "inductor" needs a C++ compiler; without one, the network is only traced and runs
+uncompiled. Compiled code calls no modules, so nothing inside it can be compared: its outputs are
+held against accepted errors.
 """
 
 import copy

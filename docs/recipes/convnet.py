@@ -1,8 +1,8 @@
-"""Gates number formats in a residual network of convolutions and batch norms.
+"""Gate number formats in a residual network of convolutions and batch norms.
 
     pytest suites --model docs/recipes/convnet.py:build --mode int8,mxfp8
 
-Nothing is configured beyond the model: its blocks, head and samples' rows are found.
+Nothing but the model is configured: qgate finds its blocks, its head and the rows of its samples.
 """
 
 import torch
@@ -42,10 +42,10 @@ class ResNet(nn.Module):
 
 
 def build(samples: int = 4, seed: int = 0) -> qgate.Model:
-    """Return the network; load your checkpoint and your images in its place."""
+    """Return the network and images; load your own checkpoint and images in their place."""
     torch.manual_seed(seed)
     module, images = ResNet(), torch.randn(samples, 4, 3, 16, 16)
-    with torch.no_grad():  # the statistics of the batch norms, as training leaves them
+    with torch.no_grad():  # gives the batch norms statistics, as training does
         for _ in range(20):
             module(torch.randn(16, 3, 16, 16))
     return qgate.Model(module, list(images), name="convnet")

@@ -1,10 +1,10 @@
-"""Gates a graph of torch.export, quantized by torchao before, by its outputs alone.
+"""Gate a torchao-quantized network that torch.export made a graph, by its outputs alone.
 
     pytest suites --model docs/recipes/exported.py:build --mode exported
 
-The graph calls no modules, so that nothing inside of it can be compared: its outputs are held by
-the errors that were accepted. Gate the module that it is exported from as a mode, too, and a wrong
-kernel is told from a wrong export.
+The graph calls no modules, so nothing inside it can be compared: its outputs are held against
+accepted errors. To tell a wrong kernel from a wrong export, add the quantized module that is
+exported as a second mode.
 """
 
 import copy
@@ -18,7 +18,7 @@ import qgate
 
 
 def exported(model: qgate.Model) -> nn.Module:
-    """Quantize the network, and export it as a graph."""
+    """Quantize the network and export it as a graph."""
     module = copy.deepcopy(model.module)
     quantize_(module, Int8DynamicActivationInt8WeightConfig())
     return torch.export.export(unwrap_tensor_subclass(module), (model.inputs[0],)).module()

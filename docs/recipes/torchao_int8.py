@@ -1,9 +1,10 @@
-"""Gates torchao's INT8 kernels in a language model, each with the budget of the mode it computes.
+"""Gate torchao's INT8 kernels in a language model, each with the budget of a mode of qgate.
 
     pytest suites --model docs/recipes/torchao_int8.py:build --mode 'torchao_*'
 
-Weights have one symmetric scale per output channel, and inputs one symmetric scale per token, as in
-qgate's modes `int8` and `w8`: so the kernels stand for them.
+Weights have one symmetric scale per output channel, as in qgate's modes `int8` and `w8`, and the
+inputs of `torchao_int8` have one symmetric scale per token, as in `int8`: so the kernels stand for
+these modes.
 """
 
 import copy
@@ -22,7 +23,7 @@ from qgate.modes import Kernel
 
 
 def torchao(config: object) -> Callable[[qgate.Model], nn.Module]:
-    """Return a mode that quantizes all linear layers but the head."""
+    """Return a mode that quantizes all linear layers except the head."""
 
     def quantize(model: qgate.Model) -> nn.Module:
         module = copy.deepcopy(model.module)  # the reference stays as it is
