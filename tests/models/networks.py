@@ -138,6 +138,20 @@ class Upsampling(nn.Module):
         return self.out(x[:, :, 0])
 
 
+class Tied(nn.Module):
+    """Two layers of one weight, one that nothing calls, and one that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.second.weight = self.first.weight
+        self.idle, self.twice = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(torch.relu(self.first(x)))
+        return self.twice(torch.relu(self.twice(x)))
+
+
 def images(rows: int = 4, size: int = 16, count: int = 3) -> list[Tensor]:
     return [_drawn(seed, rows, 3, size, size) for seed in range(count)]
 
@@ -160,6 +174,7 @@ _MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[], list[Any]]]] = {
     "flat": (flat, lambda: [_drawn(seed, 8, 64) for seed in range(3)]),
     "tagger": (Tagger, lambda: ids(4)),
     "attending": (Attending, lambda: [_drawn(seed, 2, 16, 32) for seed in range(3)]),
+    "tied": (Tied, lambda: [_drawn(seed, 6, 32) for seed in range(2)]),
     "upsampling": (Upsampling, lambda: [_drawn(seed, 2, 8, 12) for seed in range(2)]),
 }
 NAMES = tuple(_MODULES)

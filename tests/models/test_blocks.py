@@ -20,6 +20,7 @@ LAYERS = {
     "flat": ["0", "2", "4"],
     "tagger": ["lstm", "out"],
     "attending": ["layers.0", "layers.1"],
+    "tied": ["first", "second"],
     "upsampling": ["down", "up", "wide", "out"],
 }
 

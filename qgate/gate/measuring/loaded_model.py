@@ -51,14 +51,14 @@ class LoadedModel:
         if self._model is None:
             self.progress(f"loading {self.setup.model}")
             self._model = self.setup.load()
-            # Layers that cannot be run by themselves are known after a first run.
-            self._model.sites()
             check_repeatable(self._model)
         return self._model
 
     @property
     def layers(self) -> list[str]:
         """List the names of the blocks, without what they have in common."""
+        # Layers that cannot be run by themselves are known after a first run.
+        self.model.sites()
         return [self.short_layer(name) for name in self.model.layers]
 
     def short_layer(self, name: str) -> str:
