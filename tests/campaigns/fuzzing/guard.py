@@ -1,7 +1,7 @@
 """One case under guard: what a reader may do with a file that somebody else made.
 
 It reads, or it says one `QgateError` (an `OSError` of the system, a warning, a usage error of the
-command line are as good). It may not raise anything else, take longer than five seconds, use much
+command line are as good). It may not raise anything else, compute longer than five seconds, use much
 more memory than the file is large, leave the folder of the case, or run what the file says.
 """
 
@@ -21,6 +21,7 @@ from typing import Any
 from qgate.errors import QgateError
 
 SECONDS = 5.0
+_WAITING = 24
 ROOM = 96 << 20
 """Bytes that a reader may take beside what the size of its file allows."""
 TIMES = 40
@@ -124,16 +125,23 @@ def _limited(seconds: float) -> Iterator[None]:
     def ring(signum: int, frame: Any) -> None:  # noqa: ARG001
         raise TooLongError
 
-    before = signal.signal(signal.SIGALRM, ring)
+    # Seconds of the processor, whatever else runs; a reader that only waits is ended later.
+    timers = {
+        signal.SIGPROF: (signal.ITIMER_PROF, seconds),
+        signal.SIGALRM: (signal.ITIMER_REAL, _WAITING * seconds),
+    }
+    before = {number: signal.signal(number, ring) for number in timers}
     space = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + HEADROOM, space[1]))
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    for timer, limit in timers.values():
+        signal.setitimer(timer, limit)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for number, (timer, _limit) in timers.items():
+            signal.setitimer(timer, 0)
+            signal.signal(number, before[number])
         resource.setrlimit(resource.RLIMIT_AS, space)
 
 
