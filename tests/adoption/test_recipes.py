@@ -6,12 +6,13 @@ import importlib.util
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 # Imported here, since a run in this process forgets what it imported first.
+import _pytest.pytester
 import pytest
 import torch
 import torch._inductor.compile_fx
@@ -41,6 +42,21 @@ SHORT = models.Sampling(samples=2, seqlen=32, calib_samples=2, calib_seqlen=32)
 SUITES = {"sentence_encoder": ("task",)}
 MODES = {"torchao_int8": "torchao_int8"}
 OUTPUTS_ALONE = ("compiled", "exported", "onnx_session", "pt2e")
+
+
+@pytest.fixture(autouse=True)
+def kept_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what a run in this process imports of libraries: torch and transformers load once."""
+    plain = _pytest.pytester.SysModulesSnapshot
+
+    def snapshot(preserve: Callable[[str], bool]) -> Any:
+        return plain(lambda name: preserve(name) or _is_library(name))
+
+    monkeypatch.setattr(_pytest.pytester, "SysModulesSnapshot", snapshot)
+
+
+def _is_library(name: str) -> bool:
+    return "site-packages" in str(getattr(sys.modules[name], "__file__", ""))
 
 
 @pytest.fixture(autouse=True)
