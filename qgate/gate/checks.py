@@ -263,7 +263,8 @@ def _samples(measured: Measured, limits: Limits, device_matches: bool) -> Iterat
     if not accepted or accepted.keys() != paired.keys() or not all(map(is_finite, now.values())):
         return
     change = paired_change(accepted, paired)
-    share = limits.task_margin if device_matches else limits.task_margin_other_device
+    limit = limits.task_limit(device_matches)
+    share: float = getattr(limits, limit)
     margin = share * abs(sum(accepted.values()) / len(accepted)) + limits.atol
     yield _bounded(
         measured,
@@ -273,7 +274,7 @@ def _samples(measured: Measured, limits: Limits, device_matches: bool) -> Iterat
         "<=",
         margin,
         allowed=share,
-        source=limits.source("task_margin" if device_matches else "task_margin_other_device"),
+        source=limits.source(limit),
         reason=change.text(),
     )
 

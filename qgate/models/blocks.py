@@ -35,13 +35,11 @@ def leaves_of(root: nn.Module, inside: re.Pattern[str]) -> tuple[str, ...]:
 
 def _blocks(module: nn.Module, name: str, inside: re.Pattern[str]) -> list[str]:
     children = [(f"{name}.{key}".lstrip("."), child) for key, child in module.named_children()]
-    inner = [(child_name, _blocks(child, child_name, inside)) for child_name, child in children]
-    deeper = [block for _, blocks in inner for block in blocks]
+    inner = [_blocks(child, child_name, inside) for child_name, child in children]
     own = [child for child in _listed(module, name) if inside.search(child)]
-    if not own or max(map(_longest, (blocks for _, blocks in inner)), default=0) > len(own):
-        return deeper
-    # What stands beside the blocks of a list stays outside.
-    return own
+    if own and max(map(_longest, inner), default=0) <= len(own):
+        return own
+    return [block for blocks in inner for block in blocks]
 
 
 def _longest(blocks: list[str]) -> int:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from qgate.errors import QgateError
 from qgate.models.huggingface_checks import OWN_CALLABLE
 from qgate.models.language import Part
+from qgate.models.rows import MASK
 from qgate.models.signals import RATE, image, spectrogram, waveform
 from qgate.text import listed
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 TEXT = "input_ids"
 _IMAGE_SIZE, _CHANNELS = 224, 3
 _TRIAL_TOKENS = 4
-_MASK = "attention_mask"
 
 # The sample of an input: of a network's config, its folder, a part, a number and a seed.
 Maker = Callable[[Any, Path, Part, int, int], Tensor]
@@ -40,7 +40,7 @@ def check_inputs(network: nn.Module, folder: Path) -> None:
     free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     required = {n for n, p in parameters.items() if p.default is p.empty and p.kind not in free}
     names = {TEXT, *FEEDS} & {*parameters}
-    lacking = sorted(required - {*names, _MASK}) if names else [*parameters][:1]
+    lacking = sorted(required - {*names, MASK}) if names else [*parameters][:1]
     if lacking or not names:
         raise QgateError(
             f"{type(network).__name__} in {str(folder)!r} takes {listed(lacking, 4) or 'nothing'}, "
@@ -83,8 +83,8 @@ class NetworkFeed:
         config = self.network.config
         tensors: dict[str, Tensor] = {} if ids is None else {TEXT: ids}
         parameters = [*inspect.signature(self.network.forward).parameters]
-        if ids is not None and _MASK in parameters:
-            tensors[_MASK] = torch.ones_like(ids)
+        if ids is not None and MASK in parameters:
+            tensors[MASK] = torch.ones_like(ids)
         tensors |= {
             name: FEEDS[name](config, self.folder, part, index, self.seed)
             for name in self.names

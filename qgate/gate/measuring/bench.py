@@ -73,7 +73,7 @@ class Bench(LoadedModel):
             quantized = self.quantized(mode)
             self.progress(f"mode {mode.name} of {self.model.name}")
             reference = self.reference(quantized.model.basis)
-            inputs, together = self.model.inputs, mode.runs_together and self.joins_samples
+            inputs, together = self.model.inputs, self.runs_together(mode)
             segments = self.segments(quantized)
             scales, meant = self._scales(mode), self._meant(quantized)
             holding = Holding(quantized, self.model, scales, meant)
@@ -103,8 +103,7 @@ class Bench(LoadedModel):
             return self._logits[mode.name]
         # The very pass that `measure` makes: the same bits, whichever of the two comes first.
         model, inputs = self.quantized(mode).model, self.model.inputs
-        together = mode.runs_together and self.joins_samples
-        return outer_tensors(model, inputs, together=together).tensors["logits"]
+        return outer_tensors(model, inputs, together=self.runs_together(mode)).tensors["logits"]
 
     def _keep_logits(self, mode: Mode, carried: Capture) -> None:
         tensors = carried.tensors["logits"]

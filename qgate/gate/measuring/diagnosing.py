@@ -160,7 +160,7 @@ class SiteDiagnoses:
         mode, model = quantized.mode, quantized.model
         reference = self._bench.reference(model.basis)
         samples = self._bench.model.inputs
-        together = mode.runs_together
+        together = self._bench.runs_together(mode)
         actual = outer_tensors(model, samples, reference, together)[site.name]
         expected, source = reference[site.name], reference[f"{site.module}:input"]
         worst = max(range(len(actual)), key=lambda n: relative_error(actual[n], expected[n]))

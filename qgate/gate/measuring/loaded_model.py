@@ -83,6 +83,10 @@ class LoadedModel:
             return False
         return True
 
+    def runs_together(self, mode: Mode) -> bool:
+        """Tell if the samples of a mode run in batches."""
+        return mode.runs_together and self.joins_samples
+
     @cached_property
     def calibration(self) -> Calibration:
         self.progress(f"calibrating {self.model.name}")
@@ -136,20 +140,19 @@ class LoadedModel:
 
     def fp32(self, basis: str) -> Capture:
         """Capture inputs and outputs of all blocks, and logits, of the FP32 model in a basis."""
-        return self._outer(FP32, self.model.in_basis(basis))
+        return self._outer(FP32, self.model.in_basis(basis), self.joins_samples)
 
     def reference(self, basis: str) -> Capture:
         """Capture the same of the reference mode."""
         if self._chosen is None:
             return self.fp32(basis)
         model = self._reference_model(basis)
-        return self._outer(self._chosen.name, model, self._chosen.runs_together)
+        return self._outer(self._chosen.name, model, self.runs_together(self._chosen))
 
-    def _outer(self, name: str, model: Model, together: bool = True) -> Capture:
+    def _outer(self, name: str, model: Model, together: bool) -> Capture:
         key = (name, model.basis, "outer")
         if key not in self._captures:
             self.progress(f"reference {name} of {model.name}, basis {model.basis}")
-            together = together and self.joins_samples
             self._captures[key] = outer_tensors(model, self.model.inputs, together=together)
         return self._captures[key]
 
