@@ -68,6 +68,7 @@ def check_kernel(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     arithmetic: str = "float32",
+    invariant: bool = False,
     limit: float | None = None,
     accept: str | Path | None = None,
     seed: int = 0,
@@ -86,6 +87,7 @@ def check_kernel(
     relations   which relations to check (all): see docs/kernels.md
     dtype       dtype of the floating-point arguments; device: where to run
     arithmetic  what sums are computed in: "float32", "tf32", "float16" or "bfloat16"
+    invariant   True if every row must have the same bits alone, in any order and in any batch
     limit       largest relative squared error against unquantized values, beside all else
     accept      name of a file beside the test that keeps conventions, inputs and error
     """
@@ -107,6 +109,7 @@ def check_kernel(
         dtype=dtype,
         device=device,
         arithmetic=arithmetic,
+        invariant=invariant,
         limit=limit,
         accept=path,
         seed=seed,

@@ -68,11 +68,15 @@ class CutAxis:
 
 @dataclass(frozen=True)
 class DerivedInput:
-    """Arguments derived from the example, the relation they are for, and a name for both."""
+    """Arguments derived from the example, the relation they are for, and a name for both.
+
+    `cut` has the axis, and which of the example's entries were taken along it, in which order.
+    """
 
     relation: str
     name: str
     arguments: list[Any]
+    cut: tuple[CutAxis, Tensor] | None = None
 
 
 def find_axes(like: Function, arguments: Sequence[Any]) -> list[CutAxis]:
@@ -162,7 +166,8 @@ def derive(
     for axis in axes:
         for relation, name, index in _cuts(axis, step, generator):
             if relation in relations:
-                yield DerivedInput(relation, f"{name} along {axis}", axis.take(arguments, index))
+                taken = axis.take(arguments, index)
+                yield DerivedInput(relation, f"{name} along {axis}", taken, (axis, index))
     floats = [
         position
         for position, argument in enumerate(arguments)

@@ -21,6 +21,7 @@ from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.runs import (
     EXAMPLE,
     KernelRun,
+    check_invariance,
     check_repeats,
     comparable,
     derived_inputs,
@@ -52,6 +53,7 @@ def check_kernel(
     dtype: torch.dtype | None,
     device: torch.device | str | None,
     arithmetic: str,
+    invariant: bool,
     limit: float | None,
     accept: Path | None,
     seed: int,
@@ -80,13 +82,20 @@ def check_kernel(
     run = KernelRun(EXAMPLE, example, run_kernel(subject, example, exact.shape, EXAMPLE, report))
     report.error = relative_error(run.actual, exact)
     if convention == MSE:
+        if invariant:
+            raise ValueError(
+                "invariant=True needs derived inputs, which convention 'mse' has none of; check "
+                "the kernel at fixed scales, or leave one of the two out."
+            )
         _check_searched(subject, run, report)
     else:
         derived = [
             *derived_inputs(subject, example, chosen, seed),
             *other_shapes(example, shapes, seed),
         ]
-        _check_exactly(subject, run, derived, report)
+        runs = _check_exactly(subject, run, derived, report)
+        if invariant:
+            check_invariance(subject, run, runs, report)
     if limit is not None and not report.error <= limit:
         raise CheckFailure(
             f"{subject.name} has a relative error of {report.error:.4g} against unquantized "
@@ -157,13 +166,13 @@ def _check_limit(limit: float | None, format_error: float) -> None:
 
 def _check_exactly(
     subject: KernelSubject, run: KernelRun, derived: Sequence[DerivedInput], report: CheckReport
-) -> None:
-    """Hold the example and derived inputs within float noise of one convention."""
+) -> list[KernelRun]:
+    """Hold the example and derived inputs within float noise of one convention; return all runs."""
     runs = [run]
     for variant in derived:
         actual = try_input(subject, variant, report)
         if actual is not None:
-            runs.append(KernelRun(variant.name, variant.arguments, actual))
+            runs.append(KernelRun(variant.name, variant.arguments, actual, variant))
     runs = comparable(subject, runs, report)
     choices, failing = _fit(subject, runs)
     report.conventions = {
@@ -175,6 +184,7 @@ def _check_exactly(
     check_repeats(subject, runs[0], report)
     report.held = [each.name for each in runs]
     _measure_power(subject, runs[0], choices, report)
+    return runs
 
 
 def _fit(subject: KernelSubject, runs: Sequence[KernelRun]) -> tuple[Choices, list[Failing]]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qgate.expected.derived import DerivedInput, derive, find_axes
+from qgate.expected.derived import CutAxis, DerivedInput, derive, find_axes
 from qgate.formats import Encoded
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.subject import KernelSubject
@@ -31,6 +31,7 @@ class KernelRun:
     name: str
     arguments: list[Any]
     actual: Tensor
+    source: DerivedInput | None = None
 
 
 def derived_inputs(
@@ -146,6 +147,44 @@ def check_repeats(subject: KernelSubject, run: KernelRun, report: CheckReport) -
                 [],
                 report,
             )
+
+
+def check_invariance(
+    subject: KernelSubject, example: KernelRun, runs: Sequence[KernelRun], report: CheckReport
+) -> None:
+    """Hold rows that were cut from the first argument at the example's bits."""
+    compared = 0
+    for run in runs:
+        if run.source is None or run.source.cut is None:
+            continue
+        axis, entries = run.source.cut
+        if axis.output is None or not _cuts_rows(axis):
+            continue
+        compared += 1
+        before = example.actual.index_select(axis.output, entries.to(example.actual.device))
+        same = (run.actual == before) | (run.actual.isnan() & before.isnan())
+        if not bool(same.all()):
+            difference = (run.actual.double() - before.double()).abs().max()
+            rms = before.double().square().mean().sqrt()
+            raise CheckFailure(
+                f"{subject.name} is not batch-invariant: {int((~same).sum()):,} of "
+                f"{same.numel():,} values differ from the example's for {run.name}",
+                [
+                    f"largest difference {float(difference):.3g}, {float(difference / rms):.2g} of "
+                    "the RMS; float noise would allow it",
+                ],
+                report,
+            )
+    if not compared:
+        raise ValueError(
+            "invariant=True has nothing to compare: no dimension of argument 0 could be cut; leave "
+            "'one', 'batch' or 'permuted' among the relations, or give more rows."
+        )
+
+
+def _cuts_rows(axis: CutAxis) -> bool:
+    """Return True for a dimension of the first argument, by which other arguments are batched."""
+    return any(position == 0 for position, _ in axis.dimensions)
 
 
 def comparable(

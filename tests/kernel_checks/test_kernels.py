@@ -464,3 +464,35 @@ def test_paths_of_accepted_values_may_be_given(tmp_path: Path) -> None:
         check_kernel(
             right, X, W, like=linear, inputs=MX, relations=["one"], accept=tmp_path / "mine.json"
         )
+
+
+# Batch invariance --------------------------------------------------------------------------------
+
+
+def _by_row(x: Tensor, w: Tensor) -> Tensor:
+    return (x[:, None, :] * w).sum(-1)
+
+
+def test_rows_of_the_same_bits_are_batch_invariant() -> None:
+    x, w = torch.randn(12, 64), torch.randn(7, 64)
+    report = check_kernel(_by_row, x, w, like=linear, invariant=True)
+    assert any("in another order" in name for name in report.held)
+
+
+def test_invariance_is_not_asked_of_the_other_arguments() -> None:
+    def odd_columns(x: Tensor, w: Tensor) -> Tensor:
+        rows = _by_row(x, w)
+        return rows if len(w) == 7 else rows * (1 + 1e-7)
+
+    x, w = torch.randn(12, 64), torch.randn(7, 64)
+    check_kernel(odd_columns, x, w, like=linear, invariant=True)
+
+
+def test_invariance_without_rows_to_compare_is_refused() -> None:
+    x, w = torch.randn(12, 64), torch.randn(7, 64)
+    with pytest.raises(ValueError, match="invariant=True has nothing to compare"):
+        check_kernel(_by_row, x, w, like=linear, invariant=True, relations=["large"])
+    with pytest.raises(ValueError, match="'mse' has none of"):
+        check_kernel(
+            linear, x, w, like=linear, inputs={1: "int8"}, convention="mse", invariant=True
+        )

@@ -201,6 +201,18 @@ def _not_repeatable(x: Tensor, w: Tensor) -> Tensor:
     return product(x, w) * (1 + 1e-7 * (_CALLS[0] % 7))
 
 
+def _by_row(x: Tensor, w: Tensor) -> Tensor:
+    return (x[:, None, :] * w).sum(-1)
+
+
+def _split_in_short_batches(x: Tensor, w: Tensor) -> Tensor:
+    """Add up a product in two parts where there are few rows, as split-K kernels do."""
+    middle = x.shape[-1] // 2
+    if len(x) > 8:
+        return _by_row(x, w)
+    return _by_row(x[:, :middle], w[:, :middle]) + _by_row(x[:, middle:], w[:, middle:])
+
+
 def _norm(x: Tensor) -> Tensor:
     return rms_norm(x, (x.shape[-1],), eps=1e-6)
 
@@ -331,6 +343,8 @@ WRONG = (
     WrongKernel("NaN vanishes", "for one NaN.*became finite",
                 lambda x, w: product(x.nan_to_num(), w)),
     WrongKernel("not repeatable", "is not repeatable", _not_repeatable),
+    WrongKernel("other sums in short batches", "is not batch-invariant.*the first of 48",
+                _split_in_short_batches, (X, W), inputs={}, options={"invariant": True}),
     # Other kinds of kernels
     WrongKernel("expert lost", "index of dimension 0 3 of 4.* is zero|index.*3.*zero",
                 lambda x, w: _grouped(cast(x), cast(w)) * (torch.arange(len(x)) != 3)[:, None, None],
