@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from qgate.formats import Encoded
 from qgate.testing import CheckReport, check_kernel
 from tests.museum import exhibits
 
@@ -102,6 +103,23 @@ class Exhibit:
             **self.options,
         )
 
+    @property
+    def formats(self) -> list[str]:
+        """List the names of the formats that the inputs have."""
+        formats = [getattr(declared, "format", declared) for declared in self.inputs.values()]
+        return [str(getattr(fmt, "name", fmt)) for fmt in formats]
+
+    def sizes(self, arguments: tuple[Any, ...]) -> tuple[float, float]:
+        """Return the RMS of the first and of the last tensor among the arguments."""
+        values = [x for x in map(_decoded, arguments) if isinstance(x, Tensor)]
+        sizes = [float(x.double().square().mean().sqrt()) for x in values if x.is_floating_point()]
+        return sizes[0], sizes[-1]
+
+    def reference(self, arguments: tuple[Any, ...]) -> Tensor:
+        """Return what the reference makes of unquantized arguments, in float32."""
+        reference: Tensor = self.like(*map(_decoded, arguments))
+        return reference.float()
+
     def result(self, kernel: Function, arguments: tuple[Any, ...]) -> Tensor:
         """Return what an implementation makes of arguments, in float32."""
         packed: list[Any] = []
@@ -112,6 +130,10 @@ class Exhibit:
         actual = kernel(*packed)
         unpack = self.options.get("unpack")
         return (actual if unpack is None else unpack(actual)).float()
+
+
+def _decoded(argument: Any) -> Any:
+    return argument.decode() if isinstance(argument, Encoded) else argument
 
 
 def load_exhibits() -> list[Exhibit]:

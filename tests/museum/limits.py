@@ -73,8 +73,9 @@ LIMITS = (
     Limit("PCC > 0.99", "common", lambda x, y: pearson(x, y) > 0.99),
 )
 
-CALC_DIFF = {"FP8": 0.001, "mixed": 0.01, "FP4": 0.02}
-"""DeepGEMM's limits by the formats of the two inputs."""
+CALC_DIFF, LLAMA, OWN = "calc_diff", "llama.cpp", "its own test"
+LARGEST_DIFF = {"FP8": 0.001, "mixed": 0.01, "FP4": 0.02}
+"""DeepGEMM's limits of calc_diff by the formats of the two inputs."""
 LLAMA_TOTAL, LLAMA_DOT = 0.0030, 0.03
 """Largest errors of llama.cpp's quantize-fns: of a cast, and of a dot product per term."""
 LLAMA_RMS = math.sqrt(0.1**2 + 2.0**2 / 2)
@@ -83,9 +84,9 @@ LLAMA_RMS = math.sqrt(0.1**2 + 2.0**2 / 2)
 
 def deepgemm_passes(actual: Tensor, reference: Tensor, formats: list[str]) -> bool:
     """Apply calc_diff with the limit of as many 4-bit inputs as there are."""
-    narrow = sum("4" in name.replace("e4m3", "").replace("_e2m1", "4") for name in formats)
-    kind = "FP8" if narrow == 0 else "FP4" if narrow == len(formats) else "mixed"
-    return calc_diff(actual, reference) < CALC_DIFF[kind]
+    narrow = sum(any(word in name for word in ("fp4", "int4", "hif4")) for name in formats)
+    kind = "FP8" if not narrow else "FP4" if narrow == len(formats) else "mixed"
+    return calc_diff(actual, reference) < LARGEST_DIFF[kind]
 
 
 def llama_passes(actual: Tensor, reference: Tensor, terms: int, sizes: tuple[float, float]) -> bool:

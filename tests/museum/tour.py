@@ -1,0 +1,231 @@
+"""A tour of the museum: every exhibit under every limit, and the page made from it.
+
+python -m tests.museum.tour               the table; exit 1 if qgate misses an exhibit
+python -m tests.museum.tour --write       docs/museum.md and its pictures, too
+python -m tests.museum.tour --seeds 20    so many draws for each right implementation
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tabulate import tabulate
+from torch import Tensor
+
+from qgate.testing import CheckFailure
+from tests.museum import limits
+from tests.museum.exhibit import KINDS, Exhibit, load_exhibits
+from tests.museum.pictures import draw_exhibit
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE, PICTURES = DOCS / "museum.md", DOCS / "museum"
+BEGIN, END = "<!-- made by python -m tests.museum.tour --write -->", "<!-- made until here -->"
+SEEDS = 20
+FLOAT_NOISE = 1e-5
+"""Relative error under which a right implementation counts as unquantized."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The verdicts of limits and of qgate on one exhibit.
+
+    passed      limit → True if the faulty implementation passes it, for those that apply
+    refused     limits that the right implementation fails
+    red_seeds   first lines of qgate's failures of the right implementation, one per seed
+    first_line  of qgate's failure, empty if the faulty implementation passed
+    damage      of the faulty result, in words
+    """
+
+    exhibit: Exhibit
+    passed: dict[str, bool]
+    refused: frozenset[str]
+    red_seeds: list[str]
+    first_line: str
+    damage: str
+
+    @property
+    def is_named(self) -> bool:
+        return bool(re.search(self.exhibit.cause, self.first_line))
+
+
+def visit(exhibit: Exhibit, seeds: int = SEEDS) -> Outcome:
+    """Hold both implementations of an exhibit at every limit and at qgate's check."""
+    right = exhibit.result(exhibit.right, exhibit.draw(0))
+    faulty = exhibit.result(exhibit.faulty, exhibit.draw(0))
+    reference = exhibit.reference(exhibit.draw(0))
+    try:
+        exhibit.check(exhibit.faulty)
+        first_line = ""
+    except CheckFailure as failure:
+        first_line = failure.cause
+    verdicts = dict(_judge(exhibit, right, reference, right))
+    return Outcome(
+        exhibit,
+        dict(_judge(exhibit, faulty, reference, right)),
+        frozenset(name for name, passes in verdicts.items() if not passes),
+        list(check_right(exhibit, seeds)),
+        first_line,
+        describe_damage(right, faulty, reference),
+    )
+
+
+def _judge(
+    exhibit: Exhibit, actual: Tensor, reference: Tensor, right: Tensor
+) -> Iterator[tuple[str, bool]]:
+    """Apply each limit to a result; the reference is the one of unquantized tensors."""
+    for limit in limits.LIMITS:
+        yield limit.name, limit.passes(actual, reference)
+    yield limits.CALC_DIFF, limits.deepgemm_passes(actual, reference, exhibit.formats)
+    if exhibit.terms is not None:
+        sizes = exhibit.sizes(exhibit.draw(0))
+        yield limits.LLAMA, limits.llama_passes(actual, reference, exhibit.terms, sizes)
+    if exhibit.tolerance is not None:
+        rtol, atol = exhibit.tolerance.rtol, exhibit.tolerance.atol
+        compared = right if exhibit.tolerance.against == "right" else reference
+        yield limits.OWN, limits.is_close(actual, compared, rtol, atol)
+
+
+def check_right(exhibit: Exhibit, seeds: int) -> Iterator[str]:
+    """Check the right implementation with several draws; return what was refused, and at which."""
+    for seed in range(seeds):
+        try:
+            exhibit.check(exhibit.right, seed)
+        except CheckFailure as failure:
+            yield f"seed {seed}: {failure.cause}"
+
+
+def describe_damage(right: Tensor, faulty: Tensor, reference: Tensor) -> str:
+    """Say how much worse a faulty result is at the output."""
+    if not bool(faulty.isfinite().all()):
+        return f"{int((~faulty.isfinite()).sum()):,} of {faulty.numel():,} values not finite"
+    error, least = limits.relative_rms(faulty, reference), limits.relative_rms(right, reference)
+    if least < FLOAT_NOISE:
+        return f"{error:.2g} of the RMS"
+    return f"{20 * math.log10(error / least):+.1f} dB"
+
+
+# The page ----------------------------------------------------------------------------------------
+
+
+def summarize(outcomes: Sequence[Outcome]) -> str:
+    """Count for each limit the defects that pass and the right implementations it refuses."""
+    counts = []
+    for name in dict.fromkeys(name for outcome in outcomes for name in outcome.passed):
+        applied = [outcome for outcome in outcomes if name in outcome.passed]
+        passed = sum(outcome.passed[name] for outcome in applied)
+        refused = sum(name in outcome.refused for outcome in applied)
+        counts.append((name, passed, refused, len(applied)))
+    counts.sort(key=lambda row: -row[1] / row[3])
+    table = [
+        [name, f"{passed} of {count}", f"{refused} of {count}"]
+        for name, passed, refused, count in counts
+    ]
+    missed = sum(not outcome.first_line for outcome in outcomes)
+    total = len(outcomes)
+    refused = sum(bool(outcome.red_seeds) for outcome in outcomes)
+    table.append(["**qgate**", f"**{missed} of {total}**", f"**{refused} of {total}**"])
+    return tabulate(
+        table, ["limit", "defects that pass", "right implementations refused"], tablefmt="github"
+    )
+
+
+def make_section(kind: str, outcomes: Sequence[Outcome]) -> str:
+    """Return one kind of defect as a heading, a picture and a table."""
+    drawn = outcomes[0].exhibit
+    table = [
+        [
+            f"[{outcome.exhibit.source}]({outcome.exhibit.url}). {outcome.exhibit.defect} "
+            f"({outcome.exhibit.published})",
+            outcome.damage,
+            name_passed(outcome),
+            f"`{shorten(outcome.first_line)}`",
+        ]
+        for outcome in outcomes
+    ]
+    headings = ["what was wrong", "at the output", "passes", "qgate says"]
+    return "\n".join(
+        [
+            f"## {KINDS[kind]}",
+            "",
+            f"![{KINDS[kind]}: errors of a right and of a faulty implementation]"
+            f"(museum/{kind}.svg)",
+            "",
+            f"*{drawn.source}: {drawn.defect}*",
+            "",
+            tabulate(table, headings, tablefmt="github"),
+        ]
+    )
+
+
+def name_passed(outcome: Outcome) -> str:
+    """Name the limits that a faulty implementation passes, where it is fewer than all."""
+    passed = [name for name, passes in outcome.passed.items() if passes]
+    if not passed:
+        return "none"
+    if len(passed) == len(outcome.passed):
+        return f"all {len(passed)}"
+    return f"{len(passed)} of {len(outcome.passed)}: {', '.join(passed)}"
+
+
+def shorten(first_line: str) -> str:
+    """Leave out the name of the function; it is the exhibit's own."""
+    return re.sub(r"^\S+ is wrong(: | )", "", first_line).replace("|", "\\|")
+
+
+def make_page(outcomes: Sequence[Outcome]) -> str:
+    """Return the part of the page that is made from a run."""
+    parts = [summarize(outcomes)]
+    for kind in KINDS:
+        shown = [outcome for outcome in outcomes if outcome.exhibit.kind == kind]
+        if shown:
+            parts.append(make_section(kind, shown))
+    return "\n\n".join(parts)
+
+
+def replace_made(page: str, made: str) -> str:
+    """Put what was made between the two marks of the page."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
+
+
+def write_page(outcomes: Sequence[Outcome]) -> None:
+    text = replace_made(PAGE.read_text(encoding="utf-8"), make_page(outcomes))
+    PAGE.write_text(text, encoding="utf-8")
+    PICTURES.mkdir(exist_ok=True)
+    for kind in {outcome.exhibit.kind: outcome for outcome in reversed(outcomes)}.values():
+        picture = PICTURES / f"{kind.exhibit.kind}.svg"
+        picture.write_text(draw_exhibit(kind.exhibit), encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--write", action="store_true", help="write docs/museum.md and pictures")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="draws for each right one")
+    args = parser.parse_args()
+    outcomes = []
+    for exhibit in load_exhibits():
+        outcome = visit(exhibit, args.seeds)
+        outcomes.append(outcome)
+        word = "named" if outcome.is_named else "not named" if outcome.first_line else "PASSES"
+        print(f"{exhibit.name:28} {word:9} {outcome.damage:>14}  {outcome.first_line}", flush=True)
+        print("".join(f"  right one refused, {line}\n" for line in outcome.red_seeds), end="")
+    print(f"\n{summarize(outcomes)}\n")
+    named = sum(outcome.is_named for outcome in outcomes)
+    caught = sum(bool(outcome.first_line) for outcome in outcomes)
+    green = sum(args.seeds - len(outcome.red_seeds) for outcome in outcomes)
+    checks = len(outcomes) * args.seeds
+    print(f"{caught} of {len(outcomes)} defects are red, {named} with the right cause")
+    print(f"{green} of {checks} checks of right implementations are green")
+    if args.write:
+        write_page(outcomes)
+    return int(caught < len(outcomes) or green < checks)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
