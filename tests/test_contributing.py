@@ -19,7 +19,17 @@ BLOCKS = {
     for block in readme.blocks(TEXT)
     if block.heading.startswith("Add ")
 }
-THINGS = ("format", "metric", "mode", "model", "plot", "picture of a gate", "suite", "command", "exhibit")
+THINGS = (
+    "format",
+    "metric",
+    "mode",
+    "model",
+    "plot",
+    "picture of a gate",
+    "suite",
+    "command",
+    "exhibit",
+)
 
 
 def added(block: readme.Block) -> int:
