@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from qgate.expected.products import Product
+from qgate.expected.products import LONGEST_RANGE, Product
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,25 @@ class TermFault:
         return f"{self.count} {many}, {self.first} to {self.last}, {self.fault(plural=True)}"
 
 
+FEWEST_VALUES = 32
+"""Values of a result below which some range of terms may look like any residual."""
 _NEAR = 0.05
+
+
+def find_range_fault(
+    product: Product, residual: Tensor, arguments: Sequence[Any], allowed: float
+) -> TermFault | None:
+    """Return neighboring terms whose loss or repetition explains a residual.
+
+    This sees a loop that ends early also where the result has too few values to weigh each term.
+    """
+    if product.axis.length > LONGEST_RANGE or residual.numel() < FEWEST_VALUES:
+        return None
+    for share in (-1.0, 1.0):
+        terms, rest = product.find_range(residual, arguments, share)
+        if rest <= allowed and len(terms) < product.axis.length:
+            return TermFault(len(terms), terms[0], terms[-1], share)
+    return None
 
 
 def find_term_fault(

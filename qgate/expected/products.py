@@ -12,6 +12,8 @@ from torch import Tensor
 
 from qgate.expected.derived import CutAxis
 
+LONGEST_RANGE = 2048
+"""Terms of the longest sum of which ranges are looked for: their scalar products are kept."""
 MOST_TERMS = 256
 """Steps of the search for lost terms: two for each of a tile of 128."""
 
@@ -79,6 +81,38 @@ class Product:
             if float(remainder.square().sum()) <= enough * total:
                 break
         return shares, float(remainder.square().sum()) / total if total else 0.0
+
+    def find_range(
+        self, residual: Tensor, arguments: Sequence[Any], share: float
+    ) -> tuple[range, float]:
+        """Find the terms in a row that, times a share, are nearest to a residual; and the rest.
+
+        The rest is an energy. Sums over all ranges follow from the terms' scalar products.
+        """
+        first, second = (arguments[position].double() for position in self.positions)
+        equation = f"{self.result},{self.first},{self.second}->{self.inner}"
+        held = torch.einsum(equation, residual.double(), first, second)
+        length = self.axis.length
+        products = self._scalar_products(first, self.first) * self._scalar_products(
+            second, self.second
+        )
+        products = products.reshape(-1, length, length).sum(0)
+        sums = torch.nn.functional.pad(held.cumsum(0), (1, 0))
+        areas = torch.nn.functional.pad(products.cumsum(0).cumsum(1), (1, 0, 1, 0))
+        corner = areas.diagonal()
+        energy = corner[None, :] + corner[:, None] - areas - areas.T
+        rest = share * share * energy - 2 * share * (sums[None, :] - sums[:, None])
+        upper = torch.ones(length + 1, length + 1, dtype=torch.bool).triu(1)
+        rest = torch.where(upper.to(rest.device), rest, torch.inf)
+        start, end = divmod(int(rest.argmin()), length + 1)
+        return range(start, end), float(residual.double().square().sum() + rest[start, end])
+
+    def _scalar_products(self, argument: Tensor, names: str) -> Tensor:
+        """Multiply each pair of an argument's terms, for each entry of the dimensions in common."""
+        common = "".join(sorted(set(self.first) & set(self.second) - {self.inner}))
+        unused = next(letter for letter in string.ascii_letters if letter not in names + common)
+        partner = names.replace(self.inner, unused)
+        return torch.einsum(f"{names},{partner}->{common}{self.inner}{unused}", argument, argument)
 
     def smallest_share(self, arguments: Sequence[Any], room: Tensor) -> float:
         """Return the share of the weakest term whose loss is more than the room of bounds."""

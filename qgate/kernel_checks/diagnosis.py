@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qgate.causes.casts import wrong_casts
 from qgate.causes.outputs import describe, describe_ruin, scattered
-from qgate.causes.terms import find_term_fault
+from qgate.causes.terms import find_range_fault, find_term_fault
 from qgate.expected.derived import find_axes
 from qgate.expected.noise import Expected, evaluate, longest_dimension
 from qgate.expected.products import find_product
@@ -174,7 +174,10 @@ def _lost_term(subject: KernelSubject, choices: Choices, case: Failing) -> str:
     residual = (case.actual.double() - case.expected.values).nan_to_num(0.0, 0.0, 0.0)
     rounding = torch.finfo(case.actual.dtype).eps / 2 * float(case.expected.values.norm())
     energy = float(residual.square().sum())
-    fault = find_term_fault(product, residual, ideal, max(UNEXPLAINED * energy, rounding**2))
+    allowed = max(UNEXPLAINED * energy, rounding**2)
+    fault = find_term_fault(product, residual, ideal, allowed) or find_range_fault(
+        product, residual, ideal, allowed
+    )
     if fault is None:
         return ""
     is_one = fault.count == 1

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 import qgate
+from qgate.causes.terms import find_range_fault
 from qgate.expected.derived import find_axes
 from qgate.expected.products import Product, false_alarm_bound, find_product
 from qgate.testing import CheckFailure, check_kernel
@@ -97,3 +98,60 @@ def test_other_functions_are_no_products() -> None:
     assert find_product([x], find_axes(torch.softmax, [x]), x) is None
     y = _draw(5, 8).double()
     assert find_product([x, y], find_axes(torch.add, [x, y]), x + y) is None
+
+
+# Terms in a row ----------------------------------------------------------------------------------
+
+
+def _grouped(x: Tensor, w: Tensor) -> Tensor:
+    return torch.einsum("emk,enk->emn", x, w)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((5, 24), (8, 24)), ((3, 5, 24), (3, 8, 24))], ids=["one", "grouped"]
+)
+@pytest.mark.parametrize("share", [-1.0, 1.0])
+def test_the_nearest_range_of_terms_is_that_of_all_tried(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]], share: float
+) -> None:
+    x, w = (_draw(*shape) for shape in shapes)
+    like = _grouped if x.dim() == 3 else linear
+    product = find_product([x, w], find_axes(like, [x, w]), like(x.double(), w.double()))
+    assert product is not None
+    residual = _draw(*like(x, w).shape).double()
+    tried = {
+        (start, end): float(
+            (residual - share * like(x[..., start:end].double(), w[..., start:end].double()))
+            .square()
+            .sum()
+        )
+        for start in range(24)
+        for end in range(start + 1, 25)
+    }
+    terms, rest = product.find_range(residual, [x, w], share)
+    best = min(tried, key=lambda bounds: tried[bounds])
+    assert (terms.start, terms.stop) == best
+    assert rest == pytest.approx(tried[best])
+
+
+@pytest.mark.parametrize(("first", "last"), [(96, 127), (0, 31), (32, 95)])
+def test_a_quarter_of_the_terms_is_named_from_few_values(first: int, last: int) -> None:
+    """A result of 96 values does not tell 128 weights, but it tells a range that is lost."""
+    x, w = _draw(8, 128), _draw(12, 128)
+
+    def kernel(x: Tensor, w: Tensor) -> Tensor:
+        left = qgate.quantize(x, "mxfp8").clone()
+        left[..., first : last + 1] = 0
+        return linear(left, qgate.quantize(w, "mxfp8"))
+
+    words = rf"{last - first + 1} terms, {first} to {last}, of the sum over 128 .* are lost"
+    with pytest.raises(CheckFailure, match=words):
+        check_kernel(kernel, x, w, like=linear, inputs={0: "mxfp8", 1: "mxfp8"}, relations=["one"])
+
+
+def test_no_range_explains_another_fault() -> None:
+    for seed in range(200):
+        x, w = _draw(6, 32), _draw(8, 32)
+        residual = _draw(6, 8).double() * 10 ** (seed % 5 - 2)
+        energy = float(residual.square().sum())
+        assert find_range_fault(_product(x, w), residual, [x, w], 0.02 * energy) is None
