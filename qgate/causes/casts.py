@@ -168,6 +168,11 @@ def _layouts(q: QuantizerSettings, ideal: Callable[[Floats], Floats]) -> Iterato
     yield WrongCast(
         "is shifted by one element", lambda x: np.roll(ideal(x).reshape(-1), 1).reshape(x.shape)
     )
+    if q.granularity is not None:
+        yield WrongCast(
+            "is decoded without scales: its codes are taken as values",
+            lambda x: _moved_scales(x, q, ideal, np.ones_like),
+        )
     if q.granularity in ("block", "channel"):
         for words, move in (
             ("the scales of neighboring groups swapped", lambda s: _swapped(s, 0)),

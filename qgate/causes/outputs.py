@@ -16,6 +16,8 @@ from torch import Tensor
 from qgate.expected.noise import Expected
 
 Pattern = Callable[[Tensor, Expected, Tensor], str]
+MOST_CHANCE, SMALL, ONE_SIGN = 32, 0.1, 0.97
+"""Wrong values from which their signs say something, their relative size, and their share."""
 TILES = (256, 128, 64, 32, 16, 8)
 """Tile sizes that kernels use; a fault after the last whole one is said to be of the tail."""
 
@@ -27,7 +29,17 @@ def describe_ruin(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
 
 def describe(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     """Say in a few words what is wrong with a result; `wrong` marks elements outside the noise."""
-    return _first(_PATTERNS, actual, expected, wrong)
+    return _first((*_WHOLE, *_PLACES), actual, expected, wrong)
+
+
+def describe_whole(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
+    """Say what one change of the whole expected result explains the actual one; empty if none."""
+    return _first(_WHOLE, actual, expected, wrong)
+
+
+def describe_places(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
+    """Name the rows, columns, heads or tiles that hold all that is wrong; empty if all do."""
+    return _first(_PLACES, actual, expected, wrong)
 
 
 def _first(patterns: Sequence[Pattern], actual: Tensor, expected: Expected, wrong: Tensor) -> str:
@@ -61,7 +73,9 @@ def _non_finite(actual: Tensor, expected: Expected, _wrong: Tensor) -> str:
     if bool(bad.any()):
         kind = "NaN" if bool(actual[bad].isnan().any()) else "Inf"
         count = f"{int(bad.sum()):,} of {bad.numel():,}"
-        return f"{count} results are {kind} where finite ones are expected"
+        lines = _lines(bad)
+        where = f" ({lines[1]})" if lines else ""
+        return f"{count} results are {kind} where finite ones are expected{where}"
     if bool(hidden.any()):
         return f"{int(hidden.sum()):,} NaN of the definition became finite numbers"
     return ""
@@ -87,6 +101,55 @@ def _factor(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
         size = f"{'minus ' if factor < 0 else ''}{plain}"
         return f"the result is {size} times the expected one: a scale off by a power of two"
     return f"the result is {factor:.5g} times the expected one: a scale or factor is off"
+
+
+def describe_cut(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
+    """Say that small errors all have one sign, as those of sums that are cut off have."""
+    errors = actual.double()[wrong] - expected.values[wrong]
+    values = expected.values[wrong]
+    if len(errors) < MOST_CHANCE or not float(errors.norm()) < SMALL * float(values.norm()):
+        return ""
+    for signs, words in ((errors, "downward"), (errors * values.sign(), "toward zero")):
+        if float((signs < 0).double().mean()) > ONE_SIGN:
+            return f"errors look like rounding {words} alone: sums are cut off, not rounded"
+    return ""
+
+
+def _row_factors(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
+    """Name factors, one for each row, that explain the whole difference."""
+    if actual.dim() < 2 or actual.shape[-1] < 4 or not bool(wrong.any()):
+        return ""
+    rows, values, width = (
+        tensor.reshape(-1, actual.shape[-1])
+        for tensor in (actual, expected.values, (expected.high - expected.low) / 2)
+    )
+    energy = values.square().sum(1, keepdim=True)
+    few = float(wrong.reshape(rows.shape).any(1).double().mean()) <= 0.5
+    if len(rows) < 3 or few or not bool((energy > 0).all()):
+        return ""
+    factors = (rows * values).sum(1, keepdim=True) / energy
+    if bool((factors == 0).any()):
+        return ""
+    room = width * factors.abs().clamp_min(1.0) + (factors * values).abs() * _resolution(actual)
+    if not bool(((rows - factors * values).abs() <= room).all()):
+        return ""
+    return (
+        f"each row is a factor of its own times the expected one, {float(factors.min()):.4g} to "
+        f"{float(factors.max()):.4g}: a scale or weight per row is off, or rows are not normalized"
+    )
+
+
+def _logarithm(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
+    """Say that the exponentials of a result, normalized, are the expected values."""
+    values = expected.values
+    if actual.dim() < 1 or actual.shape[-1] < 3 or not bool(wrong.any() and (values > 0).all()):
+        return ""
+    offsets = actual - values.log()
+    spread = (offsets - offsets.mean(-1, keepdim=True)).abs()
+    width = (expected.high - expected.low) / values + _resolution(actual) * actual.abs()
+    if not bool((spread <= width).all()):
+        return ""
+    return "the result is the logarithm of the expected one up to a number per row: no softmax"
 
 
 def _resolution(actual: Tensor) -> float:
@@ -126,8 +189,20 @@ def _offset(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
 
 def _positions(actual: Tensor, _expected: Expected, wrong: Tensor) -> str:
     """Name rows, columns, heads or tiles that hold all that is wrong."""
-    if not wrong.dim() or not bool(wrong.any()):
+    lines = _lines(wrong)
+    if lines is None:
         return ""
+    dim, words, bad = lines
+    zero = actual.index_select(dim, torch.tensor(bad, device=actual.device))
+    verb = "are" if len(bad) > 1 else "is"
+    state = "zero" if bool((zero == 0).all()) else "wrong"
+    return f"{words} {verb} {state}"
+
+
+def _lines(wrong: Tensor) -> tuple[int, str, list[int]] | None:
+    """Return the dimension, words and entries of the fewest lines that hold all that is wrong."""
+    if not wrong.dim() or not bool(wrong.any()):
+        return None
     shares = []
     for dim in range(wrong.dim()):
         hit = wrong.movedim(dim, 0).flatten(1).any(1) if wrong.dim() > 1 else wrong
@@ -135,13 +210,9 @@ def _positions(actual: Tensor, _expected: Expected, wrong: Tensor) -> str:
         if len(bad) < wrong.shape[dim]:
             shares.append((len(bad) / wrong.shape[dim], dim, bad))
     if not shares:
-        return ""
+        return None
     _, dim, bad = min(shares)
-    axis = _axis_word(wrong.dim(), dim)
-    zero = actual.index_select(dim, torch.tensor(bad, device=actual.device))
-    verb = "are" if len(bad) > 1 else "is"
-    state = "zero" if bool((zero == 0).all()) else "wrong"
-    return f"{place_words(bad, wrong.shape[dim], axis)} {verb} {state}"
+    return dim, place_words(bad, wrong.shape[dim], _axis_word(wrong.dim(), dim)), bad
 
 
 def _axis_word(dims: int, dim: int) -> str:
@@ -186,7 +257,8 @@ def _tiles(_actual: Tensor, _expected: Expected, wrong: Tensor) -> str:
     )
 
 
-_RUINS: tuple[Pattern, ...] = (_constant, _non_finite)
-_PATTERNS: tuple[Pattern, ...] = (
-    _factor, _transposed, _magnitude, _offset, _tiles, _positions,
+_RUINS: tuple[Pattern, ...] = (_non_finite, _constant)
+_WHOLE: tuple[Pattern, ...] = (
+    _factor, _transposed, _magnitude, _offset, _logarithm, _row_factors,
 )  # fmt: skip
+_PLACES: tuple[Pattern, ...] = (_tiles, _positions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,19 +12,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qgate.causes.casts import wrong_casts
-from qgate.causes.outputs import describe, describe_ruin, scattered
+from qgate.causes.casts import WrongCast, wrong_casts
+from qgate.causes.outputs import (
+    describe_cut,
+    describe_places,
+    describe_ruin,
+    describe_whole,
+    scattered,
+)
+from qgate.causes.readings import wrong_readings
 from qgate.causes.terms import find_range_fault, find_term_fault
 from qgate.expected.derived import find_axes
 from qgate.expected.noise import Expected, evaluate, longest_dimension
 from qgate.expected.products import find_product
 from qgate.kernel_checks.declared import from_array, to_array
 from qgate.kernel_checks.record import CheckFailure, CheckReport
-from qgate.kernel_checks.runs import EXAMPLE
+from qgate.kernel_checks.runs import EXAMPLE, LENGTH_REFUSALS
 from qgate.kernel_checks.subject import RESULT, Choices, KernelSubject
 
 UNEXPLAINED = 0.02
 """The share of a residual's energy that may be left when lost terms are called the cause."""
+NEAR = 0.02
+"""Relative RMS distance from which on another explanation is held at float noise of its own."""
 WEAKEST_NOISE = 0.1
 """RMS error of a coarser arithmetic, in units of the effect of one rounding of every input."""
 
@@ -113,26 +123,35 @@ def diagnose(subject: KernelSubject, choices: Choices, case: Failing) -> str:
         words = source(subject, choices, case)
         if words:
             return words
-    words = describe(case.actual, case.expected, case.wrong)
-    return words or _coarse_arithmetic(subject, choices, case) or scattered(case.wrong)
+    words = describe_whole(case.actual, case.expected, case.wrong)
+    words = words or _wrong_reading(subject, choices, case)
+    if words:
+        return words
+    places = describe_places(case.actual, case.expected, case.wrong)
+    if places.endswith("zero"):
+        return places
+    words = describe_cut(case.actual, case.expected, case.wrong)
+    if words:
+        return words
+    words = "" if places else _coarse_arithmetic(subject, choices, case)
+    return ": ".join(part for part in (places, words) if part) or scattered(case.wrong)
 
 
 def _wrong_cast(subject: KernelSubject, choices: Choices, case: Failing) -> str:
     """Replace ideal casts by faulty ones until one explains the result."""
     ideal = subject.ideal(case.arguments, choices)
     width = (case.expected.high - case.expected.low) / 2
-    for slots, cast in _suspects(subject):
+    values: dict[tuple[Any, int], Tensor | None] = {}
+    for slots, number, cast in _suspects(subject):
         changed = list(ideal)
         if slots == [RESULT]:
             before = evaluate(subject.like, ideal)
-            values = cast.apply(to_array(before))
-            result = None if values is None else from_array(values, before)
+            result = _faulty(cast, before)
         else:
             for position in slots:
-                source = case.arguments[position]
-                source = source if isinstance(source, Tensor) else source.decode(torch.float64)
-                values = cast.apply(to_array(source))
-                changed[position] = None if values is None else from_array(values, source)
+                if (position, number) not in values:
+                    values[position, number] = _faulty(cast, case.arguments[position])
+                changed[position] = values[position, number]
             if any(changed[position] is None for position in slots):
                 continue
             result = evaluate(subject.like, changed)
@@ -140,7 +159,10 @@ def _wrong_cast(subject: KernelSubject, choices: Choices, case: Failing) -> str:
                 result = subject.output.ideal(result, choices[RESULT])
         if result is None or result.shape != width.shape:
             continue
-        if not bool(Expected(result, result - width, result + width).outside(case.actual).any()):
+        explained = Expected(result, result - width, result + width)
+        if _explains(explained, case) or (
+            slots != [RESULT] and _explains_nearly(subject, choices, case, result, changed)
+        ):
             where = "the result" if slots == [RESULT] else f"argument {slots[0]}"
             if len(slots) > 1:
                 where = f"each of arguments {', '.join(map(str, slots))}"
@@ -148,18 +170,43 @@ def _wrong_cast(subject: KernelSubject, choices: Choices, case: Failing) -> str:
     return ""
 
 
-def _suspects(subject: KernelSubject) -> Iterator[tuple[list[Any], Any]]:
-    """List faulty casts of each argument, of all in one format together, and of the result."""
+def _faulty(cast: WrongCast, argument: Any) -> Tensor | None:
+    source = argument if isinstance(argument, Tensor) else argument.decode(torch.float64)
+    values = cast.apply(to_array(source))
+    return None if values is None else from_array(values, source)
+
+
+def _explains(expected: Expected, case: Failing) -> bool:
+    return not bool(expected.outside(case.actual).any())
+
+
+def _explains_nearly(
+    subject: KernelSubject, choices: Choices, case: Failing, result: Tensor, arguments: list[Any]
+) -> bool:
+    """Say if values near the actual ones are as near as the float noise of other arguments."""
+    actual = case.actual.double()
+    if not float((actual - result).square().sum()) < NEAR**2 * float(result.square().sum()):
+        return False
+    return _explains(subject.expected_from(arguments, choices), case)
+
+
+def _suspects(subject: KernelSubject) -> Iterator[tuple[list[Any], int, WrongCast]]:
+    """List numbered faulty casts of arguments, of some in one format together, of the result."""
     groups: list[list[Any]] = [[slot] for slot in subject.slots]
-    names = dict.fromkeys(q.name for q in subject.inputs.values())
-    for name in names:
-        same = [position for position, q in subject.inputs.items() if q.name == name]
-        if len(same) > 1:
-            groups.append(same)
+    for same in _alike(subject):
+        groups += [list(some) for size in (2, 3) for some in itertools.combinations(same, size)]
     for group in groups:
         settings = subject.slots[group[0]].quantizer
         if settings is not None:
-            yield from ((group, cast) for cast in wrong_casts(settings))
+            yield from ((group, number, cast) for number, cast in enumerate(wrong_casts(settings)))
+
+
+def _alike(subject: KernelSubject) -> list[list[Any]]:
+    """List the positions of arguments that are quantized in the same way."""
+    kinds: dict[str, list[Any]] = {}
+    for position, quantization in subject.inputs.items():
+        kinds.setdefault(f"{quantization.name} {quantization.quantizer!r}", []).append(position)
+    return list(kinds.values())
 
 
 def _lost_term(subject: KernelSubject, choices: Choices, case: Failing) -> str:
@@ -204,6 +251,50 @@ def _lost_entry(subject: KernelSubject, choices: Choices, case: Failing) -> str:
                 Expected(result, result - width, result + width).outside(case.actual).any()
             ):
                 return f"entry {index} of {axis.length} ({axis}) is left out"
+    return ""
+
+
+def _wrong_reading(subject: KernelSubject, choices: Choices, case: Failing) -> str:
+    """Name another reading of an argument under which the reference gives the actual result."""
+    ideal = subject.ideal(case.arguments, choices)
+    width = (case.expected.high - case.expected.low) / 2
+    for reading in wrong_readings(ideal, list(subject.inputs)):
+        try:
+            result = evaluate(subject.like, reading.arguments)
+        except LENGTH_REFUSALS:
+            continue
+        if result.shape != width.shape:
+            continue
+        if subject.output:
+            result = subject.output.ideal(result, choices[RESULT])
+        explained = Expected(result, result - width, result + width)
+        if _explains(explained, case) or _explains_nearly(
+            subject, choices, case, result, reading.arguments
+        ):
+            return reading.words
+    return _wrong_weight(subject, case, ideal)
+
+
+def _wrong_weight(subject: KernelSubject, case: Failing, ideal: list[Any]) -> str:
+    """Name an argument of which the result holds another multiple than the reference's."""
+    if subject.output or not bool(case.actual.isfinite().all()):
+        return ""
+    width = (case.expected.high - case.expected.low) / 2
+    actual, expected = case.actual.double(), case.expected.values
+    for position, argument in enumerate(ideal):
+        if not (isinstance(argument, Tensor) and argument.is_floating_point()):
+            continue
+        changed = list(ideal)
+        changed[position] = torch.zeros_like(argument)
+        share = expected - evaluate(subject.like, changed)
+        energy = float(share.square().sum())
+        if not 0 < energy < math.inf:
+            continue
+        factor = 1 + float(((actual - expected) * share).sum()) / energy
+        result = expected + (factor - 1) * share
+        bounds = Expected(result, result - width, result + width)
+        if not bool(bounds.outside(case.actual).any()):
+            return f"argument {position} counts {factor:.4g} times in the result"
     return ""
 
 

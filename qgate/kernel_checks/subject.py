@@ -82,15 +82,24 @@ class KernelSubject:
             for position, quantization in self.inputs.items()
             if not quantization.is_packed
         ]
-        expected = expect(
-            self.like, ideal, alternatives=alternatives, arithmetic=arithmetic or self.arithmetic
-        )
-        if self.output:
-            expected = _quantized(expected, self.output, choices[RESULT])
+        expected = self.expected_from(ideal, choices, alternatives, arithmetic)
         sources = [_source(argument) for argument in arguments]
         if any(isinstance(s, Tensor) and not bool(s.isfinite().all()) for s in sources):
             expected = self._around_non_finite(expected, arguments)
         return expected
+
+    def expected_from(
+        self,
+        values: Sequence[Any],
+        choices: Choices,
+        alternatives: Sequence[tuple[Any, ...]] = (),
+        arithmetic: str | None = None,
+    ) -> Expected:
+        """Return the expected result of arguments that are quantized already."""
+        expected = expect(
+            self.like, values, alternatives=alternatives, arithmetic=arithmetic or self.arithmetic
+        )
+        return _quantized(expected, self.output, choices[RESULT]) if self.output else expected
 
     def depends_on_dtype(self, arguments: Sequence[Any], choices: Choices) -> bool:
         """Return True if the reference in float32 lies outside the bounds of that in float64."""

@@ -193,6 +193,16 @@ def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+def _windowed(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    distance = torch.arange(q.shape[-2])[:, None] - torch.arange(k.shape[-2])
+    mask = (distance >= 0) & (distance < window)
+    return scaled_dot_product_attention(q, k, v, mask)
+
+
+def _codes(x: Tensor) -> Tensor:
+    return cast(x, FP8_TENSOR) / (x.abs().amax() / 448)
+
+
 _CALLS = [0]
 
 
@@ -356,6 +366,26 @@ WRONG = (
                 scaled_dot_product_attention, ATTENTION),
     WrongKernel("mask off by one", "wrong", _mask_off_by_one, HEADS, _causal, ATTENTION,
                 {"relations": ["permuted"]}),
+    WrongKernel("window off by one", "argument 3 is taken as 9, not 8",
+                lambda q, k, v, window: _windowed(q, cast(k, FP8_TENSOR), v, window + 1),
+                (*HEADS, 8), _windowed, {1: FP8_TENSOR}, {"relations": ["permuted"]}),
+    WrongKernel("scales dropped", "each of arguments 1, 2 is decoded without scales",
+                lambda q, k, v: scaled_dot_product_attention(q, _codes(k), _codes(v)), HEADS,
+                scaled_dot_product_attention, ATTENTION, {"relations": ["permuted"]}),
+    WrongKernel("rows not normalized", "each row is a factor of its own times the expected one",
+                after(lambda y: y * (1 + torch.arange(len(y))[:, None]) if y.dim() == 2 else y)),
+    WrongKernel("half of an argument", "argument 1 counts 0.7 times in the result",
+                lambda x, y: x + 0.7 * cast(y), (X, SQUARE), torch.add, {1: "mxfp8"}),
+    WrongKernel("no softmax", "the result is the logarithm of the expected one",
+                lambda x: x, (X,), lambda x: x.softmax(-1), {}, {"relations": ["one"]}),
+    WrongKernel("sums cut off", "errors look like rounding toward zero alone",
+                after(lambda y: (y * 2.0**10).trunc() / 2.0**10)),
+    WrongKernel("narrow inputs", "each of arguments 0, 1 is rounded to bfloat16",
+                lambda x, w: linear(x.bfloat16().float(), w.bfloat16().float()), inputs={}),
+    WrongKernel("expert of NaN", "120 of 480 results are NaN.*index of dimension 0 3 of 4",
+                lambda x, w: _grouped(cast(x), cast(w)) / (torch.arange(len(x)) != 3)[:, None, None]
+                * (torch.arange(len(x)) != 3)[:, None, None],
+                (BATCH[:, :5], EXPERTS), _grouped),
     WrongKernel("norm without its square root", "wrong",
                 lambda x: cast(x / (x.square().mean(-1, keepdim=True) + 1e-6)), (X,), _norm, {},
                 {"output": "mxfp8"}),

@@ -1,0 +1,159 @@
+"""Wrong readings of a function's arguments: what a kernel may take in place of what it is given."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MOST_NUMBERS = 64
+"""Numbers from zero that an integer argument is tried as."""
+LARGEST_ARGUMENT = 2**20
+"""Elements of an argument above which its entries are not tried in other orders."""
+
+
+@dataclass(frozen=True)
+class WrongReading:
+    """A fault in words, and the arguments that it makes a function see."""
+
+    words: str
+    arguments: list[Any]
+
+
+def wrong_readings(arguments: Sequence[Any], declared: Sequence[int]) -> Iterator[WrongReading]:
+    """List wrong readings of arguments, the plainest first; `declared` ones are quantized."""
+    # An index that is read wrongly looks like a table in another order, which is less plain.
+    for position in sorted(range(len(arguments)), key=lambda place: _is_float(arguments[place])):
+        argument = arguments[position]
+        for words, value in _values(argument, position in declared):
+            changed = list(arguments)
+            changed[position] = value
+            yield WrongReading(f"argument {position} is {words}", changed)
+    yield from _all_rounded(arguments, declared)
+    for first, second in itertools.combinations(range(len(arguments)), 2):
+        if _are_alike(arguments[first], arguments[second]):
+            changed = list(arguments)
+            changed[first], changed[second] = arguments[second], arguments[first]
+            yield WrongReading(f"arguments {first} and {second} are swapped", changed)
+
+
+def _all_rounded(arguments: Sequence[Any], declared: Sequence[int]) -> Iterator[WrongReading]:
+    """List the formats to which all arguments may be rounded that are not quantized."""
+    floats = [position for position, argument in enumerate(arguments) if _is_float(argument)]
+    free = [position for position in floats if position not in declared]
+    if len(free) < 2:
+        return
+    for name, change in _ROUNDED.items():
+        changed = [
+            change(argument) if position in free else argument
+            for position, argument in enumerate(arguments)
+        ]
+        words = f"each of arguments {', '.join(map(str, free))} is rounded to {name}"
+        yield WrongReading(words, changed)
+
+
+def _is_float(argument: Any) -> bool:
+    return isinstance(argument, Tensor) and argument.is_floating_point()
+
+
+def _are_alike(first: Any, second: Any) -> bool:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return first.shape == second.shape and not torch.equal(first, second)
+    return type(first) is type(second) and isinstance(first, int | float) and first != second
+
+
+def _values(argument: Any, is_declared: bool) -> Iterator[tuple[str, Any]]:
+    """List what one argument may be taken for, with words after `argument 3 is`."""
+    if isinstance(argument, bool):
+        yield f"taken as {not argument}, not {argument}", not argument
+    elif isinstance(argument, int):
+        for other in sorted(range(MOST_NUMBERS), key=lambda other: abs(other - argument)):
+            if other != argument:
+                yield f"taken as {other}, not {argument}", other
+    elif isinstance(argument, float):
+        yield from _numbers(argument)
+    elif isinstance(argument, Tensor) and 0 < argument.numel() <= LARGEST_ARGUMENT:
+        if argument.is_floating_point():
+            yield from _floats(argument, is_declared)
+        elif argument.dtype == torch.bool:
+            yield "taken as its opposite", ~argument
+            yield "not used: read as True everywhere", torch.ones_like(argument)
+            yield "not used: read as False everywhere", torch.zeros_like(argument)
+        else:
+            yield from _integers(argument)
+        for dim in range(argument.dim()):
+            yield from _orders(argument, dim)
+
+
+def _numbers(number: float) -> Iterator[tuple[str, float]]:
+    listed = {"1": 1.0, "0": 0.0, "its square": number**2}
+    if number > 0:
+        listed |= {"its reciprocal": 1 / number, "its square root": number**0.5}
+    for words, other in listed.items():
+        if other != number:
+            yield f"taken as {words}, not {number:g}", other
+
+
+def _floats(x: Tensor, is_declared: bool) -> Iterator[tuple[str, Tensor]]:
+    yield "not used: read as zeros", torch.zeros_like(x)
+    yield "not used: read as ones", torch.ones_like(x)
+    if bool((x != 0).all()):
+        yield "taken as its reciprocal", 1 / x
+    yield "taken twice: as its square", x * x
+    if not is_declared:
+        for name, change in _ROUNDED.items():
+            rounded = change(x)
+            if not torch.equal(rounded, x):
+                yield f"rounded to {name}", rounded
+
+
+def _tf32(x: Tensor) -> Tensor:
+    bits = x.float().contiguous().view(torch.int32)
+    return ((bits + 0x1000) & ~0x1FFF).view(torch.float32).to(x.dtype)
+
+
+_ROUNDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "bfloat16": lambda x: x.to(torch.bfloat16).to(x.dtype),
+    "float16": lambda x: x.to(torch.float16).to(x.dtype),
+    "tf32": _tf32,
+}
+"""Narrower numbers that a kernel may compute with."""
+
+
+def _integers(x: Tensor) -> Iterator[tuple[str, Tensor]]:
+    yield "taken one too high", x + 1
+    yield "taken one too low", x - 1
+    for number in range(MOST_NUMBERS):
+        yield f"not used: read as {number} everywhere", torch.full_like(x, number)
+
+
+def _orders(x: Tensor, dim: int) -> Iterator[tuple[str, Tensor]]:
+    """List other orders of the entries along one dimension."""
+    length = x.shape[dim]
+    if length < 2:
+        return
+    index = torch.arange(length, device=x.device)
+    along = f" along dimension {dim}" if x.dim() > 1 else ""
+    half = length // 2
+    orders = [
+        (f"read one entry too far{along}", index.roll(-1)),
+        (f"read one entry too early{along}", index.roll(1)),
+        (f"read in reverse order{along}", index.flip(0)),
+        (f"read with its first entry for all{along}", torch.zeros_like(index)),
+    ]
+    if length % 2 == 0 and length > 2:
+        pairs = index.reshape(half, 2)
+        orders += [
+            (f"read with its halves swapped{along}", index.roll(half)),
+            (f"read with neighbors swapped{along}", pairs.flip(1).reshape(-1)),
+            (f"read as halves, but it is interleaved{along}", index.reshape(2, half).T.reshape(-1)),
+            (f"read as interleaved, but it is in halves{along}", pairs.T.reshape(-1)),
+        ]
+    for words, order in orders:
+        moved = x.index_select(dim, order)
+        if not torch.equal(moved, x):
+            yield words, moved
