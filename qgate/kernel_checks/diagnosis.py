@@ -26,6 +26,7 @@ from qgate.expected.derived import find_axes
 from qgate.expected.noise import Expected, evaluate, longest_dimension
 from qgate.expected.products import find_product
 from qgate.kernel_checks.declared import from_array, to_array
+from qgate.kernel_checks.dependence import describe_dependence
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.runs import EXAMPLE, LENGTH_REFUSALS
 from qgate.kernel_checks.subject import RESULT, Choices, KernelSubject
@@ -134,6 +135,9 @@ def diagnose(subject: KernelSubject, choices: Choices, case: Failing) -> str:
     if words:
         return words
     words = "" if places else _coarse_arithmetic(subject, choices, case)
+    words = words or describe_dependence(
+        subject, choices, case.arguments, case.expected, case.wrong
+    )
     return ": ".join(part for part in (places, words) if part) or scattered(case.wrong)
 
 

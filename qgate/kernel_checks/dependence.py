@@ -1,0 +1,184 @@
+"""Which entries of its arguments each part of a kernel's result depends on, beside the reference.
+
+An entry is turned to its negative, which leaves scales made from magnitudes as they are. What then
+changes in the kernel's result and does not in the reference's, or the other way around, is what the
+kernel reads that it should not, or does not read that it should: masks, positions, indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qgate.expected.noise import Expected
+from qgate.kernel_checks.runs import REFUSALS
+from qgate.kernel_checks.subject import Choices, KernelSubject
+
+LONGEST = 64
+"""Entries along one dimension of an argument above which it is not looked into."""
+LARGEST = 2**18
+"""Elements of arguments and result above which a kernel is too slow to run for each entry."""
+CHANGED, UNCHANGED = 4.0, 0.25
+"""Widths of float noise from which a value has changed, and up to which it has not."""
+FEW = 4
+"""Entries too many or too few that need not be neighbors."""
+UNEXPLAINED = 0.1
+"""Share of the wrong rows that may depend on the right entries when others do not."""
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """Entries of one argument that lines of the result depend on, and those that they should.
+
+    lines    wrong entries along one dimension of the result of which this is so
+    kernel   what the first of them depends on; reference: what the reference's depends on
+    missed   wrong entries along that dimension that depend on the right ones
+    is_one   True if all those lines depend on the same entries too many or too few
+    """
+
+    argument: int
+    entry_word: str
+    result_word: str
+    lines: list[int]
+    kernel: list[int]
+    reference: list[int]
+    missed: int
+    is_one: bool
+
+    def rank(self) -> tuple[bool, int, int]:
+        """Return a key by which the difference that says most comes first."""
+        return self.is_one, self.missed, len(set(self.kernel) ^ set(self.reference))
+
+    def words(self) -> str:
+        more = len(self.lines) - 1
+        also = f", and so for {more} more" if more else ""
+        return (
+            f"{self.result_word} {self.lines[0]} of the result depends on "
+            f"{self._entries(self.kernel)} of argument {self.argument}, the reference's on "
+            f"{self._entries(self.reference)}{also}"
+        )
+
+    def _entries(self, entries: list[int]) -> str:
+        if not entries:
+            return f"no {self.entry_word}"
+        first, last = entries[0], entries[-1]
+        if len(entries) == 1:
+            return f"{self.entry_word} {first}"
+        many = f"{self.entry_word}s" if not self.entry_word.endswith("entry") else "entries"
+        if last - first == len(entries) - 1:
+            return f"{many} {first} to {last}"
+        shown = ", ".join(map(str, entries[:4]))
+        return f"{many} {shown}{', …' if len(entries) > 4 else ''}"
+
+
+def describe_dependence(
+    subject: KernelSubject,
+    choices: Choices,
+    arguments: list[Any],
+    expected: Expected,
+    wrong: Tensor,
+) -> str:
+    """Say which part of the result depends on other entries than the reference's does."""
+    tensors = [value for value in arguments if isinstance(value, Tensor)]
+    if expected.values.numel() + sum(tensor.numel() for tensor in tensors) > LARGEST:
+        return ""
+    differences = list(_differences(subject, choices, arguments, expected, wrong))
+    if not differences:
+        return ""
+    return min(differences, key=_Difference.rank).words()
+
+
+def _differences(
+    subject: KernelSubject,
+    choices: Choices,
+    arguments: list[Any],
+    expected: Expected,
+    wrong: Tensor,
+) -> Iterator[_Difference]:
+    width = (expected.high - expected.low) / 2
+    actual = subject.run(arguments)
+    for position, argument in enumerate(arguments):
+        if not isinstance(argument, Tensor) or not argument.is_floating_point():
+            continue
+        for dim in range(argument.dim()):
+            if not 1 < argument.shape[dim] <= LONGEST:
+                continue
+            changes = [
+                _changes(subject, choices, arguments, position, dim, entry, actual, expected)
+                for entry in range(argument.shape[dim])
+            ]
+            if any(change is None for change in changes):
+                continue
+            kernel = torch.stack([change[0] for change in changes if change is not None])
+            reference = torch.stack([change[1] for change in changes if change is not None])
+            word = _axis_word(argument.dim(), dim)
+            for output in range(wrong.dim()):
+                yield from _by_line(
+                    position, word, output, kernel / width, reference / width, wrong
+                )
+
+
+def _by_line(
+    position: int, word: str, output: int, kernel: Tensor, reference: Tensor, wrong: Tensor
+) -> Iterator[_Difference]:
+    """Tell what differs along one dimension of the result; changes are in widths of the noise."""
+    by_line = [
+        t.movedim(output + 1, 1).reshape(len(t), wrong.shape[output], -1).amax(2)
+        for t in (kernel, reference)
+    ]
+    depends = [t > CHANGED for t in by_line]
+    clear = depends[0] & (by_line[1] < UNCHANGED) | depends[1] & (by_line[0] < UNCHANGED)
+    hit = wrong.movedim(output, 0).flatten(1).any(1) if wrong.dim() > 1 else wrong
+    lines = (clear.any(0) & hit).nonzero().reshape(-1).tolist()
+    missed = int(hit.sum()) - len(lines)
+    if wrong.shape[output] < 2 or not lines or missed > UNEXPLAINED * int(hit.sum()):
+        return
+    entries = [[t[:, line].nonzero().reshape(-1).tolist() for t in depends] for line in lines]
+    others = [sorted(set(mine) ^ set(right)) for mine, right in entries]
+    # What float noise hides here and there is no fault of positions: those are few, or one run.
+    if not all(len(other) <= FEW or other[-1] - other[0] < len(other) for other in others):
+        return
+    yield _Difference(
+        argument=position,
+        entry_word=word,
+        result_word=_axis_word(wrong.dim(), output),
+        lines=lines,
+        kernel=entries[0][0],
+        reference=entries[0][1],
+        missed=missed,
+        is_one=len({tuple(other) for other in others}) == 1 and len(lines) > 1,
+    )
+
+
+def _axis_word(dims: int, dim: int) -> str:
+    if dims == 1:
+        return "entry"
+    return ("row", "column")[dim - dims] if dim >= dims - 2 else f"dimension {dim} entry"
+
+
+def _changes(
+    subject: KernelSubject,
+    choices: Choices,
+    arguments: Sequence[Any],
+    position: int,
+    dim: int,
+    entry: int,
+    actual: Tensor,
+    expected: Expected,
+) -> tuple[Tensor, Tensor] | None:
+    """Return how far results of kernel and reference move when an entry changes its sign."""
+    changed = list(arguments)
+    changed[position] = arguments[position].clone()
+    changed[position].select(dim, entry).neg_()
+    try:
+        moved = subject.run(changed)
+        values = subject.values(changed, choices)
+    except REFUSALS:
+        return None
+    if moved.shape != actual.shape or values.shape != expected.values.shape:
+        return None
+    return (moved - actual).double().abs(), (values - expected.values).abs()
