@@ -1,0 +1,52 @@
+"""A causal mask started at the first key, although the queries were the last ones of the sequence.
+
+With 3 queries and 128 keys, as in a prompt that goes on after a cached prefix, query i belongs at
+key 125 + i. The mask let it see keys 0 to i. The example's verifier had the same mask, so it agreed.
+Here K and V are in an FP8 cache.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import qgate
+from tests.museum.exhibit import Exhibit
+
+CACHE = qgate.Quantizer("fp8_e4m3", granularity="tensor")
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
+    """Attend causally with the first query at a position among the keys."""
+    mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(first)
+    return scaled_dot_product_attention(q, k, v, mask)
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return masked(q, k, v, k.shape[-2] - q.shape[-2])
+
+
+def from_the_end(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return causal(q, CACHE(k), CACHE(v))
+
+
+def from_the_start(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return masked(q, CACHE(k), CACHE(v), 0)
+
+
+def arguments(generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
+    q = torch.randn(1, 2, 3, 16, generator=generator)
+    k, v = (torch.randn(1, 2, 32, 16, generator=generator) for _ in range(2))
+    return q, k, v
+
+
+EXHIBIT = Exhibit(
+    "NVIDIA/cutlass#2336",
+    "positions",
+    "A causal mask was aligned to the first key instead of the last one.",
+    "wrong for 3 queries and 128 keys; the verifier reused the mask and agreed",
+    r"row 0 of the result depends on row 0 of argument [12], the reference.s on rows 0 to 29",
+    arguments, from_the_end, from_the_start, causal, {1: CACHE, 2: CACHE},
+    options={"relations": ["one"]},
+)  # fmt: skip

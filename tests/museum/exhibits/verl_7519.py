@@ -1,0 +1,46 @@
+"""The rollout ran gate and up projections in BF16 that training ran in FP8.
+
+Every layer excludes its router `mlp.gate` from quantization, dense models too, which have none. The
+engine looks for those words anywhere in a name, and `mlp.gate_up_proj` holds them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import linear
+
+import qgate
+from tests.museum.exhibit import Exhibit
+
+LAYER, EXCLUDED = "mlp.gate_up_proj", "mlp.gate"
+
+
+def served(x: Tensor, w: Tensor, *, is_excluded: bool) -> Tensor:
+    if is_excluded:
+        return linear(x.bfloat16().float(), w.bfloat16().float())
+    return linear(qgate.quantize(x, "mxfp8"), qgate.quantize(w, "mxfp8"))
+
+
+def by_whole_names(x: Tensor, w: Tensor) -> Tensor:
+    return served(x, w, is_excluded=LAYER == EXCLUDED)
+
+
+def by_parts_of_names(x: Tensor, w: Tensor) -> Tensor:
+    return served(x, w, is_excluded=EXCLUDED in LAYER)
+
+
+def arguments(generator: Generator) -> tuple[Tensor, Tensor]:
+    x, w = (torch.randn(n, 128, generator=generator) for n in (12, 48))
+    return x.bfloat16().float(), (w / 11).bfloat16().float()
+
+
+EXHIBIT = Exhibit(
+    "verl-project/verl#7519",
+    "rollout",
+    "A rollout left layers in BF16 whose names hold the name of a router.",
+    "56 parameters in FP8 in training and in BF16 in the rollout",
+    "each of arguments 0, 1 is not quantized to mxfp8_e4m3",
+    arguments, by_whole_names, by_parts_of_names, linear, {0: "mxfp8", 1: "mxfp8"},
+    options={"relations": ["one"]}, terms=128,
+)  # fmt: skip
