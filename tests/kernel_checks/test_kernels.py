@@ -488,6 +488,23 @@ def test_invariance_is_not_asked_of_the_other_arguments() -> None:
     check_kernel(odd_columns, x, w, like=linear, invariant=True)
 
 
+def test_invariance_is_not_asked_of_channels_that_depend_on_each_other() -> None:
+    """A norm of fewer channels has other values, whatever its bits are."""
+
+    def norm(x: Tensor) -> Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+
+    def rounded_when_alone(x: Tensor) -> Tensor:
+        y = norm(x)
+        return y * (1 + 2.0**-23) if len(x) == 1 else y
+
+    x = torch.randn(12, 64)
+    report = check_kernel(norm, x, like=norm, relations=["one", "prefix"], invariant=True)
+    assert any("dimension 1 of argument 0" in name for name in report.held)
+    with pytest.raises(CheckFailure, match="not batch-invariant.*first of 12 along dimension 0"):
+        check_kernel(rounded_when_alone, x, like=norm, relations=["one"], invariant=True)
+
+
 def test_invariance_without_rows_to_compare_is_refused() -> None:
     x, w = torch.randn(12, 64), torch.randn(7, 64)
     with pytest.raises(ValueError, match="invariant=True has nothing to compare"):
