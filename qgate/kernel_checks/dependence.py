@@ -111,15 +111,17 @@ def _differences(
                 _changes(subject, choices, arguments, position, dim, entry, actual, expected)
                 for entry in range(argument.shape[dim])
             ]
-            if any(change is None for change in changes):
+            run = [change for change in changes if change is not None]
+            if len(run) < len(changes):
                 continue
-            kernel = torch.stack([change[0] for change in changes if change is not None])
-            reference = torch.stack([change[1] for change in changes if change is not None])
+            # Where there is no noise, what has not changed is no NaN.
+            kernel, reference = (
+                torch.stack([change[part] for change in run]).div(width).nan_to_num(0.0)
+                for part in (0, 1)
+            )
             word = _axis_word(argument.dim(), dim)
             for output in range(wrong.dim()):
-                yield from _by_line(
-                    position, word, output, kernel / width, reference / width, wrong
-                )
+                yield from _by_line(position, word, output, kernel, reference, wrong)
 
 
 def _by_line(

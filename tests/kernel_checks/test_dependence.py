@@ -95,6 +95,21 @@ def test_a_result_without_rows_is_told_by_its_entry() -> None:
     assert "of argument 0, the reference's on" in failure.value.cause
 
 
+def test_rows_of_a_cache_that_is_empty_are_told_apart() -> None:
+    """The expected zeros have no noise to measure changes in."""
+    x, cache = torch.randn(6, 32, generator=GENERATOR), torch.zeros(10, 32)
+
+    def written(x: Tensor, cache: Tensor) -> Tensor:
+        return torch.cat([x, cache[len(x) :]])
+
+    def one_late(x: Tensor, cache: Tensor) -> Tensor:
+        return torch.cat([cache[:1], x, cache[len(x) + 1 :]])
+
+    words = "row 0 of the result depends on no row of argument 0, the reference's on row 0"
+    with pytest.raises(CheckFailure, match=words):
+        check_kernel(one_late, x, cache, like=written, relations=["one"])
+
+
 def test_large_arguments_are_not_looked_into() -> None:
     """A kernel is run once for each entry, which takes too long if each run is long."""
     calls = 0
