@@ -19,6 +19,10 @@ Pattern = Callable[[Tensor, Expected, Tensor], str]
 TILES = (256, 128, 64, 32, 16, 8)
 """Tile sizes that kernels use; a fault after the last whole one is said to be of the tail."""
 
+TINY = torch.finfo(torch.float64).tiny
+UNEXPLAINED = 0.1
+"""Share of a difference that is left where a part of the result is off by about one factor."""
+
 
 def describe_ruin(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     """Say what is wrong with a result that holds no numbers to speak of; empty if it does."""
@@ -61,7 +65,8 @@ def _non_finite(actual: Tensor, expected: Expected, _wrong: Tensor) -> str:
     if bool(bad.any()):
         kind = "NaN" if bool(actual[bad].isnan().any()) else "Inf"
         count = f"{int(bad.sum()):,} of {bad.numel():,}"
-        return f"{count} results are {kind} where finite ones are expected"
+        where = _where(bad)
+        return f"{count} results are {kind} where finite ones are expected{where and f': {where}'}"
     if bool(hidden.any()):
         return f"{int(hidden.sum()):,} NaN of the definition became finite numbers"
     return ""
@@ -97,6 +102,68 @@ def _resolution(actual: Tensor) -> float:
     return 2.0**-18
 
 
+def _part_factors(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
+    """Name rows or columns that are off by a factor each, as where their scales are off."""
+    if wrong.dim() < 2 or not bool(wrong.any()):
+        return ""
+    for dim in reversed(range(wrong.dim())):
+        a, e, half = (
+            tensor.movedim(dim, 0).flatten(1)
+            for tensor in (actual, expected.values, (expected.high - expected.low) / 2)
+        )
+        if a.shape[1] < 2:
+            continue
+        bad = wrong.movedim(dim, 0).flatten(1).any(1).nonzero().reshape(-1).tolist()
+        where = place_words(bad, len(a), _axis_word(wrong.dim(), dim))
+        are = "are" if len(bad) > 1 else "is"
+        a, e, half = a[bad], e[bad], half[bad]
+        factors = (a * e).sum(1, keepdim=True) / e.square().sum(1, keepdim=True).clamp_min(TINY)
+        room = half * factors.abs().clamp_min(1.0) + (factors * e).abs() * _resolution(actual)
+        low, high = float(factors.min()), float(factors.max())
+        if low * high > 0 and bool(((a - factors * e).abs() <= room).all()):
+            if high - low <= 1e-4 * abs(high):
+                return f"{where} {are} {low:.5g} times the expected: a scale of this part is off"
+            return (
+                f"{where} are off by a factor each, {low:.4g} to {high:.4g}: their scales are off"
+            )
+        if len(bad) == wrong.shape[dim]:
+            continue
+        factor = float((a * e).sum() / e.square().sum().clamp_min(TINY))
+        rest, difference = (a - factor * e).square().sum(), (a - e).square().sum()
+        if abs(factor) > UNEXPLAINED < abs(factor - 1) and float(rest) <= UNEXPLAINED * float(
+            difference
+        ):
+            return (
+                f"{where} {are} about {factor:.2g} times the expected: a scale of this part is off"
+            )
+    return ""
+
+
+def _tile_factors(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
+    """Name a size of tiles each of which is off by a factor of its own."""
+    if wrong.dim() != 2 or not bool(wrong.any()):
+        return ""
+    half = (expected.high - expected.low) / 2
+    for size in TILES:
+        if any(length % size or length == size for length in wrong.shape):
+            continue
+        rows, columns = (length // size for length in wrong.shape)
+        a, e, room = (
+            tensor.reshape(rows, size, columns, size).movedim(2, 1).flatten(2)
+            for tensor in (actual, expected.values, half)
+        )
+        energy = e.square().sum(2, keepdim=True).clamp_min(TINY)
+        factors = (a * e).sum(2, keepdim=True) / energy
+        room = room * factors.abs().clamp_min(1.0) + (factors * e).abs() * _resolution(actual)
+        if bool(((a - factors * e).abs() <= room).all()) and bool((factors != 0).all()):
+            off = factors[(factors - 1).abs() > 1e-6]
+            return (
+                f"{len(off)} of {factors.numel()} tiles of {size}x{size} are off by a factor each, "
+                f"{float(off.min()):.4g} to {float(off.max()):.4g}: their scales are off"
+            )
+    return ""
+
+
 def _transposed(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     if actual.dim() < 2 or actual.shape[-1] != actual.shape[-2] or not bool(wrong.any()):
         return ""
@@ -126,22 +193,36 @@ def _offset(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
 
 def _positions(actual: Tensor, _expected: Expected, wrong: Tensor) -> str:
     """Name rows, columns, heads or tiles that hold all that is wrong."""
-    if not wrong.dim() or not bool(wrong.any()):
+    narrowest = _narrowest(wrong)
+    if narrowest is None:
         return ""
+    dim, bad = narrowest
+    zero = actual.index_select(dim, torch.tensor(bad, device=actual.device))
+    verb = "are" if len(bad) > 1 else "is"
+    state = "zero" if bool((zero == 0).all()) else "wrong"
+    return f"{_where(wrong)} {verb} {state}"
+
+
+def _narrowest(wrong: Tensor) -> tuple[int, list[int]] | None:
+    """Return the dimension of which the fewest indices hold all that is wrong, and these."""
+    if not wrong.dim() or not bool(wrong.any()):
+        return None
     shares = []
     for dim in range(wrong.dim()):
         hit = wrong.movedim(dim, 0).flatten(1).any(1) if wrong.dim() > 1 else wrong
         bad = hit.nonzero().reshape(-1).tolist()
         if len(bad) < wrong.shape[dim]:
             shares.append((len(bad) / wrong.shape[dim], dim, bad))
-    if not shares:
+    return min(shares)[1:] if shares else None
+
+
+def _where(wrong: Tensor) -> str:
+    """Name the rows, columns or heads that hold all that is wrong; empty where none does."""
+    narrowest = _narrowest(wrong)
+    if narrowest is None:
         return ""
-    _, dim, bad = min(shares)
-    axis = _axis_word(wrong.dim(), dim)
-    zero = actual.index_select(dim, torch.tensor(bad, device=actual.device))
-    verb = "are" if len(bad) > 1 else "is"
-    state = "zero" if bool((zero == 0).all()) else "wrong"
-    return f"{place_words(bad, wrong.shape[dim], axis)} {verb} {state}"
+    dim, bad = narrowest
+    return place_words(bad, wrong.shape[dim], _axis_word(wrong.dim(), dim))
 
 
 def _axis_word(dims: int, dim: int) -> str:
@@ -156,6 +237,8 @@ def place_words(bad: list[int], length: int, what: str) -> str:
     if len(bad) == 1:
         last = ", the last one" if bad[0] == length - 1 and length > 1 else ""
         return f"{what} {bad[0]} of {length}{last}"
+    if len(bad) == length:
+        return f"all {length} {many}"
     steps = {b - a for a, b in itertools.pairwise(bad)}
     if steps == {1}:
         if bad[-1] == length - 1:
@@ -164,10 +247,14 @@ def place_words(bad: list[int], length: int, what: str) -> str:
             return f"{many} {bad[0]} to {bad[-1]} of {length}{tail}"
         tile = next((t for t in TILES if len(bad) == t and bad[0] % t == 0), None)
         return f"{many} {bad[0]} to {bad[-1]} of {length}{f', one tile of {tile}' if tile else ''}"
-    if len(steps) == 1:
-        return f"every {steps.pop()}th of {length} {many} from {bad[0]}"
+    if len(steps) == 1 and len(bad) > 2 and bad[-1] + min(steps) >= length:
+        step = steps.pop()
+        return f"every {step}{_ENDINGS.get(step, 'th')} of {length} {many} from {bad[0]}"
     listed = ", ".join(map(str, bad[:5]))
     return f"{len(bad)} of {length} {many} ({listed}{', …' if len(bad) > 5 else ''})"
+
+
+_ENDINGS = {2: "nd", 3: "rd"}
 
 
 def _tiles(_actual: Tensor, _expected: Expected, wrong: Tensor) -> str:
@@ -188,5 +275,5 @@ def _tiles(_actual: Tensor, _expected: Expected, wrong: Tensor) -> str:
 
 _RUINS: tuple[Pattern, ...] = (_constant, _non_finite)
 _PATTERNS: tuple[Pattern, ...] = (
-    _factor, _transposed, _magnitude, _offset, _tiles, _positions,
+    _factor, _transposed, _magnitude, _offset, _part_factors, _tile_factors, _tiles, _positions,
 )  # fmt: skip

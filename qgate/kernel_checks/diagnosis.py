@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from qgate.causes.casts import wrong_casts
+from qgate.causes.casts import WrongCast, wrong_casts
+from qgate.causes.codes import CODE_BITS, find_table
 from qgate.causes.outputs import describe, describe_ruin, scattered
 from qgate.causes.terms import find_range_fault, find_term_fault
+from qgate.expected.conventions import NUDGE
 from qgate.expected.derived import find_axes
 from qgate.expected.noise import Expected, evaluate, longest_dimension
 from qgate.expected.products import find_product
+from qgate.formats import Encoded
+from qgate.formats.encoded import encode_tensor
+from qgate.formats.settings import QuantizerSettings
 from qgate.kernel_checks.declared import from_array, to_array
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.runs import EXAMPLE
@@ -109,7 +114,7 @@ def diagnose(subject: KernelSubject, choices: Choices, case: Failing) -> str:
     words = describe_ruin(case.actual, case.expected, case.wrong)
     if words:
         return words
-    for source in (_lost_term, _wrong_cast, _lost_entry):
+    for source in (_lost_term, _wrong_cast, _wrong_codes, _lost_entry):
         words = source(subject, choices, case)
         if words:
             return words
@@ -121,26 +126,32 @@ def _wrong_cast(subject: KernelSubject, choices: Choices, case: Failing) -> str:
     """Replace ideal casts by faulty ones until one explains the result."""
     ideal = subject.ideal(case.arguments, choices)
     width = (case.expected.high - case.expected.low) / 2
-    for slots, cast in _suspects(subject):
+    for slots, cast in _suspects(subject, case.arguments):
         changed = list(ideal)
         if slots == [RESULT]:
             before = evaluate(subject.like, ideal)
-            values = cast.apply(to_array(before))
-            result = None if values is None else from_array(values, before)
+            sources = [before, before * (1 + NUDGE), before * (1 - NUDGE)]
+            tried = [cast.apply(to_array(source)) for source in sources]
+            results = [from_array(values, before) for values in tried if values is not None]
+            if len(results) < len(sources):
+                continue
         else:
             for position in slots:
                 source = case.arguments[position]
-                source = source if isinstance(source, Tensor) else source.decode(torch.float64)
+                if isinstance(source, Encoded):
+                    source = source.decode(torch.float64)
                 values = cast.apply(to_array(source))
                 changed[position] = None if values is None else from_array(values, source)
             if any(changed[position] is None for position in slots):
                 continue
-            result = evaluate(subject.like, changed)
+            results = [evaluate(subject.like, changed)]
             if subject.output:
-                result = subject.output.ideal(result, choices[RESULT])
-        if result is None or result.shape != width.shape:
+                results = [subject.output.ideal(results[0], choices[RESULT])]
+        if results[0].shape != width.shape:
             continue
-        if not bool(Expected(result, result - width, result + width).outside(case.actual).any()):
+        stacked = torch.stack(results)
+        low, high = stacked.amin(0) - width, stacked.amax(0) + width
+        if not bool(Expected(results[0], low, high).outside(case.actual).any()):
             where = "the result" if slots == [RESULT] else f"argument {slots[0]}"
             if len(slots) > 1:
                 where = f"each of arguments {', '.join(map(str, slots))}"
@@ -148,8 +159,13 @@ def _wrong_cast(subject: KernelSubject, choices: Choices, case: Failing) -> str:
     return ""
 
 
-def _suspects(subject: KernelSubject) -> Iterator[tuple[list[Any], Any]]:
-    """List faulty casts of each argument, of all in one format together, and of the result."""
+def _suspects(
+    subject: KernelSubject, arguments: Sequence[Any]
+) -> Iterator[tuple[list[Any], WrongCast]]:
+    """List faulty casts of each argument, of all in one format together, and of the result.
+
+    Arguments that are not declared may be quantized like the others.
+    """
     groups: list[list[Any]] = [[slot] for slot in subject.slots]
     names = dict.fromkeys(q.name for q in subject.inputs.values())
     for name in names:
@@ -160,6 +176,50 @@ def _suspects(subject: KernelSubject) -> Iterator[tuple[list[Any], Any]]:
         settings = subject.slots[group[0]].quantizer
         if settings is not None:
             yield from ((group, cast) for cast in wrong_casts(settings))
+    for position, argument in enumerate(arguments):
+        if position in subject.inputs or not isinstance(argument, Tensor):
+            continue
+        for quantization in subject.inputs.values() if argument.is_floating_point() else ():
+            words = f"is quantized to {quantization.name}, and is not declared to be"
+            yield [position], WrongCast(words, quantization.choices[0])
+
+
+def _wrong_codes(subject: KernelSubject, choices: Choices, case: Failing) -> str:
+    """Name codes of a narrow format that an argument's result is explained by decoding wrongly."""
+    if subject.output:
+        return ""
+    ideal = subject.ideal(case.arguments, choices)
+    width = (case.expected.high - case.expected.low) / 2
+    for position, quantization in subject.inputs.items():
+        if quantization.quantizer is None or quantization.quantizer.format.element.bits > CODE_BITS:
+            continue
+        argument = case.arguments[position]
+        encoded = argument if isinstance(argument, Encoded) else quantization.pack(argument)
+
+        def like(values: Tensor, position: int = position) -> Tensor:
+            return evaluate(subject.like, [*ideal[:position], values, *ideal[position + 1 :]])
+
+        table = find_table(like, ideal[position], _element_scales(encoded), case.actual)
+        if table is None:
+            continue
+        room = width * max(1.0, table.largest_change)
+        if not bool(
+            Expected(table.result, table.result - room, table.result + room)
+            .outside(case.actual)
+            .any()
+        ):
+            words = table.words()
+            if words:
+                return f"argument {position} {words}"
+    return ""
+
+
+def _element_scales(encoded: Encoded) -> Tensor:
+    """Return the scale that each element's code is multiplied with."""
+    q = encoded.quantizer
+    plain = QuantizerSettings(q.format.element, {"scale": 1.0})
+    ones = encode_tensor(torch.ones(encoded.codes.shape), plain, "zero").codes
+    return replace(encoded, codes=ones.to(encoded.codes)).decode(torch.float64)
 
 
 def _lost_term(subject: KernelSubject, choices: Choices, case: Failing) -> str:

@@ -241,7 +241,7 @@ HEADS = (Q, K, V)
 
 WRONG = (
     # Shapes and views
-    WrongKernel("odd length", "row 2 of 3, the last one is wrong", after(_odd_row)),
+    WrongKernel("odd length", "row 2 of 3, the last one is 1.5 times the expected", after(_odd_row)),
     WrongKernel("partial tile", "row 16 of 17, the last one is zero", after(_rows_beyond_tiles)),
     WrongKernel("single token", "for the (first|last) of 48.*2 times too high", after(_single)),
     WrongKernel("strided", "for strided views", _fixed_memory),
@@ -257,7 +257,7 @@ WRONG = (
     WrongKernel("tile", "rows 16 to 31 and columns 16 to 31.*one tile of 16x16", after(_tile)),
     WrongKernel("row", "row 5 of 48 is zero", after(_row)),
     WrongKernel(
-        "column", "column 7 of 40 is wrong", after(_column)
+        "column", "column 7 of 40 is 1.001 times the expected", after(_column)
     ),
     # Terms of sums
     WrongKernel("term", "term 77 of the sum over 128.*is lost", before(_lost_terms(77, 78), "nvfp4"),
