@@ -19,6 +19,8 @@ Pattern = Callable[[Tensor, Expected, Tensor], str]
 TILES = (256, 128, 64, 32, 16, 8)
 """Tile sizes that kernels use; a fault after the last whole one is said to be of the tail."""
 
+FEW = 8
+"""Values of a part that one number explains by more than chance."""
 TINY = torch.finfo(torch.float64).tiny
 UNEXPLAINED = 0.1
 """Share of a difference that is left where a part of the result is off by about one factor."""
@@ -164,6 +166,27 @@ def _tile_factors(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     return ""
 
 
+def _part_offsets(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
+    """Name rows or columns whose wrong values are off by one number each, as by a zero point."""
+    if wrong.dim() < 2 or not bool(wrong.any()):
+        return ""
+    for dim in range(wrong.dim()):
+        off, hit = (
+            tensor.movedim(dim, 0).flatten(1) for tensor in (actual - expected.values, wrong)
+        )
+        bad = hit.any(1).nonzero().reshape(-1).tolist()
+        off, counts = off * hit, hit.sum(1, keepdim=True)
+        means = off.sum(1, keepdim=True) / counts.clamp_min(1)
+        rest = (off - means * hit).square().sum()
+        if int(counts.sum()) < FEW * len(bad) or float(rest) > 1e-4 * float(off.square().sum()):
+            continue
+        where = place_words(bad, wrong.shape[dim], _axis_word(wrong.dim(), dim))
+        low, high = float(means[bad].min()), float(means[bad].max())
+        are = "are" if len(bad) > 1 else "is"
+        return f"{where} {are} off by a number each, {low:.4g} to {high:.4g}: a zero point is off"
+    return ""
+
+
 def _transposed(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     if actual.dim() < 2 or actual.shape[-1] != actual.shape[-2] or not bool(wrong.any()):
         return ""
@@ -265,7 +288,7 @@ def _tiles(_actual: Tensor, _expected: Expected, wrong: Tensor) -> str:
     rows, columns = flat.any(1).nonzero().reshape(-1), flat.any(0).nonzero().reshape(-1)
     height, width = int(rows[-1] - rows[0]) + 1, int(columns[-1] - columns[0]) + 1
     is_line = height in (1, flat.shape[0]) or width in (1, flat.shape[1])
-    if is_line or height * width * 4 > flat.numel() or int(flat.sum()) * 4 < height * width:
+    if is_line or height * width * 4 > flat.numel() or int(flat.sum()) * 2 < height * width:
         return ""
     return (
         f"rows {int(rows[0])} to {int(rows[-1])} and columns {int(columns[0])} to "
@@ -275,5 +298,6 @@ def _tiles(_actual: Tensor, _expected: Expected, wrong: Tensor) -> str:
 
 _RUINS: tuple[Pattern, ...] = (_constant, _non_finite)
 _PATTERNS: tuple[Pattern, ...] = (
-    _factor, _transposed, _magnitude, _offset, _part_factors, _tile_factors, _tiles, _positions,
+    _factor, _transposed, _magnitude, _offset, _part_factors, _tile_factors, _tiles,
+    _part_offsets, _positions,
 )  # fmt: skip

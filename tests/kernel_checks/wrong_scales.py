@@ -161,6 +161,10 @@ WRONG_SCALES = (
                 (X, LARGEST_FIRST), inputs={1: "nvfp4"}, options={"relations": []}),
     WrongKernel("scales of other tiles", "12 of 12 tiles of 32x32 are off by a factor each",
                 by_tiles, (torch.cat([X, X])[:, :128][:96],), lambda x: x, {}, {"output": "mxfp8", "relations": []}),
+    WrongKernel("zero points", "every 8th of 48 rows from 2 are off by a number each, .* a zero point",
+                lambda x: cast(x) + (torch.arange(len(x)) % 8 == 2)[:, None] * torch.arange(
+                    1.0, len(x) + 1)[:, None] / 9,
+                (X,), lambda x: x, {}, {"output": "mxfp8", "relations": []}),
     WrongKernel("NaN in a row", "128 of .* results are NaN where finite ones are expected: row 3 of 48",
                 lambda x: torch.where(torch.arange(len(x))[:, None] == 3, torch.nan, cast(x)),
                 (X,), lambda x: x, {}, {"output": "mxfp8", "relations": []}),
