@@ -16,7 +16,7 @@ from tests.museum.exhibit import Exhibit
 BLOCK = 32
 IMPORTANCE = torch.rand(128, generator=torch.Generator().manual_seed(3)) + 0.1
 IMPORTANCE[96:] = 0.0
-"""Of the input channels; the last 32 are those of an expert that no token reached."""
+"""Of the input channels; the last 32 have none."""
 
 
 def cast(w: Tensor, importance: Tensor) -> Tensor:

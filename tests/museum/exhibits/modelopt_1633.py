@@ -1,8 +1,8 @@
 """Block scales above the largest E4M3 number were stored as NaN.
 
-A calibration by error made the global scale smaller than the largest weight asks for, so that some block
-scales were beyond 448. The cast to E4M3 saturates near that number and makes NaN of what
-is farther above: four bytes of a checkpoint, of which each spoils a row.
+After a calibration by error some block scales lay beyond 448. The cast to E4M3 saturates near that
+number and makes NaN of what is farther above: four bytes of a checkpoint, of which each spoils a
+row.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ EXHIBIT = Exhibit(
     "NVIDIA/Model-Optimizer#2243",
     "scales",
     "FP4 codes were made with exact block scales and stored beside E4M3 ones.",
-    "codes of an export differ from those of the same library's eager path",
+    "exported bytes are now compared with those of the library's eager path",
     "argument 1 is quantized with block scales that are rounded to E4M3 afterwards",
     arguments, scales_rounded_first, scales_rounded_afterwards, linear, {1: "nvfp4"},
     options={"relations": ["one"]}, terms=64,
