@@ -63,6 +63,7 @@ def wrong_casts(q: QuantizerSettings) -> Iterator[WrongCast]:
         )
     yield WrongCast("is rounded up at every step", _rounded_up(q))
     yield from _groups(q)
+    yield from _parts(q)
     for words, values in layout_faults(q, ideal):
         yield WrongCast(words, values)
     yield WrongCast("flushes subnormal values to zero", _without_subnormals(q))
@@ -111,6 +112,19 @@ def _groups(q: QuantizerSettings) -> Iterator[WrongCast]:
                     )
                     changed = with_options(q, granularity=granularity, axis=axis, scale=None)
                     yield WrongCast(f"has {one}, not {granularity_words(q)}", _definition(changed))
+
+
+def _parts(q: QuantizerSettings) -> Iterator[WrongCast]:
+    """Parts of a tensor that got a scale each, as shards and fused weights do."""
+    if q.granularity == "tensor" or q.format.name == "nvfp4":
+        for axis in (0, -1):
+            for count in (2, 3, 4, 8):
+                yield WrongCast(
+                    f"is quantized in {count} parts of axis {axis}, each with a scale of its own",
+                    lambda x, count=count, axis=axis: np.concatenate(  # type: ignore[misc]
+                        [define(part, q) for part in np.split(x, count, axis)], axis
+                    ),
+                )
 
 
 def granularity_words(q: QuantizerSettings) -> str:

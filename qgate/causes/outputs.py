@@ -19,6 +19,8 @@ Pattern = Callable[[Tensor, Expected, Tensor], str]
 TILES = (256, 128, 64, 32, 16, 8)
 """Tile sizes that kernels use; a fault after the last whole one is said to be of the tail."""
 
+MOST_PARTS = 2048
+"""Rows or columns among which those that a part holds are looked for."""
 FEW = 8
 """Values of a part that one number explains by more than chance."""
 TINY = torch.finfo(torch.float64).tiny
@@ -102,6 +104,37 @@ def _resolution(actual: Tensor) -> float:
         if bool((actual.to(dtype).double() == actual).all()):
             return torch.finfo(dtype).eps
     return 2.0**-18
+
+
+def _misplaced(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
+    """Name rows or columns that hold what others should."""
+    if wrong.dim() < 2 or not bool(wrong.any()):
+        return ""
+    for dim in reversed(range(wrong.dim())):
+        a, e, half, hit = (
+            tensor.movedim(dim, 0).flatten(1)
+            for tensor in (actual, expected.values, (expected.high - expected.low) / 2, wrong)
+        )
+        bad = hit.any(1).nonzero().reshape(-1).tolist()
+        if a.shape[1] < 2 or not 1 < len(a) <= MOST_PARTS:
+            continue
+        sources = torch.cdist(a[bad], e).argmin(1)
+        room = half[sources] + e[sources].abs() * _resolution(actual)
+        if not bool(((a[bad] - e[sources]).abs() <= room).all()):
+            continue
+        axis = _axis_word(wrong.dim(), dim)
+        verb = "hold" if len(bad) > 1 else "holds"
+        if len(sources) > 1 and not bool((sources.diff() == 1).all()):
+            listed = ", ".join(
+                f"{index} what {source} should"
+                for index, source in list(zip(bad, sources.tolist(), strict=True))[:3]
+            )
+            return f"{place_words(bad, len(a), axis)} {verb} others: {axis} {listed}"
+        return (
+            f"{place_words(bad, len(a), axis)} {verb} what "
+            f"{place_words(sources.tolist(), len(a), axis)} should"
+        )
+    return ""
 
 
 def _part_factors(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
@@ -298,6 +331,6 @@ def _tiles(_actual: Tensor, _expected: Expected, wrong: Tensor) -> str:
 
 _RUINS: tuple[Pattern, ...] = (_constant, _non_finite)
 _PATTERNS: tuple[Pattern, ...] = (
-    _factor, _transposed, _magnitude, _offset, _part_factors, _tile_factors, _tiles,
+    _factor, _transposed, _magnitude, _offset, _misplaced, _part_factors, _tile_factors, _tiles,
     _part_offsets, _positions,
 )  # fmt: skip

@@ -14,11 +14,11 @@ from torch import Tensor
 from qgate.causes.casts import WrongCast, wrong_casts
 from qgate.causes.codes import CODE_BITS, find_table
 from qgate.causes.outputs import describe, describe_ruin, scattered
-from qgate.causes.terms import find_range_fault, find_term_fault
+from qgate.causes.terms import find_range_fault, find_term_fault, find_term_weights
 from qgate.expected.conventions import NUDGE
 from qgate.expected.derived import find_axes
 from qgate.expected.noise import Expected, evaluate, longest_dimension
-from qgate.expected.products import find_product
+from qgate.expected.products import Product, find_product
 from qgate.formats import Encoded
 from qgate.formats.encoded import encode_tensor
 from qgate.formats.settings import QuantizerSettings
@@ -114,7 +114,7 @@ def diagnose(subject: KernelSubject, choices: Choices, case: Failing) -> str:
     words = describe_ruin(case.actual, case.expected, case.wrong)
     if words:
         return words
-    for source in (_lost_term, _wrong_cast, _wrong_codes, _lost_entry):
+    for source in (_lost_term, _wrong_cast, _wrong_codes, _term_weights, _lost_entry):
         words = source(subject, choices, case)
         if words:
             return words
@@ -224,20 +224,11 @@ def _element_scales(encoded: Encoded) -> Tensor:
 
 def _lost_term(subject: KernelSubject, choices: Choices, case: Failing) -> str:
     """Name terms of a product that are missing or counted twice."""
-    if subject.output:
+    sums = _sums(subject, choices, case)
+    if sums is None:
         return ""
-    ideal = subject.ideal(case.arguments, choices)
-    axes = find_axes(subject.like, ideal)
-    product = find_product(ideal, axes, case.expected.values)
-    if product is None:
-        return ""
-    residual = (case.actual.double() - case.expected.values).nan_to_num(0.0, 0.0, 0.0)
-    rounding = torch.finfo(case.actual.dtype).eps / 2 * float(case.expected.values.norm())
-    energy = float(residual.square().sum())
-    allowed = max(UNEXPLAINED * energy, rounding**2)
-    fault = find_term_fault(product, residual, ideal, allowed) or find_range_fault(
-        product, residual, ideal, allowed
-    )
+    held = (sums.product, sums.residual, sums.arguments, sums.allowed)
+    fault = find_term_fault(*held) or find_range_fault(*held)
     if fault is None:
         return ""
     is_one = fault.count == 1
@@ -245,7 +236,44 @@ def _lost_term(subject: KernelSubject, choices: Choices, case: Failing) -> str:
         f"term {fault.first}" if is_one else f"{fault.count} terms, {fault.first} to {fault.last},"
     )
     words = fault.fault(plural=not is_one).replace("missing", "lost")
-    return f"{which} of the sum over {product.axis.length:,} ({product.axis}) {words}"
+    return f"{which} of the sum over {sums.product.axis.length:,} ({sums.product.axis}) {words}"
+
+
+def _term_weights(subject: KernelSubject, choices: Choices, case: Failing) -> str:
+    """Say that all terms of a product have weights of their own, as by a scale of channels."""
+    sums = _sums(subject, choices, case)
+    if sums is None:
+        return ""
+    weights = find_term_weights(sums.product, sums.residual, sums.arguments)
+    if weights is None or float(weights.max() - weights.min()) < UNEXPLAINED:
+        return ""
+    return (
+        f"the terms of the sum over {len(weights):,} ({sums.product.axis}) have weights of their "
+        f"own, {float(weights.min()):.3g} to {float(weights.max()):.3g}: a scale per channel is off"
+    )
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """A product, what its result lacks, and how much of that may be left unexplained."""
+
+    product: Product
+    arguments: list[Any]
+    residual: Tensor
+    allowed: float
+
+
+def _sums(subject: KernelSubject, choices: Choices, case: Failing) -> _Sums | None:
+    if subject.output:
+        return None
+    ideal = subject.ideal(case.arguments, choices)
+    product = find_product(ideal, find_axes(subject.like, ideal), case.expected.values)
+    if product is None:
+        return None
+    residual = (case.actual.double() - case.expected.values).nan_to_num(0.0, 0.0, 0.0)
+    rounding = torch.finfo(case.actual.dtype).eps / 2 * float(case.expected.values.norm())
+    allowed = max(UNEXPLAINED * float(residual.square().sum()), rounding**2)
+    return _Sums(product, ideal, residual, allowed)
 
 
 def _lost_entry(subject: KernelSubject, choices: Choices, case: Failing) -> str:
