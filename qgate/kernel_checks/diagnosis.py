@@ -245,7 +245,9 @@ def _term_weights(subject: KernelSubject, choices: Choices, case: Failing) -> st
     if sums is None:
         return ""
     weights = find_term_weights(sums.product, sums.residual, sums.arguments)
-    if weights is None or float(weights.max() - weights.min()) < UNEXPLAINED:
+    if weights is None:
+        return ""
+    if float(weights.max() - weights.min()) < UNEXPLAINED * float(weights.abs().max()):
         return ""
     return (
         f"the terms of the sum over {len(weights):,} ({sums.product.axis}) have weights of their "
