@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from qgate.causes.layouts import grouped, layout_faults, tensor_state
+from qgate.causes.scales import rounding_faults, size_faults
 from qgate.errors import QgateError
 from qgate.expected.conventions import by_groups, conventions, scales_of, with_options
 from qgate.formats import get, names
 from qgate.formats.definition import quantize as define
-from qgate.formats.definition import round_by_list
 from qgate.formats.options import Floats
 from qgate.formats.settings import QuantizerSettings
 
@@ -43,9 +44,13 @@ def wrong_casts(q: QuantizerSettings) -> Iterator[WrongCast]:
             f"has values {2 ** abs(exponent)} times too {way}: the scale is off by a power of two",
             lambda x, factor=2.0**exponent: ideal(x) * factor,  # type: ignore[misc]
         )
-    yield from _scale_exponents(q)
+    for words, values in size_faults(q):
+        yield WrongCast(words, values)
     yield WrongCast("has lost its sign", lambda x: np.abs(ideal(x)))
     yield WrongCast("has the opposite sign", lambda x: -ideal(x))
+    plain = QuantizerSettings(q.format, {})
+    if q.granularity is not None and plain.granularity is None:
+        yield WrongCast(f"is cast to {name} without a scale", _definition(plain))
     if q.rounding != "zero":
         yield WrongCast(
             "is truncated, not rounded to the nearest",
@@ -58,47 +63,17 @@ def wrong_casts(q: QuantizerSettings) -> Iterator[WrongCast]:
         )
     yield WrongCast("is rounded up at every step", _rounded_up(q))
     yield from _groups(q)
-    yield from _layouts(q, ideal)
+    yield from _parts(q)
+    for words, values in layout_faults(q, ideal):
+        yield WrongCast(words, values)
     yield WrongCast("flushes subnormal values to zero", _without_subnormals(q))
+    for words, values in rounding_faults(q):
+        yield WrongCast(words, values)
     yield from _other_formats(q)
-    yield WrongCast("has scales rounded up to powers of two without requantizing", _ue8m0(q))
 
 
 def _definition(q: QuantizerSettings) -> Callable[[Floats], Floats]:
     return lambda x: define(x, q)
-
-
-def _scale_exponents(q: QuantizerSettings) -> Iterator[WrongCast]:
-    """Shared exponents that are off by one before the elements are rounded."""
-    for factor, words in ((2.0, "twice"), (0.5, "half")):
-
-        def values(x: Floats, factor: float = factor) -> Floats:
-            return _with_scales(x, q, lambda scales: scales * factor)
-
-        yield WrongCast(f"is quantized with {words} the scale of the definition", values)
-    if q.granularity in ("block", "channel"):
-        yield WrongCast(
-            "is quantized with one scale, that of the first group",
-            lambda x: _with_scales(x, q, lambda scales: np.broadcast_to(scales[:1], scales.shape)),
-        )
-
-
-def _with_scales(x: Floats, q: QuantizerSettings, change: Callable[[Floats], Floats]) -> Floats:
-    """Quantize with scales changed before elements are rounded."""
-    state = _tensor_state(x, q)
-
-    def rows(groups: Floats) -> Floats:
-        scales = change(scales_of(groups, q, state))[:, None]
-        element = q.format.element
-        return np.asarray(
-            round_by_list(groups / scales, element, rounding=q.rounding, narrow=q.narrow) * scales
-        )
-
-    return by_groups(x, _grouped(q), rows)
-
-
-def _grouped(q: QuantizerSettings) -> QuantizerSettings:
-    return q if q.granularity is not None else with_options(q, granularity="tensor", scale=1.0)
 
 
 def _rounded_up(q: QuantizerSettings) -> Callable[[Floats], Floats]:
@@ -139,6 +114,19 @@ def _groups(q: QuantizerSettings) -> Iterator[WrongCast]:
                     yield WrongCast(f"has {one}, not {granularity_words(q)}", _definition(changed))
 
 
+def _parts(q: QuantizerSettings) -> Iterator[WrongCast]:
+    """Parts of a tensor that got a scale each, as shards and fused weights do."""
+    if q.granularity == "tensor" or q.format.name == "nvfp4":
+        for axis in (0, -1):
+            for count in (2, 3, 4, 8):
+                yield WrongCast(
+                    f"is quantized in {count} parts of axis {axis}, each with a scale of its own",
+                    lambda x, count=count, axis=axis: np.concatenate(  # type: ignore[misc]
+                        [define(part, q) for part in np.split(x, count, axis)], axis
+                    ),
+                )
+
+
 def granularity_words(q: QuantizerSettings) -> str:
     """Say which elements share a scale."""
     return {
@@ -158,76 +146,9 @@ def _other_axis(q: QuantizerSettings, axis: int) -> Callable[[Floats], Floats]:
     return values
 
 
-def _layouts(q: QuantizerSettings, ideal: Callable[[Floats], Floats]) -> Iterator[WrongCast]:
-    """Right codes or scales in the wrong places."""
-    yield WrongCast("is transposed", lambda x: _square(ideal(x)).swapaxes(-1, -2))
-    yield WrongCast(
-        "has neighboring codes swapped (the order of nibbles)",
-        lambda x: by_groups(ideal(x), _grouped(q), lambda codes: _swapped(codes, 1)),
-    )
-    yield WrongCast(
-        "is shifted by one element", lambda x: np.roll(ideal(x).reshape(-1), 1).reshape(x.shape)
-    )
-    if q.granularity is not None:
-        yield WrongCast(
-            "is decoded without scales: its codes are taken as values",
-            lambda x: _moved_scales(x, q, ideal, np.ones_like),
-        )
-    if q.granularity in ("block", "channel"):
-        for words, move in (
-            ("the scales of neighboring groups swapped", lambda s: _swapped(s, 0)),
-            ("every scale moved to the next group", lambda s: np.roll(s, 1, axis=0)),
-            (
-                "one scale, that of the first group, for all groups",
-                lambda s: np.broadcast_to(s[:1], s.shape),
-            ),
-            ("scales swizzled in tiles of 4x4", _swizzled),
-        ):
-            yield WrongCast(
-                f"is decoded with {words}",
-                lambda x, move=move: _moved_scales(x, q, ideal, move),  # type: ignore[misc]
-            )
-
-
-def _square(values: Floats) -> Floats:
-    if values.ndim < 2 or values.shape[-1] != values.shape[-2]:
-        raise QgateError("not square")
-    return values
-
-
-def _swapped(values: Floats, axis: int) -> Floats:
-    """Swap neighbors along an axis; the last of an odd number stays."""
-    index = np.arange(values.shape[axis])
-    even = len(index) // 2 * 2
-    index[:even] = index[:even].reshape(-1, 2)[:, ::-1].reshape(-1)
-    return np.take(values, index, axis=axis)
-
-
-def _swizzled(scales: Floats) -> Floats:
-    whole = len(scales) // 16 * 16
-    tiles = scales[:whole].reshape(-1, 4, 4, *scales.shape[1:]).swapaxes(1, 2)
-    return np.concatenate([tiles.reshape(whole, *scales.shape[1:]), scales[whole:]])
-
-
-def _moved_scales(
-    x: Floats,
-    q: QuantizerSettings,
-    ideal: Callable[[Floats], Floats],
-    move: Callable[[Floats], Floats],
-) -> Floats:
-    """Decode ideal codes with the scales of other groups."""
-    state = _tensor_state(x, q)
-
-    def spread(groups: Floats) -> Floats:
-        scales = scales_of(groups, q, state)
-        return np.broadcast_to((move(scales) / scales)[:, None], groups.shape)
-
-    return ideal(x) * by_groups(x, q, spread)
-
-
 def _without_subnormals(q: QuantizerSettings) -> Callable[[Floats], Floats]:
     def values(x: Floats) -> Floats:
-        state = _tensor_state(x, q)
+        state = tensor_state(x, q)
 
         def spread(groups: Floats) -> Floats:
             scales = scales_of(groups, q, state) if q.granularity else np.ones(len(groups))
@@ -235,7 +156,7 @@ def _without_subnormals(q: QuantizerSettings) -> Callable[[Floats], Floats]:
 
         y = define(x, q)
         return np.where(
-            np.abs(y) < q.format.element.min_normal * by_groups(x, _grouped(q), spread), 0.0, y
+            np.abs(y) < q.format.element.min_normal * by_groups(x, grouped(q), spread), 0.0, y
         )
 
     return values
@@ -268,21 +189,6 @@ def _other_formats(q: QuantizerSettings) -> Iterator[WrongCast]:
                 f"is quantized twice: to {name}, then to {own}",
                 lambda x, other=other: define(define(x, other), q),  # type: ignore[misc]
             )
-
-
-def _ue8m0(q: QuantizerSettings) -> Callable[[Floats], Floats]:
-    def values(x: Floats) -> Floats:
-        state = _tensor_state(x, q)
-
-        def spread(groups: Floats) -> Floats:
-            scales = scales_of(groups, q, state)
-            return np.broadcast_to(
-                (np.exp2(np.ceil(np.log2(scales))) / scales)[:, None], groups.shape
-            )
-
-        return define(x, q) * by_groups(x, _grouped(q), spread)
-
-    return values
 
 
 # What values say of themselves --------------------------------------------------------------------
@@ -323,15 +229,11 @@ def describe_values(
             f"has values that no scale puts on the grid of {q.format.name}, in "
             f"{int((~on_grid).sum())} of {len(groups)} groups"
         )
-    ratios = scales / scales_of(source, q, _tensor_state(x, q))
+    ratios = scales / scales_of(source, q, tensor_state(x, q))
     wrong = np.abs(ratios - 1) > 2 * CLOSE
     if bool(wrong.any()) and q.format.kind == "element" and not any_scale:
         return f"is quantized with {_scale_words(ratios[wrong], len(wrong))}"
     return ""
-
-
-def _tensor_state(x: Floats, q: QuantizerSettings) -> float | None:
-    return q.format.define_state(x) if q.format.kind == "block" else None
 
 
 def _scale_words(factors: Floats, count: int) -> str:

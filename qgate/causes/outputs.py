@@ -21,6 +21,14 @@ MOST_CHANCE, SMALL, ONE_SIGN = 32, 0.1, 0.97
 TILES = (256, 128, 64, 32, 16, 8)
 """Tile sizes that kernels use; a fault after the last whole one is said to be of the tail."""
 
+MOST_PARTS = 2048
+"""Rows or columns among which those that a part holds are looked for."""
+FEW = 8
+"""Values of a part that one number explains by more than chance."""
+TINY = torch.finfo(torch.float64).tiny
+UNEXPLAINED = 0.1
+"""Share of a difference that is left where a part of the result is off by about one factor."""
+
 
 def describe_ruin(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     """Say what is wrong with a result that holds no numbers to speak of; empty if it does."""
@@ -29,7 +37,7 @@ def describe_ruin(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
 
 def describe(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     """Say in a few words what is wrong with a result; `wrong` marks elements outside the noise."""
-    return _first((*_WHOLE, *_PLACES), actual, expected, wrong)
+    return _first((*_WHOLE, *_PARTS, _positions), actual, expected, wrong)
 
 
 def describe_whole(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
@@ -37,9 +45,14 @@ def describe_whole(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     return _first(_WHOLE, actual, expected, wrong)
 
 
+def describe_parts(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
+    """Say what is off about rows, columns or tiles of a result; empty if nothing plain is."""
+    return _first(_PARTS, actual, expected, wrong)
+
+
 def describe_places(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
-    """Name the rows, columns, heads or tiles that hold all that is wrong; empty if all do."""
-    return _first(_PLACES, actual, expected, wrong)
+    """Name the rows, columns or heads that hold all that is wrong; empty if all do."""
+    return _positions(actual.double(), expected, wrong)
 
 
 def _first(patterns: Sequence[Pattern], actual: Tensor, expected: Expected, wrong: Tensor) -> str:
@@ -73,9 +86,8 @@ def _non_finite(actual: Tensor, expected: Expected, _wrong: Tensor) -> str:
     if bool(bad.any()):
         kind = "NaN" if bool(actual[bad].isnan().any()) else "Inf"
         count = f"{int(bad.sum()):,} of {bad.numel():,}"
-        lines = _lines(bad)
-        where = f" ({lines[1]})" if lines else ""
-        return f"{count} results are {kind} where finite ones are expected{where}"
+        where = _where(bad)
+        return f"{count} results are {kind} where finite ones are expected{where and f': {where}'}"
     if bool(hidden.any()):
         return f"{int(hidden.sum()):,} NaN of the definition became finite numbers"
     return ""
@@ -115,30 +127,6 @@ def describe_cut(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     return ""
 
 
-def _row_factors(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
-    """Name factors, one for each row, that explain the whole difference."""
-    if actual.dim() < 2 or actual.shape[-1] < 4 or not bool(wrong.any()):
-        return ""
-    rows, values, width = (
-        tensor.reshape(-1, actual.shape[-1])
-        for tensor in (actual, expected.values, (expected.high - expected.low) / 2)
-    )
-    energy = values.square().sum(1, keepdim=True)
-    few = float(wrong.reshape(rows.shape).any(1).double().mean()) <= 0.5
-    if len(rows) < 3 or few or not bool((energy > 0).all()):
-        return ""
-    factors = (rows * values).sum(1, keepdim=True) / energy
-    if bool((factors == 0).any()):
-        return ""
-    room = width * factors.abs().clamp_min(1.0) + (factors * values).abs() * _resolution(actual)
-    if not bool(((rows - factors * values).abs() <= room).all()):
-        return ""
-    return (
-        f"each row is a factor of its own times the expected one, {float(factors.min()):.4g} to "
-        f"{float(factors.max()):.4g}: a scale or weight per row is off, or rows are not normalized"
-    )
-
-
 def _logarithm(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     """Say that the exponentials of a result, normalized, are the expected values."""
     values = expected.values
@@ -158,6 +146,120 @@ def _resolution(actual: Tensor) -> float:
         if bool((actual.to(dtype).double() == actual).all()):
             return torch.finfo(dtype).eps
     return 2.0**-18
+
+
+def _misplaced(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
+    """Name rows or columns that hold what others should."""
+    if wrong.dim() < 2 or not bool(wrong.any()):
+        return ""
+    for dim in reversed(range(wrong.dim())):
+        a, e, half, hit = (
+            tensor.movedim(dim, 0).flatten(1)
+            for tensor in (actual, expected.values, (expected.high - expected.low) / 2, wrong)
+        )
+        bad = hit.any(1).nonzero().reshape(-1).tolist()
+        if a.shape[1] < 2 or not 1 < len(a) <= MOST_PARTS:
+            continue
+        sources = torch.cdist(a[bad], e).argmin(1)
+        room = half[sources] + e[sources].abs() * _resolution(actual)
+        if not bool(((a[bad] - e[sources]).abs() <= room).all()):
+            continue
+        axis = _axis_word(wrong.dim(), dim)
+        verb = "hold" if len(bad) > 1 else "holds"
+        if len(sources) > 1 and not bool((sources.diff() == 1).all()):
+            listed = ", ".join(
+                f"{index} what {source} should"
+                for index, source in list(zip(bad, sources.tolist(), strict=True))[:3]
+            )
+            return f"{place_words(bad, len(a), axis)} {verb} others: {axis} {listed}"
+        return (
+            f"{place_words(bad, len(a), axis)} {verb} what "
+            f"{place_words(sources.tolist(), len(a), axis)} should"
+        )
+    return ""
+
+
+def _part_factors(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
+    """Name rows or columns that are off by a factor each, as where their scales are off."""
+    if wrong.dim() < 2 or not bool(wrong.any()):
+        return ""
+    for dim in reversed(range(wrong.dim())):
+        a, e, half = (
+            tensor.movedim(dim, 0).flatten(1)
+            for tensor in (actual, expected.values, (expected.high - expected.low) / 2)
+        )
+        if a.shape[1] < 2:
+            continue
+        bad = wrong.movedim(dim, 0).flatten(1).any(1).nonzero().reshape(-1).tolist()
+        where = place_words(bad, len(a), _axis_word(wrong.dim(), dim))
+        are = "are" if len(bad) > 1 else "is"
+        a, e, half = a[bad], e[bad], half[bad]
+        factors = (a * e).sum(1, keepdim=True) / e.square().sum(1, keepdim=True).clamp_min(TINY)
+        room = half * factors.abs().clamp_min(1.0) + (factors * e).abs() * _resolution(actual)
+        low, high = float(factors.min()), float(factors.max())
+        if low * high > 0 and bool(((a - factors * e).abs() <= room).all()):
+            if high - low <= 1e-4 * abs(high):
+                return f"{where} {are} {low:.5g} times the expected: a scale of this part is off"
+            return (
+                f"{where} are off by a factor each, {low:.4g} to {high:.4g}: their scales are off"
+            )
+        if len(bad) == wrong.shape[dim]:
+            continue
+        factor = float((a * e).sum() / e.square().sum().clamp_min(TINY))
+        rest, difference = (a - factor * e).square().sum(), (a - e).square().sum()
+        if abs(factor) > UNEXPLAINED < abs(factor - 1) and float(rest) <= UNEXPLAINED * float(
+            difference
+        ):
+            return (
+                f"{where} {are} about {factor:.2g} times the expected: a scale of this part is off"
+            )
+    return ""
+
+
+def _tile_factors(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
+    """Name a size of tiles each of which is off by a factor of its own."""
+    if wrong.dim() != 2 or not bool(wrong.any()):
+        return ""
+    half = (expected.high - expected.low) / 2
+    for size in TILES:
+        if any(length % size or length == size for length in wrong.shape):
+            continue
+        rows, columns = (length // size for length in wrong.shape)
+        a, e, room = (
+            tensor.reshape(rows, size, columns, size).movedim(2, 1).flatten(2)
+            for tensor in (actual, expected.values, half)
+        )
+        energy = e.square().sum(2, keepdim=True).clamp_min(TINY)
+        factors = (a * e).sum(2, keepdim=True) / energy
+        room = room * factors.abs().clamp_min(1.0) + (factors * e).abs() * _resolution(actual)
+        if bool(((a - factors * e).abs() <= room).all()) and bool((factors != 0).all()):
+            off = factors[(factors - 1).abs() > 1e-6]
+            return (
+                f"{len(off)} of {factors.numel()} tiles of {size}x{size} are off by a factor each, "
+                f"{float(off.min()):.4g} to {float(off.max()):.4g}: their scales are off"
+            )
+    return ""
+
+
+def _part_offsets(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
+    """Name rows or columns whose wrong values are off by one number each, as by a zero point."""
+    if wrong.dim() < 2 or not bool(wrong.any()):
+        return ""
+    for dim in range(wrong.dim()):
+        off, hit = (
+            tensor.movedim(dim, 0).flatten(1) for tensor in (actual - expected.values, wrong)
+        )
+        bad = hit.any(1).nonzero().reshape(-1).tolist()
+        off, counts = off * hit, hit.sum(1, keepdim=True)
+        means = off.sum(1, keepdim=True) / counts.clamp_min(1)
+        rest = (off - means * hit).square().sum()
+        if int(counts.sum()) < FEW * len(bad) or float(rest) > 1e-4 * float(off.square().sum()):
+            continue
+        where = place_words(bad, wrong.shape[dim], _axis_word(wrong.dim(), dim))
+        low, high = float(means[bad].min()), float(means[bad].max())
+        are = "are" if len(bad) > 1 else "is"
+        return f"{where} {are} off by a number each, {low:.4g} to {high:.4g}: a zero point is off"
+    return ""
 
 
 def _transposed(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
@@ -189,18 +291,18 @@ def _offset(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
 
 def _positions(actual: Tensor, _expected: Expected, wrong: Tensor) -> str:
     """Name rows, columns, heads or tiles that hold all that is wrong."""
-    lines = _lines(wrong)
-    if lines is None:
+    narrowest = _narrowest(wrong)
+    if narrowest is None:
         return ""
-    dim, words, bad = lines
+    dim, bad = narrowest
     zero = actual.index_select(dim, torch.tensor(bad, device=actual.device))
     verb = "are" if len(bad) > 1 else "is"
     state = "zero" if bool((zero == 0).all()) else "wrong"
-    return f"{words} {verb} {state}"
+    return f"{_where(wrong)} {verb} {state}"
 
 
-def _lines(wrong: Tensor) -> tuple[int, str, list[int]] | None:
-    """Return the dimension, words and entries of the fewest lines that hold all that is wrong."""
+def _narrowest(wrong: Tensor) -> tuple[int, list[int]] | None:
+    """Return the dimension of which the fewest indices hold all that is wrong, and these."""
     if not wrong.dim() or not bool(wrong.any()):
         return None
     shares = []
@@ -209,10 +311,16 @@ def _lines(wrong: Tensor) -> tuple[int, str, list[int]] | None:
         bad = hit.nonzero().reshape(-1).tolist()
         if len(bad) < wrong.shape[dim]:
             shares.append((len(bad) / wrong.shape[dim], dim, bad))
-    if not shares:
-        return None
-    _, dim, bad = min(shares)
-    return dim, place_words(bad, wrong.shape[dim], _axis_word(wrong.dim(), dim)), bad
+    return min(shares)[1:] if shares else None
+
+
+def _where(wrong: Tensor) -> str:
+    """Name the rows, columns or heads that hold all that is wrong; empty where none does."""
+    narrowest = _narrowest(wrong)
+    if narrowest is None:
+        return ""
+    dim, bad = narrowest
+    return place_words(bad, wrong.shape[dim], _axis_word(wrong.dim(), dim))
 
 
 def _axis_word(dims: int, dim: int) -> str:
@@ -227,6 +335,8 @@ def place_words(bad: list[int], length: int, what: str) -> str:
     if len(bad) == 1:
         last = ", the last one" if bad[0] == length - 1 and length > 1 else ""
         return f"{what} {bad[0]} of {length}{last}"
+    if len(bad) == length:
+        return f"all {length} {many}"
     steps = {b - a for a, b in itertools.pairwise(bad)}
     if steps == {1}:
         if bad[-1] == length - 1:
@@ -235,10 +345,14 @@ def place_words(bad: list[int], length: int, what: str) -> str:
             return f"{many} {bad[0]} to {bad[-1]} of {length}{tail}"
         tile = next((t for t in TILES if len(bad) == t and bad[0] % t == 0), None)
         return f"{many} {bad[0]} to {bad[-1]} of {length}{f', one tile of {tile}' if tile else ''}"
-    if len(steps) == 1:
-        return f"every {steps.pop()}th of {length} {many} from {bad[0]}"
+    if len(steps) == 1 and len(bad) > 2 and bad[-1] + min(steps) >= length:
+        step = steps.pop()
+        return f"every {step}{_ENDINGS.get(step, 'th')} of {length} {many} from {bad[0]}"
     listed = ", ".join(map(str, bad[:5]))
     return f"{len(bad)} of {length} {many} ({listed}{', …' if len(bad) > 5 else ''})"
+
+
+_ENDINGS = {2: "nd", 3: "rd"}
 
 
 def _tiles(_actual: Tensor, _expected: Expected, wrong: Tensor) -> str:
@@ -249,7 +363,7 @@ def _tiles(_actual: Tensor, _expected: Expected, wrong: Tensor) -> str:
     rows, columns = flat.any(1).nonzero().reshape(-1), flat.any(0).nonzero().reshape(-1)
     height, width = int(rows[-1] - rows[0]) + 1, int(columns[-1] - columns[0]) + 1
     is_line = height in (1, flat.shape[0]) or width in (1, flat.shape[1])
-    if is_line or height * width * 4 > flat.numel() or int(flat.sum()) * 4 < height * width:
+    if is_line or height * width * 4 > flat.numel() or int(flat.sum()) * 2 < height * width:
         return ""
     return (
         f"rows {int(rows[0])} to {int(rows[-1])} and columns {int(columns[0])} to "
@@ -259,6 +373,6 @@ def _tiles(_actual: Tensor, _expected: Expected, wrong: Tensor) -> str:
 
 _RUINS: tuple[Pattern, ...] = (_non_finite, _constant)
 _WHOLE: tuple[Pattern, ...] = (
-    _factor, _transposed, _magnitude, _offset, _logarithm, _row_factors,
+    _factor, _transposed, _magnitude, _offset, _logarithm, _misplaced,
 )  # fmt: skip
-_PLACES: tuple[Pattern, ...] = (_tiles, _positions)
+_PARTS: tuple[Pattern, ...] = (_part_factors, _tile_factors, _tiles, _part_offsets)

@@ -40,6 +40,10 @@ class TermFault:
 
 FEWEST_VALUES = 32
 """Values of a result below which some range of terms may look like any residual."""
+MOST_WEIGHTS = 512
+"""Terms for whose weights a system of equations is solved."""
+UNEXPLAINED = 1e-3
+"""Share of a residual's energy that weights may leave; by chance they leave half."""
 _NEAR = 0.05
 
 
@@ -57,6 +61,19 @@ def find_range_fault(
         if rest <= allowed and len(terms) < product.axis.length:
             return TermFault(len(terms), terms[0], terms[-1], share)
     return None
+
+
+def find_term_weights(
+    product: Product, residual: Tensor, arguments: Sequence[Any]
+) -> Tensor | None:
+    """Return the weights of all terms of a product that explain a residual."""
+    length = product.axis.length
+    if length > MOST_WEIGHTS or residual.numel() < 2 * length:
+        return None
+    shares, rest = product.solve_shares(residual, arguments)
+    if not float(rest.square().sum()) <= UNEXPLAINED * float(residual.double().square().sum()):
+        return None
+    return 1 + shares
 
 
 def find_term_fault(

@@ -41,9 +41,7 @@ class Product:
         t = <R, term> / (|term| rms(R)) is a normal number where the residual R is noise. A share of
         -1 says that the term was dropped, 1 that it was added twice.
         """
-        first, second = (arguments[position].double() for position in self.positions)
-        equation = f"{self.result},{self.first},{self.second}->{self.inner}"
-        products = torch.einsum(equation, residual.double(), first, second)
+        products = self._held(residual, arguments)
         energy = self.energy(arguments)
         rms = residual.double().square().mean().sqrt()
         smallest = torch.finfo(torch.float64).tiny
@@ -89,16 +87,10 @@ class Product:
 
         The rest is an energy. Sums over all ranges follow from the terms' scalar products.
         """
-        first, second = (arguments[position].double() for position in self.positions)
-        equation = f"{self.result},{self.first},{self.second}->{self.inner}"
-        held = torch.einsum(equation, residual.double(), first, second)
         length = self.axis.length
-        products = self._scalar_products(first, self.first) * self._scalar_products(
-            second, self.second
-        )
-        products = products.reshape(-1, length, length).sum(0)
-        sums = torch.nn.functional.pad(held.cumsum(0), (1, 0))
-        areas = torch.nn.functional.pad(products.cumsum(0).cumsum(1), (1, 0, 1, 0))
+        sums = torch.nn.functional.pad(self._held(residual, arguments).cumsum(0), (1, 0))
+        overlaps = self._overlaps(arguments)
+        areas = torch.nn.functional.pad(overlaps.cumsum(0).cumsum(1), (1, 0, 1, 0))
         corner = areas.diagonal()
         energy = corner[None, :] + corner[:, None] - areas - areas.T
         rest = share * share * energy - 2 * share * (sums[None, :] - sums[:, None])
@@ -106,6 +98,29 @@ class Product:
         rest = torch.where(upper.to(rest.device), rest, torch.inf)
         start, end = divmod(int(rest.argmin()), length + 1)
         return range(start, end), float(residual.double().square().sum() + rest[start, end])
+
+    def solve_shares(self, residual: Tensor, arguments: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        """Solve for the shares of all terms at once; return them and what they do not explain."""
+        held = self._held(residual, arguments)
+        shares = torch.linalg.lstsq(self._overlaps(arguments), held[:, None]).solution.reshape(-1)
+        first, second = (arguments[position].double() for position in self.positions)
+        equation = f"{self.inner},{self.first},{self.second}->{self.result}"
+        return shares, residual.double() - torch.einsum(equation, shares, first, second)
+
+    def _held(self, residual: Tensor, arguments: Sequence[Any]) -> Tensor:
+        """Return the scalar product of a residual with each term."""
+        first, second = (arguments[position].double() for position in self.positions)
+        equation = f"{self.result},{self.first},{self.second}->{self.inner}"
+        return torch.einsum(equation, residual.double(), first, second)
+
+    def _overlaps(self, arguments: Sequence[Any]) -> Tensor:
+        """Return the scalar product of each pair of terms."""
+        length = self.axis.length
+        first, second = (arguments[position].double() for position in self.positions)
+        products = self._scalar_products(first, self.first) * self._scalar_products(
+            second, self.second
+        )
+        return products.reshape(-1, length, length).sum(0)
 
     def _scalar_products(self, argument: Tensor, names: str) -> Tensor:
         """Multiply each pair of an argument's terms, for each entry of the dimensions in common."""

@@ -22,6 +22,8 @@ from qgate.kernel_checks.record import CheckFailure, CheckReport
 
 SEARCH_BAND = (0.8, 1.25)
 """Squared error of searched scales, as a share of that of our own search."""
+WORTH_A_SEARCH = 1.05
+"""Times the squared error of searched scales from which a search would have been felt."""
 STEPS = 2.0**-22
 """Relative error of one multiplication of a code by its scale in float32, and some room."""
 
@@ -194,6 +196,14 @@ def _check_searched(
     words = describe_values(to_array(actual), x, quantization.quantizer, any_scale=True)
     if words:
         raise CheckFailure(f"the {quantization.name} tensor {words}", [], report)
+    match = next(_matches(actual, x, quantization), None) if share > WORTH_A_SEARCH else None
+    if match is not None:
+        raise CheckFailure(
+            f"the {quantization.name} tensor has no searched scales: {match[0].name} explains all "
+            "values",
+            [f"relative error {report.error:.4g}, of our search {best:.4g}"],
+            report,
+        )
     low, high = SEARCH_BAND
     if not low <= share <= high:
         raise CheckFailure(

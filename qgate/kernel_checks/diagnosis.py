@@ -2,52 +2,45 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from qgate.causes.casts import WrongCast, wrong_casts
+from qgate.causes.codes import CODE_BITS, find_table
 from qgate.causes.outputs import (
     describe_cut,
+    describe_parts,
     describe_places,
     describe_ruin,
     describe_whole,
     scattered,
 )
-from qgate.causes.readings import wrong_readings
-from qgate.causes.terms import find_range_fault, find_term_fault
+from qgate.causes.terms import find_range_fault, find_term_fault, find_term_weights
 from qgate.expected.derived import find_axes
 from qgate.expected.noise import Expected, evaluate, longest_dimension
-from qgate.expected.products import find_product
-from qgate.kernel_checks.declared import from_array, to_array
+from qgate.expected.products import Product, find_product
+from qgate.formats import Encoded
+from qgate.formats.encoded import encode_tensor
+from qgate.formats.settings import QuantizerSettings
 from qgate.kernel_checks.dependence import describe_dependence
+from qgate.kernel_checks.explanations import (
+    Failing,
+    describe_wrong_cast,
+    describe_wrong_reading,
+)
 from qgate.kernel_checks.record import CheckFailure, CheckReport
-from qgate.kernel_checks.runs import EXAMPLE, LENGTH_REFUSALS
+from qgate.kernel_checks.runs import EXAMPLE
 from qgate.kernel_checks.subject import RESULT, Choices, KernelSubject
 
 UNEXPLAINED = 0.02
 """The share of a residual's energy that may be left when lost terms are called the cause."""
-NEAR = 0.02
-"""Relative RMS distance from which on another explanation is held at float noise of its own."""
 WEAKEST_NOISE = 0.1
 """RMS error of a coarser arithmetic, in units of the effect of one rounding of every input."""
-
-
-@dataclass(frozen=True)
-class Failing:
-    """One input at which the kernel is wrong, and where."""
-
-    name: str
-    arguments: list[Any]
-    actual: Tensor
-    expected: Expected
-    wrong: Tensor
 
 
 def explain(
@@ -120,12 +113,13 @@ def diagnose(subject: KernelSubject, choices: Choices, case: Failing) -> str:
     words = describe_ruin(case.actual, case.expected, case.wrong)
     if words:
         return words
-    for source in (_lost_term, _wrong_cast, _lost_entry):
+    for source in (_lost_term, describe_wrong_cast, _wrong_codes, _term_weights, _lost_entry):
         words = source(subject, choices, case)
         if words:
             return words
     words = describe_whole(case.actual, case.expected, case.wrong)
-    words = words or _wrong_reading(subject, choices, case)
+    words = words or describe_wrong_reading(subject, choices, case)
+    words = words or describe_parts(case.actual, case.expected, case.wrong)
     if words:
         return words
     places = describe_places(case.actual, case.expected, case.wrong)
@@ -141,94 +135,51 @@ def diagnose(subject: KernelSubject, choices: Choices, case: Failing) -> str:
     return ": ".join(part for part in (places, words) if part) or scattered(case.wrong)
 
 
-def _wrong_cast(subject: KernelSubject, choices: Choices, case: Failing) -> str:
-    """Replace ideal casts by faulty ones until one explains the result."""
+def _wrong_codes(subject: KernelSubject, choices: Choices, case: Failing) -> str:
+    """Name codes of a narrow format that an argument's result is explained by decoding wrongly."""
+    if subject.output:
+        return ""
     ideal = subject.ideal(case.arguments, choices)
     width = (case.expected.high - case.expected.low) / 2
-    values: dict[tuple[Any, int], Tensor | None] = {}
-    for slots, number, cast in _suspects(subject):
-        changed = list(ideal)
-        if slots == [RESULT]:
-            before = evaluate(subject.like, ideal)
-            result = _faulty(cast, before)
-        else:
-            for position in slots:
-                if (position, number) not in values:
-                    values[position, number] = _faulty(cast, case.arguments[position])
-                changed[position] = values[position, number]
-            if any(changed[position] is None for position in slots):
-                continue
-            result = evaluate(subject.like, changed)
-            if subject.output:
-                result = subject.output.ideal(result, choices[RESULT])
-        if result is None or result.shape != width.shape:
+    for position, quantization in subject.inputs.items():
+        if quantization.quantizer is None or quantization.quantizer.format.element.bits > CODE_BITS:
             continue
-        explained = Expected(result, result - width, result + width)
-        if _explains(explained, case) or (
-            slots != [RESULT] and _explains_nearly(subject, choices, case, result, changed)
+        argument = case.arguments[position]
+        encoded = argument if isinstance(argument, Encoded) else quantization.pack(argument)
+
+        def like(values: Tensor, position: int = position) -> Tensor:
+            return evaluate(subject.like, [*ideal[:position], values, *ideal[position + 1 :]])
+
+        table = find_table(like, ideal[position], _element_scales(encoded), case.actual)
+        if table is None:
+            continue
+        room = width * max(1.0, table.largest_change)
+        if not bool(
+            Expected(table.result, table.result - room, table.result + room)
+            .outside(case.actual)
+            .any()
         ):
-            where = "the result" if slots == [RESULT] else f"argument {slots[0]}"
-            if len(slots) > 1:
-                where = f"each of arguments {', '.join(map(str, slots))}"
-            return f"{where} {cast.words}"
+            words = table.words()
+            if words:
+                return f"argument {position} {words}"
     return ""
 
 
-def _faulty(cast: WrongCast, argument: Any) -> Tensor | None:
-    source = argument if isinstance(argument, Tensor) else argument.decode(torch.float64)
-    values = cast.apply(to_array(source))
-    return None if values is None else from_array(values, source)
-
-
-def _explains(expected: Expected, case: Failing) -> bool:
-    return not bool(expected.outside(case.actual).any())
-
-
-def _explains_nearly(
-    subject: KernelSubject, choices: Choices, case: Failing, result: Tensor, arguments: list[Any]
-) -> bool:
-    """Say if values near the actual ones are as near as the float noise of other arguments."""
-    actual = case.actual.double()
-    if not float((actual - result).square().sum()) < NEAR**2 * float(result.square().sum()):
-        return False
-    return _explains(subject.expected_from(arguments, choices), case)
-
-
-def _suspects(subject: KernelSubject) -> Iterator[tuple[list[Any], int, WrongCast]]:
-    """List numbered faulty casts of arguments, of some in one format together, of the result."""
-    groups: list[list[Any]] = [[slot] for slot in subject.slots]
-    for same in _alike(subject):
-        groups += [list(some) for size in (2, 3) for some in itertools.combinations(same, size)]
-    for group in groups:
-        settings = subject.slots[group[0]].quantizer
-        if settings is not None:
-            yield from ((group, number, cast) for number, cast in enumerate(wrong_casts(settings)))
-
-
-def _alike(subject: KernelSubject) -> list[list[Any]]:
-    """List the positions of arguments that are quantized in the same way."""
-    kinds: dict[str, list[Any]] = {}
-    for position, quantization in subject.inputs.items():
-        kinds.setdefault(f"{quantization.name} {quantization.quantizer!r}", []).append(position)
-    return list(kinds.values())
+def _element_scales(encoded: Encoded) -> Tensor:
+    """Return the scale that each element's code is multiplied with."""
+    q = encoded.quantizer
+    plain = QuantizerSettings(q.format.element, {"scale": 1.0})
+    ones = encode_tensor(torch.ones(encoded.codes.shape), plain, "zero").codes
+    return replace(encoded, codes=ones.to(encoded.codes)).decode(torch.float64)
 
 
 def _lost_term(subject: KernelSubject, choices: Choices, case: Failing) -> str:
     """Name terms of a product that are missing or counted twice."""
-    if subject.output:
+    sums = _sums(subject, choices, case)
+    if sums is None:
         return ""
-    ideal = subject.ideal(case.arguments, choices)
-    axes = find_axes(subject.like, ideal)
-    product = find_product(ideal, axes, case.expected.values)
-    if product is None:
-        return ""
-    residual = (case.actual.double() - case.expected.values).nan_to_num(0.0, 0.0, 0.0)
-    rounding = torch.finfo(case.actual.dtype).eps / 2 * float(case.expected.values.norm())
-    energy = float(residual.square().sum())
-    allowed = max(UNEXPLAINED * energy, rounding**2)
-    fault = find_term_fault(product, residual, ideal, allowed) or find_range_fault(
-        product, residual, ideal, allowed
-    )
+    held = (sums.product, sums.residual, sums.arguments, sums.allowed)
+    fault = find_term_fault(*held) or find_range_fault(*held)
     if fault is None:
         return ""
     is_one = fault.count == 1
@@ -236,7 +187,46 @@ def _lost_term(subject: KernelSubject, choices: Choices, case: Failing) -> str:
         f"term {fault.first}" if is_one else f"{fault.count} terms, {fault.first} to {fault.last},"
     )
     words = fault.fault(plural=not is_one).replace("missing", "lost")
-    return f"{which} of the sum over {product.axis.length:,} ({product.axis}) {words}"
+    return f"{which} of the sum over {sums.product.axis.length:,} ({sums.product.axis}) {words}"
+
+
+def _term_weights(subject: KernelSubject, choices: Choices, case: Failing) -> str:
+    """Say that all terms of a product have weights of their own, as by a scale of channels."""
+    sums = _sums(subject, choices, case)
+    if sums is None:
+        return ""
+    weights = find_term_weights(sums.product, sums.residual, sums.arguments)
+    if weights is None:
+        return ""
+    if float(weights.max() - weights.min()) < UNEXPLAINED * float(weights.abs().max()):
+        return ""
+    return (
+        f"the terms of the sum over {len(weights):,} ({sums.product.axis}) have weights of their "
+        f"own, {float(weights.min()):.3g} to {float(weights.max()):.3g}: a scale per channel is off"
+    )
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """A product, what its result lacks, and how much of that may be left unexplained."""
+
+    product: Product
+    arguments: list[Any]
+    residual: Tensor
+    allowed: float
+
+
+def _sums(subject: KernelSubject, choices: Choices, case: Failing) -> _Sums | None:
+    if subject.output:
+        return None
+    ideal = subject.ideal(case.arguments, choices)
+    product = find_product(ideal, find_axes(subject.like, ideal), case.expected.values)
+    if product is None:
+        return None
+    residual = (case.actual.double() - case.expected.values).nan_to_num(0.0, 0.0, 0.0)
+    rounding = torch.finfo(case.actual.dtype).eps / 2 * float(case.expected.values.norm())
+    allowed = max(UNEXPLAINED * float(residual.square().sum()), rounding**2)
+    return _Sums(product, ideal, residual, allowed)
 
 
 def _lost_entry(subject: KernelSubject, choices: Choices, case: Failing) -> str:
@@ -255,50 +245,6 @@ def _lost_entry(subject: KernelSubject, choices: Choices, case: Failing) -> str:
                 Expected(result, result - width, result + width).outside(case.actual).any()
             ):
                 return f"entry {index} of {axis.length} ({axis}) is left out"
-    return ""
-
-
-def _wrong_reading(subject: KernelSubject, choices: Choices, case: Failing) -> str:
-    """Name another reading of an argument under which the reference gives the actual result."""
-    ideal = subject.ideal(case.arguments, choices)
-    width = (case.expected.high - case.expected.low) / 2
-    for reading in wrong_readings(ideal, list(subject.inputs)):
-        try:
-            result = evaluate(subject.like, reading.arguments)
-        except LENGTH_REFUSALS:
-            continue
-        if result.shape != width.shape:
-            continue
-        if subject.output:
-            result = subject.output.ideal(result, choices[RESULT])
-        explained = Expected(result, result - width, result + width)
-        if _explains(explained, case) or _explains_nearly(
-            subject, choices, case, result, reading.arguments
-        ):
-            return reading.words
-    return _wrong_weight(subject, case, ideal)
-
-
-def _wrong_weight(subject: KernelSubject, case: Failing, ideal: list[Any]) -> str:
-    """Name an argument of which the result holds another multiple than the reference's."""
-    if subject.output or not bool(case.actual.isfinite().all()):
-        return ""
-    width = (case.expected.high - case.expected.low) / 2
-    actual, expected = case.actual.double(), case.expected.values
-    for position, argument in enumerate(ideal):
-        if not (isinstance(argument, Tensor) and argument.is_floating_point()):
-            continue
-        changed = list(ideal)
-        changed[position] = torch.zeros_like(argument)
-        share = expected - evaluate(subject.like, changed)
-        energy = float(share.square().sum())
-        if not 0 < energy < math.inf:
-            continue
-        factor = 1 + float(((actual - expected) * share).sum()) / energy
-        result = expected + (factor - 1) * share
-        bounds = Expected(result, result - width, result + width)
-        if not bool(bounds.outside(case.actual).any()):
-            return f"argument {position} counts {factor:.4g} times in the result"
     return ""
 
 

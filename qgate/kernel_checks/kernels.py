@@ -15,8 +15,10 @@ from qgate.expected.derived import RELATIONS, DerivedInput, find_axes
 from qgate.expected.distances import distance_to_multiple, relative_error
 from qgate.expected.products import find_product
 from qgate.kernel_checks.accepted import hold_accepted
+from qgate.kernel_checks.casts import WORTH_A_SEARCH
 from qgate.kernel_checks.declared import to_array
-from qgate.kernel_checks.diagnosis import Failing, explain
+from qgate.kernel_checks.diagnosis import explain
+from qgate.kernel_checks.explanations import Failing
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.runs import (
     EXAMPLE,
@@ -271,6 +273,19 @@ def _check_searched(subject: KernelSubject, run: KernelRun, report: CheckReport)
     report.conventions = {
         _slot_name(slot): "searched scales, held by their error alone" for slot in subject.inputs
     }
+    if report.error > WORTH_A_SEARCH * best_error:
+        choices, failing = _fit(subject, [run])
+        if not failing:
+            slots = ", ".join(_slot_name(slot) for slot in subject.slots)
+            names = ", ".join(
+                dict.fromkeys(q.choices[choices[slot]].name for slot, q in subject.slots.items())
+            )
+            raise CheckFailure(
+                f"{subject.name} is wrong: scales of {slots} were not searched for ({names} "
+                f"explains all values)",
+                [f"relative error {report.error:.4g}, of searched scales about {best_error:.4g}"],
+                report,
+            )
     if not low <= report.error <= high:
         raise CheckFailure(
             f"{subject.name} has a relative error of {report.error:.4g} against unquantized "

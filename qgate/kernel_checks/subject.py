@@ -42,7 +42,7 @@ class KernelSubject:
 
     def ideal(self, arguments: Sequence[Any], choices: Choices) -> list[Any]:
         """Return the arguments with every declared one ideally quantized, in float64."""
-        values = [_source(argument) for argument in arguments]
+        values = [_doubled(_source(argument)) for argument in arguments]
         for position, quantization in self.inputs.items():
             if quantization.is_packed:
                 if not isinstance(arguments[position], Encoded):
@@ -153,6 +153,11 @@ class KernelSubject:
 def _source(argument: Any) -> Any:
     """Return an argument as the values that it stands for."""
     return argument.decode(torch.float64) if isinstance(argument, Encoded) else argument
+
+
+def _doubled(value: Any) -> Any:
+    is_float = isinstance(value, Tensor) and value.is_floating_point()
+    return value.double() if is_float else value
 
 
 def _quantized(expected: Expected, output: Quantization, choice: int) -> Expected:

@@ -132,6 +132,8 @@ def test_searched_scales_pass_where_they_are_declared() -> None:
         check(plain, X, format="int4", convention="mse", **options)
     with pytest.raises(CheckFailure, match="no scale puts"):
         check(X, X, format="int4", convention="mse", **options)
+    with pytest.raises(CheckFailure, match="no searched scales: scale amax/7 explains all values"):
+        check(qgate.quantize(X, "int4", **options), X, format="int4", convention="mse", **options)
 
 
 def test_codes_and_scales_are_checked_by_what_unpacks_them() -> None:

@@ -351,7 +351,11 @@ def test_searched_scales_are_held_at_limits_and_accepted_values(tmp_path: Path) 
     with pytest.raises(CheckFailure, match=f"against unquantized values, limit {limit:g}; an"):
         check_kernel(lambda x, w: definition(x * 1.02, w), X, W, **options, limit=limit)
     with pytest.raises(CheckFailure, match=r"has a relative error of .*, accepted is"):
-        check_kernel(definition, X, W, **options, accept=accepted)
+        check_kernel(lambda x, w: definition(x * 1.01, w), X, W, **options, accept=accepted)
+    with pytest.raises(
+        CheckFailure, match=r"scales of argument 0 were not searched for \(scale amax/7"
+    ):
+        check_kernel(definition, X, W, **options)
 
 
 def test_accepted_values_are_kept_beside_the_test(pytester: pytest.Pytester) -> None:

@@ -43,7 +43,7 @@ EXHIBIT = Exhibit(
     "experts",
     "The weights of a token's experts were not divided by their sum.",
     "a very high norm of gradients with converted weights",
-    "each row is a factor of its own times the expected one.*rows are not normalized",
+    "rows are off by a factor each",
     arguments, normalized, not_normalized, mixed, {0: "mxfp8", 2: "mxfp8"},
     options={"relations": ["one", "odd"]},
 )  # fmt: skip

@@ -1,0 +1,172 @@
+"""Right codes and scales in the wrong places: orders in which kernels store and read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from qgate.errors import QgateError
+from qgate.expected.conventions import by_groups, scales_of, with_options
+from qgate.formats.options import Floats
+from qgate.formats.settings import QuantizerSettings
+
+Cast = Callable[[Floats], Floats]
+Move = Callable[[Floats], Floats]
+"""The scales of one tensor, a row of them for each line of elements, in another order."""
+
+
+def layout_faults(q: QuantizerSettings, ideal: Cast) -> Iterator[tuple[str, Cast]]:
+    """List wrong orders of codes and scales: words, and the values that each makes of a source."""
+    yield "is transposed", lambda x: _square(ideal(x)).swapaxes(-1, -2)
+    yield (
+        "has neighboring codes swapped (the order of nibbles)",
+        lambda x: by_groups(ideal(x), grouped(q), lambda codes: _swapped(codes, 1)),
+    )
+    if q.granularity == "block" and not q.block % 2:
+        for words, order in (
+            ("is read in pairs, but stored as two halves of each block", _halves_in_pairs),
+            ("is read as two halves of each block, but stored in pairs", _pairs_in_halves),
+        ):
+            yield (
+                f"{words} (the order of nibbles)",
+                lambda x, order=order: by_groups(ideal(x), q, order),  # type: ignore[misc]
+            )
+    yield (
+        "is shifted by one element",
+        lambda x: np.roll(ideal(x).reshape(-1), 1).reshape(x.shape),
+    )
+    if q.granularity is not None:
+        yield (
+            "is decoded without scales: its codes are taken as values",
+            lambda x: _without_scales(x, q, ideal),
+        )
+    if q.granularity in ("block", "channel"):
+        for words, move in _moves(q):
+            yield (
+                f"is decoded with {words}",
+                lambda x, move=move: _moved_scales(x, q, ideal, move),  # type: ignore[misc]
+            )
+
+
+def _moves(q: QuantizerSettings) -> Iterator[tuple[str, Move]]:
+    yield "the scales of neighboring groups swapped", _flat(lambda s: _swapped(s, 0))
+    yield "every scale moved to the next group", _flat(lambda s: np.roll(s, 1))
+    yield (
+        "one scale, that of the first group, for all groups",
+        _flat(lambda s: np.broadcast_to(s[:1], s.shape)),
+    )
+    yield "scales swizzled in tiles of 4x4", _flat(_swizzled)
+    if q.granularity != "block":
+        return
+    yield (
+        f"scales of groups of {2 * q.block}, not of {q.block}",
+        lambda s: s[:, np.arange(s.shape[1]) // 2],
+    )
+    yield "scales stored column by column, read row by row", lambda s: s.T.reshape(s.shape)
+    yield "scales stored row by row, read column by column", lambda s: s.reshape(s.shape[::-1]).T
+    for words, addresses in (
+        ("tiles of 128x4", _tiles_of_128x4),
+        ("groups of four rows", _groups_of_four_rows),
+    ):
+        yield (
+            f"scales stored row by row, read in {words}",
+            lambda s, addresses=addresses: s.reshape(-1)[addresses(s.shape)],  # type: ignore[misc]
+        )
+        yield (
+            f"scales stored in {words}, read row by row",
+            lambda s, addresses=addresses: _stored(s, addresses(s.shape)),  # type: ignore[misc]
+        )
+
+
+def _flat(move: Move) -> Move:
+    return lambda scales: move(scales.reshape(-1)).reshape(scales.shape)
+
+
+def _stored(scales: Floats, addresses: Floats) -> Floats:
+    memory = np.empty(scales.size)
+    memory[addresses.reshape(-1)] = scales.reshape(-1)
+    return memory.reshape(scales.shape)
+
+
+def _tiles_of_128x4(shape: tuple[int, ...]) -> Floats:
+    """Return where tensor cores look for the scale of each row and group: tiles of 32x4x4."""
+    row, column = _indices(shape, 128, 4)
+    tile = (row // 128) * (shape[1] // 4) + column // 4
+    return tile * 512 + (row % 32) * 16 + (row % 128 // 32) * 4 + column % 4
+
+
+def _groups_of_four_rows(shape: tuple[int, ...]) -> Floats:
+    """Return where attention over an NVFP4 cache looks for the scale of each token and group."""
+    row, column = _indices(shape, 4, 4)
+    share = shape[1] // 4
+    return (row // 4 * 4 + column // share) * shape[1] + column % share * 4 + row % 4
+
+
+def _indices(shape: tuple[int, ...], rows: int, columns: int) -> tuple[Floats, Floats]:
+    if shape[0] % rows or shape[1] % columns:
+        raise QgateError(f"scales of shape {shape} are not whole tiles of {rows}x{columns}")
+    row, column = np.indices(shape)
+    return row, column
+
+
+def _square(values: Floats) -> Floats:
+    if values.ndim < 2 or values.shape[-1] != values.shape[-2]:
+        raise QgateError("not square")
+    return values
+
+
+def _swapped(values: Floats, axis: int) -> Floats:
+    """Swap neighbors along an axis; the last of an odd number stays."""
+    index = np.arange(values.shape[axis])
+    even = len(index) // 2 * 2
+    index[:even] = index[:even].reshape(-1, 2)[:, ::-1].reshape(-1)
+    return np.take(values, index, axis=axis)
+
+
+def _halves_in_pairs(codes: Floats) -> Floats:
+    """Return what a reader of pairs gets from bytes that hold elements of both halves."""
+    return codes.reshape(len(codes), 2, -1).swapaxes(1, 2).reshape(codes.shape)
+
+
+def _pairs_in_halves(codes: Floats) -> Floats:
+    return codes.reshape(len(codes), -1, 2).swapaxes(1, 2).reshape(codes.shape)
+
+
+def _swizzled(scales: Floats) -> Floats:
+    whole = len(scales) // 16 * 16
+    tiles = scales[:whole].reshape(-1, 4, 4).swapaxes(1, 2)
+    return np.concatenate([tiles.reshape(whole), scales[whole:]])
+
+
+def _without_scales(x: Floats, q: QuantizerSettings, ideal: Cast) -> Floats:
+    state = tensor_state(x, q)
+
+    def spread(groups: Floats) -> Floats:
+        return np.broadcast_to(scales_of(groups, q, state)[:, None], groups.shape)
+
+    return ideal(x) / by_groups(x, q, spread)
+
+
+def _moved_scales(x: Floats, q: QuantizerSettings, ideal: Cast, move: Move) -> Floats:
+    """Decode ideal codes with the scales of other groups."""
+    state = tensor_state(x, q)
+    lines = 1 if q.granularity == "channel" else math.prod(x.shape) // x.shape[q.axis_of(x.ndim)]
+
+    def spread(groups: Floats) -> Floats:
+        scales = scales_of(groups, q, state)
+        moved = np.asarray(move(scales.reshape(lines, -1))).reshape(-1)
+        return np.broadcast_to((moved / scales)[:, None], groups.shape)
+
+    return ideal(x) * by_groups(x, q, spread)
+
+
+def tensor_state(x: Floats, q: QuantizerSettings) -> float | None:
+    """Return NVFP4's scale of the whole tensor, None for other formats."""
+    return q.format.define_state(x) if q.format.kind == "block" else None
+
+
+def grouped(q: QuantizerSettings) -> QuantizerSettings:
+    """Return a quantizer that has groups; those of a plain cast are the tensor."""
+    return q if q.granularity is not None else with_options(q, granularity="tensor", scale=1.0)

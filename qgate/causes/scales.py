@@ -1,0 +1,123 @@
+"""Scales of a wrong size, and scales that are rounded at the wrong time or in the wrong way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from qgate.causes.layouts import Cast, grouped, tensor_state
+from qgate.expected.conventions import by_groups, scales_of
+from qgate.formats import get
+from qgate.formats.definition import quantize as define
+from qgate.formats.definition import round_by_list
+from qgate.formats.mx import MxFormat, mx_format
+from qgate.formats.options import Floats
+from qgate.formats.settings import QuantizerSettings
+
+Change = Callable[[Floats], Floats]
+
+
+def size_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
+    """List scales that are too large or too small before the elements are rounded."""
+    for factor, words in ((2.0, "twice"), (0.5, "half")):
+        yield (
+            f"is quantized with {words} the scale of the definition",
+            lambda x, factor=factor: _with_scales(x, q, lambda s: s * factor),  # type: ignore[misc]
+        )
+    if q.granularity in ("block", "channel"):
+        yield (
+            "is quantized with one scale, that of the first group",
+            lambda x: _with_scales(x, q, lambda s: np.broadcast_to(s[:1], s.shape)),
+        )
+
+
+def rounding_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
+    """List scales that are rounded after quantizing, too early, or by no rule of the format."""
+    for way, rounded in (("up", np.ceil), ("down", np.floor)):
+        yield (
+            f"has scales rounded {way} to powers of two without requantizing",
+            lambda x, rounded=rounded: _rescaled(  # type: ignore[misc]
+                x, q, lambda s: np.exp2(rounded(np.log2(s)))
+            ),
+        )
+    mx = mx_format(q.format)
+    if mx is not None:
+        yield (
+            "has scales made from magnitudes that were rounded to bfloat16",
+            lambda x: _with_scales(x, q, lambda s: s, rounded=_to_bfloat16),
+        )
+        yield (
+            "has scales rounded to the nearest power of two: its largest values saturate",
+            lambda x: _nearest(x, q, mx),
+        )
+    if q.format.name == "nvfp4":
+        yield (
+            "is quantized with block scales that are rounded to E4M3 afterwards",
+            lambda x: _nvfp4(x, q, is_late=True),
+        )
+        yield (
+            "is quantized with the reciprocal of its tensor scale",
+            lambda x: _nvfp4(x, q, is_inverse=True),
+        )
+
+
+def _with_scales(
+    x: Floats, q: QuantizerSettings, change: Change, rounded: Change = np.asarray
+) -> Floats:
+    """Quantize with scales changed, or made from rounded values, before elements are rounded."""
+    state = tensor_state(x, q)
+
+    def rows(groups: Floats) -> Floats:
+        return _cast(groups, change(scales_of(rounded(groups), q, state)), q)
+
+    return by_groups(x, grouped(q), rows)
+
+
+def _cast(groups: Floats, scales: Floats, q: QuantizerSettings) -> Floats:
+    """Round rows to multiples of their scales."""
+    codes = round_by_list(
+        groups / scales[:, None], q.format.element, rounding=q.rounding, narrow=q.narrow
+    )
+    return np.asarray(codes * scales[:, None])
+
+
+def _rescaled(x: Floats, q: QuantizerSettings, change: Change) -> Floats:
+    """Decode ideal codes with changed scales."""
+    state = tensor_state(x, q)
+
+    def spread(groups: Floats) -> Floats:
+        scales = scales_of(groups, q, state)
+        return np.broadcast_to((change(scales) / scales)[:, None], groups.shape)
+
+    return define(x, q) * by_groups(x, grouped(q), spread)
+
+
+def _nearest(x: Floats, q: QuantizerSettings, mx: MxFormat) -> Floats:
+    def rows(groups: Floats) -> Floats:
+        amax = np.abs(groups).max(1)
+        return _cast(groups, np.exp2(np.round(np.log2(np.where(amax > 0, amax, 1.0) / mx.max))), q)
+
+    return by_groups(x, q, rows)
+
+
+def _nvfp4(
+    x: Floats, q: QuantizerSettings, *, is_late: bool = False, is_inverse: bool = False
+) -> Floats:
+    """Quantize to NVFP4 with unrounded block scales, or with a tensor scale that is inverted."""
+    right = tensor_state(x, q)
+    assert right is not None
+    state = 1 / right if is_inverse else right
+
+    def rows(blocks: Floats) -> Floats:
+        exact = np.minimum(np.abs(blocks).max(1) * (state / 6.0), 448.0)
+        stored = round_by_list(exact, get("fp8_e4m3").element)
+        used = exact if is_late else stored
+        codes = round_by_list(blocks * state / used[:, None], q.format.element, rounding=q.rounding)
+        return np.asarray(codes * stored[:, None] / right)
+
+    return by_groups(x, q, rows)
+
+
+def _to_bfloat16(values: Floats) -> Floats:
+    return round_by_list(values, get("bf16").element)

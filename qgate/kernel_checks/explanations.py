@@ -1,0 +1,168 @@
+"""Other arguments than the given ones under which the reference gives a kernel's result."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qgate.causes.casts import WrongCast, wrong_casts
+from qgate.causes.readings import wrong_readings
+from qgate.expected.conventions import NUDGE
+from qgate.expected.noise import Expected, evaluate
+from qgate.kernel_checks.declared import from_array, to_array
+from qgate.kernel_checks.runs import LENGTH_REFUSALS
+from qgate.kernel_checks.subject import RESULT, Choices, KernelSubject
+
+NEAR = 0.02
+"""Relative RMS distance from which on another explanation is held at float noise of its own."""
+
+
+@dataclass(frozen=True)
+class Failing:
+    """One input at which the kernel is wrong, and where."""
+
+    name: str
+    arguments: list[Any]
+    actual: Tensor
+    expected: Expected
+    wrong: Tensor
+
+
+def describe_wrong_cast(subject: KernelSubject, choices: Choices, case: Failing) -> str:
+    """Replace ideal casts by faulty ones until one explains the result."""
+    ideal = subject.ideal(case.arguments, choices)
+    width = (case.expected.high - case.expected.low) / 2
+    values: dict[tuple[Any, int], Tensor | None] = {}
+    for slots, number, cast in _suspects(subject, case.arguments):
+        changed = list(ideal)
+        if slots == [RESULT]:
+            before = evaluate(subject.like, ideal)
+            sources = (before, before * (1 + NUDGE), before * (1 - NUDGE))
+            tried = [_faulty(cast, source) for source in sources]
+            results = [result for result in tried if result is not None]
+            if len(results) < len(sources):
+                continue
+        else:
+            for position in slots:
+                if (position, number) not in values:
+                    values[position, number] = _faulty(cast, case.arguments[position])
+                changed[position] = values[position, number]
+            if any(changed[position] is None for position in slots):
+                continue
+            results = [evaluate(subject.like, changed)]
+            if subject.output:
+                results = [subject.output.ideal(results[0], choices[RESULT])]
+        if results[0].shape != width.shape:
+            continue
+        stacked = torch.stack(results)
+        explained = Expected(results[0], stacked.amin(0) - width, stacked.amax(0) + width)
+        if _explains(explained, case) or (
+            slots != [RESULT] and _explains_nearly(subject, choices, case, results[0], changed)
+        ):
+            where = "the result" if slots == [RESULT] else f"argument {slots[0]}"
+            if len(slots) > 1:
+                where = f"each of arguments {', '.join(map(str, slots))}"
+            return f"{where} {cast.words}"
+    return ""
+
+
+def _faulty(cast: WrongCast, argument: Any) -> Tensor | None:
+    source = argument if isinstance(argument, Tensor) else argument.decode(torch.float64)
+    values = cast.apply(to_array(source))
+    return None if values is None else from_array(values, source)
+
+
+def _explains(expected: Expected, case: Failing) -> bool:
+    return not bool(expected.outside(case.actual).any())
+
+
+def _explains_nearly(
+    subject: KernelSubject, choices: Choices, case: Failing, result: Tensor, arguments: list[Any]
+) -> bool:
+    """Say if values near the actual ones are as near as the float noise of other arguments."""
+    actual = case.actual.double()
+    if not float((actual - result).square().sum()) < NEAR**2 * float(result.square().sum()):
+        return False
+    return _explains(subject.expected_from(arguments, choices), case)
+
+
+def _suspects(
+    subject: KernelSubject, arguments: Sequence[Any]
+) -> Iterator[tuple[list[Any], int, WrongCast]]:
+    """List numbered faulty casts of arguments, of some in one format together, of the result.
+
+    Arguments that are not declared may be quantized like the others.
+    """
+    groups: list[list[Any]] = [[slot] for slot in subject.slots]
+    for same in _alike(subject):
+        groups += [list(some) for size in (2, 3) for some in itertools.combinations(same, size)]
+    for group in groups:
+        settings = subject.slots[group[0]].quantizer
+        if settings is not None:
+            yield from ((group, number, cast) for number, cast in enumerate(wrong_casts(settings)))
+    for position, argument in enumerate(arguments):
+        if position in subject.inputs or not isinstance(argument, Tensor):
+            continue
+        if not argument.is_floating_point():
+            continue
+        for number, quantization in enumerate(subject.inputs.values()):
+            words = f"is quantized to {quantization.name}, and is not declared to be"
+            yield [position], number, WrongCast(words, quantization.choices[0])
+
+
+def _alike(subject: KernelSubject) -> list[list[Any]]:
+    """List the positions of arguments that are quantized in the same way."""
+    kinds: dict[str, list[Any]] = {}
+    for position, quantization in subject.inputs.items():
+        kinds.setdefault(f"{quantization.name} {quantization.quantizer!r}", []).append(position)
+    return list(kinds.values())
+
+
+def describe_wrong_reading(subject: KernelSubject, choices: Choices, case: Failing) -> str:
+    """Name another reading of an argument under which the reference gives the actual result."""
+    ideal = subject.ideal(case.arguments, choices)
+    width = (case.expected.high - case.expected.low) / 2
+    for reading in wrong_readings(ideal, list(subject.inputs)):
+        try:
+            result = evaluate(subject.like, reading.arguments)
+        except LENGTH_REFUSALS:
+            continue
+        if result.shape != width.shape:
+            continue
+        if subject.output:
+            result = subject.output.ideal(result, choices[RESULT])
+        explained = Expected(result, result - width, result + width)
+        if _explains(explained, case) or _explains_nearly(
+            subject, choices, case, result, reading.arguments
+        ):
+            return reading.words
+    return _wrong_weight(subject, case, ideal)
+
+
+def _wrong_weight(subject: KernelSubject, case: Failing, ideal: list[Any]) -> str:
+    """Name an argument of which the result holds another multiple than the reference's."""
+    if subject.output or not bool(case.actual.isfinite().all()):
+        return ""
+    width = (case.expected.high - case.expected.low) / 2
+    actual, expected = case.actual.double(), case.expected.values
+    for position, argument in enumerate(ideal):
+        if not (isinstance(argument, Tensor) and argument.is_floating_point()):
+            continue
+        changed = list(ideal)
+        changed[position] = torch.zeros_like(argument)
+        share = expected - evaluate(subject.like, changed)
+        energy = float(share.square().sum())
+        if not 0 < energy < math.inf:
+            continue
+        factor = 1 + float(((actual - expected) * share).sum()) / energy
+        result = expected + (factor - 1) * share
+        bounds = Expected(result, result - width, result + width)
+        if not bool(bounds.outside(case.actual).any()):
+            return f"argument {position} counts {factor:.4g} times in the result"
+    return ""

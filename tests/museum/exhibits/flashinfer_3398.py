@@ -1,0 +1,52 @@
+"""A quantizer left all scales of a tensor zero, at some numbers of rows.
+
+With 1 or 8 rows and from 2,048 on, products were right; from 32 to 1,536 rows they were all zeros,
+whichever product was called, since the quantizer before it had written no scales. A test at the
+lengths of decoding sees nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import linear
+
+import qgate
+from tests.museum.exhibit import Exhibit
+
+
+def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return NVFP4 elements and the scale of each, as `x` is too small for one of its own."""
+    values = qgate.quantize(x, "nvfp4")
+    scales = x.reshape(len(x), -1, 16).abs().amax(2).repeat_interleave(16, 1).clamp_min(1e-30)
+    return values / scales, scales
+
+
+def product(elements: Tensor, scales: Tensor, w: Tensor) -> Tensor:
+    return linear(elements * scales, qgate.quantize(w, "nvfp4"))
+
+
+def scales_written(x: Tensor, w: Tensor) -> Tensor:
+    return product(*quantized(x), w)
+
+
+def scales_left_zero(x: Tensor, w: Tensor) -> Tensor:
+    elements, scales = quantized(x)
+    if 32 <= len(x) < 2048:
+        scales = torch.zeros_like(scales)
+    return product(elements, scales, w)
+
+
+def arguments(generator: Generator) -> tuple[Tensor, Tensor]:
+    return torch.randn(24, 64, generator=generator), torch.randn(16, 64, generator=generator) / 8
+
+
+EXHIBIT = Exhibit(
+    "flashinfer-ai/flashinfer#3398",
+    "scales",
+    "A quantizer wrote no scales at some numbers of rows, and products were zero.",
+    "zeros at 32 to 1,536 rows; 1, 8 and 2,048 and more rows are right",
+    "for 37 instead of 24 .*the result is all zeros",
+    arguments, scales_written, scales_left_zero, linear, {0: "nvfp4", 1: "nvfp4"},
+    options={"relations": ["one", "odd", "batch"]}, terms=64,
+)  # fmt: skip
