@@ -71,8 +71,8 @@ class _Difference:
         many = f"{self.entry_word}s" if not self.entry_word.endswith("entry") else "entries"
         if last - first == len(entries) - 1:
             return f"{many} {first} to {last}"
-        shown = ", ".join(map(str, entries[:4]))
-        return f"{many} {shown}{', …' if len(entries) > 4 else ''}"
+        listed = ", ".join(map(str, entries[:4]))
+        return f"{many} {listed}{', …' if len(entries) > 4 else ''}"
 
 
 def describe_dependence(
@@ -140,9 +140,9 @@ def _by_line(
     if wrong.shape[output] < 2 or not lines or missed > UNEXPLAINED * int(hit.sum()):
         return
     entries = [[t[:, line].nonzero().reshape(-1).tolist() for t in depends] for line in lines]
-    others = [sorted(set(mine) ^ set(right)) for mine, right in entries]
+    differing = [sorted(set(mine) ^ set(right)) for mine, right in entries]
     # What float noise hides here and there is no fault of positions: those are few, or one run.
-    if not all(len(other) <= FEW or other[-1] - other[0] < len(other) for other in others):
+    if not all(len(some) <= FEW or some[-1] - some[0] < len(some) for some in differing):
         return
     yield _Difference(
         argument=position,
@@ -152,7 +152,7 @@ def _by_line(
         kernel=entries[0][0],
         reference=entries[0][1],
         missed=missed,
-        is_one=len({tuple(other) for other in others}) == 1 and len(lines) > 1,
+        is_one=len({tuple(some) for some in differing}) == 1 and len(lines) > 1,
     )
 
 

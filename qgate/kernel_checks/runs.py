@@ -188,7 +188,7 @@ def _is_row_wise(
     subject: KernelSubject, example: KernelRun, run: KernelRun, dim: int, entries: Tensor
 ) -> bool:
     """Return False where the reference's entries depend on each other, as channels of a norm do."""
-    whole, part = (subject.unquantized(each.arguments) for each in (example, run))
+    whole, part = (subject.unquantized(source.arguments) for source in (example, run))
     rows = whole.index_select(dim, entries.to(whole.device))
     return bool(torch.allclose(part, rows, rtol=1e-9, atol=1e-12 * float(whole.abs().max())))
 
