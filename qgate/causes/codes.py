@@ -73,5 +73,5 @@ def find_table(
 
 def _is_sum(whole: Tensor, matrix: Tensor, right: Tensor) -> bool:
     """Check that the reference is linear in the argument."""
-    rest = whole.reshape(-1) - matrix @ right
-    return float(rest.square().sum()) <= 1e-16 * float(whole.square().sum())
+    remainder = whole.reshape(-1) - matrix @ right
+    return float(remainder.square().sum()) <= 1e-16 * float(whole.square().sum())

@@ -206,8 +206,8 @@ def _part_factors(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
         if len(bad) == wrong.shape[dim]:
             continue
         factor = float((a * e).sum() / e.square().sum().clamp_min(TINY))
-        rest, difference = (a - factor * e).square().sum(), (a - e).square().sum()
-        if abs(factor) > UNEXPLAINED < abs(factor - 1) and float(rest) <= UNEXPLAINED * float(
+        remainder, difference = (a - factor * e).square().sum(), (a - e).square().sum()
+        if abs(factor) > UNEXPLAINED < abs(factor - 1) and float(remainder) <= UNEXPLAINED * float(
             difference
         ):
             return (
@@ -252,8 +252,10 @@ def _part_offsets(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
         bad = hit.any(1).nonzero().reshape(-1).tolist()
         off, counts = off * hit, hit.sum(1, keepdim=True)
         means = off.sum(1, keepdim=True) / counts.clamp_min(1)
-        rest = (off - means * hit).square().sum()
-        if int(counts.sum()) < FEW * len(bad) or float(rest) > 1e-4 * float(off.square().sum()):
+        remainder = (off - means * hit).square().sum()
+        if int(counts.sum()) < FEW * len(bad) or float(remainder) > 1e-4 * float(
+            off.square().sum()
+        ):
             continue
         where = place_words(bad, wrong.shape[dim], _axis_word(wrong.dim(), dim))
         low, high = float(means[bad].min()), float(means[bad].max())

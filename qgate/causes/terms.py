@@ -57,8 +57,8 @@ def find_range_fault(
     if product.axis.length > LONGEST_RANGE or residual.numel() < FEWEST_VALUES:
         return None
     for share in (-1.0, 1.0):
-        terms, rest = product.find_range(residual, arguments, share)
-        if rest <= allowed and len(terms) < product.axis.length:
+        terms, remainder = product.find_range(residual, arguments, share)
+        if remainder <= allowed and len(terms) < product.axis.length:
             return TermFault(len(terms), terms[0], terms[-1], share)
     return None
 
@@ -70,8 +70,8 @@ def find_term_weights(
     length = product.axis.length
     if length > MOST_WEIGHTS or residual.numel() < 2 * length:
         return None
-    shares, rest = product.solve_shares(residual, arguments)
-    if not float(rest.square().sum()) <= UNEXPLAINED * float(residual.double().square().sum()):
+    shares, remainder = product.solve_shares(residual, arguments)
+    if not float(remainder.square().sum()) <= UNEXPLAINED * float(residual.double().square().sum()):
         return None
     return 1 + shares
 
