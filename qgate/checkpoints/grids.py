@@ -1,0 +1,106 @@
+"""The one form that every packing is decoded to: elements, and the scales that tiles share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qgate.errors import QgateError
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A weight as rows of elements: value = (element - zero point) * scale of its tile.
+
+    element      the name of the element format
+    elements     rows x columns in float32: integers, or the values of a small float
+    scales       one per tile in float32, with the scales of the whole tensor multiplied in
+    tile         rows and columns of a tile
+    zero_points  one per tile, in units of elements
+    scale_codes  the scales as they are stored, where they have a format of their own
+    """
+
+    element: str
+    elements: Tensor
+    scales: Tensor
+    tile: tuple[int, int]
+    zero_points: Tensor | None = None
+    scale_codes: Tensor | None = None
+
+    def values(self) -> Tensor:
+        """Return the dequantized weight in float32."""
+        elements = self.elements
+        if self.zero_points is not None:
+            elements = elements - self.spread(self.zero_points)
+        return elements * self.spread(self.scales)
+
+    def spread(self, per_tile: Tensor) -> Tensor:
+        """Repeat figures of tiles for each element."""
+        rows, columns = self.elements.shape
+        return spread(per_tile, self.tile, rows, columns)
+
+
+def spread(per_tile: Tensor, tile: tuple[int, int], rows: int, columns: int) -> Tensor:
+    """Repeat one figure per tile for each element of rows x columns."""
+    if per_tile.shape[0] > 1 and tile[0] > 1:
+        per_tile = per_tile.repeat_interleave(tile[0], 0)[:rows]
+    if per_tile.shape[1] > 1 and tile[1] > 1:
+        per_tile = per_tile.repeat_interleave(tile[1], 1)[:, :columns]
+    return per_tile
+
+
+def fit_tile(scales: Tensor, rows: int, columns: int, name: str) -> tuple[Tensor, tuple[int, int]]:
+    """Find the tile that scales of some shape belong to, and return them as rows of tiles."""
+    if scales.numel() == 1:
+        return scales.reshape(1, 1), (rows, columns)
+    if scales.dim() == 1 and scales.numel() == rows:
+        return scales.reshape(rows, 1), (1, columns)
+    shaped = scales.reshape(-1, scales.shape[-1])
+    if shaped.shape == (rows, 1):
+        return shaped, (1, columns)
+    sides = [
+        _side(length, count) for length, count in zip((rows, columns), shaped.shape, strict=True)
+    ]
+    if None in sides:
+        raise QgateError(
+            f"{name}: scales of shape {tuple(scales.shape)} do not fit a weight of "
+            f"{rows} x {columns}."
+        )
+    return shaped, (sides[0] or 1, sides[1] or 1)
+
+
+def _side(length: int, count: int) -> int | None:
+    """Return the power of two (or whole share) that divides a length into so many tiles."""
+    if count < 1 or count > length:
+        return None
+    if length % count == 0:
+        return length // count
+    for side in (16, 32, 64, 128, 256, 512):
+        if -(-length // side) == count:
+            return side
+    return None
+
+
+def from_nibbles(packed: Tensor) -> Tensor:
+    """Return the codes of bytes with two of them each, the low one first."""
+    return torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
+
+
+def from_words(packed: Tensor, bits: int, count: int) -> Tensor:
+    """Return the unsigned codes of int32 words along the last axis, the lowest bits first."""
+    per_word = 32 // bits
+    shifts = torch.arange(per_word, dtype=torch.int32) * bits
+    codes = (packed.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
+    return codes.flatten(-2)[..., :count]
+
+
+def decode_e8m0(codes: Tensor) -> Tensor:
+    """Return powers of two; the code 255 is NaN."""
+    values = torch.ldexp(torch.ones(codes.shape), codes.int() - 127)
+    return torch.where(codes == 255, torch.nan, values)
+
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+"""Values of FP4 by code."""
