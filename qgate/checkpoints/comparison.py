@@ -32,6 +32,8 @@ from qgate.errors import QgateError
 Progress = Callable[[int, int], None]
 NOT_LINEAR = ("embed", "norm", "wte", "wpe", "router", "conv")
 """Words in the names of two-dimensional weights that a recipe's "Linear" does not mean."""
+ALIKE = 0.3
+"""Least cosine of a weight and its parent; unrelated weights have about 0."""
 HELPERS = ("input_scale", "input_global_scale", "k_scale", "v_scale", "output_scale")
 """Endings of tensors that belong to activations and caches, which a parent has not."""
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -65,6 +67,7 @@ def compare(
             record.weights.append(_plain_record(stored, weight, source, match, record))
         else:
             record.weights.append(_quantized_record(stored, weight, source, match, recipe, record))
+    _check_alike(record)
     _account(record, recipe, source, matches, weights)
     record.findings += _fused_scales(stored, weights)
     record.findings.sort(key=lambda finding: -(finding.over_ideal_db or 0.0))
@@ -102,6 +105,21 @@ def _check_pair(
         raise QgateError(
             f"{parent!r} is not the parent of {child!r}: {matched} of {len(quantized)} quantized "
             "weights have a counterpart in it."
+        )
+
+
+def _check_alike(record: CheckpointRecord) -> None:
+    """Refuse a parent of equal names and other values."""
+    cosines = [
+        weight.figures.cosine
+        for weight in record.weights
+        if weight.figures is not None and weight.figures.cosine is not None
+    ]
+    alike = sum(cosine > ALIKE for cosine in cosines)
+    if cosines and alike < len(cosines) / 2:
+        raise QgateError(
+            f"{record.parent!r} is not the parent of {record.child!r}: {alike} of {len(cosines)} "
+            "quantized weights are like their counterparts in it."
         )
 
 

@@ -93,13 +93,16 @@ def measure(weight: QuantizedWeight, parent: Tensor | None = None) -> WeightFigu
     low, high = element_range(weight.element)
     ends = (weight.elements <= low) | (weight.elements >= high)
     finite = values.isfinite()
-    error = over_ideal = over_codes = flushed = None
+    error = cosine = over_ideal = over_codes = flushed = None
     worst: tuple[int, float] | None = None
     log2_ratio: float | None = None
     if parent is not None:
         energy = float(parent.double().square().sum())
         ideal, ideal_scales = ideal_values(weight, parent)
-        rows = (values.nan_to_num(0, 0, 0) - parent).square().sum(1, dtype=torch.float64)
+        usable = values.nan_to_num(0, 0, 0)
+        norms = float(usable.norm() * parent.norm())
+        cosine = float((usable * parent).sum()) / norms if norms else 0.0
+        rows = (usable - parent).square().sum(1, dtype=torch.float64)
         ideal_rows = (ideal - parent).square().sum(1, dtype=torch.float64)
         total, least = float(rows.sum()), float(ideal_rows.sum())
         error = total / energy if energy else 0.0
@@ -122,6 +125,7 @@ def measure(weight: QuantizedWeight, parent: Tensor | None = None) -> WeightFigu
         at_ends_share=float(ends.float().mean()),
         scales=_scale_figures(weight, log2_ratio),
         error=error,
+        cosine=cosine,
         over_ideal_db=over_ideal,
         over_codes_db=over_codes,
         worst_row=worst,

@@ -1,4 +1,4 @@
-"""What is not as it should be in one weight, in words; worst first."""
+"""Words for what is wrong with one weight: its scales, its codes, its format."""
 
 from __future__ import annotations
 

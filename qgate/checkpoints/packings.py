@@ -1,4 +1,4 @@
-"""How quantized weights are stored: which tensors belong to one, and how they are decoded.
+"""Packings of quantized weights: which tensors belong to one, and how they are decoded.
 
 A packing is one entry of PACKINGS: the endings of its tensors, and a function. Names of tensors and
 their dtypes tell which it is; the configuration says what was meant, and is compared later.

@@ -1,4 +1,4 @@
-"""What a checkpoint's configuration declares: which weights have which format.
+"""Recipes that configurations declare: which weights have which format.
 
 Read from `quantization_config` of config.json or from hf_quant_config.json, in the manner of each
 library. A method that is not listed here is named, and nothing is guessed from it.
@@ -42,7 +42,7 @@ class RecipeGroup:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a configuration declares.
+    """A declared recipe.
 
     method  the library: "compressed-tensors", "gptq", …; empty where nothing is declared
     ignore  patterns of modules that stay in high precision

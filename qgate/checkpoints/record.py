@@ -28,6 +28,7 @@ class WeightFigures:
     """Figures of one quantized weight; errors are None without a parent.
 
     error            sum of squared differences over that of the parent's values
+    cosine           of the values and the parent's
     over_ideal_db    error over that of the ideal quantizer
     over_codes_db    error over that of the nearest codes at the stored scales
     worst_row        the row with the most error over ideal, and by how much in dB
@@ -42,6 +43,7 @@ class WeightFigures:
     at_ends_share: float
     scales: ScaleFigures
     error: float | None = None
+    cosine: float | None = None
     over_ideal_db: float | None = None
     over_codes_db: float | None = None
     worst_row: tuple[int, float] | None = None

@@ -84,7 +84,7 @@ def open_checkpoint(spec: str) -> Checkpoint:
         names = [name for name in files_in(folder) if name.endswith(".safetensors")]
         if not names:
             raise QgateError(f"{spec!r} has no .safetensors file.")
-    _check_shards(spec, names)
+        _check_shards(spec, names)
     entries: dict[str, StoredEntry] = {}
     for name in names:
         for entry in _entries(folder, name):

@@ -56,10 +56,15 @@ def _formats(record: CheckpointRecord) -> Iterator[str]:
         tensors[key] += 1
     total = sum(counts.values()) or 1
     rows = [
-        [form, packing, tensors[form, packing], percent(count / total),
-         f"{8 * sizes[form, packing] / count:.2f}" if count else "", megabytes(sizes[form, packing])]
-        for (form, packing), count in counts.most_common()
-    ]  # fmt: skip
+        [
+            *key,
+            tensors[key],
+            percent(count / total),
+            f"{8 * sizes[key] / count:.2f}" if count else "",
+            megabytes(sizes[key]),
+        ]
+        for key, count in counts.most_common()
+    ]
     yield ""
     headings = ["format", "packing", "tensors", "parameters", "bits each", "size"]
     yield tabulate(rows, headings, tablefmt="simple")
