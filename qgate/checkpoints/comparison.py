@@ -236,7 +236,7 @@ def _plain_record(
     result = WeightRecord(weight.name, "", entry.dtype, weight.size, count)
     values = child.read(entry.name)
     if values.is_floating_point():
-        finite = values.isfinite()
+        finite = values.float().isfinite()
         if not bool(finite.all()):
             cause = f"{int((~finite).sum()):,} of {count:,} values are NaN or infinite"
             record.findings.append(CheckpointFinding(weight.name, cause))

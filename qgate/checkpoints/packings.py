@@ -21,7 +21,7 @@ from qgate.checkpoints.grids import (
     from_words,
 )
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
-from qgate.errors import QgateError
+from qgate.errors import QgateError, first_line
 
 
 @dataclass(frozen=True)
@@ -307,4 +307,10 @@ def decode(checkpoint: Checkpoint, weight: StoredWeight, bits: int = 0) -> Quant
     """Read and decode a quantized weight; `bits` of integers as the recipe declares them."""
     assert weight.packing is not None
     tensors = {ending: checkpoint.read(entry.name) for ending, entry in weight.parts.items()}
-    return weight.packing.decode(Parts(weight.name, tensors, bits))
+    try:
+        return weight.packing.decode(Parts(weight.name, tensors, bits))
+    except (RuntimeError, ValueError, IndexError, OverflowError, ZeroDivisionError) as error:
+        shapes = ", ".join(f"{ending} {tuple(x.shape)}" for ending, x in tensors.items())
+        raise QgateError(
+            f"its tensors are no weight in {weight.packing.name}: {shapes} ({first_line(error)})"
+        ) from None

@@ -122,6 +122,8 @@ def _scheme(weights: Settings) -> DeclaredFormat:
 
 def _gptq(settings: Settings) -> Recipe:
     bits = _number(settings, "bits")
+    if bits not in (2, 4, 8):
+        raise ValueError(f"bits is {bits}; 2, 4 and 8 can be read")
     size = settings.get("group_size")
     columns = size if isinstance(size, int) and size > 0 else None
     declared = DeclaredFormat(f"uint{bits}", (1, columns), has_zero_points=True)

@@ -10,14 +10,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypedDict
+
+from safetensors import SafetensorError
 
 from qgate.errors import QgateError, first_line
+from qgate.records.validating import Meta, validate
 from qgate.storage.access import folder_of
 from qgate.storage.folders import Folder, files_in
 from qgate.storage.locations import user_location
 from qgate.storage.safetensors_heads import Head, NoHeadError, read_head
 from qgate.storage.tensor_reading import TensorFile, open_tensors
+from qgate.text import one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +30,17 @@ FIRST = 1 << 16
 POINTER = b"version https://git-lfs"
 SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 CONFIGURATIONS = ("config.json", "hf_quant_config.json", "quantize_config.json", "recipe.yaml")
+
+
+Length = Annotated[int, Meta(ge=0)]
+
+
+class HeadEntry(TypedDict):
+    """A tensor as the head of a safetensors file describes it."""
+
+    dtype: str
+    shape: list[Length]
+    data_offsets: Annotated[list[Length], Meta(min_length=2, max_length=2)]
 
 
 @dataclass(frozen=True)
@@ -56,11 +71,11 @@ class Checkpoint:
     def read(self, name: str) -> Tensor:
         """Read one tensor; the file that was read last stays open."""
         entry = self.entries[name]
-        if self._open is None or self._open[0] != entry.file:
-            self._open = (entry.file, open_tensors(self.folder, entry.file, FIRST))
         try:
+            if self._open is None or self._open[0] != entry.file:
+                self._open = (entry.file, open_tensors(self.folder, entry.file, FIRST))
             return self._open[1].get_tensor(name)
-        except (ValueError, OSError, RuntimeError) as error:
+        except (SafetensorError, ValueError, OSError, RuntimeError) as error:
             raise QgateError(
                 f"{str(self.folder.at(entry.file))!r}: tensor {name!r} cannot be read: "
                 f"{first_line(error)}."
@@ -132,15 +147,14 @@ def _entries(folder: Folder, name: str) -> Iterator[StoredEntry]:
     end = head.start
     for key, entry in head.entries.items():
         try:
-            first, last = entry["data_offsets"]
-            shape = tuple(int(length) for length in entry["shape"])
-            dtype = str(entry["dtype"])
-        except (KeyError, TypeError, ValueError):
-            raise QgateError(f"{path!r} is damaged: its head describes {key!r} wrongly.") from None
-        if not 0 <= first <= last:
-            raise QgateError(f"{path!r} is damaged: {key!r} has offsets {first} to {last}.")
+            validate(entry, HeadEntry)
+        except ValueError as error:
+            raise QgateError(
+                f"{path!r} is damaged: its head describes {one_line(key)!r} wrongly ({error})."
+            ) from None
+        first, last = entry["data_offsets"]
         end = max(end, head.start + last)
-        yield StoredEntry(key, name, dtype, shape, last - first)
+        yield StoredEntry(key, name, entry["dtype"], tuple(entry["shape"]), last - first)
     if stamp is not None and stamp.size < end:
         raise QgateError(
             f"{path!r} is cut off: it has {stamp.size:,} of {end:,} bytes. Download it again."
@@ -152,7 +166,7 @@ def _head(folder: Folder, name: str, path: str) -> Head:
         return read_head(lambda start, stop: folder.read(name, start, stop), FIRST)
     except PermissionError:
         raise QgateError(f"{path!r} cannot be read: permission denied.") from None
-    except (NoHeadError, ValueError, AttributeError):
+    except (NoHeadError, ValueError, AttributeError, RecursionError):
         if folder.read(name, 0, len(POINTER)) == POINTER:
             raise QgateError(
                 f"{path!r} is a pointer of Git LFS, not the tensors; run `git lfs pull`."
@@ -163,5 +177,5 @@ def _head(folder: Folder, name: str, path: str) -> Head:
 def _configuration(folder: Folder, name: str) -> object:
     try:
         return json.loads(folder.read(name))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise QgateError(f"{str(folder.at(name))!r} is no JSON: {first_line(error)}.") from None
