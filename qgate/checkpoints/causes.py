@@ -26,6 +26,7 @@ class ExportFault:
 
 def find_cause(weight: QuantizedWeight, parent: Tensor) -> str:
     """Name the fault without which a weight would be as an ideal quantizer makes it."""
+    weight = replace(weight, elements=weight.float_elements(), unit=1.0)
     ideal, _ = ideal_values(weight, parent)
     least = float((ideal - parent).square().sum(dtype=torch.float64))
     allowed = least * 10 ** (EXPLAINED_DB / 10)

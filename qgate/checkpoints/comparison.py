@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.causes import find_cause
-from qgate.checkpoints.compute import measure
+from qgate.checkpoints.compute import measure, over_codes_db
 from qgate.checkpoints.findings import (
     LIMIT_DB,
     declared_causes,
@@ -154,7 +154,7 @@ def _match(
 
 def _parent_values(parent: Checkpoint, match: ParentMatch, rows: int, columns: int) -> Tensor:
     """Read the parent's values in the shape of the child's rows."""
-    read = [parent.read(name).float() for name in match.names]
+    read = [parent.read(name) for name in match.names]
     values = torch.cat(read) if len(read) > 1 else read[0]
     values = values.T if match.transposed else values
     if values.dim() == 3 and values.shape[-1] != columns:
@@ -195,7 +195,10 @@ def _quantized_record(
     causes = list(scale_causes(figures))
     if not causes:
         wrong = source is not None and over is not None and over > LIMIT_DB
-        explained = find_cause(decoded, source) if wrong and source is not None else ""
+        explained = ""
+        if wrong and source is not None:
+            explained = find_cause(decoded, source.float())
+            figures = replace(figures, over_codes_db=over_codes_db(decoded, source.float()))
         causes = [cause for cause in (error_cause(figures, explained),) if cause]
     record.findings += [CheckpointFinding(weight.name, cause, over) for cause in causes]
     form = _form(decoded)

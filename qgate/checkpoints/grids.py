@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from qgate.errors import QgateError
+
+CHUNK = 1 << 19
+"""Elements that are worked on at a time, so that they stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +19,7 @@ class QuantizedWeight:
     """A weight as rows of elements: value = (element - zero point) * scale of its tile.
 
     element      the name of the element format
-    elements     rows x columns in float32: integers, or the values of a small float
+    elements     rows x columns: integers, or the values of a small float, in units of `unit`
     scales       one per tile in float32, with the scales of the whole tensor multiplied in
     tile         rows and columns of a tile
     zero_points  one per tile, in units of elements
@@ -28,13 +32,51 @@ class QuantizedWeight:
     tile: tuple[int, int]
     zero_points: Tensor | None = None
     scale_codes: Tensor | None = None
+    unit: float = 1.0
 
     def values(self) -> Tensor:
         """Return the dequantized weight in float32."""
-        elements = self.elements
+        elements = self.in_tiles(self.float_elements())
         if self.zero_points is not None:
-            elements = elements - self.spread(self.zero_points)
-        return elements * self.spread(self.scales)
+            elements = elements - self.zero_points[:, None, :, None]
+        return self.from_tiles(elements * self.scales[:, None, :, None])
+
+    def float_elements(self) -> Tensor:
+        """Return the elements in float32."""
+        elements = self.elements.float()
+        return elements if self.unit == 1.0 else elements * self.unit
+
+    def in_tiles(self, x: Tensor) -> Tensor:
+        """View rows x columns as tile rows x rows of a tile x tile columns x columns of a tile."""
+        rows, columns = x.shape
+        height, width = min(self.tile[0], rows), min(self.tile[1], columns)
+        pad = (0, -columns % width, 0, -rows % height)
+        x = torch.nn.functional.pad(x, pad) if any(pad) else x
+        return x.reshape(x.shape[0] // height, height, x.shape[1] // width, width)
+
+    def from_tiles(self, x: Tensor) -> Tensor:
+        """View tiles as rows x columns again."""
+        whole = x.reshape(x.shape[0] * x.shape[1], -1)
+        rows, columns = self.elements.shape
+        return whole[:rows, :columns] if whole.shape != (rows, columns) else whole
+
+    def chunks(self) -> Iterator[tuple[int, QuantizedWeight]]:
+        """Split a weight into whole tiles of rows, with the number of the first row of each."""
+        rows, columns = self.elements.shape
+        height = min(self.tile[0], rows)
+        step = max(1, CHUNK // max(1, columns) // height) * height
+        for start in range(0, rows, step):
+            tiles = slice(start // height, -(-(start + step) // height))
+            yield (
+                start,
+                replace(
+                    self,
+                    elements=self.elements[start : start + step],
+                    scales=self.scales[tiles],
+                    zero_points=None if self.zero_points is None else self.zero_points[tiles],
+                    scale_codes=None if self.scale_codes is None else self.scale_codes[tiles],
+                ),
+            )
 
     def spread(self, per_tile: Tensor) -> Tensor:
         """Repeat figures of tiles for each element."""
@@ -84,8 +126,9 @@ def _side(length: int, count: int) -> int | None:
 
 
 def from_nibbles(packed: Tensor) -> Tensor:
-    """Return the codes of bytes with two of them each, the low one first."""
-    return torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
+    """Return the FP4 values of bytes with two codes each, the low one first, in units of 0.5."""
+    rows = packed.reshape(-1)
+    return FP4_PAIRS.index_select(0, rows.int()).reshape(*packed.shape[:-1], -1)
 
 
 def from_words(packed: Tensor, bits: int, count: int) -> Tensor:
@@ -102,5 +145,7 @@ def decode_e8m0(codes: Tensor) -> Tensor:
     return torch.where(codes == 255, torch.nan, values)
 
 
-E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-"""Values of FP4 by code."""
+FP4_UNIT = 0.5
+_FP4 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
+FP4_PAIRS = torch.stack([_FP4.repeat(16), _FP4.repeat_interleave(16)], 1)
+"""The two values of every byte of FP4 codes, in units of 0.5."""

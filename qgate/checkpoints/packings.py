@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.grids import (
-    E2M1,
+    FP4_UNIT,
     QuantizedWeight,
     decode_e8m0,
     fit_tile,
@@ -108,7 +108,7 @@ def _plain(parts: Parts) -> QuantizedWeight:
     zeros = parts.get("weight_zero_point")
     return QuantizedWeight(
         element,
-        _as_rows(weight).float(),
+        _as_rows(weight),
         scales,
         tile,
         None if zeros is None else fit_tile(zeros.float(), rows, columns, parts.name)[0],
@@ -125,8 +125,8 @@ def _nvfp4(parts: Parts) -> QuantizedWeight:
     whole = parts["weight_scale_2"].float() if divisor is None else 1 / divisor.float()
     scales, tile = fit_tile(_as_rows(stored).float(), len(codes), codes.shape[1], parts.name)
     return QuantizedWeight(
-        "fp4_e2m1", E2M1[codes.long()], scales * whole.reshape(-1, 1), tile,
-        scale_codes=_as_rows(stored),
+        "fp4_e2m1", codes, scales * whole.reshape(-1, 1), tile, scale_codes=_as_rows(stored),
+        unit=FP4_UNIT,
     )  # fmt: skip
 
 
@@ -140,7 +140,7 @@ def _mxfp4(parts: Parts) -> QuantizedWeight:
     codes = from_nibbles(blocks.reshape(stored.numel() // stored.shape[-1], -1))
     scales, tile = fit_tile(decode_e8m0(_as_rows(stored)), len(codes), codes.shape[1], parts.name)
     return QuantizedWeight(
-        "fp4_e2m1", E2M1[codes.long()], scales, tile, scale_codes=_as_rows(stored)
+        "fp4_e2m1", codes, scales, tile, scale_codes=_as_rows(stored), unit=FP4_UNIT
     )
 
 
@@ -186,7 +186,7 @@ def _bnb_int8(parts: Parts) -> QuantizedWeight:
     """Decode bitsandbytes' INT8: rows with their largest magnitude beside them."""
     weight = parts["weight"]
     return QuantizedWeight(
-        "int8", weight.float(), parts["SCB"].float().reshape(-1, 1) / 127, (1, weight.shape[1])
+        "int8", weight, parts["SCB"].float().reshape(-1, 1) / 127, (1, weight.shape[1])
     )
 
 
