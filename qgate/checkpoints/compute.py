@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.grids import QuantizedWeight, decode_e8m0
+from qgate.checkpoints.grids import QuantizedWeight, decode_e8m0, widen
 from qgate.checkpoints.record import ScaleFigures, WeightFigures
 from qgate.formats import get
 
@@ -45,7 +45,7 @@ def round_to(element: str, x: Tensor) -> Tensor:
         magnitude = x.abs()
         return torch.where(magnitude < 2, fine, torch.where(magnitude < 4, middle, coarse))
     dtype = torch.float8_e5m2 if element == "fp8_e5m2" else torch.float8_e4m3fn
-    return x.clamp(low, high).to(dtype).float()
+    return widen(x.clamp(low, high).to(dtype))
 
 
 def ideal_values(weight: QuantizedWeight, parent: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,15 +133,15 @@ def _add(sums: _Sums, weight: QuantizedWeight, parent: Tensor | None) -> None:
     zeros = values.numel() - int(values.count_nonzero())
     sums.zeros += zeros
     if low < 0:
-        sums.ends += int((elements.abs() >= high).sum())
+        sums.ends += int((elements.abs() >= high).count_nonzero())
     else:
-        sums.ends += int(((elements <= low) | (elements >= high)).sum())
+        sums.ends += int(((elements <= low) | (elements >= high)).count_nonzero())
     if parent is None:
         return
     ideal, ideal_scales = ideal_values(weight, parent)
     sums.ideal_scales.append(ideal_scales)
     if zeros:
-        sums.flushed += int(((values == 0) & (ideal != 0)).sum())
+        sums.flushed += int(((values == 0) & (ideal != 0)).count_nonzero())
     sums.energy += float(torch.linalg.vector_norm(parent).double().square())
     sums.own_energy += float(norms.double().square().sum())
     sums.rows.append(_squared_rows(values.sub_(parent)))

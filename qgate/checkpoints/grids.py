@@ -43,7 +43,7 @@ class QuantizedWeight:
 
     def float_elements(self) -> Tensor:
         """Return the elements in float32."""
-        elements = self.elements.float()
+        elements = widen(self.elements)
         return elements if self.unit == 1.0 else elements * self.unit
 
     def in_tiles(self, x: Tensor) -> Tensor:
@@ -82,6 +82,21 @@ class QuantizedWeight:
         """Repeat figures of tiles for each element."""
         rows, columns = self.elements.shape
         return spread(per_tile, self.tile, rows, columns)
+
+
+def widen(elements: Tensor) -> Tensor:
+    """Return elements in float32; those of FP8 from a table, which is faster than torch's cast."""
+    if elements.dtype not in _TABLES:
+        return elements.float()
+    codes = elements.contiguous().view(torch.uint8)
+    table = _TABLES[elements.dtype]
+    return table.index_select(0, codes.reshape(-1).int()).reshape(elements.shape)
+
+
+_TABLES = {
+    dtype: torch.arange(256, dtype=torch.uint8).view(dtype).float()
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+}
 
 
 def spread(per_tile: Tensor, tile: tuple[int, int], rows: int, columns: int) -> Tensor:
