@@ -27,12 +27,14 @@ def quoted(text: str) -> str:
     """Write a text as one word of a line: blanks and unprintable characters are escaped."""
     if not text:
         return "%"
-    word = "".join(
-        "".join(f"%{byte:02X}" for byte in c.encode("utf-8", "surrogatepass"))
-        if c in " %" or not c.isprintable()
-        else c
-        for c in text
-    )
+    word = text
+    if not text.isprintable() or " " in text or "%" in text:
+        word = "".join(
+            "".join(f"%{byte:02X}" for byte in c.encode("utf-8", "surrogatepass"))
+            if c in " %" or not c.isprintable()
+            else c
+            for c in text
+        )
     return f"%23{word[1:]}" if word[0] == "#" else word
 
 

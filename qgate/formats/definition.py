@@ -42,7 +42,9 @@ def round_by_list(
     places = _places(fmt)
     size = np.minimum(np.abs(x), places[-1])
     size = np.where(np.isnan(x), 0.0, size)
-    below = np.minimum(np.searchsorted(places, size, side="right") - 1, len(places) - 2)
+    # In a list that counts 0, 1, 2, … a magnitude is its own position.
+    last = size.astype(np.intp) if _counts(fmt) else places.searchsorted(size, side="right") - 1
+    below = np.minimum(last, len(places) - 2)
     middle = (places[below] + places[below + 1]) / 2
     if rounding == "even":
         up = (size > middle) | ((size == middle) & (below % 2 == 1))
@@ -72,6 +74,13 @@ def _places(fmt: ElementFormat) -> Floats:
     listed = fmt.magnitudes()
     step = 2.0 ** (fmt.max_exponent - fmt.mantissa)
     return np.append(listed, listed[-1] + step * np.arange(1, 4))
+
+
+@functools.cache
+def _counts(fmt: ElementFormat) -> bool:
+    """Return True for formats of integers, whose magnitudes are 0, 1, 2 and so on."""
+    places = _places(fmt)
+    return np.array_equal(places, np.arange(len(places)))
 
 
 def round_to_bits(x: Floats, bits: int) -> Floats:

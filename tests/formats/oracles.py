@@ -567,8 +567,8 @@ def decoders_for(fmt: str) -> list[Decoder]:
     return [decoder for decoder in DECODERS if decoder.fmt == fmt]
 
 
-def torchao_mx(x: torch.Tensor, element: str, rule: str) -> torch.Tensor | None:
-    """x in MX blocks of 32 of an element as torchao quantizes them; None without such elements."""
+def torchao_mx(x: torch.Tensor, element: str, rule: str) -> mx_tensor.MXTensor | None:
+    """x in MX blocks of 32 of an element as torchao packs them; None without such elements."""
     row = FLOATS.get(element)
     names = torchao_constants.DTYPE_TO_SHORT_STR
     short = f"f{row.bits}e{row.exponent_bits}m{row.mantissa_bits}" if row else ""
@@ -576,7 +576,7 @@ def torchao_mx(x: torch.Tensor, element: str, rule: str) -> torch.Tensor | None:
     if found is None:
         return None
     mode = mx_tensor.ScaleCalculationMode[rule.upper()]
-    return mx_tensor.MXTensor.to_mx(x, found, 32, mode).dequantize(torch.float32)
+    return mx_tensor.MXTensor.to_mx(x, found, 32, mode)
 
 
 # ---------------------------------------------------------------- comparing

@@ -7,7 +7,8 @@ from html import escape
 import torch
 from torch import Tensor
 
-from tests.museum.exhibit import Exhibit
+from qgate.expected.derived import find_axes
+from tests.museum.exhibit import Exhibit, Function
 
 STEPS = (1e-6, 1e-4, 1e-2, 1e-1, 1.0)
 """Errors relative to the RMS of the reference, at which the shade changes."""
@@ -60,15 +61,21 @@ def draw_exhibit(exhibit: Exhibit) -> str:
     )
 
 
-def _alone(exhibit: Exhibit, kernel: object) -> Tensor:
+def _alone(exhibit: Exhibit, kernel: Function) -> Tensor:
     """Compare every row computed alone with the same row of the batch."""
     arguments = exhibit.draw(0)
-    batch = exhibit.result(kernel, arguments)  # type: ignore[arg-type]
+    batch = exhibit.result(kernel, arguments)
+    axis = next(
+        axis
+        for axis in find_axes(exhibit.like, arguments)
+        if axis.output is not None and axis.dimensions[0][0] == 0
+    )
     rows = [
-        exhibit.result(kernel, (arguments[0][row : row + 1], *arguments[1:]))  # type: ignore[arg-type]
-        for row in range(len(arguments[0]))
+        exhibit.result(kernel, tuple(axis.take(arguments, torch.tensor([row]))))
+        for row in range(axis.length)
     ]
-    return _levels(torch.cat(rows), batch, batch)
+    assert axis.output is not None
+    return _levels(torch.cat(rows, axis.output), batch, batch)
 
 
 def _levels(actual: Tensor, expected: Tensor, reference: Tensor) -> Tensor:

@@ -7,8 +7,9 @@ input, and of a Mamba block by the plain model of that block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from qgate.expected.conventions import MSE, conventions, search_scales
+from qgate.expected.conventions import MSE, Convention, conventions, search_scales
 from qgate.expected.distances import relative_error
 from qgate.expected.modules import exact_product
 from qgate.formats import Quantizer
@@ -150,8 +151,9 @@ def fit_kernels(
             if convention == MSE:
                 fit = _searched(*about, actual[site.name])
             else:
-                products = _products_by_convention(*about)
-                fit = _nearest(products, actual[site.name], flowing[site.name])
+                fit = _nearest(
+                    _products_by_convention(*about), actual[site.name], flowing[site.name]
+                )
             if fit is not None:
                 fits[site.name] = fit
     return fits
@@ -163,28 +165,35 @@ def _products_by_convention(
     quantizers: Mapping[str, Quantizer],
     quantized: list[str],
     flowing: Mapping[str, Tensor],
-) -> Iterator[tuple[str, Array, float]]:
-    """Give the product of each convention, with the squared error of codes that noise decides."""
+) -> Iterator[tuple[str, Array, Callable[[], float]]]:
+    """Give the product of each convention, and what measures the error of codes near a boundary."""
     values = {port: float64_array(flowing[port]) for port in quantized}
     listed = {port: conventions(quantizers[port]) for port in quantized}
-    energies = {
-        port: np.square(float64_array(flowing[port]))
-        for port in (f"{site.module}:input", f"{site.module}:weight")
-    }
-    for convention in listed[quantized[0]]:
-        ideal, undecided = {}, 0.0
-        for port in quantized:
-            same = [choice for choice in listed[port] if choice.name == convention.name]
-            choice = (same or listed[port])[0]
-            ideal[port] = choice(values[port])
+
+    def undecided(choices: Mapping[str, Convention]) -> float:
+        """Return the squared error of codes that noise decides."""
+        energies = {
+            port: np.square(float64_array(flowing[port]))
+            for port in (f"{site.module}:input", f"{site.module}:weight")
+        }
+        error = 0.0
+        for port, choice in choices.items():
             if not choice.is_exact:
                 lower, upper = choice.alternatives(values[port])
                 moved = {**energies, port: np.square(upper - lower)}
                 product = _product(reference, site, moved, flowing, biased=False)
-                undecided += 0.0 if product is None else float(product.sum())
+                error += 0.0 if product is None else float(product.sum())
+        return error
+
+    for convention in listed[quantized[0]]:
+        choices = {
+            port: next((c for c in listed[port] if c.name == convention.name), listed[port][0])
+            for port in quantized
+        }
+        ideal = {port: choice(values[port]) for port, choice in choices.items()}
         product = _product(reference, site, ideal, flowing)
         if product is not None:
-            yield convention.name, product, undecided
+            yield convention.name, product, partial(undecided, choices)
 
 
 def _searched(
@@ -209,26 +218,27 @@ def _searched(
 
 
 def _nearest(
-    products: Iterator[tuple[str, Array, float]], actual: Tensor, true: Tensor
+    products: Iterator[tuple[str, Array, Callable[[], float]]], actual: Tensor, true: Tensor
 ) -> KernelFit | None:
     """Return the convention that explains a tensor, or the nearest with the definition's error."""
     rounding, energy = _rounding(actual), float(np.square(float64_array(true)).sum())
-    fits: list[tuple[float, KernelFit]] = []
+    candidates: list[tuple[float, float, Callable[[], float], KernelFit]] = []
     for name, product, undecided in products:
         distance, error = _distances(product, actual, true)
-        allowed = UNEXPLAINED * error + rounding
+        excess = distance - (UNEXPLAINED * error + rounding)
         relative = error / energy if energy else 0.0
-        fit = KernelFit(name, not fits, relative, distance <= allowed + undecided)
-        if distance <= allowed:
+        fit = KernelFit(name, not candidates, relative, explains=True)
+        if excess <= 0:
             return fit
-        fits.append((distance, fit))
-    if not fits:
+        candidates.append((distance, excess, undecided, fit))
+    if not candidates:
         return None
-    explaining = [entry for entry in fits if entry[1].explains]
-    nearest = min(explaining or fits, key=lambda entry: entry[0])[1]
-    if nearest.explains:
-        return nearest
-    return KernelFit(nearest.convention, True, fits[0][1].error, explains=False)
+    # Codes near a boundary take two more casts to find: the nearest convention first.
+    by_distance = sorted(candidates, key=lambda candidate: candidate[0])
+    for _, excess, undecided, fit in by_distance:
+        if excess <= undecided():
+            return fit
+    return KernelFit(by_distance[0][3].convention, True, candidates[0][3].error, explains=False)
 
 
 def _distances(product: Array, actual: Tensor, true: Tensor) -> tuple[float, float]:

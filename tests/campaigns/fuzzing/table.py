@@ -6,12 +6,17 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.campaigns.fuzzing import record_targets, tensor_targets, text_targets
+from tests.campaigns.fuzzing import (
+    checkpoint_targets,
+    record_targets,
+    tensor_targets,
+    text_targets,
+)
 from tests.campaigns.fuzzing.target import Target
 
 TARGETS: dict[str, Target] = {
     target.name: target
-    for part in (tensor_targets, record_targets, text_targets)
+    for part in (tensor_targets, checkpoint_targets, record_targets, text_targets)
     for target in part.TARGETS
 }
 

@@ -1,0 +1,120 @@
+"""Faults of exporters that explain a weight with too much error: undone, the error is ideal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from qgate.checkpoints.compute import ideal_values
+from qgate.checkpoints.grids import QuantizedWeight
+
+EXPLAINED_DB = 0.5
+"""Error over the ideal one at which an undone fault counts as the cause."""
+Change = Callable[[QuantizedWeight], QuantizedWeight | None]
+
+
+@dataclass(frozen=True)
+class ExportFault:
+    """A fault in words, and what undoes it."""
+
+    words: str
+    undo: Change
+
+
+def find_cause(weight: QuantizedWeight, parent: Tensor) -> str:
+    """Name the fault without which a weight would be as an ideal quantizer makes it."""
+    weight = replace(weight, elements=weight.float_elements(), unit=1.0)
+    ideal, _ = ideal_values(weight, parent)
+    least = float((ideal - parent).square().sum(dtype=torch.float64))
+    allowed = least * 10 ** (EXPLAINED_DB / 10)
+    for fault in _faults(weight):
+        undone = fault.undo(weight)
+        if undone is None:
+            continue
+        values = undone.values()
+        if float((values - parent).square().sum(dtype=torch.float64)) <= allowed:
+            return fault.words
+    return ""
+
+
+def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
+    yield ExportFault("neighboring codes are swapped (the order of nibbles)", _pairs_swapped)
+    for power in (1, -1, 2, -2):
+        words = f"{2**power:g} times too {'high' if power > 0 else 'low'}"
+        words = words if power > 0 else f"{2**-power:g} times too low"
+        yield ExportFault(
+            f"all scales are {words}",
+            lambda w, power=power: replace(w, scales=w.scales * 2.0**-power),  # type: ignore[misc]
+        )
+    yield ExportFault("scales are stored inverted", lambda w: replace(w, scales=1 / w.scales))
+    yield ExportFault("every scale belongs to the group before it", lambda w: _moved(w, -1))
+    yield ExportFault("every scale belongs to the group after it", lambda w: _moved(w, 1))
+    yield ExportFault("scales of neighboring groups are swapped", _scales_swapped)
+    yield ExportFault("scales stand in the order of columns, not of rows", _scales_transposed)
+    yield ExportFault("scales are swizzled in tiles of 128 x 4", _unswizzled)
+    yield ExportFault("all signs are lost or flipped", lambda w: replace(w, scales=-w.scales))
+    if weight.zero_points is not None:
+        for step in (1, -1):
+            word = "high" if step > 0 else "low"
+            yield ExportFault(
+                f"zero points are 1 too {word}",
+                lambda w, step=step: replace(w, zero_points=_less(w.zero_points, step)),  # type: ignore[misc]
+            )
+        yield ExportFault("zero points are left out", lambda w: replace(w, zero_points=None))
+    yield ExportFault("rows stand in another order: moved by one", lambda w: _rows_moved(w, 1))
+
+
+def _less(zero_points: Tensor | None, step: int) -> Tensor | None:
+    return None if zero_points is None else zero_points - step
+
+
+def _pairs_swapped(weight: QuantizedWeight) -> QuantizedWeight | None:
+    rows, columns = weight.elements.shape
+    if columns % 2:
+        return None
+    pairs = weight.elements.reshape(rows, -1, 2)
+    return replace(weight, elements=pairs.flip(2).reshape(rows, columns))
+
+
+def _moved(weight: QuantizedWeight, step: int) -> QuantizedWeight | None:
+    if weight.scales.numel() < 2:
+        return None
+    moved = weight.scales.reshape(-1).roll(step).reshape(weight.scales.shape)
+    return replace(weight, scales=moved)
+
+
+def _scales_swapped(weight: QuantizedWeight) -> QuantizedWeight | None:
+    count = weight.scales.numel()
+    if count < 2 or count % 2:
+        return None
+    swapped = weight.scales.reshape(-1, 2).flip(1).reshape(weight.scales.shape)
+    return replace(weight, scales=swapped)
+
+
+def _scales_transposed(weight: QuantizedWeight) -> QuantizedWeight | None:
+    rows, columns = weight.scales.shape
+    if rows < 2 or columns < 2:
+        return None
+    return replace(weight, scales=weight.scales.reshape(columns, rows).T.contiguous())
+
+
+def _unswizzled(weight: QuantizedWeight) -> QuantizedWeight | None:
+    """Undo the order of block scales that tensor cores read: 128 rows by 4 columns."""
+    rows, columns = weight.scales.shape
+    if rows % 128 or columns % 4:
+        return None
+    tiled = weight.scales.reshape(rows // 128, columns // 4, 32, 4, 4)
+    return replace(weight, scales=tiled.permute(0, 3, 2, 1, 4).reshape(rows, columns))
+
+
+def _rows_moved(weight: QuantizedWeight, step: int) -> QuantizedWeight:
+    def moved(x: Tensor) -> Tensor:
+        return x.roll(-step, 0) if len(x) == len(weight.elements) else x
+
+    zeros = None if weight.zero_points is None else moved(weight.zero_points)
+    return replace(
+        weight, elements=moved(weight.elements), scales=moved(weight.scales), zero_points=zeros
+    )

@@ -1,0 +1,82 @@
+"""Words for what is wrong with one weight: its scales, its codes, its format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qgate.checkpoints.recipes import DeclaredFormat, Recipe
+from qgate.checkpoints.record import CheckpointFinding, WeightFigures, WeightRecord
+from qgate.text.numbers import decibels
+
+LIMIT_DB = 1.0
+"""Error over the ideal quantizer's that conventions of right exporters stay under.
+
+Scales of amax/7 against amax/7.5 of INT4 differ by 0.6 dB, the rules of MX by less than 0.9 dB.
+"""
+BETTER_DB = -3.0
+"""Error so far below the ideal one that the weight was not quantized as it says."""
+
+
+def scale_causes(figures: WeightFigures) -> Iterator[str]:
+    """Name what is wrong with scales and values whatever the parent is."""
+    scales = figures.scales
+    count = f"{scales.count:,} scale{'s' * (scales.count != 1)}"
+    if scales.not_finite:
+        yield f"{scales.not_finite:,} of {count} are NaN or infinite"
+    if scales.negative:
+        yield f"{scales.negative:,} of {count} are negative"
+    if scales.zero:
+        yield f"{scales.zero:,} of {count} are zero"
+    if scales.all_equal and scales.count > 4:
+        yield f"all {count} are equal, {scales.largest:.4g}: they were not made from the weight"
+    if figures.not_finite and not scales.not_finite:
+        yield f"{figures.not_finite:,} of {figures.count:,} values are NaN or infinite"
+    if figures.zero_share == 1.0:
+        yield "all values are zero"
+
+
+def error_cause(figures: WeightFigures, explained: str) -> str:
+    """Say in words that a weight has more error than its format, and why; empty if it has not."""
+    over = figures.over_ideal_db
+    if over is None:
+        return ""
+    if over < BETTER_DB:
+        return (
+            f"{decibels(-over)} less error than the format can have: it was not made from this "
+            "parent by this format"
+        )
+    if not over > LIMIT_DB:
+        return ""
+    size = f"{decibels(over)} worse than ideal"
+    if explained:
+        return f"{explained}: {size}"
+    if figures.over_codes_db is not None and figures.over_codes_db > LIMIT_DB:
+        return f"codes are not the nearest to the parent at the stored scales: {size}"
+    ratio = figures.scales.log2_ratio
+    if ratio is not None and abs(ratio) > 0.05:
+        return f"scales are {2**ratio:.3g} times the ideal ones at the median: {size}"
+    row = f", row {figures.worst_row[0]} most" if figures.worst_row else ""
+    return f"scales are off{row}: {size}"
+
+
+def declared_causes(
+    recipe: Recipe, record: WeightRecord, stored: DeclaredFormat | None
+) -> Iterator[CheckpointFinding]:
+    """Compare how a weight is stored with what the recipe declares for its module."""
+    module = record.name.removesuffix(".weight")
+    if not recipe.method:
+        return
+    declared = recipe.format_of(module)
+    if stored is not None and recipe.ignores(module):
+        yield CheckpointFinding(record.name, f"it is {stored}, and the recipe ignores it")
+    elif stored is not None and declared is not None and not same_format(stored, declared):
+        yield CheckpointFinding(record.name, f"it is {stored}, and the recipe declares {declared}")
+
+
+def same_format(stored: DeclaredFormat, declared: DeclaredFormat) -> bool:
+    """Compare formats; signed integers with zero points and unsigned ones are one format."""
+    return (
+        stored.element.removeprefix("u") == declared.element.removeprefix("u")
+        and stored.tile == declared.tile
+        and (stored.has_zero_points or not declared.has_zero_points)
+    )

@@ -1,0 +1,166 @@
+"""The one form that every packing is decoded to: elements, and the scales that tiles share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from qgate.errors import QgateError
+
+CHUNK = 1 << 19
+"""Elements that are worked on at a time, so that they stay in the cache."""
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A weight as rows of elements: value = (element - zero point) * scale of its tile.
+
+    element      the name of the element format
+    elements     rows x columns: integers, or the values of a small float, in units of `unit`
+    scales       one per tile in float32, with the scales of the whole tensor multiplied in
+    tile         rows and columns of a tile
+    zero_points  one per tile, in units of elements
+    scale_codes  the scales as they are stored, where they have a format of their own
+    """
+
+    element: str
+    elements: Tensor
+    scales: Tensor
+    tile: tuple[int, int]
+    zero_points: Tensor | None = None
+    scale_codes: Tensor | None = None
+    unit: float = 1.0
+
+    def values(self) -> Tensor:
+        """Return the dequantized weight in float32."""
+        elements = self.in_tiles(self.float_elements())
+        if self.zero_points is not None:
+            elements = elements - self.zero_points[:, None, :, None]
+        return self.from_tiles(elements * self.scales[:, None, :, None])
+
+    def float_elements(self) -> Tensor:
+        """Return the elements in float32."""
+        elements = widen(self.elements)
+        return elements if self.unit == 1.0 else elements * self.unit
+
+    def in_tiles(self, x: Tensor) -> Tensor:
+        """View rows x columns as tile rows x rows of a tile x tile columns x columns of a tile."""
+        rows, columns = x.shape
+        height, width = min(self.tile[0], rows), min(self.tile[1], columns)
+        pad = (0, -columns % width, 0, -rows % height)
+        x = torch.nn.functional.pad(x, pad) if any(pad) else x
+        return x.reshape(x.shape[0] // height, height, x.shape[1] // width, width)
+
+    def from_tiles(self, x: Tensor) -> Tensor:
+        """View tiles as rows x columns again."""
+        whole = x.reshape(x.shape[0] * x.shape[1], -1)
+        rows, columns = self.elements.shape
+        return whole[:rows, :columns] if whole.shape != (rows, columns) else whole
+
+    def chunks(self) -> Iterator[tuple[int, QuantizedWeight]]:
+        """Split a weight into whole tiles of rows, with the number of the first row of each."""
+        rows, columns = self.elements.shape
+        height = min(self.tile[0], rows)
+        step = max(1, CHUNK // max(1, columns) // height) * height
+        for start in range(0, rows, step):
+            tiles = slice(start // height, -(-(start + step) // height))
+            yield (
+                start,
+                replace(
+                    self,
+                    elements=self.elements[start : start + step],
+                    scales=self.scales[tiles],
+                    zero_points=None if self.zero_points is None else self.zero_points[tiles],
+                    scale_codes=None if self.scale_codes is None else self.scale_codes[tiles],
+                ),
+            )
+
+    def spread(self, per_tile: Tensor) -> Tensor:
+        """Repeat figures of tiles for each element."""
+        rows, columns = self.elements.shape
+        return spread(per_tile, self.tile, rows, columns)
+
+
+def widen(elements: Tensor) -> Tensor:
+    """Return elements in float32; those of FP8 from a table, which is faster than torch's cast."""
+    if elements.dtype not in _TABLES:
+        return elements.float()
+    codes = elements.contiguous().view(torch.uint8)
+    table = _TABLES[elements.dtype]
+    return table.index_select(0, codes.reshape(-1).int()).reshape(elements.shape)
+
+
+_TABLES = {
+    dtype: torch.arange(256, dtype=torch.uint8).view(dtype).float()
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+}
+
+
+def spread(per_tile: Tensor, tile: tuple[int, int], rows: int, columns: int) -> Tensor:
+    """Repeat one figure per tile for each element of rows x columns."""
+    if per_tile.shape[0] > 1 and tile[0] > 1:
+        per_tile = per_tile.repeat_interleave(tile[0], 0)[:rows]
+    if per_tile.shape[1] > 1 and tile[1] > 1:
+        per_tile = per_tile.repeat_interleave(tile[1], 1)[:, :columns]
+    return per_tile
+
+
+def fit_tile(scales: Tensor, rows: int, columns: int, name: str) -> tuple[Tensor, tuple[int, int]]:
+    """Find the tile that scales of some shape belong to, and return them as rows of tiles."""
+    if scales.numel() == 1:
+        return scales.reshape(1, 1), (rows, columns)
+    if scales.dim() == 1 and scales.numel() == rows:
+        return scales.reshape(rows, 1), (1, columns)
+    shaped = scales.reshape(-1, scales.shape[-1])
+    if shaped.shape == (rows, 1):
+        return shaped, (1, columns)
+    sides = [
+        _side(length, count) for length, count in zip((rows, columns), shaped.shape, strict=True)
+    ]
+    if None in sides:
+        raise QgateError(
+            f"{name}: scales of shape {tuple(scales.shape)} do not fit a weight of "
+            f"{rows} x {columns}."
+        )
+    return shaped, (sides[0] or 1, sides[1] or 1)
+
+
+def _side(length: int, count: int) -> int | None:
+    """Return the power of two (or whole share) that divides a length into so many tiles."""
+    if count < 1 or count > length:
+        return None
+    if length % count == 0:
+        return length // count
+    for side in (16, 32, 64, 128, 256, 512):
+        if -(-length // side) == count:
+            return side
+    return None
+
+
+def from_nibbles(packed: Tensor) -> Tensor:
+    """Return the FP4 values of bytes with two codes each, the low one first, in units of 0.5."""
+    rows = packed.reshape(-1)
+    return FP4_PAIRS.index_select(0, rows.int()).reshape(*packed.shape[:-1], -1)
+
+
+def from_words(packed: Tensor, bits: int, count: int) -> Tensor:
+    """Return the unsigned codes of int32 words along the last axis, the lowest bits first."""
+    per_word = 32 // bits
+    shifts = torch.arange(per_word, dtype=torch.int32) * bits
+    codes = (packed.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
+    return codes.flatten(-2)[..., :count]
+
+
+def decode_e8m0(codes: Tensor) -> Tensor:
+    """Return powers of two; the code 255 is NaN."""
+    values = torch.ldexp(torch.ones(codes.shape), codes.int() - 127)
+    return torch.where(codes == 255, torch.nan, values)
+
+
+FP4_UNIT = 0.5
+_FP4 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
+FP4_PAIRS = torch.stack([_FP4.repeat(16), _FP4.repeat_interleave(16)], 1)
+"""The two values of every byte of FP4 codes, in units of 0.5."""

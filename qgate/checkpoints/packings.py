@@ -1,0 +1,316 @@
+"""Packings of quantized weights: which tensors belong to one, and how they are decoded.
+
+A packing is one entry of PACKINGS: the endings of its tensors, and a function. Names of tensors and
+their dtypes tell which it is; the configuration says what was meant, and is compared later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qgate.checkpoints.grids import (
+    FP4_UNIT,
+    QuantizedWeight,
+    decode_e8m0,
+    fit_tile,
+    from_nibbles,
+    from_words,
+)
+from qgate.checkpoints.stored import Checkpoint, StoredEntry
+from qgate.errors import QgateError, first_line
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The tensors of one weight by ending, its name, and the bits that the recipe declares."""
+
+    name: str
+    tensors: Mapping[str, Tensor]
+    bits: int = 0
+
+    def __getitem__(self, ending: str) -> Tensor:
+        return self.tensors[ending]
+
+    def get(self, *endings: str) -> Tensor | None:
+        """Return the first of these tensors that there is."""
+        return next((self.tensors[e] for e in endings if e in self.tensors), None)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """One way to store a weight.
+
+    parts     ending → dtypes it may have; the first is the tensor that names the weight
+    optional  endings that may be missing
+    decode    from the parts by ending, and facts of the configuration
+    """
+
+    name: str
+    parts: Mapping[str, tuple[str, ...]]
+    optional: tuple[str, ...]
+    decode: Callable[[Parts], QuantizedWeight]
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """One logical weight: its name in the parent's manner, its packing, and its tensors."""
+
+    name: str
+    packing: Packing | None
+    parts: Mapping[str, StoredEntry]
+
+    @property
+    def size(self) -> int:
+        return sum(entry.size for entry in self.parts.values())
+
+
+# Packings ----------------------------------------------------------------------------------------
+
+
+def _packed_integers(parts: Parts) -> QuantizedWeight:
+    """Decode pack-quantized of compressed-tensors: offset binary integers in words of 32 bits."""
+    rows, columns = (int(length) for length in parts["weight_shape"].tolist())
+    words = parts["weight_packed"]
+    bits = parts.bits or _bits_of(words.shape[-1], columns, parts.name)
+    offset = 1 << (bits - 1)
+    elements = from_words(words, bits, columns).float() - offset
+    scales, tile = fit_tile(parts["weight_scale"].float(), rows, columns, parts.name)
+    zeros = None
+    packed = parts.get("weight_zero_point")
+    if packed is not None:
+        # Packed along the rows, so that every column has whole words.
+        unpacked = from_words(packed.T.contiguous(), bits, scales.shape[0]).T
+        zeros = unpacked.float() - offset
+    return QuantizedWeight(f"int{bits}", elements, scales, tile, zeros)
+
+
+def _bits_of(words: int, columns: int, name: str) -> int:
+    for bits in (4, 8, 2):
+        if -(-columns // (32 // bits)) == words:
+            return bits
+    raise QgateError(f"{name}: {words} words do not hold {columns} integers of 2, 4 or 8 bits.")
+
+
+def _plain(parts: Parts) -> QuantizedWeight:
+    """Decode integers or FP8 beside scales by which they are multiplied."""
+    weight = parts["weight"]
+    stored = parts.get("weight_scale", "weight_scale_inv")
+    assert stored is not None
+    rows, columns = _as_rows(weight).shape
+    element = {torch.int8: "int8", torch.uint8: "uint8"}.get(weight.dtype) or (
+        "fp8_e5m2" if weight.dtype == torch.float8_e5m2 else "fp8_e4m3"
+    )
+    scales, tile = fit_tile(stored.float(), rows, columns, parts.name)
+    zeros = parts.get("weight_zero_point")
+    return QuantizedWeight(
+        element,
+        _as_rows(weight),
+        scales,
+        tile,
+        None if zeros is None else fit_tile(zeros.float(), rows, columns, parts.name)[0],
+    )
+
+
+def _nvfp4(parts: Parts) -> QuantizedWeight:
+    """Decode FP4 in blocks of 16 with E4M3 scales and one more scale of the tensor."""
+    packed = parts.get("weight_packed", "weight")
+    assert packed is not None
+    codes = from_nibbles(_as_rows(packed))
+    stored = parts["weight_scale"]
+    divisor = parts.get("weight_global_scale")
+    whole = parts["weight_scale_2"].float() if divisor is None else 1 / divisor.float()
+    scales, tile = fit_tile(_as_rows(stored).float(), len(codes), codes.shape[1], parts.name)
+    return QuantizedWeight(
+        "fp4_e2m1", codes, scales * whole.reshape(-1, 1), tile, scale_codes=_as_rows(stored),
+        unit=FP4_UNIT,
+    )  # fmt: skip
+
+
+def _mxfp4(parts: Parts) -> QuantizedWeight:
+    """Decode FP4 in blocks of 32 with E8M0 scales."""
+    blocks = parts.get("weight_packed", "blocks")
+    stored = parts.get("weight_scale", "scales")
+    assert blocks is not None
+    assert stored is not None
+    stored = stored.view(torch.uint8)
+    codes = from_nibbles(blocks.reshape(stored.numel() // stored.shape[-1], -1))
+    scales, tile = fit_tile(decode_e8m0(_as_rows(stored)), len(codes), codes.shape[1], parts.name)
+    return QuantizedWeight(
+        "fp4_e2m1", codes, scales, tile, scale_codes=_as_rows(stored), unit=FP4_UNIT
+    )
+
+
+def _gptq(parts: Parts) -> QuantizedWeight:
+    """Decode GPTQ: words along the inputs, zero points stored less one, groups by `g_idx`."""
+    scales = parts["scales"].float()
+    groups, rows = scales.shape
+    words = parts["qweight"]
+    bits = parts.bits or 4
+    columns = words.shape[0] * 32 // bits
+    elements = from_words(words.T.contiguous(), bits, columns).float()
+    zeros = from_words(parts["qzeros"], bits, rows).float() + 1
+    per_group, zero_points = scales.T.contiguous(), zeros.T.contiguous()
+    index = parts.get("g_idx")
+    tile = (1, columns // groups)
+    if index is not None and not torch.equal(index.long(), torch.arange(columns) // tile[1]):
+        per_group, zero_points = per_group[:, index.long()], zero_points[:, index.long()]
+        tile = (1, 1)
+    return QuantizedWeight(f"uint{bits}", elements, per_group, tile, zero_points)
+
+
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""The position in a word of each of eight neighboring outputs."""
+
+
+def _awq(parts: Parts) -> QuantizedWeight:
+    """Decode AWQ: eight outputs in a word, in an order of their own."""
+    scales = parts["scales"].float()
+    groups, rows = scales.shape
+    order = torch.tensor(AWQ_ORDER)
+
+    def unpacked(words: Tensor) -> Tensor:
+        codes = from_words(words, 4, rows)
+        return codes.reshape(len(codes), -1, 8)[..., order].flatten(1).float()
+
+    elements = unpacked(parts["qweight"]).T.contiguous()
+    zeros = unpacked(parts["qzeros"]).T.contiguous()
+    tile = (1, elements.shape[1] // groups)
+    return QuantizedWeight("uint4", elements, scales.T.contiguous(), tile, zeros)
+
+
+def _bnb_int8(parts: Parts) -> QuantizedWeight:
+    """Decode bitsandbytes' INT8: rows with their largest magnitude beside them."""
+    weight = parts["weight"]
+    return QuantizedWeight(
+        "int8", weight, parts["SCB"].float().reshape(-1, 1) / 127, (1, weight.shape[1])
+    )
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1]) if x.dim() > 1 else x.reshape(1, -1)
+
+
+_FP8 = ("F8_E4M3", "F8_E5M2")
+_FLOATS = ("F32", "BF16", "F16")
+PACKINGS = (
+    Packing(
+        "compressed-tensors NVFP4",
+        {"weight_packed": ("U8",), "weight_scale": ("F8_E4M3",), "weight_global_scale": ("F32",)},
+        (),
+        _nvfp4,
+    ),
+    Packing(
+        "compressed-tensors MXFP4",
+        {"weight_packed": ("U8",), "weight_scale": ("U8", "F8_E8M0")},
+        (),
+        _mxfp4,
+    ),
+    Packing(
+        "compressed-tensors packed integers",
+        {
+            "weight_packed": ("I32",),
+            "weight_scale": _FLOATS,
+            "weight_shape": ("I64", "I32"),
+            "weight_zero_point": ("I32",),
+        },
+        ("weight_zero_point",),
+        _packed_integers,
+    ),
+    Packing(
+        "ModelOpt NVFP4",
+        {"weight": ("U8",), "weight_scale": ("F8_E4M3",), "weight_scale_2": ("F32",)},
+        (),
+        _nvfp4,
+    ),
+    Packing(
+        "FP8 tiles with inverse scales",
+        {"weight": _FP8, "weight_scale_inv": _FLOATS},
+        (),
+        _plain,
+    ),
+    Packing(
+        "values beside scales",
+        {
+            "weight": (*_FP8, "I8"),
+            "weight_scale": _FLOATS,
+            "weight_zero_point": ("I8", "F32", "BF16", "F16"),
+        },
+        ("weight_zero_point",),
+        _plain,
+    ),
+    Packing("bitsandbytes INT8", {"weight": ("I8",), "SCB": ("F32", "F16")}, (), _bnb_int8),
+    Packing(
+        "GPTQ",
+        {"qweight": ("I32",), "qzeros": ("I32",), "scales": _FLOATS, "g_idx": ("I32",)},
+        (),
+        _gptq,
+    ),
+    Packing("AWQ", {"qweight": ("I32",), "qzeros": ("I32",), "scales": _FLOATS}, (), _awq),
+    Packing("MXFP4 blocks", {"blocks": ("U8",), "scales": ("U8",)}, (), _mxfp4),
+)
+
+
+def find_weights(checkpoint: Checkpoint) -> list[StoredWeight]:
+    """Group the tensors of a checkpoint into weights; those of no packing stand alone."""
+    taken: set[str] = set()
+    weights = []
+    for packing in PACKINGS:
+        first = next(iter(packing.parts))
+        for name in checkpoint.entries:
+            prefix, separator = _prefix(name, first)
+            if separator is None or name in taken:
+                continue
+            parts = _parts(checkpoint, packing, prefix, separator)
+            if parts is None or taken & {entry.name for entry in parts.values()}:
+                continue
+            taken |= {entry.name for entry in parts.values()}
+            weights.append(StoredWeight(_logical_name(prefix, separator), packing, parts))
+    weights += [
+        StoredWeight(name, None, {"": entry})
+        for name, entry in checkpoint.entries.items()
+        if name not in taken
+    ]
+    order = {name: number for number, name in enumerate(checkpoint.entries)}
+    return sorted(weights, key=lambda w: order[next(iter(w.parts.values())).name])
+
+
+def _prefix(name: str, ending: str) -> tuple[str, str | None]:
+    """Split `up.weight` or `up_blocks` into its stem and what joins it with the ending."""
+    for separator in (".", "_"):
+        if name.endswith(separator + ending):
+            return name[: -len(ending) - 1], separator
+    return "", None
+
+
+def _parts(
+    checkpoint: Checkpoint, packing: Packing, prefix: str, separator: str
+) -> dict[str, StoredEntry] | None:
+    parts = {}
+    for ending, dtypes in packing.parts.items():
+        entry = checkpoint.entries.get(f"{prefix}{separator}{ending}")
+        if entry is not None and entry.dtype in dtypes:
+            parts[ending] = entry
+        elif ending not in packing.optional or entry is not None:
+            return None
+    return parts
+
+
+def _logical_name(prefix: str, separator: str) -> str:
+    return f"{prefix}.weight" if separator == "." else prefix
+
+
+def decode(checkpoint: Checkpoint, weight: StoredWeight, bits: int = 0) -> QuantizedWeight:
+    """Read and decode a quantized weight; `bits` of integers as the recipe declares them."""
+    assert weight.packing is not None
+    tensors = {ending: checkpoint.read(entry.name) for ending, entry in weight.parts.items()}
+    try:
+        return weight.packing.decode(Parts(weight.name, tensors, bits))
+    except (RuntimeError, ValueError, IndexError, OverflowError, ZeroDivisionError) as error:
+        shapes = ", ".join(f"{ending} {tuple(x.shape)}" for ending, x in tensors.items())
+        raise QgateError(
+            f"its tensors are no weight in {weight.packing.name}: {shapes} ({first_line(error)})"
+        ) from None

@@ -1,0 +1,131 @@
+"""Which tensor of the parent each weight of the child was made from.
+
+By name first, then by rules for prefixes and for fused weights, last by content: a few elements at
+fixed positions tell weights of one shape apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+PREFIXES = ("model.", "language_model.", "transformer.", "module.", "base_model.", "bert.")
+FUSIONS: Mapping[str, tuple[str, ...]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "in_proj": ("q_proj", "k_proj", "v_proj"),
+    "query_key_value": ("query", "key", "value"),
+}
+"""A fused weight, and the parts whose rows stand one after the other in it."""
+SAMPLES = 4096
+ALIKE = 0.8
+"""Least cosine of sampled elements of a weight and its parent; other weights have about 0."""
+
+
+@dataclass(frozen=True)
+class ParentMatch:
+    """The parent's tensors of one weight, and how they were found.
+
+    how      "name", "prefix", "fused" or "content"
+    transposed   the parent's rows are the child's columns
+    """
+
+    names: tuple[str, ...]
+    how: str
+    transposed: bool = False
+
+
+def match_by_name(child: Iterable[str], parent: Iterable[str]) -> dict[str, ParentMatch]:
+    """Match equal names, names but for a prefix, and fused names with their parts."""
+    names = list(parent)
+    exact = set(names)
+    bare: dict[str, str] = {}
+    for name in names:
+        bare.setdefault(strip_prefix(name), name)
+    matches = {}
+    for name in child:
+        if name in exact:
+            matches[name] = ParentMatch((name,), "name")
+        elif strip_prefix(name) in bare:
+            matches[name] = ParentMatch((bare[strip_prefix(name)],), "prefix")
+        else:
+            parts = _parts_of(strip_prefix(name), bare)
+            if parts:
+                matches[name] = ParentMatch(parts, "fused")
+    return matches
+
+
+def strip_prefix(name: str) -> str:
+    """Leave out what wrappers put before a name."""
+    stripped = name
+    while True:
+        prefix = next((p for p in PREFIXES if stripped.startswith(p)), None)
+        if prefix is None:
+            return stripped
+        stripped = stripped[len(prefix) :]
+
+
+def _parts_of(name: str, bare: Mapping[str, str]) -> tuple[str, ...]:
+    for fused, parts in FUSIONS.items():
+        if f"{fused}." in name or name.endswith(fused):
+            listed = [name.replace(fused, part) for part in parts]
+            if all(part in bare for part in listed):
+                return tuple(bare[part] for part in listed)
+    return ()
+
+
+def match_by_content(
+    child: Mapping[str, tuple[int, ...]],
+    parent: Mapping[str, tuple[int, ...]],
+    read_child: Callable[[str], Tensor],
+    read_parent: Callable[[str], Tensor],
+) -> dict[str, ParentMatch]:
+    """Match weights of one shape, or of a transposed one, by sampled elements."""
+    matches: dict[str, ParentMatch] = {}
+    samples = {}
+    for name, shape in child.items():
+        candidates = [other for other, its in parent.items() if _fits(shape, its)]
+        if not candidates:
+            continue
+        values = read_child(name)
+        best: tuple[float, ParentMatch] | None = None
+        for other in candidates:
+            if other not in samples:
+                samples[other] = read_parent(other).float()
+            for transposed in _orders(shape, parent[other]):
+                compared = samples[other].T if transposed else samples[other]
+                cosine = _cosine(_sampled(values), _sampled(compared))
+                if best is None or cosine > best[0]:
+                    best = cosine, ParentMatch((other,), "content", transposed)
+        if best is not None and best[0] >= ALIKE:
+            matches[name] = best[1]
+    return matches
+
+
+def _fits(shape: Sequence[int], other: Sequence[int]) -> bool:
+    return tuple(shape) == tuple(other) or (
+        len(shape) == 2 and tuple(shape) == tuple(reversed(other))
+    )
+
+
+def _orders(shape: Sequence[int], other: Sequence[int]) -> list[bool]:
+    if tuple(shape) != tuple(other):
+        return [True]
+    return [False, True] if len(shape) == 2 and shape[0] == shape[1] else [False]
+
+
+def _sampled(x: Tensor) -> Tensor:
+    row = x.reshape(-1)
+    if row.numel() <= SAMPLES:
+        return row.float()
+    positions = torch.linspace(0, row.numel() - 1, SAMPLES, dtype=torch.float64).long()
+    return row[positions].float()
+
+
+def _cosine(x: Tensor, y: Tensor) -> float:
+    x, y = x.nan_to_num(0, 0, 0), y.nan_to_num(0, 0, 0)
+    norms = float(x.norm() * y.norm())
+    return float(x @ y) / norms if norms else 0.0

@@ -1,0 +1,238 @@
+"""Recipes that configurations declare: which weights have which format.
+
+Read from `quantization_config` of config.json or from hf_quant_config.json, in the manner of each
+library. A method that is not listed here is named, and nothing is guessed from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from qgate.errors import QgateError
+
+Settings = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class DeclaredFormat:
+    """A format of weights: the element, and rows and columns that share a scale (None: all)."""
+
+    element: str
+    tile: tuple[int | None, int | None]
+    has_zero_points: bool = False
+
+    def __str__(self) -> str:
+        rows, columns = self.tile
+        if rows is None or columns is None:
+            shared = "per tensor" if rows is None else "per row"
+        else:
+            shared = f"per {columns}" if rows == 1 else f"in tiles of {rows} x {columns}"
+        return f"{self.element} {shared}{' with zero points' if self.has_zero_points else ''}"
+
+
+@dataclass(frozen=True)
+class RecipeGroup:
+    """The format of the modules that patterns name."""
+
+    targets: tuple[str, ...]
+    format: DeclaredFormat
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A declared recipe.
+
+    method  the library: "compressed-tensors", "gptq", …; empty where nothing is declared
+    ignore  patterns of modules that stay in high precision
+    bits    of packed integers, where the tensors do not tell
+    """
+
+    method: str = ""
+    groups: tuple[RecipeGroup, ...] = ()
+    ignore: tuple[str, ...] = ()
+    bits: int = 0
+
+    def ignores(self, module: str) -> bool:
+        return any(matches(pattern, module) for pattern in self.ignore)
+
+    def format_of(self, module: str) -> DeclaredFormat | None:
+        """Return the format of a module that is a linear layer; the most special target wins."""
+        general = None
+        for group in self.groups:
+            for target in group.targets:
+                if target == "Linear":
+                    general = group.format
+                elif matches(target, module):
+                    return group.format
+        return general
+
+    def idle_patterns(self, modules: Iterable[str]) -> list[str]:
+        """List the patterns of `ignore` that match no module."""
+        modules = list(modules)
+        return [
+            pattern
+            for pattern in self.ignore
+            if not any(matches(pattern, module) for module in modules)
+        ]
+
+
+def matches(pattern: str, module: str) -> bool:
+    """Match a pattern as the libraries do: `re:` regular expressions, wildcards, names, ends."""
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], module) is not None
+    if "*" in pattern:
+        return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), module) is not None
+    return module == pattern or module.startswith(f"{pattern}.") or module.endswith(f".{pattern}")
+
+
+# Methods -----------------------------------------------------------------------------------------
+
+
+def _compressed_tensors(settings: Settings) -> Recipe:
+    groups = []
+    for name, group in _settings(settings, "config_groups").items():
+        if not isinstance(group, Mapping):
+            raise ValueError(f"config_groups has {name!r}: {group!r}")
+        weights = group.get("weights")
+        if isinstance(weights, Mapping):
+            groups.append(RecipeGroup(_texts(group, "targets"), _scheme(weights)))
+    return Recipe("compressed-tensors", tuple(groups), _texts(settings, "ignore"))
+
+
+def _scheme(weights: Settings) -> DeclaredFormat:
+    bits, kind = _number(weights, "num_bits"), weights.get("type", "int")
+    element = f"int{bits}" if kind == "int" else {8: "fp8_e4m3", 4: "fp4_e2m1"}.get(bits, "")
+    if not element:
+        raise ValueError(f"num_bits {bits} of type {kind!r}")
+    strategy = weights.get("strategy")
+    if strategy == "block":
+        structure = weights.get("block_structure")
+        rows, columns = structure if isinstance(structure, list) else (128, 128)
+        return DeclaredFormat(element, (int(rows), int(columns)))
+    size = weights.get("group_size")
+    tiles: dict[object, tuple[int | None, int | None]] = {
+        "tensor": (None, None),
+        "channel": (1, None),
+    }
+    tile = tiles.get(strategy, (1, size if isinstance(size, int) else 16))
+    return DeclaredFormat(element, tile, weights.get("symmetric") is False)
+
+
+def _gptq(settings: Settings) -> Recipe:
+    bits = _number(settings, "bits")
+    if bits not in (2, 4, 8):
+        raise ValueError(f"bits is {bits}; 2, 4 and 8 can be read")
+    size = settings.get("group_size")
+    columns = size if isinstance(size, int) and size > 0 else None
+    declared = DeclaredFormat(f"uint{bits}", (1, columns), has_zero_points=True)
+    return Recipe("gptq", (RecipeGroup(("Linear",), declared),), _lm_head(settings), bits)
+
+
+def _awq(settings: Settings) -> Recipe:
+    size = settings.get("group_size", settings.get("q_group_size", 128))
+    declared = DeclaredFormat(
+        "uint4", (1, size if isinstance(size, int) else 128), has_zero_points=True
+    )
+    skipped = _texts(settings, "modules_to_not_convert")
+    return Recipe("awq", (RecipeGroup(("Linear",), declared),), (*skipped, "lm_head"), 4)
+
+
+def _fp8(settings: Settings) -> Recipe:
+    size = settings.get("weight_block_size")
+    tile = (int(size[0]), int(size[1])) if isinstance(size, list) else (None, None)
+    declared = DeclaredFormat("fp8_e4m3", tile)
+    skipped = _texts(settings, "modules_to_not_convert") or _texts(settings, "ignored_layers")
+    return Recipe("fp8", (RecipeGroup(("Linear",), declared),), skipped)
+
+
+def _modelopt(settings: Settings) -> Recipe:
+    settings = _settings(settings, "quantization") or settings
+    algorithm = str(settings.get("quant_algo", ""))
+    declared = {
+        "NVFP4": DeclaredFormat("fp4_e2m1", (1, 16)),
+        "FP8": DeclaredFormat("fp8_e4m3", (None, None)),
+    }.get(algorithm)
+    if declared is None:
+        raise ValueError(f"quant_algo {algorithm!r}")
+    skipped = _texts(settings, "exclude_modules") or _texts(settings, "ignore")
+    return Recipe("modelopt", (RecipeGroup(("Linear",), declared),), skipped)
+
+
+def _mxfp4(settings: Settings) -> Recipe:
+    declared = DeclaredFormat("fp4_e2m1", (1, 32))
+    skipped = _texts(settings, "modules_to_not_convert")
+    return Recipe("mxfp4", (RecipeGroup(("re:.*experts.*",), declared),), skipped)
+
+
+def _bitsandbytes(settings: Settings) -> Recipe:
+    if settings.get("load_in_8bit") is not True:
+        raise ValueError("only load_in_8bit of bitsandbytes can be read")
+    declared = DeclaredFormat("int8", (1, None))
+    skipped = _texts(settings, "llm_int8_skip_modules")
+    return Recipe("bitsandbytes", (RecipeGroup(("Linear",), declared),), skipped)
+
+
+METHODS: dict[str, Callable[[Settings], Recipe]] = {
+    "compressed-tensors": _compressed_tensors,
+    "gptq": _gptq,
+    "awq": _awq,
+    "fp8": _fp8,
+    "modelopt": _modelopt,
+    "mxfp4": _mxfp4,
+    "bitsandbytes": _bitsandbytes,
+}
+
+
+def read_recipe(label: str, files: Settings) -> Recipe:
+    """Return what the configuration files declare, by name; nothing where they say nothing.
+
+    label   the checkpoint, to be shown
+    """
+    for file, path in (("config.json", "quantization_config"), ("hf_quant_config.json", "")):
+        configuration = files.get(file)
+        if not isinstance(configuration, Mapping):
+            continue
+        settings = configuration.get(path) if path else configuration
+        if isinstance(settings, Mapping):
+            method = str(settings.get("quant_method", "modelopt" if not path else ""))
+            return _parsed(f"{label}/{file}", method, settings)
+    return Recipe()
+
+
+def _parsed(where: str, method: str, settings: Settings) -> Recipe:
+    if method not in METHODS:
+        raise QgateError(
+            f"{where!r} declares quant_method {method!r}, which is not known; {', '.join(METHODS)} "
+            "are. Give --recipe to say what was meant."
+        )
+    try:
+        return METHODS[method](settings)
+    except (ValueError, TypeError) as error:
+        raise QgateError(f"{where!r} declares what {method} does not have: {error}.") from None
+
+
+def _settings(settings: Settings, name: str) -> Settings:
+    value = settings.get(name, {})
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} is {value!r}")
+    return value
+
+
+def _number(settings: Settings, name: str) -> int:
+    value = settings.get(name)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} is {value!r}")
+    return value
+
+
+def _texts(settings: Settings, name: str) -> tuple[str, ...]:
+    value = settings.get(name) or []
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise ValueError(f"{name} is {value!r}")
+    return tuple(value)
+
+
+def _lm_head(settings: Settings) -> tuple[str, ...]:
+    return () if settings.get("lm_head") is True else ("lm_head",)

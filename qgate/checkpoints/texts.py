@@ -1,0 +1,101 @@
+"""The comparison of a checkpoint for the screen: findings first, then totals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from tabulate import tabulate
+
+from qgate.checkpoints.record import CheckpointRecord, WeightRecord
+from qgate.text import one_line
+from qgate.text.numbers import brief, decibels, megabytes, percent
+
+SHOWN = 40
+
+
+def result_lines(record: CheckpointRecord, limit: int = SHOWN) -> Iterator[str]:
+    """Say what was found, what there is, and which weights have the most error."""
+    yield from _findings(record, limit)
+    yield from _formats(record)
+    yield from _worst(record)
+
+
+def first_line(record: CheckpointRecord) -> str:
+    """Return the verdict in one line."""
+    quantized = [weight for weight in record.weights if weight.outcome == "quantized"]
+    beside = f" and its parent {one_line(record.parent)}" if record.parent else ""
+    if not record.findings:
+        return (
+            f"{one_line(record.child)} is as declared: {len(quantized)} quantized and "
+            f"{len(record.weights) - len(quantized)} other tensors agree with the recipe{beside}"
+        )
+    first = record.findings[0]
+    more = len(record.findings) - 1
+    others = f"; {more} more finding{'s' * (more != 1)}" if more else ""
+    return f"{one_line(first.subject)}: {one_line(first.cause)}{others}"
+
+
+def _findings(record: CheckpointRecord, limit: int) -> Iterator[str]:
+    yield first_line(record)
+    for finding in record.findings[1:limit]:
+        yield f"{one_line(finding.subject)}: {one_line(finding.cause)}"
+    if len(record.findings) > limit:
+        yield f"… and {len(record.findings) - limit} more; --json has all"
+
+
+def _formats(record: CheckpointRecord) -> Iterator[str]:
+    """List each format with the share of parameters that have it."""
+    counts: Counter[tuple[str, str]] = Counter()
+    sizes: Counter[tuple[str, str]] = Counter()
+    tensors: Counter[tuple[str, str]] = Counter()
+    for weight in record.weights:
+        key = weight.format, weight.packing
+        counts[key] += weight.count
+        sizes[key] += weight.size
+        tensors[key] += 1
+    total = sum(counts.values()) or 1
+    rows = [
+        [
+            *key,
+            tensors[key],
+            percent(count / total),
+            f"{8 * sizes[key] / count:.2f}" if count else "",
+            megabytes(sizes[key]),
+        ]
+        for key, count in counts.most_common()
+    ]
+    yield ""
+    headings = ["format", "packing", "tensors", "parameters", "bits each", "size"]
+    yield tabulate(rows, headings, tablefmt="simple")
+    bits = 8 * sum(sizes.values()) / total
+    yield f"{total:,} parameters, {bits:.2f} bits per parameter"
+
+
+def _worst(record: CheckpointRecord, count: int = 10) -> Iterator[str]:
+    """List the quantized weights with the most error over an ideal quantizer."""
+    measured = [
+        (weight.figures.over_ideal_db, weight)
+        for weight in record.weights
+        if weight.figures is not None and weight.figures.over_ideal_db is not None
+    ]
+    if not measured:
+        return
+    measured.sort(key=lambda entry: -entry[0])
+    yield ""
+    rows = [_row(over, weight) for over, weight in measured[:count]]
+    headings = ["weight", "parent by", "over ideal", "relative error", "at the ends"]
+    yield tabulate(rows, headings, tablefmt="simple")
+    if len(measured) > count:
+        yield f"{len(measured) - count} more quantized weights have less error over ideal"
+
+
+def _row(over: float, weight: WeightRecord) -> list[str]:
+    assert weight.figures is not None
+    return [
+        one_line(weight.name),
+        weight.matched,
+        decibels(over, 2),
+        brief(weight.figures.error or 0.0),
+        percent(weight.figures.at_ends_share),
+    ]

@@ -1,0 +1,162 @@
+"""Faults of exporters, planted into right exports: what was changed, and words of the finding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+UP = "model.layers.1.mlp.up_proj"
+DOWN = "model.layers.0.mlp.down_proj"
+Q = "model.layers.0.self_attn.q_proj"
+
+
+@dataclass(frozen=True)
+class ExportFault:
+    """A fault: the scheme it is planted in, where, and words of its finding."""
+
+    name: str
+    scheme: str
+    subject: str
+    words: str
+    plant: Callable[[Tensors, dict[str, Any]], None]
+
+
+def _change(
+    name: str, change: Callable[[Tensor], Tensor]
+) -> Callable[[Tensors, dict[str, Any]], None]:
+    def plant(tensors: Tensors, _configuration: dict[str, Any]) -> None:
+        before = tensors[name]
+        tensors[name] = change(before.clone()).to(before.dtype)
+
+    return plant
+
+
+def _swap_nibbles(x: Tensor) -> Tensor:
+    return x >> 4 | x << 4
+
+
+def _first_to(value: int) -> Callable[[Tensor], Tensor]:
+    def change(x: Tensor) -> Tensor:
+        x.view(torch.uint8).reshape(-1)[:3] = value
+        return x
+
+    return change
+
+
+def _swap_groups(x: Tensor) -> Tensor:
+    return x.reshape(-1, 2).flip(1).reshape(x.shape)
+
+
+def _remove(name: str) -> Callable[[Tensors, dict[str, Any]], None]:
+    def plant(tensors: Tensors, _configuration: dict[str, Any]) -> None:
+        del tensors[name]
+
+    return plant
+
+
+def _leave_unquantized(tensors: Tensors, _configuration: dict[str, Any]) -> None:
+    module = UP
+    scale, weight = tensors.pop(f"{module}.weight_scale"), tensors[f"{module}.weight"]
+    tensors[f"{module}.weight"] = (weight.float() * scale.float()).bfloat16()
+
+
+def _quantize_the_head(tensors: Tensors, _configuration: dict[str, Any]) -> None:
+    weight = tensors["lm_head.weight"].float()
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    tensors["lm_head.weight"] = (weight / scale).round().to(torch.int8)
+    tensors["lm_head.weight_scale"] = scale
+
+
+def _settings(configuration: dict[str, Any]) -> dict[str, Any]:
+    settings: dict[str, Any] = configuration["quantization_config"]
+    return settings
+
+
+def _ignore(pattern: str) -> Callable[[Tensors, dict[str, Any]], None]:
+    return lambda _tensors, configuration: _settings(configuration)["ignore"].append(pattern)
+
+
+def _declare(**changed: Any) -> Callable[[Tensors, dict[str, Any]], None]:
+    def plant(_tensors: Tensors, configuration: dict[str, Any]) -> None:
+        _settings(configuration)["config_groups"]["group_0"]["weights"].update(changed)
+
+    return plant
+
+
+def _never_written(tensors: Tensors, _configuration: dict[str, Any]) -> None:
+    tensors[f"{UP}.weight"] = torch.zeros_like(tensors[f"{UP}.weight"])
+    tensors[f"{UP}.weight_scale"] = torch.ones_like(tensors[f"{UP}.weight_scale"])
+
+
+FAULTS = (
+    # Scales
+    ExportFault("NaN block scales", "mxfp4", DOWN, "3 of 256 scales are NaN or infinite",
+                _change(f"{DOWN}.weight_scale", _first_to(255))),
+    ExportFault("NaN E4M3 scales", "nvfp4", DOWN, "3 of 512 scales are NaN or infinite",
+                _change(f"{DOWN}.weight_scale", _first_to(127))),
+    ExportFault("scales flushed to zero", "nvfp4", DOWN, "3 of 512 scales are zero",
+                _change(f"{DOWN}.weight_scale", _first_to(0))),
+    ExportFault("scales twice too high", "int8", UP, "all scales are 2 times too high",
+                _change(f"{UP}.weight_scale", lambda x: x * 2)),
+    ExportFault("scales half too low", "mxfp4", UP, "all scales are 2 times too low",
+                _change(f"{UP}.weight_scale", lambda x: x - 1)),
+    ExportFault("scales inverted", "fp8-block", UP, "scales are stored inverted",
+                _change(f"{UP}.weight_scale", lambda x: 1 / x)),
+    ExportFault("scales rolled", "w4a16", UP, "every scale belongs to the group",
+                _change(f"{UP}.weight_scale", lambda x: x.reshape(-1).roll(1).reshape(x.shape))),
+    ExportFault("neighboring scales swapped", "nvfp4", UP, "scales of neighboring groups are swapped",
+                _change(f"{UP}.weight_scale",
+                        lambda x: _swap_groups(x.view(torch.uint8)).view(torch.float8_e4m3fn))),
+    ExportFault("scales by columns", "fp8-block", DOWN, "in the order of columns",
+                _change(f"{DOWN}.weight_scale", lambda x: x.T.reshape(x.shape))),
+    ExportFault("one scale for all", "int8", UP, "all 128 scales are equal",
+                _change(f"{UP}.weight_scale", lambda x: x.mean().expand_as(x))),
+    ExportFault("negative scales", "int8", UP, "of 128 scales are negative",
+                _change(f"{UP}.weight_scale", torch.neg)),
+    ExportFault("global scale inverted", "nvfp4", DOWN, "worse than ideal",
+                _change(f"{DOWN}.weight_global_scale", lambda x: 1 / x)),
+    ExportFault("halves of a fused weight", "nvfp4", "model.layers.1.mlp.gate_proj",
+                "engines fuse gate_proj and up_proj",
+                _change(f"{UP}.weight_global_scale", lambda x: x * 1.5)),
+    # Codes
+    ExportFault("nibbles swapped", "nvfp4", UP, "the order of nibbles",
+                _change(f"{UP}.weight_packed", _swap_nibbles)),
+    ExportFault("nibbles of MXFP4 swapped", "mxfp4", DOWN, "the order of nibbles",
+                _change(f"{DOWN}.weight_packed", _swap_nibbles)),
+    ExportFault("codes truncated", "int8", UP, "codes are not the nearest",
+                _change(f"{UP}.weight", lambda x: x // 4 * 4)),
+    ExportFault("rows moved", "int8", UP, "rows stand in another order",
+                lambda tensors, _: tensors.update({
+                    f"{UP}.{part}": tensors[f"{UP}.{part}"].roll(1, 0)
+                    for part in ("weight", "weight_scale")})),
+    ExportFault("never written", "int8", UP, "all values are zero|scales are equal", _never_written),
+    ExportFault("zero points off by one", "w4a16-zero-points", UP, "zero points are 1 too high",
+                _change(f"{UP}.weight_zero_point", lambda x: x + 0x11111111)),
+    # What is there
+    ExportFault("a layer is not quantized", "int8", UP, "it is not quantized, and the recipe", _leave_unquantized),
+    ExportFault("the head is quantized", "int8", "lm_head", "the recipe ignores it", _quantize_the_head),
+    ExportFault("an idle pattern", "int8", "re:.*visual.*", "matches no module", _ignore("re:.*visual.*")),
+    ExportFault("another group size", "w4a16", UP, "int4 per 32, and the recipe declares int4 per 64",
+                _declare(group_size=64)),
+    ExportFault("another strategy", "fp8", UP, "the recipe declares fp8_e4m3 per tensor",
+                _declare(strategy="tensor")),
+    ExportFault("another width", "w8a16", UP, "int8 per row, and the recipe declares int4",
+                _declare(num_bits=4)),
+    ExportFault("a norm is lost", "int8", "model.norm.weight", "it is in the parent alone",
+                _remove("model.norm.weight")),
+    ExportFault("a tensor too many", "int8", "model.extra.weight", "it is in the child alone",
+                lambda tensors, _: tensors.update({"model.extra.weight": torch.ones(4)})),
+    ExportFault("a norm of zeros", "int8", "model.norm.weight", "all values are zero",
+                _change("model.norm.weight", torch.zeros_like)),
+    ExportFault("a norm changed", "int8", "model.norm.weight", "not the parent's",
+                _change("model.norm.weight", lambda x: x * 1.05)),
+    ExportFault("NaN in the embedding", "int8", "model.embed_tokens", "values are NaN or infinite",
+                _change("model.embed_tokens.weight", lambda x: x.index_fill(0, torch.tensor([3]), torch.nan))),
+    ExportFault("scales of another shape", "int8", UP, "do not fit a weight",
+                _change(f"{UP}.weight_scale", lambda x: x[:50])),
+)  # fmt: skip

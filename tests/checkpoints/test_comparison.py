@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from qgate.checkpoints.comparison import compare
+from qgate.checkpoints.packings import decode, find_weights
+from qgate.checkpoints.stored import open_checkpoint
+from qgate.checkpoints.texts import first_line
+from tests.checkpoints.exports import SCHEMES, compress, export, parent_tensors, write
+from tests.checkpoints.faults import FAULTS, ExportFault
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the parent and one right export of each scheme."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    write(root / "parent", parent_tensors(), {})
+    for name in SCHEMES:
+        export(root / name, name)
+    return root
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_right_export_is_as_declared(folders: Path, name: str) -> None:
+    record = compare(str(folders / name), str(folders / "parent"))
+    assert record.findings == []
+    outcomes = [weight.outcome for weight in record.weights]
+    assert outcomes.count("quantized") == 14
+    assert outcomes.count("equal") == 7
+    assert record.unmatched_parents == []
+    assert f"{folders / name} is as declared: 14 quantized" in first_line(record)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_weight_is_decoded_as_by_the_library(name: str, tmp_path: Path) -> None:
+    weight = parent_tensors()["model.layers.0.mlp.down_proj.weight"]
+    parts, values = compress(SCHEMES[name], weight)
+    write(tmp_path, {f"down_proj.{ending}": part for ending, part in parts.items()}, {})
+    checkpoint = open_checkpoint(str(tmp_path))
+    (stored,) = find_weights(checkpoint)
+    decoded = decode(checkpoint, stored).values()
+    assert float((decoded - values).abs().max()) <= 2e-3 * float(values.abs().max())
+    assert (decoded.bfloat16() == values.bfloat16()).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_found_by_tensor_and_cause(
+    fault: ExportFault, folders: Path, tmp_path: Path
+) -> None:
+    tensors = load_file(folders / fault.scheme / "model.safetensors")
+    configuration = json.loads((folders / fault.scheme / "config.json").read_text())
+    fault.plant(tensors, configuration)
+    write(tmp_path / "child", tensors, configuration)
+    record = compare(str(tmp_path / "child"), str(folders / "parent"))
+    causes = [finding.cause for finding in record.findings if fault.subject in finding.subject]
+    assert any(re.search(fault.words, cause) for cause in causes), record.findings
