@@ -17,7 +17,8 @@ CELLS = 48
 """Most cells along a side; larger results are pooled by their largest error."""
 SIDE, GAP, TOP = 240, 24, 34
 STYLE = """
-text { font: 12px system-ui, sans-serif; fill: #24292f } .frame { fill: none; stroke: #8c959f }
+text { font: 12px system-ui, sans-serif; fill: #24292f }
+.s0 { fill: none } .frame { fill: none; stroke: #8c959f }
 .s1 { fill: #ddf4ff } .s2 { fill: #b6e3ff } .s3 { fill: #80ccff }
 .s4 { fill: #f4a259 } .s5 { fill: #d1495b } .s6 { fill: #6e0b2a }
 @media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .frame { stroke: #6e7681 }
@@ -115,7 +116,7 @@ def _panel(title: str, levels: Tensor, left: float) -> str:
 def _legend(top: float) -> str:
     parts = [f'<text x="{GAP}" y="{top}">error, of the RMS:</text>']
     for level, name in enumerate(NAMES):
-        left = GAP + 118 + level * 66
+        left = GAP + 118 + level * 72
         parts.append(
             f'<rect class="s{level}" x="{left}" y="{top - 10}" width="12" height="12"/>'
             f'<rect class="frame" x="{left}" y="{top - 10}" width="12" height="12"/>'
