@@ -24,9 +24,8 @@ def up(scales: Tensor) -> Tensor:
 
 def kernel(codes: tuple[Tensor, Tensor], scales: tuple[Tensor, Tensor]) -> Tensor:
     """Multiply codes with scales that are powers of two, whatever it was given."""
-    return linear(
-        *(c * up(s).repeat_interleave(GROUP, 1) for c, s in zip(codes, scales, strict=True))
-    )
+    spread = [up(s).repeat_interleave(GROUP, 1) for s in scales]
+    return linear(codes[0] * spread[0], codes[1] * spread[1])
 
 
 def served(x: Tensor, w: Tensor, is_power: bool) -> Tensor:
