@@ -108,6 +108,8 @@ def describe_damage(right: Tensor, faulty: Tensor, reference: Tensor) -> str:
     if not bool(faulty.isfinite().all()):
         return f"{int((~faulty.isfinite()).sum()):,} of {faulty.numel():,} values not finite"
     error, least = limits.relative_rms(faulty, reference), limits.relative_rms(right, reference)
+    if not error:
+        return "not quantized"
     if least < FLOAT_NOISE:
         return f"{error:.2g} of the RMS"
     return f"{20 * math.log10(error / least):+.1f} dB"

@@ -2,6 +2,7 @@
 
 It runs fused as one more routed expert. Where the whole sum is multiplied by the factor afterwards,
 its weight is one over the factor; on the aiter path the factor is in the routed weights already.
+The report names no format; the one here is ours.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The weights of the experts that a token asks did not add up to one.
 
 The router took the sigmoid of all scores and the largest of them, and left out the division by
-their sum that the checkpoint was trained with.
+their sum that the checkpoint was trained with. The report names no format; the one here is ours.
 """
 
 from __future__ import annotations

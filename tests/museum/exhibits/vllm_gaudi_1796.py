@@ -1,7 +1,8 @@
 """Ranks of expert parallelism other than the first dropped all of their tokens.
 
 A rank's kernel looks experts up by their numbers on the rank, and was handed the model's numbers.
-On the first rank both are the same. On the others they lie outside, which means: not of this rank.
+On the first rank both are the same; on the others they lie outside and mean: not of this rank. The
+format is ours.
 """
 
 from __future__ import annotations
