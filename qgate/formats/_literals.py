@@ -16,6 +16,9 @@ FORMATS: Registry[Format] = Registry("format")
 
 E4M3 = FloatFormat("fp8_e4m3", 4, 3, "nan", bias=7)
 E5M2 = FloatFormat("fp8_e5m2", 5, 2, "ieee", bias=15)
+E4M3FNUZ = FloatFormat("fp8_e4m3fnuz", 4, 3, "fnuz", bias=8)
+E5M2FNUZ = FloatFormat("fp8_e5m2fnuz", 5, 2, "fnuz", bias=16)
+E4M3B11FNUZ = FloatFormat("fp8_e4m3b11fnuz", 4, 3, "fnuz", bias=11)
 E3M2 = FloatFormat("fp6_e3m2", 3, 2, "none", bias=3)
 E2M3 = FloatFormat("fp6_e2m3", 2, 3, "none", bias=1)
 E2M1 = FloatFormat("fp4_e2m1", 2, 1, "none", bias=1)
@@ -31,6 +34,9 @@ E6M2 = FloatFormat("E6M2", 6, 2, "nan", bias=48, signed=False, subnormals=False)
 for _format in (
     E4M3,
     E5M2,
+    E4M3FNUZ,
+    E5M2FNUZ,
+    E4M3B11FNUZ,
     E3M2,
     E2M3,
     E2M1,

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 class FloatFormat(ElementFormat):
     """Sign, exponent and mantissa fields.
 
-    `specials` says what the top of the code space means: "ieee" keeps the whole last exponent for
-    Inf and NaN, "nan" only its last code for NaN (E4M3 and the scale types), "none" has neither.
+    `specials` says which codes are no finite numbers: "ieee" keeps the whole last exponent for Inf
+    and NaN, "nan" only its last code for NaN (E4M3 and the scale types), "fnuz" has a NaN in place
+    of -0 and no Inf, "none" has neither.
     """
 
     exponent_bits: int
     mantissa_bits: int
-    specials: Literal["ieee", "nan", "none"]
+    specials: Literal["ieee", "nan", "fnuz", "none"]
     bias: int
     signed: bool = True
     subnormals: bool = True
@@ -53,15 +54,20 @@ class FloatFormat(ElementFormat):
         return float(2.0**self.min_exponent)
 
     @property
+    def largest_code(self) -> int:
+        """The code of the largest value, of which some codes above it are no finite numbers."""
+        above = {"ieee": 2**self.mantissa_bits, "nan": 1}.get(self.specials, 0)
+        return int(2 ** (self.exponent_bits + self.mantissa_bits) - 1 - above)
+
+    @property
     def max_exponent(self) -> int:
-        """The exponent of the last binade that has a number: "ieee" gives a whole one away."""
-        gone = self.specials == "ieee" or (self.specials == "nan" and self.mantissa_bits == 0)
-        return int(2**self.exponent_bits - 1 - gone - self.bias)
+        """The exponent of the last binade that has a number."""
+        return (self.largest_code >> self.mantissa_bits) - self.bias
 
     @property
     def max(self) -> float:
-        gone = 2 if self.specials == "nan" and self.mantissa_bits else 1
-        return float((2 - gone * 2.0**-self.mantissa_bits) * 2.0**self.max_exponent)
+        fraction = (self.largest_code % 2**self.mantissa_bits) * 2.0**-self.mantissa_bits
+        return float((1 + fraction) * 2.0**self.max_exponent)
 
     @property
     def min_subnormal(self) -> float:
@@ -73,13 +79,13 @@ class FloatFormat(ElementFormat):
 
     @property
     def nan_code(self) -> int | None:
-        last = 2 ** (self.exponent_bits + self.mantissa_bits) - 1
-        quiet = last ^ (2 ** (self.mantissa_bits - 1) - 1) if self.has_inf else last
-        return None if self.specials == "none" else quiet
+        half = 2 ** (self.exponent_bits + self.mantissa_bits)
+        quiet = half - 2 ** (self.mantissa_bits - 1) if self.has_inf else half - 1
+        return {"none": None, "fnuz": half}.get(self.specials, quiet)
 
     @property
     def negative_zero(self) -> int | None:
-        has_one = self.signed and self.subnormals
+        has_one = self.signed and self.subnormals and self.specials != "fnuz"
         return 2 ** (self.exponent_bits + self.mantissa_bits) if has_one else None
 
     @property
@@ -87,6 +93,7 @@ class FloatFormat(ElementFormat):
         return {
             "ieee": "Inf and NaN",
             "nan": "no Inf, one NaN",
+            "fnuz": "no Inf, one NaN, one zero",
             "none": "no Inf, no NaN",
         }[self.specials]
 
@@ -115,6 +122,8 @@ def _code_values(fmt: FloatFormat) -> Floats:
     elif fmt.specials == "nan":
         values[top & (fraction == 2**m - 1)] = np.nan
     values = np.where(negative == 1, -values, values)
+    if fmt.specials == "fnuz":
+        values[len(values) // 2] = np.nan
     signed = np.asarray(values, dtype=np.float64)
     signed.setflags(write=False)
     return signed

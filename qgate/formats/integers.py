@@ -57,7 +57,7 @@ class IntFormat(ElementFormat):
     @property
     def notes(self) -> str:
         low = 2 ** (self.width - 1)
-        return f"one zero; -{low} only with narrow=False"
+        return f"one zero; narrow=False adds -{low}"
 
     def code_values(self) -> Floats:
         half = 2 ** (self.width - 1)

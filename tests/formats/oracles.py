@@ -63,8 +63,8 @@ with _quietly():
 class Fields:
     """A row of the table of formats: field widths, and the meaning of the last codes.
 
-    `top` is "ieee" (the last exponent is Inf and NaN), "nan" (only the last code is a NaN) or
-    "none". An unsigned type is a scale: it has no zero and no subnormals.
+    `top` is "ieee" (the last exponent is Inf and NaN), "nan" (only the last code is a NaN), "fnuz"
+    (none of the last, but a NaN for -0) or "none". An unsigned type is a scale: it has no zero and no subnormals.
     """
 
     exponent_bits: int
@@ -80,21 +80,27 @@ class Fields:
     @property
     def spelling(self) -> str:
         """The type in the manner of numpy, without its suffix; empty for an unusual bias."""
-        if self.bias != max(2 ** (self.exponent_bits - 1) - 1, 1):
+        usual = max(2 ** (self.exponent_bits - 1) - (self.top != "fnuz"), 1)
+        bias = "" if self.bias == usual else f"b{self.bias}"
+        if bias and self.top != "fnuz":
             return ""
         if self.top == "ieee" and (self.exponent_bits, self.mantissa_bits) in ((5, 10), (8, 7)):
             return "float16" if self.exponent_bits == 5 else "bfloat16"
-        return f"float{self.bits}_e{self.exponent_bits}m{self.mantissa_bits}"
+        return f"float{self.bits}_e{self.exponent_bits}m{self.mantissa_bits}{bias}"
 
     @property
     def dtype(self) -> str:
         """The name of the type in torch and ml_dtypes."""
-        return self.spelling + ("" if self.top == "ieee" else "fn" if self.signed else "fnu")
+        suffix = {"ieee": "", "fnuz": "fnuz"}.get(self.top, "fn" if self.signed else "fnu")
+        return self.spelling + suffix
 
 
 FLOATS = {
     "fp8_e4m3": Fields(4, 3, 7, "nan"),
     "fp8_e5m2": Fields(5, 2, 15, "ieee"),
+    "fp8_e4m3fnuz": Fields(4, 3, 8, "fnuz"),
+    "fp8_e5m2fnuz": Fields(5, 2, 16, "fnuz"),
+    "fp8_e4m3b11fnuz": Fields(4, 3, 11, "fnuz"),
     "fp6_e3m2": Fields(3, 2, 3, "none"),
     "fp6_e2m3": Fields(2, 3, 1, "none"),
     "fp4_e2m1": Fields(2, 1, 1, "none"),
@@ -169,7 +175,7 @@ def _as_float(value: Fraction) -> float:
 @cache
 def _float_grid(fmt: Fields) -> Grid:
     e, m = fmt.exponent_bits, fmt.mantissa_bits
-    unused = {"ieee": 2**m, "nan": 1, "none": 0}[fmt.top]
+    unused = {"ieee": 2**m, "nan": 1}.get(fmt.top, 0)
     places = []
     for code in range(2 ** (e + m) - unused + 1):
         exponent, fraction = divmod(code, 2**m)
@@ -178,8 +184,8 @@ def _float_grid(fmt: Fields) -> Grid:
         else:
             value = (1 + Fraction(fraction, 2**m)) * Fraction(2) ** (exponent - fmt.bias)
         places.append(value)
-    overflow = {"ieee": np.inf, "nan": np.nan, "none": None}[fmt.top]
-    return Grid(places, overflow, negative_zero=True)
+    overflow = {"ieee": np.inf, "none": None}.get(fmt.top, np.nan)
+    return Grid(places, overflow, negative_zero=fmt.top != "fnuz")
 
 
 @cache
@@ -492,8 +498,8 @@ def _gfloat(name: str, row: Fields | None) -> Entries:
             bias=row.bias,
             is_signed=row.signed,
             domain=gfloat.Domain.Extended if row.top == "ieee" else gfloat.Domain.Finite,
-            has_nz=row.signed,
-            num_high_nans={"ieee": 2**row.mantissa_bits - 1, "nan": 1, "none": 0}[row.top],
+            has_nz=row.signed and row.top != "fnuz",
+            num_high_nans={"ieee": 2**row.mantissa_bits - 1, "nan": 1}.get(row.top, 0),
             has_subnormals=row.signed,
             is_twos_complement=False,
         )

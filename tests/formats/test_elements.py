@@ -160,6 +160,9 @@ def quantized(case: Case, x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor |
 FACTS: dict[str, tuple[int, float, float, float, int, str]] = {
     "fp8_e4m3": (8, 448.0, 2.0**-6, 2.0**-9, 8, "even"),
     "fp8_e5m2": (8, 57344.0, 2.0**-14, 2.0**-16, 15, "even"),
+    "fp8_e4m3fnuz": (8, 240.0, 2.0**-7, 2.0**-10, 7, "even"),
+    "fp8_e5m2fnuz": (8, 57344.0, 2.0**-15, 2.0**-17, 15, "even"),
+    "fp8_e4m3b11fnuz": (8, 30.0, 2.0**-10, 2.0**-13, 4, "even"),
     "fp6_e3m2": (6, 28.0, 0.25, 0.0625, 4, "even"),
     "fp6_e2m3": (6, 7.5, 1.0, 0.125, 2, "even"),
     "fp4_e2m1": (4, 6.0, 1.0, 0.5, 2, "even"),
@@ -194,6 +197,9 @@ def test_facts_are_those_of_the_specifications(name: str) -> None:
     [
         ("fp8_e4m3", 7),
         ("fp8_e5m2", 15),
+        ("fp8_e4m3fnuz", 8),
+        ("fp8_e5m2fnuz", 16),
+        ("fp8_e4m3b11fnuz", 11),
         ("fp6_e3m2", 3),
         ("fp6_e2m3", 1),
         ("fp4_e2m1", 1),
@@ -213,6 +219,9 @@ def test_bias(name: str, bias: int) -> None:
     [
         ("fp8_e4m3", [], [0x7F, 0xFF]),
         ("fp8_e5m2", [0x7C, 0xFC], [0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF]),
+        ("fp8_e4m3fnuz", [], [0x80]),
+        ("fp8_e5m2fnuz", [], [0x80]),
+        ("fp8_e4m3b11fnuz", [], [0x80]),
         ("fp6_e3m2", [], []),
         ("fp6_e2m3", [], []),
         ("fp4_e2m1", [], []),
@@ -241,6 +250,9 @@ def test_codes_of_infinities_and_nans(name: str, infinities: list[int], nans: li
     [
         ("fp8_e4m3", 0x7E, 448.0),
         ("fp8_e5m2", 0x7B, 57344.0),
+        ("fp8_e4m3fnuz", 0x7F, 240.0),
+        ("fp8_e5m2fnuz", 0x7F, 57344.0),
+        ("fp8_e4m3b11fnuz", 0x7F, 30.0),
         ("hif8", 0x6E, 32768.0),
         ("hif8", 0x7E, 2.0**-15),
         ("hif8", 0x7F, 1.5 * 2.0**-15),
@@ -265,7 +277,10 @@ def test_float_formats_have_two_zeros(name: str) -> None:
     assert fmt.negative_zero == 2 ** (fmt.bits - 1)
 
 
-@pytest.mark.parametrize("name", ["hif8", *oracles.INTEGERS])
+FNUZ = [name for name, row in oracles.FLOATS.items() if row.top == "fnuz"]
+
+
+@pytest.mark.parametrize("name", ["hif8", *FNUZ, *oracles.INTEGERS])
 def test_single_zero(name: str) -> None:
     fmt = fmt_of(name)
     assert fmt.negative_zero is None
@@ -326,6 +341,9 @@ def test_hif8_code_table() -> None:
 SOURCES = {
     "fp8_e4m3": {"gfloat", "torch", "onnx", "ml_dtypes"},
     "fp8_e5m2": {"gfloat", "torch", "onnx", "ml_dtypes"},
+    "fp8_e4m3fnuz": {"gfloat", "torch", "onnx", "ml_dtypes"},
+    "fp8_e5m2fnuz": {"gfloat", "torch", "onnx", "ml_dtypes"},
+    "fp8_e4m3b11fnuz": {"gfloat", "ml_dtypes"},
     "fp6_e3m2": {"gfloat", "onnx", "ml_dtypes", "en_dtypes", "torchao"},
     "fp6_e2m3": {"gfloat", "onnx", "ml_dtypes", "en_dtypes", "torchao"},
     "fp4_e2m1": {"gfloat", "onnx", "ml_dtypes", "en_dtypes", "torchao", "transformers"},
@@ -432,6 +450,14 @@ THRESHOLDS: list[Threshold] = [
     ("fp8_e5m2", OVERFLOWS, next_to(61440, -1, np.float64), 57344.0),
     ("fp8_e5m2", {}, 2.0**-17, 0.0),
     ("fp8_e5m2", {}, next_to(2**-17, 1), 2.0**-16),
+    ("fp8_e4m3fnuz", {}, 248.0, 240.0),
+    ("fp8_e4m3fnuz", OVERFLOWS, 248.0, NAN),
+    ("fp8_e4m3fnuz", OVERFLOWS, next_to(248, -1), 240.0),
+    ("fp8_e4m3fnuz", OVERFLOWS, -INF, NAN),
+    ("fp8_e4m3fnuz", {}, -(2.0**-11), 0.0),
+    ("fp8_e5m2fnuz", OVERFLOWS, 61440.0, NAN),
+    ("fp8_e5m2fnuz", {}, -INF, -57344.0),
+    ("fp8_e4m3b11fnuz", OVERFLOWS, 31.0, NAN),
     ("fp16", {}, 65520.0, 65504.0),
     ("fp16", OVERFLOWS, 65520.0, INF),
     ("fp16", OVERFLOWS, next_to(65520, -1), 65504.0),

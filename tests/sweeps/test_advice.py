@@ -38,6 +38,9 @@ def _decoded(dtype: type, bits: int = 8) -> Floats:
 VALUES: dict[str, Callable[[], Floats]] = {
     "fp8_e4m3": lambda: _decoded(ml_dtypes.float8_e4m3fn),
     "fp8_e5m2": lambda: _decoded(ml_dtypes.float8_e5m2),
+    "fp8_e4m3fnuz": lambda: _decoded(ml_dtypes.float8_e4m3fnuz),
+    "fp8_e5m2fnuz": lambda: _decoded(ml_dtypes.float8_e5m2fnuz),
+    "fp8_e4m3b11fnuz": lambda: _decoded(ml_dtypes.float8_e4m3b11fnuz),
     "fp6_e3m2": lambda: _decoded(ml_dtypes.float6_e3m2fn, 6),
     "fp6_e2m3": lambda: _decoded(ml_dtypes.float6_e2m3fn, 6),
     "fp4_e2m1": lambda: _decoded(ml_dtypes.float4_e2m1fn, 4),
