@@ -130,7 +130,7 @@ def _element_conventions(
     q: QuantizerSettings, roundings: list[Rounding], dtype: str
 ) -> Iterator[Convention]:
     divisors = [(q.format.max, q.narrow)]
-    if "narrow" in q.format.options:
+    if "narrow" in q.format.options and q.format.element.signed:
         half = 2.0 ** (q.format.bits - 1)
         divisors += [(half - 0.5, False), (half, False)]
     for (divisor, narrow), kind, rounding in itertools.product(

@@ -89,6 +89,11 @@ class ElementFormat(abc.ABC):
         """
 
     @property
+    def signed(self) -> bool:
+        """True if every value has its negative twin, or nearly every one."""
+        return True
+
+    @property
     def notes(self) -> str:
         return ""
 

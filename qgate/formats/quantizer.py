@@ -32,8 +32,8 @@ class Quantizer(QuantizerSettings):
 
     scale           element formats: the factor, a number or one per channel or block
     granularity     element formats: which elements share a scale made from their largest
-                    magnitude: "tensor", "channel" or "block" (by default "tensor" for int8 and
-                    int4; the others are cast without a scale)
+                    magnitude: "tensor", "channel" or "block" (by default "tensor" for
+                    integers; the others are cast without a scale)
     axis            the axis of channels, or the one that blocks run along (-1)
     block           elements per block (MX 32, NVFP4 16, HiF4 64, element formats 128)
     scale_rule      MX: "floor", "ceil", "even" or "rceil"

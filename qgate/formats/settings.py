@@ -85,6 +85,11 @@ class QuantizerSettings(CastOptions):
                     f"{name} has neither Inf nor NaN and always saturates; saturate=False is for "
                     "formats with a code for overflow."
                 )
+            if "narrow" in options and not self.format.signed:
+                raise QgateError(
+                    f"narrow={self.narrow} leaves out the lowest code of signed integers; that of "
+                    f"{name} is zero. Leave the option out."
+                )
         if self.generator is not None and self.rounding != "stochastic":
             raise QgateError(f"a generator needs rounding 'stochastic', not {self.rounding!r}.")
         allowed = [f"torch.{name}" for name in _DTYPES]

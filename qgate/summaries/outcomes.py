@@ -19,7 +19,7 @@ from torch import Tensor
 from qgate.formats import FORMATS, ElementFormat, Format
 from qgate.formats.engine.effects import error_squares, losses_of, outcomes
 from qgate.formats.engine.job import Job, split
-from qgate.formats.losses import Losses, losses_of_values
+from qgate.formats.losses import Losses, losses_of_values, saturates
 from qgate.formats.quantizer import Quantizer
 from qgate.scales.search import quick_best_exponent
 from qgate.stats import Counts
@@ -39,6 +39,7 @@ class WideDtype:
 
     kind: ClassVar[Literal["dtype"]] = "dtype"
     always_scaled: ClassVar[bool] = False
+    signed: ClassVar[bool] = True
 
     @property
     def numpy(self) -> type[np.float32] | type[np.float64]:
@@ -168,7 +169,7 @@ def nearest(fmt: ElementFormat, values: Floats) -> Floats:
 
 def _least_losing(fmt: ElementFormat, values: Floats, weights: Floats) -> int:
     """Return the exponent of the scale at which a tensor loses least, 0 for a tensor of zeros."""
-    sizes = np.abs(values)
+    sizes = np.abs(values) if fmt.signed else np.maximum(values, 0.0)
     if not sizes.any():
         return 0
     order = np.argsort(sizes, kind="stable")
@@ -186,7 +187,7 @@ def _squares(
 ) -> tuple[float, float, float]:
     """Sum the squares of values, of their errors, and of the errors of saturated ones."""
     wrong = cast - values
-    beyond = np.abs(values) >= target.saturates_from()
+    beyond = saturates(target, values)
     heavy = wrong if weights is None else wrong * weights
     signal = values if weights is None else values * weights
     return (

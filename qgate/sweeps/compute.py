@@ -140,7 +140,7 @@ def sweepable(format: Any, *, block: bool = False) -> Format:
 
 
 def _is_swept(fmt: Format) -> bool:
-    return fmt.kind == "element" or mx_format(fmt) is not None
+    return mx_format(fmt) is not None or (fmt.kind == "element" and fmt.signed)
 
 
 def element_of(format: str | Format) -> ElementFormat:
@@ -148,6 +148,11 @@ def element_of(format: str | Format) -> ElementFormat:
     fmt = sweepable(format)
     if _is_swept(fmt):
         return fmt.element
+    if fmt.kind == "element":
+        raise QgateError(
+            f"{fmt.name} has no negative values and cannot be swept: a sweep counts magnitudes. "
+            "Sweep the signed format of that width."
+        )
     name = next((f", {f.name}" for f in FORMATS if f == fmt.element), "")
     raise QgateError(
         f"{fmt.name} has scales of its own and cannot be swept; sweep its elements{name}."

@@ -113,12 +113,17 @@ SCALES = {
     "E6M2": Fields(6, 2, 48, "nan", signed=False),
 }
 CAN_OVERFLOW = [name for name, row in FLOATS.items() if row.top != "none"]
-# The largest integer, and the unit it is counted in.
+# The largest integer, and the unit it is counted in; those from zero on have names in `UNSIGNED`.
 INTEGERS = {
     "int8": (127, Fraction(1)),
     "int4": (7, Fraction(1)),
+    "int2": (1, Fraction(1)),
+    "uint8": (255, Fraction(1)),
+    "uint4": (15, Fraction(1)),
+    "uint2": (3, Fraction(1)),
     "mxint8 element": (127, Fraction(1, 64)),
 }
+UNSIGNED = [name for name in INTEGERS if name.startswith("uint")]
 HIF8_TABLE = """
 0       2^-22     2^-21    2^-20     2^-19  2^-18     2^-17    2^-16
 1       1.125     1.25     1.375     1.5    1.625     1.75     1.875
@@ -206,14 +211,14 @@ def hif8_magnitudes() -> list[Fraction | None]:
 
 @cache
 def grid(name: str, negative: bool = False, narrow: bool = True) -> Grid:
-    """The magnitudes of one sign: they differ only for integers that use their lowest code."""
+    """The magnitudes of one sign: they differ only for integers, not in their narrow range."""
     if name in FLOATS:
         return _float_grid(FLOATS[name])
     if name == "hif8":
         finite = [value for value in hif8_magnitudes() if value is not None]
         return Grid([*sorted(finite), HIF8_BEYOND], np.inf, negative_zero=False)
     largest, unit = INTEGERS[name]
-    largest += negative and not narrow
+    largest = 0 if negative and name in UNSIGNED else largest + (negative and not narrow)
     return Grid([n * unit for n in range(largest + 2)], None, negative_zero=False)
 
 
@@ -363,8 +368,8 @@ def _by_numpy(name: str, source: str, dtype: type | None, **options: Any) -> Ent
 def _numpy(name: str, row: Fields | None) -> Entries:
     if row and row.dtype == "float16":
         yield from _by_numpy(name, "numpy", np.float16, saturate=False, double=True)
-    if name == "int8":
-        yield from _by_numpy(name, "numpy", np.int8)
+    if name in ("int8", "uint8"):
+        yield from _by_numpy(name, "numpy", np.dtype(name).type)
 
 
 def _ml_dtypes(name: str, row: Fields | None) -> Entries:
@@ -406,13 +411,13 @@ def _fake_quantize(name: str, _row: Fields | None) -> Entries:
     if name not in INTEGERS or INTEGERS[name][1] != 1:
         return
     high = INTEGERS[name][0]
-    for low in (-high, -high - 1):
+    for low in (0,) if name in UNSIGNED else (-high, -high - 1):
 
         def cast(x: Array, low: int = low) -> Floats:
             single = torch.from_numpy(to_float32(x))
             return torch.fake_quantize_per_tensor_affine(single, 1.0, 0, low, high).double().numpy()
 
-        narrow = low == -high
+        narrow = low > -high - 1
         yield Oracle(name, "torch.fake_quantize", cast, narrow=narrow, accepts=fits_int64)
 
 
@@ -437,7 +442,8 @@ def _onnx(name: str, row: Fields | None) -> Entries:
                 codes = onnx.numpy_helper.saturate_cast(to_float64(x), dtype)
             return codes.astype(np.float64)
 
-        yield Oracle(name, "onnx", integers, narrow=False, double=True, accepts=not_nan)
+        narrow = name in UNSIGNED
+        yield Oracle(name, "onnx", integers, narrow=narrow, double=True, accepts=not_nan)
 
 
 @cache

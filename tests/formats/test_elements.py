@@ -101,7 +101,7 @@ def cases() -> Iterator[Case]:
             yield Case(name, rounding)
             if name in (*oracles.CAN_OVERFLOW, "hif8"):
                 yield Case(name, rounding, saturate=False)
-            if name in oracles.INTEGERS:
+            if name in oracles.INTEGERS and name not in oracles.UNSIGNED:
                 yield Case(name, rounding, narrow=False)
 
 
@@ -175,6 +175,10 @@ FACTS: dict[str, tuple[int, float, float, float, int, str]] = {
     "hif8": (8, 32768.0, 2.0**-15, 2.0**-22, 15, "away"),
     "int8": (8, 127.0, 1.0, 1.0, 6, "even"),
     "int4": (4, 7.0, 1.0, 1.0, 2, "even"),
+    "int2": (2, 1.0, 1.0, 1.0, 0, "even"),
+    "uint8": (8, 255.0, 1.0, 1.0, 7, "even"),
+    "uint4": (4, 15.0, 1.0, 1.0, 3, "even"),
+    "uint2": (2, 3.0, 1.0, 1.0, 1, "even"),
 }
 
 
@@ -228,7 +232,7 @@ def test_bias(name: str, bias: int) -> None:
         ("S1P2", [], []),
         ("mxint8 element", [], []),
         ("int8", [], []),
-        ("int4", [], []),
+        *((name, [], []) for name in ("int4", "int2", "uint8", "uint4", "uint2")),
         ("E8M0", [], [0xFF]),
         ("E6M2", [], [0xFF]),
         ("hif8", [0x6F, 0xEF], [0x80]),
@@ -264,6 +268,10 @@ def test_codes_of_infinities_and_nans(name: str, infinities: list[int], nans: li
         ("E6M2", 0x00, 2.0**-48),
         ("int8", 0x80, -128.0),
         ("int4", 0x8, -8.0),
+        ("int2", 0x2, -2.0),
+        ("uint8", 0x80, 128.0),
+        ("uint4", 0x8, 8.0),
+        ("uint2", 0x2, 2.0),
         ("mxint8 element", 0x80, -2.0),
     ],
 )
@@ -291,7 +299,8 @@ def test_single_zero(name: str) -> None:
 def test_list_of_magnitudes(name: str) -> None:
     expected = np.array(oracles.grid(name).places[:-1])
     assert_same_bits(fmt_of(name).magnitudes(), expected, name)
-    assert_same_bits(fmt_of(name).values(), np.array([*-expected[:0:-1], *expected]), name)
+    negative = [] if name in oracles.UNSIGNED else -expected[:0:-1]
+    assert_same_bits(fmt_of(name).values(), np.array([*negative, *expected]), name)
 
 
 # ---------------------------------------------------------------- codes
@@ -316,7 +325,7 @@ def test_every_code_is_encoded_and_decoded_to_itself(name: str) -> None:
         name,
         default_rounding(name),
         saturate=fmt.nan_code is None,
-        narrow=name not in oracles.INTEGERS,
+        narrow=name not in oracles.INTEGERS or name in oracles.UNSIGNED,
     )
     nan = np.isnan(values)
     for dtype in (torch.float32, torch.float64):
@@ -353,6 +362,10 @@ SOURCES = {
     "hif8": {"en_dtypes"},
     "int8": {"onnx", "torch.fake_quantize", "numpy"},
     "int4": {"onnx", "torch.fake_quantize", "ml_dtypes"},
+    "int2": {"onnx", "torch.fake_quantize", "ml_dtypes"},
+    "uint8": {"onnx", "torch.fake_quantize", "numpy"},
+    "uint4": {"onnx", "torch.fake_quantize", "ml_dtypes"},
+    "uint2": {"onnx", "torch.fake_quantize", "ml_dtypes"},
     "mxint8 element": {"gfloat"},
 }
 
@@ -499,6 +512,12 @@ THRESHOLDS: list[Threshold] = [
     ("int4", NARROW, -7.5, -7.0),
     ("int4", FULL, -7.5, -8.0),
     ("int4", FULL, 7.5, 7.0),
+    ("int2", NARROW, -1.5, -1.0),
+    ("int2", FULL, -1.5, -2.0),
+    ("uint4", NARROW, 15.5, 15.0),
+    ("uint4", NARROW, -0.5, 0.0),
+    ("uint4", NARROW, -3.0, 0.0),
+    ("uint8", NARROW, -INF, 0.0),
 ]
 
 
@@ -569,7 +588,7 @@ def some_gaps(name: str) -> tuple[Floats, Floats]:
 @pytest.mark.parametrize("name", ELEMENTS)
 def test_stochastic_rounding_goes_up_as_often_as_it_is_near(name: str, dtype: torch.dtype) -> None:
     draws = 10_000
-    for sign in (1.0, -1.0):
+    for sign in (1.0,) if name in oracles.UNSIGNED else (1.0, -1.0):
         for share in (1 / 16, 1 / 4, 1 / 2, 7 / 8):
             low, high = some_gaps(name)
             x = torch.from_numpy(sign * (low + share * (high - low)))
@@ -593,7 +612,8 @@ def test_stochastic_rounding_never_moves_exact_values_nor_leaves_the_range(name:
     y = stochastic(beyond.repeat(1000, 1), name, seed=2)
     assert (y[:, :3] == largest).all()
     assert y[:, 3].isnan().all()
-    assert (stochastic(-beyond.repeat(1000, 1), name, seed=2)[:, :3] == -largest).all()
+    lowest = 0.0 if name in oracles.UNSIGNED else -largest
+    assert (stochastic(-beyond.repeat(1000, 1), name, seed=2)[:, :3] == lowest).all()
 
 
 @pytest.mark.parametrize("name", ELEMENTS)

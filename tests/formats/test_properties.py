@@ -70,7 +70,8 @@ def test_element_formats_are_idempotent_odd_and_monotone(
     t = torch.from_numpy(x.copy())
     y = q(t)
     assert torch.equal(q(y), y)
-    assert torch.equal(q(-t), -y)
+    if q.format.element.signed:
+        assert torch.equal(q(-t), -y)
     order = t.flatten().argsort()
     assert (y.flatten()[order].diff() >= 0).all()
 

@@ -106,7 +106,8 @@ def outcomes(wide: Tensor, parts: ScaledChunk, q: Quantizer) -> dict[str, Tensor
     hits["flushed"] = good & (parts.elements * parts.scale == 0)
     hits["underflow"] = good & (size < element.min_normal * parts.scale)
     if "beyond_range" in counted_of(q):
-        hits["beyond_range"] = size > element.max
+        low, high = element.bounds()
+        hits["beyond_range"] = (wide > high) | (wide < low)
     return hits
 
 

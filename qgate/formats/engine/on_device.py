@@ -71,10 +71,10 @@ def cast_for(job: Job) -> BlockCast | ElementCast | None:
 
 def _grid(fmt: ElementFormat, q: QuantizerSettings) -> Grid | None:
     """Return the element's values in plain numbers; None for families without a kernel."""
-    if q.rounding == "stochastic":
+    if q.rounding == "stochastic" or not fmt.signed:
         return None
     if isinstance(fmt, FloatFormat):
-        if not fmt.signed or not fmt.subnormals:
+        if not fmt.subnormals:
             return None
         lowest = fmt.min_exponent
     elif isinstance(fmt, IntFormat):
