@@ -24,6 +24,7 @@ class Encoded:
     scales        one per group, x's shape with the groups in place of the elements they cover:
                   codes of the scale type (uint8) in block formats, float32 otherwise (float64 for
                   float64 tensors); None for a plain cast
+    zero_points   the code of 0 in each group, in the dtype of the codes; None where it is 0
     tensor_scale  NVFP4's float32 scale of the whole tensor
     micro         HiF4's one-bit levels, three bytes per block: of its octets, its quads 0-7, 8-15
     """
@@ -34,6 +35,7 @@ class Encoded:
     scales: Tensor | None = None
     tensor_scale: Tensor | None = None
     micro: Tensor | None = None
+    zero_points: Tensor | None = None
     double: bool = False
 
     def decode(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -46,7 +48,8 @@ class Encoded:
         data = layout.arrange(self.codes)
         out = layout.empty(dtype, data.device)
         stored = {}
-        for name, shaped in (("scales", self.scales), ("micro", self.micro)):
+        rows_of = {"scales": self.scales, "micro": self.micro, "zero_points": self.zero_points}
+        for name, shaped in rows_of.items():
             if shaped is not None:
                 stored[name] = shaped.reshape(
                     layout.outer, layout.groups, q.format.stored[name], layout.inner
@@ -56,6 +59,8 @@ class Encoded:
             rows = {name: chunk.group(value) for name, value in stored.items()}
             context = CastContext(q, DOUBLE, self.double, state)
             elements = element.from_codes(chunk.data(data), DOUBLE)
+            if "zero_points" in rows:
+                elements = elements - rows["zero_points"]
             if rows:
                 scale = q.format.unscale(rows, context)[:, :, : elements.shape[2]]
                 value = combine(elements, scale, dtype, context)
@@ -90,7 +95,9 @@ def encode_tensor(x: Tensor, q: QuantizerSettings, nan: NanPolicy) -> Encoded:
     if fmt.kind == "block":
         stored = {name: job.rows(k, torch.uint8) for name, k in fmt.stored.items()}
     for chunk, _, _, parts in split(job):
-        chunk.data(codes).copy_(element.to_codes(parts.elements, DOUBLE))
+        zero = parts.zero_point
+        above = parts.elements if zero is None else parts.elements + zero
+        chunk.data(codes).copy_(element.to_codes(above, DOUBLE))
         for name, rows in stored.items():
             chunk.group(rows).copy_(parts.stored[name])
     codes = layout.restore(codes)
@@ -99,10 +106,13 @@ def encode_tensor(x: Tensor, q: QuantizerSettings, nan: NanPolicy) -> Encoded:
         codes[holes] = largest.to(codes.device)
     if job.scale is not None:
         stored["scales"] = narrow(job.scale, torch.float64 if job.double else torch.float32)
+    if job.zero_point is not None:
+        stored["zero_points"] = job.zero_point.to(element.code_dtype())
     state = job.state
     if state is not None and fmt.kind == "block":
         state = narrow(fmt.tensor_scale(state), torch.float32)
     shaped = {name: job.shaped(rows) for name, rows in stored.items()}
     return Encoded(
-        q, codes, job.dtype, shaped.get("scales"), state, shaped.get("micro"), double=job.double
-    )
+        q, codes, job.dtype, tensor_scale=state, double=job.double,
+        **{name: shaped.get(name) for name in ("scales", "micro", "zero_points")},
+    )  # fmt: skip

@@ -80,8 +80,9 @@ class FloatFormat(ElementFormat):
     @property
     def nan_code(self) -> int | None:
         half = 2 ** (self.exponent_bits + self.mantissa_bits)
-        quiet = half - 2 ** (self.mantissa_bits - 1) if self.has_inf else half - 1
-        return {"none": None, "fnuz": half}.get(self.specials, quiet)
+        quiet = half - (2 ** (self.mantissa_bits - 1) if self.has_inf else 1)
+        code = half if self.specials == "fnuz" else quiet
+        return None if self.specials == "none" else int(code)
 
     @property
     def negative_zero(self) -> int | None:

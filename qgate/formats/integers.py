@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from qgate.formats._element import ElementFormat
-from qgate.formats._work import WorkType
+from qgate.formats._element import ElementFormat, round_to_integer
+from qgate.formats._work import CastContext, ScaledChunk, WorkType
 from qgate.formats.options import Floats
 
 if TYPE_CHECKING:
@@ -27,8 +27,9 @@ class IntFormat(ElementFormat):
     fraction_bits: int = 0
     signed: bool = True
 
-    options: ClassVar[frozenset[str]] = ElementFormat.options | {"narrow"}
+    options: ClassVar[frozenset[str]] = ElementFormat.options | {"narrow", "zero_point"}
     always_scaled: ClassVar[bool] = True
+    stored: ClassVar[dict[str, int]] = {"scales": 1, "zero_points": 1}
 
     @property
     def bits(self) -> int:
@@ -78,6 +79,16 @@ class IntFormat(ElementFormat):
         if not self.signed:
             return 0.0, self.max
         return (-self.max if narrow else -self.max - self.step), self.max
+
+    def split(self, x: Tensor, context: CastContext) -> ScaledChunk:
+        q, scale, zero_point = context.q, context.state, context.zero_point
+        if scale is None or zero_point is None:
+            return super().split(x, context)
+        low, high = self.bounds(narrow=q.narrow)
+        ratios = context.divide(x, scale).masked_fill_(scale.isnan(), 0.0)
+        inside = ratios.clamp(low - zero_point, high - zero_point)
+        elements = round_to_integer(inside, context.work, q.rounding, q.generator).add_(0.0)
+        return ScaledChunk(elements, scale, ratios, zero_point=zero_point)
 
     def to_codes(self, y: Tensor, work: WorkType) -> Tensor:
         """Return the integers themselves."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 Rounding = Literal["even", "away", "zero", "stochastic"]
+ZeroPoint = Literal["minmax"]
 Granularity = Literal["tensor", "channel", "block"]
 InfPolicy = Literal["nan", "saturate"]
 NanPolicy = Literal["error", "max", "zero"]
@@ -28,13 +29,14 @@ class Options(TypedDict, total=False):
     scale: float | Tensor | None
     granularity: Granularity | None
     axis: int | None
-    block: int | None
+    block: int | tuple[int, int] | None
     scale_rule: str | None
     scale_bits: int | None
     rounding: Rounding | None
     saturate: bool | None
     inf: InfPolicy | None
     narrow: bool | None
+    zero_point: ZeroPoint | int | Tensor | None
     generator: torch.Generator | None
     dtype: torch.dtype | None
     saturated_grad: SaturatedGrad | None
@@ -46,6 +48,7 @@ class CastOptions:
     rounding: Rounding
     saturate: bool
     narrow: bool
+    zero_point: ZeroPoint | int | Tensor | None
     generator: Generator | None
     inf: InfPolicy
     scale_rule: str

@@ -7,7 +7,7 @@ shares and sums follow from value counts. Formats with scales of their own need 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
@@ -254,19 +254,20 @@ def outcome_of_dtype(limit: WideDtype, chunks: Iterator[Floats]) -> OutcomeSums:
 
 
 def outcome_of_rows(
-    fmt: Format, rows: Tensor, amax: float, massive: float | None = None
+    fmt: Format, rows: Tensor, ends: Sequence[float], massive: float | None = None
 ) -> OutcomeSums:
-    """Measure a format on rows of a tensor whose largest finite magnitude is `amax`.
+    """Measure a format on rows of a tensor whose finite ends are `ends`, NaN where it has none.
 
     A scale of the whole tensor ignores its non-finite values. `massive` is the magnitude above
     which the sums of the rest leave values out.
     """
     q = Quantizer(fmt)
-    whole = Job(torch.full((1,), amax, dtype=rows.dtype), q, counting=True)
+    whole = Job(torch.tensor(ends, dtype=rows.dtype).nan_to_num(nan=0.0), q, counting=True)
     sums = OutcomeSums()
     for piece in rows.split(max(_PIECE // max(rows.shape[-1], 1), 1)):
         job = Job(piece, q, counting=True)
         job.scale = whole.scale if job.scale is not None else None
+        job.zero_point = whole.zero_point
         job.state = whole.state if job.state is not None else None
         for _, _, wide, parts in split(job):
             hits = outcomes(wide, parts, q)

@@ -106,7 +106,10 @@ def test_idempotent_at_fixed_scales(name: str, x: np.ndarray) -> None:
         again = qgate.quantize(torch.from_numpy(np.asarray(codes)), element)
         assert torch.equal(again, torch.from_numpy(np.asarray(codes)))
     elif encoded.scales is not None:
-        again = qgate.quantize(y, name, scale=encoded.scales.reshape(()))
+        given = {"scale": encoded.scales.reshape(())}
+        if encoded.zero_points is not None:
+            given["zero_point"] = encoded.zero_points.reshape(())
+        again = qgate.quantize(y, name, **given)
         assert torch.equal(again, y)
     else:
         assert torch.equal(qgate.quantize(y, name), y)

@@ -45,7 +45,7 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("quantizer.py::", ""): "the front door, no arithmetic",
     ("settings.py::", ""): "checks of options, no arithmetic",
     ("engine/job.py::check", "allowed"): "text of an error",
-    ("engine/job.py::scale_from_option", "bad"): "text of an error",
+    ("engine/scales.py::scale_from_option", "bad"): "text of an error",
     ("encoded.py::Encoded.decode", "allowed"): "text of an error",
 }  # fmt: skip
 Entered = dict[tuple[str, str, str], set[Line]]
@@ -104,7 +104,7 @@ def test_what_is_left_out_is_not_entered(lines: dict[Line, str], entered: Entere
          {"engine/fast_mx.py::TableStack.look_up", "engine/job.py::_counted_errors"}),
         ("test_layouts_and_options_mean_what_the_definition_says",
          {"engine/job.py::Layout.restore", "_work.py::CastContext.divide",
-          "engine/job.py::scale_from_option", "engine/quantizing.py::StraightThrough.forward"}),
+          "engine/scales.py::scale_from_option", "engine/quantizing.py::StraightThrough.forward"}),
     ],
 )  # fmt: skip
 def test_a_path_that_no_test_enters_is_named(

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from qgate.formats._block import Format
 from qgate.formats._work import ScaledChunk
-from qgate.formats.engine.job import Job, saturated, split
+from qgate.formats.engine.job import Job, split
+from qgate.formats.engine.scales import saturated
 from qgate.formats.losses import Losses
 from qgate.formats.options import Options
 from qgate.formats.quantizer import Quantizer, as_quantizer
@@ -60,12 +61,14 @@ def report(x: Tensor, fmt: str | Format | Quantizer, **options: Unpack[Options])
     smallest = q.format.element.min_normal
     rows = {kind: job.rows(1, torch.int64) for kind in (*counted_of(q), "subnormal")}
     squares = torch.zeros(3, dtype=torch.float64, device=x.device)
+    inside = None if q.tile is None else job.layout.arrange(torch.ones_like(x, dtype=torch.bool))
     for chunk, _, wide, parts in split(job):
         hits = outcomes(wide, parts, q)
         squares += error_squares(wide, parts, hits)
         size = parts.elements.abs()
         hits["subnormal"] = hits["nonzero"] & (size > 0) & (size < smallest)
-        for kind, mask in hits.items():
+        for kind, hit in hits.items():
+            mask = hit if inside is None else hit & chunk.data(inside)
             chunk.group(rows[kind]).add_(mask.sum(2, keepdim=True))
     totals = {kind: int(counts.sum()) for kind, counts in rows.items()}
     _, noise, of_saturated = squares.tolist()

@@ -52,9 +52,11 @@ def cast_for(job: Job) -> BlockCast | ElementCast | None:
     q, fmt = job.q, job.q.format
     if kind_of(job.x.dtype) is None or kind_of(job.dtype) is None or q.rounding == "stochastic":
         return None
+    if q.tile is not None:
+        return None
     saturates = q.inf == "saturate"
     if fmt.kind == "element":
-        if (grid := _grid(fmt, q)) is None:
+        if (grid := _grid(fmt, q)) is None or job.zero_point is not None:
             return None
         cast = ElementCast(grid, job.scale is not None)
         return cast if cast.takes(_memory(job)) else None

@@ -247,5 +247,7 @@ def mixes(q: Quantizer, dims: int, dim: int) -> bool:
         return False
     if q.granularity == "tensor":
         return True
+    if q.tile is not None:
+        return dim >= dims - 2
     same = q.axis_of(dims) == dim
     return same if q.granularity == "block" else not same
