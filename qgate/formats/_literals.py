@@ -9,6 +9,7 @@ from qgate.formats.hif8 import HiF8Format
 from qgate.formats.integers import IntFormat
 from qgate.formats.mx import MxFormat
 from qgate.formats.nvfp4 import Nvfp4Format
+from qgate.formats.p3109 import p3109_format
 from qgate.registry import Registry
 from qgate.text.format_names import FORMAT_ALIASES
 
@@ -59,3 +60,5 @@ for _format in (
     Hif4Format("hif4", S1P2, scale_element=E6M2),
 ):
     FORMATS.add(_format, *(name for name, of in FORMAT_ALIASES.items() if of == _format.name))
+
+FORMATS.families.append(p3109_format)

@@ -58,11 +58,12 @@ def round_by_list(
     if saturate or not (fmt.has_inf or fmt.nan_code is not None):
         y = np.clip(y, low, high)
     else:
-        over = np.abs(y) > high
+        over = (y > high) | (y < low)
         if rounding == "zero":
             y = np.where(over & np.isfinite(x), np.clip(y, low, high), y)
             over &= ~np.isfinite(x)
         y = np.where(over, np.copysign(np.inf, x) if fmt.has_inf else np.nan, y)
+        y = np.where(over & (x < 0), np.nan, y) if low == 0 else y
     if fmt.negative_zero is None:
         y = y + 0.0
     return np.where(np.isnan(x), np.nan, y)

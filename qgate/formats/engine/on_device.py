@@ -76,7 +76,7 @@ def _grid(fmt: ElementFormat, q: QuantizerSettings) -> Grid | None:
     if q.rounding == "stochastic" or not fmt.signed:
         return None
     if isinstance(fmt, FloatFormat):
-        if not fmt.subnormals:
+        if not fmt.subnormals or fmt.mantissa == 0:
             return None
         lowest = fmt.min_exponent
     elif isinstance(fmt, IntFormat):
