@@ -59,6 +59,8 @@ def undefined(q: QuantizerSettings) -> str:
         return "its scales are a tensor that was given"
     if q.format.kind == "element" and q.format.tapered and q.granularity is not None:
         return "its scale comes from the squared error of all elements"
+    if q.format.kind == "block" and q.format.by_rows:
+        return "its scales come from whole rows"
     return ""
 
 

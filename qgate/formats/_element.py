@@ -48,6 +48,11 @@ class ElementFormat(abc.ABC):
     stored: ClassVar[dict[str, int]] = {"scales": 1}
 
     @property
+    def default_rule(self) -> str:
+        """The scale rule of a quantizer without one."""
+        return "floor"
+
+    @property
     def element(self) -> ElementFormat:
         """The format itself; a block format has another."""
         return self

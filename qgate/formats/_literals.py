@@ -57,6 +57,9 @@ for _format in (
     MxFormat("mxfp4_e2m1", E2M1),
     MxFormat("mxint8", MXINT8_ELEMENT),
     Nvfp4Format("nvfp4", E2M1, scale_element=E4M3),
+    Nvfp4Format("nvfp4_row", E2M1, scale_element=E4M3, by_rows=True),
+    Nvfp4Format("nvfp4_4over6", E2M1, scale_element=E4M3, four_over_six="mae"),
+    MxFormat("nvfp4_pow2", E2M1, size=16, default_rule="rceil"),
     Hif4Format("hif4", S1P2, scale_element=E6M2),
 ):
     FORMATS.add(_format, *(name for name, of in FORMAT_ALIASES.items() if of == _format.name))

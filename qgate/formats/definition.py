@@ -8,6 +8,7 @@ you need.
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable
@@ -97,6 +98,8 @@ def quantize(x: Floats, q: QuantizerSettings, *, double: bool = False) -> Floats
     """
     x = np.asarray(x, dtype=np.float64)
     fmt = q.format
+    if fmt.kind == "block" and fmt.by_rows:
+        return _by_rows(x, q, double)
     if fmt.kind == "block":
         state = fmt.define_state(x)
         return by_blocks(x, q, lambda rows: fmt.define(rows, q, state, double))
@@ -215,6 +218,21 @@ def _scaled(groups: Floats, q: QuantizerSettings, double: bool) -> Floats:
     )
     with np.errstate(over="ignore"):  # the largest float64 scale, made from an Inf
         return y * scales
+
+
+def _by_rows(x: Floats, q: QuantizerSettings, double: bool) -> Floats:
+    """Quantize each row along the axis of the blocks as a tensor of its own."""
+    fmt, alone = q.format, copy.copy(q)
+    assert fmt.kind == "block"
+    alone.axis = 0
+    moved = np.moveaxis(x, q.axis_of(x.ndim), -1) if x.ndim else x.reshape(1)
+    y = np.empty_like(moved)
+    for place in np.ndindex(moved.shape[:-1]):
+        define = functools.partial(
+            fmt.define, q=q, state=fmt.define_state(moved[place]), double=double
+        )
+        y[place] = by_blocks(moved[place], alone, define)
+    return np.moveaxis(y, -1, q.axis_of(x.ndim)) if x.ndim else y.reshape(())
 
 
 def by_blocks(x: Floats, q: QuantizerSettings, define: Callable[[Floats], Floats]) -> Floats:

@@ -25,7 +25,7 @@ class Encoded:
                   codes of the scale type (uint8) in block formats, float32 otherwise (float64 for
                   float64 tensors); None for a plain cast
     zero_points   the code of 0 in each group, in the dtype of the codes; None where it is 0
-    tensor_scale  NVFP4's float32 scale of the whole tensor
+    tensor_scale  NVFP4's float32 scale of the whole tensor, or one for each row
     micro         HiF4's one-bit levels, three bytes per block: of its octets, its quads 0-7, 8-15
     """
 
@@ -55,9 +55,13 @@ class Encoded:
                     layout.outer, layout.groups, q.format.stored[name], layout.inner
                 )
         state = None if self.tensor_scale is None else widen(self.tensor_scale)
+        if state is not None and state.dim():
+            by_rows = state.reshape(layout.outer, 1, 1, layout.inner)
+            state = by_rows.expand(-1, layout.groups, -1, -1)
         for chunk in layout.chunks(data.device, parts_of_groups=False, fixed=False):
             rows = {name: chunk.group(value) for name, value in stored.items()}
-            context = CastContext(q, DOUBLE, self.double, state)
+            of_chunk = chunk.group(state) if state is not None and state.dim() else state
+            context = CastContext(q, DOUBLE, self.double, of_chunk)
             elements = element.from_codes(chunk.data(data), DOUBLE)
             if "zero_points" in rows:
                 elements = elements - rows["zero_points"]
@@ -111,6 +115,10 @@ def encode_tensor(x: Tensor, q: QuantizerSettings, nan: NanPolicy) -> Encoded:
     state = job.state
     if state is not None and fmt.kind == "block":
         state = narrow(fmt.tensor_scale(state), torch.float32)
+        if fmt.by_rows:
+            axis = q.axis_of(x.dim())
+            shape = [1 if each == axis else size for each, size in enumerate(x.shape or (1,))]
+            state = state[:, :1].reshape(shape)
     shaped = {name: job.shaped(rows) for name, rows in stored.items()}
     return Encoded(
         q, codes, job.dtype, tensor_scale=state, double=job.double,

@@ -118,14 +118,18 @@ class FloatFormat(ElementFormat):
         self, x: Tensor, work: WorkType, rounding: Rounding, generator: Generator | None = None
     ) -> Tensor:
         y = super().to_grid(x, work, rounding, generator)
-        if rounding == "even" and not self.mantissa_bits:
-            # Without mantissa bits evenness alternates with the exponent: ties above an even code,
-            # all of which went up, have to go down.
-            field = y.view(work.integer).bitwise_and(work.exponent_mask) >> work.mantissa
-            is_tie = (x.abs() * 4 == y.abs() * 3) & (x.abs() >= self.min_normal)
-            down = is_tie & ((field - work.bias + self.bias) % 2 == 1)
-            y = y.where(~down, y / 2)
-        return y
+        even = rounding == "even" and not self.mantissa_bits
+        return self._ties_to_even_codes(x, y, work) if even else y
+
+    def _ties_to_even_codes(self, x: Tensor, y: Tensor, work: WorkType) -> Tensor:
+        """Move ties above an even code down, all of which went up.
+
+        Without mantissa bits evenness alternates with the exponent.
+        """
+        field = y.view(work.integer).bitwise_and(work.exponent_mask) >> work.mantissa
+        is_tie = (x.abs() * 4 == y.abs() * 3) & (x.abs() >= self.min_normal)
+        down = is_tie & ((field - work.bias + self.bias) % 2 == 1)
+        return y.where(~down, y / 2)
 
     def code_values(self) -> Floats:
         return _code_values(self)

@@ -49,7 +49,7 @@ class QuantizerSettings(CastOptions):
         self.tile = _checked_tile(options.get("block"))
         whole = math.prod(self.tile) if self.tile else _whole("block", options.get("block"), 1)
         self.block = whole or fmt.block or _ELEMENT_BLOCK
-        self.scale_rule = options.get("scale_rule", "floor")
+        self.scale_rule = options.get("scale_rule", fmt.default_rule)
         self.scale_bits = _whole("scale_bits", options.get("scale_bits"), 2, 8) or 8
         self.rounding = options.get("rounding", fmt.rounding)
         self.saturate = options.get("saturate", True)
@@ -95,6 +95,11 @@ class QuantizerSettings(CastOptions):
             raise QgateError(
                 f"axis={self.axis} is for blocks along one axis; tiles of {self.block_words} lie "
                 "over the last two. Leave axis out."
+            )
+        if self.tile is not None and self.format.kind == "block" and self.format.by_rows:
+            raise QgateError(
+                f"{name} has a scale for each row, which tiles of {self.block_words} lie across; "
+                "nvfp4 has one for the tensor."
             )
         if self.granularity == "channel" and self.axis is None:
             raise QgateError(

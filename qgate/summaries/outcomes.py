@@ -268,7 +268,8 @@ def outcome_of_rows(
         job = Job(piece, q, counting=True)
         job.scale = whole.scale if job.scale is not None else None
         job.zero_point = whole.zero_point
-        job.state = whole.state if job.state is not None else None
+        if job.state is not None and whole.state is not None and not whole.state.dim():
+            job.state = whole.state
         for _, _, wide, parts in split(job):
             hits = outcomes(wide, parts, q)
             squares = error_squares(wide, parts, hits).tolist()

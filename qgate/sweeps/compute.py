@@ -140,7 +140,7 @@ def sweepable(format: Any, *, block: bool = False) -> Format:
 
 
 def _is_swept(fmt: Format) -> bool:
-    return mx_format(fmt) is not None or (fmt.kind == "element" and fmt.signed)
+    return _mx_of(fmt) is not None if fmt.kind == "block" else fmt.signed
 
 
 def element_of(format: str | Format) -> ElementFormat:
@@ -178,7 +178,8 @@ def has_mx(format: str | Format) -> bool:
 
 def _mx_of(fmt: Format) -> MxFormat | None:
     if fmt.kind == "block":
-        return mx_format(fmt)
+        mx = mx_format(fmt)
+        return mx if mx is not None and mx.default_rule == "floor" else None
     candidates = filter(None, map(mx_format, FORMATS))
     return next(
         (m for m in candidates if m.element == fmt or (fmt.name, m.name) == ("int8", "mxint8")),

@@ -42,6 +42,8 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("_element.py::ElementFormat.nearest", ""): "for sweeps, not for quantizers",
     ("_block.py::BlockFormat.prepare", ""): "of formats whose tensors have no scale",
     ("_block.py::BlockFormat.tensor_scale", ""): "of formats whose tensors have no scale",
+    ("_element.py::ElementFormat.cast", "y < 0"): "for unsigned formats of P3109, no listed ones",
+    ("floats.py::FloatFormat._ties_to_even_codes", ""): "for formats of P3109, no listed ones",
     ("quantizer.py::", ""): "the front door, no arithmetic",
     ("settings.py::", ""): "checks of options, no arithmetic",
     ("engine/job.py::check", "allowed"): "text of an error",

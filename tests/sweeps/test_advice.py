@@ -283,5 +283,5 @@ def test_names_of_formats_that_cannot_be_swept_are_not_offered() -> None:
 
 
 def test_a_format_without_negative_values_cannot_be_swept() -> None:
-    with pytest.raises(QgateError, match="uint4 has no negative values.*signed format"):
+    with pytest.raises(QgateError, match=r"uint4 has no negative values.*signed format"):
         qgate.sweep(torch.ones(3), "uint4")

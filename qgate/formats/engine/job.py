@@ -198,18 +198,21 @@ class Job:
 
     @cached_property
     def state(self) -> Tensor | None:
-        """The state that a block format has of the whole tensor."""
+        """The state that a block format has of the whole tensor, or of the row of each group."""
         fmt, x = self.q.format, self.x
         if fmt.kind == "element" or not fmt.needs_amax or not x.numel():
             return None
         finite = x.device.type != "cpu"  # asking first would wait for the device
         groups = self._amax_bits(finite=finite)
-        bits = groups.amax()
-        if not finite and bits.item() >= INFINITY[x.dtype]:
-            bits = self._amax_bits(finite=True).amax()
-        elif not finite:
-            self.amax_bits = groups
-        return fmt.prepare(bits.view(x.dtype))
+        if not finite and groups.amax().item() >= INFINITY[x.dtype]:
+            finite_groups = self._amax_bits(finite=True)
+        else:
+            finite_groups, self.amax_bits = groups, None if finite else groups
+        if fmt.by_rows:
+            rows = finite_groups.amax(1, keepdim=True)
+            state = fmt.prepare(rows.view(x.dtype))
+            return None if state is None else state.expand(groups.shape)
+        return fmt.prepare(finite_groups.amax().view(x.dtype))
 
     @property
     def fixed(self) -> bool:
@@ -222,7 +225,9 @@ class Job:
         """Cut into chunks for the second pass, each with the context of its cast."""
         scales_exist = self.scale is not None or self.q.format.kind == "element"
         for chunk in self.chunks(parts_of_groups=scales_exist):
-            state = self.state if self.scale is None else chunk.group(self.scale)
+            state = self.state if self.scale is None else self.scale
+            if state is not None and state.dim() == 4:
+                state = chunk.group(state)
             amax = None if self.amax_bits is None else chunk.group(self.amax_bits)
             zero = None if self.zero_point is None else chunk.group(self.zero_point)
             size = self.x.numel()

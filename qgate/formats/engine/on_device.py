@@ -66,7 +66,11 @@ def cast_for(job: Job) -> BlockCast | ElementCast | None:
         limit = 2 ** (q.scale_bits - 1) - 1
         fits = grid.fits_single and not grid.tapered
         return MxCast(grid, fmt.carry(q.scale_rule, 23), limit, saturates) if fits else None
-    if isinstance(fmt, Nvfp4Format) and (fmt.element, fmt.scale_element) == (E2M1, E4M3):
+    if (
+        isinstance(fmt, Nvfp4Format)
+        and fmt.is_plain
+        and (fmt.element, fmt.scale_element) == (E2M1, E4M3)
+    ):
         return Nvfp4Cast(q.rounding, saturates)
     return Hif4Cast(q.rounding, saturates) if isinstance(fmt, Hif4Format) else None
 

@@ -241,7 +241,7 @@ def _axis(arguments: Sequence[Any], dim: int, samples: int, *, is_causal: bool) 
 
 def mixes(q: Quantizer, dims: int, dim: int) -> bool:
     """Tell if elements at several places along a dimension share a scale made from them."""
-    if q.format.kind == "block" and q.format.needs_amax:
+    if q.format.kind == "block" and q.format.needs_amax and not q.format.by_rows:
         return True
     if q.granularity is None or q.scale is not None:
         return False
