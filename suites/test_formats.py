@@ -43,6 +43,7 @@ OPTIONS = [
     {"zero_point": "minmax"},
     *({"dtype": dtype} for dtype in EVERY_DTYPE),
 ]
+SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 ROUGH = {"inf", "saturate", "scale_bits"}
 """Options that change nothing of numbers of one magnitude."""
 
@@ -150,6 +151,13 @@ def test_encoded_tensor_decodes_to_the_quantized_one(fmt, numbers, dtype, device
     x = numbers.to(device, dtype)
     if quantizer.format.kind == "element" and quantizer.format.nan_code is None:
         x = x.masked_fill(x.isnan(), 0.0)
+    assert differences(quantizer.encode(x).decode(), quantizer(x)) == ""
+
+
+def test_rotated_format_means_what_its_definition_says(fmt, dtype, device):
+    quantizer = qgate.Quantizer(fmt, rotation=SIGNS)
+    x = one_magnitude(dtype, 15, 64)
+    assert differences(quantizer(x.to(device)).cpu(), expected_of(x, quantizer)) == ""
     assert differences(quantizer.encode(x).decode(), quantizer(x)) == ""
 
 

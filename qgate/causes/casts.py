@@ -37,6 +37,10 @@ def wrong_casts(q: QuantizerSettings) -> Iterator[WrongCast]:
     ideal = _definition(q)
     name = q.format.name
     yield WrongCast(f"is not quantized to {name}", lambda x: x)
+    if q.rotation is not None:
+        yield WrongCast(
+            "is not rotated before it is quantized", _definition(with_options(q, rotation=None))
+        )
     for exponent in (1, -1, 2, -2, 4, -4, 8, -8):
         way = "high" if exponent > 0 else "low"
         yield WrongCast(
@@ -298,7 +302,8 @@ def describe_values(
     any_scale: bool = False,
 ) -> str:
     """Say whether values are on a grid of the format at all, and if so, whether by its scales."""
-    if values.ndim == 0 or not values.size or q.format.name == "hif4" or q.zero_point is not None:
+    has_grid = q.format.name != "hif4" and q.zero_point is None and q.rotation is None
+    if values.ndim == 0 or not values.size or not has_grid:
         return ""
     ideal = _group_rows(define(x, q) if ideal is None else ideal, q)[:SAMPLED_GROUPS]
     groups, source = (_group_rows(array, q)[:SAMPLED_GROUPS] for array in (values, x))

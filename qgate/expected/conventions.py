@@ -72,6 +72,8 @@ def conventions(q: QuantizerSettings, dtype: str = "float32") -> list[Convention
 
 def definition_of(q: QuantizerSettings) -> Convention:
     """Return the definition of the format as a convention."""
+    if q.rotation is not None:
+        return Convention("the definition", lambda x, _nudge: define(x, q), is_exact=True)
     if q.zero_point is not None:
         return Convention("scales and zero points from both ends", _zero_pointed(q))
     if _is_scaled_element(q):
@@ -83,6 +85,8 @@ def definition_of(q: QuantizerSettings) -> Convention:
 
 
 def _others(q: QuantizerSettings, dtype: str) -> Iterator[Convention]:
+    if q.rotation is not None:
+        return
     roundings: list[Rounding] = [q.rounding] if "rounding" in q.options else ["even", "away"]
     roundings = roundings if q.rounding in ("even", "away") else [q.rounding]
     if _is_scaled_element(q):
@@ -267,7 +271,8 @@ def scales_of(groups: Floats, q: QuantizerSettings, state: float | None = None) 
 
 def search_scales(x: Floats, q: QuantizerSettings) -> Floats:
     """Quantize with the scale of each group that has the smallest squared error of many."""
-    if q.format.name == "hif4" or q.granularity is None or q.zero_point is not None:
+    one_scale = q.granularity is not None and q.zero_point is None and q.rotation is None
+    if q.format.name == "hif4" or not one_scale:
         raise ValueError(f"{q!r} has no one scale per group to search for.")
     state = q.format.define_state(x) if q.format.kind == "block" else None
     is_power = mx_format(q.format) is not None

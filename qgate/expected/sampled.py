@@ -61,6 +61,8 @@ def undefined(q: QuantizerSettings) -> str:
         return "its scale comes from the squared error of all elements"
     if q.format.kind == "block" and q.format.by_rows:
         return "its scales come from whole rows"
+    if q.rotation is not None:
+        return "its groups are rotated"
     return ""
 
 

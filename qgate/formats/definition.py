@@ -98,6 +98,8 @@ def quantize(x: Floats, q: QuantizerSettings, *, double: bool = False) -> Floats
     """
     x = np.asarray(x, dtype=np.float64)
     fmt = q.format
+    if q.rotation is not None:
+        return _rotated(x, q, double)
     if fmt.kind == "block" and fmt.by_rows:
         return _by_rows(x, q, double)
     if fmt.kind == "block":
@@ -218,6 +220,31 @@ def _scaled(groups: Floats, q: QuantizerSettings, double: bool) -> Floats:
     )
     with np.errstate(over="ignore"):  # the largest float64 scale, made from an Inf
         return y * scales
+
+
+def hadamard(rows: Floats) -> Floats:
+    """Multiply each row by the Hadamard matrix of Sylvester, half by half."""
+    half = rows.shape[1] // 2
+    if not half:
+        return rows
+    low, high = hadamard(rows[:, :half]), hadamard(rows[:, half:])
+    return np.concatenate([low + high, low - high], axis=1)
+
+
+def _rotated(x: Floats, q: QuantizerSettings, double: bool) -> Floats:
+    """Rotate blocks, round to float32 (but not float64), quantize, and rotate back."""
+    assert q.rotation is not None
+    plain, signs = copy.copy(q), np.array(q.rotation, dtype=np.float64)
+    plain.rotation = None
+    unit = 1 / math.sqrt(len(signs))
+    moved = np.moveaxis(x, q.rotation_axis, -1)
+    turned = hadamard(moved.reshape(-1, len(signs)) * signs) * unit
+    with np.errstate(over="ignore"):
+        turned = turned if double else turned.astype(np.float32).astype(np.float64)
+    back = np.moveaxis(turned.reshape(moved.shape), -1, q.rotation_axis)
+    y = np.moveaxis(quantize(back, plain, double=double), q.rotation_axis, -1)
+    blocks = hadamard(y.reshape(-1, len(signs))) * unit * signs
+    return np.moveaxis(blocks.reshape(moved.shape), -1, q.rotation_axis)
 
 
 def _by_rows(x: Floats, q: QuantizerSettings, double: bool) -> Floats:

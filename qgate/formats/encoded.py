@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from qgate.errors import QgateError
 from qgate.formats._work import DOUBLE, CastContext, widen
 from qgate.formats.engine.dtypes import INPUTS, combine, narrow
 from qgate.formats.engine.job import Job, layout_of, split
+from qgate.formats.engine.rotation import rotated, rotated_back, without_rotation
 from qgate.formats.options import NanPolicy
 from qgate.formats.settings import QuantizerSettings
 
@@ -41,6 +42,9 @@ class Encoded:
     def decode(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return the values: equal to `quantize` of the encoded tensor."""
         q, dtype = self.quantizer, dtype or self.dtype
+        if q.rotation is not None and dtype in INPUTS:
+            values = replace(self, quantizer=without_rotation(q)).decode(torch.float64)
+            return rotated_back(values, q, dtype)
         if dtype not in INPUTS:
             allowed = ", ".join(map(str, INPUTS))
             raise TypeError(f"cannot decode to {dtype!r}; allowed: {allowed}.")
@@ -80,7 +84,8 @@ class Encoded:
 
 def encode_tensor(x: Tensor, q: QuantizerSettings, nan: NanPolicy) -> Encoded:
     """Encode a checked tensor; `nan` says what to store where the format has no NaN."""
-    x, element, fmt = x.detach(), q.format.element, q.format
+    x, element, fmt, dtype = x.detach(), q.format.element, q.format, q.dtype or x.dtype
+    x = x if q.rotation is None else rotated(x, q)
     stores_nan = fmt.kind == "block" or fmt.nan_code is not None
     holes = x.isnan() if nan != "error" and not stores_nan else None
     if holes is not None:
@@ -121,6 +126,6 @@ def encode_tensor(x: Tensor, q: QuantizerSettings, nan: NanPolicy) -> Encoded:
             state = state[:, :1].reshape(shape)
     shaped = {name: job.shaped(rows) for name, rows in stored.items()}
     return Encoded(
-        q, codes, job.dtype, tensor_scale=state, double=job.double,
+        q, codes, dtype, tensor_scale=state, double=job.double,
         **{name: shaped.get(name) for name in ("scales", "micro", "zero_points")},
     )  # fmt: skip

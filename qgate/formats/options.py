@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 import numpy as np
@@ -38,6 +39,7 @@ class Options(TypedDict, total=False):
     narrow: bool | None
     zero_point: ZeroPoint | int | Tensor | None
     generator: torch.Generator | None
+    rotation: Sequence[int] | Tensor | None
     dtype: torch.dtype | None
     saturated_grad: SaturatedGrad | None
 

@@ -46,6 +46,9 @@ class Quantizer(QuantizerSettings):
     narrow          integers: leave out the lowest code (of signed ones without a zero point)
     zero_point      integers: the code of 0, one per scale; "minmax" makes scale and zero point from
                     the ends of each group (the default of unsigned ones without a scale)
+    rotation        signs, +1 or -1, as many as a power of two: blocks of that many elements, along
+                    the blocks or the last axis, are multiplied by them and by the normalized
+                    Hadamard matrix, quantized, and turned back
     dtype           dtype of the result (x's own); float32 holds every 8-bit result exactly
     saturated_grad  gradient where x saturates: "zero" or "pass"
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
-_EVERYWHERE = frozenset({"dtype", "saturated_grad"})
+_EVERYWHERE = frozenset({"dtype", "rotation", "saturated_grad"})
 _ELEMENT_BLOCK = 128
 
 
@@ -57,6 +57,7 @@ class QuantizerSettings(CastOptions):
         self.zero_point = self._checked_zero_point(options.get("zero_point"))
         self.narrow = options.get("narrow", self.zero_point is None)
         self.generator = options.get("generator")
+        self.rotation = _checked_rotation(options.get("rotation"))
         self.dtype = options.get("dtype")
         self.saturated_grad: SaturatedGrad = options.get("saturated_grad", "zero")
         self._check_together(options)
@@ -139,6 +140,12 @@ class QuantizerSettings(CastOptions):
             raise TypeError(f"a generator is a torch.Generator, not {self.generator!r}.")
 
     @property
+    def rotation_axis(self) -> int:
+        """The axis that rotated blocks run along: that of blocks with one scale, or the last."""
+        along = self.axis if self.granularity == "block" else None
+        return -1 if along is None else int(along)
+
+    @property
     def block_words(self) -> str:
         """The size of a block in words: 32, or 16x16."""
         return str(self.block) if self.tile is None else "x".join(map(str, self.tile))
@@ -202,6 +209,17 @@ def _checked_tile(block: Any) -> tuple[int, int] | None:
             f"block={block!r} is not allowed; a tile has two numbers, such as (16, 16)."
         )
     return _whole("block", block[0], 1), _whole("block", block[1], 1)
+
+
+def _checked_rotation(signs: Any) -> tuple[int, ...] | None:
+    if signs is None:
+        return None
+    given = signs.tolist() if hasattr(signs, "tolist") else signs
+    if not isinstance(given, list | tuple) or not all(sign in (1, -1) for sign in given):
+        raise QgateError(f"rotation={_brief(signs)} is not allowed; it lists signs, 1 or -1.")
+    if len(given) < 2 or len(given) & (len(given) - 1):
+        raise QgateError(f"a rotation of {len(given)} signs is not allowed; take a power of two.")
+    return tuple(int(sign) for sign in given)
 
 
 def _checked_scale(scale: Any) -> float | Tensor | None:

@@ -186,4 +186,5 @@ def _entry_of(site: Site, rule: Rule) -> PlanEntry | None:
         shared_by = "per sample" if is_conv else "per token"
     scale = float(quantizer.scale) if isinstance(quantizer.scale, float) else None
     does = f"{quantizer.format.name} {shared_by}".strip()
+    does += f", rotated by {len(quantizer.rotation)}" if quantizer.rotation else ""
     return PlanEntry(site.name, does, scale, origin, quantizer)

@@ -35,6 +35,7 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("engine/job.py::Job._amax_bits", "largest"): DEVICE,
     ("_scratch.py::buffer", "return torch.empty"): DEVICE,
     ("engine/quantizing.py::StraightThrough.backward", ""): "a gradient",
+    ("engine/rotation.py::_Rotation.backward", ""): "a gradient",
     ("_element.py::round_to_integer", "size"): "stochastic rounding has no expected value",
     ("_element.py::round_to_integer", "low"): "stochastic rounding has no expected value",
     ("encoded.py::encode_tensor", "holes"): "the definition knows no stand-in for NaN",

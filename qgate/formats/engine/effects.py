@@ -12,7 +12,8 @@ from torch import Tensor
 
 from qgate.formats._block import Format
 from qgate.formats._work import ScaledChunk
-from qgate.formats.engine.job import Job, split
+from qgate.formats.engine.job import Job, check, split
+from qgate.formats.engine.rotation import rotated
 from qgate.formats.engine.scales import saturated
 from qgate.formats.losses import Losses
 from qgate.formats.options import Options
@@ -57,6 +58,9 @@ class Effects(Losses):
 def report(x: Tensor, fmt: str | Format | Quantizer, **options: Unpack[Options]) -> Effects:
     """Count what `quantize(x, fmt, ...)` saturates, flushes to zero and stores as subnormal."""
     q = as_quantizer(fmt, options)
+    if q.rotation is not None:
+        check(x, q)
+        x = rotated(x.detach(), q)
     job = Job(x, q, counting=True)
     smallest = q.format.element.min_normal
     rows = {kind: job.rows(1, torch.int64) for kind in (*counted_of(q), "subnormal")}

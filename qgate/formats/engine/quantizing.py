@@ -14,7 +14,7 @@ from torch import Tensor
 from qgate.formats._block import Format
 from qgate.formats._scratch import BoundedCache, buffer
 from qgate.formats._work import DOUBLE, CastContext, widen
-from qgate.formats.engine import fast_element, fast_mx, fast_nvfp4, on_device
+from qgate.formats.engine import fast_element, fast_mx, fast_nvfp4, on_device, rotation
 from qgate.formats.engine.dtypes import combine
 from qgate.formats.engine.job import Job, check, split
 from qgate.formats.engine.scales import saturated
@@ -30,6 +30,9 @@ _tables = BoundedCache(64)
 
 
 def quantize(x: Tensor, q: QuantizerSettings) -> Tensor:
+    if q.rotation is not None:
+        check(x, q)
+        return rotation.quantize_rotated(x, q, quantize)
     if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
         check(x, q)
         result: Tensor = StraightThrough.apply(x, q)  # type: ignore[no-untyped-call]
