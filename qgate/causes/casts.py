@@ -355,7 +355,7 @@ def _group_rows(x: Floats, q: QuantizerSettings) -> Floats:
             return groups
 
         by_groups(x, q, collect)
-        return np.concatenate([each for each in rows if each.shape == rows[0].shape])
+        return np.concatenate([tile for tile in rows if tile.shape == rows[0].shape])
     moved = np.moveaxis(x, q.axis_of(x.ndim), 0 if q.granularity == "channel" else -1)
     if q.granularity == "channel":
         return moved.reshape(len(moved), -1)

@@ -138,7 +138,8 @@ def _zero_pointed(q: QuantizerSettings) -> Values:
 
     def values(x: Floats, nudge: float) -> Floats:
         def rows(groups: Floats) -> Floats:
-            scales, zero_points = (each[:, None] for each in scales_and_zero_points(groups, q))
+            fitted = scales_and_zero_points(groups, q)
+            scales, zero_points = (figures[:, None] for figures in fitted)
             with np.errstate(all="ignore"):
                 ratios = (groups / scales).astype(np.float32).astype(np.float64) * nudge
                 return codes_above_zero(ratios, zero_points, q) * scales

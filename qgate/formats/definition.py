@@ -189,7 +189,7 @@ def scales_and_zero_points(
     """Return scale and zero point of each row, fitted or as given."""
     if q.zero_point == "minmax":
         return fit_zero_points(groups, q, double)
-    scale, zero_point = (float(each) for each in (q.scale, q.zero_point))  # type: ignore[arg-type]
+    scale, zero_point = (float(figure) for figure in (q.scale, q.zero_point))  # type: ignore[arg-type]
     scale = scale if double else float(np.float32(scale))
     return np.full(len(groups), scale), np.full(len(groups), zero_point)
 
@@ -205,7 +205,8 @@ def _scaled(groups: Floats, q: QuantizerSettings, double: bool) -> Floats:
     """Quantize rows that have one scale each to an element format."""
     assert q.format.kind == "element"
     if q.zero_point is not None:
-        scales, zero_points = (each[:, None] for each in scales_and_zero_points(groups, q, double))
+        fitted = scales_and_zero_points(groups, q, double)
+        scales, zero_points = (figures[:, None] for figures in fitted)
         with np.errstate(over="ignore", invalid="ignore"):
             return codes_above_zero(groups / scales, zero_points, q) * scales
     if q.scale is None:
@@ -254,11 +255,11 @@ def _by_rows(x: Floats, q: QuantizerSettings, double: bool) -> Floats:
     alone.axis = 0
     moved = np.moveaxis(x, q.axis_of(x.ndim), -1) if x.ndim else x.reshape(1)
     y = np.empty_like(moved)
-    for place in np.ndindex(moved.shape[:-1]):
+    for index in np.ndindex(moved.shape[:-1]):
         define = functools.partial(
-            fmt.define, q=q, state=fmt.define_state(moved[place]), double=double
+            fmt.define, q=q, state=fmt.define_state(moved[index]), double=double
         )
-        y[place] = by_blocks(moved[place], alone, define)
+        y[index] = by_blocks(moved[index], alone, define)
     return np.moveaxis(y, -1, q.axis_of(x.ndim)) if x.ndim else y.reshape(())
 
 

@@ -122,7 +122,7 @@ def encode_tensor(x: Tensor, q: QuantizerSettings, nan: NanPolicy) -> Encoded:
         state = narrow(fmt.tensor_scale(state), torch.float32)
         if fmt.by_rows:
             axis = q.axis_of(x.dim())
-            shape = [1 if each == axis else size for each, size in enumerate(x.shape or (1,))]
+            shape = [1 if dim == axis else size for dim, size in enumerate(x.shape or (1,))]
             state = state[:, :1].reshape(shape)
     shaped = {name: job.shaped(rows) for name, rows in stored.items()}
     return Encoded(

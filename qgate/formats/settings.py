@@ -214,12 +214,12 @@ def _checked_tile(block: Any) -> tuple[int, int] | None:
 def _checked_rotation(signs: Any) -> tuple[int, ...] | None:
     if signs is None:
         return None
-    given = signs.tolist() if hasattr(signs, "tolist") else signs
-    if not isinstance(given, list | tuple) or not all(sign in (1, -1) for sign in given):
+    listed = signs.tolist() if hasattr(signs, "tolist") else signs
+    if not isinstance(listed, list | tuple) or not all(sign in (1, -1) for sign in listed):
         raise QgateError(f"rotation={_brief(signs)} is not allowed; it lists signs, 1 or -1.")
-    if len(given) < 2 or len(given) & (len(given) - 1):
-        raise QgateError(f"a rotation of {len(given)} signs is not allowed; take a power of two.")
-    return tuple(int(sign) for sign in given)
+    if len(listed) < 2 or len(listed) & (len(listed) - 1):
+        raise QgateError(f"a rotation of {len(listed)} signs is not allowed; take a power of two.")
+    return tuple(int(sign) for sign in listed)
 
 
 def _checked_scale(scale: Any) -> float | Tensor | None:

@@ -193,8 +193,8 @@ class Job:
         elif q.format.kind == "element" and q.granularity is not None:
             self.scale = self._scale()
             if q.zero_point is not None:
-                given = scales.zero_point_from_option(q, x.device)
-                self.zero_point = self.per_group("zero point", given)
+                zero_point = scales.zero_point_from_option(q, x.device)
+                self.zero_point = self.per_group("zero point", zero_point)
 
     @cached_property
     def state(self) -> Tensor | None:
