@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from qgate.errors import QgateError, unknown
@@ -23,6 +23,8 @@ class Registry(Generic[T]):
         self.noun = noun
         self.entries: dict[str, T] = {}
         self._aliases: dict[str, str] = {}
+        self.families: list[Callable[[str], T | None]] = []
+        """Makers of entries by name that are not listed; None means another family's name."""
 
     def add(self, entry: T, *aliases: str) -> T:
         for name in (entry.name, *aliases):
@@ -40,6 +42,8 @@ class Registry(Generic[T]):
     def get(self, name: str) -> T:
         key = str(name).strip().lower().replace("-", "_")
         entry = self.entries.get(self._aliases.get(key, key))
+        for resolve in self.families if entry is None else []:
+            entry = entry or resolve(key)
         if entry is None:
             raise unknown(self.noun, name, self.entries, self._aliases)
         return entry

@@ -38,6 +38,10 @@ def wrong_casts(q: QuantizerSettings) -> Iterator[WrongCast]:
     ideal = _definition(q)
     name = q.format.name
     yield WrongCast(f"is not quantized to {name}", lambda x: x)
+    if q.rotation is not None:
+        yield WrongCast(
+            "is not rotated before it is quantized", _definition(with_options(q, rotation=None))
+        )
     for exponent in (1, -1, 2, -2, 4, -4, 8, -8):
         way = "high" if exponent > 0 else "low"
         yield WrongCast(
@@ -89,10 +93,10 @@ def _groups(q: QuantizerSettings) -> Iterator[WrongCast]:
     """Scales shared by other elements than they should be."""
     if q.granularity == "block":
         for block in (8, 16, 32, 64, 128):
-            if block != q.block:
+            if block != q.block or q.tile is not None:
                 yield WrongCast(
-                    f"has blocks of {block}, not of {q.block}",
-                    _definition(with_options(q, block=block)),
+                    f"has blocks of {block}, not of {q.block_words}",
+                    _definition(with_options(q, block=block, tile=None)),
                 )
     if q.granularity in ("block", "channel"):
         for number in (0, -1, -2):
@@ -110,7 +114,9 @@ def _groups(q: QuantizerSettings) -> Iterator[WrongCast]:
                         if axis is None
                         else f"scales per channel of axis {axis}"
                     )
-                    changed = with_options(q, granularity=granularity, axis=axis, scale=None)
+                    changed = with_options(
+                        q, granularity=granularity, axis=axis, scale=None, tile=None
+                    )
                     yield WrongCast(f"has {one}, not {granularity_words(q)}", _definition(changed))
 
 
@@ -133,13 +139,13 @@ def granularity_words(q: QuantizerSettings) -> str:
         None: "a cast without scale",
         "tensor": "one per tensor",
         "channel": f"one per channel of axis {q.axis}",
-        "block": f"one per block of {q.block}",
+        "block": f"one per block of {q.block_words}",
     }[q.granularity]
 
 
 def _other_axis(q: QuantizerSettings, axis: int) -> Callable[[Floats], Floats]:
     def values(x: Floats) -> Floats:
-        if x.ndim < 2 or axis % x.ndim == q.axis_of(x.ndim):
+        if x.ndim < 2 or q.tile is not None or axis % x.ndim == q.axis_of(x.ndim):
             raise QgateError("the axis is the same")
         return define(x, with_options(q, axis=axis))
 
@@ -207,7 +213,8 @@ def describe_values(
     any_scale: bool = False,
 ) -> str:
     """Say whether values are on a grid of the format at all, and if so, whether by its scales."""
-    if values.ndim == 0 or not values.size or q.format.name == "hif4":
+    has_grid = q.format.name != "hif4" and q.zero_point is None and q.rotation is None
+    if values.ndim == 0 or not values.size or not has_grid:
         return ""
     ideal = _group_rows(define(x, q) if ideal is None else ideal, q)[:SAMPLED_GROUPS]
     groups, source = (_group_rows(array, q)[:SAMPLED_GROUPS] for array in (values, x))
@@ -247,6 +254,15 @@ def _group_rows(x: Floats, q: QuantizerSettings) -> Floats:
     """Return the whole groups that share a scale as rows."""
     if q.granularity in (None, "tensor"):
         return x.reshape(1, -1)
+    if q.tile is not None:
+        rows: list[Floats] = []
+
+        def collect(groups: Floats) -> Floats:
+            rows.append(groups)
+            return groups
+
+        by_groups(x, q, collect)
+        return np.concatenate([tile for tile in rows if tile.shape == rows[0].shape])
     moved = np.moveaxis(x, q.axis_of(x.ndim), 0 if q.granularity == "channel" else -1)
     if q.granularity == "channel":
         return moved.reshape(len(moved), -1)

@@ -31,7 +31,13 @@ def draw_values(
     dress(top, title=counts, grid="")
     middle = (x[:-1] + x[1:]) / 2
     worst = (x[1:] - x[:-1]) / 2 / middle * 100
-    bottom.step(exact, np.append(worst, worst[-1:]), where="post", color=BLUE, linewidth=1.3)
+    bottom.step(
+        exact,
+        np.append(worst, worst[-1:] if len(worst) else 0.0),
+        where="post",
+        color=BLUE,
+        linewidth=1.3,
+    )
     if subnormal.any():
         for axes in (top, bottom):
             axes.axvspan(exact[0] - 0.5, np.log2(min_normal), color=RED, alpha=0.07, linewidth=0)

@@ -20,8 +20,10 @@ from qgate.errors import QgateError
 if TYPE_CHECKING:
     from qgate import formats
     from qgate.charts import formats as charts
+    from qgate.formats import p3109
 else:
     formats, charts = LateModule("qgate.formats"), LateModule("qgate.charts.formats")
+    p3109 = LateModule("qgate.formats.p3109")
 
 _PER_ROW = 8
 
@@ -86,6 +88,7 @@ def table() -> str:
             "layout: bits of sign, exponent, mantissa; normal, subnormal: the smallest ones.",
             "A block format's figures are in units of its block's scale.",
             textwrap.fill(f"Other names: {other}.", 80, break_on_hyphens=False),
+            textwrap.fill(f"By name only: {p3109.ABOUT}.", 80, break_on_hyphens=False),
             "`qgate formats NAME` shows the values of one.",
         ]
     )

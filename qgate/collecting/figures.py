@@ -216,7 +216,8 @@ def _format(label: str) -> ElementFormat | MxFormat | None:
     except QgateError:
         return None
     if fmt.kind == "block":
-        return mx_format(fmt)
+        mx = mx_format(fmt)
+        return mx if mx is not None and (mx.block, mx.default_rule) == (BLOCK, "floor") else None
     return None if fmt.always_scaled else fmt
 
 

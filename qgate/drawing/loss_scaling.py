@@ -33,7 +33,7 @@ def loss_scale(x: Pool | Tensor, fmt: str) -> LossScale | None:
     The values of a tensor wider than 16 bits are rounded to bf16; the largest is exact.
     """
     target = target_of(fmt)
-    if target.kind != "element" or target.always_scaled:
+    if target.kind != "element" or target.always_scaled or not target.signed:
         raise QgateError(
             f"{target.name} needs no loss scale: it is for formats that cast values as they are, "
             "such as fp16, e5m2 or hif8."

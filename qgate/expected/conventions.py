@@ -20,8 +20,13 @@ import numpy as np
 
 from qgate.expected.distances import relative_error
 from qgate.formats import get
+from qgate.formats.definition import (
+    by_blocks,
+    codes_above_zero,
+    round_by_list,
+    scales_and_zero_points,
+)
 from qgate.formats.definition import quantize as define
-from qgate.formats.definition import round_by_list
 from qgate.formats.mx import mx_format
 from qgate.formats.options import SCALE_RULES, Floats, Rounding
 from qgate.formats.settings import QuantizerSettings
@@ -67,6 +72,10 @@ def conventions(q: QuantizerSettings, dtype: str = "float32") -> list[Convention
 
 def definition_of(q: QuantizerSettings) -> Convention:
     """Return the definition of the format as a convention."""
+    if q.rotation is not None:
+        return Convention("the definition", lambda x, _nudge: define(x, q), is_exact=True)
+    if q.zero_point is not None:
+        return Convention("scales and zero points from both ends", _zero_pointed(q))
     if _is_scaled_element(q):
         return Convention(_scale_name(q), _scaled(q, q.format.max, "even"))
     if q.format.name == "nvfp4":
@@ -76,6 +85,8 @@ def definition_of(q: QuantizerSettings) -> Convention:
 
 
 def _others(q: QuantizerSettings, dtype: str) -> Iterator[Convention]:
+    if q.rotation is not None:
+        return
     roundings: list[Rounding] = [q.rounding] if "rounding" in q.options else ["even", "away"]
     roundings = roundings if q.rounding in ("even", "away") else [q.rounding]
     if _is_scaled_element(q):
@@ -122,7 +133,25 @@ def with_options(q: QuantizerSettings, **options: Any) -> QuantizerSettings:
 # Element formats with scales ---------------------------------------------------------------------
 
 
+def _zero_pointed(q: QuantizerSettings) -> Values:
+    """Quantize by groups with ratios that are rounded to float32, as those of kernels are."""
+
+    def values(x: Floats, nudge: float) -> Floats:
+        def rows(groups: Floats) -> Floats:
+            fitted = scales_and_zero_points(groups, q)
+            scales, zero_points = (figures[:, None] for figures in fitted)
+            with np.errstate(all="ignore"):
+                ratios = (groups / scales).astype(np.float32).astype(np.float64) * nudge
+                return codes_above_zero(ratios, zero_points, q) * scales
+
+        return by_groups(x, q, rows)
+
+    return values
+
+
 def _is_scaled_element(q: QuantizerSettings) -> bool:
+    if q.zero_point is not None:
+        return False
     return q.format.kind == "element" and not q.format.tapered and q.granularity is not None
 
 
@@ -130,7 +159,7 @@ def _element_conventions(
     q: QuantizerSettings, roundings: list[Rounding], dtype: str
 ) -> Iterator[Convention]:
     divisors = [(q.format.max, q.narrow)]
-    if "narrow" in q.format.options:
+    if "narrow" in q.format.options and q.format.element.signed:
         half = 2.0 ** (q.format.bits - 1)
         divisors += [(half - 0.5, False), (half, False)]
     for (divisor, narrow), kind, rounding in itertools.product(
@@ -213,27 +242,18 @@ def by_groups(x: Floats, q: QuantizerSettings, rows: Callable[[Floats], Floats])
     """Apply a function of rows, one per group that shares a scale, to a tensor."""
     if q.granularity == "tensor":
         return rows(x.reshape(1, -1)).reshape(x.shape)
-    axis = q.axis_of(x.ndim)
     if q.granularity == "channel":
+        axis = q.axis_of(x.ndim)
         moved = np.moveaxis(x, axis, 0)
         groups = moved.reshape(len(moved), math.prod(moved.shape[1:]))
         return np.moveaxis(rows(groups).reshape(moved.shape), 0, axis)
-    moved = np.moveaxis(x, axis, -1) if x.ndim else x.reshape(1)
-    lines = moved.reshape(-1, moved.shape[-1])
-    y = np.empty_like(lines)
-    whole = lines.shape[1] // q.block * q.block
-    for part in (slice(0, whole), slice(whole, None)):
-        blocks = lines[:, part]
-        if blocks.size:
-            y[:, part] = rows(blocks.reshape(-1, min(q.block, blocks.shape[1]))).reshape(
-                blocks.shape
-            )
-    shaped = y.reshape(moved.shape)
-    return np.moveaxis(shaped, -1, axis) if x.ndim else shaped.reshape(())
+    return by_blocks(x, q, rows)
 
 
 def scales_of(groups: Floats, q: QuantizerSettings, state: float | None = None) -> Floats:
     """Return the scale that the definition gives to each row; `state` is NVFP4's of the tensor."""
+    if q.zero_point is not None:
+        return scales_and_zero_points(groups, with_options(q, zero_point="minmax"))[0]
     amax = np.abs(np.nan_to_num(groups)).max(axis=1, initial=0.0)
     mx = mx_format(q.format)
     if mx is not None:
@@ -252,7 +272,8 @@ def scales_of(groups: Floats, q: QuantizerSettings, state: float | None = None) 
 
 def search_scales(x: Floats, q: QuantizerSettings) -> Floats:
     """Quantize with the scale of each group that has the smallest squared error of many."""
-    if q.format.name == "hif4" or q.granularity is None:
+    one_scale = q.granularity is not None and q.zero_point is None and q.rotation is None
+    if q.format.name == "hif4" or not one_scale:
         raise ValueError(f"{q!r} has no one scale per group to search for.")
     state = q.format.define_state(x) if q.format.kind == "block" else None
     is_power = mx_format(q.format) is not None
@@ -338,18 +359,6 @@ def _nvfp4(q: QuantizerSettings, scales: int, elements: int) -> Values:
 
 def tiles(fmt: str, rows: int, columns: int, divisor: float | None = None) -> Convention:
     """Return the convention of one float32 scale for each tile of the last two dimensions."""
-    q = QuantizerSettings(get(fmt), {"granularity": "tensor"})
-    scaled = _scaled(q, divisor or q.format.max, "float32")
-
-    def values(x: Floats, nudge: float) -> Floats:
-        y = np.empty_like(x)
-        for top in range(0, x.shape[-2], rows):
-            for first in range(0, x.shape[-1], columns):
-                part = (..., slice(top, top + rows), slice(first, first + columns))
-                matrices = x[part].reshape(-1, *x[part].shape[-2:])
-                y[part] = np.stack([scaled(matrix, nudge) for matrix in matrices]).reshape(
-                    x[part].shape
-                )
-        return y
-
-    return Convention(f"{fmt} per tile of {rows}x{columns}", values)
+    q = QuantizerSettings(get(fmt), {"granularity": "block", "block": (rows, columns)})
+    name = f"{fmt} per tile of {rows}x{columns}"
+    return Convention(name, _scaled(q, divisor or q.format.max, "float32"))

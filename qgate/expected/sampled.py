@@ -7,6 +7,7 @@ the largest and the smallest magnitude, zeros, numbers that are not finite, and 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,6 +59,10 @@ def undefined(q: QuantizerSettings) -> str:
         return "its scales are a tensor that was given"
     if q.format.kind == "element" and q.format.tapered and q.granularity is not None:
         return "its scale comes from the squared error of all elements"
+    if q.format.kind == "block" and q.format.by_rows:
+        return "its scales come from whole rows"
+    if q.rotation is not None:
+        return "its groups are rotated"
     return ""
 
 
@@ -79,6 +84,9 @@ def _parts(x: Tensor, q: QuantizerSettings) -> Iterator[Tensor]:
         channels = (x if x.dim() else x.reshape(1)).movedim(q.axis_of(x.dim()), 0)
         yield channels.reshape(len(channels), 1, -1)
         return
+    if q.tile is not None:
+        yield from _tiles(x, q.tile)
+        return
     if q.granularity == "block":
         moved = x.movedim(q.axis_of(x.dim()), -1) if x.dim() else x.reshape(1)
         lines, width = moved.reshape(-1, moved.shape[-1]), q.block
@@ -87,6 +95,20 @@ def _parts(x: Tensor, q: QuantizerSettings) -> Iterator[Tensor]:
     end = lines.shape[1] // width * width
     yield lines[:, :end].reshape(len(lines), end // width, width)
     yield lines[:, end:].unsqueeze(1)
+
+
+def _tiles(x: Tensor, tile: tuple[int, int]) -> Iterator[Tensor]:
+    """View a tensor as lines of tiles of one size: whole ones, those at its ends."""
+    ends = [size // side * side for size, side in zip(x.shape[-2:], tile, strict=True)]
+    spans = [((0, end, side), (end, size, size - end))
+             for size, side, end in zip(x.shape[-2:], tile, ends, strict=True)]  # fmt: skip
+    for (top, bottom, rows), (first, last, columns) in itertools.product(*spans):
+        part = x[..., top:bottom, first:last]
+        if not part.numel():
+            continue
+        split = part.reshape(-1, (bottom - top) // rows, rows, (last - first) // columns, columns)
+        tiles = split.transpose(2, 3)
+        yield tiles.reshape(-1, tiles.shape[2], rows * columns)
 
 
 def _chosen(groups: Tensor, samples: int, generator: torch.Generator) -> Tensor:
@@ -115,22 +137,23 @@ def define_groups(sample: GroupSample, q: QuantizerSettings, whole: Tensor) -> F
     if q.granularity == "channel":
         q = with_options(q, axis=0)
     elif q.granularity == "block":
-        q = with_options(q, axis=-1)
+        q = with_options(q, axis=-1, tile=None)
     needs_all = q.granularity == "tensor" or (q.format.kind == "block" and q.format.needs_amax)
     count = len(rows)
     if needs_all and q.scale is None:
-        # Scales of the whole tensor come from its largest magnitude: that is in the sample then.
-        rows = np.concatenate([rows, np.zeros((1, rows.shape[1]))])
-        rows[-1, 0] = _largest(whole, finite=q.granularity != "tensor")
+        # Scales of the whole tensor come from its ends: those are in the sample then.
+        rows = np.concatenate([rows, np.zeros((2, rows.shape[1]))])
+        rows[-2:, 0] = _ends(whole, finite=q.granularity != "tensor")
     with np.errstate(all="ignore"):
         return define(rows, q, double=whole.dtype == torch.float64)[:count]
 
 
-def _largest(x: Tensor, *, finite: bool) -> float:
-    largest = max(float(x.amax()), -float(x.amin()))
-    if finite and not math.isfinite(largest):
-        return float(x.abs().where(x.isfinite(), 0.0).max())
-    return largest
+def _ends(x: Tensor, *, finite: bool) -> tuple[float, float]:
+    low, high = float(x.amin()), float(x.amax())
+    if finite and not (math.isfinite(low) and math.isfinite(high)):
+        x = x.where(x.isfinite(), 0.0)
+        return float(x.amin()), float(x.amax())
+    return low, high
 
 
 def cast_once(values: Floats, dtype: torch.dtype) -> Tensor:

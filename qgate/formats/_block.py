@@ -47,6 +47,16 @@ class BlockFormat(abc.ABC):
         return self.default_block
 
     @property
+    def by_rows(self) -> bool:
+        """True if `prepare` gets the largest magnitude of each row along the axis of blocks."""
+        return False
+
+    @property
+    def default_rule(self) -> str:
+        """The scale rule of a quantizer without one."""
+        return "floor"
+
+    @property
     def rounding(self) -> Rounding:
         return self.element.rounding
 

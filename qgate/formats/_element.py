@@ -48,6 +48,11 @@ class ElementFormat(abc.ABC):
     stored: ClassVar[dict[str, int]] = {"scales": 1}
 
     @property
+    def default_rule(self) -> str:
+        """The scale rule of a quantizer without one."""
+        return "floor"
+
+    @property
     def element(self) -> ElementFormat:
         """The format itself; a block format has another."""
         return self
@@ -87,6 +92,11 @@ class ElementFormat(abc.ABC):
 
         Multiplying by it turns rounding to the format into rounding to an integer.
         """
+
+    @property
+    def signed(self) -> bool:
+        """True if every value has its negative twin, or nearly every one."""
+        return True
 
     @property
     def notes(self) -> str:
@@ -144,11 +154,17 @@ class ElementFormat(abc.ABC):
         """
         rounding = rounding or self.rounding
         largest = self.max if largest is None else largest
+        if largest == 0:
+            return self.survives_from(rounding)
         step = math.ldexp(1.0, self.max_exponent - self.mantissa)
         if rounding == "zero":
             return largest + step
-        stays = rounding != "away" and largest / step % 2 == 0
+        stays = rounding != "away" and self.is_even(largest, step)
         return math.nextafter(largest + step / 2, math.inf) if stays else largest + step / 2
+
+    def is_even(self, largest: float, step: float) -> bool:
+        """Tell if a tie above the largest value stays there."""
+        return largest / step % 2 == 0
 
     def survives_from(self, rounding: Rounding | None = None) -> float:
         """Return the smallest magnitude that does not become zero."""
@@ -201,11 +217,13 @@ class ElementFormat(abc.ABC):
             y = self.to_grid(x.clamp(low, high), work, rounding, generator)
         else:
             y = self.to_grid(x, work, rounding, generator)
-            over = y.abs() > high
+            over = (y > high) | (y < low)
             if rounding == "zero":
                 y = y.where(~(over & x.isfinite()), y.clamp(low, high))
-                over = y.abs() > high
+                over = (y > high) | (y < low)
             y = y.where(~over, y * float("inf") if self.has_inf else y * float("nan"))
+            if low == 0:
+                y = y.masked_fill(y < 0, float("nan"))
         return y if self.negative_zero is not None else y.add_(0.0)
 
     def split(self, x: Tensor, context: CastContext) -> ScaledChunk:

@@ -9,6 +9,7 @@ from qgate.formats.hif8 import HiF8Format
 from qgate.formats.integers import IntFormat
 from qgate.formats.mx import MxFormat
 from qgate.formats.nvfp4 import Nvfp4Format
+from qgate.formats.p3109 import p3109_format
 from qgate.registry import Registry
 from qgate.text.format_names import FORMAT_ALIASES
 
@@ -16,6 +17,9 @@ FORMATS: Registry[Format] = Registry("format")
 
 E4M3 = FloatFormat("fp8_e4m3", 4, 3, "nan", bias=7)
 E5M2 = FloatFormat("fp8_e5m2", 5, 2, "ieee", bias=15)
+E4M3FNUZ = FloatFormat("fp8_e4m3fnuz", 4, 3, "fnuz", bias=8)
+E5M2FNUZ = FloatFormat("fp8_e5m2fnuz", 5, 2, "fnuz", bias=16)
+E4M3B11FNUZ = FloatFormat("fp8_e4m3b11fnuz", 4, 3, "fnuz", bias=11)
 E3M2 = FloatFormat("fp6_e3m2", 3, 2, "none", bias=3)
 E2M3 = FloatFormat("fp6_e2m3", 2, 3, "none", bias=1)
 E2M1 = FloatFormat("fp4_e2m1", 2, 1, "none", bias=1)
@@ -31,12 +35,19 @@ E6M2 = FloatFormat("E6M2", 6, 2, "nan", bias=48, signed=False, subnormals=False)
 for _format in (
     E4M3,
     E5M2,
+    E4M3FNUZ,
+    E5M2FNUZ,
+    E4M3B11FNUZ,
     E3M2,
     E2M3,
     E2M1,
     HiF8Format("hif8"),
     IntFormat("int8", 8),
     IntFormat("int4", 4),
+    IntFormat("int2", 2),
+    IntFormat("uint8", 8, signed=False),
+    IntFormat("uint4", 4, signed=False),
+    IntFormat("uint2", 2, signed=False),
     FP16,
     BF16,
     MxFormat("mxfp8_e4m3", E4M3),
@@ -46,6 +57,11 @@ for _format in (
     MxFormat("mxfp4_e2m1", E2M1),
     MxFormat("mxint8", MXINT8_ELEMENT),
     Nvfp4Format("nvfp4", E2M1, scale_element=E4M3),
+    Nvfp4Format("nvfp4_row", E2M1, scale_element=E4M3, by_rows=True),
+    Nvfp4Format("nvfp4_4over6", E2M1, scale_element=E4M3, four_over_six="mae"),
+    MxFormat("nvfp4_pow2", E2M1, size=16, default_rule="rceil"),
     Hif4Format("hif4", S1P2, scale_element=E6M2),
 ):
     FORMATS.add(_format, *(name for name, of in FORMAT_ALIASES.items() if of == _format.name))
+
+FORMATS.families.append(p3109_format)

@@ -85,13 +85,15 @@ class ScaledChunk:
 
     `ratios` are the elements before they were rounded: x in units of its scale, as the format
     divides. `stored` holds what `encode` keeps besides the element codes, one row per block in the
-    third dimension ("scales", and "micro" for the finer levels of HiF4).
+    third dimension ("scales", and "micro" for the finer levels of HiF4). `zero_point` is what codes
+    of integers have above their elements.
     """
 
     elements: Tensor
     scale: Tensor
     ratios: Tensor
     stored: dict[str, Tensor] = field(default_factory=dict)
+    zero_point: Tensor | None = None
 
 
 @dataclass
@@ -101,7 +103,7 @@ class CastContext:
     `state` is the scale of an element format, or the state that a block format has of the whole
     tensor; `numel` is the size of the whole tensor, of which a cast gets one chunk at a time;
     `amax_bits` are the largest magnitudes of the groups as bits of x's dtype, if computed before
-    and finite.
+    and finite; `zero_point` goes with the scale of integers.
     """
 
     q: CastOptions
@@ -110,6 +112,7 @@ class CastContext:
     state: Tensor | None = None
     numel: int = 0
     amax_bits: Tensor | None = None
+    zero_point: Tensor | None = None
 
     def divide(self, x: Tensor, scale: Tensor) -> Tensor:
         """Divide in float64 so that one more rounding is still exact.

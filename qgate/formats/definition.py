@@ -8,6 +8,7 @@ you need.
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable
@@ -58,11 +59,12 @@ def round_by_list(
     if saturate or not (fmt.has_inf or fmt.nan_code is not None):
         y = np.clip(y, low, high)
     else:
-        over = np.abs(y) > high
+        over = (y > high) | (y < low)
         if rounding == "zero":
             y = np.where(over & np.isfinite(x), np.clip(y, low, high), y)
             over &= ~np.isfinite(x)
         y = np.where(over, np.copysign(np.inf, x) if fmt.has_inf else np.nan, y)
+        y = np.where(over & (x < 0), np.nan, y) if low == 0 else y
     if fmt.negative_zero is None:
         y = y + 0.0
     return np.where(np.isnan(x), np.nan, y)
@@ -96,13 +98,17 @@ def quantize(x: Floats, q: QuantizerSettings, *, double: bool = False) -> Floats
     """
     x = np.asarray(x, dtype=np.float64)
     fmt = q.format
+    if q.rotation is not None:
+        return _rotated(x, q, double)
+    if fmt.kind == "block" and fmt.by_rows:
+        return _by_rows(x, q, double)
     if fmt.kind == "block":
         state = fmt.define_state(x)
-        return _by_blocks(x, q, lambda rows: fmt.define(rows, q, state, double))
+        return by_blocks(x, q, lambda rows: fmt.define(rows, q, state, double))
     if q.scale is None and q.granularity is None:
         return round_by_list(x, fmt, rounding=q.rounding, saturate=q.saturate, narrow=q.narrow)
     if q.granularity == "block":
-        return _by_blocks(x, q, lambda rows: _scaled(rows, q, double))
+        return by_blocks(x, q, lambda rows: _scaled(rows, q, double))
     if q.granularity == "channel":
         moved = np.moveaxis(np.atleast_1d(x), q.axis_of(x.ndim), 0)
         groups = moved.reshape(len(moved), math.prod(moved.shape[1:]))
@@ -143,9 +149,66 @@ def better_scales(groups: Floats, scales: Floats, q: QuantizerSettings) -> Float
     return np.where(keeps | ~np.isfinite(amax), scales, 1.0)
 
 
+def fit_zero_points(groups: Floats, q: QuantizerSettings, double: bool) -> tuple[Floats, Floats]:
+    """Return scale and zero point of each row from its ends, 0 among them, as ONNX makes them.
+
+    s = (max - min) / (last - first),  z = first - round(min / s), within [first, last]: each step
+    is one operation in the dtype of the scale, but max - min may be beyond it.
+    """
+    number = np.float64 if double else np.float32
+    largest = float(np.finfo(number).max)
+    smallest = np.finfo(number).smallest_subnormal if number is np.float32 else 2.0**-1022
+    first, last = q.format.element.bounds(narrow=q.narrow)
+    high = np.minimum(groups.max(axis=1, initial=0.0), largest)
+    low = np.minimum((-groups).max(axis=1, initial=0.0), largest)
+    with np.errstate(over="ignore", invalid="ignore"):
+        span = high + low
+        span = np.where(span > largest, span, span.astype(number).astype(np.float64))
+        scales = (span / (last - first)).astype(number).astype(np.float64)
+        scales = np.where(span == 0, 1.0, np.clip(scales, float(smallest), largest))
+        below = (low / scales).astype(number).astype(np.float64)
+        zero_points = np.clip(first + np.rint(below), first, last)
+    poison = np.isnan(groups) if q.inf == "saturate" else ~np.isfinite(groups)
+    bad = poison.any(axis=1)
+    return np.where(bad, np.nan, scales), np.where(bad, 0.0, zero_points)
+
+
+def round_to_integers(x: Floats, rounding: Rounding) -> Floats:
+    """Round to integers without a bound."""
+    cut = np.trunc(x)
+    if rounding == "zero":
+        return cut
+    if rounding == "away":
+        return np.asarray(cut + np.sign(x) * (np.abs(x - cut) >= 0.5))
+    return np.rint(x)
+
+
+def scales_and_zero_points(
+    groups: Floats, q: QuantizerSettings, double: bool = False
+) -> tuple[Floats, Floats]:
+    """Return scale and zero point of each row, fitted or as given."""
+    if q.zero_point == "minmax":
+        return fit_zero_points(groups, q, double)
+    scale, zero_point = (float(figure) for figure in (q.scale, q.zero_point))  # type: ignore[arg-type]
+    scale = scale if double else float(np.float32(scale))
+    return np.full(len(groups), scale), np.full(len(groups), zero_point)
+
+
+def codes_above_zero(ratios: Floats, zero_points: Floats, q: QuantizerSettings) -> Floats:
+    """Round x / scale to codes, saturated in the format's range, and subtract the zero point."""
+    low, high = q.format.element.bounds(narrow=q.narrow)
+    codes = round_to_integers(ratios, q.rounding) + zero_points
+    return np.asarray(np.clip(codes, low, high) - zero_points)
+
+
 def _scaled(groups: Floats, q: QuantizerSettings, double: bool) -> Floats:
     """Quantize rows that have one scale each to an element format."""
     assert q.format.kind == "element"
+    if q.zero_point is not None:
+        fitted = scales_and_zero_points(groups, q, double)
+        scales, zero_points = (figures[:, None] for figures in fitted)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return codes_above_zero(groups / scales, zero_points, q) * scales
     if q.scale is None:
         scales = amax_scales(groups, q, double)
         scales = better_scales(groups, scales, q) if q.format.tapered else scales
@@ -160,8 +223,50 @@ def _scaled(groups: Floats, q: QuantizerSettings, double: bool) -> Floats:
         return y * scales
 
 
-def _by_blocks(x: Floats, q: QuantizerSettings, define: Callable[[Floats], Floats]) -> Floats:
+def hadamard(rows: Floats) -> Floats:
+    """Multiply each row by the Hadamard matrix of Sylvester, half by half."""
+    half = rows.shape[1] // 2
+    if not half:
+        return rows
+    low, high = hadamard(rows[:, :half]), hadamard(rows[:, half:])
+    return np.concatenate([low + high, low - high], axis=1)
+
+
+def _rotated(x: Floats, q: QuantizerSettings, double: bool) -> Floats:
+    """Rotate blocks, round to float32 (but not float64), quantize, and rotate back."""
+    assert q.rotation is not None
+    plain, signs = copy.copy(q), np.array(q.rotation, dtype=np.float64)
+    plain.rotation = None
+    unit = 1 / math.sqrt(len(signs))
+    moved = np.moveaxis(x, q.rotation_axis, -1)
+    turned = hadamard(moved.reshape(-1, len(signs)) * signs) * unit
+    with np.errstate(over="ignore"):
+        turned = turned if double else turned.astype(np.float32).astype(np.float64)
+    back = np.moveaxis(turned.reshape(moved.shape), -1, q.rotation_axis)
+    y = np.moveaxis(quantize(back, plain, double=double), q.rotation_axis, -1)
+    blocks = hadamard(y.reshape(-1, len(signs))) * unit * signs
+    return np.moveaxis(blocks.reshape(moved.shape), -1, q.rotation_axis)
+
+
+def _by_rows(x: Floats, q: QuantizerSettings, double: bool) -> Floats:
+    """Quantize each row along the axis of the blocks as a tensor of its own."""
+    fmt, alone = q.format, copy.copy(q)
+    assert fmt.kind == "block"
+    alone.axis = 0
+    moved = np.moveaxis(x, q.axis_of(x.ndim), -1) if x.ndim else x.reshape(1)
+    y = np.empty_like(moved)
+    for index in np.ndindex(moved.shape[:-1]):
+        define = functools.partial(
+            fmt.define, q=q, state=fmt.define_state(moved[index]), double=double
+        )
+        y[index] = by_blocks(moved[index], alone, define)
+    return np.moveaxis(y, -1, q.axis_of(x.ndim)) if x.ndim else y.reshape(())
+
+
+def by_blocks(x: Floats, q: QuantizerSettings, define: Callable[[Floats], Floats]) -> Floats:
     """Quantize each block as a row: the whole blocks first, then the short last ones."""
+    if q.tile is not None:
+        return _by_tiles(x, q.tile, define)
     moved = np.moveaxis(x, q.axis_of(x.ndim), -1) if x.ndim else x.reshape(1)
     lines = moved.reshape(math.prod(moved.shape[:-1]), moved.shape[-1])
     y: Floats = np.empty_like(lines)
@@ -173,3 +278,14 @@ def _by_blocks(x: Floats, q: QuantizerSettings, define: Callable[[Floats], Float
             y[:, part] = define(blocks.reshape(-1, width)).reshape(blocks.shape)
     y = y.reshape(moved.shape)
     return np.moveaxis(y, -1, q.axis_of(x.ndim)) if x.ndim else y.reshape(())
+
+
+def _by_tiles(x: Floats, tile: tuple[int, int], define: Callable[[Floats], Floats]) -> Floats:
+    """Quantize each tile of the last two axes as a row."""
+    y: Floats = np.empty_like(x)
+    for top in range(0, x.shape[-2], tile[0]):
+        for first in range(0, x.shape[-1], tile[1]):
+            part = (..., slice(top, top + tile[0]), slice(first, first + tile[1]))
+            rows = x[part].reshape(math.prod(x.shape[:-2]), -1)
+            y[part] = define(rows).reshape(x[part].shape)
+    return y

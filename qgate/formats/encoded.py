@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from qgate.errors import QgateError
 from qgate.formats._work import DOUBLE, CastContext, widen
 from qgate.formats.engine.dtypes import INPUTS, combine, narrow
 from qgate.formats.engine.job import Job, layout_of, split
+from qgate.formats.engine.rotation import rotated, rotated_back, without_rotation
 from qgate.formats.options import NanPolicy
 from qgate.formats.settings import QuantizerSettings
 
@@ -24,7 +25,8 @@ class Encoded:
     scales        one per group, x's shape with the groups in place of the elements they cover:
                   codes of the scale type (uint8) in block formats, float32 otherwise (float64 for
                   float64 tensors); None for a plain cast
-    tensor_scale  NVFP4's float32 scale of the whole tensor
+    zero_points   the code of 0 in each group, in the dtype of the codes; None where it is 0
+    tensor_scale  NVFP4's float32 scale of the whole tensor, or one for each row
     micro         HiF4's one-bit levels, three bytes per block: of its octets, its quads 0-7, 8-15
     """
 
@@ -34,11 +36,15 @@ class Encoded:
     scales: Tensor | None = None
     tensor_scale: Tensor | None = None
     micro: Tensor | None = None
+    zero_points: Tensor | None = None
     double: bool = False
 
     def decode(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return the values: equal to `quantize` of the encoded tensor."""
         q, dtype = self.quantizer, dtype or self.dtype
+        if q.rotation is not None and dtype in INPUTS:
+            values = replace(self, quantizer=without_rotation(q)).decode(torch.float64)
+            return rotated_back(values, q, dtype)
         if dtype not in INPUTS:
             allowed = ", ".join(map(str, INPUTS))
             raise TypeError(f"cannot decode to {dtype!r}; allowed: {allowed}.")
@@ -46,16 +52,23 @@ class Encoded:
         data = layout.arrange(self.codes)
         out = layout.empty(dtype, data.device)
         stored = {}
-        for name, shaped in (("scales", self.scales), ("micro", self.micro)):
+        rows_of = {"scales": self.scales, "micro": self.micro, "zero_points": self.zero_points}
+        for name, shaped in rows_of.items():
             if shaped is not None:
                 stored[name] = shaped.reshape(
                     layout.outer, layout.groups, q.format.stored[name], layout.inner
                 )
         state = None if self.tensor_scale is None else widen(self.tensor_scale)
+        if state is not None and state.dim():
+            by_rows = state.reshape(layout.outer, 1, 1, layout.inner)
+            state = by_rows.expand(-1, layout.groups, -1, -1)
         for chunk in layout.chunks(data.device, parts_of_groups=False, fixed=False):
             rows = {name: chunk.group(value) for name, value in stored.items()}
-            context = CastContext(q, DOUBLE, self.double, state)
+            of_chunk = chunk.group(state) if state is not None and state.dim() else state
+            context = CastContext(q, DOUBLE, self.double, of_chunk)
             elements = element.from_codes(chunk.data(data), DOUBLE)
+            if "zero_points" in rows:
+                elements = elements - rows["zero_points"]
             if rows:
                 scale = q.format.unscale(rows, context)[:, :, : elements.shape[2]]
                 value = combine(elements, scale, dtype, context)
@@ -71,7 +84,8 @@ class Encoded:
 
 def encode_tensor(x: Tensor, q: QuantizerSettings, nan: NanPolicy) -> Encoded:
     """Encode a checked tensor; `nan` says what to store where the format has no NaN."""
-    x, element, fmt = x.detach(), q.format.element, q.format
+    x, element, fmt, dtype = x.detach(), q.format.element, q.format, q.dtype or x.dtype
+    x = x if q.rotation is None else rotated(x, q)
     stores_nan = fmt.kind == "block" or fmt.nan_code is not None
     holes = x.isnan() if nan != "error" and not stores_nan else None
     if holes is not None:
@@ -90,7 +104,9 @@ def encode_tensor(x: Tensor, q: QuantizerSettings, nan: NanPolicy) -> Encoded:
     if fmt.kind == "block":
         stored = {name: job.rows(k, torch.uint8) for name, k in fmt.stored.items()}
     for chunk, _, _, parts in split(job):
-        chunk.data(codes).copy_(element.to_codes(parts.elements, DOUBLE))
+        zero = parts.zero_point
+        above = parts.elements if zero is None else parts.elements + zero
+        chunk.data(codes).copy_(element.to_codes(above, DOUBLE))
         for name, rows in stored.items():
             chunk.group(rows).copy_(parts.stored[name])
     codes = layout.restore(codes)
@@ -99,10 +115,17 @@ def encode_tensor(x: Tensor, q: QuantizerSettings, nan: NanPolicy) -> Encoded:
         codes[holes] = largest.to(codes.device)
     if job.scale is not None:
         stored["scales"] = narrow(job.scale, torch.float64 if job.double else torch.float32)
+    if job.zero_point is not None:
+        stored["zero_points"] = job.zero_point.to(element.code_dtype())
     state = job.state
     if state is not None and fmt.kind == "block":
         state = narrow(fmt.tensor_scale(state), torch.float32)
+        if fmt.by_rows:
+            axis = q.axis_of(x.dim())
+            shape = [1 if dim == axis else size for dim, size in enumerate(x.shape or (1,))]
+            state = state[:, :1].reshape(shape)
     shaped = {name: job.shaped(rows) for name, rows in stored.items()}
     return Encoded(
-        q, codes, job.dtype, shaped.get("scales"), state, shaped.get("micro"), double=job.double
-    )
+        q, codes, dtype, tensor_scale=state, double=job.double,
+        **{name: shaped.get(name) for name in ("scales", "micro", "zero_points")},
+    )  # fmt: skip

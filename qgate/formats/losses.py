@@ -119,6 +119,8 @@ class Ends(Protocol):
     """The ends of the range of an element format, or of a wide dtype."""
 
     @property
+    def signed(self) -> bool: ...
+    @property
     def max(self) -> float: ...
     @property
     def min_normal(self) -> float: ...
@@ -126,12 +128,22 @@ class Ends(Protocol):
     def survives_from(self) -> float: ...
 
 
+def saturates(fmt: Ends, values: Floats) -> npt.NDArray[np.bool_]:
+    """Find finite values that a plain cast saturates: of an unsigned format, negative ones too."""
+    sizes = np.abs(values)
+    beyond = sizes >= fmt.saturates_from()
+    if not fmt.signed:
+        beyond = np.where(values < 0, sizes >= fmt.survives_from(), beyond)
+    return np.asarray(np.isfinite(values) & beyond)
+
+
 def losses_of_values(fmt: Ends, values: Floats, weights: Ints | None = None) -> Losses:
     """Count what a plain cast loses of values that occur `weights` times each, or once."""
     sizes = np.abs(values)
     finite, negative = np.isfinite(values), np.signbit(values)
     nonzero = finite & (sizes > 0)
-    saturated = finite & (sizes >= fmt.saturates_from())
+    saturated = saturates(fmt, values)
+    below = (values < 0) & (not fmt.signed)
 
     def count(hits: npt.NDArray[np.bool_]) -> int:
         return int(np.count_nonzero(hits) if weights is None else weights[hits].sum())
@@ -146,7 +158,7 @@ def losses_of_values(fmt: Ends, values: Floats, weights: Ints | None = None) -> 
         nonzero=count(nonzero),
         upper=count(saturated) - lower,
         lower=lower,
-        flushed=count(nonzero & (sizes < fmt.survives_from())),
+        flushed=count(nonzero & ((sizes < fmt.survives_from()) | below)),
         underflow=count(nonzero & (sizes < fmt.min_normal)),
-        beyond_range=count(sizes > fmt.max),
+        beyond_range=count((sizes > fmt.max) | below),
     )

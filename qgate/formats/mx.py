@@ -26,12 +26,18 @@ class MxFormat(BlockFormat):
     rceil  the smallest S with amax <= max * 2**S: nothing saturates
     """
 
+    size: int = 32
+    default_rule: str = "floor"
+
     options: ClassVar[frozenset[str]] = frozenset(
         {"axis", "block", "scale_rule", "scale_bits", "rounding", "generator", "inf"}
     )
     scale: ClassVar[str] = "E8M0"
-    default_block: ClassVar[int] = 32
     notes = "four scale rules"
+
+    @property
+    def block(self) -> int:
+        return self.size
 
     def carry(self, rule: str, mantissa: int) -> int:
         """Return what to add to the bits of amax so that its exponent field becomes S + emax."""

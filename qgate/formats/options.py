@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 import numpy as np
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 Rounding = Literal["even", "away", "zero", "stochastic"]
+ZeroPoint = Literal["minmax"]
 Granularity = Literal["tensor", "channel", "block"]
 InfPolicy = Literal["nan", "saturate"]
 NanPolicy = Literal["error", "max", "zero"]
@@ -28,14 +30,16 @@ class Options(TypedDict, total=False):
     scale: float | Tensor | None
     granularity: Granularity | None
     axis: int | None
-    block: int | None
+    block: int | tuple[int, int] | None
     scale_rule: str | None
     scale_bits: int | None
     rounding: Rounding | None
     saturate: bool | None
     inf: InfPolicy | None
     narrow: bool | None
+    zero_point: ZeroPoint | int | Tensor | None
     generator: torch.Generator | None
+    rotation: Sequence[int] | Tensor | None
     dtype: torch.dtype | None
     saturated_grad: SaturatedGrad | None
 
@@ -46,6 +50,7 @@ class CastOptions:
     rounding: Rounding
     saturate: bool
     narrow: bool
+    zero_point: ZeroPoint | int | Tensor | None
     generator: Generator | None
     inf: InfPolicy
     scale_rule: str

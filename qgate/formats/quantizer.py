@@ -32,17 +32,23 @@ class Quantizer(QuantizerSettings):
 
     scale           element formats: the factor, a number or one per channel or block
     granularity     element formats: which elements share a scale made from their largest
-                    magnitude: "tensor", "channel" or "block" (by default "tensor" for int8 and
-                    int4; the others are cast without a scale)
+                    magnitude: "tensor", "channel" or "block" (by default "tensor" for
+                    integers; the others are cast without a scale)
     axis            the axis of channels, or the one that blocks run along (-1)
-    block           elements per block (MX 32, NVFP4 16, HiF4 64, element formats 128)
+    block           elements per block (MX 32, NVFP4 16, HiF4 64, element formats 128), or a pair:
+                    rows and columns of a tile over the last two axes
     scale_rule      MX: "floor", "ceil", "even" or "rceil"
     scale_bits      MX: width of the scale, 2 to 8
     rounding        "even", "away", "zero" or "stochastic" (`generator` as in torch)
     saturate        element formats: overflow to the largest value, else to Inf or NaN
     inf             what an Inf does to the scale made from it: "nan" makes its whole group NaN,
                     "saturate" gives the largest scale there is
-    narrow          integers: leave out the lowest code
+    narrow          integers: leave out the lowest code (of signed ones without a zero point)
+    zero_point      integers: the code of 0, one per scale; "minmax" makes scale and zero point from
+                    the ends of each group (the default of unsigned ones without a scale)
+    rotation        signs, +1 or -1, as many as a power of two: blocks of that many elements, along
+                    the blocks or the last axis, are multiplied by them and by the normalized
+                    Hadamard matrix, quantized, and turned back
     dtype           dtype of the result (x's own); float32 holds every 8-bit result exactly
     saturated_grad  gradient where x saturates: "zero" or "pass"
     """

@@ -16,13 +16,14 @@ from qgate.formats.options import (
     Granularity,
     InfPolicy,
     SaturatedGrad,
+    ZeroPoint,
 )
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
-_EVERYWHERE = frozenset({"dtype", "saturated_grad"})
+_EVERYWHERE = frozenset({"dtype", "rotation", "saturated_grad"})
 _ELEMENT_BLOCK = 128
 
 
@@ -45,14 +46,18 @@ class QuantizerSettings(CastOptions):
         self.scale = _checked_scale(options.get("scale"))
         self.granularity: Granularity | None = options.get("granularity") or self._own_granularity()
         self.axis = _whole("axis", options.get("axis"), None)
-        self.block = _whole("block", options.get("block"), 1) or fmt.block or _ELEMENT_BLOCK
-        self.scale_rule = options.get("scale_rule", "floor")
+        self.tile = _checked_tile(options.get("block"))
+        whole = math.prod(self.tile) if self.tile else _whole("block", options.get("block"), 1)
+        self.block = whole or fmt.block or _ELEMENT_BLOCK
+        self.scale_rule = options.get("scale_rule", fmt.default_rule)
         self.scale_bits = _whole("scale_bits", options.get("scale_bits"), 2, 8) or 8
         self.rounding = options.get("rounding", fmt.rounding)
         self.saturate = options.get("saturate", True)
         self.inf = options.get("inf", "nan")
-        self.narrow = options.get("narrow", True)
+        self.zero_point = self._checked_zero_point(options.get("zero_point"))
+        self.narrow = options.get("narrow", self.zero_point is None)
         self.generator = options.get("generator")
+        self.rotation = _checked_rotation(options.get("rotation"))
         self.dtype = options.get("dtype")
         self.saturated_grad: SaturatedGrad = options.get("saturated_grad", "zero")
         self._check_together(options)
@@ -62,8 +67,41 @@ class QuantizerSettings(CastOptions):
             return "block"
         return "tensor" if self.scale is not None or self.format.always_scaled else None
 
+    def _checked_zero_point(self, given: Any) -> Any:
+        """Return "minmax", a number, a tensor, or None for codes that are the integers."""
+        if given is None:
+            fits = self.format.kind == "element" and not self.format.signed
+            own = "zero_point" in self.format.options and self.scale is None
+            return "minmax" if fits and own else None
+        if isinstance(given, str):
+            check_choice("zero point", given, get_args(ZeroPoint))
+            if self.scale is not None:
+                raise QgateError(
+                    "zero_point='minmax' makes the scale too; leave out scale, or give the zero "
+                    "point as a number."
+                )
+            return given
+        if self.scale is None:
+            raise QgateError(f"zero_point={_brief(given)} needs scale=…, one for each zero point.")
+        is_tensor = hasattr(given, "dim")
+        return given if is_tensor else _whole("zero_point", given, *self._codes())
+
+    def _codes(self) -> tuple[int, int]:
+        low, high = self.format.element.bounds(narrow=False)
+        return int(low), int(high)
+
     def _check_together(self, options: Mapping[str, Any]) -> None:
         name = self.format.name
+        if self.tile is not None and self.axis is not None:
+            raise QgateError(
+                f"axis={self.axis} is for blocks along one axis; tiles of {self.block_words} lie "
+                "over the last two. Leave axis out."
+            )
+        if self.tile is not None and self.format.kind == "block" and self.format.by_rows:
+            raise QgateError(
+                f"{name} has a scale for each row, which tiles of {self.block_words} lie across; "
+                "nvfp4 has one for the tensor."
+            )
         if self.granularity == "channel" and self.axis is None:
             raise QgateError(
                 f"granularity 'channel' needs axis=…: which axis of x has {name}'s scales?"
@@ -74,7 +112,8 @@ class QuantizerSettings(CastOptions):
                     f"axis={self.axis} needs granularity 'channel' or 'block'; pass one of them."
                 )
             if "block" in options and self.granularity != "block":
-                raise QgateError(f"block={self.block} needs granularity 'block'; pass it as well.")
+                block = options["block"]
+                raise QgateError(f"block={block} needs granularity 'block'; pass it as well.")
             if "inf" in options and (self.granularity is None or self.scale is not None):
                 raise QgateError(
                     f"inf={self.inf!r} is for scales that are made from x; pass a granularity and "
@@ -85,6 +124,11 @@ class QuantizerSettings(CastOptions):
                     f"{name} has neither Inf nor NaN and always saturates; saturate=False is for "
                     "formats with a code for overflow."
                 )
+            if "narrow" in options and not self.format.signed:
+                raise QgateError(
+                    f"narrow={self.narrow} leaves out the lowest code of signed integers; that of "
+                    f"{name} is zero. Leave the option out."
+                )
         if self.generator is not None and self.rounding != "stochastic":
             raise QgateError(f"a generator needs rounding 'stochastic', not {self.rounding!r}.")
         allowed = [f"torch.{name}" for name in _DTYPES]
@@ -94,6 +138,17 @@ class QuantizerSettings(CastOptions):
             raise TypeError(f"dtype {self.dtype!r} is not one of {', '.join(allowed)}.")
         if self.generator is not None and not hasattr(self.generator, "initial_seed"):
             raise TypeError(f"a generator is a torch.Generator, not {self.generator!r}.")
+
+    @property
+    def rotation_axis(self) -> int:
+        """The axis that rotated blocks run along: that of blocks with one scale, or the last."""
+        along = self.axis if self.granularity == "block" else None
+        return -1 if along is None else int(along)
+
+    @property
+    def block_words(self) -> str:
+        """The size of a block in words: 32, or 16x16."""
+        return str(self.block) if self.tile is None else "x".join(map(str, self.tile))
 
     def deterministic(self) -> Self:
         """Return this quantizer with the format's own rounding in place of a random one."""
@@ -143,6 +198,28 @@ def _whole(name: str, value: Any, low: int | None, high: int | None = None) -> A
         bounds = f"at least {low}" if high is None else f"from {low} to {high}"
         raise QgateError(f"{name} {number} is not allowed; it is {bounds}.")
     return number
+
+
+def _checked_tile(block: Any) -> tuple[int, int] | None:
+    """Return the rows and columns of a tile, None for a block along one axis."""
+    if not isinstance(block, tuple | list):
+        return None
+    if len(block) != 2:
+        raise QgateError(
+            f"block={block!r} is not allowed; a tile has two numbers, such as (16, 16)."
+        )
+    return _whole("block", block[0], 1), _whole("block", block[1], 1)
+
+
+def _checked_rotation(signs: Any) -> tuple[int, ...] | None:
+    if signs is None:
+        return None
+    listed = signs.tolist() if hasattr(signs, "tolist") else signs
+    if not isinstance(listed, list | tuple) or not all(sign in (1, -1) for sign in listed):
+        raise QgateError(f"rotation={_brief(signs)} is not allowed; it lists signs, 1 or -1.")
+    if len(listed) < 2 or len(listed) & (len(listed) - 1):
+        raise QgateError(f"a rotation of {len(listed)} signs is not allowed; take a power of two.")
+    return tuple(int(sign) for sign in listed)
 
 
 def _checked_scale(scale: Any) -> float | Tensor | None:

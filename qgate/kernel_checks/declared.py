@@ -61,7 +61,9 @@ class Quantization:
     def step(self) -> int:
         """Elements that share a scale along one axis."""
         q = self.quantizer
-        return q.block if q is not None and q.granularity == "block" else 1
+        if q is None or q.granularity != "block":
+            return 1
+        return q.block if q.tile is None else max(q.tile)
 
 
 def declare(

@@ -169,7 +169,7 @@ def _entry_of(site: Site, rule: Rule) -> PlanEntry | None:
     else:
         plain = Quantizer(rule.format, **rule.options)
         follows = plain.granularity is not None and plain.scale is None
-        sharing = {"axis": along} if plain.granularity == "block" else {}
+        sharing = {"axis": along} if plain.granularity == "block" and plain.tile is None else {}
         origin = "no scale" if plain.scale is None else "given"
         if follows and plain.granularity in ("block", "tensor"):
             origin = f"amax of the {plain.granularity}"
@@ -178,10 +178,13 @@ def _entry_of(site: Site, rule: Rule) -> PlanEntry | None:
         sharing["saturated_grad"] = "pass"
     quantizer = Quantizer(rule.format, **{**sharing, **rule.options})
     shared_by = {"channel": "per output channel", "tensor": "per tensor", None: ""}.get(
-        quantizer.granularity, f"per {quantizer.block}"
+        quantizer.granularity, f"per {quantizer.block_words}"
     )
+    if quantizer.zero_point is not None:
+        origin = origin.replace("amax", "ends")
     if rule.per == "row" and not weight:
         shared_by = "per sample" if is_conv else "per token"
     scale = float(quantizer.scale) if isinstance(quantizer.scale, float) else None
     does = f"{quantizer.format.name} {shared_by}".strip()
+    does += f", rotated by {len(quantizer.rotation)}" if quantizer.rotation else ""
     return PlanEntry(site.name, does, scale, origin, quantizer)

@@ -7,7 +7,7 @@ shares and sums follow from value counts. Formats with scales of their own need 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
@@ -19,7 +19,7 @@ from torch import Tensor
 from qgate.formats import FORMATS, ElementFormat, Format
 from qgate.formats.engine.effects import error_squares, losses_of, outcomes
 from qgate.formats.engine.job import Job, split
-from qgate.formats.losses import Losses, losses_of_values
+from qgate.formats.losses import Losses, losses_of_values, saturates
 from qgate.formats.quantizer import Quantizer
 from qgate.scales.search import quick_best_exponent
 from qgate.stats import Counts
@@ -39,6 +39,7 @@ class WideDtype:
 
     kind: ClassVar[Literal["dtype"]] = "dtype"
     always_scaled: ClassVar[bool] = False
+    signed: ClassVar[bool] = True
 
     @property
     def numpy(self) -> type[np.float32] | type[np.float64]:
@@ -168,7 +169,7 @@ def nearest(fmt: ElementFormat, values: Floats) -> Floats:
 
 def _least_losing(fmt: ElementFormat, values: Floats, weights: Floats) -> int:
     """Return the exponent of the scale at which a tensor loses least, 0 for a tensor of zeros."""
-    sizes = np.abs(values)
+    sizes = np.abs(values) if fmt.signed else np.maximum(values, 0.0)
     if not sizes.any():
         return 0
     order = np.argsort(sizes, kind="stable")
@@ -186,7 +187,7 @@ def _squares(
 ) -> tuple[float, float, float]:
     """Sum the squares of values, of their errors, and of the errors of saturated ones."""
     wrong = cast - values
-    beyond = np.abs(values) >= target.saturates_from()
+    beyond = saturates(target, values)
     heavy = wrong if weights is None else wrong * weights
     signal = values if weights is None else values * weights
     return (
@@ -253,20 +254,22 @@ def outcome_of_dtype(limit: WideDtype, chunks: Iterator[Floats]) -> OutcomeSums:
 
 
 def outcome_of_rows(
-    fmt: Format, rows: Tensor, amax: float, massive: float | None = None
+    fmt: Format, rows: Tensor, ends: Sequence[float], massive: float | None = None
 ) -> OutcomeSums:
-    """Measure a format on rows of a tensor whose largest finite magnitude is `amax`.
+    """Measure a format on rows of a tensor whose finite ends are `ends`, NaN where it has none.
 
     A scale of the whole tensor ignores its non-finite values. `massive` is the magnitude above
     which the sums of the rest leave values out.
     """
     q = Quantizer(fmt)
-    whole = Job(torch.full((1,), amax, dtype=rows.dtype), q, counting=True)
+    whole = Job(torch.tensor(ends, dtype=rows.dtype).nan_to_num(nan=0.0), q, counting=True)
     sums = OutcomeSums()
     for piece in rows.split(max(_PIECE // max(rows.shape[-1], 1), 1)):
         job = Job(piece, q, counting=True)
         job.scale = whole.scale if job.scale is not None else None
-        job.state = whole.state if job.state is not None else None
+        job.zero_point = whole.zero_point
+        if job.state is not None and whole.state is not None and not whole.state.dim():
+            job.state = whole.state
         for _, _, wide, parts in split(job):
             hits = outcomes(wide, parts, q)
             squares = error_squares(wide, parts, hits).tolist()

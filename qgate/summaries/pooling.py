@@ -131,7 +131,7 @@ def outcome_of(
     so are the errors of `wide` values.
     """
     if target.kind == "block" or (target.kind == "element" and target.always_scaled):
-        return outcome_of_rows(target, rows, 0.0 if math.isnan(pool.amax) else pool.amax, massive)
+        return outcome_of_rows(target, rows, (pool.low, pool.high), massive)
     exact = not wide or target.kind == "dtype"
     values = None if exact else rows.reshape(-1).double().numpy()
     own = (pool.posinf, pool.neginf, pool.vanished)

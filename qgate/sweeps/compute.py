@@ -140,7 +140,7 @@ def sweepable(format: Any, *, block: bool = False) -> Format:
 
 
 def _is_swept(fmt: Format) -> bool:
-    return fmt.kind == "element" or mx_format(fmt) is not None
+    return _mx_of(fmt) is not None if fmt.kind == "block" else fmt.signed
 
 
 def element_of(format: str | Format) -> ElementFormat:
@@ -148,6 +148,11 @@ def element_of(format: str | Format) -> ElementFormat:
     fmt = sweepable(format)
     if _is_swept(fmt):
         return fmt.element
+    if fmt.kind == "element":
+        raise QgateError(
+            f"{fmt.name} has no negative values and cannot be swept: a sweep counts magnitudes. "
+            "Sweep the signed format of that width."
+        )
     name = next((f", {f.name}" for f in FORMATS if f == fmt.element), "")
     raise QgateError(
         f"{fmt.name} has scales of its own and cannot be swept; sweep its elements{name}."
@@ -173,7 +178,8 @@ def has_mx(format: str | Format) -> bool:
 
 def _mx_of(fmt: Format) -> MxFormat | None:
     if fmt.kind == "block":
-        return mx_format(fmt)
+        mx = mx_format(fmt)
+        return mx if mx is not None and mx.default_rule == "floor" else None
     candidates = filter(None, map(mx_format, FORMATS))
     return next(
         (m for m in candidates if m.element == fmt or (fmt.name, m.name) == ("int8", "mxint8")),

@@ -162,3 +162,16 @@ def test_an_error_of_the_system_names_the_file_and_a_way_out(
         f"qgate formats: '{tmp_path / 'x'}': Permission denied; name a file or folder that you "
         "may read and write.\n"
     )
+
+
+def test_a_format_of_a_family_is_shown_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["formats", "binary4p2ue"]) == 0
+    text = capsys.readouterr().out
+    assert "unsigned" not in text
+    assert text.startswith("binary4p2ue\n")
+    assert "0x8" in text
+    assert "Inf" in text
+    assert main(["formats"]) == 0
+    assert "binary{K}p{P}" in capsys.readouterr().out
+    assert main(["formats", "binary9p3se"]) == 2
+    assert "K from 3 to 8" in capsys.readouterr().err

@@ -218,27 +218,34 @@ class Scaling:
     """The scales and zero points of one tensor, and the options that say whose they are."""
 
     scales: Tensor
+    zero_points: Tensor | None
     options: Options
 
     @classmethod
     def of(cls, case: NodeCase, scale: Typed, zero_point: Typed | None = None) -> Scaling:
-        if zero_point is not None and zero_point.codes.any():
-            raise Refusal("a zero point")
         scales, axis = scale.tensor.float(), case.attributes.get("axis", 1)
+        moves = zero_point is not None and bool(zero_point.codes.any())
+        zero_points = zero_point.codes if zero_point is not None and moves else None
         if scales.numel() == 1:
-            return cls(scales.reshape(()), {"granularity": "tensor"})
+            zero = None if zero_points is None else zero_points.reshape(())
+            return cls(scales.reshape(()), zero, {"granularity": "tensor"})
         if scales.dim() == 1:
-            return cls(scales, {"granularity": "channel", "axis": axis})
+            return cls(scales, zero_points, {"granularity": "channel", "axis": axis})
         block = case.attributes["block_size"]
-        return cls(scales, {"granularity": "block", "axis": axis, "block": block})
+        return cls(scales, zero_points, {"granularity": "block", "axis": axis, "block": block})
 
     def encode(self, x: Tensor, y: Typed) -> Tensor:
         """Return the numbers that ONNX stores in y, which are without their scale."""
-        options = {**self.options, **y.full_range}
+        options: Options = {**self.options, **y.full_range}
+        if self.zero_points is not None:
+            options["zero_point"] = self.zero_points
         return decode(qgate.encode(x, y.format, scale=self.scales, **options).codes, y.format)
 
     def decode(self, x: Typed, dtype: torch.dtype) -> Tensor:
-        return decode(x.codes, x.format, self.scales, dtype=dtype, **self.options)
+        zero_points = self.zero_points
+        return decode(
+            x.codes, x.format, self.scales, zero_points=zero_points, dtype=dtype, **self.options
+        )
 
 
 def _quantize_linear(case: NodeCase) -> list[Tensor]:
@@ -251,9 +258,17 @@ def _dequantize_linear(case: NodeCase) -> list[Tensor]:
     return [Scaling.of(case, *scaling).decode(x, case.outputs[0].tensor.dtype)]
 
 
-def _with_zero_points(case: NodeCase) -> list[Tensor]:
+def _dynamic_quantize_linear(case: NodeCase) -> list[Tensor]:
+    fmt = case.outputs[0].format
+    encoded = qgate.encode(case.inputs[0].tensor, fmt, zero_point="minmax")
+    assert encoded.scales is not None
+    assert encoded.zero_points is not None
+    return [decode(encoded.codes, fmt), encoded.scales, encoded.zero_points]
+
+
+def _product(case: NodeCase) -> list[Tensor]:
     del case
-    raise Refusal("a zero point")
+    raise Refusal("a product of integers, no quantizer")
 
 
 RUNNERS: dict[str, Callable[[NodeCase], list[Tensor]]] = {
@@ -261,9 +276,9 @@ RUNNERS: dict[str, Callable[[NodeCase], list[Tensor]]] = {
     "CastLike": _cast,
     "QuantizeLinear": _quantize_linear,
     "DequantizeLinear": _dequantize_linear,
-    "DynamicQuantizeLinear": _with_zero_points,
-    "ConvInteger": _with_zero_points,
-    "MatMulInteger": _with_zero_points,
-    "QLinearConv": _with_zero_points,
-    "QLinearMatMul": _with_zero_points,
+    "DynamicQuantizeLinear": _dynamic_quantize_linear,
+    "ConvInteger": _product,
+    "MatMulInteger": _product,
+    "QLinearConv": _product,
+    "QLinearMatMul": _product,
 }

@@ -27,12 +27,14 @@ def decode(
     scales: Tensor | None = None,
     *,
     tensor_scale: Tensor | None = None,
+    zero_points: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
     **options: Unpack[Options],
 ) -> Tensor:
     """Return the values that qgate reads from codes and scales which others stored."""
     quantizer = qgate.Quantizer(fmt, **options)
-    return qgate.Encoded(quantizer, codes, dtype, scales, tensor_scale).decode()
+    encoded = qgate.Encoded(quantizer, codes, dtype, scales, tensor_scale, zero_points=zero_points)
+    return encoded.decode()
 
 
 def nibbles(packed: Tensor) -> Tensor:

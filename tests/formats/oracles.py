@@ -63,8 +63,8 @@ with _quietly():
 class Fields:
     """A row of the table of formats: field widths, and the meaning of the last codes.
 
-    `top` is "ieee" (the last exponent is Inf and NaN), "nan" (only the last code is a NaN) or
-    "none". An unsigned type is a scale: it has no zero and no subnormals.
+    `top` is "ieee" (the last exponent is Inf and NaN), "nan" (only the last code is a NaN), "fnuz"
+    (none of the last, but a NaN for -0) or "none". An unsigned type is a scale: it has no zero and no subnormals.
     """
 
     exponent_bits: int
@@ -80,21 +80,27 @@ class Fields:
     @property
     def spelling(self) -> str:
         """The type in the manner of numpy, without its suffix; empty for an unusual bias."""
-        if self.bias != max(2 ** (self.exponent_bits - 1) - 1, 1):
+        usual = max(2 ** (self.exponent_bits - 1) - (self.top != "fnuz"), 1)
+        bias = "" if self.bias == usual else f"b{self.bias}"
+        if bias and self.top != "fnuz":
             return ""
         if self.top == "ieee" and (self.exponent_bits, self.mantissa_bits) in ((5, 10), (8, 7)):
             return "float16" if self.exponent_bits == 5 else "bfloat16"
-        return f"float{self.bits}_e{self.exponent_bits}m{self.mantissa_bits}"
+        return f"float{self.bits}_e{self.exponent_bits}m{self.mantissa_bits}{bias}"
 
     @property
     def dtype(self) -> str:
         """The name of the type in torch and ml_dtypes."""
-        return self.spelling + ("" if self.top == "ieee" else "fn" if self.signed else "fnu")
+        suffix = {"ieee": "", "fnuz": "fnuz"}.get(self.top, "fn" if self.signed else "fnu")
+        return self.spelling + suffix
 
 
 FLOATS = {
     "fp8_e4m3": Fields(4, 3, 7, "nan"),
     "fp8_e5m2": Fields(5, 2, 15, "ieee"),
+    "fp8_e4m3fnuz": Fields(4, 3, 8, "fnuz"),
+    "fp8_e5m2fnuz": Fields(5, 2, 16, "fnuz"),
+    "fp8_e4m3b11fnuz": Fields(4, 3, 11, "fnuz"),
     "fp6_e3m2": Fields(3, 2, 3, "none"),
     "fp6_e2m3": Fields(2, 3, 1, "none"),
     "fp4_e2m1": Fields(2, 1, 1, "none"),
@@ -107,12 +113,17 @@ SCALES = {
     "E6M2": Fields(6, 2, 48, "nan", signed=False),
 }
 CAN_OVERFLOW = [name for name, row in FLOATS.items() if row.top != "none"]
-# The largest integer, and the unit it is counted in.
+# The largest integer, and the unit it is counted in; those from zero on have names in `UNSIGNED`.
 INTEGERS = {
     "int8": (127, Fraction(1)),
     "int4": (7, Fraction(1)),
+    "int2": (1, Fraction(1)),
+    "uint8": (255, Fraction(1)),
+    "uint4": (15, Fraction(1)),
+    "uint2": (3, Fraction(1)),
     "mxint8 element": (127, Fraction(1, 64)),
 }
+UNSIGNED = [name for name in INTEGERS if name.startswith("uint")]
 HIF8_TABLE = """
 0       2^-22     2^-21    2^-20     2^-19  2^-18     2^-17    2^-16
 1       1.125     1.25     1.375     1.5    1.625     1.75     1.875
@@ -169,7 +180,7 @@ def _as_float(value: Fraction) -> float:
 @cache
 def _float_grid(fmt: Fields) -> Grid:
     e, m = fmt.exponent_bits, fmt.mantissa_bits
-    unused = {"ieee": 2**m, "nan": 1, "none": 0}[fmt.top]
+    unused = {"ieee": 2**m, "nan": 1}.get(fmt.top, 0)
     places = []
     for code in range(2 ** (e + m) - unused + 1):
         exponent, fraction = divmod(code, 2**m)
@@ -178,8 +189,8 @@ def _float_grid(fmt: Fields) -> Grid:
         else:
             value = (1 + Fraction(fraction, 2**m)) * Fraction(2) ** (exponent - fmt.bias)
         places.append(value)
-    overflow = {"ieee": np.inf, "nan": np.nan, "none": None}[fmt.top]
-    return Grid(places, overflow, negative_zero=True)
+    overflow = {"ieee": np.inf, "none": None}.get(fmt.top, np.nan)
+    return Grid(places, overflow, negative_zero=fmt.top != "fnuz")
 
 
 @cache
@@ -200,14 +211,14 @@ def hif8_magnitudes() -> list[Fraction | None]:
 
 @cache
 def grid(name: str, negative: bool = False, narrow: bool = True) -> Grid:
-    """The magnitudes of one sign: they differ only for integers that use their lowest code."""
+    """The magnitudes of one sign: they differ only for integers, not in their narrow range."""
     if name in FLOATS:
         return _float_grid(FLOATS[name])
     if name == "hif8":
         finite = [value for value in hif8_magnitudes() if value is not None]
         return Grid([*sorted(finite), HIF8_BEYOND], np.inf, negative_zero=False)
     largest, unit = INTEGERS[name]
-    largest += negative and not narrow
+    largest = 0 if negative and name in UNSIGNED else largest + (negative and not narrow)
     return Grid([n * unit for n in range(largest + 2)], None, negative_zero=False)
 
 
@@ -357,8 +368,8 @@ def _by_numpy(name: str, source: str, dtype: type | None, **options: Any) -> Ent
 def _numpy(name: str, row: Fields | None) -> Entries:
     if row and row.dtype == "float16":
         yield from _by_numpy(name, "numpy", np.float16, saturate=False, double=True)
-    if name == "int8":
-        yield from _by_numpy(name, "numpy", np.int8)
+    if name in ("int8", "uint8"):
+        yield from _by_numpy(name, "numpy", np.dtype(name).type)
 
 
 def _ml_dtypes(name: str, row: Fields | None) -> Entries:
@@ -400,13 +411,13 @@ def _fake_quantize(name: str, _row: Fields | None) -> Entries:
     if name not in INTEGERS or INTEGERS[name][1] != 1:
         return
     high = INTEGERS[name][0]
-    for low in (-high, -high - 1):
+    for low in (0,) if name in UNSIGNED else (-high, -high - 1):
 
         def cast(x: Array, low: int = low) -> Floats:
             single = torch.from_numpy(to_float32(x))
             return torch.fake_quantize_per_tensor_affine(single, 1.0, 0, low, high).double().numpy()
 
-        narrow = low == -high
+        narrow = low > -high - 1
         yield Oracle(name, "torch.fake_quantize", cast, narrow=narrow, accepts=fits_int64)
 
 
@@ -431,7 +442,8 @@ def _onnx(name: str, row: Fields | None) -> Entries:
                 codes = onnx.numpy_helper.saturate_cast(to_float64(x), dtype)
             return codes.astype(np.float64)
 
-        yield Oracle(name, "onnx", integers, narrow=False, double=True, accepts=not_nan)
+        narrow = name in UNSIGNED
+        yield Oracle(name, "onnx", integers, narrow=narrow, double=True, accepts=not_nan)
 
 
 @cache
@@ -492,8 +504,8 @@ def _gfloat(name: str, row: Fields | None) -> Entries:
             bias=row.bias,
             is_signed=row.signed,
             domain=gfloat.Domain.Extended if row.top == "ieee" else gfloat.Domain.Finite,
-            has_nz=row.signed,
-            num_high_nans={"ieee": 2**row.mantissa_bits - 1, "nan": 1, "none": 0}[row.top],
+            has_nz=row.signed and row.top != "fnuz",
+            num_high_nans={"ieee": 2**row.mantissa_bits - 1, "nan": 1}.get(row.top, 0),
             has_subnormals=row.signed,
             is_twos_complement=False,
         )

@@ -107,13 +107,16 @@ class Tracer:
 
 def explore() -> None:
     """Quantize tensors of every family with few and many elements, ordinary and not."""
-    families = {type(fmt): fmt for fmt in map(qgate.formats.get, FORMATS.names())}
+    formats = map(qgate.formats.get, FORMATS.names())
+    families = {(type(fmt), fmt.element.signed): fmt for fmt in formats}
     options: list[dict[str, Any]] = [
         {},
         {"granularity": "tensor"},
         {"granularity": "channel", "axis": 0},
         {"granularity": "channel", "axis": 1},
         {"granularity": "block"},
+        {"granularity": "block", "block": (16, 16)},
+        {"zero_point": "minmax"},
         {"axis": 0},
     ]
     generator = torch.Generator().manual_seed(0)

@@ -101,7 +101,7 @@ def cases() -> Iterator[Case]:
             yield Case(name, rounding)
             if name in (*oracles.CAN_OVERFLOW, "hif8"):
                 yield Case(name, rounding, saturate=False)
-            if name in oracles.INTEGERS:
+            if name in oracles.INTEGERS and name not in oracles.UNSIGNED:
                 yield Case(name, rounding, narrow=False)
 
 
@@ -160,6 +160,9 @@ def quantized(case: Case, x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor |
 FACTS: dict[str, tuple[int, float, float, float, int, str]] = {
     "fp8_e4m3": (8, 448.0, 2.0**-6, 2.0**-9, 8, "even"),
     "fp8_e5m2": (8, 57344.0, 2.0**-14, 2.0**-16, 15, "even"),
+    "fp8_e4m3fnuz": (8, 240.0, 2.0**-7, 2.0**-10, 7, "even"),
+    "fp8_e5m2fnuz": (8, 57344.0, 2.0**-15, 2.0**-17, 15, "even"),
+    "fp8_e4m3b11fnuz": (8, 30.0, 2.0**-10, 2.0**-13, 4, "even"),
     "fp6_e3m2": (6, 28.0, 0.25, 0.0625, 4, "even"),
     "fp6_e2m3": (6, 7.5, 1.0, 0.125, 2, "even"),
     "fp4_e2m1": (4, 6.0, 1.0, 0.5, 2, "even"),
@@ -172,6 +175,10 @@ FACTS: dict[str, tuple[int, float, float, float, int, str]] = {
     "hif8": (8, 32768.0, 2.0**-15, 2.0**-22, 15, "away"),
     "int8": (8, 127.0, 1.0, 1.0, 6, "even"),
     "int4": (4, 7.0, 1.0, 1.0, 2, "even"),
+    "int2": (2, 1.0, 1.0, 1.0, 0, "even"),
+    "uint8": (8, 255.0, 1.0, 1.0, 7, "even"),
+    "uint4": (4, 15.0, 1.0, 1.0, 3, "even"),
+    "uint2": (2, 3.0, 1.0, 1.0, 1, "even"),
 }
 
 
@@ -194,6 +201,9 @@ def test_facts_are_those_of_the_specifications(name: str) -> None:
     [
         ("fp8_e4m3", 7),
         ("fp8_e5m2", 15),
+        ("fp8_e4m3fnuz", 8),
+        ("fp8_e5m2fnuz", 16),
+        ("fp8_e4m3b11fnuz", 11),
         ("fp6_e3m2", 3),
         ("fp6_e2m3", 1),
         ("fp4_e2m1", 1),
@@ -213,13 +223,16 @@ def test_bias(name: str, bias: int) -> None:
     [
         ("fp8_e4m3", [], [0x7F, 0xFF]),
         ("fp8_e5m2", [0x7C, 0xFC], [0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF]),
+        ("fp8_e4m3fnuz", [], [0x80]),
+        ("fp8_e5m2fnuz", [], [0x80]),
+        ("fp8_e4m3b11fnuz", [], [0x80]),
         ("fp6_e3m2", [], []),
         ("fp6_e2m3", [], []),
         ("fp4_e2m1", [], []),
         ("S1P2", [], []),
         ("mxint8 element", [], []),
         ("int8", [], []),
-        ("int4", [], []),
+        *((name, [], []) for name in ("int4", "int2", "uint8", "uint4", "uint2")),
         ("E8M0", [], [0xFF]),
         ("E6M2", [], [0xFF]),
         ("hif8", [0x6F, 0xEF], [0x80]),
@@ -241,6 +254,9 @@ def test_codes_of_infinities_and_nans(name: str, infinities: list[int], nans: li
     [
         ("fp8_e4m3", 0x7E, 448.0),
         ("fp8_e5m2", 0x7B, 57344.0),
+        ("fp8_e4m3fnuz", 0x7F, 240.0),
+        ("fp8_e5m2fnuz", 0x7F, 57344.0),
+        ("fp8_e4m3b11fnuz", 0x7F, 30.0),
         ("hif8", 0x6E, 32768.0),
         ("hif8", 0x7E, 2.0**-15),
         ("hif8", 0x7F, 1.5 * 2.0**-15),
@@ -252,6 +268,10 @@ def test_codes_of_infinities_and_nans(name: str, infinities: list[int], nans: li
         ("E6M2", 0x00, 2.0**-48),
         ("int8", 0x80, -128.0),
         ("int4", 0x8, -8.0),
+        ("int2", 0x2, -2.0),
+        ("uint8", 0x80, 128.0),
+        ("uint4", 0x8, 8.0),
+        ("uint2", 0x2, 2.0),
         ("mxint8 element", 0x80, -2.0),
     ],
 )
@@ -265,7 +285,10 @@ def test_float_formats_have_two_zeros(name: str) -> None:
     assert fmt.negative_zero == 2 ** (fmt.bits - 1)
 
 
-@pytest.mark.parametrize("name", ["hif8", *oracles.INTEGERS])
+FNUZ = [name for name, row in oracles.FLOATS.items() if row.top == "fnuz"]
+
+
+@pytest.mark.parametrize("name", ["hif8", *FNUZ, *oracles.INTEGERS])
 def test_single_zero(name: str) -> None:
     fmt = fmt_of(name)
     assert fmt.negative_zero is None
@@ -276,7 +299,8 @@ def test_single_zero(name: str) -> None:
 def test_list_of_magnitudes(name: str) -> None:
     expected = np.array(oracles.grid(name).places[:-1])
     assert_same_bits(fmt_of(name).magnitudes(), expected, name)
-    assert_same_bits(fmt_of(name).values(), np.array([*-expected[:0:-1], *expected]), name)
+    negative = [] if name in oracles.UNSIGNED else -expected[:0:-1]
+    assert_same_bits(fmt_of(name).values(), np.array([*negative, *expected]), name)
 
 
 # ---------------------------------------------------------------- codes
@@ -301,7 +325,7 @@ def test_every_code_is_encoded_and_decoded_to_itself(name: str) -> None:
         name,
         default_rounding(name),
         saturate=fmt.nan_code is None,
-        narrow=name not in oracles.INTEGERS,
+        narrow=name not in oracles.INTEGERS or name in oracles.UNSIGNED,
     )
     nan = np.isnan(values)
     for dtype in (torch.float32, torch.float64):
@@ -326,6 +350,9 @@ def test_hif8_code_table() -> None:
 SOURCES = {
     "fp8_e4m3": {"gfloat", "torch", "onnx", "ml_dtypes"},
     "fp8_e5m2": {"gfloat", "torch", "onnx", "ml_dtypes"},
+    "fp8_e4m3fnuz": {"gfloat", "torch", "onnx", "ml_dtypes"},
+    "fp8_e5m2fnuz": {"gfloat", "torch", "onnx", "ml_dtypes"},
+    "fp8_e4m3b11fnuz": {"gfloat", "ml_dtypes"},
     "fp6_e3m2": {"gfloat", "onnx", "ml_dtypes", "en_dtypes", "torchao"},
     "fp6_e2m3": {"gfloat", "onnx", "ml_dtypes", "en_dtypes", "torchao"},
     "fp4_e2m1": {"gfloat", "onnx", "ml_dtypes", "en_dtypes", "torchao", "transformers"},
@@ -335,6 +362,10 @@ SOURCES = {
     "hif8": {"en_dtypes"},
     "int8": {"onnx", "torch.fake_quantize", "numpy"},
     "int4": {"onnx", "torch.fake_quantize", "ml_dtypes"},
+    "int2": {"onnx", "torch.fake_quantize", "ml_dtypes"},
+    "uint8": {"onnx", "torch.fake_quantize", "numpy"},
+    "uint4": {"onnx", "torch.fake_quantize", "ml_dtypes"},
+    "uint2": {"onnx", "torch.fake_quantize", "ml_dtypes"},
     "mxint8 element": {"gfloat"},
 }
 
@@ -432,6 +463,14 @@ THRESHOLDS: list[Threshold] = [
     ("fp8_e5m2", OVERFLOWS, next_to(61440, -1, np.float64), 57344.0),
     ("fp8_e5m2", {}, 2.0**-17, 0.0),
     ("fp8_e5m2", {}, next_to(2**-17, 1), 2.0**-16),
+    ("fp8_e4m3fnuz", {}, 248.0, 240.0),
+    ("fp8_e4m3fnuz", OVERFLOWS, 248.0, NAN),
+    ("fp8_e4m3fnuz", OVERFLOWS, next_to(248, -1), 240.0),
+    ("fp8_e4m3fnuz", OVERFLOWS, -INF, NAN),
+    ("fp8_e4m3fnuz", {}, -(2.0**-11), 0.0),
+    ("fp8_e5m2fnuz", OVERFLOWS, 61440.0, NAN),
+    ("fp8_e5m2fnuz", {}, -INF, -57344.0),
+    ("fp8_e4m3b11fnuz", OVERFLOWS, 31.0, NAN),
     ("fp16", {}, 65520.0, 65504.0),
     ("fp16", OVERFLOWS, 65520.0, INF),
     ("fp16", OVERFLOWS, next_to(65520, -1), 65504.0),
@@ -473,6 +512,12 @@ THRESHOLDS: list[Threshold] = [
     ("int4", NARROW, -7.5, -7.0),
     ("int4", FULL, -7.5, -8.0),
     ("int4", FULL, 7.5, 7.0),
+    ("int2", NARROW, -1.5, -1.0),
+    ("int2", FULL, -1.5, -2.0),
+    ("uint4", NARROW, 15.5, 15.0),
+    ("uint4", NARROW, -0.5, 0.0),
+    ("uint4", NARROW, -3.0, 0.0),
+    ("uint8", NARROW, -INF, 0.0),
 ]
 
 
@@ -543,7 +588,7 @@ def some_gaps(name: str) -> tuple[Floats, Floats]:
 @pytest.mark.parametrize("name", ELEMENTS)
 def test_stochastic_rounding_goes_up_as_often_as_it_is_near(name: str, dtype: torch.dtype) -> None:
     draws = 10_000
-    for sign in (1.0, -1.0):
+    for sign in (1.0,) if name in oracles.UNSIGNED else (1.0, -1.0):
         for share in (1 / 16, 1 / 4, 1 / 2, 7 / 8):
             low, high = some_gaps(name)
             x = torch.from_numpy(sign * (low + share * (high - low)))
@@ -567,7 +612,8 @@ def test_stochastic_rounding_never_moves_exact_values_nor_leaves_the_range(name:
     y = stochastic(beyond.repeat(1000, 1), name, seed=2)
     assert (y[:, :3] == largest).all()
     assert y[:, 3].isnan().all()
-    assert (stochastic(-beyond.repeat(1000, 1), name, seed=2)[:, :3] == -largest).all()
+    lowest = 0.0 if name in oracles.UNSIGNED else -largest
+    assert (stochastic(-beyond.repeat(1000, 1), name, seed=2)[:, :3] == lowest).all()
 
 
 @pytest.mark.parametrize("name", ELEMENTS)

@@ -58,6 +58,7 @@ X = torch.tensor([[0.1, -0.6, 3.0, 100.0], [1.0, -2.0, 0.0, -0.0]])
         (qgate.QgateError, {"fmt": "mxfp8", "saturate": False}, ["mxfp8_e4m3", "'saturate'"]),
         (qgate.QgateError, {"fmt": "fp4_e2m1", "saturate": False}, ["fp4_e2m1", "always saturates"]),
         (qgate.QgateError, {"fmt": "hif8", "narrow": False}, ["hif8", "'narrow'"]),
+        (qgate.QgateError, {"fmt": "uint4", "narrow": False}, ["uint4", "narrow=False", "Leave"]),
         (TypeError, {"fmt": "hif8", "saturate": 1}, ["saturate", "1"]),
         (qgate.QgateError, {"fmt": "int8", "generator": torch.Generator()}, ["generator", "'even'"]),
         (TypeError, {"fmt": "int8", "dtype": torch.int8}, ["torch.int8", "float32"]),
@@ -148,7 +149,7 @@ def test_encode_asks_what_to_do_with_nan_where_there_is_none(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_codes_have_the_promised_dtypes(name: str) -> None:
     encoded = qgate.encode(X, name)
-    wanted = {"int8": torch.int8, "int4": torch.int8, "mxint8": torch.int8}
+    wanted = dict.fromkeys(("int8", "int4", "int2", "mxint8"), torch.int8)
     wanted |= {"fp16": torch.uint16, "bf16": torch.uint16}
     assert encoded.codes.dtype == wanted.get(name, torch.uint8)
     assert encoded.codes.shape == X.shape

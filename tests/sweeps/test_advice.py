@@ -38,12 +38,16 @@ def _decoded(dtype: type, bits: int = 8) -> Floats:
 VALUES: dict[str, Callable[[], Floats]] = {
     "fp8_e4m3": lambda: _decoded(ml_dtypes.float8_e4m3fn),
     "fp8_e5m2": lambda: _decoded(ml_dtypes.float8_e5m2),
+    "fp8_e4m3fnuz": lambda: _decoded(ml_dtypes.float8_e4m3fnuz),
+    "fp8_e5m2fnuz": lambda: _decoded(ml_dtypes.float8_e5m2fnuz),
+    "fp8_e4m3b11fnuz": lambda: _decoded(ml_dtypes.float8_e4m3b11fnuz),
     "fp6_e3m2": lambda: _decoded(ml_dtypes.float6_e3m2fn, 6),
     "fp6_e2m3": lambda: _decoded(ml_dtypes.float6_e2m3fn, 6),
     "fp4_e2m1": lambda: _decoded(ml_dtypes.float4_e2m1fn, 4),
     "hif8": lambda: _decoded(en_dtypes.hifloat8),
     "int8": lambda: np.arange(128.0),
     "int4": lambda: np.arange(8.0),
+    "int2": lambda: np.arange(2.0),
     "fp16": lambda: _decoded(np.float16, 16),
     "bf16": lambda: _decoded(ml_dtypes.bfloat16, 16),
     "mxint8": lambda: np.arange(128.0) / 64,
@@ -275,4 +279,9 @@ def test_the_composite_says_what_it_costs() -> None:
 def test_names_of_formats_that_cannot_be_swept_are_not_offered() -> None:
     with pytest.raises(QgateError, match="Allowed: ") as caught:
         qgate.sweep(torch.ones(3), "fp9")
-    assert not {"nvfp4", "hif4"} & set(str(caught.value).replace(".", ",").split(", "))
+    assert not {"nvfp4", "hif4", "uint8"} & set(str(caught.value).replace(".", ",").split(", "))
+
+
+def test_a_format_without_negative_values_cannot_be_swept() -> None:
+    with pytest.raises(QgateError, match=r"uint4 has no negative values.*signed format"):
+        qgate.sweep(torch.ones(3), "uint4")

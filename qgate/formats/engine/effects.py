@@ -12,7 +12,9 @@ from torch import Tensor
 
 from qgate.formats._block import Format
 from qgate.formats._work import ScaledChunk
-from qgate.formats.engine.job import Job, saturated, split
+from qgate.formats.engine.job import Job, check, split
+from qgate.formats.engine.rotation import rotated
+from qgate.formats.engine.scales import saturated
 from qgate.formats.losses import Losses
 from qgate.formats.options import Options
 from qgate.formats.quantizer import Quantizer, as_quantizer
@@ -56,16 +58,21 @@ class Effects(Losses):
 def report(x: Tensor, fmt: str | Format | Quantizer, **options: Unpack[Options]) -> Effects:
     """Count what `quantize(x, fmt, ...)` saturates, flushes to zero and stores as subnormal."""
     q = as_quantizer(fmt, options)
+    if q.rotation is not None:
+        check(x, q)
+        x = rotated(x.detach(), q)
     job = Job(x, q, counting=True)
     smallest = q.format.element.min_normal
     rows = {kind: job.rows(1, torch.int64) for kind in (*counted_of(q), "subnormal")}
     squares = torch.zeros(3, dtype=torch.float64, device=x.device)
+    inside = None if q.tile is None else job.layout.arrange(torch.ones_like(x, dtype=torch.bool))
     for chunk, _, wide, parts in split(job):
         hits = outcomes(wide, parts, q)
         squares += error_squares(wide, parts, hits)
         size = parts.elements.abs()
         hits["subnormal"] = hits["nonzero"] & (size > 0) & (size < smallest)
-        for kind, mask in hits.items():
+        for kind, hit in hits.items():
+            mask = hit if inside is None else hit & chunk.data(inside)
             chunk.group(rows[kind]).add_(mask.sum(2, keepdim=True))
     totals = {kind: int(counts.sum()) for kind, counts in rows.items()}
     _, noise, of_saturated = squares.tolist()
@@ -106,7 +113,8 @@ def outcomes(wide: Tensor, parts: ScaledChunk, q: Quantizer) -> dict[str, Tensor
     hits["flushed"] = good & (parts.elements * parts.scale == 0)
     hits["underflow"] = good & (size < element.min_normal * parts.scale)
     if "beyond_range" in counted_of(q):
-        hits["beyond_range"] = size > element.max
+        low, high = element.bounds()
+        hits["beyond_range"] = (wide > high) | (wide < low)
     return hits
 
 

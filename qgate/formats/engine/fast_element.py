@@ -25,7 +25,7 @@ def shortcut(fmt: ElementFormat, x: Tensor, out: Tensor, context: CastContext) -
         y = fmt.cast(single, SINGLE, rounding=q.rounding, saturate=q.saturate, narrow=q.narrow)
         out.copy_(y)
         return True
-    if not q.saturate or not _ordinary(scale):
+    if not q.saturate or context.zero_point is not None or not _ordinary(scale):
         return False
     # Quotients and products of 24-bit numbers in float64: `CastContext.divide` says why.
     t = buffer("double", x.shape, DOUBLE.dtype, x.device).copy_(x).div_(scale)

@@ -44,7 +44,7 @@ def shortcut(fmt: Nvfp4Format, x: Tensor, out: Tensor, context: CastContext) -> 
     """Write the quantized chunk to `out`, or return False."""
     q, state = context.q, context.state
     assert state is not None
-    if context.double or q.rounding == "stochastic":
+    if context.double or q.rounding == "stochastic" or not fmt.is_plain:
         return False
     encode_scale = float(state.item())
     if not 1 / _ORDINARY < encode_scale < _ORDINARY:

@@ -1,8 +1,9 @@
 """One tensor and one quantizer: the checks, the layout in groups that share a scale, the scales.
 
 Every tensor is viewed as [outer, length, inner]; groups are runs of `block` elements along the
-middle, the last of which may be shorter. Chunks are [outer, blocks, block, inner] views of a size
-that fits the cache, with whole groups, or with parts of groups after their scales are computed.
+middle, the last of which may be shorter, or tiles. Chunks are [outer, blocks, block, inner] views
+of a size that fits the cache, with whole groups, or with parts of groups after their scales are
+made.
 `Job` is the first pass over a tensor; the second goes through `Job.contexts`, chunk by chunk.
 """
 
@@ -22,8 +23,8 @@ from qgate.errors import QgateError
 from qgate.formats._scratch import tracing
 from qgate.formats._work import DOUBLE, CastContext, ScaledChunk, ordinary_number, single, widen
 from qgate.formats.definition import CLEARLY_LESS
-from qgate.formats.engine.dtypes import FP32_MAX, INFINITY, INPUTS, NATIVE_INTEGER, magnitude_bits
-from qgate.formats.floats import to_single_grid
+from qgate.formats.engine import scales, tiles
+from qgate.formats.engine.dtypes import INFINITY, INPUTS, NATIVE_INTEGER, magnitude_bits
 from qgate.formats.settings import QuantizerSettings
 from qgate.kernels import proving, reductions
 
@@ -77,6 +78,8 @@ class Layout:
     group_shape: tuple[int, ...]
     moved: int | None = None
     """The axis that was moved to the front, if any."""
+    tile: tuple[int, int] | None = None
+    """Rows and columns of tiles, each a row of `length` elements, short ones filled with zeros."""
 
     @property
     def whole(self) -> int:
@@ -88,13 +91,17 @@ class Layout:
         return torch.empty(self.outer, self.length, self.inner, dtype=dtype, device=device)
 
     def arrange(self, x: Tensor) -> Tensor:
-        """View x as [outer, length, inner], copied only where necessary."""
+        """View x as [outer, length, inner], copied only where necessary or in tiles."""
+        if self.tile is not None:
+            return tiles.split_tiles(x, self.tile)
         if self.moved is not None:
             x = x.movedim(self.moved, 0)
         return x.reshape(self.outer, self.length, self.inner)
 
     def restore(self, t: Tensor) -> Tensor:
         """Undo `arrange`; the result is contiguous."""
+        if self.tile is not None:
+            return tiles.join_tiles(t, self.shape, self.tile)
         if self.moved is None:
             return t.view(self.shape)
         shape = list(self.shape)
@@ -144,6 +151,11 @@ def layout_of(x: Tensor, q: QuantizerSettings) -> Layout:
     shape, n, size = x.shape, x.numel(), x.itemsize
     if q.granularity in (None, "tensor"):
         return Layout(shape, size, 1, n, 1, max(n, 1), 1, ())
+    if q.tile is not None:
+        tile, counts = tiles.fitted(shape, q.tile)
+        length, group_shape = math.prod(tile), (*shape[:-2], *counts)
+        outer = math.prod(group_shape)
+        return Layout(shape, size, outer, length, 1, length, 1, group_shape, tile=tile)
     sizes = list(shape) or [1]
     axis = len(sizes) - 1 if q.axis is None else q.axis_of(x.dim())
     before, length, after = math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])
@@ -174,24 +186,33 @@ class Job:
         self.layout = layout_of(x, q)
         self.data = self.layout.arrange(self.x)
         self.scale: Tensor | None = None
+        self.zero_point: Tensor | None = None
         self.amax_bits: Tensor | None = None
-        if q.format.kind == "element" and q.granularity is not None:
+        if q.zero_point == "minmax":
+            self.scale, self.zero_point = scales.fit_zero_points(*self._ends(), q)
+        elif q.format.kind == "element" and q.granularity is not None:
             self.scale = self._scale()
+            if q.zero_point is not None:
+                zero_point = scales.zero_point_from_option(q, x.device)
+                self.zero_point = self.per_group("zero point", zero_point)
 
     @cached_property
     def state(self) -> Tensor | None:
-        """The state that a block format has of the whole tensor."""
+        """The state that a block format has of the whole tensor, or of the row of each group."""
         fmt, x = self.q.format, self.x
         if fmt.kind == "element" or not fmt.needs_amax or not x.numel():
             return None
         finite = x.device.type != "cpu"  # asking first would wait for the device
         groups = self._amax_bits(finite=finite)
-        bits = groups.amax()
-        if not finite and bits.item() >= INFINITY[x.dtype]:
-            bits = self._amax_bits(finite=True).amax()
-        elif not finite:
-            self.amax_bits = groups
-        return fmt.prepare(bits.view(x.dtype))
+        if not finite and groups.amax().item() >= INFINITY[x.dtype]:
+            finite_groups = self._amax_bits(finite=True)
+        else:
+            finite_groups, self.amax_bits = groups, None if finite else groups
+        if fmt.by_rows:
+            rows = finite_groups.amax(1, keepdim=True)
+            state = fmt.prepare(rows.view(x.dtype))
+            return None if state is None else state.expand(groups.shape)
+        return fmt.prepare(finite_groups.amax().view(x.dtype))
 
     @property
     def fixed(self) -> bool:
@@ -204,9 +225,13 @@ class Job:
         """Cut into chunks for the second pass, each with the context of its cast."""
         scales_exist = self.scale is not None or self.q.format.kind == "element"
         for chunk in self.chunks(parts_of_groups=scales_exist):
-            state = self.state if self.scale is None else chunk.group(self.scale)
+            state = self.state if self.scale is None else self.scale
+            if state is not None and state.dim() == 4:
+                state = chunk.group(state)
             amax = None if self.amax_bits is None else chunk.group(self.amax_bits)
-            yield chunk, CastContext(self.q, DOUBLE, self.double, state, self.x.numel(), amax)
+            zero = None if self.zero_point is None else chunk.group(self.zero_point)
+            size = self.x.numel()
+            yield chunk, CastContext(self.q, DOUBLE, self.double, state, size, amax, zero)
 
     def rows(self, k: int, dtype: torch.dtype) -> Tensor:
         """Allocate k zeros per group."""
@@ -222,6 +247,19 @@ class Job:
             return rows.reshape(shape)
         axis = self.q.axis_of(self.x.dim())
         return rows.reshape(*shape[: axis + 1], k, *shape[axis + 1 :])
+
+    def per_group(self, label: str, given: Tensor) -> Tensor:
+        """Return what the user gave for each group as [outer, groups, 1, inner]."""
+        layout = self.layout
+        group_shape = torch.Size(layout.group_shape)
+        squeezed = [size for size in given.shape if size != 1]
+        if squeezed != [size for size in group_shape if size != 1]:
+            raise QgateError(
+                f"a {label} of shape {tuple(given.shape)} does not fit: granularity "
+                f"{self.q.granularity!r} of a tensor of shape {tuple(layout.shape)} has {label}s "
+                f"of shape {tuple(group_shape)}."
+            )
+        return given.reshape(layout.outer, layout.groups, 1, layout.inner)
 
     def _amax_bits(self, *, finite: bool = False) -> Tensor:
         """Return the largest (finite) magnitude of each group, as bits of x's dtype."""
@@ -243,27 +281,32 @@ class Job:
             torch.maximum(row, magnitudes.amax(2, keepdim=True), out=row)
         return self.rows(1, native) if rows is None else rows
 
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        """Return the largest and the negated smallest number of each group, at least 0.
+
+        The bits of positive numbers have their order as integers; those of negative ones are
+        negative.
+        """
+        dtype, native = self.x.dtype, NATIVE_INTEGER[self.x.dtype]
+        high, low = self.rows(1, native), self.rows(1, native)
+        for chunk in self.chunks(parts_of_groups=True):
+            bits = chunk.data(self.data).view(native)
+            for rows, part in ((high, bits), (low, bits ^ torch.iinfo(native).min)):
+                row = chunk.group(rows)
+                torch.maximum(row, part.amax(2, keepdim=True), out=row)
+        return high.view(dtype), low.view(dtype)
+
     def _scale(self) -> Tensor:
         """Return the scale of each group as float64 [outer, groups, 1, inner]."""
         q, fmt = self.q, self.q.format.element
         if q.scale is not None:
-            return scale_from_option(q, self)
+            return self.per_group("scale", scales.scale_from_option(q, self.x))
         bits = self._amax_bits()
         if not self.double and not fmt.tapered:
             number = ordinary_number(bits.view(self.x.dtype))
             if number is not None:
                 return bits.new_full(bits.shape, single(number / fmt.max), dtype=torch.float64)
-        infinity = INFINITY[self.x.dtype]
-        spoilt = bits > infinity if q.inf == "saturate" else bits >= infinity
-        amax = widen(bits.view(self.x.dtype))
-        largest = torch.finfo(torch.float64).max if self.double else FP32_MAX
-        # Divided by a tensor: torch multiplies by the reciprocal of a number on some devices.
-        scale = amax.clamp(max=largest) / amax.new_tensor(fmt.max)
-        if not self.double:
-            scale = to_single_grid(scale)
-        scale = scale.clamp_(min=2.0**-1022 if self.double else 2.0**-149)
-        scale = scale.masked_fill_(bits == 0, 1.0)
-        scale = scale.masked_fill_(spoilt, float("nan"))
+        scale = scales.of_amax(bits.view(self.x.dtype), q)
         return better_scale(self, scale, bits) if fmt.tapered else scale
 
 
@@ -277,6 +320,11 @@ def check(x: Any, q: QuantizerSettings) -> None:
         raise TypeError(f"cannot quantize a tensor of layout {x.layout}; call .to_dense() first.")
     if q.axis is not None:
         q.axis_of(x.dim())
+    if q.tile is not None and x.dim() < 2:
+        raise QgateError(
+            f"tiles of {q.block_words} need a tensor of two dimensions or more, not of shape "
+            f"{tuple(x.shape)}."
+        )
     if q.generator is None and q.scale is None:
         return
     for name, value in (("generator", q.generator), ("scale", q.scale)):
@@ -286,48 +334,11 @@ def check(x: Any, q: QuantizerSettings) -> None:
             raise QgateError(f"the {name} is on {device} and x on {x.device}; put them together.")
 
 
-def scale_from_option(q: QuantizerSettings, job: Job) -> Tensor:
-    """Return the user's scale as float64 [outer, groups, 1, inner], rounded to its dtype."""
-    layout = job.layout
-    scale = q.scale
-    if not isinstance(scale, Tensor):
-        scale = torch.tensor(scale, dtype=torch.float64, device=job.x.device)
-    scale = scale.to(job.x.device)
-    if not scale.is_floating_point():
-        raise TypeError(f"a scale tensor holds floating point numbers, not {scale.dtype}.")
-    scale = widen(scale.detach())
-    if not job.double:
-        scale = to_single_grid(scale)
-    if not bool(((scale > 0) & scale.isfinite()).all()):
-        bad = scale[~((scale > 0) & scale.isfinite())][0].item()
-        raise QgateError(f"scale {bad!r} is not allowed; scales are finite numbers above zero.")
-    group_shape = torch.Size(layout.group_shape)
-    squeezed = [size for size in scale.shape if size != 1]
-    if squeezed != [size for size in group_shape if size != 1]:
-        raise QgateError(
-            f"a scale of shape {tuple(scale.shape)} does not fit: granularity {q.granularity!r} of "
-            f"a tensor of shape {tuple(layout.shape)} has scales of shape {tuple(group_shape)}."
-        )
-    return scale.reshape(layout.outer, layout.groups, 1, layout.inner)
-
-
 def split(job: Job) -> Iterator[tuple[Chunk, CastContext, Tensor, ScaledChunk]]:
     """Split each chunk into elements and scale, for `report` and for gradients."""
     for chunk, context in job.contexts():
         wide = widen(chunk.data(job.data))
         yield chunk, context, wide, job.q.format.split(wide, context)
-
-
-def saturated(parts: ScaledChunk, q: QuantizerSettings) -> Tensor:
-    """Find where x, rounded without a bound, is beyond the largest value at its scale.
-
-    Inf is; NaN is not, nor is an element of a group whose scale is NaN or zero.
-    """
-    element = q.format.element
-    low, high = element.bounds(narrow=q.narrow)
-    upper = parts.ratios >= element.saturates_from(q.rounding, high)
-    lower = parts.ratios <= -element.saturates_from(q.rounding, -low)
-    return (upper | lower) & (parts.scale > 0)
 
 
 def better_scale(job: Job, aligned: Tensor, amax_bits: Tensor) -> Tensor:

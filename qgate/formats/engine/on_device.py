@@ -52,9 +52,11 @@ def cast_for(job: Job) -> BlockCast | ElementCast | None:
     q, fmt = job.q, job.q.format
     if kind_of(job.x.dtype) is None or kind_of(job.dtype) is None or q.rounding == "stochastic":
         return None
+    if q.tile is not None:
+        return None
     saturates = q.inf == "saturate"
     if fmt.kind == "element":
-        if (grid := _grid(fmt, q)) is None:
+        if (grid := _grid(fmt, q)) is None or job.zero_point is not None:
             return None
         cast = ElementCast(grid, job.scale is not None)
         return cast if cast.takes(_memory(job)) else None
@@ -64,17 +66,21 @@ def cast_for(job: Job) -> BlockCast | ElementCast | None:
         limit = 2 ** (q.scale_bits - 1) - 1
         fits = grid.fits_single and not grid.tapered
         return MxCast(grid, fmt.carry(q.scale_rule, 23), limit, saturates) if fits else None
-    if isinstance(fmt, Nvfp4Format) and (fmt.element, fmt.scale_element) == (E2M1, E4M3):
+    if (
+        isinstance(fmt, Nvfp4Format)
+        and fmt.is_plain
+        and (fmt.element, fmt.scale_element) == (E2M1, E4M3)
+    ):
         return Nvfp4Cast(q.rounding, saturates)
     return Hif4Cast(q.rounding, saturates) if isinstance(fmt, Hif4Format) else None
 
 
 def _grid(fmt: ElementFormat, q: QuantizerSettings) -> Grid | None:
     """Return the element's values in plain numbers; None for families without a kernel."""
-    if q.rounding == "stochastic":
+    if q.rounding == "stochastic" or not fmt.signed:
         return None
     if isinstance(fmt, FloatFormat):
-        if not fmt.signed or not fmt.subnormals:
+        if not fmt.subnormals or fmt.mantissa == 0:
             return None
         lowest = fmt.min_exponent
     elif isinstance(fmt, IntFormat):

@@ -14,9 +14,10 @@ from torch import Tensor
 from qgate.formats._block import Format
 from qgate.formats._scratch import BoundedCache, buffer
 from qgate.formats._work import DOUBLE, CastContext, widen
-from qgate.formats.engine import fast_element, fast_mx, fast_nvfp4, on_device
+from qgate.formats.engine import fast_element, fast_mx, fast_nvfp4, on_device, rotation
 from qgate.formats.engine.dtypes import combine
-from qgate.formats.engine.job import Job, check, saturated, split
+from qgate.formats.engine.job import Job, check, split
+from qgate.formats.engine.scales import saturated
 from qgate.formats.mx import MxFormat
 from qgate.formats.nvfp4 import Nvfp4Format
 from qgate.formats.settings import QuantizerSettings
@@ -29,6 +30,9 @@ _tables = BoundedCache(64)
 
 
 def quantize(x: Tensor, q: QuantizerSettings) -> Tensor:
+    if q.rotation is not None:
+        check(x, q)
+        return rotation.quantize_rotated(x, q, quantize)
     if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
         check(x, q)
         result: Tensor = StraightThrough.apply(x, q)  # type: ignore[no-untyped-call]
@@ -77,24 +81,20 @@ def _table_for(job: Job) -> Tensor | None:
         return None
     if job.scale is not None:
         pays = job.scale.numel() == 1 and x.numel() >= _SCALED_TABLE_PAYS_FROM
-        return _tabulate(q, job.scale, x.dtype, job.dtype, x.device) if pays else None
+        return _tabulate(job, job.scale) if pays else None
     if x.numel() < _TABLE_PAYS_FROM:
         return None
     key = (fmt, q.rounding, q.saturate, q.narrow, x.dtype, job.dtype, x.device)
-    return _tables.get(key, lambda: _tabulate(q, None, x.dtype, job.dtype, x.device))
+    return _tables.get(key, lambda: _tabulate(job, None))
 
 
-def _tabulate(
-    q: QuantizerSettings,
-    scale: Tensor | None,
-    dtype: torch.dtype,
-    out_dtype: torch.dtype,
-    device: torch.device,
-) -> Tensor:
+def _tabulate(job: Job, scale: Tensor | None) -> Tensor:
+    q, device = job.q, job.x.device
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32, device=device).to(torch.int16)
-    table = torch.empty(2**16, 1, 1, 1, dtype=out_dtype, device=device)
-    x = every.view(dtype).view(-1, 1, 1, 1)
-    _quantize_chunk(q.format, x, table, CastContext(q, DOUBLE, False, scale))
+    table = torch.empty(2**16, 1, 1, 1, dtype=job.dtype, device=device)
+    x = every.view(job.x.dtype).view(-1, 1, 1, 1)
+    context = CastContext(q, DOUBLE, False, scale, zero_point=job.zero_point)
+    _quantize_chunk(q.format, x, table, context)
     return table.view(-1)
 
 
