@@ -27,7 +27,7 @@ class ConvNet(nn.Module):
 
 
 class Residual(nn.Module):
-    """A residual block of two convolutions, as those of torchvision."""
+    """A residual block of two convolutions that writes in place, as those of torchvision."""
 
     def __init__(self, channels: int, stride: int = 1) -> None:
         super().__init__()
@@ -37,10 +37,13 @@ class Residual(nn.Module):
         self.bn1, self.bn2 = nn.BatchNorm2d(out), nn.BatchNorm2d(out)
         shortcut = [nn.Conv2d(channels, out, 1, stride=stride), nn.BatchNorm2d(out)]
         self.downsample = nn.Sequential(*shortcut) if stride > 1 else None
+        self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
-        return torch.relu(self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x))))) + shortcut)
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        out += shortcut
+        return self.relu(out)
 
 
 class ResNet(nn.Module):
