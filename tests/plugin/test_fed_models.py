@@ -27,7 +27,15 @@ SHORT = (
     "-p",
     "no:cacheprovider",
 )
-LAYERS = {"BertModel": 2, "ViTForImageClassification": 2, "CLIPModel": 4, "HubertModel": 2}
+LAYERS = {
+    "BertModel": 2,
+    "ViTForImageClassification": 2,
+    "CLIPModel": 4,
+    "HubertModel": 2,
+    "DetrForObjectDetection": 5,
+    "ViltModel": 2,
+    "ClapModel": 4,
+}
 GATED = (*LAYERS,)
 GATES = ("test_layer_outputs.py", "test_outputs.py", "test_reference.py", "test_canary.py")
 
