@@ -119,6 +119,23 @@ class Attending(nn.Module):
         return self.out(x)
 
 
+class Decoding(nn.Module):
+    """A decoder of torch's own layers, which attends to what a linear layer made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = nn.Linear(32, 32)
+        self.layers = nn.ModuleList(
+            nn.TransformerDecoderLayer(32, 4, 64, batch_first=True) for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        memory = self.memory(x)
+        for layer in self.layers:
+            x = layer(x, memory)
+        return x
+
+
 def flat() -> nn.Module:
     return nn.Sequential(
         nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
@@ -177,6 +194,7 @@ _MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[], list[Any]]]] = {
     "flat": (flat, lambda: [_drawn(seed, 8, 64) for seed in range(3)]),
     "tagger": (Tagger, lambda: ids(4)),
     "attending": (Attending, lambda: [_drawn(seed, 2, 16, 32) for seed in range(3)]),
+    "decoding": (Decoding, lambda: [_drawn(seed, 2, 16, 32) for seed in range(3)]),
     "tied": (Tied, lambda: [_drawn(seed, 6, 32) for seed in range(2)]),
     "upsampling": (Upsampling, lambda: [_drawn(seed, 2, 8, 12) for seed in range(2)]),
 }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from qgate.capture import Capture
 from qgate.capture.running import pass_through
 from qgate.errors import QgateError
 from qgate.expected.distances import relative_error
+from qgate.gate.measuring.call_arguments import CallArguments
+from qgate.hooks.module_hooks import ModuleHooks
 from qgate.hooks.tapping import tap_sites
 from qgate.models import Model, Site
 from qgate.models.rows import (
@@ -181,13 +184,14 @@ def fed(
     sample: Any,
     flowing: dict[str, Tensor],
     outside: Sequence[Site] = (),
+    whole: Mapping[str, CallArguments] = MappingProxyType({}),
 ) -> dict[str, Tensor]:
     """Capture the tensors of a mode at sites that are given the reference's inputs.
 
     A quantized Mamba mixer is fed as a whole, as its parts depend on each other; elsewhere every
     linear layer, every convolution and every other site that is quantized on its way in is fed by
     itself, and so are the sites `outside` of all blocks. A module that runs again is fed the first
-    time.
+    time. Modules with several inputs get all of them from `whole`.
     """
     model = quantized.model
     if quantized.mode.choices is not None:
@@ -209,7 +213,9 @@ def fed(
         return flowing[site.name].to(tensor.dtype)
 
     taps = dict.fromkeys([*gates, *outside])
-    with torch.no_grad(), tap_sites(model.module, taps, feed, first=True):
+    with torch.no_grad(), tap_sites(model.module, taps, feed, first=True), ModuleHooks() as hooks:
+        for name, arguments in whole.items():
+            hooks.add(model.module.get_submodule(name), arguments.give, first=True)
         return flow(model, sites, sample)
 
 
