@@ -82,8 +82,8 @@ def unquantized(bench: Bench) -> list[Measured]:
         rows.append(_exact(f"{name}:output", bench.layer_of(name), order, value))
     # Of a graph without products the run itself is all there is to compare.
     if not rows:
-        actual, expected = (_outputs(model)["logits"] for _ in range(2))
-        rows = [_exact("logits", "", 0, _relative(actual, expected))]
+        first, second = (_outputs(model)["logits"] for _ in range(2))
+        rows = [_exact("logits", "", 0, _relative(first, second))]
     return rows
 
 
