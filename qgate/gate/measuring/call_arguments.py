@@ -19,10 +19,10 @@ class CallArguments:
     """Arguments of the first call of a module, given again to the module of another model."""
 
     args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict[str, object] = field(default_factory=dict)
     is_used: bool = False
 
-    def give(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def give(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object]) -> Any:
         """Return the arguments in the dtypes of a call's own, the first time."""
         if self.is_used or len(args) != len(self.args) or kwargs.keys() != self.kwargs.keys():
             return None
@@ -42,7 +42,7 @@ def arguments_of(model: Model, modules: Iterable[str], sample: Any) -> dict[str,
     recorded: dict[str, CallArguments] = {}
 
     def recorder(name: str) -> Callable[..., None]:
-        def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object]) -> None:
             recorded.setdefault(name, CallArguments(*map_tensors((args, kwargs), torch.clone)))
 
         return before
