@@ -23,7 +23,7 @@ from qgate.capture.next_tokens import look_ahead
 from qgate.devices import exact_math
 from qgate.errors import QgateError
 from qgate.hooks import ModuleHooks
-from qgate.hooks.observing import first_float_tensor
+from qgate.hooks.nested import first_float_tensor
 from qgate.models.sites import is_transposed_linear
 from qgate.stats import massive_beyond, serial
 

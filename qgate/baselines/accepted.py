@@ -2,7 +2,8 @@
 
 Columns have fixed widths that longer names overflow, so that no line depends on another one. Each
 line ends in a digest of itself and of the header, without the device: lines that git merges from
-two branches stay valid, and a line that was edited, or is of another file, is an error.
+two branches stay valid, and a line that was edited, or is of another file, is an error. Figures of
+samples, none of which is held by itself, share a line.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import hashlib
 import math
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from qgate.baselines._reading import check_version
 from qgate.baselines.names import quoted, safe_name, unquoted
 from qgate.baselines.origin import Key, Origin, hashes_text, is_device
+from qgate.baselines.sample_lines import Line, folded, is_folded, unfolded
 from qgate.errors import QgateError
 from qgate.metrics import METRICS
 
@@ -76,16 +78,24 @@ class Accepted:
             if old != new
         ]
 
-    def to_bytes(self) -> bytes:
-        """Write the file, in an order that depends on nothing but the keys."""
+    def to_bytes(self, *, folds: bool = True) -> bytes:
+        """Write the file, in an order that depends on nothing but the keys.
+
+        Without `folds` samples have lines of their own, as earlier files have.
+        """
         identity = self.identity()
         header = [f"# {name:<12} {_field(getattr(self, name))}" for name in _IDENTITY]
         header.append(_device_line(identity, self.device))
         title = f"# {_aligned(_COLUMNS)} digest"
-        entries = [_entry(key, self.values[key]) for key in sorted(self.values, key=order)]
+        named = self.lines() if folds else self.values.items()
+        entries = [_entry(*line) for line in sorted(named, key=lambda line: order(line[0]))]
         lines = [f"{entry} {_digest(identity, entry)}" for entry in entries]
         text = "\n".join([f"{_TITLE}{VERSION}", *header, _ADVICE, title, *lines, ""])
         return text.encode("utf-8")
+
+    def lines(self) -> list[Line]:
+        """Return what the file has a line for, in no order."""
+        return list(folded(self.values))
 
     def identity(self) -> bytes:
         """Return the key of all digests: what the lines were measured with."""
@@ -118,9 +128,11 @@ def _aligned(words: Iterable[str]) -> str:
     return " ".join(f"{word:<{width}}" for word, width in zip(words, _WIDTHS, strict=True))
 
 
-def _entry(key: Key, value: float | str) -> str:
+def _entry(key: Key, value: float | str | tuple[float, ...]) -> str:
     """Write an entry without its digest; a text as value has an equals sign before it."""
     word = f"={quoted(value)}" if isinstance(value, str) else repr(value)
+    if isinstance(value, tuple):
+        word = ",".join(map(repr, value))
     return _aligned([*(quoted(part) for part in key), word])
 
 
@@ -203,23 +215,26 @@ def _inspect(data: bytes, file: str, oldest: int) -> tuple[Accepted | None, list
     edits: dict[Key, str] = {}
     for number, line in list(enumerate(lines, 1))[_FIRST_LINE - 1 : -1]:
         try:
-            key, value, why = _read_line(line, identity if version >= _DIGESTS else b"")
+            entries, why = _read_line(line, identity if version >= _DIGESTS else b"")
         except ValueError as error:
             problems.append(f"{file}:{number}: {error}")
             continue
-        if key in line_of:
-            problems.append(f"{file}:{number}: {key} is there twice, first in line {line_of[key]}")
-        line_of.setdefault(key, number)
-        if why:
-            edits[key] = f"{file}:{number}: {key} was edited, or is of another file: {why}"
-        else:
-            accepted.values.setdefault(key, value)
+        for key, value in entries:
+            if key in line_of:
+                first = line_of[key]
+                problems.append(f"{file}:{number}: {key} is there twice, first in line {first}")
+            line_of.setdefault(key, number)
+            if why:
+                edits[key] = f"{file}:{number}: {key} was edited, or is of another file: {why}"
+            else:
+                accepted.values.setdefault(key, value)
     if not line_of and not problems:
         problems.append(f"{file}: it has no accepted error")
     notes = list(edits.values())
     if len(edits) == len(line_of) > 1:
+        count = len({*line_of.values()})
         notes = [
-            f"{next(iter(edits.values()))}. So do all {len(edits)} lines: they were recorded for "
+            f"{next(iter(edits.values()))}. So do all {count} lines: they were recorded for "
             f"another header ({', '.join(_IDENTITY)})"
         ]
     elif version >= _DIGESTS and lines[len(_HEADER)] != _device_line(identity, accepted.device):
@@ -275,8 +290,8 @@ def _header_values(lines: list[str], version: int) -> Iterator[tuple[str, str | 
             raise ValueError(number, "the header has to go on here")
 
 
-def _read_line(line: str, identity: bytes) -> tuple[Key, float | str, str]:
-    """Read the entry of a line and say why its digest is not its own, or raise a ValueError.
+def _read_line(line: str, identity: bytes) -> tuple[Sequence[tuple[Key, float | str]], str]:
+    """Read the entries of a line and say why its digest is not its own, or raise a ValueError.
 
     Without an identity the line has no digest, and is one of an earlier version.
     """
@@ -285,13 +300,17 @@ def _read_line(line: str, identity: bytes) -> tuple[Key, float | str, str]:
     if len(words) != len(columns):
         raise ValueError(f"{line[:60]!r} is not {', '.join(columns[:-1])} and {columns[-1]}")
     key = Key(*(unquoted(word) for word in words[:4]))
-    value = _read_value(key, words[4])
+    entries: Sequence[tuple[Key, float | str]]
+    if is_folded(key):
+        entries = unfolded(key, [float(_read_value(key, word)) for word in words[4].split(",")])
+    else:
+        entries = [(key, _read_value(key, words[4]))]
     if not identity:
-        return key, value, ""
+        return entries, ""
     entry, _, digest = line.rpartition(" ")
     if digest == (now := _digest(identity, entry)):
-        return key, value, ""
-    return key, value, f"its digest is {words[5][:16]}, and that of what it says is {now}"
+        return entries, ""
+    return entries, f"its digest is {words[5][:16]}, and that of what it says is {now}"
 
 
 def _read_value(key: Key, word: str) -> float | str:

@@ -20,7 +20,8 @@ def add_model_options(parser: argparse.ArgumentParser, model: str = "tiny-mamba"
     """Add `--model` and the other options that `setup_of` reads."""
     add = parser.add_argument_group("model").add_argument
     add("--model", default=model, metavar="NAME", help="tiny-mamba, tiny-llama, mamba:PATH, "
-        f"hf:PATH or package.module:build (default {model})")  # fmt: skip
+        "hf:PATH or package.module:build; hf:PATH=NAME and mamba:PATH=NAME are called NAME "
+        f"(default {model})")  # fmt: skip
     add("--device", default="cpu", metavar="D", help="auto, cpu, cuda or cuda:N (default cpu)")
     add("--samples", type=int, default=10, metavar="N", help="texts evaluated (default 10)")
     add("--seqlen", type=int, default=512, metavar="N", help="tokens of each (default 512)")

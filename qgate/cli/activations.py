@@ -25,8 +25,8 @@ from qgate.errors import QgateError
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", metavar="NAME", help="tiny-llama, hf:PATH, mamba:PATH, FILE.py:build; over "
-        "model.path of the configuration")  # fmt: skip
+    add("--model", metavar="NAME", help="tiny-llama, hf:PATH, mamba:PATH, FILE.py:build; "
+        "hf:PATH=NAME is called NAME; over model.path of the configuration")  # fmt: skip
     add("--config", metavar="FILE", help="a configuration (.yaml or .toml), or its URL")
     add("--list-layers", nargs="?", const=".", metavar="REGEX", help="print the names of the "
         "model's modules (those that match), and stop")  # fmt: skip

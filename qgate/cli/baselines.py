@@ -136,9 +136,10 @@ def _described(store: baselines.Store) -> str:
     table = tabulate(rows, headers=heads, disable_numparse=True) if rows else "no accepted errors"
     written = stats["manifest.json"].modified
     age = f"{written:%Y-%m-%d %H:%M}" if written else "unknown age"
+    length = f" of {of.seqlen} tokens" if of.seqlen else ""
     source = (
-        f"weights {of.weights[:12]}, inputs {of.inputs[:12]}: {of.samples} samples of "
-        f"{of.seqlen} tokens, seed {of.seed}"
+        f"weights {of.weights[:12]}, inputs {of.inputs[:12]}: {of.samples} samples{length}, "
+        f"seed {of.seed}"
     )
     lines = [
         f"{of.model}  ({store.folder})",

@@ -26,7 +26,8 @@ else:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("wanted", nargs="?", metavar="MODES", help="names, groups or patterns")
-    parser.add_argument("--model", metavar="NAME", help="only modes that fit this model")
+    parser.add_argument("--model", metavar="NAME", help="only modes that fit this model: "
+        "tiny-mamba, hf:PATH, hf:PATH=NAME, package.module:build")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

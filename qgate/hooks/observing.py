@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from qgate.errors import QgateError
 from qgate.hooks.module_hooks import ModuleHooks
+from qgate.hooks.nested import first_float_tensor
 from qgate.text import listed
 
 INPUT, OUTPUT, WEIGHT = "input", "output", "weight"
 See = Callable[[str, str, Tensor], None]
 _MOST = 20
-_DEEP = 4
 
 
 @dataclass
@@ -111,24 +111,3 @@ def observe_calls(
                 raise QgateError(f"{name}: a role is input, output or weight, not {role!r}.")
             hooks.add(module, *((before, None) if role == INPUT else (None, after)))
         yield observed
-
-
-def first_float_tensor(value: Any, depth: int = _DEEP) -> Tensor | None:
-    """Return the first float tensor in tuples, dicts and outputs of Hugging Face."""
-    if isinstance(value, Tensor):
-        return value if value.is_floating_point() else None
-    if depth == 0 or value is None or isinstance(value, str | bytes):
-        return None
-    if isinstance(value, Mapping):
-        items: Iterable[Any] = value.values()
-    elif isinstance(value, list | tuple):
-        items = value
-    elif hasattr(value, "__dataclass_fields__"):
-        items = [getattr(value, name, None) for name in value.__dataclass_fields__]
-    else:
-        return None
-    for item in items:
-        tensor = first_float_tensor(item, depth - 1)
-        if tensor is not None:
-            return tensor
-    return None

@@ -133,6 +133,7 @@ def _after(
 
 
 def _first(result: Any) -> Tensor | None:
+    """Return the first tensor of a result itself, where `_with_first` can replace it."""
     values = result.values() if isinstance(result, dict) else result
     if isinstance(values, Iterable):
         for value in values:

@@ -20,7 +20,7 @@ def blocks_of(root: nn.Module, inside: re.Pattern[str]) -> tuple[str, ...]:
 
     A list inside a block is part of it, unless it is the longer one, as stages hold blocks.
     """
-    return tuple(name for name in _blocks(root, "", inside) if inside.search(name))
+    return tuple(_blocks(root, "", inside))
 
 
 def leaves_of(root: nn.Module, inside: re.Pattern[str]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from qgate.errors import QgateError
 from qgate.models.huggingface_checks import OWN_CALLABLE
 from qgate.models.language import Part
+from qgate.models.random_draws import draws_numbers, repeat_draws
 from qgate.models.rows import MASK
 from qgate.models.signals import RATE, image, spectrogram, waveform
 from qgate.text import listed
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 TEXT = "input_ids"
 _IMAGE_SIZE, _CHANNELS = 224, 3
+_VIEWS = 4
 _TRIAL_TOKENS = 4
 
 # The sample of an input: of a network's config, its folder, a part, a number and a seed.
@@ -92,16 +94,21 @@ class NetworkFeed:
         }
         return tensors[parameters[0]] if [*tensors] == parameters[:1] else tensors
 
-    def check_run(self, model: Model) -> None:
-        """Run the first sample: a network that refuses it needs samples of its own."""
+    def prepare(self, model: Model) -> None:
+        """Run the first sample: a network that refuses it needs samples of its own.
+
+        One that draws random numbers gets the same ones in every run.
+        """
         try:
             with torch.no_grad():
-                model(model.inputs[0])
+                is_random = draws_numbers(lambda: model(model.inputs[0]))
         except QgateError as error:
             raise QgateError(
                 f"{error}; what hf:PATH feeds {type(self.network).__name__} does not fit it: to "
                 f"gate it, {OWN_CALLABLE}."
             ) from None
+        if is_random:
+            repeat_draws(model.module)
 
 
 # What is fed ------------------------------------------------------------------------------------
@@ -134,13 +141,31 @@ def _sound(config: Any, folder: Path, part: Part, index: int, seed: int) -> Tens
 
 
 def _features(config: Any, folder: Path, part: Part, index: int, seed: int) -> Tensor:  # noqa: ARG001
-    """Return features of sound: (1, bands, frames) of Whisper, else (1, 100 frames, width)."""
+    """Return features of sound: (1, bands, frames) of Whisper, else (1, 100 frames, width).
+
+    CLAP takes (1, views, frames, bands): one view, or where views are fused the whole and 3 cuts.
+    """
     audio = getattr(config, "audio_config", config)
     bands, positions = _whole(audio, "num_mel_bins"), _whole(audio, "max_source_positions")
+    side = _whole(audio, "spec_size")
+    if bands and side >= bands:
+        views = range(index * _VIEWS, (index + 1) * _VIEWS)[: _VIEWS if _is_fused(config) else 1]
+        frames = side * (side // bands)
+        of_views = [spectrogram(bands, frames, part, k, seed).T for k in views]
+        return torch.stack(of_views)[None].contiguous()
     if bands and positions:
         return spectrogram(bands, 2 * positions, part, index, seed)[None]
     width = _whole(audio, "feature_projection_input_dim") or bands or 80
     return spectrogram(width, 100, part, index, seed).T.contiguous()[None]
+
+
+def _is_longer(config: Any, folder: Path, part: Part, index: int, seed: int) -> Tensor:  # noqa: ARG001
+    """Return (1, 1): where views of a sound are fused, it is longer than one of them."""
+    return torch.full((1, 1), _is_fused(config))
+
+
+def _is_fused(config: Any) -> bool:
+    return getattr(getattr(config, "audio_config", config), "enable_fusion", None) is True
 
 
 # A config may say anything; a size beyond these is none.
@@ -149,6 +174,7 @@ FEEDS: dict[str, Maker] = {
     "pixel_values": _image,
     "input_values": _sound,
     "input_features": _features,
+    "is_longer": _is_longer,
 }
 
 
@@ -172,10 +198,20 @@ def _size(value: Any) -> tuple[int, int] | None:
 
 def _processed_size(folder: Path) -> tuple[int, int] | None:
     """Read the size that images of a folder are cut to before the network."""
+    alone = _read_settings(folder / "preprocessor_config.json")
+    beside = _read_settings(folder / "processor_config.json").get("image_processor")
+    for settings in (alone, beside):
+        if isinstance(settings, dict):
+            size = _size(settings.get("crop_size")) or _size(settings.get("size"))
+            if size is not None:
+                return size
+    return None
+
+
+def _read_settings(path: Path) -> dict[str, object]:
+    """Read a mapping in JSON; empty where there is none."""
     try:
-        read = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
+        settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(read, dict):
-        return None
-    return _size(read.get("crop_size")) or _size(read.get("size"))
+        return {}
+    return settings if isinstance(settings, dict) else {}

@@ -160,7 +160,7 @@ def model_of_signals(
     model = Model(network, fed("evaluation"), name, lambda: fed("calibration"))
     if TEXT in names:
         _check_ids(model, sampling)
-    feed.check_run(model)
+    feed.prepare(model)
     return model
 
 

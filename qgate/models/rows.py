@@ -12,21 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qgate.hooks.nested import walk_tensors
+
 MASK = "attention_mask"
 
 
-def tensors_of(value: Any, label: str = "") -> list[tuple[str, Tensor]]:
+def tensors_of(value: Any) -> list[tuple[str, Tensor]]:
     """List the tensors in nested tuples, mappings and dataclasses, each with its path."""
-    if isinstance(value, Tensor):
-        return [(label, value)]
-    pairs: list[tuple[Any, Any]] = []
-    if isinstance(value, Mapping):
-        pairs = list(value.items())
-    elif isinstance(value, list | tuple):
-        pairs = list(enumerate(value))
-    elif hasattr(value, "__dataclass_fields__"):
-        pairs = [(name, getattr(value, name, None)) for name in value.__dataclass_fields__]
-    return [tensor for key, item in pairs for tensor in tensors_of(item, f"{label}.{key}")]
+    return list(walk_tensors(value))
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -169,7 +169,7 @@ def _has_site(module: nn.Module, site: Site) -> bool:
 
 
 def _is_compiled(root: nn.Module, name: str) -> bool:
-    """Tell if torch.compile compiled a module's calls, or those of one around it."""
+    """Tell if a module is inside code that torch.compile compiled."""
     module = root
     for part in name.split("."):
         if "_orig_mod" in module._modules or hasattr(module.forward, "_torchdynamo_orig_callable"):
@@ -177,7 +177,7 @@ def _is_compiled(root: nn.Module, name: str) -> bool:
         if module._compiled_call_impl is not None:
             return True
         module = getattr(module, part)
-    return module._compiled_call_impl is not None
+    return False
 
 
 def _weights_now(model: Model) -> str:

@@ -49,7 +49,7 @@ _COLUMNS = {
     "verdict": 5.8, "suite": 8.2, "model": 7.6, "mode": 6.8, "layer": 5.2, "site": 14.4, "scope": 6,
     "metric": 8.8, "value": 5, "limit": 5.8, "change": 4.8, "margin": 4.6, "seconds": 5.4,
 }  # fmt: skip
-_WORDS = 8
+_WORDS, _MOST_REM = 8, 9.0
 _LONGEST = 80
 
 
@@ -175,6 +175,8 @@ def gate_table(run: Run, detailed: Collection[int]) -> dict[str, object]:
     """Return filters and small rows, ten thousand of which open; `detailed` gates have a block."""
     several = len({one_line(gate.record["model"]) for gate in run.gates}) > 1
     columns = {name: width for name, width in _COLUMNS.items() if several or name != "model"}
+    parts = [part for gate in run.gates for part in _short(gate.record["layer"]).split(".")]
+    columns["layer"] = max(columns["layer"], min(_MOST_REM, max(map(len, parts), default=0) * 0.75))
     total = sum(columns.values())
     ran = {gate.node for gate in run.gates}
     broken = [node for node in run.broken if node not in ran]

@@ -215,10 +215,10 @@ def update_baselines(run: SuiteRun) -> None:
         for mode, accepted in store.accepted_of(store.modes()).items():
             if origin is not None and accepted.stale(origin):
                 run.stale.append(f"{model} {mode}")
-            if mode in written and len(accepted.values) > _LINES:
+            if mode in written and (lines := len(accepted.lines())) > _LINES:
                 file = short_path(run.options.home, store.folder / accepted_file(mode))
                 run.selection.notes.append(
-                    f"{file} has {len(accepted.values):,} lines, more than a review reads one by "
+                    f"{file} has {lines:,} lines, more than a review reads one by "
                     "one: look at what changed, in a diff or in the update of the report"
                 )
     run.updated = True

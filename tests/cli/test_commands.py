@@ -25,6 +25,15 @@ def test_help_says_what_qgate_is_and_what_it_can(capsys: pytest.CaptureFixture[s
     assert "qgate formats mxfp4 --plot mxfp4.png" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["activations", "calibrate", "capture", "modes", "show"])
+def test_help_of_a_command_that_takes_a_model_says_how_to_name_it(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, *(["model"] if command == "show" else []), "--help"])
+    assert "hf:PATH=NAME" in capsys.readouterr().out
+
+
 def test_the_table_names_every_format_with_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["formats"]) == 0
     lines = capsys.readouterr().out.splitlines()

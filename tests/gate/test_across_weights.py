@@ -277,6 +277,15 @@ def test_the_worst_channel_inside_a_block_is_left_out() -> None:
     accepted = {"relative_mse": 1e-4, "relative_mse@worst_channel": 1e-3}
     held, left_out = comparable(measured(ideal=None, parts=parts, accepted=accepted))
     assert (held.accepted, left_out) == ({"relative_mse": 1e-4}, [CHANNEL])
+    parts = {**parts, "worst_sample": {"relative_mse": 1e-3}}
+    held, left_out = comparable(measured(ideal=None, parts=parts, accepted=accepted))
+    assert (held.accepted, left_out) == (accepted, []), "that of a block's own output stays"
+
+
+def test_what_was_never_accepted_is_not_left_out() -> None:
+    parts = {"without_massive": {"relative_mse": 1e-3}}
+    held, left_out = comparable(carried(parts=parts, accepted=None))
+    assert ([*held.parts], left_out) == (["without_massive"], [])
 
 
 def test_an_isolated_error_is_held_as_it_is() -> None:

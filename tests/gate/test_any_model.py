@@ -312,11 +312,27 @@ class Growing(nn.Module):
         return self.linear(x[:1].expand(self.calls, -1))
 
 
+class Masking(nn.Module):
+    """Returns minus infinity where nothing may be chosen, as detectors and decoders do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        scores = self.linear(x)
+        return {"logits": scores, "masked": scores.masked_fill(torch.arange(8) < 2, -torch.inf)}
+
+
 @pytest.mark.parametrize(
     ("module", "words"),
-    [(Dropping, "dropout or sampling is on"), (Growing, r"is \(\d, 8\), and is \(\d, 8\) when")],
+    [
+        (Dropping, "dropout or sampling is on"),
+        (Growing, r"is \(\d, 8\), and is \(\d, 8\) when"),
+        (Masking, r"its output output\.masked has 8 NaN or infinite values of 32, which nothing"),
+    ],
 )
-def test_a_model_that_does_not_repeat_itself_is_refused(
+def test_a_model_that_cannot_be_a_reference_is_refused(
     module: type[nn.Module], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Model(module(), [torch.randn(4, 8)], "odd")
@@ -324,3 +340,61 @@ def test_a_model_that_does_not_repeat_itself_is_refused(
     monkeypatch.setattr(ModelSetup, "load", lambda _setup: model)
     with pytest.raises(qgate.QgateError, match=words):
         _ = bench.model
+
+
+# Samples side by side -----------------------------------------------------------------------------
+
+
+class Attended(nn.Module):
+    """A block of a decoder, whose rows come behind its queries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, queries: Tensor, x: Tensor) -> Tensor:
+        return queries + self.linear(queries * x)
+
+
+class Detector(nn.Module):
+    """Six queries of each image, in the shape (queries, rows, width) inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(6, 1, 8))
+        self.blocks = nn.ModuleList(Attended() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        queries = self.queries.expand(-1, len(x), -1)
+        for block in self.blocks:
+            queries = block(queries, x)
+        return queries.transpose(0, 1)
+
+
+def test_samples_whose_rows_come_behind_queries_run_alone(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Model(Detector(), [torch.randn(1, 8) for _ in range(3)], "detector")
+    session = gates(model, tmp_path, updating="all")
+    assert not session.bench.joins_samples
+    blocks = session.bench.fp32("plain").tensors["blocks.1:output"]
+    assert [tuple(tensor.shape) for tensor in blocks] == [(6, 1, 8)] * 3
+    assert failures(session, "int8") == []
+    assert gates(network("convnet"), tmp_path).bench.joins_samples
+
+
+class Masked(nn.Module):
+    """A first output that depends on no weight, as scores of a query that is masked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.ones(len(x), 1), self.linear(x)
+
+
+def test_a_moved_weight_may_show_in_any_output(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    session = gates(Model(Masked(), [torch.randn(4, 8)], "masked"), tmp_path, updating="all")
+    outcome = session.reference("reference")
+    assert outcome.passed, outcome.text

@@ -15,6 +15,7 @@ import torch
 from qgate import formats
 from qgate.analysis import sweep
 from qgate.baselines import Key, Store
+from qgate.errors import QgateError
 from qgate.gate import Policy, first_line, judge
 from qgate.gate.measuring import format_rows
 from qgate.gate.measuring.bench import Bench
@@ -160,6 +161,20 @@ def test_by_other_arithmetic_what_is_best_inside_a_sweep_stays_so(
             assert row.values["exponent"] == swept.exponent, (step, same)
 
 
+def test_a_tensor_of_zeros_has_no_scale(of: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The learned queries of a detector begin as zeros."""
+    zeros = torch.zeros(4, 32)
+    monkeypatch.setattr(
+        format_rows, "_tensors", lambda *_: {"of.zeros:input": zeros, SITE: zeros + 1}
+    )
+    rows, notes = scaling_rows(of, "mxfp8_e4m3", LAYER)
+    assert [row.site for row in rows] == [SITE]
+    assert notes["scale of of.zeros:input"] == "all zeros: every scale is exact"
+    monkeypatch.setattr(format_rows, "_tensors", lambda *_: {SITE: zeros})
+    with pytest.raises(QgateError, match=f"all tensors of {LAYER} are zeros"):
+        scaling_rows(of, FMT, LAYER)
+
+
 def test_offsets_of_blocks_are_held_likewise(of: Bench) -> None:
     x = of.model.module.get_parameter(SITE.replace(":", ".")).detach().bfloat16()
     swept = sweep(x, "mxfp4_e2m1", granularity="block")
@@ -241,6 +256,13 @@ def test_a_tensor_that_grew_fails_with_its_exponent_and_can_be_accepted(
     assert accepted(own) == before + 9
     monkeypatch.undo()
     assert with_weight(own, 2.0**9, monkeypatch).scaling(SUITE, FMT, LAYER).passed
+
+
+def test_a_tensor_that_became_zeros_is_missed(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = with_weight(recorded, 0.0, monkeypatch).scaling(SUITE, FMT, LAYER)
+    assert found.text.startswith(f"not measured at {SITE} (format {FMT}): it has accepted errors")
 
 
 def test_noise_between_two_that_are_as_good_changes_nothing(

@@ -311,6 +311,7 @@ def test_across_weights_a_metric_stays_near_that_of_the_others(
         accepted={"task_metric": 0.8, "task_metric@sample_0": 0.3},
     )  # fmt: skip
     row, left_out = comparable(row)
+    assert row.accepted == {"task_metric": 0.8}
     verdict = judge([row], lambda _row: Limits(other_weights=True), True)
     assert verdict.passed is is_passed
     assert left_out == [SAMPLES]

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from qgate.errors import QgateError
-from qgate.hooks.observing import ObservedCalls, first_float_tensor, matching_modules, observe_calls
+from qgate.hooks.nested import first_float_tensor, walk_tensors
+from qgate.hooks.observing import ObservedCalls, matching_modules, observe_calls
 from qgate.hooks.offloading import bytes_of, layer_by_layer
 from qgate.hooks.tensor_cache import TensorCache
 
@@ -82,6 +83,12 @@ def test_the_first_numbers_of_a_container(wrap: Any) -> None:
 @pytest.mark.parametrize("value", [None, "text", 3, torch.ones(2, dtype=torch.long), ()])
 def test_what_has_no_numbers_has_none(value: Any) -> None:
     assert first_float_tensor(value) is None
+
+
+def test_a_value_that_holds_itself_ends() -> None:
+    t, value = torch.randn(3), []
+    value += [value, t]
+    assert len(list(walk_tensors(value))) == 16
 
 
 class Twice(nn.Module):

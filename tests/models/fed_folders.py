@@ -58,6 +58,38 @@ CLIP = {
     "text_config": TEXT | {"max_position_embeddings": 24},
     "vision_config": VISION,
 }
+DETR = {
+    "backbone": None,
+    "use_timm_backbone": False,
+    "use_pretrained_backbone": False,
+    "backbone_config": {
+        "model_type": "resnet",
+        "hidden_sizes": [16, 32],
+        "depths": [1, 1],
+        "embedding_size": 16,
+        "layer_type": "basic",
+        "out_features": ["stage2"],
+    },
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "num_queries": 6,
+    "num_labels": 3,
+}
+CLAP_SOUND = {
+    "hidden_size": 32,
+    "patch_embeds_hidden_size": 16,
+    "depths": [1, 1],
+    "num_attention_heads": [2, 4],
+    "num_mel_bins": 16,
+    "spec_size": 64,
+    "projection_dim": 16,
+    "window_size": 4,
+}
 
 # The config and its class by the class of the network.
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -71,7 +103,11 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "ResNetModel": ("ResNetConfig", {"hidden_sizes": [16, 32], "depths": [1, 1], "embedding_size": 16}),
     "VideoMAEModel": ("VideoMAEConfig", VISION | {"num_frames": 4, "tubelet_size": 2}),
     "CLIPModel": ("CLIPConfig", CLIP),
-    "ClapModel": ("ClapConfig", {"text_config": TEXT, "audio_config": {"hidden_size": 32, "patch_embeds_hidden_size": 16, "depths": [1, 1], "num_attention_heads": [2, 4], "num_mel_bins": 16, "spec_size": 64, "projection_dim": 16, "window_size": 4, "enable_fusion": False}, "projection_dim": 16}),
+    "ClapModel": ("ClapConfig", {"text_config": TEXT, "audio_config": CLAP_SOUND, "projection_dim": 16}),
+    "ClapAudioModelWithProjection": ("ClapAudioConfig", CLAP_SOUND | {"enable_fusion": True}),
+    "DetrForObjectDetection": ("DetrConfig", DETR),
+    "ViltModel": ("ViltConfig", TEXT | VISION | {"max_position_embeddings": 24}),
+    "SwinModel": ("SwinConfig", {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 1, 1, 1], "num_heads": [1, 1, 2, 2], "window_size": 2}),
     "Wav2Vec2ForCTC": ("Wav2Vec2Config", SOUND | {"vocab_size": 32}),
     "HubertModel": ("HubertConfig", SOUND),
     "ASTModel": ("ASTConfig", {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "max_length": 32, "num_mel_bins": 16, "patch_size": 8, "frequency_stride": 8, "time_stride": 8}),

@@ -27,7 +27,7 @@ class ConvNet(nn.Module):
 
 
 class Residual(nn.Module):
-    """A residual block of two convolutions, as those of torchvision."""
+    """A residual block of two convolutions that writes in place, as those of torchvision."""
 
     def __init__(self, channels: int, stride: int = 1) -> None:
         super().__init__()
@@ -37,10 +37,13 @@ class Residual(nn.Module):
         self.bn1, self.bn2 = nn.BatchNorm2d(out), nn.BatchNorm2d(out)
         shortcut = [nn.Conv2d(channels, out, 1, stride=stride), nn.BatchNorm2d(out)]
         self.downsample = nn.Sequential(*shortcut) if stride > 1 else None
+        self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
-        return torch.relu(self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x))))) + shortcut)
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        out += shortcut
+        return self.relu(out)
 
 
 class ResNet(nn.Module):
@@ -116,6 +119,23 @@ class Attending(nn.Module):
         return self.out(x)
 
 
+class Decoding(nn.Module):
+    """A decoder of torch's own layers, which attends to what a linear layer made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = nn.Linear(32, 32)
+        self.layers = nn.ModuleList(
+            nn.TransformerDecoderLayer(32, 4, 64, batch_first=True) for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        memory = self.memory(x)
+        for layer in self.layers:
+            x = layer(x, memory)
+        return x
+
+
 def flat() -> nn.Module:
     return nn.Sequential(
         nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
@@ -174,6 +194,7 @@ _MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[], list[Any]]]] = {
     "flat": (flat, lambda: [_drawn(seed, 8, 64) for seed in range(3)]),
     "tagger": (Tagger, lambda: ids(4)),
     "attending": (Attending, lambda: [_drawn(seed, 2, 16, 32) for seed in range(3)]),
+    "decoding": (Decoding, lambda: [_drawn(seed, 2, 16, 32) for seed in range(3)]),
     "tied": (Tied, lambda: [_drawn(seed, 6, 32) for seed in range(2)]),
     "upsampling": (Upsampling, lambda: [_drawn(seed, 2, 8, 12) for seed in range(2)]),
 }

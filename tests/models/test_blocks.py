@@ -20,6 +20,7 @@ LAYERS = {
     "flat": ["0", "2", "4"],
     "tagger": ["lstm", "out"],
     "attending": ["layers.0", "layers.1"],
+    "decoding": ["layers.0", "layers.1"],
     "tied": ["first", "second"],
     "upsampling": ["down", "up", "wide", "out"],
 }
@@ -56,6 +57,11 @@ def test_a_wrapper_of_a_backbone_and_a_head_is_no_list_of_blocks() -> None:
     head = nn.Sequential(nn.Linear(4, 2))
     model = nn.Sequential(nn.ModuleDict({"body": backbone}), head)
     assert blocks_of(model, ANYWHERE) == ("0.body.0", "0.body.1")
+
+
+def test_modules_without_parameters_are_no_blocks() -> None:
+    body = nn.Sequential(Residual(4), nn.ReLU(), Residual(4), nn.Dropout())
+    assert blocks_of(nn.ModuleDict({"body": body}), ANYWHERE) == ("body.0", "body.2")
 
 
 def test_parts_that_no_regular_expression_finds_have_no_blocks() -> None:

@@ -55,6 +55,24 @@ def shapes(sample: Any) -> Any:
             "CLIPModel",
             {"input_ids": (1, 16), "attention_mask": (1, 16), "pixel_values": (1, 3, 16, 16)},
         ),
+        (
+            "ViltModel",
+            {"input_ids": (1, 16), "attention_mask": (1, 16), "pixel_values": (1, 3, 16, 16)},
+        ),
+        ("DetrForObjectDetection", (1, 3, 224, 224)),
+        (
+            "ClapModel",
+            {
+                "input_ids": (1, 16),
+                "attention_mask": (1, 16),
+                "input_features": (1, 1, 256, 16),
+                "is_longer": (1, 1),
+            },
+        ),
+        (
+            "ClapAudioModelWithProjection",
+            {"input_features": (1, 4, 256, 16), "is_longer": (1, 1)},
+        ),
         ("Wav2Vec2ForCTC", (1, 16000)),
         ("HubertModel", (1, 16000)),
         ("ASTModel", (1, 32, 16)),
@@ -123,6 +141,25 @@ def test_token_ids_of_two_inputs_stay_as_they_are(folders: dict[str, Path]) -> N
         )
 
 
+def test_views_of_a_long_sound_are_fused(folders: dict[str, Path]) -> None:
+    alone, fused = (
+        load(f"hf:{folders[kind]}", sampling=TWO).inputs[0]
+        for kind in ("ClapModel", "ClapAudioModelWithProjection")
+    )
+    assert not alone["is_longer"].any()
+    assert fused["is_longer"].all()
+    views = fused["input_features"][0]
+    assert len({inputs_hash([view]) for view in views}) == 4, "no two views are alike"
+
+
+def test_a_network_that_draws_numbers_draws_the_same_ones(folders: dict[str, Path]) -> None:
+    """ViLT draws the order of its patches in evaluation too."""
+    model = load(f"hf:{folders['ViltModel']}", sampling=TWO)
+    first = model(model.inputs[0])
+    torch.rand(3)
+    assert torch.equal(model(model.inputs[0]), first)
+
+
 def test_the_encoder_of_whisper_alone(tmp_path: Path) -> None:
     """Its class is not exported by transformers, and its config says that it has a decoder."""
     folder = save_network(
@@ -151,8 +188,13 @@ def test_the_size_of_images_where_the_config_has_none(
     folder.mkdir()
     for file in folders["ResNetModel"].iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
-    (folder / "preprocessor_config.json").write_text(json.dumps(fields))
-    assert shapes(load(f"hf:{folder}", sampling=TWO).inputs[0]) == (1, 3, *size)
+    for name, settings in (
+        ("preprocessor_config.json", fields),
+        ("processor_config.json", {"image_processor": fields}),
+    ):
+        (folder / name).write_text(json.dumps(settings))
+        assert shapes(load(f"hf:{folder}", sampling=TWO).inputs[0]) == (1, 3, *size)
+        (folder / name).unlink()
 
 
 @pytest.mark.parametrize(
@@ -161,7 +203,7 @@ def test_the_size_of_images_where_the_config_has_none(
         ("T5ForConditionalGeneration", ["t5", "an encoder and a decoder", "get_encoder()"]),
         ("WhisperForConditionalGeneration", ["whisper", "an encoder and a decoder"]),
         ("PatchTSTModel", ["PatchTSTModel", "takes past_values", "pixel_values", "input_features"]),
-        ("ClapModel", ["cannot run sample 0 of 0 to 1", "input_features float32 1 x 100 x 16"]),
+        ("SwinModel", ["cannot run sample 0 of 0 to 1", "(float32 1 x 3 x 32 x 32)"]),
     ],
 )
 def test_what_cannot_be_fed_is_one_line(

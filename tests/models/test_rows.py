@@ -51,6 +51,7 @@ def test_every_tensor_of_a_sample_is_changed_and_nothing_else() -> None:
     assert isinstance(changed["x"], Pair)
     assert torch.equal(changed["x"].second, IDS + 1)
     assert changed["flag"] is True
+    assert type(changed["list"]) is list
     assert torch.equal(changed["list"][0], IDS + 1)
 
 
@@ -83,10 +84,12 @@ def test_a_mask_without_padding_is_none() -> None:
 
 
 def test_the_fullest_row_is_cut_to_its_real_tokens() -> None:
-    row = fullest_row(PADDED | {"pixels": torch.randn(3, 2, 8, 8)})
+    more = {"pixels": torch.randn(3, 5, 8, 8), "table": torch.randn(7, 4)}
+    row = fullest_row(PADDED | more)
     assert torch.equal(row["input_ids"], IDS[1:2, :3])
     assert bool(row["attention_mask"].all())
-    assert row["pixels"].shape == (1, 2, 8, 8)
+    assert row["pixels"].shape == (1, 5, 8, 8)
+    assert row["table"].shape == (7, 4), "a table that is shared by all rows"
     assert torch.equal(cut_sample(IDS, slice(0, 2), 3), IDS[:2, :3])
     left = {"input_ids": IDS, "attention_mask": MASK.flip(1)}
     assert torch.equal(fullest_row(left)["input_ids"], IDS[1:2])

@@ -29,10 +29,19 @@ def off(graph: torch.fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
     return lambda *args: tuple(1.1 * value for value in graph(*args))
 
 
+class Block(nn.Sequential):
+    """A sequence with code of its own: torch compiles no code of its own modules in place."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for module in self:
+            x = module(x)
+        return x
+
+
 class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(3))
+        self.layers = nn.ModuleList(Block(nn.Linear(16, 16), nn.ReLU()) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -81,6 +90,14 @@ def block(backend: Any) -> Callable[[nn.Module], nn.Module]:
     return build
 
 
+def block_in_place(backend: Any) -> Callable[[nn.Module], nn.Module]:
+    def build(module: nn.Module) -> nn.Module:
+        module.layers[1].compile(backend=backend)  # type: ignore[index, union-attr, operator]
+        return module
+
+    return build
+
+
 def applied(model: qgate.Model) -> qgate.Model:
     return modes.apply(modes.modes_of(model, "mine")[0], model).model
 
@@ -97,8 +114,11 @@ def test_a_compiled_model_has_no_sites_and_its_outputs_are_those_of_the_compiled
     assert all("logits" in line for line in lines)
 
 
-def test_a_compiled_block_is_compared_at_its_output_and_not_inside(tmp_path: Path) -> None:
-    right, wrong = model_of(block("eager")), model_of(block(off))
+@pytest.mark.parametrize("compile_parts", [block, block_in_place])
+def test_a_compiled_block_is_compared_at_its_output_and_not_inside(
+    compile_parts: Callable[..., Any], tmp_path: Path
+) -> None:
+    right, wrong = model_of(compile_parts("eager")), model_of(compile_parts(off))
     quantized = applied(right)
     assert quantized.layers == ("layers.0", "layers.1", "layers.2")
     assert {site.name for site in quantized.sites() if site.module.startswith("layers.1")} == {

@@ -679,6 +679,11 @@ def test_layers_are_named_by_what_differs() -> None:
     assert texts == ["embed", "0", "1", "2", "norm"]
     assert name == "model.layers.N"
     assert layer_names(["a", "b"], 20)[2] == "layer"
+    detector = [f"model.{part}.layers.{at}" for part in ("encoder", "decoder") for at in range(2)]
+    texts, order, name = layer_names([*detector, "outputs"], 20)
+    assert texts == ["0", "1", "0", "1", "outputs"]
+    assert sorted(order) == [0, 1, 2, 3, 4]
+    assert name == "encoder.layers.N, decoder.layers.N"
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,15 @@ SHORT = (
     "-p",
     "no:cacheprovider",
 )
-LAYERS = {"BertModel": 2, "ViTForImageClassification": 2, "CLIPModel": 4, "HubertModel": 2}
+LAYERS = {
+    "BertModel": 2,
+    "ViTForImageClassification": 2,
+    "CLIPModel": 4,
+    "HubertModel": 2,
+    "DetrForObjectDetection": 5,
+    "ViltModel": 2,
+    "ClapModel": 4,
+}
 GATED = (*LAYERS,)
 GATES = ("test_layer_outputs.py", "test_outputs.py", "test_reference.py", "test_canary.py")
 
@@ -86,6 +94,21 @@ def test_a_name_is_the_same_wherever_the_folder_is(home: Path, pytester: pytest.
     result.stdout.fnmatch_lines(["*test_layer_outputs*vit-int8-layers.0] PASSED*"])
     records = (home / "qgate-out/results.jsonl").read_text()
     assert "elsewhere" not in "".join(records.splitlines()[1:])
+
+
+def test_a_length_that_cuts_no_sample_is_in_no_manifest(
+    home: Path, pytester: pytest.Pytester
+) -> None:
+    options = ["suites/test_outputs.py", "--model=hf:ViTForImageClassification=vit", *SHORT]
+    run_alone(pytester, *options, "--update-baselines")
+    manifest = home / "baselines/vit/manifest.json"
+    recorded = json.loads(manifest.read_text())
+    assert recorded["seqlen"] == 0
+    for seqlen in (0, 512):  # as earlier manifests have it
+        recorded["seqlen"] = seqlen
+        manifest.write_text(json.dumps(recorded))
+        result = run_alone(pytester, *options, "--seqlen=32")
+        assert result.ret == pytest.ExitCode.OK, result.stdout.str()
 
 
 def test_a_bad_name_and_two_of_one_name_stop_the_run(home: Path, pytester: pytest.Pytester) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from qgate.capture import Capture
 from qgate.gate.measured import Measured, Scope
+from qgate.gate.measuring.call_arguments import arguments_of
 from qgate.gate.measuring.canary import BROKEN, HEALTHY, quantized_outputs
 from qgate.gate.measuring.compared_sites import (
     backward_sites,
@@ -227,7 +228,9 @@ class Bench(LoadedModel):
         blocks = [site for site in inputs if site.is_block]
         alone = [s for s in inputs if s.module in modules]
         flowing = flow(true, {*sites, *blocks, *alone, *linear_weights(base)}, sample)
-        actual = fed(quantized, sites, sample, flowing, alone)
+        attending = [] if quantized.mode.own else [s.module for s in alone if s.kind == "attention"]
+        whole = arguments_of(true, attending, sample) if attending else {}
+        actual = fed(quantized, sites, sample, flowing, alone, whole)
         ideal = IdealErrors(quantizers={e.site: e.does for e in quantized.plan.entries})
         if by_fp32:
             meant = declared or self._meant(quantized)

@@ -38,10 +38,15 @@ def scaling_rows(
     decides, so the accepted one stays the recommendation until it costs more than the site's
     tolerance over what the sweep would choose. A sweep ends where a tensor's largest number fits,
     which is noise: with other arithmetic than that of the accepted exponents (`same` is False) a
-    recommendation at the end may be one step further or nearer.
+    recommendation at the end may be one step further or nearer. A tensor of zeros has no row: the
+    learned queries of a detector begin as zeros, and every scale is exact for them.
     """
-    rows, scales = [], {}
+    rows: list[Measured] = []
+    scales, notes = {}, {}
     for order, (site, tensor) in enumerate(_tensors(bench, layer).items()):
+        if not tensor.any():
+            notes[f"scale of {site}"] = "all zeros: every scale is exact"
+            continue
         best, levels = _sweep(tensor, fmt)
         exponent, error, why = best, levels[best], ""
         before, to_draw = accepted.get(site), levels
@@ -71,7 +76,9 @@ def scaling_rows(
             pictures = (picture,)
         row = _row(site, layer, "sweep", order, values, tensor, pictures)
         rows.append(replace(row, why={"exponent": why} if why else None))
-    return rows, {"exponents": scales}
+    if not rows:
+        raise QgateError(f"all tensors of {layer} are zeros: every scale is exact for them.")
+    return rows, {"exponents": scales, **notes}
 
 
 def _sweep(tensor: Tensor, fmt: str, **ends: float) -> tuple[float, dict[float, float]]:

@@ -72,16 +72,25 @@ class LoadedModel:
 
     @cached_property
     def joins_samples(self) -> bool:
-        """True unless the model takes samples of one size, as exported graphs do."""
+        """True where two samples side by side have twice the rows of one in every outer tensor.
+
+        An exported graph may take samples of one size, and a decoder may have rows behind queries.
+        """
         first = shortened(self.model.inputs[0])
         if not isinstance(first, Tensor):
             return False
         try:
-            with torch.no_grad():
-                self.model(torch.cat([first, first]))
+            alone, joined = (
+                outer_tensors(self.model, [sample]).tensors
+                for sample in (first, torch.cat([first, first]))
+            )
         except LENGTH_REFUSALS:
             return False
-        return True
+        return all(
+            (2 * len(tensor), *tensor.shape[1:]) == of_two.shape
+            for site, tensors in alone.items()
+            for tensor, of_two in zip(tensors, joined[site], strict=True)
+        )
 
     def runs_together(self, mode: Mode) -> bool:
         """Tell if the samples of a mode run in batches."""

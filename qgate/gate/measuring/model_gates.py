@@ -39,6 +39,7 @@ from qgate.gate.subjects import Subject, commit_here
 from qgate.gate.updating import Which
 from qgate.gate.verdict import Verdict, judge
 from qgate.models.model import inputs_hash
+from qgate.models.rows import token_ids
 from qgate.models.task_metric import metric_name
 from qgate.modes import Mode
 from qgate.modes.formats import FP32
@@ -70,7 +71,7 @@ class ModelSubject(Subject):
             inputs=inputs_hash(model.inputs),
             calibration=None,
             samples=len(model.inputs),
-            seqlen=sampling.seqlen,
+            seqlen=0 if token_ids(model.inputs[0]) is None else sampling.seqlen,
             seed=sampling.seed,
             device=arithmetic_of(model.device),
             torch=str(torch.__version__),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from qgate.capture import Capture
 from qgate.capture.running import pass_through
 from qgate.errors import QgateError
 from qgate.expected.distances import relative_error
+from qgate.gate.measuring.call_arguments import CallArguments
+from qgate.hooks.module_hooks import ModuleHooks
 from qgate.hooks.tapping import tap_sites
 from qgate.models import Model, Site
 from qgate.models.rows import (
@@ -138,11 +141,17 @@ def capture_sites(model: Model, sites: Sequence[Site]) -> dict[str, Tensor]:
 
 
 def check_repeatable(model: Model) -> None:
-    """Refuse a model that gives other outputs when it runs again."""
+    """Refuse a model whose outputs are not finite, or are others when it runs again."""
     sample = shortened(model.inputs[0])
     with torch.no_grad():
         first, second = model.outputs(sample), model.outputs(sample)
     for name, tensor in first.items():
+        if count := int((~tensor.isfinite()).sum()):
+            raise QgateError(
+                f"{model.name} cannot be a reference: its output {name} has {count} NaN or "
+                f"infinite values of {tensor.numel()}, which nothing can be compared with. Let its "
+                "forward return other outputs alone."
+            )
         repeated = second.get(name)
         if repeated is None or repeated.shape != tensor.shape:
             shape = "is not there" if repeated is None else f"is {tuple(repeated.shape)}"
@@ -175,13 +184,14 @@ def fed(
     sample: Any,
     flowing: dict[str, Tensor],
     outside: Sequence[Site] = (),
+    whole: Mapping[str, CallArguments] = MappingProxyType({}),
 ) -> dict[str, Tensor]:
     """Capture the tensors of a mode at sites that are given the reference's inputs.
 
     A quantized Mamba mixer is fed as a whole, as its parts depend on each other; elsewhere every
     linear layer, every convolution and every other site that is quantized on its way in is fed by
     itself, and so are the sites `outside` of all blocks. A module that runs again is fed the first
-    time.
+    time. Modules with several inputs get all of them from `whole`.
     """
     model = quantized.model
     if quantized.mode.choices is not None:
@@ -203,7 +213,9 @@ def fed(
         return flowing[site.name].to(tensor.dtype)
 
     taps = dict.fromkeys([*gates, *outside])
-    with torch.no_grad(), tap_sites(model.module, taps, feed, first=True):
+    with torch.no_grad(), tap_sites(model.module, taps, feed, first=True), ModuleHooks() as hooks:
+        for name, arguments in whole.items():
+            hooks.add(model.module.get_submodule(name), arguments.give, first=True)
         return flow(model, sites, sample)
 
 

@@ -132,10 +132,12 @@ class Segments:
         if not self.view.ports or not (is_probe or self._fits(sample)):
             yield outputs
             return
-        recorder = TakenTensors(self._overwritten, is_probe)
+        # Before the first pass nobody knows which tensors are overwritten: all are copied.
+        learns = is_probe or self._bytes is None
+        recorder = TakenTensors(self._overwritten, learns)
         with recorder.watch(self.model.module, self.view.ports):
             yield outputs
-        if is_probe:
+        if learns:
             self._overwritten |= recorder.overwritten()
             self._bytes = recorder.nbytes() / max(1, _size(sample))
         self.replay(sample, self.view.read(recorder.tensors), name, outputs)

@@ -100,14 +100,15 @@ def _last(line: Line) -> float | None:
 def layer_names(layers: Sequence[str], pitch: float) -> tuple[list[str], list[int], str]:
     """Return short texts of layers, the order in which to write them, and the axis label.
 
-    Most layers differ by a number; it alone is written, and what is around it names the axis.
+    Most layers differ by a number; it alone is written, and what is around it names the axis. A
+    model of several lists, such as an encoder and a decoder, has the names of all of them there.
     """
     parts = [re.fullmatch(r"(.*?)(\d{1,5})(\D*)", layer[:200], re.DOTALL) for layer in layers]
-    common = Counter((part[1], part[3]) for part in parts if part).most_common(1)
-    around = common[0][0] if common and common[0][1] > 1 else None
+    counts = Counter((part[1], part[3]) for part in parts if part)
+    lists = [around for around, count in counts.items() if count > 1]
     texts, numbers = [], []
     for layer, part in zip(layers, parts, strict=True):
-        numbered = part is not None and (part[1], part[3]) == around
+        numbered = part is not None and (part[1], part[3]) in lists
         texts.append(part[2] if part and numbered else cut_to_width(layer, 72))
         numbers.append(int(part[2]) if part and numbered else None)
     last = len(layers) - 1
@@ -117,9 +118,22 @@ def layer_names(layers: Sequence[str], pitch: float) -> tuple[list[str], list[in
     )
     step = next((number for number in (1, 2, 5, 10, 20, 50) if number * pitch >= wide), 100)
     order += [at for at, number in enumerate(numbers) if number is not None and not number % step]
-    order += range(len(layers)) if around is None else ()
-    name = cut_to_width(f"{around[0]}N{around[1]}", 150) if around else "layer"
+    order += () if lists else range(len(layers))
+    name = _name_of_lists(lists) if lists else "layer"
     return texts, [at for at in dict.fromkeys(order) if 0 <= at <= last], name
+
+
+def _name_of_lists(lists: Sequence[tuple[str, str]]) -> str:
+    """Name the lists of a model, first to last, without what the names of several begin with."""
+    names = [f"{before}N{behind}" for before, behind in lists]
+    if len(names) == 1:
+        return cut_to_width(names[0], 150)
+    split = [name.split(".") for name in names]
+    shared = 0
+    while all(len(parts) > shared + 2 and parts[shared] == split[0][shared] for parts in split):
+        shared += 1
+    width = max(60, 360 // len(names))
+    return ", ".join(cut_to_width(".".join(parts[shared:]), width) for parts in split[:6])
 
 
 def growth_finding(lines: Sequence[Growth]) -> str:
