@@ -32,6 +32,7 @@ class Packed:
     options: Options = field(default_factory=Options)
     encode_options: Options = field(default_factory=Options)
     tensor_scale: Tensor | None = None
+    zero_points: Tensor | None = None
 
     @property
     def is_block_format(self) -> bool:
@@ -53,6 +54,7 @@ def check_decoded(packed: Packed) -> None:
         packed.format,
         packed.scales,
         tensor_scale=packed.tensor_scale,
+        zero_points=packed.zero_points,
         dtype=packed.values.dtype,
         **packed.options,
     )
@@ -63,29 +65,42 @@ def check_decoded(packed: Packed) -> None:
 def check_encoded(packed: Packed) -> None:
     """Expect the codes that the library made of the same weight, except near ties."""
     w = weight()
-    fmt = qgate.formats.get(packed.format)
+    element = qgate.formats.get(packed.format).element
     if packed.is_block_format:
         ours = qgate.encode(w, packed.format, **packed.options, **packed.encode_options)
         assert ours.scales is not None
         assert torch.equal(ours.scales, packed.scales)
     else:
-        ours = qgate.encode(w, packed.format, scale=packed.scales, **packed.options)
-    ones = _unit_codes(packed)
+        made: Options = {**packed.options, "scale": packed.scales}
+        if packed.zero_points is not None:
+            made["zero_point"] = packed.zero_points
+        ours = qgate.encode(w, packed.format, **made)
+    one = int(np.flatnonzero(element.code_values() == 1)[0])
     factors = decode(
-        ones, packed.format, packed.scales, tensor_scale=packed.tensor_scale, **packed.options
+        torch.full_like(packed.codes, one),
+        packed.format,
+        packed.scales,
+        tensor_scale=packed.tensor_scale,
+        **packed.options,
     )
-    element = fmt.element.name
-    may_differ = near_ties(w.double() / factors, element, narrow=packed.options.get("narrow", True))
+    may_differ = near_ties(
+        w.double() / factors,
+        element.name,
+        zero_points=_per_element(packed),
+        narrow=packed.options.get("narrow", True),
+    )
     assert_same_codes(
         decode(ours.codes, element), decode(packed.codes, element), may_differ, packed.format
     )
 
 
-def _unit_codes(packed: Packed) -> Tensor:
-    """Return the code of the element 1 everywhere, whose values are the scales."""
-    element = qgate.formats.get(packed.format).element
-    code = int(np.flatnonzero(element.code_values() == 1)[0])
-    return torch.full_like(packed.codes, code)
+def _per_element(packed: Packed) -> Tensor | None:
+    """Return the zero point of each element."""
+    if packed.zero_points is None:
+        return None
+    zeros = torch.zeros_like(packed.codes)
+    ones = torch.ones_like(packed.scales)
+    return -decode(zeros, packed.format, ones, zero_points=packed.zero_points, **packed.options)
 
 
 def assert_own_scales(packed: Packed) -> None:

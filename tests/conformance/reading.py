@@ -51,13 +51,21 @@ def fields(packed: Tensor, bits: int) -> Tensor:
     return torch.from_numpy((groups << np.arange(bits)).sum(axis=-1))
 
 
-def near_ties(quotients: Tensor, fmt: str, *, narrow: bool = True) -> Mask:
-    """Find quotients that a rounding error of float32 may carry over a tie of the format."""
+def near_ties(
+    quotients: Tensor, fmt: str, *, zero_points: Tensor | None = None, narrow: bool = True
+) -> Mask:
+    """Find quotients that a rounding error of float32 may carry over a tie of the format.
+
+    Zero points, as many as quotients, are added to them before or after they are rounded.
+    """
     middles = np.sort(oracles.midpoints(fmt, narrow=narrow))[1:-1]  # beyond them both saturate
+    shift = 0.0 if zero_points is None else oracles.to_float64(zero_points)
     numbers = oracles.to_float64(quotients)
+    error = QUOTIENT_ERROR * (abs(numbers) + abs(shift))
+    numbers = numbers + shift
     above = np.clip(np.searchsorted(middles, numbers), 1, len(middles) - 1)
     distance = np.minimum(abs(numbers - middles[above - 1]), abs(numbers - middles[above]))
-    return np.asarray(distance <= QUOTIENT_ERROR * abs(numbers))
+    return np.asarray(distance <= error)
 
 
 def assert_same_codes(ours: Tensor, theirs: Tensor, may_differ: Mask, label: str) -> None:

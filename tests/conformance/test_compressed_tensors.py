@@ -54,6 +54,7 @@ def microscaling(bits: int) -> dict[str, Any]:
     return floating(bits, "group", group_size=32, scale_dtype=torch.uint8)
 
 
+ASYMMETRIC = {"symmetric": False}
 INT8_CHANNEL = integer(8, "channel")
 SCHEMES = (
     Scheme("int8 tensor", "int-quantized", integer(8, "tensor"), "int8", PER_TENSOR | FULL_RANGE),
@@ -68,11 +69,25 @@ SCHEMES = (
         "int4 groups of 32", "pack-quantized", integer(4, "group", group_size=32), "int4",
         groups_of(32) | FULL_RANGE,
     ),
+    Scheme("int2 channel", "pack-quantized", integer(2, "channel"), "int2", PER_CHANNEL | FULL_RANGE),
+    Scheme("int8 channel, asymmetric", "int-quantized", INT8_CHANNEL | ASYMMETRIC, "int8", PER_CHANNEL | FULL_RANGE),
+    Scheme(
+        "int4 channel, asymmetric", "pack-quantized", integer(4, "channel") | ASYMMETRIC, "int4",
+        PER_CHANNEL | FULL_RANGE,
+    ),
+    Scheme(
+        "int4 groups of 32, asymmetric", "pack-quantized",
+        integer(4, "group", group_size=32) | ASYMMETRIC, "int4", groups_of(32) | FULL_RANGE,
+    ),
     Scheme("fp8 tensor", "float-quantized", floating(8, "tensor"), "fp8_e4m3", PER_TENSOR, own_scales=True),
     Scheme("fp8 channel", "float-quantized", floating(8, "channel"), "fp8_e4m3", PER_CHANNEL, own_scales=True),
     Scheme(
         "fp8 groups of 64", "float-quantized", floating(8, "group", group_size=64), "fp8_e4m3",
         groups_of(64), own_scales=True,
+    ),
+    Scheme(
+        "fp8 tiles of 16x128", "float-quantized", floating(8, "block", block_structure=[16, 128]),
+        "fp8_e4m3", {"granularity": "block", "block": (16, 128)}, own_scales=True,
     ),
     Scheme("mxfp4", "mxfp4-pack-quantized", microscaling(4), "mxfp4_e2m1", encode_options={"scale_rule": "even"}),
     Scheme("mxfp6", "mxfp6-pack-quantized", microscaling(6), "mxfp6_e2m3", encode_options={"scale_rule": "even"}),
@@ -83,16 +98,15 @@ SCHEMES = (
     ),
 )  # fmt: skip
 REFUSED = {
-    "integers of 1, 2, 3, 5, 6 or 7 bits": ("pack-quantized",),
-    "a zero point": ("int-quantized", "pack-quantized"),
-    "tiles of two axes (block_structure)": ("float-quantized",),
+    "integers of 1, 3, 5, 6 or 7 bits": ("pack-quantized",),
     "not quantized": ("dense",),
 }
 """What a compressor stores and no format of qgate expresses, by reason."""
 CHECKED = {
-    "int8": 8,
-    "int4": 4,
-    "fp8_e4m3": 6,
+    "int8": 10,
+    "int4": 8,
+    "int2": 2,
+    "fp8_e4m3": 8,
     "mxfp4_e2m1": 2,
     "mxfp6_e2m3": 2,
     "mxfp8_e4m3": 2,
@@ -120,6 +134,9 @@ def compress(scheme: Scheme) -> tuple[dict[str, Tensor], Tensor]:
         ends = w.aminmax()
     elif arguments.strategy == "channel":
         ends = w.aminmax(dim=1, keepdim=True)
+    elif arguments.strategy == "block":
+        rows, columns = arguments.block_structure
+        ends = w.unfold(0, rows, rows).unfold(1, columns, columns).flatten(-2).aminmax(dim=-1)
     else:
         ends = w.unflatten(1, (-1, arguments.group_size)).aminmax(dim=-1)
     state["weight_scale"], state["weight_zero_point"] = utils.calculate_qparams(
@@ -145,6 +162,12 @@ def read(scheme: Scheme) -> Packed:
         codes = (fields(codes, bits) - 2 ** (bits - 1)).to(torch.int8)
     else:
         codes = nibbles(codes) if bits == 4 else fields(codes, bits).to(torch.uint8)
+    zero_points = stored.get("weight_zero_point")
+    if zero_points is not None:
+        if "weight_packed" in stored:  # along the first axis
+            rows = fields(zero_points.T.contiguous(), bits) - 2 ** (bits - 1)
+            zero_points = rows.T.to(torch.int8)
+        zero_points = zero_points.reshape(scales.shape)
     global_scale = stored.get("weight_global_scale")
     return Packed(
         scheme.format,
@@ -154,6 +177,7 @@ def read(scheme: Scheme) -> Packed:
         scheme.options,
         scheme.encode_options,
         None if global_scale is None else 1 / global_scale.reshape(()),
+        zero_points,
     )
 
 

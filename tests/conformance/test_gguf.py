@@ -12,6 +12,7 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 
 import qgate
+from qgate.formats.options import Options
 from tests.conformance.reading import (
     assert_same_codes,
     decode,
@@ -23,12 +24,11 @@ from tests.formats.oracles import assert_same_bits
 
 CHECKED: Counter[str] = Counter()
 """The number of tests that compare each format: its quantizer, its dequantizer, ties."""
-EXPRESSED = ("BF16", "Q4_0", "Q8_0", "MXFP4", "NVFP4")
+EXPRESSED = ("BF16", "Q4_0", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4")
 REFUSED = {
     "not quantized, or numpy's own cast": ("F64", "F32", "F16", "I64", "I32", "I16", "I8"),
     "an offset per block that is no multiple of its scale": ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"),
     "integers of 3, 5 or 6 bits": ("Q5_0", "Q3_K", "Q6_K"),
-    "integers of 2 bits": ("TQ1_0", "TQ2_0"),
     "values from a code book": (
         "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
     ),
@@ -155,6 +155,51 @@ def test_q4_0_dequantized() -> None:
     signed = (codes - 8).to(torch.int8)
     ours = decode(signed, "int4", scales.float(), dtype=torch.float32, **options)
     assert_same_bits(ours.flatten(), dequantize(packed, Kind.Q4_0), "Q4_0")
+
+
+# ---------------------------------------------------------------- TQ: int2 without its lowest code
+
+TERNARY: Options = {"granularity": "block", "block": 256}
+
+
+def trits(data: Tensor, count: int) -> Tensor:
+    """Return -1, 0 or 1 from bytes with `count` digits of base 3: all first ones, all second ones."""
+    shifted = [(data.int() * 3**place % 256 * 3 >> 8) - 1 for place in range(count)]
+    return torch.cat(shifted, dim=-1).to(torch.int8)
+
+
+def ternary_codes(packed: np.ndarray, kind: Kind) -> tuple[Tensor, Tensor]:
+    """Return the integers and scales of blocks of 256."""
+    block = blocks_of(packed, kind)
+    data, scales = block[..., :-2], block[..., -2:].clone().view(torch.float16)[..., 0].float()
+    if kind is Kind.TQ1_0:
+        parts = [trits(data[..., :32], 5), trits(data[..., 32:48], 5), trits(data[..., 48:], 4)]
+        return torch.cat(parts, dim=-1).flatten(-2), scales
+    rows = data.unflatten(-1, (2, 1, 32)) >> torch.tensor([0, 2, 4, 6])[:, None]
+    return ((rows & 3).to(torch.int8) - 1).flatten(-4), scales
+
+
+def check_ternary(kind: Kind) -> None:
+    x = normal_numbers(SHAPE)
+    packed = gguf.quantize(x.numpy(), kind)
+    codes, scales = ternary_codes(packed, kind)
+    ours = qgate.encode(x, "int2", rounding="away", **TERNARY)
+    assert ours.scales is not None
+    assert torch.equal(ours.scales.half().float(), scales)
+    quotients = x.double() / ours.scales.double().repeat_interleave(256, dim=-1)
+    assert_same_codes(ours.codes, codes, near_ties(quotients, "int2"), kind.name)
+    values = decode(codes, "int2", scales, dtype=torch.float32, **TERNARY)
+    assert_same_bits(values, dequantize(packed, kind), kind.name)
+
+
+@compares("int2")
+def test_tq1_0_quantized_and_dequantized() -> None:
+    check_ternary(Kind.TQ1_0)
+
+
+@compares("int2")
+def test_tq2_0_quantized_and_dequantized() -> None:
+    check_ternary(Kind.TQ2_0)
 
 
 # ---------------------------------------------------------------- MXFP4

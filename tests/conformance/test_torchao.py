@@ -21,20 +21,23 @@ WORKFLOWS = "quantization.quantize_.workflows"
 PER_ROW: Options = {"granularity": "channel", "axis": 0}
 PER_TENSOR: Options = {"granularity": "tensor"}
 MX = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4_e2m1")
-FLOAT8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+FLOAT8 = {
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+    "fp8_e4m3fnuz": torch.float8_e4m3fnuz,
+    "fp8_e5m2fnuz": torch.float8_e5m2fnuz,
+}
 CHECKED = {
-    "int8": 6,
-    "int4": 4,
-    "fp8_e4m3": 6,
-    "fp8_e5m2": 6,
+    "int8": 10,
+    "int4": 6,
+    "int2": 4,
+    **dict.fromkeys(FLOAT8, 8),
     **dict.fromkeys(MX, 8),
     "nvfp4": 3,
 }
 """The tensors of each format, encoded and decoded."""
 REFUSED = {
-    "a zero point (MappingType.ASYMMETRIC)": ("Int8Tensor", "IntxUnpackedToInt8Tensor"),
-    "integers of 1, 2, 3, 5, 6 or 7 bits": ("IntxUnpackedToInt8Tensor",),
-    "tiles of two axes (PerBlock)": ("Float8Tensor",),
+    "integers of 1, 3, 5, 6 or 7 bits": ("IntxUnpackedToInt8Tensor",),
     "values from a code book": ("NF4Tensor",),
     "2:4 sparsity": (
         "Float8Sparse2x4_1DData1DMetadataTensor", "Float8Sparse2x4_2DData2DMetadataTensor",
@@ -56,30 +59,46 @@ def int8_tensor(granularity: str, mapping: str = "SYMMETRIC") -> Packed:
     how = getattr(torchao("quantization.granularity"), granularity)()
     mapping_type = torchao("quantization.quant_primitives").MappingType[mapping]
     tensor = torchao(WORKFLOWS).Int8Tensor.from_hp(weight(), how, mapping_type=mapping_type)
-    assert not tensor.zero_point.any()
-    per_row = granularity == "PerRow"
-    scales = tensor.scale.reshape(-1 if per_row else ())
-    options = (PER_ROW if per_row else PER_TENSOR) | FULL_RANGE
-    return Packed("int8", tensor.qdata, scales, tensor.dequantize(), options)
+    shape, options = ((-1,), PER_ROW) if granularity == "PerRow" else ((), PER_TENSOR)
+    return Packed(
+        "int8",
+        tensor.qdata,
+        tensor.scale.reshape(shape),
+        tensor.dequantize(),
+        options | FULL_RANGE,
+        zero_points=tensor.zero_point.reshape(shape),
+    )
 
 
-def intx_tensor(bits: int, group: int) -> Packed:
-    from_hp = torchao(WORKFLOWS).IntxUnpackedToInt8Tensor.from_hp
-    tensor = from_hp(weight(), (1, group), getattr(torch, f"int{bits}"))
-    assert not tensor.zero_point.any()
-    options: Options = {"granularity": "block", "block": group, "narrow": False}
-    return Packed(f"int{bits}", tensor.qdata, tensor.scale, tensor.dequantize(), options)
+def intx_tensor(bits: int, group: int, mapping: str = "SYMMETRIC") -> Packed:
+    mapping_type = torchao("quantization.quant_primitives").MappingType[mapping]
+    tensor = torchao(WORKFLOWS).IntxUnpackedToInt8Tensor.from_hp(
+        weight(), (1, group), getattr(torch, f"int{bits}"), mapping_type=mapping_type
+    )
+    return Packed(
+        f"int{bits}",
+        tensor.qdata,
+        tensor.scale,
+        tensor.dequantize(),
+        {"granularity": "block", "block": group, "narrow": False},
+        zero_points=tensor.zero_point,
+    )
 
 
-def float8_tensor(fmt: str, granularity: str, *sizes: list[int]) -> Packed:
-    how = getattr(torchao("quantization.granularity"), granularity)(*sizes)
+def float8_tensor(fmt: str, granularity: str) -> Packed:
+    how = getattr(torchao("quantization.granularity"), granularity)()
     tensor = torchao(WORKFLOWS).Float8Tensor.from_hp(weight(), FLOAT8[fmt], how)
-    options: Options = {"granularity": "block", "block": 128}
-    scales = tensor.scale
-    if not sizes:
-        options = PER_ROW if granularity == "PerRow" else PER_TENSOR
-        scales = scales.reshape(-1 if granularity == "PerRow" else ())
-    return Packed(fmt, tensor.qdata.view(torch.uint8), scales, tensor.dequantize(), options)
+    shape, options = ((-1,), PER_ROW) if granularity == "PerRow" else ((), PER_TENSOR)
+    codes = tensor.qdata.view(torch.uint8)
+    return Packed(fmt, codes, tensor.scale.reshape(shape), tensor.dequantize(), options)
+
+
+def float8_tiles(fmt: str, rows: int, columns: int) -> Packed:
+    how = torchao("quantization.granularity").PerBlock([rows, columns])
+    tensor = torchao(WORKFLOWS).Float8Tensor.from_hp(weight(), FLOAT8[fmt], how)
+    options: Options = {"granularity": "block", "block": (rows, columns)}
+    codes = tensor.qdata.view(torch.uint8)
+    return Packed(fmt, codes, tensor.scale, tensor.dequantize(), options)
 
 
 def mx(fmt: str, rule: str) -> Packed:
@@ -109,8 +128,13 @@ Packing = Callable[[], Packed]
 ENCODED: dict[str, Packing] = {
     "int8 tensor": lambda: int8_tensor("PerTensor"),
     "int8 rows": lambda: int8_tensor("PerRow"),
+    "int8 tensor, asymmetric": lambda: int8_tensor("PerTensor", "ASYMMETRIC"),
+    "int8 rows, asymmetric": lambda: int8_tensor("PerRow", "ASYMMETRIC"),
+    "int4 groups of 32, asymmetric": lambda: intx_tensor(4, 32, "ASYMMETRIC"),
+    "int2 rows, asymmetric": lambda: intx_tensor(2, 256, "ASYMMETRIC"),
     "int8 groups of 64": lambda: intx_tensor(8, 64),
     "int4 groups of 32": lambda: intx_tensor(4, 32),
+    "int2 groups of 32": lambda: intx_tensor(2, 32),
     "int4 rows": lambda: intx_tensor(4, 256),
     **{
         f"{fmt} {granularity}": lambda fmt=fmt, granularity=granularity: float8_tensor(
@@ -120,8 +144,9 @@ ENCODED: dict[str, Packing] = {
         for granularity in ("PerTensor", "PerRow")
     },
     **{
-        f"{fmt} groups of 128": lambda fmt=fmt: float8_tensor(fmt, "PerBlock", [1, 128])
+        f"{fmt} tiles of {rows}x128": lambda fmt=fmt, rows=rows: float8_tiles(fmt, rows, 128)
         for fmt in FLOAT8
+        for rows in (1, 16)
     },
     **{
         f"{fmt} {rule}": lambda fmt=fmt, rule=rule: mx(fmt, rule)
