@@ -22,14 +22,13 @@ import numpy as np
 Scope = Callable[[str], Any]
 """Values of names where the test compares."""
 
+_DEEPEST = 6
 _NESTED = ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")
-_REDUCING = frozenset(
-    ("mean", "min", "max", "all", "abs", "sum", "prod", "amin", "amax", "nanmean")
-)
-_PASSING = frozenset(
-    ("float", "double", "bfloat16", "half", "numpy", "cpu", "cuda", "detach", "tolist", "to")
-    + ("clone", "squeeze", "flatten")
-)
+_REDUCING = {"mean", "min", "max", "all", "abs", "sum", "prod", "amin", "amax", "nanmean"}
+_PASSING = {
+    "float", "double", "bfloat16", "half", "numpy", "cpu", "cuda", "detach", "tolist", "to",
+    "clone", "squeeze", "flatten",
+}  # fmt: skip
 _UNITTEST: dict[str, type[ast.cmpop]] = {
     "assertGreater": ast.Gt,
     "assertGreaterEqual": ast.GtE,
@@ -85,15 +84,16 @@ def assertion_on(frame: FrameType, called: str) -> Assertion | None:
 def _followed(
     frame: FrameType, called: str, made: Callable[[Any], Any], depth: int = 0
 ) -> Assertion | None:
+    nested = frame.f_code.co_name in _NESTED
     while frame.f_code.co_name in _NESTED:
         # `all(allclose(…) for …)`: the loop belongs to the statement around it.
         if frame.f_back is None or frame.f_back.f_code.co_filename != frame.f_code.co_filename:
             return None
         frame = frame.f_back
     function = _function_of(frame.f_code)
-    if function is None or depth > 6:
+    if function is None or depth > _DEEPEST or frame.f_code.co_name == "<lambda>":
         return None
-    statement, call = _call_at(function, frame, called)
+    statement, call = _call_at(function, frame, called, nested)
     scope = _scope_of(frame)
     leaves = {call: made}
     if (assertion := _judged(statement, leaves, {}, scope)) is not None:
@@ -274,7 +274,9 @@ def _called(
         inner = of(function.value)
     elif len(args) == 1:
         if isinstance(args[0], ast.GeneratorExp | ast.ListComp):
-            raise UnreadableError("a comprehension")
+            if name != "all":
+                raise UnreadableError("a comprehension")
+            return of(args[0].elt)
         inner = of(args[0])
         if name == "bool":
             return bool(np.all(inner))
@@ -345,8 +347,13 @@ def _function_of(code: CodeType) -> ast.AST | None:
     return ast.increment_lineno(tree, first - 1 - indented)
 
 
-def _call_at(function: ast.AST, frame: FrameType, called: str) -> tuple[ast.stmt, ast.expr]:
-    """Return the innermost statement that a frame executes, and the call in it."""
+def _call_at(
+    function: ast.AST, frame: FrameType, called: str, nested: bool
+) -> tuple[ast.stmt, ast.expr]:
+    """Return the innermost statement that a frame executes, and the call in it.
+
+    Of a nested loop the frame is the one around it, so that the call is known by its name only.
+    """
     position = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
     line = position[0] or frame.f_lineno
     statements = [
@@ -367,7 +374,7 @@ def _call_at(function: ast.AST, frame: FrameType, called: str) -> tuple[ast.stmt
         if (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == position
     ]
     named = [node for node in calls if _last_name(node.func) == called]
-    chosen = exact if len(exact) == 1 else named if named else calls
+    chosen = exact if len(exact) == 1 and not nested else named if named or nested else calls
     if len(chosen) != 1:
         raise UnreadableError("more than one call")
     return statement, chosen[0]

@@ -74,7 +74,7 @@ class Similarity:
 
 
 def _cosine(sums: ProductSums) -> Values:
-    norms = np.sqrt(sums.xx * sums.yy)
+    norms = np.sqrt(np.maximum(sums.xx * sums.yy, 0.0))
     return np.where(norms > 0, sums.xy / np.maximum(norms, 1e-300), 0.0)
 
 

@@ -72,10 +72,11 @@ def reader_of(value: Any) -> TensorReader:
 
 
 def _tensor_reader(tensor: Any, torch: Any) -> TensorReader:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise LeftOut("sparse tensors and subclasses")
     if not tensor.is_floating_point() or "float4" in str(tensor.dtype):
         raise LeftOut("integers and other types")
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-    if not plain or tensor.layout is not torch.strided or tensor.is_meta:
+    if tensor.layout is not torch.strided or tensor.is_meta:
         raise LeftOut("sparse tensors and subclasses")
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         raise LeftOut("inside a function transform")

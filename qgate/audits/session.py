@@ -17,7 +17,7 @@ from qgate.audits.callers import Caller, ProjectFiles, caller_of
 from qgate.audits.compute import Judgment, judge_closeness, judge_similarity
 from qgate.audits.criteria import Closeness, Similarity
 from qgate.audits.faults import FAULTS
-from qgate.audits.reading import LeftOut
+from qgate.audits.reading import LeftOut, reader_of
 from qgate.audits.record import (
     KIND,
     AuditRecord,
@@ -99,6 +99,7 @@ class AuditSession:
             add_limit(place, _limit_text(comparison))
             return judge_closeness(first, second, _closeness(comparison), faults)
         add_limit(place, shortened(assertion.text, 60))
+        reader_of(first)  # refuses what holds no numbers, such as tensors inside vmap
         numbers = _numbers(comparison.returned)
         criterion = Similarity(
             comparison.measure, assertion.accepts, comparison.axis, np.shape(numbers)

@@ -105,6 +105,8 @@ class _Inside(threading.local):
 
 _inside = _Inside()
 _listeners: list[Listener] = []
+_is_compiling: Callable[[], bool] = bool
+"""Tells if torch compiles the caller; False until torch is imported."""
 _undo: list[Callable[[], None]] = []
 
 
@@ -158,16 +160,16 @@ class WatchedFunction:
     It is equal to the function and hashes like it: tables of overrides are keyed by functions.
     """
 
-    def __init__(self, function: Callable[..., Any], signature: _Signature) -> None:
+    def __init__(self, function: Callable[..., Any], signature: _Signature, *first: Any) -> None:
         functools.update_wrapper(self, function)
-        self._function, self._signature = function, signature
+        self._function, self._signature, self._first = function, signature, first
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if _inside.active or not _listeners:
+        if _is_compiling() or _inside.active or not _listeners:
             return self._function(*args, **kwargs)
         returned = self._function(*args, **kwargs)
-        _tell(self._signature, args, kwargs, returned)
+        _tell(self._signature, (*self._first, *args), kwargs, returned)
         return returned
 
     def __getattr__(self, name: str) -> Any:
@@ -185,8 +187,22 @@ class WatchedFunction:
         return repr(self._function)
 
 
+class WatchedMethod:
+    """A method of tensors that reports its calls."""
+
+    def __init__(self, method: Any, signature: _Signature) -> None:
+        functools.update_wrapper(self, method)
+        self._method, self._signature = method, signature
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self._method
+        bound = self._method.__get__(instance, owner)
+        return bound if _is_compiling() else WatchedFunction(bound, self._signature, instance)
+
+
 def _wrapped(function: Callable[..., Any], signature: _Signature) -> Callable[..., Any]:
-    """Return a Python function, which also binds as a method, that reports its calls."""
+    """Return a Python function that reports its calls."""
 
     @functools.wraps(function)
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -231,6 +247,8 @@ def _watch_library(name: str, module: ModuleType) -> None:
 
 
 def _watch_torch(torch: Any) -> None:
+    global _is_compiling
+    _is_compiling = torch.compiler.is_compiling
     for name, signature in _TORCH.items():
         watched = WatchedFunction(getattr(torch, name), signature)
         # TorchScript finds built-in functions by identity.
@@ -240,7 +258,7 @@ def _watch_torch(torch: Any) -> None:
             _replace(torch.nn.functional, name, watched)
         else:
             method = getattr(torch.Tensor, name)
-            _replace(torch.Tensor, name, _wrapped(method, signature))
+            _replace(torch.Tensor, name, WatchedMethod(method, signature))
     pair = sys.modules["torch.testing._comparison"].TensorLikePair
     _replace(pair, "compare", _watched_pair(pair.compare))
 
