@@ -25,7 +25,7 @@ def doubled() -> float:
 
 def renamed() -> float:
     result = number()
-    return result
+    return result  # noqa: RET504
 
 
 LIMIT = 0.97
@@ -42,7 +42,7 @@ def message() -> None:
 
 
 def reversed_() -> None:
-    assert 0.97 < number()
+    assert 0.97 < number()  # noqa: SIM300
 
 
 def distance() -> None:
@@ -92,12 +92,12 @@ def failing() -> None:
 
 
 def of_unittest() -> None:
-    CASE.assertGreater(number(), 0.97)
-    CASE.assertTrue(number() > 0.97)
+    CASE.assertGreater(number(), 0.97)  # noqa: PT009
+    CASE.assertTrue(number() > 0.97)  # noqa: PT009
 
 
 def with_others() -> None:
-    assert CASE is not None and number() > 0.97
+    assert CASE is not None and number() > 0.97  # noqa: PT018
 
 
 def in_helper() -> None:
