@@ -27,7 +27,7 @@ _NESTED = ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")
 _REDUCING = {"mean", "min", "max", "all", "abs", "sum", "prod", "amin", "amax", "nanmean"}
 _PASSING = {
     "float", "double", "bfloat16", "half", "numpy", "cpu", "cuda", "detach", "tolist", "to",
-    "clone", "squeeze", "flatten",
+    "clone", "squeeze", "flatten", "tensor", "as_tensor", "array", "asarray",
 }  # fmt: skip
 _UNITTEST: dict[str, type[ast.cmpop]] = {
     "assertGreater": ast.Gt,
@@ -176,7 +176,7 @@ def _condition(statement: ast.stmt) -> tuple[ast.expr, bool] | None:
     """Return the expression that a statement wants true, or false."""
     if isinstance(statement, ast.Assert):
         return statement.test, True
-    if isinstance(statement, ast.If) and _fails(statement.body[0]):
+    if isinstance(statement, ast.If) and any(map(_fails, statement.body)):
         return statement.test, False
     if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)):
         return None
@@ -256,6 +256,11 @@ def _evaluated(
         case ast.BoolOp(op=ast.And(), values=values):
             own = [operand for operand in values if _mentions(operand, leaves, names)]
             return all(np.all(of(operand)) for operand in own)
+        case ast.Call(func=function, args=[first, second], keywords=keywords) if (
+            _last_name(function) == "allclose"
+        ):
+            limits = {word.arg: of(word.value) for word in keywords if word.arg in ("rtol", "atol")}
+            return np.allclose(of(first), of(second), **limits)
         case ast.Call(func=function, args=args):
             return _called(function, args, of, leaves, names)
     raise UnreadableError(ast.dump(node)[:80])

@@ -38,10 +38,10 @@ class Judgment:
 
 
 def judge_closeness(
-    first: Any, second: Any, criterion: Closeness, faults: Iterable[str]
+    first: Any, second: Any, criterion: Closeness, faults: Iterable[str], *, thorough: bool = True
 ) -> Judgment:
-    """Try faults on tensors that an elementwise comparison accepted."""
-    pair = pair_of(first, second)
+    """Try faults on tensors that an elementwise comparison accepted; if thorough, on the whole."""
+    pair = pair_of(first, second, thorough=thorough)
     judgment = Judgment()
     for name in faults if not criterion.exact else ():
         _note(judgment, pair, name, _closeness_distances(pair, FAULTS[name], criterion))
@@ -98,7 +98,8 @@ def _closeness_distances(
         return None if part is None else _accepted_distances(pair, part.sides, fault, criterion)
     outcome = _accepted_distances(pair, pair.sample, fault, criterion)
     if isinstance(outcome, dict) and pair.whole is not pair.sample:
-        outcome = _accepted_distances(pair, pair.whole, fault, criterion)
+        readings = [faulty for faulty in _readings(pair.whole, fault) if faulty is not None]
+        return outcome if all(criterion.accepts(*faulty) for faulty in readings) else False
     return outcome
 
 

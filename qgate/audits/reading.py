@@ -19,6 +19,9 @@ RUN = 32
 """Neighboring elements that a sample keeps together: a block of the usual block formats."""
 
 
+_CONVERTED = 1 << 16
+
+
 class LeftOut(Exception):
     """A comparison that is not audited; the text is the reason."""
 
@@ -37,7 +40,9 @@ class TensorReader:
 
     @cached_property
     def _flat(self) -> Any:
-        return self.source.reshape(-1)
+        """The elements in a row; those of a small tensor are converted once."""
+        flat = self.source.reshape(-1)
+        return _numbers(flat) if self.size <= _CONVERTED else flat
 
     def at(self, start: int, stop: int) -> Values:
         """Return a slice of the elements in row-major order."""
@@ -107,7 +112,7 @@ def same_tensor(first: Any, second: Any) -> bool:
 
 def _numbers(piece: Any) -> Values:
     if isinstance(piece, np.ndarray):
-        return piece.astype(np.float64)
+        return piece.astype(np.float64, copy=False)
     if piece.element_size() == 1:  # FP8 has few conversions
         piece = piece.float()
     return np.asarray(piece.cpu().double().numpy(), dtype=np.float64)

@@ -32,6 +32,8 @@ from qgate.text.numbers import brief
 
 MOST_CALLS = 100
 """Comparisons of one place that are judged; later ones are only counted."""
+_THOROUGH_CALLS = 3
+"""Those of them that look at more than a sample where the sample passes."""
 _NOT_ASSERTED = "results that are not asserted"
 _MOST_UNASSERTED = 10
 
@@ -97,7 +99,8 @@ class AuditSession:
             if assertion and (assertion.accepts(False) or not assertion.accepts(True)):
                 raise LeftOut(_NOT_ASSERTED)
             add_limit(place, _limit_text(comparison))
-            return judge_closeness(first, second, _closeness(comparison), faults)
+            thorough = place["judged"] < _THOROUGH_CALLS
+            return judge_closeness(first, second, _closeness(comparison), faults, thorough=thorough)
         add_limit(place, shortened(assertion.text, 60))
         reader_of(first)  # refuses what holds no numbers, such as tensors inside vmap
         numbers = _numbers(comparison.returned)

@@ -6,6 +6,7 @@ import sys
 import unittest
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from qgate.audits.assertions import Assertion, UnreadableError, assertion_on
@@ -109,6 +110,14 @@ def in_second_helper() -> None:
     assert similarity > 0.97
 
 
+def close_to_one() -> None:
+    atol = 0.03
+    similarity = number()
+    if not np.allclose(similarity, np.array(1.0), atol=atol, rtol=0):
+        print("far from 1")
+        raise ValueError(similarity)
+
+
 def generator() -> None:
     assert all(number() > 0.97 for _ in range(1))
 
@@ -116,7 +125,7 @@ def generator() -> None:
 FOLLOWED: list[Callable[[], None]] = [
     direct, message, reversed_, distance, chained, named_limit, attribute_limit, variable,
     two_steps, loop, raising, failing, of_unittest, with_others, in_helper, in_second_helper,
-    generator,
+    generator, close_to_one,
 ]  # fmt: skip
 
 
