@@ -14,13 +14,13 @@ MARGIN = 4.0
 """A limit is at least this many times the largest distance seen."""
 
 
-def advice_for(place: PlaceRecord) -> LimitAdvice:
+def advice_for(spot: PlaceRecord) -> LimitAdvice:
     """Return the first limit that refuses the most alternatives; without text if none does."""
     best: LimitAdvice = {"text": "", "refuses": []}
     for name, written in _WRITTEN.items():
-        if name not in place["seen"]:
+        if name not in spot["differences"]:
             continue
-        candidate = _limit(place, name, written)
+        candidate = _limit(spot, name, written)
         if len(candidate["refuses"]) > len(best["refuses"]):
             best = candidate
     return best
@@ -28,34 +28,34 @@ def advice_for(place: PlaceRecord) -> LimitAdvice:
 
 def joined_record(parts: Sequence[AuditRecord], notes: list[str]) -> AuditRecord:
     """Return one record of all processes, with advice for weak places."""
-    places = merge_places(place for part in parts for place in part["places"])
+    places = merge_places(spot for part in parts for spot in part["places"])
     errors: Counter[str] = Counter()
     for part in parts:
         errors.update(part["errors"])
-    for place in places:
-        place["advice"] = advice_for(place) if is_weak(place) else None
+    for spot in places:
+        spot["advice"] = advice_for(spot) if is_weak(spot) else None
     return {
         "kind": KIND, "qgate": __version__, "places": places, "errors": dict(errors),
         "notes": notes,
     }  # fmt: skip
 
 
-def _limit(place: PlaceRecord, name: str, written: Callable[[float], str]) -> LimitAdvice:
+def _limit(spot: PlaceRecord, name: str, written: Callable[[float], str]) -> LimitAdvice:
     """Return the limit on one distance, in the middle of what was seen and the nearest fault.
 
     Faults within the margin of what was seen cannot be refused, the others all are.
     """
-    seen = place["seen"][name]
-    distances = {fault: values.get(name, 0.0) for fault, values in place["smallest"].items()}
+    differences = spot["differences"][name]
+    distances = {fault: values.get(name, 0.0) for fault, values in spot["smallest"].items()}
     refusable = {
         fault: size
         for fault, size in distances.items()
-        if math.isfinite(size) and size > 1.5 * MARGIN * seen > 0
+        if math.isfinite(size) and size > 1.5 * MARGIN * differences > 0
     }
     if not refusable:
         return {"text": "", "refuses": []}
     nearest = min(refusable.values())
-    middle = max(math.sqrt(seen * nearest), 1.25 * MARGIN * seen)
+    middle = max(math.sqrt(differences * nearest), 1.25 * MARGIN * differences)
     text = written(_rounded(middle))
     return {"text": text, "refuses": list(refusable)}
 

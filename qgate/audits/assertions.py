@@ -9,15 +9,22 @@ not asserted, so that no place is accused by a guess.
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
+
+from qgate.audits.sources import (
+    UnreadableError,
+    call_at,
+    function_of,
+    last_name,
+    statements_from,
+)
 
 Scope = Callable[[str], Any]
 """Values of names where the test compares."""
@@ -55,10 +62,6 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 
-class UnreadableError(Exception):
-    """An expression that the audit does not follow."""
-
-
 @dataclass(frozen=True)
 class Assertion:
     """The judgment of a test on a returned number or truth value.
@@ -90,10 +93,10 @@ def _followed(
         if frame.f_back is None or frame.f_back.f_code.co_filename != frame.f_code.co_filename:
             return None
         frame = frame.f_back
-    function = _function_of(frame.f_code)
+    function = function_of(frame.f_code)
     if function is None or depth > _DEEPEST or frame.f_code.co_name == "<lambda>":
         return None
-    statement, call = _call_at(function, frame, called, nested)
+    statement, call = call_at(function, frame, called, nested)
     scope = _scope_of(frame)
     leaves = {call: made}
     if (assertion := _judged(statement, leaves, {}, scope)) is not None:
@@ -116,7 +119,7 @@ def _followed_names(
     """Follow variables that take the value, up to every assertion on one of them."""
     names: dict[str, Callable[[Any], Any]] = {}
     judgments: list[tuple[ast.stmt, Callable[[Any], bool]]] = []
-    for following in _statements_from(function, statement):
+    for following in statements_from(function, statement):
         if isinstance(following, ast.Assign) and len(following.targets) == 1:
             target = following.targets[0]
             carries = _mentions(following.value, leaves, names)
@@ -164,10 +167,10 @@ def _judged(
     condition = _condition(statement)
     if condition is None or not _mentions(condition[0], leaves, names):
         return None
-    test, wanted = condition
+    test, truth = condition
 
     def accepts(value: Any) -> bool:
-        return bool(np.all(_evaluated(test, leaves, names, scope, value))) is wanted
+        return bool(np.all(_evaluated(test, leaves, names, scope, value))) is truth
 
     return accepts
 
@@ -181,7 +184,7 @@ def _condition(statement: ast.stmt) -> tuple[ast.expr, bool] | None:
     if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)):
         return None
     call = statement.value
-    name = _last_name(call.func)
+    name = last_name(call.func)
     if name in _TRUTHS and call.args:
         return call.args[0], True
     if name == "assertFalse" and call.args:
@@ -199,7 +202,7 @@ def _fails(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.Assert):
         return isinstance(statement.test, ast.Constant) and not statement.test.value
     called = statement.value if isinstance(statement, ast.Expr) else None
-    return isinstance(called, ast.Call) and _last_name(called.func) == "fail"
+    return isinstance(called, ast.Call) and last_name(called.func) == "fail"
 
 
 def _shown(statement: ast.stmt) -> ast.AST:
@@ -257,7 +260,7 @@ def _evaluated(
             own = [operand for operand in values if _mentions(operand, leaves, names)]
             return all(np.all(of(operand)) for operand in own)
         case ast.Call(func=function, args=[first, second], keywords=keywords) if (
-            _last_name(function) == "allclose"
+            last_name(function) == "allclose"
         ):
             limits = {word.arg: of(word.value) for word in keywords if word.arg in ("rtol", "atol")}
             return np.allclose(of(first), of(second), **limits)
@@ -274,7 +277,7 @@ def _called(
     names: dict[str, Callable[[Any], Any]],
 ) -> Any:
     """Evaluate the few methods and functions that keep or reduce a number."""
-    name = _last_name(function)
+    name = last_name(function)
     if isinstance(function, ast.Attribute) and _mentions(function.value, leaves, names):
         inner = of(function.value)
     elif len(args) == 1:
@@ -332,78 +335,3 @@ def _scope_of(frame: FrameType) -> Scope:
         raise UnreadableError(name)
 
     return named
-
-
-# Source ------------------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=256)
-def _function_of(code: CodeType) -> ast.AST | None:
-    """Parse the function of some code, with the line numbers of its file."""
-    try:
-        lines, first = inspect.getsourcelines(code)
-    except (OSError, TypeError, SyntaxError, IndexError):
-        return None
-    indented = lines[0][:1] in " \t"
-    try:
-        tree = ast.parse(("if 1:\n" if indented else "") + "".join(lines))
-    except (SyntaxError, ValueError):
-        return None
-    return ast.increment_lineno(tree, first - 1 - indented)
-
-
-def _call_at(
-    function: ast.AST, frame: FrameType, called: str, nested: bool
-) -> tuple[ast.stmt, ast.expr]:
-    """Return the innermost statement that a frame executes, and the call in it.
-
-    Of a nested loop the frame is the one around it, so that the call is known by its name only.
-    """
-    position = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
-    line = position[0] or frame.f_lineno
-    statements = [
-        node
-        for node in ast.walk(function)
-        if isinstance(node, ast.stmt)
-        and node.lineno <= line <= (node.end_lineno or node.lineno)
-        and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-    ]
-    if not statements:
-        raise UnreadableError("no statement")
-    statement = min(statements, key=lambda node: (node.end_lineno or 0) - node.lineno)
-    own: list[ast.AST] = list(_own_expressions(statement))
-    calls = [node for top in own for node in ast.walk(top) if isinstance(node, ast.Call)]
-    exact = [
-        node
-        for node in calls
-        if (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == position
-    ]
-    named = [node for node in calls if _last_name(node.func) == called]
-    chosen = exact if len(exact) == 1 and not nested else named if named or nested else calls
-    if len(chosen) != 1:
-        raise UnreadableError("more than one call")
-    return statement, chosen[0]
-
-
-def _own_expressions(statement: ast.stmt) -> Iterator[ast.expr]:
-    """Yield the expressions of a statement, without those of statements in its body."""
-    for child in ast.iter_child_nodes(statement):
-        if isinstance(child, ast.expr):
-            yield child
-        elif isinstance(child, ast.withitem):
-            yield child.context_expr
-
-
-def _statements_from(function: ast.AST, first: ast.stmt) -> Iterator[ast.stmt]:
-    """Yield a statement and those after it in the function, in the order of lines."""
-    statements = (node for node in ast.walk(function) if isinstance(node, ast.stmt))
-    yield from sorted(
-        (node for node in statements if node.lineno >= first.lineno),
-        key=lambda node: (node.lineno, node.col_offset),
-    )
-
-
-def _last_name(function: ast.expr) -> str:
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""

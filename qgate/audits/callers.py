@@ -43,7 +43,7 @@ class ProjectFiles:
 
 @dataclass(frozen=True)
 class Caller:
-    """Where a comparison was called.
+    """The spot at which a comparison was called.
 
     frame     the innermost frame outside the libraries that compare
     library   the function of such a library that this frame called, or the empty text

@@ -27,13 +27,13 @@ class Judgment:
 
     accepted   fault → the largest distances that it makes, by name of distance
     refused    faults that would have failed
-    seen       the largest distances between the tensors as they were compared
+    differences  the largest distances between the tensors as they were compared
     coarser    the format that the coarser alternative is in
     """
 
     accepted: dict[str, dict[str, float]] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
-    seen: dict[str, float] = field(default_factory=dict)
+    differences: dict[str, float] = field(default_factory=dict)
     coarser: str = ""
 
 
@@ -48,7 +48,7 @@ def judge_closeness(
     if criterion.exact:
         judgment.refused = list(faults)
     if judgment.accepted:
-        judgment.seen |= pair.seen._asdict()
+        judgment.differences |= pair.differences._asdict()
     return judgment
 
 
@@ -71,7 +71,9 @@ def judge_similarity(
         distances = _similarity_distances(pair, FAULTS[name], criterion, sums, groups)
         _note(judgment, pair, name, distances)
     if judgment.accepted:
-        judgment.seen |= pair.seen._asdict() | {criterion.measure: criterion.distance(sums)}
+        judgment.differences |= pair.differences._asdict() | {
+            criterion.measure: criterion.distance(sums)
+        }
     return judgment
 
 
@@ -179,4 +181,5 @@ def _grouped(pair: TensorPair, axis: int) -> tuple[TensorPair, int]:
         values = np.moveaxis(reader.at(0, reader.size).reshape(reader.shape), axis, -1)
         values = values.reshape(-1, values.shape[-1])
         rows.append(TensorReader(values, values.shape, reader.eps))
-    return TensorPair(*rows), len(rows[0].source)
+    x, y = rows
+    return TensorPair(x, y), len(x.source)

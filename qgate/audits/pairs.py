@@ -55,7 +55,7 @@ class _Scan(NamedTuple):
 
     peaks: Indices
     largest: float
-    seen: Distances
+    differences: Distances
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,11 @@ class TensorPair:
         return _finite(x, y)
 
     @property
-    def seen(self) -> Distances:
+    def differences(self) -> Distances:
         """The largest differences between the tensors, at least the rounding of their dtype."""
         eps = max(self.x.eps, self.y.eps)
         noise = Distances(eps * self._scan.largest, eps, eps)
-        return self._scan.seen.combined(noise, max)
+        return self._scan.differences.combined(noise, max)
 
     def distances(self, sides: Sides) -> Distances:
         """Return the largest differences of some elements."""
@@ -149,8 +149,8 @@ class TensorPair:
         peaks = [max(chunks, key=lambda chunk: chunk[1][side])[0][side] for side in (0, 1)]
         absolute = max(distances.absolute for *_, distances in chunks)
         mixed = max(distances.mixed for *_, distances in chunks)
-        seen = Distances(absolute, mixed, absolute / (largest or 1.0))
-        return _Scan(np.asarray(peaks, dtype=np.int64), largest, seen)
+        differences = Distances(absolute, mixed, absolute / (largest or 1.0))
+        return _Scan(np.asarray(peaks, dtype=np.int64), largest, differences)
 
 
 def pair_of(first: Any, second: Any, *, thorough: bool = True) -> TensorPair:

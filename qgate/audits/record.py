@@ -37,7 +37,7 @@ class PlaceRecord(TypedDict):
     refuses   alternatives that failed in at least one of them
     coarser   formats of the alternative `coarser`
     left_out  reason → comparisons that were not judged
-    seen      name of a distance → the largest between the tensors compared
+    differences  name of a distance → the largest between the tensors compared
     smallest  accepted alternative → the smallest distances that it made
     advice    a limit that would refuse them; none if the place is not weak
     """
@@ -54,7 +54,7 @@ class PlaceRecord(TypedDict):
     refuses: list[str]
     coarser: list[str]
     left_out: dict[str, int]
-    seen: dict[str, float]
+    differences: dict[str, float]
     smallest: dict[str, dict[str, float]]
     advice: LimitAdvice | None
 
@@ -84,34 +84,34 @@ def new_place(file: str, line: int, through: str, function: str, test: str) -> P
     return {
         "file": file, "line": line, "through": through, "function": function, "limits": [],
         "test": test, "calls": 0, "judged": 0, "accepts": [], "refuses": [], "coarser": [],
-        "left_out": {}, "seen": {}, "smallest": {}, "advice": None,
+        "left_out": {}, "differences": {}, "smallest": {}, "advice": None,
     }  # fmt: skip
 
 
-def is_weak(place: PlaceRecord) -> bool:
-    return bool(place["accepts"])
+def is_weak(spot: PlaceRecord) -> bool:
+    return bool(spot["accepts"])
 
 
 def add_judgment(
-    place: PlaceRecord,
+    spot: PlaceRecord,
     accepted: dict[str, dict[str, float]],
     refused: Iterable[str],
-    seen: dict[str, float],
+    differences: dict[str, float],
     coarser: Iterable[str] = (),
 ) -> None:
     """Add the outcome of comparisons: an alternative that failed once is not accepted here."""
     for name in refused:
-        if name not in place["refuses"]:
-            place["refuses"].append(name)
+        if name not in spot["refuses"]:
+            spot["refuses"].append(name)
     for name, distances in accepted.items():
-        smallest = place["smallest"].setdefault(name, dict(distances))
+        smallest = spot["smallest"].setdefault(name, dict(distances))
         smallest |= {key: min(value, smallest.get(key, value)) for key, value in distances.items()}
-    for name in place["refuses"]:
-        place["smallest"].pop(name, None)
-    for key, value in seen.items():
-        place["seen"][key] = max(value, place["seen"].get(key, value))
-    place["coarser"] += [name for name in coarser if name and name not in place["coarser"]]
-    place["accepts"] = list(place["smallest"])
+    for name in spot["refuses"]:
+        spot["smallest"].pop(name, None)
+    for key, value in differences.items():
+        spot["differences"][key] = max(value, spot["differences"].get(key, value))
+    spot["coarser"] += [name for name in coarser if name and name not in spot["coarser"]]
+    spot["accepts"] = list(spot["smallest"])
 
 
 def merge_places(records: Iterable[PlaceRecord]) -> list[PlaceRecord]:
@@ -119,21 +119,21 @@ def merge_places(records: Iterable[PlaceRecord]) -> list[PlaceRecord]:
     merged: dict[tuple[str, int, str, str], PlaceRecord] = {}
     for record in records:
         key = (record["file"], record["line"], record["through"], record["function"])
-        place = merged.setdefault(key, new_place(*key, record["test"]))
-        place["test"] = min(place["test"], record["test"])
-        place["calls"] += record["calls"]
-        place["judged"] += record["judged"]
+        spot = merged.setdefault(key, new_place(*key, record["test"]))
+        spot["test"] = min(spot["test"], record["test"])
+        spot["calls"] += record["calls"]
+        spot["judged"] += record["judged"]
         for limit in record["limits"]:
-            add_limit(place, limit)
+            add_limit(spot, limit)
         for reason, count in record["left_out"].items():
-            place["left_out"][reason] = place["left_out"].get(reason, 0) + count
+            spot["left_out"][reason] = spot["left_out"].get(reason, 0) + count
         add_judgment(
-            place, record["smallest"], record["refuses"], record["seen"], record["coarser"]
+            spot, record["smallest"], record["refuses"], record["differences"], record["coarser"]
         )
     return [merged[key] for key in sorted(merged)]
 
 
-def add_limit(place: PlaceRecord, limit: str) -> None:
+def add_limit(spot: PlaceRecord, limit: str) -> None:
     """Note a limit that a place uses, unless it is listed or there are many."""
-    if limit not in place["limits"] and len(place["limits"]) < MOST_LIMITS:
-        place["limits"].append(limit)
+    if limit not in spot["limits"] and len(spot["limits"]) < MOST_LIMITS:
+        spot["limits"].append(limit)

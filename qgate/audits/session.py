@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from qgate._version import __version__
-from qgate.audits.assertions import Assertion, UnreadableError, assertion_on
+from qgate.audits.assertions import Assertion, assertion_on
 from qgate.audits.callers import Caller, ProjectFiles, caller_of
 from qgate.audits.compute import Judgment, judge_closeness, judge_similarity
 from qgate.audits.criteria import Closeness, Similarity
@@ -26,6 +26,7 @@ from qgate.audits.record import (
     add_limit,
     new_place,
 )
+from qgate.audits.sources import UnreadableError
 from qgate.audits.watching import Comparison
 from qgate.text.names import shortened
 from qgate.text.numbers import brief
@@ -65,29 +66,31 @@ class AuditSession:
         caller = caller_of(self.files, self.test_files)
         if caller is None:
             return
-        place = self._place_at(caller, comparison)
-        place["calls"] += 1
-        faults = [name for name in FAULTS if name not in place["refuses"]]
-        unasserted = place["left_out"].get(_NOT_ASSERTED, 0)
-        tries = place["judged"] + sum(place["left_out"].values())
+        spot = self._place_at(caller, comparison)
+        spot["calls"] += 1
+        faults = [name for name in FAULTS if name not in spot["refuses"]]
+        unasserted = spot["left_out"].get(_NOT_ASSERTED, 0)
+        tries = spot["judged"] + sum(spot["left_out"].values())
         if not faults or tries >= MOST_CALLS or unasserted >= _MOST_UNASSERTED:
             return
         try:
-            judgment = self._judgment(comparison, caller, place, faults, truth)
+            judgment = self._judgment(comparison, caller, spot, faults, truth)
         except LeftOut as reason:
-            place["left_out"][str(reason)] = place["left_out"].get(str(reason), 0) + 1
+            spot["left_out"][str(reason)] = spot["left_out"].get(str(reason), 0) + 1
             return
         except UnreadableError:
-            place["left_out"][_NOT_ASSERTED] = unasserted + 1
+            spot["left_out"][_NOT_ASSERTED] = unasserted + 1
             return
-        place["judged"] += 1
-        add_judgment(place, judgment.accepted, judgment.refused, judgment.seen, [judgment.coarser])
+        spot["judged"] += 1
+        add_judgment(
+            spot, judgment.accepted, judgment.refused, judgment.differences, [judgment.coarser]
+        )
 
     def _judgment(
         self,
         comparison: Comparison,
         caller: Caller,
-        place: PlaceRecord,
+        spot: PlaceRecord,
         faults: list[str],
         truth: bool,
     ) -> Judgment:
@@ -98,10 +101,10 @@ class AuditSession:
         if assertion is None or truth:
             if assertion and (assertion.accepts(False) or not assertion.accepts(True)):
                 raise LeftOut(_NOT_ASSERTED)
-            add_limit(place, _limit_text(comparison))
-            thorough = place["judged"] < _THOROUGH_CALLS
+            add_limit(spot, _limit_text(comparison))
+            thorough = spot["judged"] < _THOROUGH_CALLS
             return judge_closeness(first, second, _closeness(comparison), faults, thorough=thorough)
-        add_limit(place, shortened(assertion.text, 60))
+        add_limit(spot, shortened(assertion.text, 60))
         reader_of(first)  # refuses what holds no numbers, such as tensors inside vmap
         numbers = _numbers(comparison.returned)
         criterion = Similarity(

@@ -28,21 +28,21 @@ CHECK = "qgate.testing.check_kernel"
 def summary_lines(record: AuditRecord) -> Iterator[str]:
     """Yield the first line of the summary, then one line for each weak place."""
     places = record["places"]
-    weak = [place for place in places if is_weak(place)]
-    judged = [place for place in places if place["judged"]]
-    calls = sum(place["calls"] for place in places)
+    weak = [spot for spot in places if is_weak(spot)]
+    judged = [spot for spot in places if spot["judged"]]
+    calls = sum(spot["calls"] for spot in places)
     if not calls:
         yield "no comparison of tensors passed in a test, so the audit has nothing to say"
     else:
-        held = "accepts" if len(weak) == 1 else "accept"
+        verb = "accepts" if len(weak) == 1 else "accept"
         yield (
             f"{counted(calls, 'comparison')} at {counted(len(places), 'place')}, "
-            f"{len(judged)} of them judged: {counted(len(weak), 'place')} {held} wrong values"
+            f"{len(judged)} of them judged: {counted(len(weak), 'place')} {verb} wrong values"
         )
-    yield from (place_line(place) for place in weak)
+    yield from (place_line(spot) for spot in weak)
     reasons: Counter[str] = Counter()
-    for place in places:
-        reasons.update(place["left_out"])
+    for spot in places:
+        reasons.update(spot["left_out"])
     if reasons:
         parts = [
             f"{counted(count, 'comparison')} of {why}" for why, count in sorted(reasons.items())
@@ -56,36 +56,36 @@ def summary_lines(record: AuditRecord) -> Iterator[str]:
         yield f"{total} inside the audit; the tests are not affected: {listed(first, 3)}"
 
 
-def place_line(place: PlaceRecord) -> str:
+def place_line(spot: PlaceRecord) -> str:
     """Write a weak place: where, the limit, what passes, and a limit that refuses it."""
-    limit = place["limits"][0] if place["limits"] else ""
-    more = " and other limits" if len(place["limits"]) > 1 else ""
-    through = f" (through {place['through']})" if place["through"] else ""
+    limit = spot["limits"][0] if spot["limits"] else ""
+    more = " and other limits" if len(spot["limits"]) > 1 else ""
+    through = f" (through {spot['through']})" if spot["through"] else ""
     return one_line(
-        f"{place['file']}:{place['line']}{through}: {place['function']}, {limit}{more}, accepts "
-        f"{accepted_names(place, place['accepts'])}; {advice_text(place)}"
+        f"{spot['file']}:{spot['line']}{through}: {spot['function']}, {limit}{more}, accepts "
+        f"{accepted_names(spot, spot['accepts'])}; {advice_text(spot)}"
     )
 
 
-def accepted_names(place: PlaceRecord, faults: Iterable[str]) -> str:
+def accepted_names(spot: PlaceRecord, faults: Iterable[str]) -> str:
     """List alternatives; the coarser format by its name."""
-    given = set(faults)
-    names = [name for fault, name in NAMES.items() if fault in given and fault != "coarser"]
-    if "coarser" in given:
-        formats = "/".join(place["coarser"])
+    chosen = set(faults)
+    names = [name for fault, name in NAMES.items() if fault in chosen and fault != "coarser"]
+    if "coarser" in chosen:
+        formats = "/".join(spot["coarser"])
         names.append(f"{formats} precision" if formats else NAMES["coarser"])
     return ", ".join(names)
 
 
-def advice_text(place: PlaceRecord) -> str:
+def advice_text(spot: PlaceRecord) -> str:
     """Say which limit would refuse the alternatives, or why none does."""
-    advice = place["advice"]
+    advice = spot["advice"]
     if advice is None or not advice["text"]:
         return f"no limit tells them from the difference seen: {CHECK} does"
-    missed = [fault for fault in place["accepts"] if fault not in advice["refuses"]]
+    missed = [fault for fault in spot["accepts"] if fault not in advice["refuses"]]
     if not missed:
         return f"{advice['text']} would not"
-    names = accepted_names(place, missed)
+    names = accepted_names(spot, missed)
     return (
         f"{advice['text']} would accept only {names}, which no limit tells from the difference "
         f"seen: {CHECK} does"

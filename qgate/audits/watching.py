@@ -56,12 +56,12 @@ class _Signature:
     def comparison(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], returned: Any
     ) -> Comparison:
-        given = dict(zip(self.names, args, strict=False)) | dict(kwargs)
+        arguments = dict(zip(self.names, args, strict=False)) | dict(kwargs)
         axis = None
-        limits = {name: float(given.get(name, value)) for name, value in self.defaults.items()}
+        limits = {name: float(arguments.get(name, value)) for name, value in self.defaults.items()}
         if "dim" in limits:
             axis = int(limits.pop("dim"))
-        first, second = (given[name] for name in self.names[:2])
+        first, second = (arguments[name] for name in self.names[:2])
         return Comparison(self.function, first, second, returned, limits, self.measure, axis)
 
 
@@ -191,7 +191,7 @@ class WatchedMethod:
     """A method of tensors that reports its calls."""
 
     def __init__(self, method: Any, signature: _Signature) -> None:
-        functools.update_wrapper(self, method)
+        self.__doc__ = method.__doc__
         self._method, self._signature = method, signature
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:

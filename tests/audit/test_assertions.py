@@ -9,7 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from qgate.audits.assertions import Assertion, UnreadableError, assertion_on
+from qgate.audits.assertions import Assertion, assertion_on
+from qgate.audits.sources import UnreadableError
 
 SEEN: list[Assertion | None] = []
 

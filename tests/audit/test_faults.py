@@ -121,9 +121,9 @@ def test_an_sqnr_is_accepted_as_the_test_itself_would(name: str, limit: float) -
 
 
 @pytest.mark.parametrize("axis", [-1, 0])
-@pytest.mark.parametrize(("reduce", "seen"), [("mean", False), ("min", True)])
+@pytest.mark.parametrize(("reduce", "differences"), [("mean", False), ("min", True)])
 def test_cosines_of_rows_see_a_dropped_row_in_their_minimum(
-    axis: int, reduce: str, seen: bool
+    axis: int, reduce: str, differences: bool
 ) -> None:
     x, y = actual(), expected()
     rows = torch.nn.functional.cosine_similarity(x, y, dim=axis).numpy()
@@ -131,7 +131,7 @@ def test_cosines_of_rows_see_a_dropped_row_in_their_minimum(
         "cosine", lambda value: getattr(value, reduce)() > 0.9, axis, np.shape(rows)
     )
     judgment = judge_similarity(x, y, rows, criterion, ["row", "larger"])
-    assert ("row" in judgment.refused) is seen
+    assert ("row" in judgment.refused) is differences
     assert "larger" in judgment.accepted
 
 
@@ -262,7 +262,9 @@ def advised(rtol: float, atol: float, noise: float) -> dict[str, object]:
     place = new_place("test_it.py", 1, "", "assert_close", "test")
     x, y = actual(noise), expected()
     judgment = judge_closeness(x, y, Closeness(rtol, atol), FAULTS)
-    add_judgment(place, judgment.accepted, judgment.refused, judgment.seen, [judgment.coarser])
+    add_judgment(
+        place, judgment.accepted, judgment.refused, judgment.differences, [judgment.coarser]
+    )
     advice = advice_for(place)
     return {"accepts": place["accepts"], **advice}
 

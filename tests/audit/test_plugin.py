@@ -380,14 +380,14 @@ def test_overridden():
     ("owner", "name"),
     [
         (session, "judge_closeness"), (session, "caller_of"), (session, "add_judgment"),
-        (callers.ProjectFiles, "contains"), (session, "assertion_on"), (assertions, "_call_at"),
+        (callers.ProjectFiles, "contains"), (session, "assertion_on"), (assertions, "call_at"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_an_error_inside_the_audit_is_named_and_changes_no_test(
     owner: object, name: str, audit: Audit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(owner, name, broken)
