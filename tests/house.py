@@ -23,10 +23,10 @@ from pathlib import Path
 FLOORS = {
     room: floor
     for floor, rooms in {
-        9: "plugin cli",
+        9: "plugin cli audit",
         8: "page analysis testing",
         7: "drawing gate",
-        6: "comparing collecting sweeps activation_stats kernel_checks checkpoints",
+        6: "comparing collecting sweeps activation_stats kernel_checks checkpoints audits",
         5: "summaries modes causes",
         4: "capture scales dumps expected",
         3: "formats stats models results baselines engine charts",
@@ -402,8 +402,8 @@ def _misplaced(module: Module, imported: Import) -> str:
     top = imported.name.split(".")[0]
     if _is_torch(imported.name) and module.torch_free:
         return f"{module.torch_free} works without torch"
-    if top.strip("_").split("_")[0] == "pytest" and module.room != "plugin":
-        return "only plugin knows pytest"
+    if top.strip("_").split("_")[0] == "pytest" and module.room not in ("plugin", "audit"):
+        return "only plugin and audit know pytest"
     if top == "matplotlib" and module.room != "charts" and "plots" not in module.name.split("."):
         return "only charts and the plots of features draw"
     if top == "argparse" and module.room not in ("cli", "plugin"):

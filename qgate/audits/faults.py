@@ -1,0 +1,130 @@
+"""Wrong alternatives of a tensor: what a broken kernel, layout or scale could have returned.
+
+A fault of a whole tensor changes every element. A fault of a part changes one typical row, block or
+element, and leaves the others as they were.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from qgate import formats
+from qgate.audits.reading import Values
+from qgate.formats import definition
+from qgate.formats.settings import QuantizerSettings
+
+_TABLE = 1 << 16
+_LEAST_CHANGE = 0.01
+"""Change of a shuffled or averaged tensor, relative to its RMS, below which it is no fault."""
+_LEAST_SHARE = 0.1
+"""Share of elements that a coarser format must change."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A wrong alternative: the values it makes, None where it would change nothing."""
+
+    name: str
+    part: Literal["tensor", "row", "block", "elements"]
+    change: Callable[[Values], Values | None]
+
+
+def _zeros(x: Values) -> Values:
+    return np.zeros_like(x)
+
+
+def _constant(x: Values) -> Values | None:
+    return _if_changed(np.full_like(x, x.mean()), x)
+
+
+def _shuffle(x: Values) -> Values | None:
+    return _if_changed(x[_permutation(x.size)], x)
+
+
+def _larger(x: Values) -> Values:
+    return x * 1.1
+
+
+def _noisy(x: Values) -> Values:
+    return x * (1 + 0.05 * np.resize(_signs(), x.size))
+
+
+def _double(x: Values) -> Values:
+    return x * 2
+
+
+def _negative(x: Values) -> Values:
+    return -x
+
+
+def _coarser(x: Values) -> Values | None:
+    fmt = coarser_format(x)
+    if not fmt:
+        return None
+    y = _ROUNDED[fmt](x)
+    return y if np.mean(y != x) >= _LEAST_SHARE else None
+
+
+FAULTS = {
+    "zeros": Fault("zeros", "tensor", _zeros),
+    "constant": Fault("constant", "tensor", _constant),
+    "shuffle": Fault("shuffle", "tensor", _shuffle),
+    "larger": Fault("larger", "tensor", _larger),
+    "noise": Fault("noise", "tensor", _noisy),
+    "row": Fault("row", "row", _zeros),
+    "scale": Fault("scale", "block", _double),
+    "element": Fault("element", "elements", _negative),
+    "coarser": Fault("coarser", "tensor", _coarser),
+}
+
+
+def coarser_format(x: Values) -> str:
+    """Name the next coarser format of values by the bits that they need; empty if none is left."""
+    bits = significant_bits(x)
+    return next((name for name, least in _NEEDED_BITS.items() if bits > least), "")
+
+
+def significant_bits(x: Values) -> int:
+    """Return how many significant bits write every value exactly."""
+    mantissas = x.view(np.int64)[x != 0] & ((1 << 52) - 1)
+    used = int(np.bitwise_or.reduce(mantissas, initial=0))
+    trailing = (used & -used).bit_length() - 1 if used else 52
+    return 53 - trailing
+
+
+_NEEDED_BITS = {"float32": 24, "bfloat16": 8, "fp8_e4m3": 4, "mxfp4": 2}
+"""The next coarser format of values that need more bits than these: the first that fits."""
+
+
+@functools.cache
+def _settings(name: str, **options: str) -> QuantizerSettings:
+    return QuantizerSettings(formats.get(name), options)
+
+
+_ROUNDED: dict[str, Callable[[Values], Values]] = {
+    "float32": lambda x: definition.round_to_bits(x, 24),
+    "bfloat16": lambda x: definition.round_to_bits(x, 8),
+    "fp8_e4m3": lambda x: definition.quantize(x, _settings("fp8_e4m3", granularity="tensor")),
+    "mxfp4": lambda x: definition.quantize(x, _settings("mxfp4")),
+}
+
+
+@functools.cache
+def _signs() -> Values:
+    return np.random.default_rng(0).choice((-1.0, 1.0), _TABLE)
+
+
+@functools.lru_cache(maxsize=8)
+def _permutation(size: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng(0).permutation(size)
+
+
+def _if_changed(y: Values, x: Values) -> Values | None:
+    change = np.square(y - x).mean()
+    return y if change >= _LEAST_CHANGE**2 * np.square(x).mean() else None
