@@ -34,6 +34,7 @@ NOT_LINEAR = ("embed", "norm", "wte", "wpe", "router", "conv")
 """Words in the names of two-dimensional weights that a recipe's "Linear" does not mean."""
 ALIKE = 0.3
 """Least cosine of a weight and its parent; unrelated weights have about 0."""
+TIED = "lm_head"
 HELPERS = ("input_scale", "input_global_scale", "k_scale", "v_scale", "output_scale")
 """Endings of tensors that belong to activations and caches, which a parent has not."""
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -290,7 +291,8 @@ def _account(
     weights: list[StoredWeight],
 ) -> None:
     """Find what is missing, unexpected, or ignored in vain."""
-    modules = [weight.name.removesuffix(".weight") for weight in weights]
+    # An output layer that shares the embedding's weight is a module without a tensor.
+    modules = [TIED, *(weight.name.removesuffix(".weight") for weight in weights)]
     if parent is not None:
         modules += [name.removesuffix(".weight") for name in parent.entries]
         used = {name for match in matches.values() for name in match.names}
@@ -334,7 +336,7 @@ def _is_tied(name: str, parent: Checkpoint) -> bool:
     """Return True for an output layer that shares its weight with the embedding."""
     configuration = parent.configuration.get("config.json")
     tied = isinstance(configuration, dict) and configuration.get("tie_word_embeddings", False)
-    return bool(tied) and "lm_head" in name
+    return bool(tied) and TIED in name
 
 
 def _fused_scales(child: Checkpoint, weights: list[StoredWeight]) -> Iterator[CheckpointFinding]:

@@ -59,3 +59,16 @@ def test_a_planted_fault_is_found_by_tensor_and_cause(
     record = compare(str(tmp_path / "child"), str(folders / "parent"))
     causes = [finding.cause for finding in record.findings if fault.subject in finding.subject]
     assert any(re.search(fault.words, cause) for cause in causes), record.findings
+
+
+def test_a_head_that_shares_the_embedding_is_not_missed(tmp_path: Path) -> None:
+    parent = parent_tensors()
+    write(tmp_path / "parent", parent, {"tie_word_embeddings": True})
+    tensors = load_file(export(tmp_path / "child", "int8") / "model.safetensors")
+    configuration = json.loads((tmp_path / "child" / "config.json").read_text())
+    del tensors["lm_head.weight"]
+    write(tmp_path / "child", tensors, configuration)
+    assert compare(str(tmp_path / "child"), str(tmp_path / "parent")).findings == []
+    write(tmp_path / "parent", parent, {})
+    (finding,) = compare(str(tmp_path / "child"), str(tmp_path / "parent")).findings
+    assert finding.subject == "lm_head.weight"

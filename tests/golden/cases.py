@@ -83,6 +83,17 @@ FORMATS = Group(
     )
 )
 
+CHECKPOINTS = Group(
+    (
+        step("checkpoint", "qgate checkpoint checkpoints/child --parent checkpoints/parent"),
+        step("checkpoint-alone", "qgate checkpoint checkpoints/child"),
+        step("checkpoint-wrong", "qgate checkpoint checkpoints/wrong --parent checkpoints/parent"),
+        step("checkpoint-json", "qgate checkpoint checkpoints/wrong --json"),
+        step("checkpoint-refused", "qgate checkpoint checkpoints/parent"),
+    ),
+    lambda folder: inputs.write_checkpoints(folder / "checkpoints"),
+)
+
 ONE = "--granularity tensor --no-plots"
 ZOO = "zoo/zoo.safetensors"
 ODD = " ".join(f"{ZOO}:{name}" for name in ("holes", "constant", "zeros", "small", "large"))
@@ -281,6 +292,7 @@ REPORTS = Group(
 
 GROUPS = {
     "formats": FORMATS,
+    "checkpoints": CHECKPOINTS,
     "sweeps": SWEEPS,
     "dumps": DUMPS,
     "models": MODELS,

@@ -229,3 +229,32 @@ def write_worse_results(before: Path, after: Path) -> None:
                 record["passed"] = record["passed"] and check["passed"]
     made = "".join(f"{json.dumps(record)}\n" for record in records)
     (after / "results.jsonl").write_text(made, encoding="utf-8")
+
+
+def write_checkpoints(folder: Path) -> None:
+    """Write a parent, a right INT8 export of it, and one with scales that are off by two."""
+    shapes = {
+        f"model.layers.{n}.mlp.{p}_proj.weight": (32, 64) for n in (0, 1) for p in ("up", "down")
+    }
+    parent = {name: torch.from_numpy(bell(seed, *shape)).float() / 16
+              for seed, (name, shape) in enumerate(shapes.items(), 900)}  # fmt: skip
+    child: dict[str, Tensor] = {}
+    for name, weight in parent.items():
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        child |= {name: (weight / scale).round().to(torch.int8), f"{name}_scale": scale}
+    norm = {"model.norm.weight": torch.ones(64)}
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+    recipe = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ["lm_head"],
+    }
+    wrong = dict(child)
+    wrong["model.layers.1.mlp.up_proj.weight_scale"] = (
+        child["model.layers.1.mlp.up_proj.weight_scale"] * 2
+    )
+    for name, tensors in (("parent", parent), ("child", child), ("wrong", wrong)):
+        (folder / name).mkdir(parents=True)
+        save_file(tensors | norm, folder / name / "model.safetensors")
+        declared = {} if name == "parent" else {"quantization_config": recipe}
+        (folder / name / "config.json").write_text(json.dumps(declared), encoding="utf-8")
