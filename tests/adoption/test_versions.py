@@ -18,6 +18,7 @@ import torch
 from qgate.activation_stats.files import read_record
 from qgate.activation_stats.record import ACTIVATIONS
 from qgate.activation_stats.tables import tables_of
+from qgate.audits import record as audit_record
 from qgate.baselines import accepted, candidates, manifest
 from qgate.cli import main
 from qgate.comparing import layer_files as storing
@@ -207,6 +208,7 @@ VERSIONS: dict[str, Callable[[], int]] = {
     "activations.json": lambda: int(ACTIVATIONS.split()[-1]),
     "mode_MODE_stats.json": lambda: storing.VERSION,
     "calibrations": lambda: calibration.VERSION,
+    "audit.json": lambda: audit_record.VERSION,
     ".unfinished-….jsonl": lambda: journal.VERSION,
 }
 
