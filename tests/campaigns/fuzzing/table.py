@@ -53,7 +53,7 @@ NOT_READERS: dict[str, str] = {
     "qgate.storage.folders:open": "bytes of a folder; the index and shards parse them",
     "qgate.storage.object_folders:put": _OURS,
     "qgate.models.huggingface_checks:_model_type": "one name for a message, of a file that is a target",
-    "qgate.models.huggingface_inputs:_processed_size": "two whole numbers, which are checked",
+    "qgate.models.huggingface_inputs:_read_settings": "two whole numbers, which are checked",
     "qgate.models.samples.hub:from_hub": "the datasets library, by the name of a data set",
 }
 # Rooms that read nothing of others: kernels are compiled from this package.
