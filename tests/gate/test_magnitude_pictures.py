@@ -52,7 +52,7 @@ def test_nothing_but_zeros_has_no_octave() -> None:
 def test_only_a_format_without_scales_has_ends(name: str) -> None:
     largest, smallest = ends(name)
     known = formats.get(name)
-    scaled = not isinstance(known, formats.ElementFormat) or name.startswith("int")
+    scaled = not isinstance(known, formats.ElementFormat) or isinstance(known, formats.IntFormat)
     assert (largest is None, smallest is None) == (scaled, scaled)
     if largest is not None and smallest is not None:
         assert smallest < largest
