@@ -141,16 +141,19 @@ def capture_sites(model: Model, sites: Sequence[Site]) -> dict[str, Tensor]:
 
 
 def check_repeatable(model: Model) -> None:
-    """Refuse a model whose outputs are not finite, or are others when it runs again."""
+    """Refuse a model whose outputs are masked by infinities, or others when it runs again.
+
+    NaN is a result of the weights that the gates have to find and place.
+    """
     sample = shortened(model.inputs[0])
     with torch.no_grad():
         first, second = model.outputs(sample), model.outputs(sample)
     for name, tensor in first.items():
-        if count := int((~tensor.isfinite()).sum()):
+        if not bool(tensor.isnan().any()) and (count := int(tensor.isinf().sum())):
             raise QgateError(
-                f"{model.name} cannot be a reference: its output {name} has {count} NaN or "
-                f"infinite values of {tensor.numel()}, which nothing can be compared with. Let its "
-                "forward return other outputs alone."
+                f"{model.name} cannot be a reference: its output {name} has {count} infinite "
+                f"values of {tensor.numel()}, which nothing can be compared with. Let its forward "
+                "return other outputs alone."
             )
         repeated = second.get(name)
         if repeated is None or repeated.shape != tensor.shape:
