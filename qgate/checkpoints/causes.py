@@ -43,10 +43,8 @@ def find_cause(weight: QuantizedWeight, parent: Tensor) -> str:
 def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
     yield ExportFault("neighboring codes are swapped (the order of nibbles)", _pairs_swapped)
     for power in (1, -1, 2, -2):
-        words = f"{2**power:g} times too {'high' if power > 0 else 'low'}"
-        words = words if power > 0 else f"{2**-power:g} times too low"
         yield ExportFault(
-            f"all scales are {words}",
+            f"all scales are {2 ** abs(power)} times too {'high' if power > 0 else 'low'}",
             lambda w, power=power: replace(w, scales=w.scales * 2.0**-power),  # type: ignore[misc]
         )
     yield ExportFault("scales are stored inverted", lambda w: replace(w, scales=1 / w.scales))

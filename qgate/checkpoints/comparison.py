@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,6 +21,7 @@ from qgate.checkpoints.findings import (
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.packings import StoredWeight, decode, find_weights
 from qgate.checkpoints.pairing import (
+    FUSIONS,
     ParentMatch,
     match_by_content,
     match_by_name,
@@ -37,7 +39,7 @@ ALIKE = 0.3
 TIED = "lm_head"
 HELPERS = ("input_scale", "input_global_scale", "k_scale", "v_scale", "output_scale")
 """Endings of tensors that belong to activations and caches, which a parent has not."""
-FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+FUSED = (FUSIONS["qkv_proj"], FUSIONS["gate_up_proj"])
 """Weights that serving engines fuse, so that they need one scale of the whole tensor."""
 
 
@@ -88,13 +90,12 @@ def _check_quantized(child: str, weights: list[StoredWeight], recipe: Recipe) ->
 
 
 def _check_parent(parent: Checkpoint) -> None:
-    quantized = [weight for weight in find_weights(parent) if weight.packing]
-    if quantized:
-        raise QgateError(
-            f"{parent.label!r} is quantized itself: {quantized[0].name!r} is stored as "
-            f"{quantized[0].packing.name if quantized[0].packing else ''}. Give the checkpoint "
-            "that the child was made from."
-        )
+    for weight in find_weights(parent):
+        if weight.packing is not None:
+            raise QgateError(
+                f"{parent.label!r} is quantized itself: {weight.name!r} is stored as "
+                f"{weight.packing.name}. Give the checkpoint that the child was made from."
+            )
 
 
 def _check_pair(
@@ -136,21 +137,16 @@ def _match(
     unmatched = {w.name: w for w in weights if w.name not in matches and w.packing is not None}
     if not unmatched:
         return matches
-    decoded: dict[str, Tensor] = {}
 
     def values(name: str) -> Tensor:
-        if name not in decoded:
-            decoded.clear()
-            decoded[name] = decode(child, unmatched[name], recipe.bits).values()
-        return decoded[name]
+        return decode(child, unmatched[name], recipe.bits).values()
 
-    shapes = {name: tuple(values(name).shape) for name in unmatched}
     open_parents = {
         name: entry.shape
         for name, entry in parent.entries.items()
         if name not in taken and len(entry.shape) == 2
     }
-    return matches | match_by_content(shapes, open_parents, values, parent.read)
+    return matches | match_by_content(unmatched, open_parents, values, parent.read)
 
 
 def _parent_values(parent: Checkpoint, match: ParentMatch, rows: int, columns: int) -> Tensor:
@@ -234,9 +230,7 @@ def _plain_record(
 ) -> WeightRecord:
     """Compare a tensor that is not quantized: equal bits, or a cast of the parent's."""
     entry = next(iter(weight.parts.values()))
-    count = 1
-    for length in entry.shape:
-        count *= length
+    count = math.prod(entry.shape)
     result = WeightRecord(weight.name, "", entry.dtype, weight.size, count)
     values = child.read(entry.name)
     if values.is_floating_point():

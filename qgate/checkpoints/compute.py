@@ -17,7 +17,6 @@ from qgate.checkpoints.record import ScaleFigures, WeightFigures
 from qgate.formats import get
 
 PER_DB = 10.0
-FP4_VALUES = (-6, -4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4, 6)
 SAMPLE = 1 << 16
 """Elements among which unused codes are looked for first."""
 
@@ -172,11 +171,11 @@ def _beside(figures: WeightFigures, sums: _Sums, count: int) -> WeightFigures:
 
 def over_codes_db(weight: QuantizedWeight, parent: Tensor) -> float:
     """Return the error over that of the nearest codes at the stored scales."""
-    scales = weight.spread(weight.scales)
+    scales = weight.scales[:, None, :, None]
     usable = torch.where((scales > 0) & scales.isfinite(), scales, 1.0)
-    zeros = 0.0 if weight.zero_points is None else weight.spread(weight.zero_points)
-    codes = round_to(weight.element, parent / usable + zeros)
-    nearest = (codes - zeros) * torch.where(scales.isfinite(), scales, 0.0)
+    zeros = 0.0 if weight.zero_points is None else weight.zero_points[:, None, :, None]
+    codes = round_to(weight.element, weight.in_tiles(parent) / usable + zeros)
+    nearest = weight.from_tiles((codes - zeros) * torch.where(scales.isfinite(), scales, 0.0))
     total, least, energy = (
         float(x.square().sum(dtype=torch.float64))
         for x in (weight.values().nan_to_num(0, 0, 0) - parent, nearest - parent, parent)
@@ -205,7 +204,7 @@ def _median_ratio(weight: QuantizedWeight, sums: _Sums) -> float | None:
 def _unused_codes(weight: QuantizedWeight) -> int:
     """Count the values of the element format that no element has, of formats up to 4 bits."""
     if weight.element == "fp4_e2m1":
-        listed = torch.tensor(FP4_VALUES) / weight.unit
+        listed = torch.from_numpy(get(weight.element).values()) / weight.unit
     elif weight.element in ("int4", "uint4", "int2", "uint2"):
         low, high = element_range(weight.element)
         listed = torch.arange(low, high + 1)

@@ -78,11 +78,6 @@ class QuantizedWeight:
                 ),
             )
 
-    def spread(self, per_tile: Tensor) -> Tensor:
-        """Repeat figures of tiles for each element."""
-        rows, columns = self.elements.shape
-        return spread(per_tile, self.tile, rows, columns)
-
 
 def widen(elements: Tensor) -> Tensor:
     """Return elements in float32; those of FP8 from a table, which is faster than torch's cast."""
@@ -97,15 +92,6 @@ _TABLES = {
     dtype: torch.arange(256, dtype=torch.uint8).view(dtype).float()
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
 }
-
-
-def spread(per_tile: Tensor, tile: tuple[int, int], rows: int, columns: int) -> Tensor:
-    """Repeat one figure per tile for each element of rows x columns."""
-    if per_tile.shape[0] > 1 and tile[0] > 1:
-        per_tile = per_tile.repeat_interleave(tile[0], 0)[:rows]
-    if per_tile.shape[1] > 1 and tile[1] > 1:
-        per_tile = per_tile.repeat_interleave(tile[1], 1)[:, :columns]
-    return per_tile
 
 
 def fit_tile(scales: Tensor, rows: int, columns: int, name: str) -> tuple[Tensor, tuple[int, int]]:

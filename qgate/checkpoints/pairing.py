@@ -6,7 +6,8 @@ fixed positions tell weights of one shape apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -78,26 +79,26 @@ def _parts_of(name: str, bare: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def match_by_content(
-    child: Mapping[str, tuple[int, ...]],
+    child: Iterable[str],
     parent: Mapping[str, tuple[int, ...]],
     read_child: Callable[[str], Tensor],
     read_parent: Callable[[str], Tensor],
 ) -> dict[str, ParentMatch]:
     """Match weights of one shape, or of a transposed one, by sampled elements."""
     matches: dict[str, ParentMatch] = {}
-    samples = {}
-    for name, shape in child.items():
-        candidates = [other for other, its in parent.items() if _fits(shape, its)]
-        if not candidates:
-            continue
+
+    @functools.cache
+    def parent_sample(name: str, transposed: bool) -> Tensor:
+        values = read_parent(name)
+        return _sampled(values.T if transposed else values)
+
+    for name in child:
         values = read_child(name)
+        shape, sample = tuple(values.shape), _sampled(values)
         best: tuple[float, ParentMatch] | None = None
-        for other in candidates:
-            if other not in samples:
-                samples[other] = read_parent(other).float()
-            for transposed in _orders(shape, parent[other]):
-                compared = samples[other].T if transposed else samples[other]
-                cosine = _cosine(_sampled(values), _sampled(compared))
+        for other, its in parent.items():
+            for transposed in _orders(shape, its):
+                cosine = _cosine(sample, parent_sample(other, transposed))
                 if best is None or cosine > best[0]:
                     best = cosine, ParentMatch((other,), "content", transposed)
         if best is not None and best[0] >= ALIKE:
@@ -105,16 +106,10 @@ def match_by_content(
     return matches
 
 
-def _fits(shape: Sequence[int], other: Sequence[int]) -> bool:
-    return tuple(shape) == tuple(other) or (
-        len(shape) == 2 and tuple(shape) == tuple(reversed(other))
-    )
-
-
-def _orders(shape: Sequence[int], other: Sequence[int]) -> list[bool]:
-    if tuple(shape) != tuple(other):
-        return [True]
-    return [False, True] if len(shape) == 2 and shape[0] == shape[1] else [False]
+def _orders(shape: tuple[int, ...], other: tuple[int, ...]) -> list[bool]:
+    """List the orders in which a tensor has a shape: as it is (False), transposed (True)."""
+    may_be_transposed = len(shape) == 2 and shape == other[::-1]
+    return [False] * (shape == other) + [True] * may_be_transposed
 
 
 def _sampled(x: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FIRST = 1 << 16
 POINTER = b"version https://git-lfs"
 SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
-CONFIGURATIONS = ("config.json", "hf_quant_config.json", "quantize_config.json", "recipe.yaml")
+CONFIGURATIONS = ("config.json", "hf_quant_config.json", "quantize_config.json")
 
 
 Length = Annotated[int, Meta(ge=0)]
@@ -112,7 +112,7 @@ def open_checkpoint(spec: str) -> Checkpoint:
     configuration = {
         name: _configuration(folder, name)
         for name in CONFIGURATIONS
-        if name.endswith(".json") and folder.stamp(name) is not None
+        if folder.stamp(name) is not None
     }
     return Checkpoint(spec, folder, entries, configuration)
 

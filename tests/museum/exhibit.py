@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -141,10 +141,6 @@ def load_exhibits() -> list[Exhibit]:
     loaded = []
     for module in pkgutil.iter_modules(exhibits.__path__):
         exhibit = importlib.import_module(f"{exhibits.__name__}.{module.name}").EXHIBIT
-        loaded.append(_named(exhibit, module.name))
+        loaded.append(replace(exhibit, name=module.name))
     kinds = list(KINDS)
     return sorted(loaded, key=lambda exhibit: (kinds.index(exhibit.kind), exhibit.name))
-
-
-def _named(exhibit: Exhibit, name: str) -> Exhibit:
-    return Exhibit(**{**vars(exhibit), "name": name})
