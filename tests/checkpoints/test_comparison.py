@@ -8,8 +8,8 @@ import pytest
 from safetensors.torch import load_file
 
 from qgate.checkpoints.comparison import compare
+from qgate.checkpoints.opening import open_checkpoint
 from qgate.checkpoints.packings import decode, find_weights
-from qgate.checkpoints.stored import open_checkpoint
 from qgate.checkpoints.texts import first_line
 from tests.checkpoints.exports import SCHEMES, compress, export, parent_tensors, write
 from tests.checkpoints.faults import FAULTS, ExportFault

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from qgate.checkpoints.comparison import compare
-from qgate.checkpoints.stored import open_checkpoint
+from qgate.checkpoints.opening import open_checkpoint
 from qgate.cli import main
 from qgate.errors import QgateError
 from tests.checkpoints.exports import export, parent_tensors, write

@@ -1,0 +1,101 @@
+"""Account for every tensor of child and parent: missing, unexpected, left out, fused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from qgate.checkpoints.packings import StoredWeight
+from qgate.checkpoints.pairing import FUSIONS, ParentMatch
+from qgate.checkpoints.recipes import Recipe
+from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord
+from qgate.checkpoints.stored import Checkpoint
+
+NOT_LINEAR = ("embed", "norm", "wte", "wpe", "router", "conv")
+"""Words in the names of two-dimensional weights that a recipe's "Linear" does not mean."""
+TIED = "lm_head"
+HELPERS = ("input_scale", "input_global_scale", "k_scale", "v_scale", "output_scale")
+"""Endings of tensors that belong to activations and caches, which a parent has not."""
+FUSED = (FUSIONS["qkv_proj"], FUSIONS["gate_up_proj"])
+"""Weights that serving engines fuse, so that they need one scale of the whole tensor."""
+
+
+def account(
+    record: CheckpointRecord,
+    recipe: Recipe,
+    parent: Checkpoint | None,
+    matches: dict[str, ParentMatch],
+    weights: list[StoredWeight],
+) -> None:
+    """Find what is missing, unexpected, or ignored in vain."""
+    # An output layer that shares the embedding's weight is a module without a tensor.
+    modules = [TIED, *(weight.name.removesuffix(".weight") for weight in weights)]
+    if parent is not None:
+        modules += [name.removesuffix(".weight") for name in parent.entries]
+        used = {name for match in matches.values() for name in match.names}
+        record.unmatched_parents = [name for name in parent.entries if name not in used]
+        for name in record.unmatched_parents:
+            if not _is_tied(name, parent):
+                record.findings.append(CheckpointFinding(name, "it is in the parent alone"))
+        for weight in weights:
+            if weight.name not in matches and not weight.name.endswith(HELPERS):
+                record.findings.append(CheckpointFinding(weight.name, "it is in the child alone"))
+    for pattern in recipe.idle_patterns(modules):
+        record.findings.append(CheckpointFinding(pattern, "this ignore pattern matches no module"))
+    if recipe.method:
+        skipped = [weight for weight in weights if _is_skipped(weight, recipe)]
+        record.findings += [
+            CheckpointFinding(
+                weight.name,
+                f"it is not quantized, and the recipe declares "
+                f"{recipe.format_of(weight.name.removesuffix('.weight'))}",
+            )
+            for weight in skipped
+        ]
+
+
+def _is_skipped(weight: StoredWeight, recipe: Recipe) -> bool:
+    """Return True for a linear layer's weight that the recipe quantizes and the child does not."""
+    entry = next(iter(weight.parts.values()))
+    module = weight.name.removesuffix(".weight")
+    return (
+        weight.packing is None
+        and weight.name.endswith(".weight")
+        and len(entry.shape) == 2
+        and entry.dtype in ("F32", "BF16", "F16")
+        and not any(word in module.lower() for word in NOT_LINEAR)
+        and not recipe.ignores(module)
+        and recipe.format_of(module) is not None
+    )
+
+
+def _is_tied(name: str, parent: Checkpoint) -> bool:
+    """Return True for an output layer that shares its weight with the embedding."""
+    configuration = parent.configuration.get("config.json")
+    tied = isinstance(configuration, dict) and configuration.get("tie_word_embeddings", False)
+    return bool(tied) and TIED in name
+
+
+def fused_scales(child: Checkpoint, weights: list[StoredWeight]) -> Iterator[CheckpointFinding]:
+    """Find parts of fused weights whose scales of the whole tensor differ."""
+    names = {weight.name: weight for weight in weights if weight.packing}
+    endings = ("weight_global_scale", "weight_scale_2")
+    for weight in names.values():
+        for parts in FUSED:
+            if not weight.name.endswith(f"{parts[0]}.weight"):
+                continue
+            group = [names.get(weight.name.replace(parts[0], part)) for part in parts]
+            scales = {
+                part: float(child.read(member.parts[ending].name).float().reshape(-1)[0])
+                for part, member in zip(parts, group, strict=True)
+                if member is not None
+                for ending in endings
+                if ending in member.parts
+            }
+            if len(Counter(scales.values())) > 1:
+                listed = ", ".join(f"{part} {scale:.4g}" for part, scale in scales.items())
+                yield CheckpointFinding(
+                    weight.name,
+                    f"engines fuse {' and '.join(scales)}, whose scales of the whole tensor "
+                    f"differ: {listed}",
+                )

@@ -1,0 +1,125 @@
+"""Safetensors files of a checkpoint: the heads of all shards, and single tensors of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, TypedDict
+
+from safetensors import SafetensorError
+
+from qgate.checkpoints.stored import Checkpoint, StoredEntry
+from qgate.errors import QgateError, first_line
+from qgate.records.validating import Meta, validate
+from qgate.storage.folders import Folder
+from qgate.storage.safetensors_heads import Head, NoHeadError, read_head
+from qgate.storage.tensor_reading import TensorFile, open_tensors
+from qgate.text import one_line
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FIRST = 1 << 16
+POINTER = b"version https://git-lfs"
+SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
+Length = Annotated[int, Meta(ge=0)]
+
+
+class HeadEntry(TypedDict):
+    """A tensor as the head of a safetensors file describes it."""
+
+    dtype: str
+    shape: list[Length]
+    data_offsets: Annotated[list[Length], Meta(min_length=2, max_length=2)]
+
+
+def open_shards(label: str, folder: Folder, names: list[str]) -> Checkpoint:
+    """Open safetensors files of one folder as one checkpoint."""
+    if len(names) > 1:
+        _check_shards(label, names)
+    entries: dict[str, StoredEntry] = {}
+    for name in names:
+        for entry in _entries(folder, name):
+            if entry.name in entries:
+                raise QgateError(
+                    f"{label!r}: {entry.name!r} is in {entries[entry.name].file!r} and in {name!r}: shards "
+                    "of two exports lie in one folder. Remove those of one."
+                )
+            entries[entry.name] = entry
+    return Checkpoint(label, entries, CheckpointShards(folder))
+
+
+class CheckpointShards:
+    """Reads tensors of shards; the file that was read last stays open."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._open: tuple[str, TensorFile] | None = None
+
+    def __call__(self, entry: StoredEntry) -> Tensor:
+        try:
+            if self._open is None or self._open[0] != entry.file:
+                self._open = (entry.file, open_tensors(self._folder, entry.file, FIRST))
+            return self._open[1].get_tensor(entry.name)
+        except (SafetensorError, ValueError, OSError, RuntimeError) as error:
+            raise QgateError(
+                f"{str(self._folder.at(entry.file))!r}: tensor {entry.name!r} cannot be read: "
+                f"{first_line(error)}."
+            ) from None
+
+
+def _check_shards(spec: str, names: list[str]) -> None:
+    """Refuse folders in which a shard is missing, or shards of two exports lie."""
+    counts: dict[tuple[str, int], set[int]] = {}
+    for name in names:
+        if match := SHARD.fullmatch(name):
+            key = match["stem"], int(match["count"])
+            counts.setdefault(key, set()).add(int(match["number"]))
+    if len(counts) > 1:
+        listed = " and ".join(f"{stem!r} in {count} parts" for stem, count in sorted(counts))
+        raise QgateError(
+            f"{spec!r} holds shards of two exports: {listed}. Remove those of one, or name a file."
+        )
+    for (stem, count), numbers in counts.items():
+        missing = sorted(set(range(1, count + 1)) - numbers)
+        if missing:
+            first = f"{stem}-{missing[0]:05}-of-{count:05}.safetensors"
+            raise QgateError(
+                f"{spec!r} lacks {len(missing)} of {count} shards, first {first!r}. Download it "
+                "again."
+            )
+
+
+def _entries(folder: Folder, name: str) -> Iterator[StoredEntry]:
+    """Read the head of one shard, and check that the file is as long as it says."""
+    path = str(folder.at(name))
+    stamp = folder.stamp(name)
+    head = _head(folder, name, path)
+    end = head.start
+    for key, entry in head.entries.items():
+        try:
+            validate(entry, HeadEntry)
+        except ValueError as error:
+            raise QgateError(
+                f"{path!r} is damaged: its head describes {one_line(key)!r} wrongly ({error})."
+            ) from None
+        first, last = entry["data_offsets"]
+        end = max(end, head.start + last)
+        yield StoredEntry(key, name, entry["dtype"], tuple(entry["shape"]), last - first)
+    if stamp is not None and stamp.size < end:
+        raise QgateError(
+            f"{path!r} is cut off: it has {stamp.size:,} of {end:,} bytes. Download it again."
+        )
+
+
+def _head(folder: Folder, name: str, path: str) -> Head:
+    try:
+        return read_head(lambda start, stop: folder.read(name, start, stop), FIRST)
+    except PermissionError:
+        raise QgateError(f"{path!r} cannot be read: permission denied.") from None
+    except (NoHeadError, ValueError, AttributeError, RecursionError):
+        if folder.read(name, 0, len(POINTER)) == POINTER:
+            raise QgateError(
+                f"{path!r} is a pointer of Git LFS, not the tensors; run `git lfs pull`."
+            ) from None
+        raise QgateError(f"{path!r} is damaged or no .safetensors file.") from None
