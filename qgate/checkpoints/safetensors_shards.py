@@ -42,8 +42,8 @@ def open_shards(label: str, folder: Folder, names: list[str]) -> Checkpoint:
         for entry in _entries(folder, name):
             if entry.name in entries:
                 raise QgateError(
-                    f"{label!r}: {entry.name!r} is in {entries[entry.name].file!r} and in {name!r}: shards "
-                    "of two exports lie in one folder. Remove those of one."
+                    f"{label!r}: {entry.name!r} is in {entries[entry.name].file!r} and in "
+                    f"{name!r}: shards of two exports lie in one folder. Remove those of one."
                 )
             entries[entry.name] = entry
     return Checkpoint(label, entries, CheckpointShards(folder))

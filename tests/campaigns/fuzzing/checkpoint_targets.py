@@ -63,7 +63,11 @@ def _blocks(folder: Path) -> None:
     _write(folder, parts, {"quant_method": "modelopt", "quant_algo": "NVFP4"})
 
 
-READERS = ("qgate.checkpoints.opening:_configuration", "qgate.storage.safetensors_heads:read_head")
+READERS = (
+    "qgate.checkpoints.opening:_configuration",
+    "qgate.checkpoints.stored:read",
+    "qgate.storage.safetensors_heads:read_head",
+)
 TARGETS = (
     Target("checkpoint of integers", _integers, _read, READERS),
     Target("checkpoint of GPTQ", _words, _read, READERS),
