@@ -25,7 +25,7 @@ FLOORS = {
     for floor, rooms in {
         9: "plugin cli audit",
         8: "page analysis testing",
-        7: "drawing gate",
+        7: "drawing gate engines",
         6: "comparing collecting sweeps activation_stats kernel_checks checkpoints audits",
         5: "summaries modes causes",
         4: "capture scales dumps expected",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Two-sided 95 % of Student's t by degrees of freedom; beyond the table, of the normal.
-_T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 14: 2.14, 19: 2.09, 29: 2.05}  # fmt: skip  # noqa: E501
+from qgate.metrics.intervals import mean_interval
+
 _MOVED = 3
 # Bits per byte that sums of float64 numbers cannot tell from none.
 _LEAST = 1e-12
@@ -52,17 +51,6 @@ def paired_change(before: Mapping[int, float], now: Mapping[int, float]) -> Pair
     half = min(half, max(changes.values()) - min(changes.values()))
     ordered = sorted(changes.items(), key=lambda change: (-abs(change[1]), change[0]))
     return PairedChange(mean, mean - half, mean + half, tuple(ordered))
-
-
-def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of values and half of its 95 % interval, infinite for a single one."""
-    count = len(values)
-    mean = sum(values) / count
-    if count == 1:
-        return mean, math.inf
-    spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
-    degrees = max(entry for entry in _T95 if entry <= count - 1)
-    return mean, (_T95[degrees] if count <= 30 else 1.96) * spread / math.sqrt(count)
 
 
 def _figure(value: float) -> str:

@@ -94,6 +94,15 @@ CHECKPOINTS = Group(
     lambda folder: inputs.write_checkpoints(folder / "checkpoints"),
 )
 
+ENGINES = Group(
+    (
+        step("engines", "qgate engines engines/trainer.npz engines/rollout.npz"),
+        step("engines-beyond", "qgate engines engines/trainer.npz engines/rollout.npz --max-kl 0"),
+        step("engines-json", "qgate engines engines/trainer.npz engines/rollout.npz --json"),
+    ),
+    lambda folder: inputs.write_engines(folder / "engines"),
+)
+
 ONE = "--granularity tensor --no-plots"
 ZOO = "zoo/zoo.safetensors"
 ODD = " ".join(f"{ZOO}:{name}" for name in ("holes", "constant", "zeros", "small", "large"))
@@ -293,6 +302,7 @@ REPORTS = Group(
 GROUPS = {
     "formats": FORMATS,
     "checkpoints": CHECKPOINTS,
+    "engines": ENGINES,
     "sweeps": SWEEPS,
     "dumps": DUMPS,
     "models": MODELS,

@@ -258,3 +258,14 @@ def write_checkpoints(folder: Path) -> None:
         save_file(tensors | norm, folder / name / "model.safetensors")
         declared = {} if name == "parent" else {"quantization_config": recipe}
         (folder / name / "config.json").write_text(json.dumps(declared), encoding="utf-8")
+
+
+def write_engines(folder: Path) -> None:
+    """Write the tokens and logits of an engine, and of one that is wrong at one position."""
+    folder.mkdir(parents=True)
+    logits = torch.from_numpy(bell(950, 3 * 12, 20)).float().reshape(3, 12, 20)
+    tokens = (torch.arange(36).reshape(3, 12) * 7) % 20
+    other = logits.bfloat16().float()
+    other[1, 4] *= 1.5
+    for name, values in (("trainer", other), ("rollout", logits)):
+        np.savez(folder / f"{name}.npz", tokens=tokens.numpy(), logits=values.numpy())

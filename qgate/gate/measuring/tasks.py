@@ -15,8 +15,8 @@ from qgate.errors import QgateError
 from qgate.gate.measured import Measured
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.coverage import row_tokens
-from qgate.gate.paired import mean_interval
 from qgate.metrics import sample_part
+from qgate.metrics.intervals import mean_interval
 from qgate.models.rows import token_ids
 from qgate.models.task_metric import TaskMetric, metric_name, task_figures
 from qgate.modes import Mode

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.campaigns.fuzzing import (
     checkpoint_targets,
+    engine_targets,
     record_targets,
     tensor_targets,
     text_targets,
@@ -16,7 +17,7 @@ from tests.campaigns.fuzzing.target import Target
 
 TARGETS: dict[str, Target] = {
     target.name: target
-    for part in (tensor_targets, checkpoint_targets, record_targets, text_targets)
+    for part in (tensor_targets, checkpoint_targets, engine_targets, record_targets, text_targets)
     for target in part.TARGETS
 }
 

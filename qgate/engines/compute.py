@@ -1,0 +1,220 @@
+"""Figures of two engines over the same tokens: differences of log-probabilities, KL, flips."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qgate.engines.record import (
+    CarryingSample,
+    CarryingToken,
+    Estimate,
+    Spread,
+    TokenFigures,
+)
+from qgate.engines.scored import MISSING, FloatArray, IntArray, ScoredSample
+from qgate.errors import QgateError
+from qgate.metrics.intervals import grouped_interval
+
+AT_ONCE = 1 << 21
+"""Logits of one engine that are worked on at a time, in float64."""
+FEW_SAMPLES = 4
+"""Number of samples below which the interval is taken over runs of tokens."""
+RUN = 32
+LISTED = 10
+Pair = tuple[ScoredSample, ScoredSample]
+
+
+@dataclass
+class TokenValues:
+    """Values of the tokens of one sample; NaN where an engine gives none.
+
+    same_best  1 where the most likely tokens are the same, 0 where not
+    """
+
+    actual: FloatArray
+    reference: FloatArray
+    kl: FloatArray
+    same_best: FloatArray
+
+
+def token_figures(
+    pairs: Sequence[Pair], progress: Callable[[int, int], None] | None = None
+) -> TokenFigures:
+    """Compare all tokens that both engines scored."""
+    values = []
+    for number, pair in enumerate(pairs):
+        if progress is not None:
+            progress(number, len(pairs))
+        values.append(token_values(*pair))
+    return _figures(pairs, values)
+
+
+def token_values(a: ScoredSample, r: ScoredSample) -> TokenValues:
+    """Return the log-probabilities of both engines, token by token, and what logits tell."""
+    nothing = np.full(len(a), np.nan)
+    values = TokenValues(a.logprobs.copy(), r.logprobs.copy(), nothing, _same(a.best, r.best))
+    if a.logits is not None or r.logits is not None:
+        _add_logits(a, r, values)
+    return values
+
+
+def _add_logits(a: ScoredSample, r: ScoredSample, values: TokenValues) -> None:
+    """Fill in what logits tell, a few rows at a time."""
+    ids = torch.from_numpy(a.ids)
+    best_tokens = {"actual": a.best.copy(), "reference": r.best.copy()}
+    sides = [
+        (name, side, side.logits)
+        for name, side in (("actual", a), ("reference", r))
+        if side.logits is not None
+    ]
+    if len(a) < 2:
+        return
+    step = max(1, AT_ONCE // max(rows(1, 2).shape[-1] for _, _, rows in sides))
+    for start in range(1, len(a), step):
+        stop = min(len(a), start + step)
+        logs: dict[str, Tensor] = {}
+        for name, sample, rows in sides:
+            logits = rows(start, stop)
+            _check_ids(sample, ids[start:stop], logits.shape[-1])
+            logs[name] = torch.log_softmax(logits.double(), -1)
+            own = logs[name].gather(1, ids[start:stop, None])[:, 0]
+            getattr(values, name)[start:stop] = own.numpy()
+            best_tokens[name][start:stop] = logs[name].argmax(-1).numpy()
+        if len(logs) == 2:
+            values.kl[start:stop] = _kl(logs["reference"], logs["actual"]).numpy()
+    values.same_best = _same(best_tokens["actual"], best_tokens["reference"])
+
+
+def _same(actual: IntArray, reference: IntArray) -> FloatArray:
+    """Return 1 where the most likely tokens are the same, 0 where not, NaN where one is missing."""
+    is_told = (actual != MISSING) & (reference != MISSING)
+    return np.where(is_told, actual == reference, np.nan)
+
+
+def _check_ids(sample: ScoredSample, ids: Tensor, vocabulary: int) -> None:
+    if bool((ids >= vocabulary).any()):
+        raise QgateError(
+            f"sample {sample.name!r} has token {int(ids.max())}, and logits of {vocabulary:,} "
+            "tokens: the ids are of another tokenizer."
+        )
+
+
+def _kl(reference: Tensor, actual: Tensor) -> Tensor:
+    if reference.shape != actual.shape:
+        raise QgateError(
+            f"the engines have logits of {actual.shape[-1]:,} and {reference.shape[-1]:,} tokens; "
+            "cut padding of the vocabulary off both."
+        )
+    p = reference.exp()
+    return torch.where(p > 0, p * (reference - actual), 0.0).sum(-1)
+
+
+def _figures(pairs: Sequence[Pair], values: Sequence[TokenValues]) -> TokenFigures:
+    actual, reference, kl, same_best = (
+        np.concatenate([getattr(v, name) for v in values])
+        for name in ("actual", "reference", "kl", "same_best")
+    )
+    sample = np.repeat(np.arange(len(pairs)), [len(a) for a, _ in pairs])
+    position = np.concatenate([np.arange(len(a)) for a, _ in pairs])
+    ids = np.concatenate([a.ids for a, _ in pairs])
+    told = ~np.isnan(actual) & ~np.isnan(reference)
+    if not told.any():
+        raise QgateError(
+            "no token has a log-probability from both engines: there is nothing to compare."
+        )
+    finite = np.isfinite(actual) & np.isfinite(reference) & told
+    infinite = int(told.sum() - finite.sum())
+    if not finite.any():
+        raise QgateError("all log-probabilities of one engine are infinite.")
+    difference = actual[finite] - reference[finite]
+    k3 = np.expm1(difference) - difference
+    groups = _groups(sample[finite], position[finite])
+    kl_told = finite & ~np.isnan(kl)
+    flips_told = ~np.isnan(same_best)
+    order = np.argsort(-k3, kind="stable")
+    total = float(k3.sum())
+    carried = np.cumsum(k3[order])
+    chosen = np.flatnonzero(finite)[order]
+    half = position[finite] >= np.array([len(a) for a, _ in pairs])[sample[finite]] / 2
+    return TokenFigures(
+        samples=len(pairs),
+        tokens=int(finite.sum()),
+        unscored=int((~told).sum()),
+        not_finite=infinite,
+        equal_share=float((difference == 0).mean()),
+        difference=_estimate(difference, groups),
+        magnitude=_spread(np.abs(difference)),
+        k3=_estimate(k3, groups),
+        ratios=(float(np.exp(difference.min())), _exp(float(difference.max()))),
+        kl=_estimate(kl[kl_told], groups[kl_told[finite]]) if kl_told.any() else None,
+        kl_spread=_spread(kl[kl_told]) if kl_told.any() else None,
+        flips=_estimate(
+            1 - same_best[flips_told], _groups(sample[flips_told], position[flips_told])
+        )
+        if flips_told.any()
+        else None,
+        flip_positions=int(flips_told.sum()),
+        half_carried_by=int(np.searchsorted(carried, total / 2) + 1) if total > 0 else 0,
+        first_half=float(k3[~half].mean()) if (~half).any() else 0.0,
+        second_half=float(k3[half].mean()) if half.any() else 0.0,
+        carriers=tuple(
+            CarryingToken(
+                pairs[sample[i]][0].name,
+                int(position[i]),
+                int(ids[i]),
+                float(actual[i]),
+                float(reference[i]),
+                float(value / total),
+            )
+            for i, value in zip(chosen[:LISTED].tolist(), k3[order][:LISTED], strict=True)
+            if value > 0
+        ),
+        worst_samples=tuple(_worst_samples(pairs, sample[finite], k3)),
+    )
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
+def _groups(sample: IntArray, position: IntArray) -> IntArray:
+    """Number what is independent: samples, or runs of tokens where there are few samples."""
+    if len(np.unique(sample)) >= FEW_SAMPLES:
+        return sample
+    runs = position // RUN
+    return sample * (int(runs.max()) + 1) + runs
+
+
+def _estimate(values: FloatArray, groups: IntArray) -> Estimate:
+    _, index = np.unique(groups, return_inverse=True)
+    sums, counts = np.bincount(index, values), np.bincount(index)
+    mean, half = grouped_interval(sums.tolist(), counts.tolist())
+    return Estimate(mean, half if math.isfinite(half) else None)
+
+
+def _spread(values: FloatArray) -> Spread:
+    median, q99, q999 = np.quantile(values, [0.5, 0.99, 0.999]).tolist()
+    return Spread(float(values.mean()), median, q99, q999, float(values.max()))
+
+
+def _worst_samples(pairs: Sequence[Pair], sample: IntArray, k3: FloatArray) -> list[CarryingSample]:
+    sums = np.bincount(sample, k3, minlength=len(pairs))
+    counts = np.bincount(sample, minlength=len(pairs))
+    total = float(sums.sum())
+    worst = np.argsort(-sums, kind="stable")[:LISTED].tolist()
+    return [
+        CarryingSample(
+            pairs[i][0].name,
+            int(counts[i]),
+            float(sums[i] / counts[i]),
+            float(sums[i] / total),
+        )
+        for i in worst
+        if total > 0 and counts[i] and sums[i] > 0
+    ]

@@ -1,0 +1,139 @@
+"""The record of one comparison of two engines: figures, the tokens that carry them, and weights."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over tokens with half of its 95 % interval; None where there are too few samples."""
+
+    mean: float
+    half_interval: float | None = None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean, median, upper quantiles and maximum over tokens."""
+
+    mean: float
+    median: float
+    q99: float
+    q999: float
+    largest: float
+
+
+@dataclass(frozen=True)
+class CarryingToken:
+    """A token that carries much of the difference.
+
+    share  of the sum of k3 over all tokens
+    """
+
+    sample: str
+    position: int
+    token: int
+    actual: float
+    reference: float
+    share: float
+
+
+@dataclass(frozen=True)
+class CarryingSample:
+    """A sample with its mean k3 and its share of the sum over all tokens."""
+
+    sample: str
+    tokens: int
+    k3: float
+    share: float
+
+
+@dataclass(frozen=True)
+class SiteDifference:
+    """A tensor at which the engines' modules differ."""
+
+    site: str
+    origin: str
+    relative_mse: float
+    max_abs: float
+
+
+@dataclass(frozen=True)
+class WeightDifference:
+    """A weight that is not the same in both engines.
+
+    relation  "rounded" (one is the other in fewer bits), "differs", "shape", or on which side alone
+    """
+
+    name: str
+    relation: str
+    dtypes: tuple[str, str]
+    relative_error: float | None = None
+
+
+@dataclass(frozen=True)
+class WeightComparison:
+    """Equality of the weights that the engines used: how many are equal, rounded, or differ."""
+
+    equal: int = 0
+    rounded: int = 0
+    differing: int = 0
+    differences: tuple[WeightDifference, ...] = ()
+
+
+@dataclass(frozen=True)
+class TokenFigures:
+    """Figures over the tokens that both engines scored.
+
+    tokens, samples  that were compared; unscored: tokens that one engine gives nothing for
+    equal_share      share of tokens with equal log-probabilities
+    difference       log-probability of the actual engine less that of the reference
+    magnitude        of these differences
+    k3               exp(d) - 1 - d, an estimate of KL(reference, actual) for tokens it drew
+    kl               KL(reference, actual) over the whole vocabulary, where there are logits
+    ratios           smallest and largest probability ratio of a token
+    flips            share of positions with another most likely token; None where not told
+    """
+
+    samples: int
+    tokens: int
+    unscored: int
+    equal_share: float
+    difference: Estimate
+    magnitude: Spread
+    k3: Estimate
+    ratios: tuple[float, float]
+    not_finite: int = 0
+    kl: Estimate | None = None
+    kl_spread: Spread | None = None
+    flips: Estimate | None = None
+    flip_positions: int = 0
+    half_carried_by: int = 0
+    first_half: float = 0.0
+    second_half: float = 0.0
+    carriers: tuple[CarryingToken, ...] = ()
+    worst_samples: tuple[CarryingSample, ...] = ()
+
+
+@dataclass
+class EnginesRecord:
+    """The comparison of two engines on the same tokens.
+
+    first_site  the first tensor that differs while the inputs of its module agree
+    beyond      each limit given that is exceeded, in words
+    """
+
+    actual: str
+    reference: str
+    figures: TokenFigures
+    weights: WeightComparison | None = None
+    first_site: SiteDifference | None = None
+    sites_compared: int = 0
+    sites_differing: int = 0
+    notes: list[str] = field(default_factory=list)
+    beyond: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the record as plain data."""
+        return asdict(self)

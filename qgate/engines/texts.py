@@ -1,0 +1,151 @@
+"""The comparison of two engines for the screen: the verdict first, then figures and where from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tabulate import tabulate
+
+from qgate.engines.record import EnginesRecord, Estimate, Spread, TokenFigures, WeightComparison
+from qgate.text import one_line
+from qgate.text.numbers import brief, percent
+
+
+def headline(record: EnginesRecord) -> str:
+    """Return the result in one line."""
+    figures = record.figures
+    names = f"{one_line(record.actual)} and {one_line(record.reference)}"
+    if record.beyond:
+        return one_line(record.beyond[0])
+    if figures.equal_share == 1:
+        return f"{names} give equal log-probabilities to all {figures.tokens:,} tokens"
+    kl, name = (figures.kl, "KL") if figures.kl is not None else (figures.k3, "k3")
+    return f"{names} differ by {name} {_estimate(kl)} nats per token over {figures.tokens:,} tokens"
+
+
+def result_lines(record: EnginesRecord, limit: int = 10) -> Iterator[str]:
+    """Say what differs, by how much, from where on, and at which tokens."""
+    yield headline(record)
+    yield from (one_line(reason) for reason in record.beyond[1:])
+    yield ""
+    yield tabulate(_rows(record.figures), tablefmt="plain", disable_numparse=True)
+    if record.weights is not None:
+        yield ""
+        yield from _weights(record.weights, limit)
+    if record.sites_compared:
+        yield ""
+        yield _sites(record)
+    yield from _carriers(record.figures, limit)
+    yield from (f"note: {one_line(note)}" for note in record.notes)
+
+
+def _estimate(value: Estimate) -> str:
+    if value.half_interval is None:
+        return brief(value.mean)
+    return f"{brief(value.mean)} ± {brief(value.half_interval, 2)}"
+
+
+def _spread(value: Spread) -> str:
+    return (
+        f"mean {brief(value.mean)}, median {brief(value.median)}, 99 % {brief(value.q99)}, "
+        f"99.9 % {brief(value.q999)}, largest {brief(value.largest)}"
+    )
+
+
+def _rows(figures: TokenFigures) -> Iterator[tuple[str, str]]:
+    counted = f"{figures.tokens:,} of {figures.samples:,} samples"
+    if figures.unscored:
+        counted += f"; {figures.unscored:,} without a log-probability from both"
+    yield "tokens", counted
+    yield "equal", percent(figures.equal_share)
+    yield "log-probability", f"{_estimate(figures.difference)} in the mean (first less second)"
+    yield "its size", _spread(figures.magnitude)
+    low, high = figures.ratios
+    yield "ratios", f"{brief(low)} to {brief(high)}"
+    yield "k3", f"{_estimate(figures.k3)} nats per token"
+    if figures.kl is not None and figures.kl_spread is not None:
+        yield "KL", f"{_estimate(figures.kl)} nats per token"
+        yield "its spread", _spread(figures.kl_spread)
+    if figures.flips is not None:
+        share = Estimate(100 * figures.flips.mean, _hundred(figures.flips.half_interval))
+        yield "top-1 flips", f"{_estimate(share)} % of {figures.flip_positions:,} positions"
+    if figures.half_carried_by:
+        tokens = figures.half_carried_by
+        yield (
+            "half of k3",
+            f"in {tokens:,} token{'s' * (tokens != 1)}; {brief(figures.first_half)} in "
+            f"first halves of samples, {brief(figures.second_half)} in second halves",
+        )
+
+
+def _hundred(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def _weights(weights: WeightComparison, limit: int) -> Iterator[str]:
+    total = weights.equal + weights.rounded + weights.differing
+    parts = [f"{weights.equal:,} of {total:,} weights are equal"]
+    if weights.rounded:
+        dtypes = " and ".join(
+            next(d.dtypes for d in weights.differences if d.relation == "rounded")
+        )
+        parts.append(f"{weights.rounded:,} are equal but for rounding ({dtypes})")
+    if weights.differing:
+        parts.append(f"{weights.differing:,} differ{'s' * (weights.differing == 1)}")
+    yield "; ".join(parts)
+    for difference in weights.differences[:limit]:
+        if difference.relation == "rounded":
+            continue
+        size = difference.relative_error
+        words = "differs" if size is None else f"relative error {brief(size)}"
+        relation = words if difference.relation == "differs" else f"in {difference.relation}"
+        relation = "shapes differ" if difference.relation == "shape" else relation
+        yield f"  {one_line(difference.name)}: {relation}"
+
+
+def _sites(record: EnginesRecord) -> str:
+    counts = f"{record.sites_differing:,} of {record.sites_compared:,} tensors differ"
+    first = record.first_site
+    if first is None:
+        return f"{counts}: the modules agree"
+    if first.origin == "local" and " weight," in first.site:
+        begins = "it is a weight"
+    elif first.origin == "local":
+        begins = "the inputs of its module agree"
+    elif first.origin == "enters":
+        begins = "the modules before it were not collected"
+    else:
+        begins = "no inputs of its module were collected"
+    size = f"relative MSE {brief(first.relative_mse)}"
+    return f"{counts}; they begin to differ at {one_line(first.site)} ({size}), and {begins}"
+
+
+def _carriers(figures: TokenFigures, limit: int) -> Iterator[str]:
+    if not figures.carriers:
+        return
+    yield ""
+    rows = [
+        [
+            one_line(c.sample), c.position, c.token, *_apart(c.actual, c.reference),
+            percent(c.share),
+        ]
+        for c in figures.carriers[:limit]
+    ]  # fmt: skip
+    heads = ["sample", "position", "token", "first", "second", "share of k3"]
+    yield tabulate(rows, heads, tablefmt="simple", disable_numparse=True)
+    worst = figures.worst_samples[0] if figures.worst_samples else None
+    if worst is not None and figures.samples > 1:
+        yield (
+            f"sample {one_line(worst.sample)} carries {percent(worst.share)} of k3 in "
+            f"{worst.tokens:,} tokens"
+        )
+
+
+def _apart(x: float, y: float) -> tuple[str, str]:
+    """Write two numbers with as many digits as it takes to see that they differ."""
+    texts = ("", "")
+    for digits in range(3, 17):
+        texts = f"{x:.{digits}g}", f"{y:.{digits}g}"
+        if texts[0] != texts[1] or x == y:
+            break
+    return texts
