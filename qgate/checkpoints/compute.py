@@ -27,7 +27,7 @@ from qgate.checkpoints.ideal import (
     round_to,
 )
 from qgate.checkpoints.record import ScaleFigures, WeightFigures
-from qgate.checkpoints.scratch import Scratch
+from qgate.checkpoints.scratch import Workspace, scratch
 from qgate.formats import get
 
 Array = np.ndarray[Any, Any]
@@ -82,14 +82,10 @@ def _extremes_of_tall_tiles(weight: DecodedRows, parent: SourceRows) -> list[Ext
     rows, columns = weight.shape
     height, width = weight.tile
     extremes: list[Extremes] = []
-    scratch = Scratch()
     for start, stop in weight.spans():
-        part = parent[start:stop]
-        across = -(-columns // min(width, columns))
-        wide = scratch.padded("parent", part, (stop - start, across * min(width, columns)))
-        tiles = wide.view(1, stop - start, across, -1)
-        bits = scratch.get("bits", tuple(tiles.shape), torch.int32)
-        these = Extremes.of(tiles, signed=weight.has_zero_points, bits=bits)
+        work = scratch().workspace((stop - start, columns), (stop - start, width))
+        work.parent.copy_(parent[start:stop])
+        these = Extremes.of(work.parent_tiles, signed=weight.has_zero_points, bits=work.bits)
         if start // height == len(extremes):
             extremes.append(these)
         else:
@@ -161,7 +157,7 @@ class Measurement:
         self._height, self._element = weight.tile[0], weight.element
         self._count = rows * columns
         self._scales = ScaleSums(every=-(-tiles // RATIOS) or 1)
-        self._scratch = Scratch()
+        self._scratch = scratch()
         self._unused: list[float] | None = None
         self._not_finite = self._zeros = self._ends = self._flushed = 0
         self._own_energy = self.energy = 0.0
@@ -184,105 +180,71 @@ class Measurement:
         self._see_codes(weight)
         width = min(weight.tile[1], columns)
         step = max(1, 2 * CHUNK // rows // width) * width
+        is_new = self._height <= TALL or start % self._height == 0
         sums = torch.zeros(2, rows, dtype=torch.float64)
         for first in range(0, columns, step):
             last = min(first + step, columns)
             part = weight if last - first == columns else weight.columns(first, last)
-            source = None if parent is None else parent[:, first:last]
-            tiles = slice(first // width, -(-last // width))
-            its = extremes if extremes is None else extremes.columns(tiles)
-            is_new = self._height <= TALL or start % self._height == 0
-            self._add_part(part, source, its, sums, is_new=is_new)
+            work = self._scratch.workspace(part.shape, part.tile)
+            self._add_values(part, work)
+            ideal = None
+            if parent is not None:
+                work.parent.copy_(parent[:, first:last])
+                tiles = slice(first // width, -(-last // width))
+                its = extremes if extremes is None else extremes.columns(tiles)
+                ideal = self._add_differences(part, work, its, sums)
+            if is_new:
+                self._scales.add(part.scales, ideal)
         if parent is not None:
             self._rows.append(sums[0])
             self._ideal_rows.append(sums[1])
 
-    def _add_part(
-        self,
-        weight: QuantizedWeight,
-        parent: Tensor | None,
-        extremes: Extremes | None,
-        sums: Tensor,
-        *,
-        is_new: bool,
-    ) -> None:
-        """Add columns that are worked on at once; `sums` are those of rows."""
-        tiled = _Tiled(weight)
-        values, zeros = self._add_values(weight, tiled)
-        if parent is None:
-            if is_new:
-                self._scales.add(weight.scales, None)
-            return
-        wide = self._scratch.padded("parent", parent, tiled.padded)
-        if extremes is None:
-            bits = self._scratch.get("bits", tiled.shape, torch.int32)
-            signed = weight.zero_points is not None
-            extremes = Extremes.of(wide.view(tiled.shape), signed=signed, bits=bits)
-        scales, shifts = ideal_scales(weight, extremes)
-        if is_new:
-            self._scales.add(weight.scales, scales)
-        off = self._ideal_differences(wide, scales, shifts, tiled, zeros)
-        source = tiled.cut(wide)
-        self.energy += float(torch.linalg.vector_norm(source).double().square())
-        sums[0] += _squared_rows(values.sub_(source))
-        sums[1] += _squared_rows(off)
-
-    def _add_values(self, weight: QuantizedWeight, tiled: _Tiled) -> tuple[Tensor, Array]:
-        """Decode, and count; return the values, and which are zero."""
+    def _add_values(self, weight: QuantizedWeight, work: Workspace) -> None:
+        """Decode, and count what needs no parent."""
         low, high = element_range(weight.element)
-        wide = self._scratch.padded("values", _wide(weight.elements), tiled.padded)
-        values = tiled.cut(wide)
-        self._ends += self._count_where(np.greater_equal, values, high / weight.unit)
-        self._ends += self._count_where(
-            np.less_equal, values, (low if low >= 0 else -high) / weight.unit
-        )
-        tiles = wide.view(tiled.shape)
+        work.values.copy_(_wide(weight.elements))
+        for compare, bound in ((np.greater_equal, high), (np.less_equal, max(low, -high))):
+            compare(work.values_array, np.float32(bound / weight.unit), out=work.mask)
+            self._ends += int(np.count_nonzero(work.mask))
         if weight.zero_points is not None:
-            tiles.sub_(weight.zero_points[:, None, :, None])
+            work.value_tiles.sub_(weight.zero_points[:, None, :, None])
         scales = weight.scales if weight.unit == 1.0 else weight.scales * weight.unit
-        tiles.mul_(scales[:, None, :, None])
-        norms = torch.linalg.vector_norm(values, dim=1)
-        if not bool(norms.isfinite().all()):
-            finite = values.isfinite()
+        work.value_tiles.mul_(scales[:, None, :, None])
+        energy = _squared_rows(work.values).sum()
+        if not bool(energy.isfinite()):
+            finite = work.values.isfinite()
             self._not_finite += int((~finite).sum())
-            values.masked_fill_(~finite, 0.0)
-            norms = torch.linalg.vector_norm(values, dim=1)
-        self._own_energy += float(norms.double().square().sum())
-        zeros = self._mask("zeros", values.shape)
-        np.equal(values.numpy(), 0, out=zeros)
-        self._zeros += int(np.count_nonzero(zeros))
-        return values, zeros
+            work.values.masked_fill_(~finite, 0.0)
+            energy = _squared_rows(work.values).sum()
+        self._own_energy += float(energy)
+        np.equal(work.values_array, 0, out=work.zeros)
+        self._zeros += int(np.count_nonzero(work.zeros))
 
-    def _ideal_differences(
-        self,
-        wide: Tensor,
-        scales: Tensor,
-        shifts: Tensor | None,
-        tiled: _Tiled,
-        zeros: Array,
+    def _add_differences(
+        self, weight: QuantizedWeight, work: Workspace, extremes: Extremes | None, sums: Tensor
     ) -> Tensor:
-        """Return the ideal quantizer's values less the parent's, and count flushed ones."""
+        """Add the errors of rows, and those of the ideal quantizer, whose scales are returned."""
+        if extremes is None:
+            signed = weight.zero_points is not None
+            extremes = Extremes.of(work.parent_tiles, signed=signed, bits=work.bits)
+        scales, shifts = ideal_scales(weight, extremes)
         spread = scales[:, None, :, None]
-        ratios = self._scratch.get("ratios", tiled.shape)
-        torch.div(wide.view(tiled.shape), spread, out=ratios)
+        torch.div(work.parent_tiles, spread, out=work.ratios)
         if shifts is not None:
-            ratios.add_(shifts[:, None, :, None])
-        rounded = self._scratch.get("rounded", tiled.shape).copy_(ratios)
-        bits = self._scratch.get("bits", tiled.shape, torch.int32)
-        round_in_place(self._element, rounded, bits)
-        codes = rounded if shifts is None else rounded - shifts[:, None, :, None]
-        kept = self._mask("kept", zeros.shape)
-        np.not_equal(tiled.cut(codes.view(tiled.padded)).numpy(), 0, out=kept)
-        self._flushed += int(np.count_nonzero(np.logical_and(kept, zeros, out=kept)))
-        return tiled.cut(rounded.sub_(ratios).mul_(spread).view(tiled.padded))
-
-    def _count_where(self, compare: np.ufunc, x: Tensor, bound: float) -> int:
-        mask = self._mask("kept", x.shape)
-        compare(x.numpy(), np.float32(bound), out=mask)
-        return int(np.count_nonzero(mask))
-
-    def _mask(self, name: str, shape: tuple[int, ...]) -> Array:
-        return self._scratch.get(name, tuple(shape), torch.bool).numpy()
+            work.ratios.add_(shifts[:, None, :, None])
+        round_in_place(weight.element, work.rounded.copy_(work.ratios), work.bits)
+        if shifts is None:
+            np.not_equal(work.rounded_array, 0, out=work.mask)
+        else:
+            codes = work.cut(work.rounded - shifts[:, None, :, None])
+            np.not_equal(codes.numpy(), 0, out=work.mask)
+        np.logical_and(work.mask, work.zeros, out=work.mask)
+        self._flushed += int(np.count_nonzero(work.mask))
+        self.energy += squared(work.parent)
+        work.rounded.sub_(work.ratios).mul_(spread)
+        sums[0] += _squared_rows(work.values.sub_(work.parent))
+        sums[1] += _squared_rows(work.cut(work.rounded))
+        return scales
 
     def _see_codes(self, weight: QuantizedWeight) -> None:
         """Strike codes that occur from those that have not, of formats up to 4 bits."""
@@ -327,21 +289,6 @@ class Measurement:
             worst_row=(row, float(PER_DB * torch.log10(ratios[row].clamp(min=1e-30)))),
             flushed_share=self._flushed / self._count,
         )
-
-
-class _Tiled:
-    """The shape of a chunk as tiles [down, height, across, width], with what is added to fit."""
-
-    def __init__(self, weight: QuantizedWeight) -> None:
-        self.rows, self.columns = weight.elements.shape
-        height, width = min(weight.tile[0], self.rows), min(weight.tile[1], self.columns)
-        down, across = -(-self.rows // height), -(-self.columns // width)
-        self.shape = down, height, across, width
-        self.padded = down * height, across * width
-
-    def cut(self, wide: Tensor) -> Tensor:
-        """Return the chunk without what was added to fit."""
-        return wide[: self.rows, : self.columns]
 
 
 def _wide(elements: Tensor) -> Tensor:

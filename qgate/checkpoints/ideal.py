@@ -43,6 +43,7 @@ class Extremes:
         return Extremes(largest, torch.minimum(self.smallest, other.smallest))
 
 
+@lru_cache
 def element_range(element: str) -> tuple[float, float]:
     """Return the smallest and the largest value of an element format."""
     if element.startswith("uint"):

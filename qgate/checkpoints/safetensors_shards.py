@@ -13,7 +13,7 @@ from torch import Tensor
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.errors import QgateError, first_line
 from qgate.records.validating import Meta, validate
-from qgate.storage.folders import Folder, Stamp
+from qgate.storage.folders import Folder
 from qgate.storage.safetensors_heads import Head, NoHeadError, read_head
 from qgate.text import one_line
 
@@ -45,11 +45,7 @@ def open_shards(label: str, folder: Folder, names: list[str]) -> Checkpoint:
     if len(names) > 1:
         _check_shards(label, names)
     entries: dict[str, StoredEntry] = {}
-    stamps: dict[str, Stamp] = {}
     for name in names:
-        stamp = folder.stamp(name)
-        if stamp is not None:
-            stamps[name] = stamp
         for entry in _entries(folder, name):
             if entry.name in entries:
                 raise QgateError(
@@ -58,7 +54,7 @@ def open_shards(label: str, folder: Folder, names: list[str]) -> Checkpoint:
                 )
             entries[entry.name] = entry
     shards = CheckpointShards(folder)
-    return Checkpoint(label, entries, shards, span_reader=shards.span, stamps=stamps)
+    return Checkpoint(label, entries, shards, span_reader=shards.span)
 
 
 class CheckpointShards:

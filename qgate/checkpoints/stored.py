@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+Stamps = dict[str, Stamp]
+"""The stamps of files by name."""
+
+
 @dataclass(frozen=True)
 class StoredEntry:
     """One tensor of a file, as its head describes it.
@@ -47,7 +51,7 @@ class Checkpoint:
     reader: Callable[[StoredEntry], Tensor]
     configuration: dict[str, object] = field(default_factory=dict)
     span_reader: Callable[[StoredEntry, int, int], Tensor] | None = None
-    stamps: dict[str, Stamp] = field(default_factory=dict)
+    stamps: Stamps = field(default_factory=dict)
     _last: tuple[str, Tensor] | None = field(default=None, init=False, repr=False)
 
     @cached_property
