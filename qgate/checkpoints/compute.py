@@ -128,12 +128,12 @@ class ScaleSums:
         self.smallest, self.largest = min(self.smallest, low), max(self.largest, high)
         if ideal is not None and ideal.shape == scales.shape:
             own, other = (x.reshape(-1)[:: self.every] for x in (scales, ideal))
-            both = (own > 0) & (other > 0) & own.isfinite()
-            self.ratios.append(own[both] / other[both])
+            self.ratios.append(own / other)
 
     def figures(self) -> ScaleFigures:
         """Return the figures of all scales."""
         ratios = torch.cat(self.ratios) if self.ratios else torch.empty(0)
+        ratios = ratios[(ratios > 0) & ratios.isfinite()]
         has_finite = self.smallest <= self.largest
         return ScaleFigures(
             count=self.count,

@@ -180,7 +180,7 @@ def from_nibbles(packed: Tensor) -> Tensor:
 
 def from_words(packed: Tensor, bits: int, count: int) -> Tensor:
     """Return the unsigned codes of int32 words along the last axis, the lowest bits first."""
-    codes = packed.reshape(-1).view(torch.uint8).reshape(*packed.shape[:-1], -1)
+    codes = packed.reshape(-1).contiguous().view(torch.uint8).reshape(*packed.shape[:-1], -1)
     return (codes if bits == 8 else _looked_up(codes, _CODES[bits]))[..., :count]
 
 

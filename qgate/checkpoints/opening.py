@@ -15,6 +15,8 @@ from qgate.storage.locations import user_location
 Opener = Callable[[str, Folder, list[str]], Checkpoint]
 OPENERS: Mapping[str, Opener] = {".safetensors": open_shards}
 """Who opens the files of a folder by their ending; of several kinds in a folder, the first."""
+REMOTE_AHEAD = 32 << 20
+"""Bytes of a store to read with one request."""
 CONFIGURATIONS = ("config.json", "hf_quant_config.json", "quantize_config.json")
 
 
@@ -35,6 +37,8 @@ def open_checkpoint(spec: str) -> Checkpoint:
     }
     files = dict.fromkeys([*names, *(entry.file for entry in checkpoint.entries.values())])
     checkpoint.stamps = _stamps(folder, files)
+    if folder.path is None:
+        checkpoint.ahead = REMOTE_AHEAD
     return checkpoint
 
 

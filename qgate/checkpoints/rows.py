@@ -18,8 +18,6 @@ from qgate.checkpoints.packings import MisfitError, Parts, StoredWeight, decode,
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.stored import Checkpoint
 
-AHEAD = 8 << 20
-"""Bytes of rows that are read at a time."""
 SAMPLE = 1 << 26
 """Elements of a large weight that are looked at for the cause of an error."""
 SLAB = 192 << 20
@@ -30,16 +28,16 @@ class ContiguousRows:
     """Rows of a tensor that lie one after the other in its file, read ahead.
 
     columns  elements of a row
-    ahead    bytes to read at a time, at least
+    ahead    bytes to read at a time, if more than usual
     """
 
-    def __init__(self, checkpoint: Checkpoint, name: str, columns: int, ahead: int = AHEAD) -> None:
+    def __init__(self, checkpoint: Checkpoint, name: str, columns: int, ahead: int = 0) -> None:
         entry = checkpoint.entries[name]
         self._checkpoint, self._name, self._columns = checkpoint, name, columns
         count = math.prod(entry.shape)
         self._rows = count // columns if columns else 0
         row_bytes = max(1, entry.size // max(1, self._rows))
-        self._step = max(1, ahead // row_bytes)
+        self._step = max(1, max(ahead, checkpoint.ahead) // row_bytes)
         self._start, self._held = 0, torch.empty(0)
 
     def __getitem__(self, rows: slice) -> Tensor:
@@ -81,7 +79,7 @@ class MatrixColumns:
         stop = min(max(stop, start + SLAB // max(1, self._height * itemsize)), self._width)
         slab = torch.empty(0)
         self._held = torch.empty(0, 0)
-        step = max(1, AHEAD // max(1, self._width * itemsize))
+        step = max(1, self._checkpoint.ahead // max(1, self._width * itemsize))
         for row in range(0, self._height, step):
             end = min(row + step, self._height)
             part = rows[self._first + row : self._first + end][:, start:stop]
@@ -221,7 +219,7 @@ class ParentRows:
     """
 
     def __init__(
-        self, parent: Checkpoint, match: ParentMatch, rows: int, columns: int, ahead: int = AHEAD
+        self, parent: Checkpoint, match: ParentMatch, rows: int, columns: int, ahead: int = 0
     ) -> None:
         entries = [parent.entries[name] for name in match.names]
         count = sum(math.prod(entry.shape) for entry in entries)

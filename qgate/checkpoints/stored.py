@@ -44,6 +44,7 @@ class Checkpoint:
     span_reader    reads elements of an entry from one number to another; without it, the tensor is
                    read whole
     stamps         the stamps that its files had when they were opened
+    ahead          bytes worth reading at a time, more where each request takes time
     """
 
     label: str
@@ -52,6 +53,7 @@ class Checkpoint:
     configuration: dict[str, object] = field(default_factory=dict)
     span_reader: Callable[[StoredEntry, int, int], Tensor] | None = None
     stamps: Stamps = field(default_factory=dict)
+    ahead: int = 2 << 20
     _last: tuple[str, Tensor] | None = field(default=None, init=False, repr=False)
 
     @cached_property

@@ -13,7 +13,7 @@ from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.plain import judge_plain
 from qgate.checkpoints.recipes import DeclaredFormat, Recipe
 from qgate.checkpoints.record import CheckpointFinding, WeightRecord
-from qgate.checkpoints.rows import AHEAD, ParentRows, WeightRows
+from qgate.checkpoints.rows import ParentRows, WeightRows
 from qgate.checkpoints.stored import Checkpoint
 
 KEPT = 256 << 20
@@ -47,7 +47,7 @@ def _quantized_judgement(
         rows = WeightRows(child, weight, recipe.bits)
         source = None
         if parent is not None and match is not None:
-            ahead = KEPT if rows.tile[0] > TALL else AHEAD
+            ahead = KEPT if rows.tile[0] > TALL else 0
             source = ParentRows(parent, match, *rows.shape, ahead)
         figures = measure(rows, source)
     except MisfitError as error:
