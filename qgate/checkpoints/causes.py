@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.compute import ideal_values
+from qgate.checkpoints.compute import measured, squared
 from qgate.checkpoints.grids import QuantizedWeight
 
 EXPLAINED_DB = 0.5
@@ -24,20 +24,37 @@ class ExportFault:
     undo: Change
 
 
-def find_cause(weight: QuantizedWeight, parent: Tensor) -> str:
-    """Name the fault without which a weight would be as an ideal quantizer makes it."""
-    weight = replace(weight, elements=weight.float_elements(), unit=1.0)
-    ideal, _ = ideal_values(weight, parent)
-    least = float((ideal - parent).square().sum(dtype=torch.float64))
+def find_cause(weight: QuantizedWeight, parent: Tensor, *, is_part: bool = False) -> str:
+    """Name the fault without which a weight would be as an ideal quantizer makes it.
+
+    is_part   these are leading rows of a weight, where what moved has ends that are not here
+    """
+    start, stop = _inner_rows(weight) if is_part else (0, len(weight.elements))
+    least = measured(weight.rows(start, stop), parent[start:stop]).least
     allowed = least * 10 ** (EXPLAINED_DB / 10)
     for fault in _faults(weight):
         undone = fault.undo(weight)
         if undone is None:
             continue
-        values = undone.values()
-        if float((values - parent).square().sum(dtype=torch.float64)) <= allowed:
+        if _is_within(undone.rows(start, stop), parent[start:stop], allowed):
             return fault.words
     return ""
+
+
+def _inner_rows(weight: QuantizedWeight) -> tuple[int, int]:
+    """Return the rows without those at both ends, where there are more."""
+    starts = [start for start, _ in weight.spans()]
+    return (starts[1], starts[-1]) if len(starts) > 2 else (0, len(weight.elements))
+
+
+def _is_within(weight: QuantizedWeight, parent: Tensor, allowed: float) -> bool:
+    """Add up the error of a weight until it is more than allowed."""
+    total = 0.0
+    for start, stop in weight.spans():
+        total += squared(weight.rows(start, stop).values() - parent[start:stop].float())
+        if not total <= allowed:
+            return False
+    return True
 
 
 def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
@@ -73,8 +90,15 @@ def _pairs_swapped(weight: QuantizedWeight) -> QuantizedWeight | None:
     rows, columns = weight.elements.shape
     if columns % 2:
         return None
-    pairs = weight.elements.reshape(rows, -1, 2)
-    return replace(weight, elements=pairs.flip(2).reshape(rows, columns))
+    pairs = _as_bytes(weight.elements).reshape(rows, -1, 2)
+    swapped = pairs.flip(2).reshape(rows, columns).view(weight.elements.dtype)
+    return replace(weight, elements=swapped)
+
+
+def _as_bytes(elements: Tensor) -> Tensor:
+    """View FP8 as bytes, as torch neither flips nor rolls it."""
+    is_byte = elements.dtype.itemsize == 1
+    return elements.contiguous().view(torch.uint8) if is_byte else elements
 
 
 def _moved(weight: QuantizedWeight, step: int) -> QuantizedWeight | None:
@@ -110,7 +134,9 @@ def _unswizzled(weight: QuantizedWeight) -> QuantizedWeight | None:
 
 def _rows_moved(weight: QuantizedWeight, step: int) -> QuantizedWeight:
     def moved(x: Tensor) -> Tensor:
-        return x.roll(-step, 0) if len(x) == len(weight.elements) else x
+        if len(x) != len(weight.elements):
+            return x
+        return _as_bytes(x).roll(-step, 0).view(x.dtype)
 
     zeros = None if weight.zero_points is None else moved(weight.zero_points)
     return replace(

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor
 
 from qgate.checkpoints.accounting import account, fused_scales
-from qgate.checkpoints.opening import open_checkpoint
+from qgate.checkpoints.opening import open_again, open_checkpoint
 from qgate.checkpoints.packings import StoredWeight, decode, find_weights
 from qgate.checkpoints.pairing import ParentMatch, match_by_content, match_by_name
 from qgate.checkpoints.recipes import Recipe, read_recipe
 from qgate.checkpoints.record import CheckpointRecord
-from qgate.checkpoints.stored import Checkpoint
-from qgate.checkpoints.weights import judge_weight
+from qgate.checkpoints.running import judgements
+from qgate.checkpoints.stored import Checkpoint, Stamps
+from qgate.checkpoints.weights import Judgement, judge_weight
+from qgate.engine import Workers, workers_of
 from qgate.errors import QgateError
 
 Progress = Callable[[int, int], None]
@@ -21,18 +25,43 @@ ALIKE = 0.3
 """Least cosine of a weight and its parent; unrelated weights have about 0."""
 
 
-def compare(
-    child: str, parent: str | None = None, progress: Progress | None = None
-) -> CheckpointRecord:
-    """Compare a quantized checkpoint with what it declares, and with its parent.
+@dataclass(frozen=True)
+class CheckpointPair:
+    """A quantized checkpoint beside its parent: which weights there are, and what they match.
 
-    child, parent   folders or single files, at paths or URLs
-    progress        called with the number of weights done, and of all
+    Values are read when a weight is judged. Another process opens the files itself.
     """
+
+    child: Checkpoint
+    parent: Checkpoint | None
+    recipe: Recipe
+    weights: list[StoredWeight]
+    matches: dict[str, ParentMatch]
+
+    def __reduce__(self) -> tuple[Callable[..., CheckpointPair], tuple[object, ...]]:
+        return _opened_again, (
+            *((x and x.label, x and x.stamps) for x in (self.child, self.parent)),
+            self.recipe,
+            [weight.name for weight in self.weights],
+            self.matches,
+        )
+
+    def judge(self, weight: StoredWeight) -> Judgement:
+        """Compare one weight with what is declared, and with its parent."""
+        match = self.matches.get(weight.name)
+        return judge_weight(self.child, weight, self.parent, match, self.recipe)
+
+    def account(self, record: CheckpointRecord) -> None:
+        """Add to a record what is missing, unexpected, left out, or cannot be fused."""
+        account(record, self.recipe, self.parent, self.matches, self.weights)
+        record.findings += fused_scales(self.child, self.weights)
+
+
+def open_pair(child: str, parent: str | None) -> CheckpointPair:
+    """Open a checkpoint and its parent, and match their weights; an error if they are no pair."""
     stored = open_checkpoint(child)
     recipe = read_recipe(child, stored.configuration)
     source = None if parent is None else open_checkpoint(parent)
-    record = CheckpointRecord(child, parent, recipe.method)
     weights = find_weights(stored)
     _check_quantized(child, weights, recipe)
     matches: dict[str, ParentMatch] = {}
@@ -40,17 +69,47 @@ def compare(
         _check_parent(source)
         matches = _match(stored, weights, source, recipe)
         _check_pair(child, parent or "", matches, weights)
-    for number, weight in enumerate(weights):
-        if progress is not None:
-            progress(number, len(weights))
-        judged, findings = judge_weight(stored, weight, source, matches.get(weight.name), recipe)
+    return CheckpointPair(stored, source, recipe, weights, matches)
+
+
+def compare(
+    child: str,
+    parent: str | None = None,
+    progress: Progress | None = None,
+    *,
+    workers: Workers | int = 1,
+    unfinished: Path | None = None,
+) -> CheckpointRecord:
+    """Compare a quantized checkpoint with what it declares, and with its parent.
+
+    child, parent   folders or single files, at paths or URLs
+    progress        called with the number of weights done, and of all
+    workers         processes on this machine, or a Ray cluster; the record is the same
+    unfinished      a folder for the results of a run that is killed, which the next one takes over
+    """
+    pair = open_pair(child, parent)
+    record = CheckpointRecord(child, parent, pair.recipe.method)
+    for judged, findings in judgements(pair, workers_of(workers), unfinished, progress):
         record.weights.append(judged)
         record.findings += findings
     _check_alike(record)
-    account(record, recipe, source, matches, weights)
-    record.findings += fused_scales(stored, weights)
+    pair.account(record)
     record.findings.sort(key=lambda finding: -(finding.over_ideal_db or 0.0))
     return record
+
+
+def _opened_again(
+    child: tuple[str, Stamps],
+    parent: tuple[str | None, Stamps | None],
+    recipe: Recipe,
+    names: list[str],
+    matches: dict[str, ParentMatch],
+) -> CheckpointPair:
+    """Open a pair as another process has opened it."""
+    stored = open_again(*child)
+    source = None if parent[0] is None else open_again(parent[0], parent[1] or {})
+    weights = {weight.name: weight for weight in find_weights(stored)}
+    return CheckpointPair(stored, source, recipe, [weights[name] for name in names], matches)
 
 
 # What can be compared -----------------------------------------------------------------------------

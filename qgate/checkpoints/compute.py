@@ -2,149 +2,299 @@
 
 The ideal quantizer has the same elements and tiles, and scales made from the parent. Codes that are
 nearest to the parent at the stored scales tell faults of codes from faults of scales.
+
+A weight is measured in chunks that stay in the cache, in memory that is used again. A tile that is
+taller than a chunk needs its extremes first: the rows of the parent are asked for twice then.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.grids import QuantizedWeight, decode_e8m0, widen
+from qgate.checkpoints.grids import CHUNK, TALL, QuantizedWeight, widen
+from qgate.checkpoints.ideal import (
+    Extremes,
+    element_range,
+    ideal_scales,
+    round_in_place,
+    round_to,
+)
 from qgate.checkpoints.record import ScaleFigures, WeightFigures
+from qgate.checkpoints.scratch import Workspace, scratch
 from qgate.formats import get
 
+Array = np.ndarray[Any, Any]
 PER_DB = 10.0
-SAMPLE = 1 << 16
-"""Elements among which unused codes are looked for first."""
+RATIOS = 1 << 20
+"""Scales of one weight that are compared with ideal ones, at most about."""
 
 
-def element_range(element: str) -> tuple[float, float]:
-    """Return the smallest and the largest value of an element format."""
-    if element.startswith("uint"):
-        return 0.0, float(2 ** int(element[4:]) - 1)
-    if element.startswith("int"):
-        half = 2 ** (int(element[3:]) - 1)
-        return float(-half), float(half - 1)
-    return -get(element).max, get(element).max
+class DecodedRows(Protocol):
+    """A quantized weight, in memory or in a file, whose rows are decoded span by span."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+    @property
+    def tile(self) -> tuple[int, int]: ...
+    @property
+    def element(self) -> str: ...
+    @property
+    def has_zero_points(self) -> bool: ...
+    def spans(self) -> Iterator[tuple[int, int]]: ...
+    def rows(self, start: int, stop: int) -> QuantizedWeight: ...
 
 
-def round_to(element: str, x: Tensor) -> Tensor:
-    """Round to the nearest value of an element format, and saturate."""
-    low, high = element_range(element)
-    if element.startswith(("int", "uint")):
-        return x.round().clamp_(low, high)
-    if element == "fp4_e2m1":
-        x = x.clamp(low, high)
-        # Steps of 0.5 below 2, of 1 below 4, of 2 above: each rounded to even in its own grid.
-        fine, middle = (x * 2).round_().mul_(0.5), x.round()
-        coarse = (x * 0.5).round_().mul_(2)
-        magnitude = x.abs()
-        return torch.where(magnitude < 2, fine, torch.where(magnitude < 4, middle, coarse))
-    dtype = torch.float8_e5m2 if element == "fp8_e5m2" else torch.float8_e4m3fn
-    return widen(x.clamp(low, high).to(dtype))
+class SourceRows(Protocol):
+    """The parent's values as rows: a tensor, or rows of a file."""
+
+    def __getitem__(self, rows: slice, /) -> Tensor: ...
 
 
-def ideal_values(weight: QuantizedWeight, parent: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what an ideal quantizer of the same elements and tiles makes of the parent.
-
-    Its scales are returned, too, one per tile.
-    """
-    blocks = weight.in_tiles(parent)
-    low, high = element_range(weight.element)
-    if weight.zero_points is not None:
-        smallest = blocks.amin((1, 3), keepdim=True).clamp(max=0)
-        largest = blocks.amax((1, 3), keepdim=True).clamp(min=0)
-        scales = ((largest - smallest) / (high - low)).clamp(min=torch.finfo(torch.float32).tiny)
-        zeros = (low - smallest / scales).round().clamp(low, high)
-        values = (round_to(weight.element, blocks / scales + zeros) - zeros) * scales
-    else:
-        least, most = blocks.amin((1, 3), keepdim=True), blocks.amax((1, 3), keepdim=True)
-        scales = _symmetric_scales(weight, torch.maximum(-least, most), high)
-        values = round_to(weight.element, blocks / scales).mul_(scales)
-    return weight.from_tiles(values), scales[:, 0, :, 0]
+def measure(weight: DecodedRows, parent: SourceRows | None = None) -> WeightFigures:
+    """Measure a decoded weight, beside its parent where there is one."""
+    return measured(weight, parent).figures()
 
 
-def _symmetric_scales(weight: QuantizedWeight, amax: Tensor, largest: float) -> Tensor:
-    codes = weight.scale_codes
-    if codes is None:
-        scales = amax / largest
-    elif codes.dtype == torch.uint8:
-        # The scale rule of MX: the exponent of the largest magnitude less that of the element's.
-        _, exponents = torch.frexp(amax)
-        _, top = torch.frexp(torch.tensor(largest))
-        scales = decode_e8m0((exponents - top + 127).clamp(0, 254).to(torch.uint8))
-    else:
-        # NVFP4: block scales in E4M3, times the scale of the whole tensor that is stored.
-        stored = codes.float()
-        whole = (weight.scales / torch.where(stored == 0, torch.nan, stored)).nanmedian()
-        whole = torch.where(whole.isfinite() & (whole > 0), whole, 1.0)
-        scales = round_to("fp8_e4m3", amax / largest / whole) * whole
-    return torch.where(scales > 0, scales, 1.0)
+def measured(weight: DecodedRows, parent: SourceRows | None = None) -> Measurement:
+    """Add up the sums over all chunks of a weight."""
+    measurement = Measurement(weight)
+    height = weight.tile[0]
+    tall = None
+    if parent is not None and height > TALL:
+        tall = _extremes_of_tall_tiles(weight, parent)
+    for start, stop in weight.spans():
+        chunk = weight.rows(start, stop)
+        source = None if parent is None else parent[start:stop]
+        extremes = None if tall is None else tall[start // height]
+        measurement.add(start, chunk, source, extremes)
+    return measurement
+
+
+def _extremes_of_tall_tiles(weight: DecodedRows, parent: SourceRows) -> list[Extremes]:
+    """Find the extremes of each row of tiles, by spans of its rows."""
+    rows, columns = weight.shape
+    height, width = weight.tile
+    extremes: list[Extremes] = []
+    for start, stop in weight.spans():
+        work = scratch().workspace((stop - start, columns), (stop - start, width))
+        work.parent.copy_(parent[start:stop])
+        these = Extremes.of(work.parent_tiles, signed=weight.has_zero_points, bits=work.bits)
+        if start // height == len(extremes):
+            extremes.append(these)
+        else:
+            extremes[-1] = extremes[-1].or_more(these)
+    assert len(extremes) == -(-rows // height)
+    return extremes
 
 
 @dataclass
-class _Sums:
-    """Sums over the chunks of one weight; those of rows are lists of one tensor per chunk."""
+class ScaleSums:
+    """Counts of scales, and their ratios to ideal ones where these have been made."""
 
+    every: int = 1
+    count: int = 0
     not_finite: int = 0
-    zeros: int = 0
-    ends: int = 0
-    flushed: int = 0
-    energy: float = 0.0
-    own_energy: float = 0.0
-    rows: list[Tensor] = field(default_factory=list)
-    ideal_rows: list[Tensor] = field(default_factory=list)
-    ideal_scales: list[Tensor] = field(default_factory=list)
+    zero: int = 0
+    negative: int = 0
+    smallest: float = math.inf
+    largest: float = -math.inf
+    first: float | None = None
+    all_equal: bool = True
+    ratios: list[Tensor] = field(default_factory=list)
+
+    def add(self, scales: Tensor, ideal: Tensor | None) -> None:
+        count = scales.numel()
+        if not count:
+            return
+        self.first = float(scales[0, 0]) if self.first is None else self.first
+        low, high = float(scales.amin()), float(scales.amax())
+        self.count += count
+        self.all_equal = self.all_equal and low == high == self.first
+        if not (math.isfinite(low) and math.isfinite(high)):
+            finite = scales[scales.isfinite()]
+            self.not_finite += count - finite.numel()
+            low = float(finite.min()) if finite.numel() else math.inf
+            high = float(finite.max()) if finite.numel() else -math.inf
+        if low <= 0:
+            self.zero += int((scales == 0).sum())
+            self.negative += int((scales < 0).sum())
+        self.smallest, self.largest = min(self.smallest, low), max(self.largest, high)
+        if ideal is not None and ideal.shape == scales.shape:
+            own, other = (x.reshape(-1)[:: self.every] for x in (scales, ideal))
+            self.ratios.append(own / other)
+
+    def figures(self) -> ScaleFigures:
+        """Return the figures of all scales."""
+        ratios = torch.cat(self.ratios) if self.ratios else torch.empty(0)
+        ratios = ratios[(ratios > 0) & ratios.isfinite()]
+        has_finite = self.smallest <= self.largest
+        return ScaleFigures(
+            count=self.count,
+            not_finite=self.not_finite,
+            zero=self.zero,
+            negative=self.negative,
+            smallest=self.smallest if has_finite else math.nan,
+            largest=self.largest if has_finite else math.nan,
+            all_equal=self.count > 1 and self.all_equal,
+            log2_ratio=float(ratios.log2().median()) if ratios.numel() else None,
+        )
 
 
-def measure(weight: QuantizedWeight, parent: Tensor | None = None) -> WeightFigures:
-    """Measure a decoded weight, beside its parent where there is one."""
-    sums = _Sums()
-    for start, chunk in weight.chunks():
-        stop = start + len(chunk.elements)
-        _add(sums, chunk, None if parent is None else parent[start:stop].float())
-    count = weight.elements.numel()
-    figures = WeightFigures(
-        count=count,
-        not_finite=sums.not_finite,
-        zero_share=sums.zeros / count if count else 0.0,
-        unused_codes=_unused_codes(weight),
-        at_ends_share=sums.ends / count if count else 0.0,
-        scales=_scale_figures(weight, _median_ratio(weight, sums)),
-    )
-    return figures if parent is None else _beside(figures, sums, count)
+class Measurement:
+    """Sums over the chunks of one weight."""
+
+    def __init__(self, weight: DecodedRows) -> None:
+        rows, columns = weight.shape
+        height, width = min(weight.tile[0], max(rows, 1)), min(weight.tile[1], max(columns, 1))
+        tiles = -(-rows // max(1, height)) * -(-columns // max(1, width))
+        self._height, self._element = weight.tile[0], weight.element
+        self._count = rows * columns
+        self._scales = ScaleSums(every=-(-tiles // RATIOS) or 1)
+        self._scratch = scratch()
+        self._unused: list[float] | None = None
+        self._not_finite = self._zeros = self._ends = self._flushed = 0
+        self._own_energy = self.energy = 0.0
+        self._rows: list[Tensor] = []
+        self._ideal_rows: list[Tensor] = []
+
+    # Adding --------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        start: int,
+        weight: QuantizedWeight,
+        parent: Tensor | None,
+        extremes: Extremes | None = None,
+    ) -> None:
+        """Add rows from `start` on; `extremes` are those of tiles that are taller."""
+        rows, columns = weight.elements.shape
+        if not rows or not columns:
+            return
+        self._see_codes(weight)
+        width = min(weight.tile[1], columns)
+        step = max(1, 2 * CHUNK // rows // width) * width
+        is_new = self._height <= TALL or start % self._height == 0
+        sums = torch.zeros(2, rows, dtype=torch.float64)
+        for first in range(0, columns, step):
+            last = min(first + step, columns)
+            part = weight if last - first == columns else weight.columns(first, last)
+            work = self._scratch.workspace(part.shape, part.tile)
+            self._add_values(part, work)
+            ideal = None
+            if parent is not None:
+                work.parent.copy_(parent[:, first:last])
+                tiles = slice(first // width, -(-last // width))
+                its = extremes if extremes is None else extremes.columns(tiles)
+                ideal = self._add_differences(part, work, its, sums)
+            if is_new:
+                self._scales.add(part.scales, ideal)
+        if parent is not None:
+            self._rows.append(sums[0])
+            self._ideal_rows.append(sums[1])
+
+    def _add_values(self, weight: QuantizedWeight, work: Workspace) -> None:
+        """Decode, and count what needs no parent."""
+        low, high = element_range(weight.element)
+        work.values.copy_(_wide(weight.elements))
+        for compare, bound in ((np.greater_equal, high), (np.less_equal, max(low, -high))):
+            compare(work.values_array, np.float32(bound / weight.unit), out=work.mask)
+            self._ends += int(np.count_nonzero(work.mask))
+        if weight.zero_points is not None:
+            work.value_tiles.sub_(weight.zero_points[:, None, :, None])
+        scales = weight.scales if weight.unit == 1.0 else weight.scales * weight.unit
+        work.value_tiles.mul_(scales[:, None, :, None])
+        energy = _squared_rows(work.values).sum()
+        if not bool(energy.isfinite()):
+            finite = work.values.isfinite()
+            self._not_finite += int((~finite).sum())
+            work.values.masked_fill_(~finite, 0.0)
+            energy = _squared_rows(work.values).sum()
+        self._own_energy += float(energy)
+        np.equal(work.values_array, 0, out=work.zeros)
+        self._zeros += int(np.count_nonzero(work.zeros))
+
+    def _add_differences(
+        self, weight: QuantizedWeight, work: Workspace, extremes: Extremes | None, sums: Tensor
+    ) -> Tensor:
+        """Add the errors of rows, and those of the ideal quantizer, whose scales are returned."""
+        if extremes is None:
+            signed = weight.zero_points is not None
+            extremes = Extremes.of(work.parent_tiles, signed=signed, bits=work.bits)
+        scales, shifts = ideal_scales(weight, extremes)
+        spread = scales[:, None, :, None]
+        torch.div(work.parent_tiles, spread, out=work.ratios)
+        if shifts is not None:
+            work.ratios.add_(shifts[:, None, :, None])
+        round_in_place(weight.element, work.rounded.copy_(work.ratios), work.bits)
+        if shifts is None:
+            np.not_equal(work.rounded_array, 0, out=work.mask)
+        else:
+            codes = work.cut(work.rounded - shifts[:, None, :, None])
+            np.not_equal(codes.numpy(), 0, out=work.mask)
+        np.logical_and(work.mask, work.zeros, out=work.mask)
+        self._flushed += int(np.count_nonzero(work.mask))
+        self.energy += squared(work.parent)
+        work.rounded.sub_(work.ratios).mul_(spread)
+        sums[0] += _squared_rows(work.values.sub_(work.parent))
+        sums[1] += _squared_rows(work.cut(work.rounded))
+        return scales
+
+    def _see_codes(self, weight: QuantizedWeight) -> None:
+        """Strike codes that occur from those that have not, of formats up to 4 bits."""
+        if self._unused is None:
+            self._unused = _codes(weight)
+        if self._unused:
+            elements = weight.elements.numpy()
+            self._unused = [code for code in self._unused if not (elements == code).any()]
+
+    # Figures -------------------------------------------------------------------------------------
+
+    @property
+    def least(self) -> float:
+        """Return the squared error of the ideal quantizer."""
+        return sum(float(rows.sum()) for rows in self._ideal_rows)
+
+    def figures(self) -> WeightFigures:
+        """Return the figures of the whole weight."""
+        count = self._count
+        figures = WeightFigures(
+            count=count,
+            not_finite=self._not_finite,
+            zero_share=self._zeros / count if count else 0.0,
+            unused_codes=len(self._unused or ()),
+            at_ends_share=self._ends / count if count else 0.0,
+            scales=self._scales.figures(),
+        )
+        return self._beside(figures) if self._rows else figures
+
+    def _beside(self, figures: WeightFigures) -> WeightFigures:
+        """Add the figures that compare a weight with its parent."""
+        rows, ideal_rows = torch.cat(self._rows), torch.cat(self._ideal_rows)
+        total, least, energy = float(rows.sum()), float(ideal_rows.sum()), self.energy
+        norms = (self._own_energy * energy) ** 0.5
+        ratios = rows / ideal_rows.clamp(min=1e-12 * energy / len(rows) + 1e-300)
+        row = int(ratios.argmax())
+        return replace(
+            figures,
+            error=total / energy if energy else 0.0,
+            cosine=(self._own_energy + energy - total) / 2 / norms if norms else 0.0,
+            over_ideal_db=ratio_db(total, least, energy),
+            worst_row=(row, float(PER_DB * torch.log10(ratios[row].clamp(min=1e-30)))),
+            flushed_share=self._flushed / self._count,
+        )
 
 
-def _add(sums: _Sums, weight: QuantizedWeight, parent: Tensor | None) -> None:
-    low, high = element_range(weight.element)
-    elements = weight.float_elements()
-    weight = replace(weight, elements=elements, unit=1.0)
-    values = weight.values()
-    norms = torch.linalg.vector_norm(values, dim=1)
-    if not bool(norms.isfinite().all()):
-        finite = values.isfinite()
-        sums.not_finite += int((~finite).sum())
-        values = torch.where(finite, values, 0.0)
-        norms = torch.linalg.vector_norm(values, dim=1)
-    zeros = values.numel() - int(values.count_nonzero())
-    sums.zeros += zeros
-    if low < 0:
-        sums.ends += int((elements.abs() >= high).count_nonzero())
-    else:
-        sums.ends += int(((elements <= low) | (elements >= high)).count_nonzero())
-    if parent is None:
-        return
-    ideal, ideal_scales = ideal_values(weight, parent)
-    sums.ideal_scales.append(ideal_scales)
-    if zeros:
-        sums.flushed += int(((values == 0) & (ideal != 0)).count_nonzero())
-    sums.energy += float(torch.linalg.vector_norm(parent).double().square())
-    sums.own_energy += float(norms.double().square().sum())
-    sums.rows.append(_squared_rows(values.sub_(parent)))
-    sums.ideal_rows.append(_squared_rows(ideal.sub_(parent)))
+def _wide(elements: Tensor) -> Tensor:
+    """Return elements in a dtype that is copied to float32 fast: FP8 from a table."""
+    is_fp8 = elements.dtype.itemsize == 1 and elements.is_floating_point()
+    return widen(elements) if is_fp8 else elements
 
 
 def _squared_rows(difference: Tensor) -> Tensor:
@@ -152,82 +302,41 @@ def _squared_rows(difference: Tensor) -> Tensor:
     return norms.double().square()
 
 
-def _beside(figures: WeightFigures, sums: _Sums, count: int) -> WeightFigures:
-    """Add the figures that compare a weight with its parent."""
-    rows, ideal_rows = torch.cat(sums.rows), torch.cat(sums.ideal_rows)
-    total, least, energy = float(rows.sum()), float(ideal_rows.sum()), sums.energy
-    norms = (sums.own_energy * energy) ** 0.5
-    ratios = rows / ideal_rows.clamp(min=1e-12 * energy / len(rows) + 1e-300)
-    row = int(ratios.argmax())
-    return replace(
-        figures,
-        error=total / energy if energy else 0.0,
-        cosine=(sums.own_energy + energy - total) / 2 / norms if norms else 0.0,
-        over_ideal_db=ratio_db(total, least, energy),
-        worst_row=(row, float(PER_DB * torch.log10(ratios[row].clamp(min=1e-30)))),
-        flushed_share=sums.flushed / count if count else 0.0,
-    )
+def _codes(weight: QuantizedWeight) -> list[float]:
+    """List the elements that a format of up to 4 bits has, in the type that they are stored in."""
+    if weight.element == "fp4_e2m1":
+        codes = [float(value) / weight.unit for value in get(weight.element).values()]
+    elif weight.element in ("int4", "uint4", "int2", "uint2"):
+        low, high = element_range(weight.element)
+        codes = [float(code) for code in range(int(low), int(high) + 1)]
+    else:
+        return []
+    # Integers that are compared with a float would be widened first.
+    return codes if weight.elements.is_floating_point() else [int(code) for code in codes]
 
 
 def over_codes_db(weight: QuantizedWeight, parent: Tensor) -> float:
     """Return the error over that of the nearest codes at the stored scales."""
-    scales = weight.scales[:, None, :, None]
-    usable = torch.where((scales > 0) & scales.isfinite(), scales, 1.0)
-    zeros = 0.0 if weight.zero_points is None else weight.zero_points[:, None, :, None]
-    codes = round_to(weight.element, weight.in_tiles(parent) / usable + zeros)
-    nearest = weight.from_tiles((codes - zeros) * torch.where(scales.isfinite(), scales, 0.0))
-    total, least, energy = (
-        float(x.square().sum(dtype=torch.float64))
-        for x in (weight.values().nan_to_num(0, 0, 0) - parent, nearest - parent, parent)
-    )
+    total = least = energy = 0.0
+    for start, stop in weight.spans():
+        chunk, source = weight.rows(start, stop), parent[start:stop].float()
+        scales = chunk.scales[:, None, :, None]
+        usable = torch.where((scales > 0) & scales.isfinite(), scales, 1.0)
+        zeros = 0.0 if chunk.zero_points is None else chunk.zero_points[:, None, :, None]
+        codes = round_to(chunk.element, chunk.in_tiles(source) / usable + zeros)
+        nearest = chunk.from_tiles((codes - zeros) * torch.where(scales.isfinite(), scales, 0.0))
+        total += squared(chunk.values().nan_to_num(0, 0, 0) - source)
+        least += squared(nearest - source)
+        energy += squared(source)
     return ratio_db(total, least, energy)
+
+
+def squared(x: Tensor) -> float:
+    """Return the sum of squares."""
+    return float(torch.linalg.vector_norm(x).double().square())
 
 
 def ratio_db(total: float, least: float, energy: float) -> float:
     """Return an error over another one in dB; rounding of float32 is no error."""
     floor = 1e-13 * energy
     return PER_DB * math.log10(total / max(least, floor)) if total > floor else 0.0
-
-
-def _median_ratio(weight: QuantizedWeight, sums: _Sums) -> float | None:
-    if not sums.ideal_scales:
-        return None
-    ideal = torch.cat(sums.ideal_scales)
-    if ideal.shape != weight.scales.shape:
-        return None
-    both = (weight.scales > 0) & (ideal > 0) & weight.scales.isfinite()
-    if not bool(both.any()):
-        return None
-    return float((weight.scales[both] / ideal[both]).log2().median())
-
-
-def _unused_codes(weight: QuantizedWeight) -> int:
-    """Count the values of the element format that no element has, of formats up to 4 bits."""
-    if weight.element == "fp4_e2m1":
-        listed = torch.from_numpy(get(weight.element).values()) / weight.unit
-    elif weight.element in ("int4", "uint4", "int2", "uint2"):
-        low, high = element_range(weight.element)
-        listed = torch.arange(low, high + 1)
-    else:
-        return 0
-    row = weight.elements.reshape(-1)
-    for part in (row[:SAMPLE], row):
-        unused = sum(not bool((part == value).any()) for value in listed.tolist())
-        if not unused:
-            break
-    return unused
-
-
-def _scale_figures(weight: QuantizedWeight, log2_ratio: float | None) -> ScaleFigures:
-    scales = weight.scales
-    finite = scales[scales.isfinite()]
-    return ScaleFigures(
-        count=scales.numel(),
-        not_finite=int((~scales.isfinite()).sum()),
-        zero=int((scales == 0).sum()),
-        negative=int((scales < 0).sum()),
-        smallest=float(finite.min()) if finite.numel() else float("nan"),
-        largest=float(finite.max()) if finite.numel() else float("nan"),
-        all_equal=scales.numel() > 1 and bool((scales == scales.reshape(-1)[0]).all()),
-        log2_ratio=log2_ratio,
-    )

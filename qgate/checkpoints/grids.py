@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -10,8 +11,10 @@ from torch import Tensor
 
 from qgate.errors import QgateError
 
-CHUNK = 1 << 19
+CHUNK = 1 << 18
 """Elements that are worked on at a time, so that they stay in the cache."""
+TALL = 512
+"""Rows of a tile above which its rows are worked on in parts."""
 
 
 @dataclass(frozen=True)
@@ -60,23 +63,63 @@ class QuantizedWeight:
         rows, columns = self.elements.shape
         return whole[:rows, :columns] if whole.shape != (rows, columns) else whole
 
-    def chunks(self) -> Iterator[tuple[int, QuantizedWeight]]:
-        """Split a weight into whole tiles of rows, with the number of the first row of each."""
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return its rows and columns."""
         rows, columns = self.elements.shape
-        height = min(self.tile[0], rows)
-        step = max(1, CHUNK // max(1, columns) // height) * height
-        for start in range(0, rows, step):
-            tiles = slice(start // height, -(-(start + step) // height))
-            yield (
-                start,
-                replace(
-                    self,
-                    elements=self.elements[start : start + step],
-                    scales=self.scales[tiles],
-                    zero_points=None if self.zero_points is None else self.zero_points[tiles],
-                    scale_codes=None if self.scale_codes is None else self.scale_codes[tiles],
-                ),
-            )
+        return rows, columns
+
+    @property
+    def has_zero_points(self) -> bool:
+        return self.zero_points is not None
+
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """Split its rows into spans that are worked on one by one."""
+        return row_spans(self.shape, self.tile[0])
+
+    def rows(self, start: int, stop: int) -> QuantizedWeight:
+        """Return rows that are whole tiles, or that lie in one row of tiles."""
+        height = self.tile[0]
+        tiles = slice(start // height, -(-stop // height))
+        return replace(
+            self,
+            elements=self.elements[start:stop],
+            scales=self.scales[tiles],
+            zero_points=None if self.zero_points is None else self.zero_points[tiles],
+            scale_codes=None if self.scale_codes is None else self.scale_codes[tiles],
+        )
+
+    def columns(self, start: int, stop: int) -> QuantizedWeight:
+        """Return columns that are whole tiles."""
+        width = self.tile[1]
+        tiles = slice(start // width, -(-stop // width))
+        return replace(
+            self,
+            elements=self.elements[:, start:stop],
+            scales=self.scales[:, tiles],
+            zero_points=None if self.zero_points is None else self.zero_points[:, tiles],
+            scale_codes=None if self.scale_codes is None else self.scale_codes[:, tiles],
+        )
+
+
+def row_spans(shape: tuple[int, int], height: int, together: int = 1) -> Iterator[tuple[int, int]]:
+    """Split rows into spans of whole tiles, or into spans of one tile where tiles are tall.
+
+    height    rows of a tile
+    together  rows that must be decoded together
+    """
+    rows, columns = shape
+    step = max(1, CHUNK // max(1, columns))
+    if height <= TALL:
+        unit = math.lcm(height, together)
+        height = rows
+    else:
+        unit = together
+    step = max(1, step // unit) * unit
+    for tile in range(0, rows, max(1, height)):
+        end = min(tile + height, rows)
+        for start in range(tile, end, step):
+            yield start, min(start + step, end)
 
 
 def widen(elements: Tensor) -> Tensor:
@@ -94,27 +137,31 @@ _TABLES = {
 }
 
 
-def fit_tile(scales: Tensor, rows: int, columns: int, name: str) -> tuple[Tensor, tuple[int, int]]:
-    """Find the tile that scales of some shape belong to, and return them as rows of tiles."""
-    if scales.numel() == 1:
+def fit_tile(
+    scales: Tensor, rows: int, columns: int, name: str, whole: tuple[int, ...] = ()
+) -> tuple[Tensor, tuple[int, int]]:
+    """Find the tile that scales of some shape belong to, and return them as rows of tiles.
+
+    whole   the shape of all scales of a weight with so many rows, where these are some of them
+    """
+    shape = whole or tuple(scales.shape)
+    if math.prod(shape) == 1:
         return scales.reshape(1, 1), (rows, columns)
-    if scales.dim() == 1 and scales.numel() == rows:
-        return scales.reshape(rows, 1), (1, columns)
-    shaped = scales.reshape(-1, scales.shape[-1])
-    if shaped.shape == (rows, 1):
+    if shape == (rows,):
+        return scales.reshape(-1, 1), (1, columns)
+    shaped = scales.reshape(-1, shape[-1])
+    down = math.prod(shape[:-1])
+    if (down, shape[-1]) == (rows, 1):
         return shaped, (1, columns)
-    sides = [
-        _side(length, count) for length, count in zip((rows, columns), shaped.shape, strict=True)
-    ]
+    sides = side_of(rows, down), side_of(columns, shape[-1])
     if None in sides:
         raise QgateError(
-            f"{name}: scales of shape {tuple(scales.shape)} do not fit a weight of "
-            f"{rows} x {columns}."
+            f"{name}: scales of shape {shape} do not fit a weight of {rows} x {columns}."
         )
     return shaped, (sides[0] or 1, sides[1] or 1)
 
 
-def _side(length: int, count: int) -> int | None:
+def side_of(length: int, count: int) -> int | None:
     """Return the power of two (or whole share) that divides a length into so many tiles."""
     if count < 1 or count > length:
         return None
@@ -128,16 +175,20 @@ def _side(length: int, count: int) -> int | None:
 
 def from_nibbles(packed: Tensor) -> Tensor:
     """Return the FP4 values of bytes with two codes each, the low one first, in units of 0.5."""
-    rows = packed.reshape(-1)
-    return FP4_PAIRS.index_select(0, rows.int()).reshape(*packed.shape[:-1], -1)
+    return _looked_up(packed, FP4_PAIRS)
 
 
 def from_words(packed: Tensor, bits: int, count: int) -> Tensor:
     """Return the unsigned codes of int32 words along the last axis, the lowest bits first."""
-    per_word = 32 // bits
-    shifts = torch.arange(per_word, dtype=torch.int32) * bits
-    codes = (packed.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
-    return codes.flatten(-2)[..., :count]
+    codes = packed.reshape(-1).contiguous().view(torch.uint8).reshape(*packed.shape[:-1], -1)
+    return (codes if bits == 8 else _looked_up(codes, _CODES[bits]))[..., :count]
+
+
+def _looked_up(packed: Tensor, table: Tensor) -> Tensor:
+    """Return the elements of each byte: rows of a table, gathered as one number each."""
+    wide = {2: torch.int16, 4: torch.int32}[table.shape[1]]
+    rows = table.view(wide).reshape(-1).index_select(0, packed.reshape(-1).int())
+    return rows.view(table.dtype).reshape(*packed.shape[:-1], -1)
 
 
 def decode_e8m0(codes: Tensor) -> Tensor:
@@ -150,3 +201,9 @@ FP4_UNIT = 0.5
 _FP4 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
 FP4_PAIRS = torch.stack([_FP4.repeat(16), _FP4.repeat_interleave(16)], 1)
 """The two values of every byte of FP4 codes, in units of 0.5."""
+_BYTES = torch.arange(256, dtype=torch.uint8)
+_CODES = {
+    bits: torch.stack([_BYTES >> shift & 2**bits - 1 for shift in range(0, 8, bits)], 1)
+    for bits in (2, 4)
+}
+"""The codes of every byte by their bits, the lowest first."""

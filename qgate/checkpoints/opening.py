@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from qgate.checkpoints.safetensors_shards import open_shards
-from qgate.checkpoints.stored import Checkpoint
+from qgate.checkpoints.stored import Checkpoint, Stamps
 from qgate.errors import QgateError, first_line
 from qgate.storage.access import folder_of
 from qgate.storage.folders import Folder, files_in
@@ -15,19 +15,19 @@ from qgate.storage.locations import user_location
 Opener = Callable[[str, Folder, list[str]], Checkpoint]
 OPENERS: Mapping[str, Opener] = {".safetensors": open_shards}
 """Who opens the files of a folder by their ending; of several kinds in a folder, the first."""
+REMOTE_AHEAD = 32 << 20
+"""Bytes of a store to read with one request."""
 CONFIGURATIONS = ("config.json", "hf_quant_config.json", "quantize_config.json")
 
 
 def open_checkpoint(spec: str) -> Checkpoint:
     """Open a folder of files that hold one checkpoint, or one such file, at a path or URL."""
-    location = user_location(spec)
-    ending = _ending(spec)
-    if ending:
-        folder, names = folder_of(location.parent), [location.name]
-        if folder.stamp(location.name) is None:
+    folder, name = _folder(spec)
+    if name:
+        ending, names = _ending(name), [name]
+        if folder.stamp(name) is None:
             raise QgateError(f"there is no file {spec!r}.")
     else:
-        folder = folder_of(location)
         ending, names = _files(spec, folder)
     checkpoint = OPENERS[ending](spec, folder, names)
     checkpoint.configuration |= {
@@ -35,7 +35,50 @@ def open_checkpoint(spec: str) -> Checkpoint:
         for name in CONFIGURATIONS
         if folder.stamp(name) is not None
     }
+    files = dict.fromkeys([*names, *(entry.file for entry in checkpoint.entries.values())])
+    checkpoint.stamps = _stamps(folder, files)
+    if folder.path is None:
+        checkpoint.ahead = REMOTE_AHEAD
     return checkpoint
+
+
+def open_again(spec: str, stamps: Stamps) -> Checkpoint:
+    """Open a checkpoint whose files have had these stamps, and still have them."""
+    checkpoint = open_checkpoint(spec)
+    _check_stamps(spec, stamps, checkpoint.stamps)
+    return checkpoint
+
+
+def check_unchanged(*checkpoints: Checkpoint | None) -> None:
+    """Refuse files that have been written while they were read."""
+    for checkpoint in checkpoints:
+        if checkpoint is not None:
+            folder = _folder(checkpoint.label)[0].fresh()
+            stamps = _stamps(folder, checkpoint.stamps)
+            _check_stamps(checkpoint.label, checkpoint.stamps, stamps)
+
+
+def _check_stamps(spec: str, before: Stamps, now: Stamps) -> None:
+    changed = [name for name, stamp in before.items() if now.get(name) != stamp]
+    if changed:
+        fate = "was changed" if changed[0] in now else "was removed"
+        raise QgateError(
+            f"{spec!r}: {changed[0]!r} {fate} while it was read. Run the command again when "
+            "nothing writes there."
+        )
+
+
+def _stamps(folder: Folder, names: Iterable[str]) -> Stamps:
+    stamps = {name: folder.stamp(name) for name in names}
+    return {name: stamp for name, stamp in stamps.items() if stamp is not None}
+
+
+def _folder(spec: str) -> tuple[Folder, str]:
+    """Return the folder of a checkpoint, and the name of the file if it is a single one."""
+    location = user_location(spec)
+    if _ending(spec):
+        return folder_of(location.parent), location.name
+    return folder_of(location), ""
 
 
 def _ending(name: str) -> str:

@@ -7,7 +7,7 @@ their dtypes tell which it is; the configuration says what was meant, and is com
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -24,13 +24,23 @@ from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.errors import QgateError, first_line
 
 
+class MisfitError(QgateError):
+    """Tensors that can be read do not fit together as one weight, or not with the parent's."""
+
+
 @dataclass(frozen=True)
 class Parts:
-    """The tensors of one weight by ending, its name, and the bits that the recipe declares."""
+    """The tensors of one weight by ending, its name, and the bits that the recipe declares.
+
+    shapes  the shapes of its tensors in the file, of which `tensors` may be a part
+    rows    how many rows the weight has, where `tensors` are some of them
+    """
 
     name: str
     tensors: Mapping[str, Tensor]
     bits: int = 0
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    rows: int = 0
 
     def __getitem__(self, ending: str) -> Tensor:
         return self.tensors[ending]
@@ -39,20 +49,34 @@ class Parts:
         """Return the first of these tensors that there is."""
         return next((self.tensors[e] for e in endings if e in self.tensors), None)
 
+    def fit_tile(
+        self, ending: str, values: Tensor, shape: tuple[int, int]
+    ) -> tuple[Tensor, tuple[int, int]]:
+        """Find the tile of these scales of elements of this shape, as `grids.fit_tile` does."""
+        rows, columns = shape
+        return fit_tile(
+            values, self.rows or rows, columns, self.name, tuple(self.shapes.get(ending, ()))
+        )
+
 
 @dataclass(frozen=True)
 class Packing:
     """One way to store a weight.
 
-    parts     ending → dtypes it may have; the first is the tensor that names the weight
-    optional  endings that may be missing
-    decode    from the parts by ending, and facts of the configuration
+    parts       ending → dtypes it may have; the first is the tensor that names the weight
+    optional    endings that may be missing
+    decode      from the parts by ending, and facts of the configuration
+    by_rows     endings of tensors whose rows are those of the weight, or share them out; the first
+                has as many. Only such packings are decoded a few rows at a time
+    by_columns  the same for tensors whose last axis stands for the rows of the weight
     """
 
     name: str
     parts: Mapping[str, tuple[str, ...]]
     optional: tuple[str, ...]
     decode: Callable[[Parts], QuantizedWeight]
+    by_rows: tuple[str, ...] = ()
+    by_columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,19 +97,25 @@ class StoredWeight:
 
 def _packed_integers(parts: Parts) -> QuantizedWeight:
     """Decode pack-quantized of compressed-tensors: offset binary integers in words of 32 bits."""
-    rows, columns = (int(length) for length in parts["weight_shape"].tolist())
-    words = parts["weight_packed"]
+    columns = int(parts["weight_shape"].reshape(-1)[-1])
+    words = _as_rows(parts["weight_packed"])
     bits = parts.bits or _bits_of(words.shape[-1], columns, parts.name)
-    offset = 1 << (bits - 1)
-    elements = from_words(words, bits, columns).float() - offset
-    scales, tile = fit_tile(parts["weight_scale"].float(), rows, columns, parts.name)
+    elements = _signed(from_words(words, bits, columns), bits)
+    shape = len(elements), elements.shape[1]
+    scales, tile = parts.fit_tile("weight_scale", parts["weight_scale"].float(), shape)
     zeros = None
     packed = parts.get("weight_zero_point")
     if packed is not None:
         # Packed along the rows, so that every column has whole words.
-        unpacked = from_words(packed.T.contiguous(), bits, scales.shape[0]).T
-        zeros = unpacked.float() - offset
+        unpacked = from_words(packed.T, bits, scales.shape[0]).T
+        zeros = _signed(unpacked, bits).float()
     return QuantizedWeight(f"int{bits}", elements, scales, tile, zeros)
+
+
+def _signed(codes: Tensor, bits: int) -> Tensor:
+    """Return the integers of offset binary codes; those of 8 bits wrap around."""
+    offset = 1 << (bits - 1)
+    return codes.view(torch.int8) - (offset if bits < 8 else -offset)
 
 
 def _bits_of(words: int, columns: int, name: str) -> int:
@@ -98,20 +128,19 @@ def _bits_of(words: int, columns: int, name: str) -> int:
 def _plain(parts: Parts) -> QuantizedWeight:
     """Decode integers or FP8 beside scales by which they are multiplied."""
     weight = parts["weight"]
-    stored = parts.get("weight_scale", "weight_scale_inv")
-    assert stored is not None
-    rows, columns = _as_rows(weight).shape
+    ending = "weight_scale" if "weight_scale" in parts.tensors else "weight_scale_inv"
+    shape = len(_as_rows(weight)), weight.shape[-1]
     element = {torch.int8: "int8", torch.uint8: "uint8"}.get(weight.dtype) or (
         "fp8_e5m2" if weight.dtype == torch.float8_e5m2 else "fp8_e4m3"
     )
-    scales, tile = fit_tile(stored.float(), rows, columns, parts.name)
+    scales, tile = parts.fit_tile(ending, parts[ending].float(), shape)
     zeros = parts.get("weight_zero_point")
     return QuantizedWeight(
         element,
         _as_rows(weight),
         scales,
         tile,
-        None if zeros is None else fit_tile(zeros.float(), rows, columns, parts.name)[0],
+        None if zeros is None else parts.fit_tile("weight_zero_point", zeros.float(), shape)[0],
     )
 
 
@@ -123,7 +152,8 @@ def _nvfp4(parts: Parts) -> QuantizedWeight:
     stored = parts["weight_scale"]
     divisor = parts.get("weight_global_scale")
     whole = parts["weight_scale_2"].float() if divisor is None else 1 / divisor.float()
-    scales, tile = fit_tile(_as_rows(stored).float(), len(codes), codes.shape[1], parts.name)
+    shape = len(codes), codes.shape[1]
+    scales, tile = parts.fit_tile("weight_scale", _as_rows(stored).float(), shape)
     return QuantizedWeight(
         "fp4_e2m1", codes, scales * whole.reshape(-1, 1), tile, scale_codes=_as_rows(stored),
         unit=FP4_UNIT,
@@ -138,7 +168,9 @@ def _mxfp4(parts: Parts) -> QuantizedWeight:
     assert stored is not None
     stored = stored.view(torch.uint8)
     codes = from_nibbles(blocks.reshape(stored.numel() // stored.shape[-1], -1))
-    scales, tile = fit_tile(decode_e8m0(_as_rows(stored)), len(codes), codes.shape[1], parts.name)
+    ending = "weight_scale" if "weight_scale" in parts.tensors else "scales"
+    shape = len(codes), codes.shape[1]
+    scales, tile = parts.fit_tile(ending, decode_e8m0(_as_rows(stored)), shape)
     return QuantizedWeight(
         "fp4_e2m1", codes, scales, tile, scale_codes=_as_rows(stored), unit=FP4_UNIT
     )
@@ -151,7 +183,7 @@ def _gptq(parts: Parts) -> QuantizedWeight:
     words = parts["qweight"]
     bits = parts.bits or 4
     columns = words.shape[0] * 32 // bits
-    elements = from_words(words.T.contiguous(), bits, columns).float()
+    elements = from_words(words.T, bits, columns)
     zeros = from_words(parts["qzeros"], bits, rows).float() + 1
     per_group, zero_points = scales.T.contiguous(), zeros.T.contiguous()
     index = parts.get("g_idx")
@@ -170,14 +202,13 @@ def _awq(parts: Parts) -> QuantizedWeight:
     """Decode AWQ: eight outputs in a word, in an order of their own."""
     scales = parts["scales"].float()
     groups, rows = scales.shape
-    order = torch.tensor(AWQ_ORDER)
 
     def unpacked(words: Tensor) -> Tensor:
-        codes = from_words(words, 4, rows)
-        return codes.reshape(len(codes), -1, 8)[..., order].flatten(1).float()
+        words = words.T.contiguous()
+        codes = [(words >> 4 * position & 15).to(torch.uint8) for position in AWQ_ORDER]
+        return torch.stack(codes, 1).reshape(-1, words.shape[1])[:rows]
 
-    elements = unpacked(parts["qweight"]).T.contiguous()
-    zeros = unpacked(parts["qzeros"]).T.contiguous()
+    elements, zeros = unpacked(parts["qweight"]), unpacked(parts["qzeros"]).float()
     tile = (1, elements.shape[1] // groups)
     return QuantizedWeight("uint4", elements, scales.T.contiguous(), tile, zeros)
 
@@ -202,12 +233,14 @@ PACKINGS = (
         {"weight_packed": ("U8",), "weight_scale": ("F8_E4M3",), "weight_global_scale": ("F32",)},
         (),
         _nvfp4,
+        by_rows=("weight_packed", "weight_scale"),
     ),
     Packing(
         "compressed-tensors MXFP4",
         {"weight_packed": ("U8",), "weight_scale": ("U8", "F8_E8M0")},
         (),
         _mxfp4,
+        by_rows=("weight_scale", "weight_packed"),
     ),
     Packing(
         "compressed-tensors packed integers",
@@ -219,18 +252,21 @@ PACKINGS = (
         },
         ("weight_zero_point",),
         _packed_integers,
+        by_rows=("weight_packed", "weight_scale", "weight_zero_point"),
     ),
     Packing(
         "ModelOpt NVFP4",
         {"weight": ("U8",), "weight_scale": ("F8_E4M3",), "weight_scale_2": ("F32",)},
         (),
         _nvfp4,
+        by_rows=("weight", "weight_scale"),
     ),
     Packing(
         "FP8 tiles with inverse scales",
         {"weight": _FP8, "weight_scale_inv": _FLOATS},
         (),
         _plain,
+        by_rows=("weight", "weight_scale_inv"),
     ),
     Packing(
         "values beside scales",
@@ -241,16 +277,36 @@ PACKINGS = (
         },
         ("weight_zero_point",),
         _plain,
+        by_rows=("weight", "weight_scale", "weight_zero_point"),
     ),
-    Packing("bitsandbytes INT8", {"weight": ("I8",), "SCB": ("F32", "F16")}, (), _bnb_int8),
+    Packing(
+        "bitsandbytes INT8",
+        {"weight": ("I8",), "SCB": ("F32", "F16")},
+        (),
+        _bnb_int8,
+        by_rows=("weight", "SCB"),
+    ),
     Packing(
         "GPTQ",
         {"qweight": ("I32",), "qzeros": ("I32",), "scales": _FLOATS, "g_idx": ("I32",)},
         (),
         _gptq,
+        by_columns=("scales", "qweight", "qzeros"),
     ),
-    Packing("AWQ", {"qweight": ("I32",), "qzeros": ("I32",), "scales": _FLOATS}, (), _awq),
-    Packing("MXFP4 blocks", {"blocks": ("U8",), "scales": ("U8",)}, (), _mxfp4),
+    Packing(
+        "AWQ",
+        {"qweight": ("I32",), "qzeros": ("I32",), "scales": _FLOATS},
+        (),
+        _awq,
+        by_columns=("scales", "qweight", "qzeros"),
+    ),
+    Packing(
+        "MXFP4 blocks",
+        {"blocks": ("U8",), "scales": ("U8",)},
+        (),
+        _mxfp4,
+        by_rows=("scales", "blocks"),
+    ),
 )
 
 
@@ -305,12 +361,19 @@ def _logical_name(prefix: str, separator: str) -> str:
 
 def decode(checkpoint: Checkpoint, weight: StoredWeight, bits: int = 0) -> QuantizedWeight:
     """Read and decode a quantized weight; `bits` of integers as the recipe declares them."""
-    assert weight.packing is not None
     tensors = {ending: checkpoint.read(entry.name) for ending, entry in weight.parts.items()}
+    return decode_parts(weight, Parts(weight.name, tensors, bits))
+
+
+def decode_parts(weight: StoredWeight, parts: Parts) -> QuantizedWeight:
+    """Decode the tensors of a weight, or some rows of them."""
+    assert weight.packing is not None
     try:
-        return weight.packing.decode(Parts(weight.name, tensors, bits))
+        return weight.packing.decode(parts)
+    except QgateError as error:
+        raise MisfitError(str(error)) from None
     except (RuntimeError, ValueError, IndexError, OverflowError, ZeroDivisionError) as error:
-        shapes = ", ".join(f"{ending} {tuple(x.shape)}" for ending, x in tensors.items())
-        raise QgateError(
+        shapes = ", ".join(f"{ending} {entry.shape}" for ending, entry in weight.parts.items())
+        raise MisfitError(
             f"its tensors are no weight in {weight.packing.name}: {shapes} ({first_line(error)})"
         ) from None

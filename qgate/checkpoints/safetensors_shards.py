@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import Annotated, BinaryIO, TypedDict
 
-from safetensors import SafetensorError
+import torch
+from torch import Tensor
 
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.errors import QgateError, first_line
 from qgate.records.validating import Meta, validate
 from qgate.storage.folders import Folder
 from qgate.storage.safetensors_heads import Head, NoHeadError, read_head
-from qgate.storage.tensor_reading import TensorFile, open_tensors
 from qgate.text import one_line
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FIRST = 1 << 16
 POINTER = b"version https://git-lfs"
 SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 Length = Annotated[int, Meta(ge=0)]
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
+    "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu, "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+}  # fmt: skip
+"""Dtypes whose elements can be read, by their names in heads."""
 
 
 class HeadEntry(TypedDict):
@@ -46,26 +53,69 @@ def open_shards(label: str, folder: Folder, names: list[str]) -> Checkpoint:
                     f"{name!r}: shards of two exports lie in one folder. Remove those of one."
                 )
             entries[entry.name] = entry
-    return Checkpoint(label, entries, CheckpointShards(folder))
+    shards = CheckpointShards(folder)
+    return Checkpoint(label, entries, shards, span_reader=shards.span)
 
 
 class CheckpointShards:
-    """Reads tensors of shards; the file that was read last stays open."""
+    """Reads elements of tensors by their bytes; the file that was read last stays open."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self._open: tuple[str, TensorFile] | None = None
+        self._open: tuple[str, BinaryIO] | None = None
 
     def __call__(self, entry: StoredEntry) -> Tensor:
+        return self.span(entry, 0, math.prod(entry.shape)).reshape(entry.shape)
+
+    def span(self, entry: StoredEntry, first: int, last: int) -> Tensor:
+        """Read the elements of a tensor from one number to another, as one row."""
+        assert entry.offset is not None
         try:
-            if self._open is None or self._open[0] != entry.file:
-                self._open = (entry.file, open_tensors(self._folder, entry.file, FIRST))
-            return self._open[1].get_tensor(entry.name)
-        except (SafetensorError, ValueError, OSError, RuntimeError) as error:
+            dtype = _dtype_of(entry)
+            start = entry.offset + first * dtype.itemsize
+            data = self._bytes(entry.file, start, (last - first) * dtype.itemsize)
+        except (ValueError, OSError, RuntimeError) as error:
             raise QgateError(
                 f"{str(self._folder.at(entry.file))!r}: tensor {entry.name!r} cannot be read: "
                 f"{first_line(error)}."
             ) from None
+        return data.view(dtype)
+
+    def _bytes(self, file: str, start: int, size: int) -> Tensor:
+        data = torch.empty(size, dtype=torch.uint8)
+        view = memoryview(data.numpy())
+        count = 0
+        if self._folder.path is None:
+            chunk = self._folder.read(file, start, start + size) if size else b""
+            count = len(chunk)
+            view[:count] = chunk
+        else:
+            source = self._opened(file)
+            source.seek(start)
+            while count < size and (got := source.readinto(view[count:])):  # type: ignore[attr-defined]
+                count += got
+        if count < size:
+            raise ValueError(f"the file ends {size - count:,} bytes too early")
+        return data
+
+    def _opened(self, file: str) -> BinaryIO:
+        if self._open is None or self._open[0] != file:
+            if self._open is not None:
+                self._open[1].close()
+            self._open = file, self._folder.open(file)
+        return self._open[1]
+
+
+def _dtype_of(entry: StoredEntry) -> torch.dtype:
+    dtype = DTYPES.get(entry.dtype)
+    if dtype is None:
+        raise ValueError(f"its dtype is {entry.dtype!r}, and {', '.join(DTYPES)} can be read")
+    size = math.prod(entry.shape) * dtype.itemsize
+    if size != entry.size:
+        raise ValueError(
+            f"it has {entry.size:,} bytes, and {entry.dtype} of shape {entry.shape} has {size:,}"
+        )
+    return dtype
 
 
 def _check_shards(spec: str, names: list[str]) -> None:
@@ -105,7 +155,8 @@ def _entries(folder: Folder, name: str) -> Iterator[StoredEntry]:
             ) from None
         first, last = entry["data_offsets"]
         end = max(end, head.start + last)
-        yield StoredEntry(key, name, entry["dtype"], tuple(entry["shape"]), last - first)
+        offset = head.start + first
+        yield StoredEntry(key, name, entry["dtype"], tuple(entry["shape"]), last - first, offset)
     if stamp is not None and stamp.size < end:
         raise QgateError(
             f"{path!r} is cut off: it has {stamp.size:,} of {end:,} bytes. Download it again."

@@ -10,19 +10,29 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from qgate.storage.folders import Stamp
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+Stamps = dict[str, Stamp]
+"""The stamps of files by name."""
+
+
 @dataclass(frozen=True)
 class StoredEntry:
-    """One tensor of a file, as its head describes it."""
+    """One tensor of a file, as its head describes it.
+
+    offset  the byte of the file at which it begins, where its elements lie as they are
+    """
 
     name: str
     file: str
     dtype: str
     shape: tuple[int, ...]
     size: int
+    offset: int | None = None
 
 
 @dataclass
@@ -31,12 +41,20 @@ class Checkpoint:
 
     reader         reads the tensor of an entry
     configuration  the contents of its configuration files, by name
+    span_reader    reads elements of an entry from one number to another; without it, the tensor is
+                   read whole
+    stamps         the stamps that its files had when they were opened
+    ahead          bytes worth reading at a time, more where each request takes time
     """
 
     label: str
     entries: dict[str, StoredEntry]
     reader: Callable[[StoredEntry], Tensor]
     configuration: dict[str, object] = field(default_factory=dict)
+    span_reader: Callable[[StoredEntry, int, int], Tensor] | None = None
+    stamps: Stamps = field(default_factory=dict)
+    ahead: int = 2 << 20
+    _last: tuple[str, Tensor] | None = field(default=None, init=False, repr=False)
 
     @cached_property
     def size(self) -> int:
@@ -45,3 +63,11 @@ class Checkpoint:
     def read(self, name: str) -> Tensor:
         """Read one tensor."""
         return self.reader(self.entries[name])
+
+    def read_span(self, name: str, first: int, last: int) -> Tensor:
+        """Read the elements of a tensor from one number to another, as one row."""
+        if self.span_reader is not None:
+            return self.span_reader(self.entries[name], first, last)
+        if self._last is None or self._last[0] != name:
+            self._last = name, self.read(name).reshape(-1)
+        return self._last[1][first:last]

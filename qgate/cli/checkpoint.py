@@ -15,7 +15,7 @@ import argparse
 import json
 
 from qgate.cli._progress import progress
-from qgate.cli._workers import from_one
+from qgate.cli._workers import add_workers, from_one, workers_from
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,14 +24,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--parent", metavar="PARENT", help="the checkpoint that it was made from")
     add("--json", action="store_true", help="print every weight and finding as JSON")
     add("--limit", type=from_one, default=40, metavar="N", help="findings to print (40)")
+    add_workers(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from qgate.checkpoints.comparison import compare
     from qgate.checkpoints.texts import result_lines
 
+    workers = workers_from(args)
     with progress("weights") as report:
-        record = compare(args.child, args.parent, report)
+        record = compare(args.child, args.parent, report, workers=workers)
     if args.json:
         print(json.dumps(record.to_dict(), indent=1))
     else:

@@ -1,0 +1,117 @@
+"""The ideal quantizer of a weight's format: its scales are made from the parent, tile by tile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from qgate.checkpoints.grids import QuantizedWeight, decode_e8m0
+from qgate.formats import get
+from qgate.formats.engine.fast_nvfp4 import FloatRounding
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """The smallest and the largest value of each tile; without zero points, magnitudes alone."""
+
+    largest: Tensor
+    smallest: Tensor | None = None
+
+    @classmethod
+    def of(cls, tiles: Tensor, *, signed: bool, bits: Tensor | None = None) -> Extremes:
+        """Find the extremes of tiles [down, height, across, width]; `bits` may be overwritten."""
+        if signed:
+            return cls(tiles.amax((1, 3)), tiles.amin((1, 3)))
+        # Magnitudes as integers: torch takes the largest of few floats three times as slowly.
+        bits = torch.bitwise_and(tiles.view(torch.int32), 0x7FFFFFFF, out=bits)
+        largest = bits.amax(3) if tiles.shape[1] == 1 else bits.amax((1, 3), keepdim=True)
+        return cls(largest.view(tiles.shape[0], tiles.shape[2]).view(torch.float32))
+
+    def columns(self, tiles: slice) -> Extremes:
+        """Return the extremes of some columns of tiles."""
+        smallest = None if self.smallest is None else self.smallest[:, tiles]
+        return Extremes(self.largest[:, tiles], smallest)
+
+    def or_more(self, other: Extremes) -> Extremes:
+        """Return the extremes of both."""
+        largest = torch.maximum(self.largest, other.largest)
+        if self.smallest is None or other.smallest is None:
+            return Extremes(largest)
+        return Extremes(largest, torch.minimum(self.smallest, other.smallest))
+
+
+@lru_cache
+def element_range(element: str) -> tuple[float, float]:
+    """Return the smallest and the largest value of an element format."""
+    if element.startswith("uint"):
+        return 0.0, float(2 ** int(element[4:]) - 1)
+    if element.startswith("int"):
+        half = 2 ** (int(element[3:]) - 1)
+        return float(-half), float(half - 1)
+    return -get(element).max, get(element).max
+
+
+def round_to(element: str, x: Tensor) -> Tensor:
+    """Round to the nearest value of an element format, and saturate."""
+    return round_in_place(element, x.clone())
+
+
+def round_in_place(element: str, x: Tensor, bits: Tensor | None = None) -> Tensor:
+    """Round float32 numbers in place as `round_to` does; `bits` is memory for as many integers."""
+    x = x.clamp_(*element_range(element))
+    if element.startswith(("int", "uint")):
+        return x.round_()
+    return _rounding(element).round(x, bits, "even")
+
+
+@lru_cache
+def _rounding(element: str) -> FloatRounding:
+    return FloatRounding(get(element).element)
+
+
+def ideal_values(weight: QuantizedWeight, parent: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what an ideal quantizer of the same elements and tiles makes of the parent.
+
+    Its scales are returned, too, one per tile.
+    """
+    tiles = weight.in_tiles(parent).contiguous()
+    has_zero_points = weight.zero_points is not None
+    scales, zeros = ideal_scales(weight, Extremes.of(tiles, signed=has_zero_points))
+    spread = scales[:, None, :, None]
+    if zeros is None:
+        values = round_to(weight.element, tiles / spread).mul_(spread)
+    else:
+        shift = zeros[:, None, :, None]
+        values = round_to(weight.element, tiles / spread + shift).sub_(shift).mul_(spread)
+    return weight.from_tiles(values), scales
+
+
+def ideal_scales(weight: QuantizedWeight, extremes: Extremes) -> tuple[Tensor, Tensor | None]:
+    """Return the scales, and the zero points of a weight that has them, of an ideal quantizer."""
+    low, high = element_range(weight.element)
+    if extremes.smallest is None:
+        return _symmetric_scales(weight, extremes.largest, high), None
+    smallest, largest = extremes.smallest.clamp(max=0), extremes.largest.clamp(min=0)
+    scales = ((largest - smallest) / (high - low)).clamp(min=torch.finfo(torch.float32).tiny)
+    return scales, (low - smallest / scales).round().clamp(low, high)
+
+
+def _symmetric_scales(weight: QuantizedWeight, amax: Tensor, largest: float) -> Tensor:
+    codes = weight.scale_codes
+    if codes is None:
+        scales = amax / largest
+    elif codes.dtype == torch.uint8:
+        # The scale rule of MX: the exponent of the largest magnitude less that of the element's.
+        _, exponents = torch.frexp(amax)
+        _, top = torch.frexp(torch.tensor(largest))
+        scales = decode_e8m0((exponents - top + 127).clamp(0, 254).to(torch.uint8))
+    else:
+        # NVFP4: block scales in E4M3, times the scale of the whole tensor that is stored.
+        stored = codes.float()
+        whole = torch.where(stored > 0, weight.scales / stored, 0.0).nan_to_num(0, 0, 0).amax()
+        whole = whole if bool(whole > 0) else torch.tensor(1.0)
+        scales = round_to("fp8_e4m3", amax / largest / whole) * whole
+    return torch.where(scales > 0, scales, 1.0)

@@ -1,0 +1,260 @@
+"""Rows of weights and of their parents, read from files a part at a time.
+
+A tensor is never held whole if it is large: contiguous rows are read ahead by some megabytes, and
+columns of a matrix, which lie scattered, in slabs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from qgate.checkpoints.grids import TALL, QuantizedWeight, row_spans, side_of
+from qgate.checkpoints.packings import MisfitError, Parts, StoredWeight, decode, decode_parts
+from qgate.checkpoints.pairing import ParentMatch
+from qgate.checkpoints.stored import Checkpoint
+
+SAMPLE = 1 << 26
+"""Elements of a large weight that are looked at for the cause of an error."""
+SLAB = 192 << 20
+"""Bytes of columns that are kept, for which the whole matrix is read."""
+
+
+class ContiguousRows:
+    """Rows of a tensor that lie one after the other in its file, read ahead.
+
+    columns  elements of a row
+    ahead    bytes to read at a time, if more than usual
+    """
+
+    def __init__(self, checkpoint: Checkpoint, name: str, columns: int, ahead: int = 0) -> None:
+        entry = checkpoint.entries[name]
+        self._checkpoint, self._name, self._columns = checkpoint, name, columns
+        count = math.prod(entry.shape)
+        self._rows = count // columns if columns else 0
+        row_bytes = max(1, entry.size // max(1, self._rows))
+        self._step = max(1, max(ahead, checkpoint.ahead) // row_bytes)
+        self._start, self._held = 0, torch.empty(0)
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        start, stop = rows.start, rows.stop
+        if not self._start <= start <= stop <= self._start + len(self._held):
+            end = min(max(stop, start + self._step), self._rows)
+            first, last = start * self._columns, end * self._columns
+            self._held = torch.empty(0)
+            read = self._checkpoint.read_span(self._name, first, last)
+            self._start, self._held = start, read.reshape(-1, self._columns)
+        return self._held[start - self._start : stop - self._start]
+
+
+class MatrixColumns:
+    """Columns of a matrix in a file, one per row: all of a small matrix, slabs of a large one.
+
+    first  the row of the tensor at which the matrix begins
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, name: str, shape: tuple[int, int], first: int = 0
+    ) -> None:
+        self._height, self._width = shape
+        self._checkpoint, self._name, self._first = checkpoint, name, first
+        self._start, self._held = 0, torch.empty(0, 0)
+
+    def __getitem__(self, columns: slice) -> Tensor:
+        """Return these columns as rows, as a view of what was read."""
+        start, stop = columns.start, columns.stop
+        if not self._start <= start <= stop <= self._start + self._held.shape[1]:
+            self._read(start, stop)
+        return self._held[:, start - self._start : stop - self._start].T
+
+    def _read(self, start: int, stop: int) -> None:
+        rows = ContiguousRows(self._checkpoint, self._name, self._width)
+        itemsize = self._checkpoint.entries[self._name].size // max(
+            1, math.prod(self._checkpoint.entries[self._name].shape)
+        )
+        stop = min(max(stop, start + SLAB // max(1, self._height * itemsize)), self._width)
+        slab = torch.empty(0)
+        self._held = torch.empty(0, 0)
+        step = max(1, self._checkpoint.ahead // max(1, self._width * itemsize))
+        for row in range(0, self._height, step):
+            end = min(row + step, self._height)
+            part = rows[self._first + row : self._first + end][:, start:stop]
+            if row == 0:
+                slab = torch.empty(self._height, stop - start, dtype=part.dtype)
+            slab[row:end] = part
+        self._start, self._held = start, slab
+
+
+class WeightRows:
+    """Rows of a quantized weight, read and decoded when they are asked for.
+
+    A weight whose packing says nothing about rows is decoded whole.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, weight: StoredWeight, bits: int = 0) -> None:
+        self._checkpoint, self._weight, self._bits = checkpoint, weight, bits
+        assert weight.packing is not None
+        packing = weight.packing
+        self._by_rows = [ending for ending in packing.by_rows if ending in weight.parts]
+        self._by_columns = [ending for ending in packing.by_columns if ending in weight.parts]
+        self._whole: QuantizedWeight | None = None
+        if not self._by_rows and not self._by_columns:
+            self._whole = decode(checkpoint, weight, bits)
+            self._rows = len(self._whole.elements)
+            return
+        self._rows = self._count((*self._by_rows, *self._by_columns)[0])
+        self._readers: dict[str, ContiguousRows | MatrixColumns] = {}
+        self._constant: dict[str, Tensor] = {}
+        self._units: dict[str, tuple[int, int]] = {}
+        for ending, entry in weight.parts.items():
+            units = self._share(ending)
+            if units is None:
+                self._constant[ending] = checkpoint.read(entry.name)
+                continue
+            self._units[ending] = units
+            count = self._count(ending)
+            if ending in self._by_columns:
+                shape = math.prod(entry.shape) // count, count
+                self._readers[ending] = MatrixColumns(checkpoint, entry.name, shape)
+            else:
+                width = math.prod(entry.shape) // count
+                self._readers[ending] = ContiguousRows(checkpoint, entry.name, width)
+
+    def _count(self, ending: str) -> int:
+        """Return the length of a tensor along the axis that stands for rows of the weight."""
+        shape = self._weight.parts[ending].shape
+        if not shape:
+            return 1
+        if ending in self._by_columns:
+            return shape[-1]
+        return math.prod(shape[:-1]) if len(shape) > 1 else shape[0]
+
+    def _share(self, ending: str) -> tuple[int, int] | None:
+        """Return how many units of a tensor belong to how many rows; None if all belong to all."""
+        entry = self._weight.parts[ending]
+        if ending not in self._by_rows and ending not in self._by_columns:
+            return None
+        count, rows = self._count(ending), self._rows
+        if math.prod(entry.shape) <= 1 or count <= 1 or rows < 1:
+            return None
+        if count >= rows:
+            return (count // rows, 1) if count % rows == 0 else None
+        side = _words_side(rows, count) if entry.dtype == "I32" else side_of(rows, count)
+        return None if side is None else (1, side)
+
+    @cached_property
+    def _top(self) -> QuantizedWeight:
+        """Decode the first rows, which tell the element format and the columns."""
+        return self.rows(0, min(self._rows, self._together))
+
+    @property
+    def _together(self) -> int:
+        return math.lcm(1, *(r for _, r in self._units.values() if r <= TALL))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return its rows and columns."""
+        return self._rows, self._top.shape[1]
+
+    @property
+    def element(self) -> str:
+        return self._top.element
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        return self._top.tile
+
+    @property
+    def has_zero_points(self) -> bool:
+        return self._top.zero_points is not None
+
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """Split its rows into spans that can be decoded one by one."""
+        together = 1 if self._whole is not None else self._together
+        return row_spans(self.shape, self.tile[0], together)
+
+    def rows(self, start: int, stop: int) -> QuantizedWeight:
+        """Read and decode rows that `spans` names."""
+        if self._whole is not None:
+            return self._whole.rows(start, stop)
+        tensors = dict(self._constant)
+        for ending, reader in self._readers.items():
+            units, rows = self._units[ending]
+            first, last = start * units // rows, -(-stop * units // rows)
+            part = reader[first:last]
+            one_axis = len(self._weight.parts[ending].shape) == 1
+            if isinstance(reader, MatrixColumns):
+                part = part.T
+            tensors[ending] = part.reshape(-1) if one_axis else part
+        shapes = {ending: entry.shape for ending, entry in self._weight.parts.items()}
+        parts = Parts(self._weight.name, tensors, self._bits, shapes, self._rows)
+        return decode_parts(self._weight, parts)
+
+    @property
+    def sampled(self) -> int:
+        """Return how many leading rows `sample` has: all of a weight that is not large."""
+        rows, columns = self.shape
+        count = SAMPLE // max(1, columns)
+        unit = self._together if self.tile[0] <= TALL else self.tile[0]
+        return min(rows, max(1, count // unit) * unit if count >= unit else max(1, count))
+
+    def sample(self) -> QuantizedWeight:
+        """Decode leading rows, as many as fit into memory."""
+        return self.rows(0, self.sampled)
+
+
+def _words_side(rows: int, count: int) -> int | None:
+    """Return how many rows have their integers in one word of 32 bits."""
+    return next((side for side in (8, 4, 16, 2) if -(-rows // side) == count), None)
+
+
+class ParentRows:
+    """Rows of the parent's tensors in the order of the child's rows.
+
+    names are those of a match: one tensor, or several whose rows follow one another.
+    """
+
+    def __init__(
+        self, parent: Checkpoint, match: ParentMatch, rows: int, columns: int, ahead: int = 0
+    ) -> None:
+        entries = [parent.entries[name] for name in match.names]
+        count = sum(math.prod(entry.shape) for entry in entries)
+        if count != rows * columns or any(math.prod(e.shape) % max(1, columns) for e in entries):
+            shapes = " and ".join(str(entry.shape) for entry in entries)
+            raise MisfitError(
+                f"{', '.join(match.names)} of the parent has shape {shapes}, and the child's "
+                f"weight {rows} x {columns}."
+            )
+        self._parts: list[tuple[int, ContiguousRows | MatrixColumns]] = []
+        first = 0
+        for entry in entries:
+            length = math.prod(entry.shape) // max(1, columns)
+            turned = len(entry.shape) == 3 and entry.shape[-1] != columns
+            if match.transposed and len(entry.shape) == 2:
+                shape = entry.shape[0], entry.shape[1]
+                self._parts.append((first, MatrixColumns(parent, entry.name, shape)))
+            elif turned and entry.shape[1] == columns:
+                height, width = entry.shape[1:]
+                self._parts += [
+                    (
+                        first + number * width,
+                        MatrixColumns(parent, entry.name, (height, width), number * height),
+                    )
+                    for number in range(entry.shape[0])
+                ]
+            else:
+                self._parts.append((first, ContiguousRows(parent, entry.name, columns, ahead)))
+            first += length
+        self._ends = [*(start for start, _ in self._parts[1:]), first]
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        pieces = []
+        for (first, reader), end in zip(self._parts, self._ends, strict=True):
+            start, stop = max(rows.start, first), min(rows.stop, end)
+            if start < stop:
+                pieces.append(reader[start - first : stop - first])
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)

@@ -1,0 +1,112 @@
+"""Memory for chunks that is used again: fresh memory costs more than the work on it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SHAPES = 8
+"""Shapes of chunks whose views are kept."""
+Array = np.ndarray[Any, Any]
+Shape = tuple[int, int]
+_local = threading.local()
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Matrices of one chunk, the same as tiles [down, height, across, width], and as arrays.
+
+    Tiles have zeros where a chunk ends before them. `zeros` and `mask` are of the chunk alone.
+    """
+
+    shape: Shape
+    values: Tensor
+    value_tiles: Tensor
+    values_array: Array
+    parent: Tensor
+    parent_tiles: Tensor
+    ratios: Tensor
+    rounded: Tensor
+    rounded_array: Array
+    bits: Tensor
+    zeros: Array
+    mask: Array
+
+    def cut(self, tiles: Tensor) -> Tensor:
+        """View tiles as the chunk, without what was added to fit."""
+        down, height, across, width = tiles.shape
+        rows, columns = self.shape
+        return tiles.view(down * height, across * width)[:rows, :columns]
+
+
+class Scratch:
+    """Memory of one thread for the chunks of weights, in one workspace at a time."""
+
+    def __init__(self) -> None:
+        self._flat: dict[str, Tensor] = {}
+        self._workspaces: dict[tuple[Shape, Shape], Workspace] = {}
+
+    def workspace(self, shape: Shape, tile: Shape) -> Workspace:
+        """Return the memory for a chunk of a shape; what was in it before is lost."""
+        rows, columns = shape
+        height, width = min(tile[0], rows), min(tile[1], columns)
+        key = shape, (height, width)
+        work = self._workspaces.get(key)
+        if work is None:
+            while len(self._workspaces) >= SHAPES:
+                self._workspaces.pop(next(iter(self._workspaces)))
+            work = self._workspaces[key] = self._views(shape, (height, width))
+        if shape != (work.value_tiles.shape[0] * height, work.value_tiles.shape[2] * width):
+            work.value_tiles.zero_()
+            work.parent_tiles.zero_()
+        return work
+
+    def _views(self, shape: Shape, tile: Shape) -> Workspace:
+        (rows, columns), (height, width) = shape, tile
+        tiled = -(-rows // height), height, -(-columns // width), width
+        names = ("values", "parent", "ratios", "rounded")
+        values, parent, ratios, rounded = (self._memory(name, tiled) for name in names)
+
+        def cut(tiles: Tensor) -> Tensor:
+            return tiles.view(tiled[0] * height, tiled[2] * width)[:rows, :columns]
+
+        zeros, mask = (self._memory(name, shape, torch.bool).numpy() for name in ("zeros", "mask"))
+        return Workspace(
+            shape,
+            cut(values),
+            values,
+            cut(values).numpy(),
+            cut(parent),
+            parent,
+            ratios,
+            rounded,
+            cut(rounded).numpy(),
+            self._memory("bits", tiled, torch.int32),
+            zeros,
+            mask,
+        )
+
+    def _memory(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        size = math.prod(shape)
+        flat = self._flat.get(name)
+        if flat is None or flat.numel() < size:
+            # Views of what was too small would keep it.
+            self._workspaces.clear()
+            flat = self._flat[name] = torch.empty(size, dtype=dtype)
+        return flat[:size].view(shape)
+
+
+def scratch() -> Scratch:
+    """Return the memory of this thread."""
+    memory: Scratch | None = getattr(_local, "scratch", None)
+    if memory is None:
+        memory = _local.scratch = Scratch()
+    return memory
