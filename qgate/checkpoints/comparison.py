@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -13,12 +14,51 @@ from qgate.checkpoints.pairing import ParentMatch, match_by_content, match_by_na
 from qgate.checkpoints.recipes import Recipe, read_recipe
 from qgate.checkpoints.record import CheckpointRecord
 from qgate.checkpoints.stored import Checkpoint
-from qgate.checkpoints.weights import judge_weight
+from qgate.checkpoints.weights import Judgement, judge_weight
 from qgate.errors import QgateError
 
 Progress = Callable[[int, int], None]
 ALIKE = 0.3
 """Least cosine of a weight and its parent; unrelated weights have about 0."""
+
+
+@dataclass(frozen=True)
+class CheckpointPair:
+    """A quantized checkpoint beside its parent: which weights there are, and what they match.
+
+    Values are read when a weight is judged.
+    """
+
+    child: Checkpoint
+    parent: Checkpoint | None
+    recipe: Recipe
+    weights: list[StoredWeight]
+    matches: dict[str, ParentMatch]
+
+    def judge(self, weight: StoredWeight) -> Judgement:
+        """Compare one weight with what is declared, and with its parent."""
+        match = self.matches.get(weight.name)
+        return judge_weight(self.child, weight, self.parent, match, self.recipe)
+
+    def account(self, record: CheckpointRecord) -> None:
+        """Add to a record what is missing, unexpected, left out, or cannot be fused."""
+        account(record, self.recipe, self.parent, self.matches, self.weights)
+        record.findings += fused_scales(self.child, self.weights)
+
+
+def open_pair(child: str, parent: str | None) -> CheckpointPair:
+    """Open a checkpoint and its parent, and match their weights; an error if they are no pair."""
+    stored = open_checkpoint(child)
+    recipe = read_recipe(child, stored.configuration)
+    source = None if parent is None else open_checkpoint(parent)
+    weights = find_weights(stored)
+    _check_quantized(child, weights, recipe)
+    matches: dict[str, ParentMatch] = {}
+    if source is not None:
+        _check_parent(source)
+        matches = _match(stored, weights, source, recipe)
+        _check_pair(child, parent or "", matches, weights)
+    return CheckpointPair(stored, source, recipe, weights, matches)
 
 
 def compare(
@@ -29,26 +69,16 @@ def compare(
     child, parent   folders or single files, at paths or URLs
     progress        called with the number of weights done, and of all
     """
-    stored = open_checkpoint(child)
-    recipe = read_recipe(child, stored.configuration)
-    source = None if parent is None else open_checkpoint(parent)
-    record = CheckpointRecord(child, parent, recipe.method)
-    weights = find_weights(stored)
-    _check_quantized(child, weights, recipe)
-    matches: dict[str, ParentMatch] = {}
-    if source is not None:
-        _check_parent(source)
-        matches = _match(stored, weights, source, recipe)
-        _check_pair(child, parent or "", matches, weights)
-    for number, weight in enumerate(weights):
+    pair = open_pair(child, parent)
+    record = CheckpointRecord(child, parent, pair.recipe.method)
+    for number, weight in enumerate(pair.weights):
         if progress is not None:
-            progress(number, len(weights))
-        judged, findings = judge_weight(stored, weight, source, matches.get(weight.name), recipe)
+            progress(number, len(pair.weights))
+        judged, findings = pair.judge(weight)
         record.weights.append(judged)
         record.findings += findings
     _check_alike(record)
-    account(record, recipe, source, matches, weights)
-    record.findings += fused_scales(stored, weights)
+    pair.account(record)
     record.findings.sort(key=lambda finding: -(finding.over_ideal_db or 0.0))
     return record
 
