@@ -77,7 +77,7 @@ def compare(
         judged, findings = pair.judge(weight)
         record.weights.append(judged)
         record.findings += findings
-    _check_alike(record)
+    check_alike(record)
     pair.account(record)
     record.findings.sort(key=lambda finding: -(finding.over_ideal_db or 0.0))
     return record
@@ -116,7 +116,7 @@ def _check_pair(
         )
 
 
-def _check_alike(record: CheckpointRecord) -> None:
+def check_alike(record: CheckpointRecord) -> None:
     """Refuse a parent of equal names and other values."""
     cosines = [
         weight.figures.cosine
