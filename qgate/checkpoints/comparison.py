@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from qgate.checkpoints.accounting import account, fused_scales
+from qgate.checkpoints.blocks import worst_block
 from qgate.checkpoints.opening import open_checkpoint
 from qgate.checkpoints.packings import StoredWeight, decode, find_weights
 from qgate.checkpoints.pairing import ParentMatch, match_by_content, match_by_name
+from qgate.checkpoints.recipe_texts import recipe_lines
 from qgate.checkpoints.recipes import Recipe, read_recipe
-from qgate.checkpoints.record import CheckpointRecord
+from qgate.checkpoints.record import CheckpointRecord, WorstBlock, worst_first
 from qgate.checkpoints.stored import Checkpoint
-from qgate.checkpoints.weights import Judgement, judge_weight
+from qgate.checkpoints.weights import Judgement, judge_weight, parent_values
 from qgate.errors import QgateError
 
 Progress = Callable[[int, int], None]
@@ -40,6 +42,16 @@ class CheckpointPair:
         match = self.matches.get(weight.name)
         return judge_weight(self.child, weight, self.parent, match, self.recipe)
 
+    def worst_block(self, name: str) -> WorstBlock | None:
+        """Find the worst block of a weight; None where it has no parent."""
+        weight = next(weight for weight in self.weights if weight.name == name)
+        match = self.matches.get(name)
+        if self.parent is None or match is None or weight.packing is None:
+            return None
+        decoded = decode(self.child, weight, self.recipe.bits)
+        source = parent_values(self.parent, match, *decoded.elements.shape)
+        return worst_block(name, decoded, source)
+
     def account(self, record: CheckpointRecord) -> None:
         """Add to a record what is missing, unexpected, left out, or cannot be fused."""
         account(record, self.recipe, self.parent, self.matches, self.weights)
@@ -62,15 +74,17 @@ def open_pair(child: str, parent: str | None) -> CheckpointPair:
 
 
 def compare(
-    child: str, parent: str | None = None, progress: Progress | None = None
+    child: str, parent: str | None = None, progress: Progress | None = None, blocks: int = 0
 ) -> CheckpointRecord:
     """Compare a quantized checkpoint with what it declares, and with its parent.
 
     child, parent   folders or single files, at paths or URLs
     progress        called with the number of weights done, and of all
+    blocks          weights whose worst block is kept, which reads them once more
     """
     pair = open_pair(child, parent)
     record = CheckpointRecord(child, parent, pair.recipe.method)
+    record.recipe = recipe_lines(pair.recipe)
     for number, weight in enumerate(pair.weights):
         if progress is not None:
             progress(number, len(pair.weights))
@@ -79,6 +93,8 @@ def compare(
         record.findings += findings
     check_alike(record)
     pair.account(record)
+    worst = [pair.worst_block(weight.name) for weight, _ in worst_first(record.weights)[:blocks]]
+    record.blocks = [block for block in worst if block is not None]
     record.findings.sort(key=lambda finding: -(finding.over_ideal_db or 0.0))
     return record
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from qgate.checkpoints.blocks import scale_octaves
 from qgate.checkpoints.grids import QuantizedWeight, decode_e8m0, widen
 from qgate.checkpoints.record import ScaleFigures, WeightFigures
 from qgate.formats import get
@@ -226,8 +227,9 @@ def _scale_figures(weight: QuantizedWeight, log2_ratio: float | None) -> ScaleFi
         not_finite=int((~scales.isfinite()).sum()),
         zero=int((scales == 0).sum()),
         negative=int((scales < 0).sum()),
-        smallest=float(finite.min()) if finite.numel() else float("nan"),
-        largest=float(finite.max()) if finite.numel() else float("nan"),
+        smallest=float(finite.min()) if finite.numel() else None,
+        largest=float(finite.max()) if finite.numel() else None,
         all_equal=scales.numel() > 1 and bool((scales == scales.reshape(-1)[0]).all()),
         log2_ratio=log2_ratio,
+        octaves=scale_octaves(finite),
     )

@@ -12,13 +12,17 @@ from qgate.checkpoints.record import WeightRecord
 _MOST_LAYERS = 8
 
 
+def recipe_lines(recipe: Recipe) -> list[str]:
+    """Write what is declared: a line per format, and one for what is ignored."""
+    groups = [f"{group.format} of {', '.join(group.targets)}" for group in recipe.groups]
+    return groups + ([f"ignores {', '.join(recipe.ignore)}"] if recipe.ignore else [])
+
+
 def recipe_text(recipe: Recipe) -> str:
     """Write what is declared in one line."""
     if not recipe.method:
-        return "none"
-    groups = [f"{group.format} of {', '.join(group.targets)}" for group in recipe.groups]
-    ignored = [f"ignores {', '.join(recipe.ignore)}"] if recipe.ignore else []
-    return f"{recipe.method}: {'; '.join([*groups, *ignored]) or 'nothing'}"
+        return "nothing is declared"
+    return f"{recipe.method}: {'; '.join(recipe_lines(recipe)) or 'nothing'}"
 
 
 def fold_numbers(name: str) -> str:

@@ -49,7 +49,7 @@ def _quantized_judgement(
         source = (
             None
             if parent is None or match is None
-            else _parent_values(parent, match, *decoded.elements.shape)
+            else parent_values(parent, match, *decoded.elements.shape)
         )
     except QgateError as error:
         return result, [CheckpointFinding(weight.name, str(error))]
@@ -131,7 +131,7 @@ def _same(x: Tensor, y: Tensor) -> bool:
     return bool(((x == y) | ((x != x) & (y != y))).all())
 
 
-def _parent_values(parent: Checkpoint, match: ParentMatch, rows: int, columns: int) -> Tensor:
+def parent_values(parent: Checkpoint, match: ParentMatch, rows: int, columns: int) -> Tensor:
     """Read the parent's values in the shape of the child's rows."""
     read = [parent.read(name) for name in match.names]
     values = torch.cat(read) if len(read) > 1 else read[0]

@@ -28,6 +28,7 @@ from qgate.engine.journal import Journal
 from qgate.errors import QgateError
 from qgate.modes import calibration
 from qgate.page import data, history
+from qgate.checkpoints.record import KIND
 from qgate.results import read, schema
 from qgate.summaries.reading import flushed
 from qgate.summaries.record import ANALYSIS
@@ -206,6 +207,7 @@ VERSIONS: dict[str, Callable[[], int]] = {
     "dump.json": lambda: layout.VERSION,
     "analysis.json": lambda: int(ANALYSIS.split()[-1]),
     "activations.json": lambda: int(ACTIVATIONS.split()[-1]),
+    "checkpoint.json": lambda: int(KIND.split()[-1]),
     "mode_MODE_stats.json": lambda: storing.VERSION,
     "calibrations": lambda: calibration.VERSION,
     "audit.json": lambda: audit_record.VERSION,
