@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from qgate.checkpoints.record import WeightRecord
+from qgate.checkpoints.record import CheckpointRecord, WeightRecord
 
 LEAST_DB = 0.3
 """Distance that right exporters' weights of one format stay under."""
@@ -24,10 +23,14 @@ class OutlierWeight(NamedTuple):
     usual_db: float
 
 
-def find_outliers(weights: Sequence[WeightRecord]) -> list[OutlierWeight]:
-    """Return weights with much more error than others of one format, the worst first."""
+def find_outliers(record: CheckpointRecord) -> list[OutlierWeight]:
+    """Return weights with much more error than others of one format, the worst first.
+
+    Those that have a finding are left out.
+    """
+    subjects = {finding.subject for finding in record.findings}
     by_format: dict[str, list[tuple[WeightRecord, float]]] = {}
-    for weight in weights:
+    for weight in record.weights:
         error = None if weight.figures is None else weight.figures.error
         if error is not None and error > 0:
             entry = weight, 10 * math.log10(error)
@@ -39,5 +42,9 @@ def find_outliers(weights: Sequence[WeightRecord]) -> list[OutlierWeight]:
         usual = median(error for _, error in entries)
         spread = median(abs(error - usual) for _, error in entries)
         limit = usual + max(LEAST_DB, SPREADS * spread)
-        outliers += [OutlierWeight(w, error, usual) for w, error in entries if error > limit]
+        outliers += [
+            OutlierWeight(weight, error, usual)
+            for weight, error in entries
+            if error > limit and weight.name not in subjects
+        ]
     return sorted(outliers, key=lambda outlier: outlier.usual_db - outlier.error_db)

@@ -20,6 +20,7 @@ from qgate.activation_stats.record import ACTIVATIONS
 from qgate.activation_stats.tables import tables_of
 from qgate.audits import record as audit_record
 from qgate.baselines import accepted, candidates, manifest
+from qgate.checkpoints.record import KIND
 from qgate.cli import main
 from qgate.comparing import layer_files as storing
 from qgate.dumps import Dump, layout, problems
@@ -28,7 +29,6 @@ from qgate.engine.journal import Journal
 from qgate.errors import QgateError
 from qgate.modes import calibration
 from qgate.page import data, history
-from qgate.checkpoints.record import KIND
 from qgate.results import read, schema
 from qgate.summaries.reading import flushed
 from qgate.summaries.record import ANALYSIS
