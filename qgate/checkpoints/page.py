@@ -17,7 +17,7 @@ from qgate.checkpoints.layer_map import LayerMap
 from qgate.checkpoints.outliers import find_outliers
 from qgate.checkpoints.plots import Octaves, add_octaves, block_chart, scale_histogram
 from qgate.checkpoints.recipe_texts import plan_texts
-from qgate.checkpoints.record import CheckpointRecord, ScaleFigures, WeightRecord
+from qgate.checkpoints.record import CheckpointRecord, ScaleFigures, WeightFigures, WeightRecord
 from qgate.checkpoints.tables import ranked
 from qgate.checkpoints.texts import FORMAT_HEADINGS, first_line, format_rows, outlier_text, totals
 from qgate.text import brief, counted, decibels, percent, shortened
@@ -117,31 +117,28 @@ def _scales(record: CheckpointRecord) -> Iterator[tuple[str, Octaves]]:
 
 def _bad_counts(scales: ScaleFigures) -> Sequence[tuple[int, str]]:
     """Return how many scales are in no octave, and why."""
-    kinds = (scales.not_finite, "not finite"), (scales.zero, "zero"), (scales.negative, "negative")
-    return kinds
+    return (scales.not_finite, "not finite"), (scales.zero, "zero"), (scales.negative, "negative")
 
 
 def _row(anchor: str, weight: WeightRecord) -> WeightRow:
     figures = weight.figures
-    over = _figure(figures and figures.over_ideal_db)
-    scales = figures and figures.scales
-    ratio = _figure(scales and scales.log2_ratio)
-    cells = [
-        number(over, f"{over:.2f}", bad=over > LIMIT_DB),
-        number(_figure(figures and figures.error)),
-        *(
-            number(share, percent(share))
-            for share in (
-                _figure(figures and figures.at_ends_share),
-                _figure(figures and figures.zero_share),
-            )
-        ),
-        number(_figure(scales and scales.smallest)),
-        number(_figure(scales and scales.largest)),
-        number(ratio, brief(2.0**ratio)),
-    ]
+    cells = [number(math.nan)] * (len(_HEAD) - 3) if figures is None else _cells(figures)
     words = weight.format, weight.matched or weight.outcome
     return WeightRow(anchor, weight.name, words, cells)
+
+
+def _cells(figures: WeightFigures) -> list[Cell]:
+    scales, over = figures.scales, _figure(figures.over_ideal_db)
+    ratio = _figure(scales.log2_ratio)
+    return [
+        number(over, f"{over:.2f}", bad=over > LIMIT_DB),
+        number(_figure(figures.error)),
+        number(figures.at_ends_share, percent(figures.at_ends_share)),
+        number(figures.zero_share, percent(figures.zero_share)),
+        number(_figure(scales.smallest)),
+        number(_figure(scales.largest)),
+        number(ratio, brief(2.0**ratio)),
+    ]
 
 
 def _figure(value: float | None) -> float:

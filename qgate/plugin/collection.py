@@ -257,7 +257,7 @@ def _fits(config: pytest.Config, item: pytest.Item) -> bool:
     for fixture, (kind, _) in _SUBJECTS.items():
         if has_fixture(item, fixture):
             session = sessions_of(config).of_subject(kind)
-            return session is not None and _lacking(session, item) is None
+            return session is not None and _lacking(config, item) is None
     return _model_and_mode(item) not in selection_of(config).unfit
 
 
@@ -299,19 +299,19 @@ def _without_subject(
             f"{options_of(config).spelled(kind)} {metavar}"
         )
         return gates
-    unfit = [(item, why) for item in gates if (why := _lacking(session, item)) is not None]
+    unfit = [(item, why) for item in gates if (why := _lacking(config, item)) is not None]
     for why, count in Counter(why for _, why in unfit if why).items():
         selection.notes.append(f"{_tests(count)}: {why}")
     return [item for item, _ in unfit]
 
 
-def _lacking(session: DumpGates | CheckpointGates, item: pytest.Item) -> str | None:
+def _lacking(config: pytest.Config, item: pytest.Item) -> str | None:
     """Why a test of a format has nothing to look at in a dump; None where it has."""
     parameters = parameters_of(item)
     fmt, layer = parameters.get("fmt"), parameters.get("dump_layer")
-    if not (isinstance(fmt, str) and isinstance(layer, str)):
+    session = sessions_of(config).of_dump()
+    if session is None or not (isinstance(fmt, str) and isinstance(layer, str)):
         return None
-    assert isinstance(session, lazy.sessions.DumpGates)
     why = session.left_out(suite_of(item.path), fmt, layer)
     return f"{fmt} on {session.subject.folder}: {why}" if why else why
 

@@ -7,7 +7,7 @@ accepted errors never does.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, Weight
 from qgate.errors import QgateError, unknown
 from qgate.gate.checks import FINDINGS
 from qgate.gate.limits import Bound
-from qgate.gate.measured import Measured
+from qgate.gate.measured import Measured, Scope
 from qgate.gate.policy import MARKER, Policy, Setting
 from qgate.gate.sessions import GateSession, Outcome
 from qgate.gate.subjects import Subject, commit_here
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 WEIGHTS, ACCOUNTING, RECIPE = "weights", "accounting", "recipe"
 """Names of the accepted records, and of the gates in what people read."""
 OUTSIDE = "outside"
-SCOPE, PLAN = "checkpoint", "quantizer"
+SCOPE: Scope = "checkpoint"
+PLAN = "quantizer"
 _ERRORS = ("over_ideal_db", "relative_mse")
 _NOISE = 1e-13
 """Relative error that rounding in float32 makes of equal values."""
@@ -217,8 +218,7 @@ class CheckpointGates(GateSession):
 def _weight_row(site: str, layer: str, order: int, members: Sequence[Judged]) -> Measured:
     """Return one weight, or all experts of one projection: the worst and the mean of them."""
     figures = [record.figures for record, _ in members if record.figures is not None]
-    over = [f.over_ideal_db for f in figures if f.over_ideal_db is not None]
-    errors = [f.error for f in figures if f.error is not None]
+    over, errors = _known(f.over_ideal_db for f in figures), _known(f.error for f in figures)
     findings = fold_findings([finding for _, listed in members for finding in listed])
     values: dict[str, float | None] = {FINDINGS: float(len(findings))}
     if over:
@@ -227,8 +227,8 @@ def _weight_row(site: str, layer: str, order: int, members: Sequence[Judged]) ->
         values |= {
             "zero_share": max(f.zero_share for f in figures),
             "at_ends_share": max(f.at_ends_share for f in figures),
-            "scale_smallest": min(f.scales.smallest for f in figures),
-            "scale_largest": max(f.scales.largest for f in figures),
+            "scale_smallest": min(_known(f.scales.smallest for f in figures), default=None),
+            "scale_largest": max(_known(f.scales.largest for f in figures), default=None),
         }
     causes = [
         finding.cause if finding.subject == site else f"{finding.subject}: {finding.cause}"
@@ -243,6 +243,10 @@ def _weight_row(site: str, layer: str, order: int, members: Sequence[Judged]) ->
         gated=_ERRORS if over else (),
         why={FINDINGS: "; ".join(causes), **dict.fromkeys(_ERRORS, "")},
     )
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def _row(
