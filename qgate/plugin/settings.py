@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from qgate.storage.locations import Location
 
 NAME = "qgate.toml"
+# A checkpoint in one file is called after it, without its ending.
+_ENDINGS = (".safetensors", ".gguf", ".onnx", ".npz", ".pt")
 
 
 class RunOptions:
@@ -202,8 +204,8 @@ class RunOptions:
             return str(given)
         place = location_of(child)
         name = (place.resolve() if isinstance(place, Path) else place).name
-        name = re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-.")
-        return name or "unnamed"
+        name = name.removesuffix(next(filter(name.endswith, _ENDINGS), ""))
+        return re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-.") or "unnamed"
 
     # What people read and type --------------------------------------------------------------------
 
