@@ -274,12 +274,9 @@ def test_it_lives_beside_models_in_one_folder(
     assert left == before
 
 
+@pytest.mark.usefixtures("accepted")
 def test_shards_merge_to_the_whole_run(
-    house: Path,
-    gates: Gates,
-    accepted: None,
-    tmp_path: Path,
-    capsys: Capture,  # noqa: ARG001
+    house: Path, gates: Gates, tmp_path: Path, capsys: Capture
 ) -> None:
     for number in (1, 2):
         assert gates(*PAIR, "--shard", f"{number}/2").ret == pytest.ExitCode.OK
