@@ -26,28 +26,26 @@ def scale_octaves(scales: Tensor) -> tuple[int, tuple[int, ...]] | None:
 
 def worst_block(name: str, weight: QuantizedWeight, parent: Tensor) -> WorstBlock | None:
     """Find the block with the most error, what is not finite first; None for an empty weight."""
-    worst: tuple[float, int, Tensor] | None = None
+    if not weight.elements.numel():
+        return None
+    most, window, corner = -1.0, (0, 0, 0), (0, 0)
     for start, chunk in weight.chunks():
         source = parent[start : start + len(chunk.elements)].float()
         squares = (chunk.values() - source).square().nan_to_num(torch.inf)
         of_tiles = chunk.in_tiles(squares).sum((1, 3))
-        if not of_tiles.numel():
+        if float(of_tiles.max()) <= most:
             continue
-        total = float(of_tiles.max())
-        if worst is None or total > worst[0]:
-            tile_row, tile_column = divmod(int(of_tiles.argmax()), of_tiles.shape[1])
-            height, width = min(weight.tile[0], len(squares)), weight.tile[1]
-            top, left = tile_row * height, tile_column * width
-            inside = squares[top : top + height, left : left + width]
-            row, column = divmod(int(inside.argmax()), inside.shape[1])
-            worst = total, start, torch.tensor([top, left, row, column, inside.shape[1]])
-    if worst is None:
-        return None
-    total, start, place = worst
-    top, left, row, column, width = place.tolist()
-    first = left + min(max(column - WIDTH // 2, 0), max(width - WIDTH, 0))
-    stop = min(first + WIDTH, left + width)
-    return _cut(name, weight, parent, (start + top + row, first, stop), (start + top, left))
+        most = float(of_tiles.max())
+        tile_row, tile_column = divmod(int(of_tiles.argmax()), of_tiles.shape[1])
+        height, width = min(weight.tile[0], len(squares)), weight.tile[1]
+        top, left = tile_row * height, tile_column * width
+        inside = squares[top : top + height, left : left + width]
+        row, column = divmod(int(inside.argmax()), inside.shape[1])
+        first = min(max(column - WIDTH // 2, 0), max(inside.shape[1] - WIDTH, 0))
+        stop = min(first + WIDTH, inside.shape[1])
+        window = start + top + row, left + first, left + stop
+        corner = start + top, left
+    return _cut(name, weight, parent, window, corner)
 
 
 def _cut(
