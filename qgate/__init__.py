@@ -13,7 +13,7 @@ from qgate._version import __version__
 from qgate.errors import QgateError
 
 if TYPE_CHECKING:
-    from qgate import analysis, capture, formats, models, modes, stats
+    from qgate import analysis, capture, checkpoints, formats, models, modes, stats
     from qgate.activation_stats.compute import activations
     from qgate.collecting.starting import collect, collect_from_environment
     from qgate.formats.encoded import Encoded
@@ -35,6 +35,7 @@ __all__ = [
     "activations",
     "analysis",
     "capture",
+    "checkpoints",
     "collect",
     "collect_from_environment",
     "encode",

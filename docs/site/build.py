@@ -32,8 +32,8 @@ GUIDES = (
 )  # fmt: skip
 API = (
     "qgate", "qgate.formats", "qgate.stats", "qgate.analysis", "qgate.models", "qgate.modes",
-    "qgate.capture", "qgate.dumps", "qgate.gate", "qgate.baselines", "qgate.results",
-    "qgate.engine",
+    "qgate.capture", "qgate.dumps", "qgate.checkpoints", "qgate.gate", "qgate.baselines",
+    "qgate.results", "qgate.engine",
 )  # fmt: skip
 # Where a page of the site takes the place of a file.
 MOVED = {

@@ -14,6 +14,8 @@ _DEVICE = re.compile(rf"({'|'.join(DEVICES)})(-[A-Za-z0-9_.+]+)*")
 COLLECTED = "collected"
 """Stands in the place of hashes: numbers of a dump are of a run elsewhere, and no weights or
 samples of qgate's have to fit them."""
+CHECKPOINT = "checkpoint"
+"""Stands in the place of the samples of a checkpoint, which is not run."""
 
 
 class Key(NamedTuple):
@@ -72,10 +74,22 @@ class Origin:
         """Return the origin of a dump, under the name of its accepted record."""
         return cls(name, COLLECTED, COLLECTED, None, 1, 1, 0, "cpu", torch, commit)
 
+    @classmethod
+    def of_checkpoint(cls, name: str, torch: str, commit: str | None) -> Origin:
+        """Return the origin of a checkpoint's figures, under the name of its accepted record."""
+        return cls(name, COLLECTED, CHECKPOINT, None, 1, 1, 0, "cpu", torch, commit)
+
     @property
     def is_collected(self) -> bool:
-        """Tell if it is of a dump, and not of a model: then there are no references."""
+        """Tell if it is of no model: then there are no references."""
         return self.weights == COLLECTED
+
+    @property
+    def kind(self) -> str:
+        """Return what it is of: a model, a dump or a checkpoint."""
+        if not self.is_collected:
+            return "model"
+        return "checkpoint" if self.inputs == CHECKPOINT else "dump"
 
     def _check(self, name: str, good: bool, form: str) -> None:
         if not good:

@@ -9,11 +9,14 @@ from pathlib import Path
 from torch import Tensor
 
 from qgate.checkpoints.accounting import account, fused_scales
+from qgate.checkpoints.blocks import worst_block
 from qgate.checkpoints.opening import open_again, open_checkpoint
 from qgate.checkpoints.packings import StoredWeight, decode, find_weights
 from qgate.checkpoints.pairing import ParentMatch, match_by_content, match_by_name
+from qgate.checkpoints.recipe_texts import recipe_lines
 from qgate.checkpoints.recipes import Recipe, read_recipe
-from qgate.checkpoints.record import CheckpointRecord
+from qgate.checkpoints.record import CheckpointRecord, WorstBlock, worst_first
+from qgate.checkpoints.rows import ParentRows, WeightRows
 from qgate.checkpoints.running import judgements
 from qgate.checkpoints.stored import Checkpoint, Stamps
 from qgate.checkpoints.weights import Judgement, judge_weight
@@ -51,6 +54,15 @@ class CheckpointPair:
         match = self.matches.get(weight.name)
         return judge_weight(self.child, weight, self.parent, match, self.recipe)
 
+    def worst_block(self, name: str) -> WorstBlock | None:
+        """Find the worst block of a weight; None where it has no parent."""
+        weight = next(weight for weight in self.weights if weight.name == name)
+        match = self.matches.get(name)
+        if self.parent is None or match is None or weight.packing is None:
+            return None
+        rows = WeightRows(self.child, weight, self.recipe.bits)
+        return worst_block(name, rows, ParentRows(self.parent, match, *rows.shape))
+
     def account(self, record: CheckpointRecord) -> None:
         """Add to a record what is missing, unexpected, left out, or cannot be fused."""
         account(record, self.recipe, self.parent, self.matches, self.weights)
@@ -79,6 +91,7 @@ def compare(
     *,
     workers: Workers | int = 1,
     unfinished: Path | None = None,
+    blocks: int = 0,
 ) -> CheckpointRecord:
     """Compare a quantized checkpoint with what it declares, and with its parent.
 
@@ -86,14 +99,18 @@ def compare(
     progress        called with the number of weights done, and of all
     workers         processes on this machine, or a Ray cluster; the record is the same
     unfinished      a folder for the results of a run that is killed, which the next one takes over
+    blocks          weights whose worst block is kept, which reads them once more
     """
     pair = open_pair(child, parent)
     record = CheckpointRecord(child, parent, pair.recipe.method)
+    record.recipe = recipe_lines(pair.recipe)
     for judged, findings in judgements(pair, workers_of(workers), unfinished, progress):
         record.weights.append(judged)
         record.findings += findings
-    _check_alike(record)
+    check_alike(record)
     pair.account(record)
+    worst = [pair.worst_block(weight.name) for weight, _ in worst_first(record.weights)[:blocks]]
+    record.blocks = [block for block in worst if block is not None]
     record.findings.sort(key=lambda finding: -(finding.over_ideal_db or 0.0))
     return record
 
@@ -145,7 +162,7 @@ def _check_pair(
         )
 
 
-def _check_alike(record: CheckpointRecord) -> None:
+def check_alike(record: CheckpointRecord) -> None:
     """Refuse a parent of equal names and other values."""
     cosines = [
         weight.figures.cosine

@@ -32,6 +32,8 @@ from qgate.formats import get
 
 Array = np.ndarray[Any, Any]
 PER_DB = 10.0
+OCTAVES = 320
+"""Exponents of float32, from below the smallest to above the largest."""
 RATIOS = 1 << 20
 """Scales of one weight that are compared with ideal ones, at most about."""
 
@@ -108,6 +110,7 @@ class ScaleSums:
     first: float | None = None
     all_equal: bool = True
     ratios: list[Tensor] = field(default_factory=list)
+    octaves: Tensor = field(default_factory=lambda: torch.zeros(OCTAVES, dtype=torch.long))
 
     def add(self, scales: Tensor, ideal: Tensor | None) -> None:
         count = scales.numel()
@@ -115,6 +118,8 @@ class ScaleSums:
             return
         self.first = float(scales[0, 0]) if self.first is None else self.first
         low, high = float(scales.amin()), float(scales.amax())
+        is_plain = low > 0 and math.isfinite(high)
+        self._add_octaves(scales if is_plain else scales[(scales > 0) & scales.isfinite()])
         self.count += count
         self.all_equal = self.all_equal and low == high == self.first
         if not (math.isfinite(low) and math.isfinite(high)):
@@ -140,11 +145,25 @@ class ScaleSums:
             not_finite=self.not_finite,
             zero=self.zero,
             negative=self.negative,
-            smallest=self.smallest if has_finite else math.nan,
-            largest=self.largest if has_finite else math.nan,
+            smallest=self.smallest if has_finite else None,
+            largest=self.largest if has_finite else None,
             all_equal=self.count > 1 and self.all_equal,
             log2_ratio=float(ratios.log2().median()) if ratios.numel() else None,
+            octaves=self._octaves(),
         )
+
+    def _add_octaves(self, scales: Tensor) -> None:
+        """Count positive scales by their exponent."""
+        exponents = torch.frexp(scales.float())[1].reshape(-1).long()
+        self.octaves += torch.bincount(exponents + OCTAVES // 2, minlength=OCTAVES)
+
+    def _octaves(self) -> tuple[int, tuple[int, ...]] | None:
+        """Return the counts from the lowest exponent on, with that exponent."""
+        used = self.octaves.nonzero().reshape(-1)
+        if not used.numel():
+            return None
+        low, high = int(used[0]), int(used[-1])
+        return low - OCTAVES // 2 - 1, tuple(self.octaves[low : high + 1].tolist())
 
 
 class Measurement:

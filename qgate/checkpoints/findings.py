@@ -28,7 +28,8 @@ def scale_causes(figures: WeightFigures) -> Iterator[str]:
     if scales.zero:
         yield f"{scales.zero:,} of {count} are zero"
     if scales.all_equal and scales.count > 4:
-        yield f"all {count} are equal, {scales.largest:.4g}: they were not made from the weight"
+        value = scales.largest or 0.0
+        yield f"all {count} are equal, {value:.4g}: they were not made from the weight"
     if figures.not_finite and not scales.not_finite:
         yield f"{figures.not_finite:,} of {figures.count:,} values are NaN or infinite"
     if figures.zero_share == 1.0:

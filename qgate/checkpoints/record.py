@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from qgate.text import one_line, shortened
+
+KIND = "qgate checkpoint 1"
+_SHOWN, _WORST = 8, 4
 
 
 @dataclass(frozen=True)
@@ -11,16 +18,18 @@ class ScaleFigures:
     """Counts of scales, and how they lie beside ideal ones.
 
     log2_ratio  median of log2(scale / ideal scale), None without a parent
+    octaves     the exponent of the lowest octave with a scale, and how many are in each from there
     """
 
     count: int
     not_finite: int
     zero: int
     negative: int
-    smallest: float
-    largest: float
+    smallest: float | None
+    largest: float | None
     all_equal: bool
     log2_ratio: float | None = None
+    octaves: tuple[int, tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -79,9 +88,33 @@ class CheckpointFinding:
     over_ideal_db: float | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
+class WorstBlock:
+    """The part of a weight with the most error: elements of one row that share a scale.
+
+    column   the first column of `values` and of `parent`, which are what is stored and what was
+    scale    the scale that they share
+    error    of the whole block: sum of squared differences over that of the parent's values
+    """
+
+    name: str
+    row: int
+    column: int
+    scale: float | None
+    error: float | None
+    values: tuple[float | None, ...]
+    parent: tuple[float | None, ...]
+
+
+@dataclass(repr=False)
 class CheckpointRecord:
-    """The comparison of a quantized checkpoint with what it declares and with its parent."""
+    """The comparison of a quantized checkpoint with what it declares and with its parent.
+
+    method   the library that the configuration names, empty where it declares nothing
+    recipe   what is declared, one line per format and for what is ignored
+    blocks   the worst blocks of the worst weights, where they were asked for
+    kind     name and version of this kind of record
+    """
 
     child: str
     parent: str | None
@@ -90,7 +123,49 @@ class CheckpointRecord:
     findings: list[CheckpointFinding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unmatched_parents: list[str] = field(default_factory=list)
+    recipe: list[str] = field(default_factory=list)
+    blocks: list[WorstBlock] = field(default_factory=list)
+    kind: str = KIND
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the record as plain data."""
-        return asdict(self)
+        """Return the record as plain data; numbers that are not finite are None."""
+        return {name: _plain(value) for name, value in asdict(self).items()}
+
+    def __repr__(self) -> str:
+        return "\n".join(self._summary())
+
+    def _summary(self) -> Iterator[str]:
+        """Write findings and the worst weights in a few lines."""
+        beside = f" beside {one_line(self.parent)}" if self.parent else ""
+        count = len(self.findings)
+        yield (
+            f"CheckpointRecord of {one_line(self.child)}{beside}: {count or 'no'} "
+            f"finding{'s' * (count != 1)}, {len(self.weights)} weights"
+        )
+        for finding in self.findings[:_SHOWN]:
+            yield f"  {shortened(finding.subject, 80)}: {shortened(finding.cause, 120)}"
+        if count > _SHOWN:
+            yield f"  … and {count - _SHOWN} more in .findings"
+        ranked = worst_first(self.weights)
+        for weight, over in ranked[:_WORST]:
+            yield f"  {over:+.2f} dB over ideal: {shortened(weight.name, 80)}, {weight.format}"
+        if len(ranked) > _WORST:
+            yield f"  … and {len(ranked) - _WORST} more in .weights"
+
+
+def worst_first(weights: Sequence[WeightRecord]) -> list[tuple[WeightRecord, float]]:
+    """Return the weights that were measured beside a parent with their error over ideal."""
+    measured = [
+        (weight, weight.figures.over_ideal_db)
+        for weight in weights
+        if weight.figures is not None and weight.figures.over_ideal_db is not None
+    ]
+    return sorted(measured, key=lambda pair: -pair[1])
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _plain(entry) for name, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value

@@ -7,18 +7,23 @@ from collections.abc import Iterator
 
 from tabulate import tabulate
 
-from qgate.checkpoints.record import CheckpointRecord, WeightRecord
+from qgate.checkpoints.outliers import OutlierWeight, find_outliers
+from qgate.checkpoints.recipe_texts import bits_per_weight
+from qgate.checkpoints.record import CheckpointRecord, WeightRecord, worst_first
 from qgate.text import one_line
 from qgate.text.numbers import brief, decibels, megabytes, percent
 
 SHOWN = 40
+FORMAT_HEADINGS = ("format", "packing", "tensors", "parameters", "bits each", "size")
 
 
 def result_lines(record: CheckpointRecord, limit: int = SHOWN) -> Iterator[str]:
     """Say what was found, what there is, and which weights have the most error."""
     yield from _findings(record, limit)
+    yield from _recipe(record)
     yield from _formats(record)
     yield from _worst(record)
+    yield from map(outlier_text, find_outliers(record)[:limit])
 
 
 def first_line(record: CheckpointRecord) -> str:
@@ -44,7 +49,35 @@ def _findings(record: CheckpointRecord, limit: int) -> Iterator[str]:
         yield f"… and {len(record.findings) - limit} more; --json has all"
 
 
+def outlier_text(outlier: OutlierWeight) -> str:
+    """Say that a weight has more error than others of its format."""
+    weight, error, usual = outlier
+    return (
+        f"{one_line(weight.name)} stands out: its error is {decibels(error - usual)} above that of "
+        f"the median weight in {weight.format}"
+    )
+
+
+def _recipe(record: CheckpointRecord) -> Iterator[str]:
+    if record.method:
+        yield ""
+        yield f"recipe of {one_line(record.method)}"
+        yield from (f"  {one_line(line)}" for line in record.recipe)
+
+
 def _formats(record: CheckpointRecord) -> Iterator[str]:
+    yield ""
+    yield tabulate(format_rows(record), FORMAT_HEADINGS, tablefmt="simple")
+    yield totals(record)
+
+
+def totals(record: CheckpointRecord) -> str:
+    """Write how many parameters there are, and the bits that each takes."""
+    count = sum(weight.count for weight in record.weights)
+    return f"{count:,} parameters, {bits_per_weight(record.weights):.2f} bits per parameter"
+
+
+def format_rows(record: CheckpointRecord) -> list[list[str | int]]:
     """List each format with the share of parameters that have it."""
     counts: Counter[tuple[str, str]] = Counter()
     sizes: Counter[tuple[str, str]] = Counter()
@@ -55,7 +88,7 @@ def _formats(record: CheckpointRecord) -> Iterator[str]:
         sizes[key] += weight.size
         tensors[key] += 1
     total = sum(counts.values()) or 1
-    rows = [
+    return [
         [
             *key,
             tensors[key],
@@ -65,25 +98,15 @@ def _formats(record: CheckpointRecord) -> Iterator[str]:
         ]
         for key, count in counts.most_common()
     ]
-    yield ""
-    headings = ["format", "packing", "tensors", "parameters", "bits each", "size"]
-    yield tabulate(rows, headings, tablefmt="simple")
-    bits = 8 * sum(sizes.values()) / total
-    yield f"{total:,} parameters, {bits:.2f} bits per parameter"
 
 
 def _worst(record: CheckpointRecord, count: int = 10) -> Iterator[str]:
     """List the quantized weights with the most error over an ideal quantizer."""
-    measured = [
-        (weight.figures.over_ideal_db, weight)
-        for weight in record.weights
-        if weight.figures is not None and weight.figures.over_ideal_db is not None
-    ]
+    measured = worst_first(record.weights)
     if not measured:
         return
-    measured.sort(key=lambda entry: -entry[0])
     yield ""
-    rows = [_row(over, weight) for over, weight in measured[:count]]
+    rows = [_row(over, weight) for weight, over in measured[:count]]
     headings = ["weight", "parent by", "over ideal", "relative error", "at the ends"]
     yield tabulate(rows, headings, tablefmt="simple")
     if len(measured) > count:

@@ -21,11 +21,11 @@ from qgate.results.ranking import severity
 
 Kind = Literal[
     "nonfinite", "conformance", "isolated", "budget", "regression", "absolute", "missing",
-    "absent", "nothing",
+    "absent", "nothing", "finding",
 ]  # fmt: skip
 NO_ACCEPTED = "no accepted value"
 NO_SAMPLES = "the accepted file has figures of the mean alone: --update-baselines adds the samples"
-TASK_CHANGE = "task_change"
+TASK_CHANGE, FINDINGS = "task_change", "findings"
 # Stands for a quantizer where there is none: a plan that covers less is no improvement.
 NOT_QUANTIZED = "nothing"
 # What an update of the accepted errors can cure.
@@ -34,6 +34,8 @@ ACCEPTABLE: tuple[Kind, ...] = ("regression", "missing", "absent")
 # at most. What has less meaning may fall, but not to a millionth. Below 1e-12 all is noise.
 _FAR_BETTER, _TRACE, _LEAST = 0.5, 1e-6, 1e-12
 _TWO_SIDED = ("local", "carried")
+# Scopes of tensors that stay the same, so that another error is another quantizer.
+_STEADY = ("sweep", "checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,9 +311,7 @@ def _regression(
     """Check a value against the accepted one and its tolerance, on the side where it is worse."""
     tolerance = limits.tolerance(device_matches, metric)
     size, goal = (abs(value), abs(accepted)) if metric.signed else (value, accepted)
-    # A share of what a logarithm is of, and not of the logarithm.
-    slack = math.log2(1 + tolerance) if metric.logarithm == "log2" else tolerance * abs(goal)
-    slack += limits.atol
+    slack = metric.slack(tolerance, goal) + limits.atol
     if metric.relative:
         slack += measured.floor
     if metric.counted:
@@ -319,7 +319,7 @@ def _regression(
     side: Side = ">=" if metric.direction == "higher" else "<="
     bound, better = (goal - slack, goal + slack) if side == ">=" else (goal + slack, goal - slack)
     reason = "" if math.isfinite(accepted) else f"the accepted value is {accepted}"
-    is_steady = metric.direction == "steady" or (measured.scope == "sweep" and side == "<=")
+    is_steady = metric.direction == "steady" or (measured.scope in _STEADY and side == "<=")
     if is_steady and (metric.task or not limits.other_weights) and size < better:
         default = "it is to stay as it is: the tensors are the same"
         side, bound, reason = ">=", better, (measured.why or {}).get(metric.name, default)
@@ -383,17 +383,17 @@ def _text(measured: Measured, metric: str) -> Check:
 
 
 def _absolute(measured: Measured, bound: Bound) -> Check:
-    value = measured.value(bound.metric)
+    value, about = measured.value(bound.metric), (measured.why or {}).get(bound.metric, "")
     size = abs(value) if value is not None and bound.magnitude else value
     return check(
         measured,
         bound.metric,
-        "absolute",
+        "finding" if bound.metric == FINDINGS else "absolute",
         bound.holds(value),
         value=value,
         side=bound.side,
         bound=bound.value,
         times=times_over(bound.metric, size, bound.side, bound.value),
         source=bound.source,
-        reason=f"{bound.metric} was not computed" if value is None else bound.reason,
+        reason=f"{bound.metric} was not computed" if value is None else about or bound.reason,
     )

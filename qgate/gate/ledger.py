@@ -125,15 +125,17 @@ class Ledger:
     def check(self) -> None:
         """Refuse to compare with a baseline of something else; an update replaces it instead.
 
-        One of a dump never takes the place of one of a model, nor the other way round.
+        One of a dump or a checkpoint never takes the place of one of a model, nor the other way
+        round.
         """
         recorded = self.recorded
-        if recorded is not None and recorded.is_collected != self._origin.is_collected:
-            kinds = ("a model", "a dump")
+        if recorded is not None and recorded.kind != self._origin.kind:
+            # A dump or a checkpoint has a name of its own by an option, a model has not.
+            kinds = [kind for kind in (self._origin.kind, recorded.kind) if kind != "model"]
             raise QgateError(
-                f"the baseline {str(self.store.folder)!r} is of {kinds[recorded.is_collected]}, "
-                f"and what is measured is {kinds[not recorded.is_collected]}: give the dump "
-                "another name (--dump-name)."
+                f"the baseline {str(self.store.folder)!r} is of a {recorded.kind}, and what is "
+                f"measured is a {self._origin.kind}: give the {kinds[0]} another name "
+                f"(--{kinds[0]}-name)."
             )
         misfits = self._obstacles(recorded) if self.updating in (None, "new") else []
         if misfits and self.updating == "new":

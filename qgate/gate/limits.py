@@ -65,7 +65,7 @@ def times_over(metric: str, value: float | None, side: Side, bound: float) -> fl
     if side == "==":
         return 0.0 if value == bound else math.inf
     about = METRICS.find(metric)
-    if about.logarithm == "log2" or (about.logarithm and side == ">="):
+    if about.logarithm:
         return about.factor(value - bound if side == "<=" else bound - value)
     if side == "<=":
         return _ratio(value, bound)

@@ -10,7 +10,9 @@ from typing import Any, Literal, get_args
 from qgate.errors import QgateError, unknown
 from qgate.metrics import METRICS, PARTS, Metric, sample_number
 
-Scope = Literal["local", "carried", "isolated", "forward", "backward", "task", "sweep"]
+Scope = Literal[
+    "local", "carried", "isolated", "forward", "backward", "task", "sweep", "checkpoint"
+]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 _PART_ORDER = {part.name: index for index, part in enumerate(PARTS)}
@@ -23,6 +25,7 @@ _GATED: Mapping[Scope, tuple[str, ...]] = {
     "backward": TENSOR_METRICS,
     "task": tuple(metric.name for metric in METRICS.of("task")),
     "sweep": ("relative_mse",),
+    "checkpoint": (),
 }
 
 

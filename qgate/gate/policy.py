@@ -16,8 +16,8 @@ absolute bounds metric by metric.
     regression = 0.1
     reason = "the first layer amplifies"
 
-An absolute bound is about the carried error, or about the task for a task metric, unless its rule
-names scopes.
+An absolute bound is about the carried error, about the task for a task metric, or about the
+checkpoint for a metric of checkpoints, unless its rule names scopes.
 """
 
 from __future__ import annotations
@@ -159,7 +159,10 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _home(metric: str) -> str:
-    return "carried" if {"task", "metric"}.isdisjoint(METRICS.find(metric).sources) else "task"
+    sources = METRICS.find(metric).sources
+    if sources == ("checkpoint",):
+        return "checkpoint"
+    return "carried" if {"task", "metric"}.isdisjoint(sources) else "task"
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def first_line(
     diagnosis = diagnoses.get((check.site, check.scope), "")
     if check.kind == "isolated":
         diagnosis = diagnosis or _fault(check)
-    if check.kind == "conformance":
+    if check.kind in ("conformance", "finding"):
         text = f"{check.site} ({label} {mode}) {check.reason}"
     elif diagnosis:
         text = f"{check.site} ({label} {mode}) {diagnosis}: {sentence(check)}"
@@ -80,6 +80,8 @@ def sentence(check: Check, where: str = "") -> str:
         return f"not in effect{colon} {check.reason}" if where else check.reason
     if check.kind == "conformance":
         return f"wrong values{colon} {check.reason}"
+    if check.kind == "finding":
+        return f"not as declared{colon} {check.reason}"
     if check.metric.startswith("nonfinite"):
         return f"non-finite values{colon} {check.reason}"
     if check.value is None or not math.isfinite(check.value):
@@ -103,6 +105,9 @@ def finding(check: Check, diagnosis: str = "") -> FindingWords:
         words = fault if is_named else diagnosis or fault
         is_diagnosed = is_named or bool(diagnosis)
         return FindingWords(fault=words, figures=first, diagnosed=is_diagnosed)
+    if check.kind == "finding":
+        fault, _, figures = check.reason.partition(": ")
+        return FindingWords(fault=fault, figures=figures, diagnosed=True)
     return FindingWords(
         fault=diagnosis or _fault(check), figures=sentence(check), diagnosed=bool(diagnosis)
     )
@@ -122,6 +127,8 @@ def _fault(check: Check) -> str:
         return f"is not what correct {check.quantizer or 'quantization'} gives"
     metric = METRICS.find(check.metric) if check.kind == "regression" else None
     if metric is not None and (check.side == "==" or metric.direction == "steady"):
+        return "is not what was accepted"
+    if metric is not None and check.side == ">=" and check.scope == "checkpoint":
         return "is not what was accepted"
     if metric is not None and check.side == ">=" and metric.relative:
         return "is far better than accepted"
@@ -157,8 +164,11 @@ def _why(check: Check) -> str:
         if against == 0:
             return f"{name} is exact here, only the noise floor is allowed"
         return f"{_decibels(check)} dB over {name}, {check.allowed:g} allowed"
-    if METRICS.find(check.metric).logarithm == "log2":
+    logarithm = METRICS.find(check.metric).logarithm
+    if logarithm == "log2":
         return _factors(check.value, against, check.bound or 0.0)
+    if logarithm:
+        return _moved_decibels(check.value, against, check.bound or 0.0)
     if not check.allowed and check.bound is not None:
         return f"accepted is {number(against)}, it may be {number(abs(check.bound - against))} off"
     return _times(check.value, against, check.allowed or 0.0)
@@ -173,6 +183,14 @@ def _factors(value: float | None, accepted: float, bound: float) -> str:
     if moved == most:
         moved, most = _distinct(*factors)
     return f"{moved}x accepted, {'up' if value > accepted else 'down'} to {most}x allowed"
+
+
+def _moved_decibels(value: float | None, accepted: float, bound: float) -> str:
+    """Write `0.30 dB over accepted, 0.09 dB allowed`."""
+    if value is None:
+        return ""
+    moved, most = _distinct(abs(value - accepted), abs(bound - accepted))
+    return f"{moved} dB {'over' if value > accepted else 'under'} accepted, {most} dB allowed"
 
 
 def _times(value: float | None, accepted: float, allowed: float) -> str:
@@ -343,7 +361,7 @@ def _moved(check: Check) -> str:
         return "-"
     if check.side == "==":
         return f"{value - against:+g}"
-    if METRICS.find(check.metric).logarithm == "log2":
+    if METRICS.find(check.metric).logarithm:
         return f"{value - against:+.3g}"
     if against == 0:
         return "from 0"

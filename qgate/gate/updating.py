@@ -155,6 +155,7 @@ def hint(failed: tuple[Check, ...]) -> str:
     advice = {
         "nonfinite": "find what overflows or divides by zero",
         "conformance": "fix the quantizer or the module: it gives other values than it has to",
+        "finding": "mend the export, or allow it by a rule of limits that says why",
         "isolated": "find what differs from FP32 code there",
         "absolute": f"fix the mode or change the limit ({sources.get('absolute', 'its suite')})",
         "budget": f"fix the quantizer or raise budget_db ({sources.get('budget', 'default')})",

@@ -14,7 +14,16 @@ from qgate.registry import Registry
 Direction = Literal["lower", "higher", "steady", "equal"]
 Logarithm = Literal["", "decibel", "log2"]
 Source = Literal[
-    "errors", "gate", "task", "metric", "plan", "conformance", "format", "dump", "activations"
+    "errors",
+    "gate",
+    "task",
+    "metric",
+    "plan",
+    "conformance",
+    "format",
+    "dump",
+    "activations",
+    "checkpoint",
 ]
 
 
@@ -123,6 +132,14 @@ class Metric:
         if self.logarithm == "log2":
             return float(2.0 ** min(max(difference, -999.0), 999.0))
         return float(10.0 ** min(max(difference / 10, -300.0), 300.0))
+
+    def slack(self, tolerance: float, value: float) -> float:
+        """Return how much a share is of a value: of what a logarithm is of, where it is steady."""
+        if self.logarithm == "log2":
+            return math.log2(1 + tolerance)
+        if self.logarithm and self.direction == "steady":
+            return 10 * math.log10(1 + tolerance)
+        return tolerance * abs(value)
 
     def text(self, value: float, digits: int = 6) -> str:
         """Write a value: fixed digits for decibels, percent and what is bounded, else powers."""

@@ -95,5 +95,20 @@ for _metric in (
         name="log2_channel", label="Channel Ratio (log2)", direction="steady", logarithm="log2",
         sources=("activations",), definition="log2 of the largest channel over the median channel",
     ),
+    # Weights of a quantized checkpoint beside its parent's. --------------------------------------
+    Metric(
+        name="findings", label="Findings", direction="lower", sources=("checkpoint",),
+        definition="what is not as the recipe of a checkpoint declares, counted",
+    ),
+    Metric(
+        name="over_ideal_db", label="Over Ideal", unit="dB", direction="steady",
+        logarithm="decibel", sources=("checkpoint",),
+        definition="error of a weight over that of an ideal quantizer of its format, of experts "
+        "the worst",
+    ),
+    Metric(
+        name="bits_per_weight", label="Bits per Weight", unit="bit", direction="steady",
+        sources=("checkpoint",), definition="size of the files' tensors over all parameters",
+    ),
 ):  # fmt: skip
     METRICS.add(_metric)

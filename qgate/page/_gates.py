@@ -7,9 +7,10 @@ import os.path
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from qgate.charts.heat import margin_step
 from qgate.charts.pages import render
 from qgate.gate.checks import Check
-from qgate.page._heat import margin_step, natural
+from qgate.page._heat import natural
 from qgate.page._texts import (
     FAILED,
     IMPROVED,

@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from qgate.charts.palette import HEAT_LIGHT
+from qgate.charts.heat import margin_legend, margin_step
 from qgate.page._texts import nearness_text
 from qgate.page.runs import EVERYWHERE, Growth, LayerError, RecordedGate, Run
 from qgate.text import shortened
 
 Link = Callable[[RecordedGate], str]
-
-
-# Times the limit where a step of color ends: what passed has the three palest.
-_EDGES = (0.5, 0.9, 1.0, 1.2, 2.0, 5.0, 20.0)
-assert len(_EDGES) == len(HEAT_LIGHT) - 1
-
-
-def margin_step(margin: float) -> int:
-    """Return the step of color of a value by how many times its limit it is."""
-    return bisect_left(_EDGES, margin)
-
-
-def _legend() -> list[str]:
-    """Return, for each step, the margins in it."""
-    return [*(f"≤ {edge:g}×" for edge in _EDGES), f"> {_EDGES[-1]:g}×"]
 
 
 def heat_view(run: Run, link: Link = lambda gate: f"#{gate.anchor}") -> dict[str, object] | None:
@@ -49,7 +33,7 @@ def heat_view(run: Run, link: Link = lambda gate: f"#{gate.anchor}") -> dict[str
             for layer, number in zip(layers, numbers, strict=True)
         ]
         maps.append({"model": model, "heads": heads, "rows": rows})
-    return {"legend": _legend(), "maps": maps}
+    return {"legend": margin_legend(), "maps": maps}
 
 
 def _cell(cell: LayerError, link: Link) -> dict[str, str]:

@@ -26,7 +26,8 @@ _OF_FORMATS = ("overflow", "scaling", "dump_overflow")
 _FIELDS = frozenset(field.name for field in dataclasses.fields(Check))
 # Options that say what a run is about; a gate is run again with those it was run with.
 _ABOUT = (
-    "mode", "model", "format", "layers", "dump", "dump-name", "reference", "baselines", "device",
+    "mode", "model", "format", "layers", "dump", "dump-name", "checkpoint", "parent",
+    "checkpoint-name", "reference", "baselines", "device",
     "samples", "seqlen", "calib-samples", "calib-seqlen", "percentile-alpha", "calibration",
 )  # fmt: skip
 
@@ -178,7 +179,7 @@ def plain_cells(check: Check) -> tuple[str, ...]:
     """Return a check as a row under `qgate.gate.texts.COLUMNS`, with dashes for missing values."""
     cells = list(cells_of(check))
     # Compared with zero, no ratio says how a value changed.
-    if check.against == 0 and check.side != "==" and not _is_log2(check):
+    if check.against == 0 and check.side != "==" and not _is_logarithm(check):
         cells[5] = "same" if check.value == 0 else "≈ same" if check.passed else cells[5]
     elif check.value == 0 and cells[5].startswith("?"):
         cells[5] = "to 0"
@@ -194,7 +195,7 @@ def factor(check: Check) -> float:
     value, against = check.value, check.against
     if value is None or against is None or not (math.isfinite(value) and math.isfinite(against)):
         return math.nan
-    if _is_log2(check):
+    if _is_logarithm(check):
         return METRICS.find(check.metric).factor(value - against)
     if against == 0:
         # Below the floor of noise a value is as good as the zero it is compared with.
@@ -202,8 +203,8 @@ def factor(check: Check) -> float:
     return value / against
 
 
-def _is_log2(check: Check) -> bool:
-    return METRICS.find(check.metric).logarithm == "log2"
+def _is_logarithm(check: Check) -> bool:
+    return bool(METRICS.find(check.metric).logarithm)
 
 
 def times_cell(check: Check | None) -> tuple[str, float]:

@@ -17,9 +17,12 @@ from qgate.plugin import hooks, lazy
 from qgate.plugin.collection import Cases, note_running, select, selected_formats
 from qgate.plugin.fixtures import (
     GATES,
+    CheckpointGate,
     DumpGate,
     Gate,
     activation_gate,
+    checkpoint_gate,
+    checkpoint_layer,
     device,
     dump_gate,
     dump_layer,
@@ -40,9 +43,12 @@ from qgate.plugin.settings import options_of
 from qgate.plugin.shared_sessions import check_sample_files
 
 __all__ = [
+    "CheckpointGate",
     "DumpGate",
     "Gate",
     "activation_gate",
+    "checkpoint_gate",
+    "checkpoint_layer",
     "device",
     "dump_gate",
     "dump_layer",
@@ -56,7 +62,8 @@ __all__ = [
 ]
 
 _MARKERS = (
-    "qgate: a gate of qgate (all tests that use `gate`, `dump_gate` or `activation_gate` have it)",
+    "qgate: a gate of qgate (all tests that use `gate`, `dump_gate`, `checkpoint_gate` or "
+    "`activation_gate` have it)",
     "qgate_modes(names): modes of this test, whatever --mode says",
     "qgate_formats(names): formats of this test where --format does not say others",
     "limits(...): limits of this test: budget_db=, regression=, absolute=[...], sites=, reason=",

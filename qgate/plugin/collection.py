@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,12 +32,19 @@ from qgate.plugin.settings import RunOptions, home_above, options_of
 from qgate.plugin.shared_sessions import sessions_of
 
 if TYPE_CHECKING:
+    from qgate.gate.measuring.checkpoint_gates import CheckpointGates
     from qgate.gate.measuring.dump_gates import DumpGates
     from qgate.gate.measuring.model_gates import ModelGates
+    from qgate.plugin.sessions import SubjectKind
 
-# The parameter of a test that is left out, as there is no dump.
-_NO_LAYER = "no_dump"
+# The parameter of a test that is left out, as there is no dump or checkpoint.
+_NO_LAYERS = {"dump": "no_dump", "checkpoint": "no_checkpoint"}
 _REFUSED = "refused"
+# What gates by a fixture are about, and what the option of that name takes.
+_SUBJECTS: Mapping[str, tuple[SubjectKind, str]] = {
+    "dump_gate": ("dump", "DIR"),
+    "checkpoint_gate": ("checkpoint", "CHILD"),
+}
 
 
 # Cases ------------------------------------------------------------------------------------------
@@ -53,7 +60,11 @@ class Cases:
 
     def generate(self) -> None:
         """Parametrize this plugin's fixtures."""
-        for name, values in (("fmt", self._formats), ("dump_layer", self._dump_layers)):
+        for name, values in (
+            ("fmt", self._formats),
+            ("dump_layer", lambda: self._subject_layers("dump")),
+            ("checkpoint_layer", lambda: self._subject_layers("checkpoint")),
+        ):
             if self._wants(name):
                 self.metafunc.parametrize(name, self._or_refused(values), indirect=True)
         names = [name for name in ("model", "mode", "layer") if self._wants(name)]
@@ -108,16 +119,16 @@ class Cases:
             return None
         return names
 
-    def _dump_layers(self) -> list[str]:
-        """The layers of the dump; without one a single case, which is left out."""
-        session = sessions_of(self.config).of_dump()
+    def _subject_layers(self, kind: SubjectKind) -> list[str]:
+        """The layers of the dump or checkpoint; without one a single case, which is left out."""
+        session = sessions_of(self.config).of_subject(kind)
         if session is None:
-            return [_NO_LAYER]
+            return [_NO_LAYERS[kind]]
         self._check_limits(session)
         suite = suite_of(self.metafunc.definition.path)
-        return self._layers("", session.layers(suite), f"dump {session.subject.name}")
+        return self._layers("", session.layers(suite), f"{kind} {session.subject.name}")
 
-    def _check_limits(self, session: ModelGates | DumpGates) -> None:
+    def _check_limits(self, session: ModelGates | DumpGates | CheckpointGates) -> None:
         """Limits that cannot be read are usage errors, before anything is computed."""
         for marker in self.metafunc.definition.iter_markers("limits"):
             if marker.args:
@@ -211,7 +222,8 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the tests that run; without a gate left nothing may look green."""
     options, selection, gates = options_of(config), selection_of(config), gates_of(config)
     unreached = gates.unreached(items)
-    deselect(config, items, _unfit_for_dump(config, items))
+    for fixture in _SUBJECTS:
+        deselect(config, items, _without_subject(config, items, fixture))
     _check_home(options, items, selection)
     if selection.refused:
         if hasattr(config, "workerinput"):
@@ -242,9 +254,10 @@ def note_running(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def _fits(config: pytest.Config, item: pytest.Item) -> bool:
     """Return True if a gate is within what a run asks for: its mode fits, its dump is there."""
-    if has_fixture(item, "dump_gate"):
-        session = sessions_of(config).of_dump()
-        return session is not None and _lacking(session, item) is None
+    for fixture, (kind, _) in _SUBJECTS.items():
+        if has_fixture(item, fixture):
+            session = sessions_of(config).of_subject(kind)
+            return session is not None and _lacking(config, item) is None
     return _model_and_mode(item) not in selection_of(config).unfit
 
 
@@ -252,11 +265,12 @@ def _is_beyond_layers(item: pytest.Item, selection: Selection) -> bool:
     """Return True if --layers leaves out the layer of a test."""
     parameters = parameters_of(item)
     function = f"{item.parent.nodeid}::{item.originalname}" if item.parent else ""  # type: ignore[attr-defined]
-    for name, model in (("layer", parameters.get("model", "")), ("dump_layer", "")):
+    of_models = ("layer", parameters.get("model", ""))
+    for name, model in (of_models, ("dump_layer", ""), ("checkpoint_layer", "")):
         layer = parameters.get(name)
         narrowed = selection.layers.get((function, model if isinstance(model, str) else ""))
         if isinstance(layer, str) and narrowed is not None:
-            return layer not in ("", _NO_LAYER, _REFUSED, *narrowed)
+            return layer not in ("", *_NO_LAYERS.values(), _REFUSED, *narrowed)
     return False
 
 
@@ -264,35 +278,39 @@ def _tests(count: int) -> str:
     return f"{count} test{'s' * (count > 1)} deselected"
 
 
-def _unfit_for_dump(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:
-    """The gates over a dump where there is none, or it does not have what they look at."""
+def _without_subject(
+    config: pytest.Config, items: list[pytest.Item], fixture: str
+) -> list[pytest.Item]:
+    """The gates over a dump or checkpoint where there is none, or that find nothing in it."""
     selection = selection_of(config)
-    gates = [item for item in items if has_fixture(item, "dump_gate")]
+    kind, metavar = _SUBJECTS[fixture]
+    gates = [item for item in items if has_fixture(item, fixture)]
     if selection.refused or not gates:
         return []
     try:
-        session = sessions_of(config).of_dump()
+        session = sessions_of(config).of_subject(kind)
     except QgateError as error:
         selection.refuse(error)
         return []
     if session is None:
         suites = len({item.path for item in gates})
         selection.notes.append(
-            f"{suites} suite{'s' * (suites > 1)} on dumps left out: give "
-            f"{options_of(config).spelled('dump')} DIR"
+            f"{suites} suite{'s' * (suites > 1)} on {kind}s left out: give "
+            f"{options_of(config).spelled(kind)} {metavar}"
         )
         return gates
-    unfit = [(item, why) for item in gates if (why := _lacking(session, item)) is not None]
+    unfit = [(item, why) for item in gates if (why := _lacking(config, item)) is not None]
     for why, count in Counter(why for _, why in unfit if why).items():
         selection.notes.append(f"{_tests(count)}: {why}")
     return [item for item, _ in unfit]
 
 
-def _lacking(session: DumpGates, item: pytest.Item) -> str | None:
-    """Why a test has nothing to look at; None where it has."""
+def _lacking(config: pytest.Config, item: pytest.Item) -> str | None:
+    """Why a test of a format has nothing to look at in a dump; None where it has."""
     parameters = parameters_of(item)
     fmt, layer = parameters.get("fmt"), parameters.get("dump_layer")
-    if not (isinstance(fmt, str) and isinstance(layer, str)):
+    session = sessions_of(config).of_dump()
+    if session is None or not (isinstance(fmt, str) and isinstance(layer, str)):
         return None
     why = session.left_out(suite_of(item.path), fmt, layer)
     return f"{fmt} on {session.subject.folder}: {why}" if why else why

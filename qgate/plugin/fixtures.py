@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from qgate.results.schema import LooserLimit
 
 # The fixtures that judge: tests that use one are gates.
-GATES = ("gate", "dump_gate", "activation_gate")
+GATES = ("gate", "dump_gate", "checkpoint_gate", "activation_gate")
 # What the gates of a test decided, with their sessions.
 OUTCOMES: pytest.StashKey[list[tuple[GateSession, Outcome]]] = pytest.StashKey()
 # Set while a gate computes: what is raised then is plumbing, and no verdict on numbers.
@@ -73,6 +73,12 @@ def dump_layer(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
+def checkpoint_layer(request: pytest.FixtureRequest) -> str:
+    """A layer of the checkpoint of --checkpoint; the test runs once for each of --layers."""
+    return str(request.param)
+
+
+@pytest.fixture
 def gate(request: pytest.FixtureRequest, model: Model) -> Gate:  # noqa: ARG001
     """Holds what was measured against limits and accepted errors; fails with what to do."""
     parameters = parameters_of(request.node)
@@ -99,6 +105,14 @@ def dump_gate(request: pytest.FixtureRequest) -> DumpGate:
     session = sessions_of(request.config).of_dump()
     assert session is not None, "without a dump this test is left out"
     return _ready(request.node, session, lambda: DumpGate(request.node, session))
+
+
+@pytest.fixture
+def checkpoint_gate(request: pytest.FixtureRequest) -> CheckpointGate:
+    """Holds a quantized checkpoint against its recipe, its parent and its accepted record."""
+    session = sessions_of(request.config).of_checkpoint()
+    assert session is not None, "without a checkpoint this test is left out"
+    return _ready(request.node, session, lambda: CheckpointGate(request.node, session))
 
 
 @pytest.fixture
@@ -242,6 +256,22 @@ class DumpGate(SuiteGate):
     def distributions(self, layer: str) -> None:
         """Gate the distributions of a layer's tensors."""
         self._decide("distributions", layer)
+
+
+class CheckpointGate(SuiteGate):
+    """The gate of one test over a checkpoint: `checkpoint_gate.weights(layer)`."""
+
+    def weights(self, layer: str) -> None:
+        """Gate the weights of a layer: findings, and errors beside the parent's."""
+        self._decide("weights", layer)
+
+    def accounting(self) -> None:
+        """Gate what is missing, unexpected, left out or ignored in vain."""
+        self._decide("accounting")
+
+    def recipe(self) -> None:
+        """Gate the format of every weight, and the bits of all."""
+        self._decide("recipe")
 
 
 class ActivationGate(SuiteGate):

@@ -30,7 +30,7 @@ _DESELECTING = {
     "deselect": "--deselect",
     "splits": "--splits",
 }
-_USES_GATE = re.compile(r"\bdef \w+\([^)]*\b(?:gate|dump_gate|activation_gate)\b")
+_USES_GATE = re.compile(r"\bdef \w+\([^)]*\b(?:gate|dump_gate|checkpoint_gate|activation_gate)\b")
 
 
 @dataclass
@@ -141,7 +141,7 @@ def place_of(item: pytest.Item) -> tuple[str, str, str]:
     parameters = parameters_of(item)
     names = [
         next((value for name in keys if isinstance(value := parameters.get(name), str)), "")
-        for keys in (("model",), ("mode", "fmt"), ("layer", "dump_layer"))
+        for keys in (("model",), ("mode", "fmt"), ("layer", "dump_layer", "checkpoint_layer"))
     ]
     return shown_name(names[0]), names[1], names[2] or suite_of(item.path)
 

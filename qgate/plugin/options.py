@@ -90,6 +90,26 @@ OPTIONS = {
         "subject",
         "NAME",
     ),
+    "checkpoint": Option(
+        "a quantized checkpoint, for the suite on checkpoints; left out without it",
+        None,
+        "subject",
+        "CHILD",
+        Path,
+    ),
+    "parent": Option(
+        "the checkpoint that it was made from; without one its errors are not measured",
+        None,
+        "subject",
+        "PARENT",
+        Path,
+    ),
+    "checkpoint-name": Option(
+        "what the accepted record of that checkpoint is called (default: its folder's name)",
+        None,
+        "subject",
+        "NAME",
+    ),
     "reference": Option(
         "what modes are compared with: fp32 (default) or any mode of the same basis",
         "fp32",

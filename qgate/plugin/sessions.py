@@ -6,7 +6,7 @@ import os
 import sys
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from qgate.errors import QgateError
 from qgate.gate import Policy
 from qgate.gate.measuring.activation_gates import ActivationGates
 from qgate.gate.measuring.bench import Bench
+from qgate.gate.measuring.checkpoint_gates import CheckpointGates, CheckpointSubject
 from qgate.gate.measuring.dump_gates import DumpGates, DumpSubject
 from qgate.gate.measuring.model_gates import ModelGates
 from qgate.models import Sampling
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from qgate.storage.locations import Location
 
 _NOTES = 6
+SubjectKind = Literal["dump", "checkpoint"]
 
 
 class Sessions:
@@ -90,6 +92,39 @@ class Sessions:
             selection_of(self.config).notes += lines
         assert isinstance(session, DumpGates)
         return session
+
+    def of_checkpoint(self) -> CheckpointGates | None:
+        """Return the gates of the checkpoint; None where the run has none."""
+        session = self.held.get(("checkpoint", ""))
+        if session is None:
+            options = self.options
+            child = options.checkpoint()
+            if child is None:
+                return None
+            name = options.checkpoint_name(child)
+            subject = CheckpointSubject(child, options.parent(), name, self._shown_checkpoint())
+            policy = self._policy().for_model(name)
+            session = CheckpointGates(subject, policy=policy, **self._shared())
+            session.check_policy()
+            session.check_parent()
+            self.held["checkpoint", ""] = session
+        assert isinstance(session, CheckpointGates)
+        return session
+
+    def _shown_checkpoint(self) -> list[tuple[str, str]]:
+        """Return the options of the checkpoint as they are typed again."""
+        options, shown = self.options, []
+        for name in ("checkpoint", "parent", "checkpoint-name"):
+            value = options.values[name]
+            if value is not None:
+                is_path = name not in options.typed and name != "checkpoint-name"
+                here = self.config.invocation_params.dir
+                shown.append((name, relative_text(here, value) if is_path else value))
+        return shown
+
+    def of_subject(self, kind: SubjectKind) -> DumpGates | CheckpointGates | None:
+        """Return the gates of the dump or of the checkpoint; None where the run has none."""
+        return self.of_dump() if kind == "dump" else self.of_checkpoint()
 
     def _policy(self) -> Policy:
         return Policy.from_table(self.options.limits)

@@ -24,6 +24,7 @@ from qgate.plugin.options import OPTIONS, Kind, dest, typed_options
 from qgate.storage.access import folder_of
 from qgate.storage.locations import (
     is_readable,
+    is_url,
     location_below,
     location_of,
     may_be_folder,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from qgate.storage.locations import Location
 
 NAME = "qgate.toml"
+# A checkpoint in one file is called after it, without its ending.
+_ENDINGS = (".safetensors", ".gguf", ".onnx", ".npz", ".pt")
 
 
 class RunOptions:
@@ -72,6 +75,16 @@ class RunOptions:
                 self.dump_folder()
             except QgateError as error:
                 raise pytest.UsageError(f"qgate: {error}") from None
+        if "parent" in self.typed and self.values["checkpoint"] is None:
+            raise pytest.UsageError(
+                f"qgate: {self.spelled('parent')} {self.typed['parent']!r} is of a checkpoint: "
+                f"give {self.spelled('checkpoint')} CHILD, too."
+            )
+        try:
+            _ = "checkpoint" in self.typed and self.checkpoint()
+            _ = "parent" in self.typed and self.parent()
+        except QgateError as error:
+            raise pytest.UsageError(f"qgate: {error}") from None
         _ = self.update, self.shard
         if self.values["accept-plan"] and self.update is None:
             raise pytest.UsageError(
@@ -162,12 +175,45 @@ class RunOptions:
         name = model if isinstance(model, str) else folder.resolve().name
         return f"dump-{re.sub(r'[^a-z0-9._]+', '-', name.lower()).strip('-.') or 'unnamed'}"
 
+    def checkpoint(self) -> str | None:
+        """Return the path or URL of --checkpoint; an error where nothing can be read there."""
+        return self._readable("checkpoint")
+
+    def parent(self) -> str | None:
+        """Return the path or URL of --parent; an error where nothing can be read there."""
+        return self._readable("parent")
+
+    def _readable(self, name: str) -> str | None:
+        given = self.values[name]
+        if given is None:
+            return None
+        text = text_below(self.config.invocation_params.dir, given)
+        text = text if is_url(text) else os.path.normpath(text)
+        option, place = f"{self.spelled(name)} {given!r}", location_of(text)
+        kind = folder_of(place).kind()
+        if kind == "nothing":
+            raise QgateError(f"{option} is not there{f' ({place})' * (text != given)}.")
+        if kind == "folder" and not is_readable(place):
+            raise QgateError(f"{option} cannot be read: permission denied.")
+        return text
+
+    def checkpoint_name(self, child: str) -> str:
+        """Name the accepted record of a checkpoint: its folder's name, or its file's."""
+        given = self.values["checkpoint-name"]
+        if given is not None:
+            return str(given)
+        place = location_of(child)
+        name = (place.resolve() if isinstance(place, Path) else place).name
+        name = name.removesuffix(next(filter(name.endswith, _ENDINGS), ""))
+        return re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-.") or "unnamed"
+
     # What people read and type --------------------------------------------------------------------
 
     @cached_property
     def header(self) -> str | None:
         """Modes, models, device and baselines; nothing in projects without gates."""
-        names = {"mode", "model", "format", "baselines", "reference", "layers", "dump"}
+        names = {"mode", "model", "format", "baselines", "reference", "layers", "dump",
+                 "checkpoint"}  # fmt: skip
         if not (names & self.given or self.source or self.baselines.is_dir()):
             return None
         values = self.values
@@ -177,6 +223,8 @@ class RunOptions:
         if (folder := values["dump"]) is not None:
             name = self.dump_name(self.config.invocation_params.dir / folder)
             parts.append(f"dump {folder} as {name}")
+        if (child := values["checkpoint"]) is not None:
+            parts.append(f"checkpoint {child} as {self.checkpoint_name(child)}")
         parts += [f"device {values['device']}", f"baselines {self.shown_baselines}"]
         if values["across-weights"]:
             parts.append("across weights")

@@ -19,6 +19,7 @@ from qgate.text import counted, listed, one_line, shortened
 # Suspects kept per test and mode, the most likely first.
 MOST_SUSPECTS = 40
 REFERENCE = "fp32"
+CHECKPOINT = "checkpoint"
 # Scopes whose errors are made at their place.
 LOCAL = ("local", "isolated")
 (
@@ -124,6 +125,9 @@ class FailureCause:
     def explains(self, other: Suspect) -> Relation:
         """Say how another failure of the mode comes from this one: same, follows or neither."""
         first = self.suspect
+        if first.scope == CHECKPOINT:
+            # Weights are stored one by one: what is wrong with one is no cause of another.
+            return "same" if other.fault == first.fault else ""
         if other.tier == _ABSENT or first.tier == _ABSENT:
             return "same" if other.tier == first.tier else ""
         if other.is_local and first.is_local:
@@ -199,7 +203,7 @@ def _tier(record: Mapping[str, Any], check: Mapping[str, Any] | None) -> int:
         return _ABSENT
     if record["scope"] == "task":
         return _TASK
-    if record["scope"] in LOCAL:
+    if record["scope"] in (*LOCAL, CHECKPOINT):
         return _LOCAL_ACCEPTED if needs_accepted(check) else _LOCAL
     if check["kind"] == "nonfinite":
         return _NONFINITE

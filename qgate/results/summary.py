@@ -359,7 +359,7 @@ def change_text(finding: ComparisonSummary) -> str:
     if finding.check and finding.check["side"] == "==":
         return f"{value - accepted:+g}" if value != accepted else ""
     metric = METRICS.find(str(finding.check["metric"])) if finding.check else None
-    if metric and metric.logarithm == "log2":
+    if metric and metric.logarithm:
         return _ratio_text(metric.factor(value - accepted))
     if accepted == 0:
         return "" if value == 0 else "from 0"

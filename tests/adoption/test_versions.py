@@ -20,6 +20,7 @@ from qgate.activation_stats.record import ACTIVATIONS
 from qgate.activation_stats.tables import tables_of
 from qgate.audits import record as audit_record
 from qgate.baselines import accepted, candidates, manifest
+from qgate.checkpoints.record import KIND
 from qgate.cli import main
 from qgate.comparing import layer_files as storing
 from qgate.dumps import Dump, layout, problems
@@ -206,6 +207,7 @@ VERSIONS: dict[str, Callable[[], int]] = {
     "dump.json": lambda: layout.VERSION,
     "analysis.json": lambda: int(ANALYSIS.split()[-1]),
     "activations.json": lambda: int(ACTIVATIONS.split()[-1]),
+    "checkpoint.json": lambda: int(KIND.split()[-1]),
     "mode_MODE_stats.json": lambda: storing.VERSION,
     "calibrations": lambda: calibration.VERSION,
     "audit.json": lambda: audit_record.VERSION,

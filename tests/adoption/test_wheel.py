@@ -19,6 +19,7 @@ from tests.adoption.repository import clean
 ROOT = Path(__file__).resolve().parents[2]
 DATA = {
     "qgate/py.typed",
+    "qgate/checkpoints/checkpoint.schema.json",
     "qgate/models/data/tiny-llama.safetensors",
     "qgate/models/data/tiny-mamba.safetensors",
     "qgate/results/report.schema.json",

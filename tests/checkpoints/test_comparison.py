@@ -15,16 +15,6 @@ from tests.checkpoints.exports import SCHEMES, compress, export, parent_tensors,
 from tests.checkpoints.faults import FAULTS, ExportFault
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the parent and one right export of each scheme."""
-    root = tmp_path_factory.mktemp("checkpoints")
-    write(root / "parent", parent_tensors(), {})
-    for name in SCHEMES:
-        export(root / name, name)
-    return root
-
-
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_right_export_is_as_declared(folders: Path, name: str) -> None:
     record = compare(str(folders / name), str(folders / "parent"))

@@ -48,7 +48,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _split(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
-    parts = [{k: x for k, x in tensors.items() if ("layers.0" in k) == one} for one in (True, False)]
+    parts = [
+        {k: x for k, x in tensors.items() if ("layers.0" in k) == one} for one in (True, False)
+    ]
     for number, part in enumerate(parts, 1):
         save_file(part, folder / f"model-{number:05}-of-00002.safetensors")
     (folder / "model.safetensors").unlink()

@@ -88,6 +88,10 @@ CHECKPOINTS = Group(
         step("checkpoint", "qgate checkpoint checkpoints/child --parent checkpoints/parent"),
         step("checkpoint-alone", "qgate checkpoint checkpoints/child"),
         step("checkpoint-wrong", "qgate checkpoint checkpoints/wrong --parent checkpoints/parent"),
+        step(
+            "checkpoint-page",
+            "qgate checkpoint checkpoints/wrong --parent checkpoints/parent --output-dir page",
+        ),
         step("checkpoint-json", "qgate checkpoint checkpoints/wrong --json"),
         step("checkpoint-refused", "qgate checkpoint checkpoints/parent"),
     ),

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from qgate.charts.heat import margin_step
 from qgate.charts.palette import HEAT_DARK, HEAT_LIGHT
 from qgate.gate.checks import Check
 from qgate.page import _gates
-from qgate.page._heat import margin_step
 from qgate.page._texts import factor, headline, plain_cells, times_cell
 from qgate.page.pages import Section, page, summary_head
 from qgate.page.runs import Run, run_of_records

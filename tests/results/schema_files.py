@@ -9,10 +9,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from qgate.checkpoints.record import CheckpointRecord
 from qgate.records import json_schema
 from qgate.results.schema import GateRecord, RecordedCheck, RunHeader
 
-FOLDER = Path(__file__).parents[2] / "qgate" / "results"
+PACKAGE = Path(__file__).parents[2] / "qgate"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -34,7 +35,23 @@ def results_schema() -> dict[str, Any]:
     }
 
 
-MADE = {"results": results_schema}
+def checkpoint_schema() -> dict[str, Any]:
+    definitions = json_schema({"record": CheckpointRecord})
+    return {
+        "$schema": DIALECT,
+        "title": "A quantized checkpoint beside its parent: qgate checkpoint --json",
+        "description": "Keys that are not named here may be added by later versions.",
+        "$ref": "#/$defs/record",
+        "$defs": definitions,
+    }
+
+
+MADE = {"results": results_schema, "checkpoint": checkpoint_schema}
+ROOMS = {"results": "results", "checkpoint": "checkpoints"}
+
+
+def file(name: str) -> Path:
+    return PACKAGE / ROOMS[name] / f"{name}.schema.json"
 
 
 def text(name: str) -> str:
@@ -43,4 +60,4 @@ def text(name: str) -> str:
 
 if __name__ == "__main__":
     for name in MADE:
-        (FOLDER / f"{name}.schema.json").write_text(text(name))
+        file(name).write_text(text(name))

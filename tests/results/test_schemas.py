@@ -25,7 +25,10 @@ from tests.results import schema_files
 from tests.results.making import header, record, write
 
 ROOT = Path(__file__).parents[2]
-FILES = {name: ROOT / "qgate" / "results" / f"{name}.schema.json" for name in ("results", "report")}
+FILES = {
+    "report": ROOT / "qgate" / "results" / "report.schema.json",
+    **{name: schema_files.file(name) for name in schema_files.MADE},
+}
 SCHEMAS = {name: json.loads(path.read_text()) for name, path in FILES.items()}
 
 

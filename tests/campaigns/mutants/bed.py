@@ -18,6 +18,7 @@ from qgate.errors import QgateError
 from qgate.gate import Policy
 from qgate.gate.measuring.activation_gates import ActivationGates
 from qgate.gate.measuring.bench import Bench
+from qgate.gate.measuring.checkpoint_gates import CheckpointGates, CheckpointSubject
 from qgate.gate.measuring.dump_gates import DumpGates, DumpSubject
 from qgate.gate.measuring.model_gates import ModelGates
 from qgate.gate.sessions import GateSession, Outcome
@@ -25,6 +26,7 @@ from qgate.models import Sampling
 from qgate.modes import Mode
 from qgate.modes.setups import ModelSetup
 from qgate.results.summary import Tally
+from tests.checkpoints.gated import write_pair
 from tests.dumps.gated import write_dump
 
 SAMPLING = Sampling(samples=2, seqlen=128, calib_samples=4, calib_seqlen=128)
@@ -34,6 +36,7 @@ PHASES = ("forward", "backward")
 DUMP = "dump-toy"
 ACTIVATIONS = "activations"
 FORMATS = "formats"
+CHECKPOINT = "checkpoint"
 Gate = Callable[[], Any]
 J = TypeVar("J", bound=GateSession)
 
@@ -93,6 +96,12 @@ class Healthy:
                 write_dump(folder, seed=0 if updating else 1, ranks=2)
             policy = Policy.from_table({})
             return DumpGates(DumpSubject(folder, DUMP), self.folder, policy, updating=updating)
+        if model == CHECKPOINT:
+            pair = self.folder / "pair"
+            if not pair.is_dir():
+                write_pair(pair)
+            subject = CheckpointSubject(str(pair / "child"), str(pair / "parent"), CHECKPOINT)
+            return CheckpointGates(subject, self.folder, Policy(), updating=updating)
         if model == ACTIVATIONS:
             bench = Bench(ModelSetup("tiny-llama", sampling=SAMPLING))
             policy = Policy.from_table({})
@@ -143,6 +152,10 @@ def gates_of(session: Any, mode: str, suite: str) -> list[Gate]:
     """The tests of a suite for one mode, or for one format where a suite is about formats."""
     if isinstance(session, FormatSuite):
         return [functools.partial(session.run, mode)]
+    if isinstance(session, CheckpointGates):
+        if mode != "weights":
+            return [functools.partial(getattr(session, mode), suite)]
+        return [functools.partial(session.weights, suite, at) for at in session.layers(suite)]
     session = with_markers(session, suite)
     if isinstance(session, DumpGates):
         every = session.layers(suite)

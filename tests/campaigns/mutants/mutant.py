@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.campaigns.mutants.bed import ACTIVATIONS, DUMP, FORMATS, Bed
+from tests.campaigns.mutants.bed import ACTIVATIONS, CHECKPOINT, DUMP, FORMATS, Bed
 
 LLAMA, MAMBA = "tiny-llama", "tiny-mamba"
 Sow = Callable[[Bed], None]
@@ -53,6 +53,11 @@ def of_dump(
 def of_activations(name: str, sow: Sow, source: str = "", says: str = "", **more: Any) -> Mutant:
     """Of a model's activations, in no mode."""
     return Mutant(name, ACTIVATIONS, "", sow, source, says, "activations", **more)
+
+
+def of_checkpoint(name: str, mode: str, sow: Sow, source: str = "", says: str = "") -> Mutant:
+    """Of a checkpoint: of its weights, its accounting or its recipe."""
+    return Mutant(name, CHECKPOINT, mode, sow, source, says, CHECKPOINT)
 
 
 def of_formats(name: str, mode: str, sow: Sow, says: str) -> Mutant:

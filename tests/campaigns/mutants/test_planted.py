@@ -13,6 +13,7 @@ import pytest
 from tests.campaigns.mutants import (
     planted,
     planted_activations,
+    planted_checkpoints,
     planted_checks,
     planted_conformance,
     planted_dumps,
@@ -25,6 +26,7 @@ from tests.campaigns.mutants import (
 )
 from tests.campaigns.mutants.bed import (
     ACTIVATIONS,
+    CHECKPOINT,
     DUMP,
     FORMATS,
     SUITE,
@@ -46,6 +48,7 @@ MUTANTS = (
     *planted_checks.MUTANTS,
     *planted_dumps.MUTANTS,
     *planted_activations.MUTANTS,
+    *planted_checkpoints.MUTANTS,
     *planted_conformance.MUTANTS,
     *planted_outputs.MUTANTS,
     *planted_segments.MUTANTS,
@@ -53,7 +56,7 @@ MUTANTS = (
 )
 SUITES = tuple(dict.fromkeys(mutant.suite for mutant in MUTANTS))
 # Of every suite one, and more of all.
-SHARE = 14
+SHARE = 15
 
 
 def share(seed: int) -> list[Mutant]:
@@ -119,6 +122,7 @@ def healthy_cases(whole: bool) -> list[tuple[str, str, str]]:
     few += [(LLAMA, "", suite) for suite in ("reference", "canary")]
     few += [(DUMP, fmt, "dump_overflow") for fmt in ("fp8_e4m3", "mxfp4_e2m1")]
     few += [(DUMP, "values", "dump_distributions"), (ACTIVATIONS, "", "activations")]
+    few += [(CHECKPOINT, mode, CHECKPOINT) for mode in ("weights", "accounting", "recipe")]
     few += [(FORMATS, "fp8_e4m3", "formats")]
     if not whole:
         return few

@@ -1,0 +1,46 @@
+"""Write the files of a comparison: the page, the record and the tables, each as a whole."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from qgate.checkpoints.page import page
+from qgate.checkpoints.record import CheckpointRecord
+from qgate.checkpoints.tables import findings_csv, weights_csv
+from qgate.errors import QgateError
+from qgate.storage.access import folder_of, write_text
+from qgate.storage.locations import check_writable
+
+if TYPE_CHECKING:
+    from qgate.storage.locations import Location
+
+PAGE = "checkpoint.html"
+DRAWN = 6
+"""Weights whose worst block is on the page."""
+
+
+def record_json(record: CheckpointRecord) -> str:
+    """Write the record as JSON after checkpoint.schema.json."""
+    return json.dumps(record.to_dict(), indent=1, allow_nan=False) + "\n"
+
+
+def check_folder(folder: Location) -> None:
+    """Refuse a folder that cannot be written to, before anything is compared."""
+    check_writable(folder)
+    if folder_of(folder).kind() == "file":
+        raise QgateError(f"--output-dir {str(folder)!r} is a file; name a folder.")
+
+
+def write_files(folder: Location, record: CheckpointRecord) -> Location:
+    """Write all files into a folder, the page last, and return the page."""
+    files = {
+        "checkpoint.json": record_json(record),
+        "weights.csv": weights_csv(record),
+        "findings.csv": findings_csv(record),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        write_text(folder / name, text)
+    write_text(folder / PAGE, page(record, list(files)))
+    return folder / PAGE

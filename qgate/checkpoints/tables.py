@@ -1,0 +1,47 @@
+"""Tables of a comparison as CSV: every weight, worst first, and every finding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from qgate.checkpoints.record import CheckpointRecord, WeightRecord, worst_first
+from qgate.text import as_csv
+
+_WEIGHT = ("name", "format", "packing", "outcome", "matched", "parents", "size", "count")
+_ERRORS = ("over_ideal_db", "error", "cosine", "over_codes_db", "at_ends_share", "zero_share",
+           "flushed_share", "not_finite", "unused_codes")  # fmt: skip
+_SCALES = ("count", "smallest", "largest", "log2_ratio", "not_finite", "zero", "negative")
+
+
+def ranked(record: CheckpointRecord) -> list[WeightRecord]:
+    """Return all weights: quantized ones worst first, then the others as they are stored."""
+    measured = [weight for weight, _ in worst_first(record.weights)]
+    names = {weight.name for weight in measured}
+    others = [weight for weight in record.weights if weight.name not in names]
+    return [*measured, *sorted(others, key=lambda weight: weight.figures is None)]
+
+
+def weights_csv(record: CheckpointRecord) -> str:
+    """Write one row per weight."""
+    columns = [*_WEIGHT, *_ERRORS, "worst_row", *(f"scales_{name}" for name in _SCALES)]
+    return as_csv(columns, map(_weight_row, ranked(record)))
+
+
+def _weight_row(weight: WeightRecord) -> Mapping[str, object]:
+    row: dict[str, object] = {name: getattr(weight, name) for name in _WEIGHT}
+    row["parents"] = " ".join(weight.parents)
+    if weight.figures is not None:
+        row |= {name: getattr(weight.figures, name) for name in _ERRORS}
+        row |= {f"scales_{name}": getattr(weight.figures.scales, name) for name in _SCALES}
+        row["worst_row"] = weight.figures.worst_row[0] if weight.figures.worst_row else None
+    return row
+
+
+def findings_csv(record: CheckpointRecord) -> str:
+    """Write one row per finding."""
+    return as_csv(("subject", "cause", "over_ideal_db"), _finding_rows(record))
+
+
+def _finding_rows(record: CheckpointRecord) -> Iterator[Mapping[str, object]]:
+    for finding in record.findings:
+        yield vars(finding)

@@ -1,0 +1,19 @@
+"""Right exports of one network, made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints.exports import SCHEMES, export, parent_tensors, write
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the parent and one right export of each scheme."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    write(root / "parent", parent_tensors(), {})
+    for name in SCHEMES:
+        export(root / name, name)
+    return root
