@@ -4,9 +4,9 @@
     python benchmarks/checkpoints.py cores [--parameters 270] [--jobs 2]
     python benchmarks/checkpoints.py memory [--gigabytes 1 5 20] [--folder DIR]
 
-`speed` checks a bf16 parent against a child of each format with one thread, in turn with copying the
-parent's file and, where compressed-tensors has the format, with loading both, decompressing by that
-library and comparing in torch. Rates are of processor time, ratios are medians over rounds.
+`speed` checks children of all formats against a bf16 parent with one thread, in turn with copying
+the parent's file and, where compressed-tensors has the format, with loading both, decompressing by
+that library and comparing in torch. Rates are of processor time, ratios are medians over rounds.
 `cores` runs the command, which imports first, with one process and with several. `memory` checks
 generated checkpoints of growing size, one of whose tensors has an eighth of it, and says how much
 memory the process had besides files at most.
@@ -263,14 +263,12 @@ def cores(args: argparse.Namespace, home: Path) -> None:
     parent, child = write(home / "parent", tensors), export(home / "child", tensors, "FP8 per row")
     rows = []
     for jobs in (1, args.jobs):
-        for folder in (child, parent):
-            command = [sys.executable, "-c", _WAITING, str(child), str(parent), str(jobs)]
+        command = [sys.executable, "-c", _WAITING, str(child), str(parent), str(jobs)]
         took = [
             float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             for _ in range(args.rounds)
         ]
         rows.append([jobs, statistics.median(took), min(took)])
-    del folder
     print(f"{count:.0f} million parameters, FP8 per row, after the imports of the first process")
     print(tabulate(rows, headers=["processes", "seconds", "best"], floatfmt=".2f"))
 

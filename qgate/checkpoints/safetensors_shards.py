@@ -83,7 +83,7 @@ class CheckpointShards:
 
     def _bytes(self, file: str, start: int, size: int) -> Tensor:
         data = torch.empty(size, dtype=torch.uint8)
-        view = memoryview(data.numpy())
+        view: memoryview = data.numpy().data
         count = 0
         if self._folder.path is None:
             chunk = self._folder.read(file, start, start + size) if size else b""
@@ -92,8 +92,8 @@ class CheckpointShards:
         else:
             source = self._opened(file)
             source.seek(start)
-            while count < size and (got := source.readinto(view[count:])):  # type: ignore[attr-defined]
-                count += got
+            while count < size and (length := source.readinto(view[count:])):  # type: ignore[attr-defined]
+                count += length
         if count < size:
             raise ValueError(f"the file ends {size - count:,} bytes too early")
         return data

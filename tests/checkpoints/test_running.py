@@ -106,7 +106,8 @@ def test_processes_give_the_record_of_one(pair: Pair) -> None:
     assert len(steps) > 4
 
 
-def test_ray_gives_the_record_of_one_process(pair: Pair, one_ray: object) -> None:
+@pytest.mark.usefixtures("one_ray")
+def test_ray_gives_the_record_of_one_process(pair: Pair) -> None:
     assert _texts(compare(*pair, workers=Workers("ray", 1))) == _texts(compare(*pair))
 
 
@@ -167,7 +168,7 @@ def test_an_unfinished_folder_that_cannot_be_written_is_an_error(
     pair: Pair, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(QgateError, match="cannot be written to .*file.*--output-dir"):
+    with pytest.raises(QgateError, match=r"cannot be written to .*file.*--output-dir"):
         compare(*pair, unfinished=tmp_path / "file")
 
 
