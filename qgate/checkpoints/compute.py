@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qgate.checkpoints.chunk_memory import Workspace, thread_memory
 from qgate.checkpoints.grids import CHUNK, TALL, QuantizedWeight, widen
 from qgate.checkpoints.ideal import (
     Extremes,
@@ -27,7 +28,6 @@ from qgate.checkpoints.ideal import (
     round_to,
 )
 from qgate.checkpoints.record import ScaleFigures, WeightFigures
-from qgate.checkpoints.scratch import Workspace, scratch
 from qgate.formats import get
 
 Array = np.ndarray[Any, Any]
@@ -85,7 +85,7 @@ def _extremes_of_tall_tiles(weight: DecodedRows, parent: SourceRows) -> list[Ext
     height, width = weight.tile
     extremes: list[Extremes] = []
     for start, stop in weight.spans():
-        work = scratch().workspace((stop - start, columns), (stop - start, width))
+        work = thread_memory().workspace((stop - start, columns), (stop - start, width))
         work.parent.copy_(parent[start:stop])
         these = Extremes.of(work.parent_tiles, signed=weight.has_zero_points, bits=work.bits)
         if start // height == len(extremes):
@@ -176,7 +176,7 @@ class Measurement:
         self._height, self._element = weight.tile[0], weight.element
         self._count = rows * columns
         self._scales = ScaleSums(every=-(-tiles // RATIOS) or 1)
-        self._scratch = scratch()
+        self._memory = thread_memory()
         self._unused: list[float] | None = None
         self._not_finite = self._zeros = self._ends = self._flushed = 0
         self._own_energy = self.energy = 0.0
@@ -204,7 +204,7 @@ class Measurement:
         for first in range(0, columns, step):
             last = min(first + step, columns)
             part = weight if last - first == columns else weight.columns(first, last)
-            work = self._scratch.workspace(part.shape, part.tile)
+            work = self._memory.workspace(part.shape, part.tile)
             self._add_values(part, work)
             ideal = None
             if parent is not None:

@@ -37,7 +37,7 @@ def open_checkpoint(spec: str) -> Checkpoint:
     }
     files = dict.fromkeys([*names, *(entry.file for entry in checkpoint.entries.values())])
     checkpoint.stamps = _stamps(folder, files)
-    if folder.path is None:
+    if folder.parallel_reads > 1:
         checkpoint.ahead = REMOTE_AHEAD
     return checkpoint
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from typing import Annotated, BinaryIO, TypedDict
+from typing import Annotated, TypedDict
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.errors import QgateError, first_line
 from qgate.records.validating import Meta, validate
 from qgate.storage.folders import Folder
+from qgate.storage.ranges import FileRanges
 from qgate.storage.safetensors_heads import Head, NoHeadError, read_head
 from qgate.text import one_line
 
@@ -58,11 +59,10 @@ def open_shards(label: str, folder: Folder, names: list[str]) -> Checkpoint:
 
 
 class CheckpointShards:
-    """Reads elements of tensors by their bytes; the file that was read last stays open."""
+    """Reads elements of tensors by their bytes."""
 
     def __init__(self, folder: Folder) -> None:
-        self._folder = folder
-        self._open: tuple[str, BinaryIO] | None = None
+        self._folder, self._ranges = folder, FileRanges(folder)
 
     def __call__(self, entry: StoredEntry) -> Tensor:
         return self.span(entry, 0, math.prod(entry.shape)).reshape(entry.shape)
@@ -83,27 +83,10 @@ class CheckpointShards:
 
     def _bytes(self, file: str, start: int, size: int) -> Tensor:
         data = torch.empty(size, dtype=torch.uint8)
-        view: memoryview = data.numpy().data
-        count = 0
-        if self._folder.path is None:
-            chunk = self._folder.read(file, start, start + size) if size else b""
-            count = len(chunk)
-            view[:count] = chunk
-        else:
-            source = self._opened(file)
-            source.seek(start)
-            while count < size and (length := source.readinto(view[count:])):  # type: ignore[attr-defined]
-                count += length
+        count = self._ranges.read_into(data.numpy().data, file, start)
         if count < size:
             raise ValueError(f"the file ends {size - count:,} bytes too early")
         return data
-
-    def _opened(self, file: str) -> BinaryIO:
-        if self._open is None or self._open[0] != file:
-            if self._open is not None:
-                self._open[1].close()
-            self._open = file, self._folder.open(file)
-        return self._open[1]
 
 
 def _dtype_of(entry: StoredEntry) -> torch.dtype:

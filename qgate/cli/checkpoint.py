@@ -2,6 +2,7 @@
 
   qgate checkpoint CHILD --parent PARENT     every tensor beside the one it was made from
   qgate checkpoint CHILD                     what can be known from the child alone
+  qgate checkpoint CHILD --parent PARENT --jobs 8     by eight processes
   qgate checkpoint CHILD --parent PARENT --output-dir DIR     also as a page, with tables
 
 CHILD and PARENT are folders of .safetensors shards, or single files, at paths or URLs. The recipe

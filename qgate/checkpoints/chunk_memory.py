@@ -45,7 +45,7 @@ class Workspace:
         return tiles.view(down * height, across * width)[:rows, :columns]
 
 
-class Scratch:
+class ChunkMemory:
     """Memory of one thread for the chunks of weights, in one workspace at a time."""
 
     def __init__(self) -> None:
@@ -104,9 +104,9 @@ class Scratch:
         return flat[:size].view(shape)
 
 
-def scratch() -> Scratch:
+def thread_memory() -> ChunkMemory:
     """Return the memory of this thread."""
-    memory: Scratch | None = getattr(_local, "scratch", None)
+    memory: ChunkMemory | None = getattr(_local, "memory", None)
     if memory is None:
-        memory = _local.scratch = Scratch()
+        memory = _local.memory = ChunkMemory()
     return memory
