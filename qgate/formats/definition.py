@@ -281,11 +281,15 @@ def by_blocks(x: Floats, q: QuantizerSettings, define: Callable[[Floats], Floats
 
 
 def _by_tiles(x: Floats, tile: tuple[int, int], define: Callable[[Floats], Floats]) -> Floats:
-    """Quantize each tile of the last two axes as a row."""
+    """Quantize each tile of the last two axes as a row, short ones filled with zeros."""
     y: Floats = np.empty_like(x)
+    matrices = math.prod(x.shape[:-2])
     for top in range(0, x.shape[-2], tile[0]):
         for first in range(0, x.shape[-1], tile[1]):
             part = (..., slice(top, top + tile[0]), slice(first, first + tile[1]))
-            rows = x[part].reshape(math.prod(x.shape[:-2]), -1)
-            y[part] = define(rows).reshape(x[part].shape)
+            height, width = x[part].shape[-2:]
+            filled = np.zeros((matrices, *tile))
+            filled[:, :height, :width] = x[part].reshape(matrices, height, width)
+            values = define(filled.reshape(matrices, -1)).reshape(filled.shape)
+            y[part] = values[:, :height, :width].reshape(x[part].shape)
     return y
