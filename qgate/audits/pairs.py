@@ -107,9 +107,7 @@ class TensorPair:
         if not self.thorough or self.size <= WHOLE_RUNS * RUN:
             return self.many
         peaks = np.asarray(self._scan.peaks, dtype=np.int64)
-        return _finite(
-            np.append(x, self.x.picked(peaks)), np.append(y, self.y.picked(peaks))
-        )
+        return _finite(np.append(x, self.x.picked(peaks)), np.append(y, self.y.picked(peaks)))
 
     @property
     def differences(self) -> Distances:

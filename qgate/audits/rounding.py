@@ -10,7 +10,6 @@ from qgate.formats import definition
 from qgate.formats.settings import QuantizerSettings
 
 
-
 def quantized(x: Values, fmt: str) -> Values:
     """Round values to a format, with the scales that fit them."""
     return definition.quantize(x, _settings(fmt))

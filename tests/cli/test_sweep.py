@@ -255,6 +255,8 @@ def test_tensors_inside_files_and_patterns(capsys: pytest.CaptureFixture[str]) -
         (["--scale-bits", "-5"], "--scale-bits -5"),
         (["--scale-bits", "12"], "--scale-bits 12"),
         (["--elem-format", "fp9"], "unknown format 'fp9'"),
+        (["--elem-format", "binary8p9se"], "K from 3 to 8 bits"),
+        (["--elem-format", "binary8p3se", "--granularity", "block"], "binary8p3se"),
         (["--max-scale-exp", "-5", "--min-scale-exp", "5"], "--max-scale-exp -5"),
         (["--granularity", "block", "--max-scale-exp", "0.5"], "--max-scale-exp 0.5"),
     ],
