@@ -184,7 +184,7 @@ def test_kernels_are_checked_with_them() -> None:
     inputs = {0: "binary8p3se", 1: "Binary8P3SE"}
     check_kernel(product, a, b, like=linear, inputs=inputs)
     check_kernel(lambda a, b: linear(a.decode(), b), qgate.encode(a, "binary8p3se"), b, like=linear)
-    with pytest.raises(CheckFailure, match="argument 0.* fp8_e4m3, not binary8p3se"):
+    with pytest.raises(CheckFailure, match=r"argument 0.* fp8_e4m3, not binary8p3se"):
         check_kernel(partial(product, of_a="fp8_e4m3"), a, b, like=linear, inputs=inputs)
     with pytest.raises(ValueError, match="K from 3 to 8 bits"):
         check(a, a, format="binary8p9se")

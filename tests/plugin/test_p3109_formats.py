@@ -70,9 +70,8 @@ def test_limits_of_names_that_do_not_exist_are_refused(
     assert words in result.stdout.str() + result.stderr.str()
 
 
-def test_an_unknown_name_says_which_there_are(
-    pytester: pytest.Pytester, format_suites: Path
-) -> None:
+@pytest.mark.usefixtures("format_suites")
+def test_an_unknown_name_says_which_there_are(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_inprocess("suites", "--model", LLAMA, "--format", "binary8p9se")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: --format binary8p9se: *K from 3 to 8 bits*"])
