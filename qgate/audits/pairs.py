@@ -24,6 +24,8 @@ elements."""
 _CHUNK = 1 << 18
 _STRETCHES = 9
 _CANDIDATES = 512
+_SMALL = 0.01
+"""Magnitude, relative to the RMS, up to which changes of a row, block or element are no fault."""
 _CONSTANT = 1e-3
 """Spread, relative to the RMS, up to which a tensor counts as constant."""
 
@@ -134,7 +136,7 @@ class TensorPair:
         return self._stretch(width)
 
     def _stretch(self, width: int) -> TypicalPart | None:
-        """Return the median by energy of some stretches, those of zeros left out."""
+        """Return the median by energy of some stretches, those of near zeros left out."""
         count = self.size // width
         most = _STRETCHES if self.thorough else 1
         starts = np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
@@ -142,17 +144,18 @@ class TensorPair:
         for start in starts * width:
             indices = np.arange(start, start + width)
             sides = _finite(self.x.at(start, start + width), self.y.at(start, start + width))
-            energy = float(np.square(sides.x).sum())
-            if energy:
-                stretches.append((energy, int(start), TypicalPart(sides, indices, 1.0)))
+            energies = [float(side @ side) for side in sides]
+            if all(e > width * s**2 for e, s in zip(energies, self._small, strict=True)):
+                stretches.append((energies[0], int(start), TypicalPart(sides, indices, 1.0)))
         return sorted(stretches)[len(stretches) // 2][2] if stretches else None
 
     def _elements(self) -> TypicalPart | None:
-        """Return elements of median magnitude, zeros left out."""
+        """Return elements of median magnitude, near zeros left out."""
         count = min(self.size, _CANDIDATES if self.thorough else RUN)
         indices = np.unique(np.linspace(0, self.size - 1, count).astype(np.int64))
         x, y = self.x.picked(indices), self.y.picked(indices)
-        usable = np.isfinite(x) & np.isfinite(y) & (x != 0)
+        usable = np.isfinite(x) & np.isfinite(y)
+        usable &= (np.abs(x) > self._small[0]) & (np.abs(y) > self._small[1])
         if not usable.any():
             return None
         sizes = np.abs(x[usable])
@@ -161,6 +164,12 @@ class TensorPair:
         chosen = indices[usable][nearest[: min(changed, _STRETCHES)]]
         sides = Sides(self.x.picked(chosen), self.y.picked(chosen))
         return TypicalPart(sides, chosen, changed / len(chosen))
+
+    @functools.cached_property
+    def _small(self) -> tuple[float, float]:
+        """Magnitudes of both sides below which a part is too near zero to matter."""
+        x, y = (_SMALL * math.sqrt(side @ side / max(side.size, 1)) for side in self.sample)
+        return x, y
 
     @property
     def _largest(self) -> float:
