@@ -117,8 +117,8 @@ class TensorPair:
         eps = max(self.x.eps, self.y.eps)
         scan = self._scan
         noise = Distances(eps * self._largest, eps, eps)
-        seen = Distances(scan.absolute, scan.mixed, scan.absolute / (self._largest or 1.0))
-        return seen.combined(noise, max)
+        scaled = scan.absolute / (self._largest or 1.0)
+        return Distances(scan.absolute, scan.mixed, scaled).combined(noise, max)
 
     def distances(self, sides: Sides) -> Distances:
         """Return the largest differences of some elements."""

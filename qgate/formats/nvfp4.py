@@ -195,7 +195,7 @@ def _encode_scale(state: Tensor) -> Tensor:
 
 def _error_sum(errors: Tensor, width: int) -> Tensor:
     """Add float32 numbers along each row of a block in order, then the rows half by half."""
-    rows = errors.unflatten(2, (-1, width))
+    rows: Tensor = errors.unflatten(2, (-1, width))
     total = rows[:, :, :, 0]
     for column in range(1, width):
         total = to_single_grid(total + rows[:, :, :, column])
