@@ -4,8 +4,8 @@
 
 Runs pytest with `-p qgate.audit` and without, in turn, in new processes, and compares the user CPU
 seconds of the processes, which other programs disturb less than their time on the clock, the time
-on the clock of the tests alone, and the outcome of each. Without arguments it runs tests of its own:
-linear layers and the usual comparisons, with limits that are weak and limits that are not.
+on the clock of the tests alone, and the outcome of each. Without arguments it runs tests of its
+own: linear layers and the usual comparisons, with limits that are weak and limits that are not.
 """
 
 from __future__ import annotations
