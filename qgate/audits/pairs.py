@@ -218,7 +218,8 @@ def _finite(x: Values, y: Values) -> Sides:
 
 def _scan_chunk(x: Array, y: Array, start: int) -> _Scan:
     """Scan elements; those that are not finite on both sides count as zeros."""
-    difference = np.abs(x - y)
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(x - y)
     absolute = float(difference.max())
     usable = np.isfinite(x) & np.isfinite(y) if not math.isfinite(absolute) else None
     if usable is not None and not usable.all():
