@@ -6,6 +6,9 @@ that needs it. Below are its hooks, in the order in which pytest calls them.
 
 from __future__ import annotations
 
+import qgate.plugin.plain_imports  # noqa: F401  (first, for the imports that follow)
+
+# isort: split
 import contextlib
 from typing import Any
 
