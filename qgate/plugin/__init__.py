@@ -62,6 +62,7 @@ _MARKERS = (
     "qgate: a gate of qgate (all tests that use `gate`, `dump_gate` or `activation_gate` have it)",
     "qgate_modes(names): modes of this test, whatever --mode says",
     "qgate_formats(names): formats of this test where --format does not say others",
+    "qgate_used_formats: leave out formats that no gate of the run quantizes with",
     "limits(...): limits of this test: budget_db=, regression=, absolute=[...], sites=, reason=",
 )
 _RUN: pytest.StashKey[SuiteRun] = pytest.StashKey()

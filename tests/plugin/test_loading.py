@@ -47,7 +47,12 @@ def facts() -> dict[str, Any]:
 
 def test_pytest_rewrites_no_asserts_of_qgate(facts: dict[str, Any]) -> None:
     rewritten = [name for name, loader in facts["loaders"].items() if "Rewriting" in loader]
-    before_the_finder = {"qgate._version", "qgate.errors", "qgate.plugin", "qgate.plugin.plain_imports"}
+    before_the_finder = {
+        "qgate._version",
+        "qgate.errors",
+        "qgate.plugin",
+        "qgate.plugin.plain_imports",
+    }
     assert set(rewritten) <= before_the_finder
     assert facts["loaders"]["qgate.plugin.collection"] == "SourceFileLoader"
     assert facts["loaders"]["qgate.gate.measuring.bench"] == "SourceFileLoader"
