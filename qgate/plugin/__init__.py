@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from qgate.devices import wait_calmly
+from qgate.devices import keep_freed_memory, wait_calmly
 from qgate.kernel_checks.accepted import UPDATING
 from qgate.plugin import hooks, lazy
 from qgate.plugin.collection import Cases, note_running, select, selected_formats
@@ -94,6 +94,7 @@ def pytest_configure(config: pytest.Config) -> None:
     options = options_of(config)
     if options.header is not None:
         wait_calmly()
+        keep_freed_memory()
     if "format" in options.given:
         selected_formats(options.values["format"])
     options.check()
