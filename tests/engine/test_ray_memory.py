@@ -8,7 +8,7 @@ import ray
 from qgate.engine import Failure, Workers, _ray, map_items
 from tests.engine import work
 
-pytestmark = pytest.mark.usefixtures("one_ray")
+pytestmark = pytest.mark.usefixtures("no_ray")
 
 
 @pytest.fixture
@@ -17,7 +17,11 @@ def small_machine():
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     memory = {line.split(":")[0]: int(line.split()[1]) for line in lines}
     full = 1 - (memory["MemAvailable"] - 2**20) / memory["MemTotal"]
-    config = {"memory_usage_threshold": full, "memory_monitor_refresh_ms": 100}
+    config = {
+        "memory_usage_threshold": full,
+        "memory_monitor_refresh_ms": 100,
+        "task_oom_retry_delay_base_ms": 10,
+    }
     ray.init(
         "local",
         num_cpus=2,
