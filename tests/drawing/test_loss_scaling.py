@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left
 
 import pytest
 import torch
@@ -39,9 +40,10 @@ def brute(x: torch.Tensor, name: str) -> dict[str, float]:
     values = values[values.isfinite() & (values != 0)]
     lost, amax = flushed(values, name), values.abs().max()
     least = next(k for k in EXPONENTS if lost[k] <= 0.001)
-    largest = next(
-        k for k in reversed(EXPONENTS) if formats.report(amax * 2.0**k, name).saturated == 0
+    saturating = bisect_left(
+        EXPONENTS, True, key=lambda k: formats.report(amax * 2.0**k, name).saturated > 0
     )
+    largest = EXPONENTS[saturating - 1]
     between = [*range(least, largest + 1)] or [largest]
     if name == "hif8" and len(between) > 1:
         errors = {k: squared_error(values, name, k) for k in between}
