@@ -23,7 +23,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 PRELOADED = (
-    "torch", "numpy", "msgspec", "safetensors.torch", "qgate.formats.quantizer", "qgate.sweeps.running",
+    "torch", "torch._dynamo", "numpy", "msgspec", "safetensors.torch", "qgate.formats.quantizer", "qgate.sweeps.running",
     "qgate.drawing.tensor_pass", "qgate.drawing.plots.pictures", "qgate.comparing.dump_comparison",
 )  # fmt: skip
 
