@@ -13,15 +13,11 @@ pytestmark = pytest.mark.usefixtures("no_ray")
 
 @pytest.fixture
 def small_machine():
-    """A cluster that kills workers once two gigabytes more than now are in use."""
+    """A cluster that kills workers once a gigabyte more than now is in use."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     memory = {line.split(":")[0]: int(line.split()[1]) for line in lines}
-    full = 1 - (memory["MemAvailable"] - 2**21) / memory["MemTotal"]
-    config = {
-        "memory_usage_threshold": full,
-        "memory_monitor_refresh_ms": 100,
-        "task_oom_retry_delay_base_ms": 10,
-    }
+    full = 1 - (memory["MemAvailable"] - 2**20) / memory["MemTotal"]
+    config = {"memory_usage_threshold": full, "memory_monitor_refresh_ms": 100}
     ray.init(
         "local",
         num_cpus=2,
