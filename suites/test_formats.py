@@ -16,6 +16,7 @@ import torch
 import qgate
 from qgate.formats import definition
 
+pytestmark = pytest.mark.qgate_used_formats
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EVERY_DTYPE = [*DTYPES, torch.float64]
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

@@ -5,6 +5,8 @@ A test file has these fixtures by giving them their names again.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,20 +38,29 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    """Start the only server of this process."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", _SERVER]
+    process = subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+    )
+    atexit.register(process.terminate)
+    return process
+
+
+@functools.cache
+def _address() -> str:
+    stream = _server().stdout
+    assert stream is not None
+    return stream.readline().strip()
+
+
+@pytest.fixture
+def server() -> str:
     """The address of a server that speaks S3."""
-    with subprocess.Popen(
-        [sys.executable, "-c", _SERVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
-        process.terminate()
+    return _address()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,6 +20,9 @@ from playwright.sync_api import Browser
 
 from tests import warm
 from tests.browser import chromium
+
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
 
 # Before torch is imported, here and in what tests start: workers of xdist share the processors.
 if _workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
@@ -125,9 +128,12 @@ def pytest_runtest_call() -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown() -> Iterator[None]:
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
     with failing_if_hung():
         yield
+        if "ray_cluster" not in getattr(nextitem, "fixturenames", ()):
+            _clusters.clear()
+            _SHARED_RAY.close()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -187,15 +193,23 @@ def _ray_runs() -> bool:
     return False
 
 
-@pytest.fixture(scope="module")
-def one_ray() -> Iterator[None]:
-    """For a module whose tests use Ray."""
+@pytest.fixture
+def no_ray() -> Iterator[None]:
+    """For a test that finds no cluster on this machine, or starts one of its own."""
     with _ray_alone():
         yield
+
+
+_SHARED_RAY = contextlib.ExitStack()
+_clusters: list[Cluster] = []
 
 
 @pytest.fixture
-def one_ray_for_a_test() -> Iterator[None]:
-    """For a single test, in a module that does not use `one_ray`."""
-    with _ray_alone():
-        yield
+def ray_cluster() -> Cluster:
+    """Return a cluster to which this process is connected, as all tests in a row share it."""
+    if not _clusters:
+        from tests.ray_cluster import running
+
+        _SHARED_RAY.enter_context(_ray_alone())
+        _clusters.append(_SHARED_RAY.enter_context(running()))
+    return _clusters[0]

@@ -100,7 +100,7 @@ def _followed(
     scope = _scope_of(frame)
     leaves = {call: made}
     if (assertion := _judged(statement, leaves, {}, scope)) is not None:
-        return Assertion(ast.unparse(_shown(statement)), frame.f_code, assertion)
+        return Assertion(_source(statement), frame.f_code, assertion)
     if isinstance(statement, ast.Return) and statement.value is not None and frame.f_back:
         value = statement.value
         outer = lambda v: _evaluated(value, {call: made}, {}, scope, v)  # noqa: E731
@@ -140,7 +140,7 @@ def _followed_names(
             judgments.append((following, judged))
     if not judgments:
         return None
-    text = ast.unparse(_shown(judgments[0][0]))
+    text = _source(judgments[0][0])
     accepts = [judged for _, judged in judgments]
     return Assertion(text, frame.f_code, lambda value: all(accept(value) for accept in accepts))
 
@@ -205,15 +205,13 @@ def _fails(statement: ast.stmt) -> bool:
     return isinstance(called, ast.Call) and last_name(called.func) == "fail"
 
 
-def _shown(statement: ast.stmt) -> ast.AST:
-    """Return the part of a statement that a line shows: no message, no body."""
+def _source(statement: ast.stmt) -> str:
+    """Write the part of a statement that a line shows: no message, no body."""
     if isinstance(statement, ast.Assert):
-        return ast.Assert(test=statement.test, msg=None)
-    return (
-        ast.If(test=statement.test, body=[ast.Raise()], orelse=[])
-        if isinstance(statement, ast.If)
-        else statement
-    )
+        return ast.unparse(ast.Assert(test=statement.test, msg=None))
+    if isinstance(statement, ast.If):
+        return f"if {ast.unparse(statement.test)}: raise"
+    return ast.unparse(statement)
 
 
 # Expressions -------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ _LIBRARIES = tuple(
 )
 _INSTALLED = ("site-packages", "dist-packages")
 _COMPARING = tuple(f"{os.sep}{name}{os.sep}" for name in ("torch", "numpy"))
+_TRACING = f"{os.sep}torch{os.sep}jit{os.sep}_trace"
 _OWN = (f"{Path(__file__).parent}{os.sep}", f"{Path(__file__).parent.with_name('audit.py')}")
 
 
@@ -68,6 +69,8 @@ def caller_of(files: ProjectFiles, test_files: frozenset[str]) -> Caller | None:
     while frame is not None:
         file = frame.f_code.co_filename
         if direct is None and not file.startswith(_OWN):
+            if _TRACING in file:
+                return None  # torch.jit.trace compares its runs, and warns where they differ
             if _compares(file):
                 library = frame.f_code.co_name
             else:

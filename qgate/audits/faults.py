@@ -7,6 +7,7 @@ element, and leaves the others as they were.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -14,10 +15,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from qgate import formats
 from qgate.audits.reading import Values
-from qgate.formats import definition
-from qgate.formats.settings import QuantizerSettings
 
 _TABLE = 1 << 16
 _LEAST_CHANGE = 0.01
@@ -102,16 +100,25 @@ _NEEDED_BITS = {"float32": 24, "bfloat16": 8, "fp8_e4m3": 4, "mxfp4": 2}
 """The next coarser format of values that need more bits than these: the first that fits."""
 
 
-@functools.cache
-def _settings(name: str, **options: str) -> QuantizerSettings:
-    return QuantizerSettings(formats.get(name), options)
+def _with_bits(x: Values, bits: int) -> Values:
+    """Round to numbers with `bits` significant bits, ties to even, on the bits of float64."""
+    dropped = 53 - bits
+    codes = x.view(np.int64)
+    odd = (codes >> dropped) & 1
+    rounded = codes + (odd + ((1 << (dropped - 1)) - 1))
+    return (rounded & -(1 << dropped)).view(np.float64)
+
+
+def _quantized(x: Values, fmt: str) -> Values:
+    """Round to a format of qgate, which loads all of them: few tests compare such values."""
+    return np.asarray(importlib.import_module("qgate.audits.rounding").quantized(x, fmt))
 
 
 _ROUNDED: dict[str, Callable[[Values], Values]] = {
-    "float32": lambda x: definition.round_to_bits(x, 24),
-    "bfloat16": lambda x: definition.round_to_bits(x, 8),
-    "fp8_e4m3": lambda x: definition.quantize(x, _settings("fp8_e4m3", granularity="tensor")),
-    "mxfp4": lambda x: definition.quantize(x, _settings("mxfp4")),
+    "float32": lambda x: _with_bits(x, 24),
+    "bfloat16": lambda x: _with_bits(x, 8),
+    "fp8_e4m3": lambda x: _quantized(x, "fp8_e4m3"),
+    "mxfp4": lambda x: _quantized(x, "mxfp4"),
 }
 
 

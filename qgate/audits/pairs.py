@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,13 +14,18 @@ import numpy.typing as npt
 from qgate.audits.reading import RUN, LeftOut, TensorReader, Values, reader_of, same_tensor
 
 Indices = npt.NDArray[np.int64]
+Array = npt.NDArray[np.floating[Any]]
 
+GLANCE_RUNS = 32
 SAMPLE_RUNS = 128
 WHOLE_RUNS = 1 << 11
-"""Runs of neighbors in a sample, and at most in a whole: 4,096 and 65,536 elements."""
+"""Runs of neighbors at a glance, in a sample, and at most in a whole: 1,024, 4,096 and 65,536
+elements."""
 _CHUNK = 1 << 18
 _STRETCHES = 9
 _CANDIDATES = 512
+_SMALL = 0.01
+"""Magnitude, relative to the RMS, up to which changes of a row, block or element are no fault."""
 _CONSTANT = 1e-3
 """Spread, relative to the RMS, up to which a tensor counts as constant."""
 
@@ -51,16 +57,29 @@ class Distances(NamedTuple):
 
 
 class _Scan(NamedTuple):
-    """One pass over all elements: positions of the largest of each side, and differences."""
+    """One pass over elements: positions and sizes of the largest of each side, and differences."""
 
-    peaks: Indices
-    largest: float
-    differences: Distances
+    peaks: tuple[int, int]
+    sizes: tuple[float, float]
+    absolute: float
+    mixed: float
+
+    def joined(self, other: _Scan) -> _Scan:
+        x, y = (self if self.sizes[side] >= other.sizes[side] else other for side in (0, 1))
+        return _Scan(
+            (x.peaks[0], y.peaks[1]),
+            (x.sizes[0], y.sizes[1]),
+            max(self.absolute, other.absolute),
+            max(self.mixed, other.mixed),
+        )
 
 
 @dataclass(frozen=True)
 class TensorPair:
-    """Two floating tensors of one shape that a test compared; if not thorough, a sample of them."""
+    """Two floating tensors of one shape that a test compared.
+
+    thorough   to read a sample, and the whole where that passes; otherwise a smaller sample
+    """
 
     x: TensorReader
     y: TensorReader
@@ -70,32 +89,40 @@ class TensorPair:
     def size(self) -> int:
         return self.x.size
 
-    @cached_property
+    @functools.cached_property
     def sample(self) -> Sides:
         """Elements spread evenly over the tensors, all of a small one."""
-        return _finite(self.x.runs(SAMPLE_RUNS), self.y.runs(SAMPLE_RUNS))
+        runs = SAMPLE_RUNS if self.thorough else GLANCE_RUNS
+        return _finite(self.x.runs(runs), self.y.runs(runs))
 
-    @cached_property
-    def whole(self) -> Sides:
-        """All elements, or of a large tensor 65,536 of them and the largest."""
+    @functools.cached_property
+    def many(self) -> Sides:
+        """All elements, or of a large tensor 65,536 of them."""
         if self.size <= SAMPLE_RUNS * RUN or not self.thorough:
             return self.sample
-        x, y = self.x.runs(WHOLE_RUNS), self.y.runs(WHOLE_RUNS)
-        if self.size > x.size:
-            x = np.append(x, self.x.picked(self._scan.peaks))
-            y = np.append(y, self.y.picked(self._scan.peaks))
-        return _finite(x, y)
+        return _finite(self.x.runs(WHOLE_RUNS), self.y.runs(WHOLE_RUNS))
+
+    @functools.cached_property
+    def whole(self) -> Sides:
+        """All elements, or of a large tensor 65,536 of them and the largest."""
+        x, y = self.many
+        if not self.thorough or self.size <= WHOLE_RUNS * RUN:
+            return self.many
+        peaks = np.asarray(self._scan.peaks, dtype=np.int64)
+        return _finite(np.append(x, self.x.picked(peaks)), np.append(y, self.y.picked(peaks)))
 
     @property
     def differences(self) -> Distances:
         """The largest differences between the tensors, at least the rounding of their dtype."""
         eps = max(self.x.eps, self.y.eps)
-        noise = Distances(eps * self._scan.largest, eps, eps)
-        return self._scan.differences.combined(noise, max)
+        scan = self._scan
+        noise = Distances(eps * self._largest, eps, eps)
+        scaled = scan.absolute / (self._largest or 1.0)
+        return Distances(scan.absolute, scan.mixed, scaled).combined(noise, max)
 
     def distances(self, sides: Sides) -> Distances:
         """Return the largest differences of some elements."""
-        return _distances(*sides, self._scan.largest)
+        return _distances(*sides, self._largest)
 
     def part(self, name: str) -> TypicalPart | None:
         """Return a typical row, block, or element in a thousand; None where there is no such."""
@@ -104,27 +131,31 @@ class TensorPair:
         if name == "block":
             return self._stretch(RUN if self.size >= RUN else self.size)
         width = self.x.shape[-1]
-        return self._stretch(width) if 1 < width < self.size else None
+        if not self.thorough or not 1 < width < self.size:
+            return None
+        return self._stretch(width)
 
     def _stretch(self, width: int) -> TypicalPart | None:
-        """Return the median by energy of some stretches, those of zeros left out."""
+        """Return the median by energy of some stretches, those of near zeros left out."""
         count = self.size // width
-        starts = np.unique(np.linspace(0, count - 1, min(count, _STRETCHES)).astype(np.int64))
+        most = _STRETCHES if self.thorough else 1
+        starts = np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
         stretches = []
         for start in starts * width:
             indices = np.arange(start, start + width)
             sides = _finite(self.x.at(start, start + width), self.y.at(start, start + width))
-            energy = float(np.square(sides.x).sum())
-            if energy:
-                stretches.append((energy, int(start), TypicalPart(sides, indices, 1.0)))
+            energies = [float(side @ side) for side in sides]
+            if all(e > width * s**2 for e, s in zip(energies, self._small, strict=True)):
+                stretches.append((energies[0], int(start), TypicalPart(sides, indices, 1.0)))
         return sorted(stretches)[len(stretches) // 2][2] if stretches else None
 
     def _elements(self) -> TypicalPart | None:
-        """Return elements of median magnitude, zeros left out."""
-        count = min(self.size, _CANDIDATES)
+        """Return elements of median magnitude, near zeros left out."""
+        count = min(self.size, _CANDIDATES if self.thorough else RUN)
         indices = np.unique(np.linspace(0, self.size - 1, count).astype(np.int64))
         x, y = self.x.picked(indices), self.y.picked(indices)
-        usable = np.isfinite(x) & np.isfinite(y) & (x != 0)
+        usable = np.isfinite(x) & np.isfinite(y)
+        usable &= (np.abs(x) > self._small[0]) & (np.abs(y) > self._small[1])
         if not usable.any():
             return None
         sizes = np.abs(x[usable])
@@ -134,23 +165,23 @@ class TensorPair:
         sides = Sides(self.x.picked(chosen), self.y.picked(chosen))
         return TypicalPart(sides, chosen, changed / len(chosen))
 
-    @cached_property
+    @functools.cached_property
+    def _small(self) -> tuple[float, float]:
+        """Magnitudes of both sides below which a part is too near zero to matter."""
+        x, y = (_SMALL * math.sqrt(side @ side / max(side.size, 1)) for side in self.sample)
+        return x, y
+
+    @property
+    def _largest(self) -> float:
+        return self._scan.sizes[1]
+
+    @functools.cached_property
     def _scan(self) -> _Scan:
-        chunks = []
-        for start in range(0, self.size, _CHUNK) if self.thorough else (0,):
-            stop = min(start + _CHUNK, self.size)
-            x, y = self.sample
-            if self.thorough:
-                x, y = _nonfinite_as_zero(self.x.at(start, stop), self.y.at(start, stop))
-            peaks = [start + int(np.abs(side).argmax()) for side in (x, y)]
-            tops = [float(np.abs(side).max()) for side in (x, y)]
-            chunks.append((peaks, tops, _distances(x, y, 1.0)))
-        largest = max(tops[1] for _, tops, _ in chunks)
-        peaks = [max(chunks, key=lambda chunk: chunk[1][side])[0][side] for side in (0, 1)]
-        absolute = max(distances.absolute for *_, distances in chunks)
-        mixed = max(distances.mixed for *_, distances in chunks)
-        differences = Distances(absolute, mixed, absolute / (largest or 1.0))
-        return _Scan(np.asarray(peaks, dtype=np.int64), largest, differences)
+        if not self.thorough:
+            return _scan_chunk(*self.sample, 0)
+        spans = ((start, start + _CHUNK) for start in range(0, self.size, _CHUNK))
+        scans = (_scan_chunk(self.x.chunk(*span), self.y.chunk(*span), span[0]) for span in spans)
+        return functools.reduce(_Scan.joined, scans)
 
 
 def pair_of(first: Any, second: Any, *, thorough: bool = True) -> TensorPair:
@@ -164,7 +195,7 @@ def pair_of(first: Any, second: Any, *, thorough: bool = True) -> TensorPair:
         raise LeftOut("a tensor with itself")
     pair = TensorPair(x, y, thorough)
     if _is_constant(pair.sample):
-        if _is_constant(pair.whole):
+        if _is_constant(pair.many):
             raise LeftOut("constant tensors")
         pair.__dict__["sample"] = pair.whole
     return pair
@@ -172,7 +203,10 @@ def pair_of(first: Any, second: Any, *, thorough: bool = True) -> TensorPair:
 
 def _is_constant(sides: Sides) -> bool:
     for side in sides:
-        if side.size < 2 or side.std() <= _CONSTANT * np.sqrt(np.square(side).mean()):
+        if side.size < 2:
+            return True
+        centered = side - side.mean()
+        if centered @ centered <= _CONSTANT**2 * (side @ side):
             return True
     return False
 
@@ -182,15 +216,24 @@ def _finite(x: Values, y: Values) -> Sides:
     return Sides(x, y) if usable.all() else Sides(x[usable], y[usable])
 
 
-def _nonfinite_as_zero(x: Values, y: Values) -> Sides:
-    usable = np.isfinite(x) & np.isfinite(y)
-    return (
-        Sides(x, y) if usable.all() else Sides(np.where(usable, x, 0.0), np.where(usable, y, 0.0))
-    )
+def _scan_chunk(x: Array, y: Array, start: int) -> _Scan:
+    """Scan elements; those that are not finite on both sides count as zeros."""
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(x - y)
+    absolute = float(difference.max())
+    usable = np.isfinite(x) & np.isfinite(y) if not math.isfinite(absolute) else None
+    if usable is not None and not usable.all():
+        return _scan_chunk(np.where(usable, x, 0.0), np.where(usable, y, 0.0), start)
+    x, y = np.abs(x), np.abs(y)
+    peaks = int(x.argmax()), int(y.argmax())
+    sizes = float(x[peaks[0]]), float(y[peaks[1]])
+    difference /= 1 + y
+    return _Scan((start + peaks[0], start + peaks[1]), sizes, absolute, float(difference.max()))
 
 
 def _distances(x: Values, y: Values, largest: float) -> Distances:
     difference = np.abs(x - y)
     absolute = float(difference.max(initial=0.0))
-    mixed = float((difference / (1 + np.abs(y))).max(initial=0.0))
+    difference /= 1 + np.abs(y)
+    mixed = float(difference.max(initial=0.0))
     return Distances(absolute, mixed, absolute / (largest or 1.0))

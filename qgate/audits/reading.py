@@ -5,9 +5,9 @@ A tensor is read by its own methods, so that a project without torch stays witho
 
 from __future__ import annotations
 
+import functools
 import sys
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ RUN = 32
 """Neighboring elements that a sample keeps together: a block of the usual block formats."""
 
 
+_EPS_32 = 2.0**-23
 _CONVERTED = 1 << 16
+"""Elements of a tensor that is small enough to be converted as a whole, once."""
 
 
 class LeftOut(Exception):
@@ -38,7 +40,7 @@ class TensorReader:
     def size(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64))
 
-    @cached_property
+    @functools.cached_property
     def _flat(self) -> Any:
         """The elements in a row; those of a small tensor are converted once."""
         flat = self.source.reshape(-1)
@@ -48,16 +50,31 @@ class TensorReader:
         """Return a slice of the elements in row-major order."""
         return _numbers(self._flat[start:stop])
 
+    def chunk(self, start: int, stop: int) -> npt.NDArray[np.floating[Any]]:
+        """Return a slice of the elements as float32, of a float64 tensor as float64."""
+        if self.eps < _EPS_32 or self.size <= _CONVERTED:
+            return self.at(start, stop)
+        piece = self._flat[start:stop]
+        if not isinstance(piece, np.ndarray):
+            piece = piece.float().cpu().numpy()
+        return np.asarray(piece, dtype=np.float32)
+
     def runs(self, count: int) -> Values:
         """Return runs of neighbors spread evenly over the tensor, all of it if it is small."""
         if self.size <= count * RUN:
             return self.at(0, self.size)
-        starts = np.linspace(0, self.size // RUN - 1, count).astype(np.int64) * RUN
-        return self.picked((starts[:, None] + np.arange(RUN)).reshape(-1))
+        return self.picked(_spread_runs(self.size, count))
 
     def picked(self, indices: npt.NDArray[np.int64]) -> Values:
         """Return the elements at flat indices."""
         return _numbers(self._flat[_as_index(indices, self._flat)])
+
+
+@functools.lru_cache(maxsize=32)
+def _spread_runs(size: int, count: int) -> npt.NDArray[np.int64]:
+    """Return the flat indices of runs of neighbors, spread evenly over a tensor."""
+    starts = np.linspace(0, size // RUN - 1, count).astype(np.int64) * RUN
+    return (starts[:, None] + np.arange(RUN)).reshape(-1)
 
 
 def reader_of(value: Any) -> TensorReader:

@@ -34,7 +34,7 @@ from qgate.text.numbers import brief
 MOST_CALLS = 100
 """Comparisons of one place that are judged; later ones are only counted."""
 _THOROUGH_CALLS = 3
-"""Those of them that look at more than a sample where the sample passes."""
+"""Those of them that try all faults; later ones try those that passed so far, on few elements."""
 _NOT_ASSERTED = "results that are not asserted"
 _MOST_UNASSERTED = 10
 
@@ -60,21 +60,23 @@ class AuditSession:
             self.errors[f"{type(error).__name__}: {error}"[:200]] += 1
 
     def _judge(self, comparison: Comparison) -> None:
-        truth = isinstance(comparison.returned, bool | np.bool_)
-        if truth and not comparison.returned:
+        if _is_truth(comparison.returned) and not comparison.returned:
             return
         caller = caller_of(self.files, self.test_files)
         if caller is None:
             return
         spot = self._place_at(caller, comparison)
         spot["calls"] += 1
+        thorough = spot["judged"] < _THOROUGH_CALLS
         faults = [name for name in FAULTS if name not in spot["refuses"]]
+        if not thorough:
+            faults = spot["accepts"]
         unasserted = spot["left_out"].get(_NOT_ASSERTED, 0)
         tries = spot["judged"] + sum(spot["left_out"].values())
         if not faults or tries >= MOST_CALLS or unasserted >= _MOST_UNASSERTED:
             return
         try:
-            judgment = self._judgment(comparison, caller, spot, faults, truth)
+            judgment = self._judgment(comparison, caller, spot, faults, thorough)
         except LeftOut as reason:
             spot["left_out"][str(reason)] = spot["left_out"].get(str(reason), 0) + 1
             return
@@ -92,25 +94,25 @@ class AuditSession:
         caller: Caller,
         spot: PlaceRecord,
         faults: list[str],
-        truth: bool,
+        thorough: bool,
     ) -> Judgment:
         first, second = comparison.first, comparison.second
-        assertion = None
-        if truth or comparison.measure:
-            assertion = self._assertion(caller, comparison)
-        if assertion is None or truth:
+        truth = _is_truth(comparison.returned)
+        if truth or not comparison.measure:
+            # A later call only clears the place of faults, and is not read again.
+            assertion = self._assertion(caller, comparison) if truth and thorough else None
             if assertion and (assertion.accepts(False) or not assertion.accepts(True)):
                 raise LeftOut(_NOT_ASSERTED)
             add_limit(spot, _limit_text(comparison))
-            thorough = spot["judged"] < _THOROUGH_CALLS
             return judge_closeness(first, second, _closeness(comparison), faults, thorough=thorough)
+        assertion = self._assertion(caller, comparison)
         add_limit(spot, shortened(assertion.text, 60))
         reader_of(first)  # refuses what holds no numbers, such as tensors inside vmap
         numbers = _numbers(comparison.returned)
         criterion = Similarity(
             comparison.measure, assertion.accepts, comparison.axis, np.shape(numbers)
         )
-        return judge_similarity(first, second, numbers, criterion, faults)
+        return judge_similarity(first, second, numbers, criterion, faults, thorough=thorough)
 
     def _assertion(self, caller: Caller, comparison: Comparison) -> Assertion:
         called = comparison.function.rpartition(".")[2]
@@ -137,6 +139,10 @@ class AuditSession:
             "kind": KIND, "qgate": __version__, "places": places, "errors": dict(self.errors),
             "notes": [],
         }  # fmt: skip
+
+
+def _is_truth(returned: Any) -> bool:
+    return isinstance(returned, bool | np.bool_)
 
 
 def _closeness(comparison: Comparison) -> Closeness:

@@ -6,7 +6,7 @@ import ast
 import functools
 import inspect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
 
 
@@ -36,8 +36,15 @@ def call_at(
 
     Of a nested loop the frame is the one around it, so that the call is known by its name only.
     """
-    position = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
-    line = position[0] or frame.f_lineno
+    return _call_of(function, frame.f_code, frame.f_lasti, frame.f_lineno, called, nested)
+
+
+@functools.lru_cache(maxsize=1024)
+def _call_of(
+    function: ast.AST, code: CodeType, instruction: int, line: int, called: str, nested: bool
+) -> tuple[ast.stmt, ast.expr]:
+    position = next(itertools.islice(code.co_positions(), instruction // 2, None))
+    line = position[0] or line
     statements = [
         node
         for node in ast.walk(function)
@@ -71,10 +78,11 @@ def _own_expressions(statement: ast.stmt) -> Iterator[ast.expr]:
             yield child.context_expr
 
 
-def statements_from(function: ast.AST, first: ast.stmt) -> Iterator[ast.stmt]:
-    """Yield a statement and those after it in the function, in the order of lines."""
+@functools.lru_cache(maxsize=1024)
+def statements_from(function: ast.AST, first: ast.stmt) -> Sequence[ast.stmt]:
+    """Return a statement and those after it in the function, in the order of lines."""
     statements = (node for node in ast.walk(function) if isinstance(node, ast.stmt))
-    yield from sorted(
+    return sorted(
         (node for node in statements if node.lineno >= first.lineno),
         key=lambda node: (node.lineno, node.col_offset),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qgate.exports import lazy
+from qgate.formats import p3109
 from qgate.formats._block import BlockFormat, Format, is_format
 from qgate.formats._element import ElementFormat
 from qgate.formats._literals import FORMATS
@@ -38,6 +39,7 @@ __all__ = [
     "observe",
     "quantize",
     "report",
+    "unlisted_names",
 ]
 
 
@@ -49,6 +51,11 @@ def get(name: str) -> Format:
 def names() -> list[str]:
     """List the names of all formats, element formats first."""
     return FORMATS.names()
+
+
+def unlisted_names() -> list[str]:
+    """List the names of formats that are made by name only, those of IEEE P3109."""
+    return list(p3109.NAMES)
 
 
 def aliases(name: str) -> list[str]:

@@ -103,7 +103,7 @@ class CastContext:
     `state` is the scale of an element format, or the state that a block format has of the whole
     tensor; `numel` is the size of the whole tensor, of which a cast gets one chunk at a time;
     `amax_bits` are the largest magnitudes of the groups as bits of x's dtype, if computed before
-    and finite; `zero_point` goes with the scale of integers.
+    and finite; `zero_point` goes with the scale of integers; `width` is the length of a tile's row.
     """
 
     q: CastOptions
@@ -113,6 +113,7 @@ class CastContext:
     numel: int = 0
     amax_bits: Tensor | None = None
     zero_point: Tensor | None = None
+    width: int = 0
 
     def divide(self, x: Tensor, scale: Tensor) -> Tensor:
         """Divide in float64 so that one more rounding is still exact.

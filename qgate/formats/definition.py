@@ -40,13 +40,13 @@ def round_by_list(
     """
     rounding = rounding or fmt.rounding
     low, high = fmt.bounds(narrow=narrow)
-    places = _places(fmt)
-    size = np.minimum(np.abs(x), places[-1])
-    size = np.where(np.isnan(x), 0.0, size)
+    places, middles = _places(fmt), _middles(fmt)
+    unknown = np.isnan(x)
+    size = np.where(unknown, 0.0, np.minimum(np.abs(x), places[-1]))
     # In a list that counts 0, 1, 2, … a magnitude is its own position.
     last = size.astype(np.intp) if _counts(fmt) else places.searchsorted(size, side="right") - 1
     below = np.minimum(last, len(places) - 2)
-    middle = (places[below] + places[below + 1]) / 2
+    middle = middles[below]
     if rounding == "even":
         up = (size > middle) | ((size == middle) & (below % 2 == 1))
     elif rounding == "away":
@@ -67,7 +67,7 @@ def round_by_list(
         y = np.where(over & (x < 0), np.nan, y) if low == 0 else y
     if fmt.negative_zero is None:
         y = y + 0.0
-    return np.where(np.isnan(x), np.nan, y)
+    return np.where(unknown, np.nan, y)
 
 
 @functools.cache
@@ -76,6 +76,13 @@ def _places(fmt: ElementFormat) -> Floats:
     listed = fmt.magnitudes()
     step = 2.0 ** (fmt.max_exponent - fmt.mantissa)
     return np.append(listed, listed[-1] + step * np.arange(1, 4))
+
+
+@functools.cache
+def _middles(fmt: ElementFormat) -> Floats:
+    """List the numbers halfway between two places, each after the place below it."""
+    places = _places(fmt)
+    return (places[:-1] + places[1:]) / 2
 
 
 @functools.cache
@@ -281,11 +288,15 @@ def by_blocks(x: Floats, q: QuantizerSettings, define: Callable[[Floats], Floats
 
 
 def _by_tiles(x: Floats, tile: tuple[int, int], define: Callable[[Floats], Floats]) -> Floats:
-    """Quantize each tile of the last two axes as a row."""
+    """Quantize each tile of the last two axes as a row, short ones filled with zeros."""
     y: Floats = np.empty_like(x)
+    matrices = math.prod(x.shape[:-2])
     for top in range(0, x.shape[-2], tile[0]):
         for first in range(0, x.shape[-1], tile[1]):
             part = (..., slice(top, top + tile[0]), slice(first, first + tile[1]))
-            rows = x[part].reshape(math.prod(x.shape[:-2]), -1)
-            y[part] = define(rows).reshape(x[part].shape)
+            height, width = x[part].shape[-2:]
+            filled = np.zeros((matrices, *tile))
+            filled[:, :height, :width] = x[part].reshape(matrices, height, width)
+            values = define(filled.reshape(matrices, -1)).reshape(filled.shape)
+            y[part] = values[:, :height, :width].reshape(x[part].shape)
     return y

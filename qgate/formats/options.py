@@ -55,3 +55,4 @@ class CastOptions:
     inf: InfPolicy
     scale_rule: str
     scale_bits: int
+    tile: tuple[int, int] | None

@@ -14,10 +14,20 @@ ABOUT = (
 )
 
 
+PREFIX = "binary"
+NAMES = [
+    f"{PREFIX}{bits}p{precision}{sign}{domain}"
+    for bits in range(3, 9)
+    for sign in "su"
+    for precision in range(1, bits + (sign == "u"))
+    for domain in "ef"
+]
+
+
 @cache
 def p3109_format(name: str) -> FloatFormat | None:
     """Return the format of a name such as binary8p3se; None for a name of another kind."""
-    if not name.startswith("binary"):
+    if not name.startswith(PREFIX):
         return None
     match = re.fullmatch(r"binary(\d+)p(\d+)([su])([ef])", name)
     bits, precision = (int(match[1]), int(match[2])) if match else (0, 0)

@@ -252,13 +252,17 @@ class Policy:
                     f"{some or 'none'}."
                 )
 
-    def check_modes(self, names: Iterable[str]) -> None:
-        """Refuse a pattern that fits no mode: its limits would never hold."""
-        modes = list(names)
+    def check_modes(self, names: Iterable[str], also: Iterable[str] = ()) -> None:
+        """Refuse a pattern that fits no mode: its limits would never hold.
+
+        `also` has further valid names, which the error does not list.
+        """
+        modes, others = list(names), list(also)
         for setting in self.settings:
             for pattern in setting.modes:
-                if not any(fnmatch.fnmatchcase(name, pattern) for name in modes):
-                    raise QgateError(f"{setting.source}: {unknown('mode pattern', pattern, modes)}")
+                if not any(fnmatch.fnmatchcase(name, pattern) for name in (*modes, *others)):
+                    error = unknown("mode pattern", pattern, modes, others)
+                    raise QgateError(f"{setting.source}: {error}")
 
     def idle_bounds(self, measured: Iterable[Measured], mode: str) -> str:
         """Name a marker's absolute bound that limits nothing its test measured.

@@ -81,6 +81,7 @@ _CHOICES = {
     "scan": ("loop", "block", "einsum"),
     "regridded": ("products", "scan", "none"),
 }
+_FORMATS_OF_DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,16 @@ class Mode:
     @property
     def is_reference(self) -> bool:
         return not (self.rules or self.choices or self.dtype or self.own)
+
+    @property
+    def formats(self) -> frozenset[str]:
+        """Names of the formats that it says it quantizes with; none of a callable's own."""
+        if self.meant is not None:
+            return self.meant.formats
+        named = {rule.format for rule in self.rules} | {_FORMATS_OF_DTYPES.get(self.dtype or "")}
+        if self.choices is not None:
+            named.add("int8")
+        return frozenset(name for name in named if name is not None)
 
     @property
     def runs_together(self) -> bool:

@@ -6,12 +6,15 @@ that needs it. Below are its hooks, in the order in which pytest calls them.
 
 from __future__ import annotations
 
+import qgate.plugin.plain_imports  # noqa: F401  (first, for the imports that follow)
+
+# isort: split
 import contextlib
 from typing import Any
 
 import pytest
 
-from qgate.devices import wait_calmly
+from qgate.devices import keep_freed_memory, wait_calmly
 from qgate.kernel_checks.accepted import UPDATING
 from qgate.plugin import hooks, lazy
 from qgate.plugin.collection import Cases, note_running, select, selected_formats
@@ -66,6 +69,7 @@ _MARKERS = (
     "`activation_gate` have it)",
     "qgate_modes(names): modes of this test, whatever --mode says",
     "qgate_formats(names): formats of this test where --format does not say others",
+    "qgate_used_formats: leave out formats that no gate of the run quantizes with",
     "limits(...): limits of this test: budget_db=, regression=, absolute=[...], sites=, reason=",
 )
 _RUN: pytest.StashKey[SuiteRun] = pytest.StashKey()
@@ -97,6 +101,7 @@ def pytest_configure(config: pytest.Config) -> None:
     options = options_of(config)
     if options.header is not None:
         wait_calmly()
+        keep_freed_memory()
     if "format" in options.given:
         selected_formats(options.values["format"])
     options.check()

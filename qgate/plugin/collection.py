@@ -23,6 +23,7 @@ from qgate.plugin.gate_collection import (
     gates_of,
     has_fixture,
     is_gate,
+    model_and_mode,
     parameters_of,
     suite_of,
 )
@@ -30,6 +31,7 @@ from qgate.plugin.lacking import LackingSuites
 from qgate.plugin.runs import Selection, selection_of
 from qgate.plugin.settings import RunOptions, home_above, options_of
 from qgate.plugin.shared_sessions import sessions_of
+from qgate.plugin.used_formats import drop_unused_formats
 
 if TYPE_CHECKING:
     from qgate.gate.measuring.checkpoint_gates import CheckpointGates
@@ -205,10 +207,10 @@ class Cases:
 
 
 def selected_formats(wanted: list[str] | None) -> list[str]:
-    """Return the names behind a list of names and aliases, each once; without one, all."""
-    if wanted is None:
+    """Return the names behind a list of names and aliases, each once; all for "all" or None."""
+    names = ",".join(wanted or ["all"])
+    if names.strip().lower() == "all":
         return lazy.formats.names()
-    names = ",".join(wanted)
     try:
         return list(dict.fromkeys(lazy.formats.get(name).name for name in names.split(",")))
     except QgateError as error:
@@ -239,6 +241,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     wanted_gates += [item for item in fitting if suites.lack(item) is None]
     beyond = [item for item in [*items, *unreached] if _is_beyond_layers(item, selection)]
     deselect(config, items, beyond)
+    drop_unused_formats(config, items, selection)
     if options.shard is not None and items:
         groups = _deal(config, items, selection, options.shard)
         number = options.shard[0]
@@ -258,7 +261,7 @@ def _fits(config: pytest.Config, item: pytest.Item) -> bool:
         if has_fixture(item, fixture):
             session = sessions_of(config).of_subject(kind)
             return session is not None and _lacking(config, item) is None
-    return _model_and_mode(item) not in selection_of(config).unfit
+    return model_and_mode(item) not in selection_of(config).unfit
 
 
 def _is_beyond_layers(item: pytest.Item, selection: Selection) -> bool:
@@ -346,14 +349,7 @@ def _drop_unfit(config: pytest.Config, items: list[pytest.Item], selection: Sele
 
 def _case(item: pytest.Item) -> tuple[str, str]:
     """The model and the mode of a gate; empty for other tests."""
-    return _model_and_mode(item) if is_gate(item) else ("", "")
-
-
-def _model_and_mode(item: pytest.Item) -> tuple[str, str]:
-    parameters = parameters_of(item)
-    if not isinstance(parameters.get("mode"), str):
-        return "", ""
-    return str(parameters.get("model", "")), parameters["mode"]
+    return model_and_mode(item) if is_gate(item) else ("", "")
 
 
 def _deal(

@@ -136,6 +136,14 @@ def suite_of(path: Path) -> str:
     return path.stem.removeprefix("test_")
 
 
+def model_and_mode(item: pytest.Item) -> tuple[str, str]:
+    """Return the model and the mode of a test; two empty texts where it has no mode."""
+    parameters = parameters_of(item)
+    if not isinstance(parameters.get("mode"), str):
+        return "", ""
+    return str(parameters.get("model", "")), parameters["mode"]
+
+
 def place_of(item: pytest.Item) -> tuple[str, str, str]:
     """Return model, mode or format, and layer of a gate; its suite stands for no layer."""
     parameters = parameters_of(item)

@@ -5,6 +5,8 @@ The plugin runs in every pytest of the environment, mostly in projects without g
 
 from __future__ import annotations
 
+import gc
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -33,4 +35,20 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(name)
-    return import_module(_MODULES[name])
+    path = _MODULES[name]
+    return sys.modules[path] if path in sys.modules else _load(path)
+
+
+def _load(path: str) -> Any:
+    """Import a module, and let no garbage collection look at what stays as long as the process."""
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        module = import_module(path)
+    finally:
+        if is_enabled:
+            gc.enable()
+    if path == _MODULES["sessions"]:
+        # Gates come before any test; elsewhere this would keep garbage of tests that ran.
+        gc.freeze()
+    return module

@@ -70,7 +70,8 @@ OPTIONS = {
         list,
     ),
     "format": Option(
-        "formats for the per-format suites, separated by commas; repeatable (default: all)",
+        "formats for the per-format suites, separated by commas, or all; repeatable (default: "
+        "those that a suite names or the run uses)",
         None,
         "subject",
         "NAMES",

@@ -24,7 +24,7 @@ from qgate.plugin.options import OPTIONS, Kind, dest, typed_options
 from qgate.storage.access import folder_of
 from qgate.storage.locations import (
     is_readable,
-    is_url,
+    last_name,
     location_below,
     location_of,
     may_be_folder,
@@ -188,7 +188,6 @@ class RunOptions:
         if given is None:
             return None
         text = text_below(self.config.invocation_params.dir, given)
-        text = text if is_url(text) else os.path.normpath(text)
         option, place = f"{self.spelled(name)} {given!r}", location_of(text)
         kind = folder_of(place).kind()
         if kind == "nothing":
@@ -202,8 +201,7 @@ class RunOptions:
         given = self.values["checkpoint-name"]
         if given is not None:
             return str(given)
-        place = location_of(child)
-        name = (place.resolve() if isinstance(place, Path) else place).name
+        name = last_name(child)
         name = name.removesuffix(next(filter(name.endswith, _ENDINGS), ""))
         return re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-.") or "unnamed"
 

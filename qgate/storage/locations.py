@@ -79,7 +79,13 @@ def location_below(home: Path, text: str) -> Location:
 
 def text_below(home: Path, text: str) -> str:
     """Return the text of `location_below` without importing the client of a store."""
-    return text if is_url(text) else str(home / text)
+    return text if is_url(text) else os.path.normpath(home / text)
+
+
+def last_name(text: str) -> str:
+    """Return the name of a file or folder; that of the folder itself for `.`."""
+    location = location_of(text)
+    return (location.resolve() if isinstance(location, Path) else location).name
 
 
 def relative_text(home: Path, text: str) -> str:

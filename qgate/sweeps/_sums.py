@@ -131,9 +131,10 @@ class LevelSums:
                 self.flushed_energy[part] += energy_ahead[flushed]
                 q = np.multiply(rounded, scale * unit, out=rounded)
                 self.q_sum[part] += q @ signed
-                self.dot[part] += q @ weighted
+                dot = q @ weighted
+                self.dot[part] += dot
                 if self.center == 0:
-                    self.co[part] += q @ weighted
+                    self.co[part] += dot
                 else:
                     q_up, q_down = q - self.center, q + self.center
                     self.q_centered[part] += q_up**2 @ folded.positive + q_down**2 @ folded.negative

@@ -20,6 +20,7 @@ from qgate.dumps.record import plain
 from qgate.errors import QgateError, unknown
 from qgate.formats import FORMATS, ElementFormat, Format, is_format
 from qgate.formats.mx import MxFormat, mx_format
+from qgate.formats.p3109 import PREFIX
 from qgate.scales.levels import Alignment, Level, ends_of, levels_of, usual_of
 from qgate.scales.search import Floats, best_exponent, merge_chunks
 from qgate.stats import BlockCounts, Counts, Values, all_bf16, block_counts, counts
@@ -130,6 +131,8 @@ def sweepable(format: Any, *, block: bool = False) -> Format:
         try:
             return FORMATS.get(format)
         except QgateError:
+            if format.strip().lower().startswith(PREFIX):
+                raise  # the family says which names it has
             is_allowed = has_mx if block else _is_swept
             names = [fmt.name for fmt in FORMATS if is_allowed(fmt)]
             also = itertools.chain.from_iterable(map(FORMATS.aliases, names))

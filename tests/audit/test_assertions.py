@@ -140,6 +140,7 @@ def test_an_assertion_is_followed(test: Callable[[], None]) -> None:
         assert assertion.accepts(0.98)
         assert not assertion.accepts(0.96)
         assert assertion.text.startswith(("assert ", "if ", "CASE.assert"))
+        assert "\n" not in assertion.text
 
 
 def dropped() -> None:

@@ -249,6 +249,19 @@ def test_nearly_constant_tensors_and_coarse_grids_are_not_shuffled() -> None:
     assert "coarser" not in {*judgment.accepted, *judgment.refused}
 
 
+def test_parts_that_are_near_zero_are_not_changed() -> None:
+    noise = 1e-15 * expected(ROWS, COLUMNS)
+    y = torch.zeros(ROWS, COLUMNS)
+    y[::8, ::32] = 1.0  # as of a product that gives unit vectors
+    for first, second in ((y + noise, y), (y, y + noise)):
+        judgment = judge_closeness(first, second, Closeness(1e-7, 1e-9), FAULTS)
+        assert not judgment.accepted
+        assert {"zeros", "larger", "shuffle"} <= {*judgment.refused}
+    parts = {"row", "scale", "element"}
+    judgment = judge_closeness(noise, noise.clone(), Closeness(0.0, 1.0), FAULTS)
+    assert parts <= {*judgment.accepted}, "small numbers among their equals are not near zero"
+
+
 def test_another_formula_than_the_name_says_is_left_out() -> None:
     criterion = Similarity("calc_diff", lambda value: value < 9)
     with pytest.raises(LeftOut, match="another formula"):

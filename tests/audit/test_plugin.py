@@ -376,6 +376,18 @@ def test_overridden():
     assert run.record["errors"] == {}
 
 
+def test_the_checks_of_a_trace_are_its_own(audit: Audit) -> None:
+    run = audit(
+        """
+def test_traced():
+    layer = torch.nn.Linear(64, 8)
+    torch.testing.assert_close(torch.jit.trace(layer, tensor())(tensor()), layer(tensor()))
+"""
+    )
+    run.result.assert_outcomes(passed=1)
+    assert [place["function"] for place in run.places] == ["assert_close"]
+
+
 @pytest.mark.parametrize(
     ("owner", "name"),
     [

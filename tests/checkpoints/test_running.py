@@ -106,7 +106,7 @@ def test_processes_give_the_record_of_one(pair: Pair) -> None:
     assert len(steps) > 4
 
 
-@pytest.mark.usefixtures("one_ray")
+@pytest.mark.usefixtures("ray_cluster")
 def test_ray_gives_the_record_of_one_process(pair: Pair) -> None:
     assert _texts(compare(*pair, workers=Workers("ray", 1))) == _texts(compare(*pair))
 

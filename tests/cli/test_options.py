@@ -35,7 +35,8 @@ def leaves(
             yield from leaves(sub, (*path, name))
 
 
-LEAVES = dict(leaves(parser()))
+PARSER = parser()
+LEAVES = dict(leaves(PARSER))
 
 
 def needed(command: argparse.ArgumentParser, but: argparse.Action) -> list[str]:
@@ -67,6 +68,7 @@ def test_every_option_answers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("qgate.cli.parser", lambda: PARSER)
     command = LEAVES[words]
     tried = 0
     for number, action in enumerate(command._actions):

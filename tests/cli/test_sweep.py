@@ -255,6 +255,8 @@ def test_tensors_inside_files_and_patterns(capsys: pytest.CaptureFixture[str]) -
         (["--scale-bits", "-5"], "--scale-bits -5"),
         (["--scale-bits", "12"], "--scale-bits 12"),
         (["--elem-format", "fp9"], "unknown format 'fp9'"),
+        (["--elem-format", "binary8p9se"], "K from 3 to 8 bits"),
+        (["--elem-format", "binary8p3se", "--granularity", "block"], "binary8p3se"),
         (["--max-scale-exp", "-5", "--min-scale-exp", "5"], "--max-scale-exp -5"),
         (["--granularity", "block", "--max-scale-exp", "0.5"], "--max-scale-exp 0.5"),
     ],
@@ -455,18 +457,13 @@ def test_other_files_are_one_part(make: Callable[[], None], what: str) -> None:
     assert parts_of(name) == [FilePart(name)]
 
 
-@pytest.mark.usefixtures("one_ray_for_a_test")
+@pytest.mark.usefixtures("ray_cluster")
 def test_ray_gives_the_same_files(capsys: pytest.CaptureFixture[str]) -> None:
     names = [f"t{i}.pt" for i in range(2)]
     for i, name in enumerate(names):
         torch.save(activation(seed=i), name)
     assert run(capsys, *names, "--no-plots", "--output-dir", "one")[0] == 0
-    done = subprocess.run(
-        [sys.executable, "-m", "qgate", "sweep", *names, "--output-dir", "two", "--engine", "ray",
-         "--jobs", "2"],
-        capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert run(capsys, *names, "--output-dir", "two", "--engine", "ray", "--jobs", "2")[0] == 0
     assert len([path for path in Path("two").rglob("*.png") if path.stat().st_size]) == 6
     for path in Path("one").rglob("*.json"):
         assert path.read_bytes() == Path("two", *path.parts[1:]).read_bytes()

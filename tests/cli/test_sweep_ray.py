@@ -1,110 +1,98 @@
-"""A sweep of 200 files on a real Ray cluster: nodes and the driver are lost in the middle of it."""
+"""A sweep of many files on a real Ray cluster: a node and a driver are lost in the middle of it."""
 
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import ray
 import torch
-from ray.cluster_utils import Cluster
 
-pytestmark = pytest.mark.usefixtures("one_ray")
+from qgate.cli import main
+from tests.ray_cluster import joined_node
 
-FILES = 200
-SWEEP = [
-    sys.executable,
-    "-m",
-    "qgate",
-    "sweep",
-    "*.pt",
-    "--no-plots",
-    "--quiet",
-    "--num-levels",
-    "5",
-]
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    yield made
-    made.shutdown()
+FILES = 60
+SWEEP = ["sweep", "*.pt", "--no-plots", "--quiet", "--num-levels", "5"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """200 files, and what this process alone makes of them."""
+    """Files, and what this process alone makes of them."""
     made = tmp_path_factory.mktemp("sweep")
+    generator = torch.Generator().manual_seed(0)
     for i in range(FILES):
-        torch.save(
-            torch.randn(8, 64, generator=torch.Generator().manual_seed(i)), made / f"t{i:03d}.pt"
-        )
-    subprocess.run([*SWEEP, "--output-dir", "local"], cwd=made, check=True, capture_output=True)
+        torch.save(torch.randn(8, 64, generator=generator), made / f"t{i:03d}.pt")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(made)
+        assert main([*SWEEP, "--output-dir", "local"]) == 0
     return made
 
 
-def started(folder, cluster, output):
-    environment = {**os.environ, "RAY_ADDRESS": cluster.address, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [*SWEEP, "--output-dir", output, "--engine", "ray"], cwd=folder, env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+@pytest.fixture(autouse=True)
+def _in_the_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder)
 
 
-def reached(folder, output, count, running):
-    """Until so many files are done; the run must not have ended before."""
-    end = time.monotonic() + 120
-    while len(list((folder / output).glob("t*"))) < count:
-        assert running.poll() is None, running.stdout.read()
-        assert time.monotonic() < end
-        time.sleep(0.05)
+def swept(output):
+    return len(list(Path(output).glob("t*")))
 
 
-def contents(folder: Path):
+def contents(folder):
     return {
         path.relative_to(folder): path.read_bytes()
-        for path in folder.rglob("*")
+        for path in Path(folder).rglob("*")
         if path.is_file() and path.suffix != ".log"
     }
 
 
-def test_a_node_killed_in_the_middle_changes_nothing(folder, cluster):
-    node = cluster.add_node(num_cpus=2)
-    running = started(folder, cluster, "nodes")
-    reached(folder, "nodes", 40, running)
-    cluster.remove_node(node, allow_graceful=False)
-    out, _ = running.communicate(timeout=300)
-    assert running.returncode == 0, out
-    assert f"Successful: {FILES}" in out
-    assert contents(folder / "nodes") == contents(folder / "local")
+def test_a_node_killed_in_the_middle_changes_nothing(ray_cluster, capsys):
+    node = joined_node(ray_cluster, "qgate.sweeps.running")
+    done = []
+
+    def kill():
+        while swept("nodes") < 15:
+            time.sleep(0.01)
+        done.append(swept("nodes"))
+        ray_cluster.remove_node(node, allow_graceful=False)
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    assert main([*SWEEP, "--output-dir", "nodes", "--engine", "ray"]) == 0
+    killing.join()
+    assert done[0] < FILES
+    assert f"Successful: {FILES}" in capsys.readouterr().out
+    assert contents("nodes") == contents("local")
 
 
-def test_a_driver_killed_in_the_middle_goes_on_with_the_rest(folder, cluster):
-    running = started(folder, cluster, "driver")
-    reached(folder, "driver", 30, running)
-    running.send_signal(signal.SIGKILL)
-    running.communicate(timeout=120)
-    done = len(list((folder / "driver").glob("t*")))
+def test_a_driver_killed_in_the_middle_goes_on_with_the_rest(ray_cluster, capsys):
+    words = [*SWEEP, "--output-dir", "driver", "--engine", "ray"]
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "qgate", *words],
+        env={**os.environ, "RAY_ADDRESS": ray_cluster.address},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    while swept("driver") < 10:
+        assert driver.poll() is None, driver.stdout.read()
+        time.sleep(0.01)
+    driver.send_signal(signal.SIGKILL)
+    driver.communicate()
+    done = swept("driver")
     assert done < FILES
-    again = started(folder, cluster, "driver")
-    out, _ = again.communicate(timeout=300)
-    assert again.returncode == 0, out
-    before = out.count("Swept before, and not again")
+    capsys.readouterr()
+    assert main(words) == 0
+    before = capsys.readouterr().out.count("Swept before, and not again")
     assert done - 2 <= before <= done, "all but the file that was being written"
-    assert contents(folder / "driver") == contents(folder / "local")
-    assert not list((folder / "driver").glob(".*"))
+    assert contents("driver") == contents("local")
+    assert not list(Path("driver").glob(".*"))
 
 
-def test_no_worker_is_left_behind(cluster):
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    try:
-        end = time.monotonic() + 120
-        while ray.available_resources().get("CPU") != ray.cluster_resources().get("CPU"):
-            assert time.monotonic() < end, ray.available_resources()
-            time.sleep(0.2)
-    finally:
-        ray.shutdown()
+@pytest.mark.usefixtures("ray_cluster")
+def test_no_worker_is_left_behind():
+    end = time.monotonic() + 120
+    while ray.available_resources().get("CPU") != ray.cluster_resources().get("CPU"):
+        assert time.monotonic() < end, ray.available_resources()
+        time.sleep(0.1)

@@ -6,13 +6,12 @@ One process imports torch and forks the runs, each of which collects into a fold
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from qgate.dumps import Dump, problems
+from tests.warm import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLED = 10
@@ -91,11 +90,9 @@ if __name__ == "__main__":
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("runs")
     (home / "runs.py").write_text(_RUNS)
-    done = subprocess.run(
-        [sys.executable, str(home / "runs.py"), str(home), str(KILLED)],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        text=True, capture_output=True, check=False, timeout=240,
-    )  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    words = (str(home / "runs.py"), str(home), str(KILLED))
+    done = run_python(*words, cwd=home, environment=environment)
     assert done.returncode == 0, done.stderr
     statuses = dict(line.split() for line in done.stdout.splitlines())
     killed = {f"killed{number}": "-9" for number in range(KILLED)}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from qgate import QgateError
 from qgate.collecting.starting import rank_and_size, run_id
 from qgate.dumps import Dump
 from tests.collecting.collected import found, network, records, train
+from tests.warm import WarmPython
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,14 +71,11 @@ def spawn(script: Path, folder: Path, ranks: int = 2) -> None:
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
     environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(folder)],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
+        WarmPython([str(script), str(rank), str(folder)], folder, environment)
         for rank in range(ranks)
-    ]  # fmt: skip
-    texts = [process.communicate(timeout=240)[0] for process in processes]
-    assert all(process.returncode == 0 for process in processes), "\n".join(texts)
+    ]
+    ended = [process.finish() for process in processes]
+    assert all(done.returncode == 0 for done in ended), "\n".join(done.stderr for done in ended)
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import qgate
 from qgate import QgateError
 from qgate.dumps import Dump
 from tests.collecting.collected import network, records, train
+from tests.warm import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,14 +52,12 @@ def script(tmp_path: Path) -> Path:
 
 def run(cwd: Path, *args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("TENSOR_", "RANK", "WORLD"))}
-    return subprocess.run(
-        args, cwd=cwd, text=True, capture_output=True, check=False, timeout=240,
-        env=clean | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
-    )  # fmt: skip
+    environment = {**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
+    return run_python(*args, cwd=cwd, environment=environment)
 
 
 def collect(cwd: Path, *args: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return run(cwd, sys.executable, "-m", "qgate", "collect", *args, **environment)
+    return run(cwd, "-m", "qgate", "collect", *args, **environment)
 
 
 def test_a_script_is_collected_as_it_is(tmp_path: Path, script: Path) -> None:
@@ -191,7 +189,7 @@ def test_what_cannot_be_is_one_line_and_exit_2(
 def test_under_torchrun(tmp_path: Path, script: Path) -> None:
     program = ("-m", "qgate", "collect", "--dir", "dump", "--", str(script), "--steps", "2")
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = run(tmp_path, sys.executable, *launcher, *program)
+    done = run(tmp_path, *launcher, *program)
     assert done.returncode == 0, done.stderr
     dump = Dump.open(tmp_path / "dump")
     assert {r.rank for r in dump.records()} == {0, 1}
@@ -226,7 +224,7 @@ def test_a_program_that_ends_early_closes_its_dump(tmp_path: Path) -> None:
         "model = network()\nqgate.collect_from_environment(model)\ntrain(model, 2)\n"
     )
     switches = {"TENSOR_SAVE_ENABLED": "1", "TENSOR_SAVE_DIR": "dump", "CONTROL_ITER": "5"}
-    done = run(tmp_path, sys.executable, "run.py", **switches)
+    done = run(tmp_path, "run.py", **switches)
     assert done.returncode == 0, done.stderr
     assert "3 of 5 iterations: stopped by the end of the program" in done.stderr
     assert {r.iteration for r in records(tmp_path / "dump")} == {0, 1}

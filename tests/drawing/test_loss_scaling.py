@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left
 
 import pytest
 import torch
@@ -18,9 +19,14 @@ from qgate.summaries.pooling import pool_of
 FORMATS = ("fp16", "fp8_e5m2", "fp8_e4m3", "hif8", "bf16", "fp4_e2m1", "fp6_e3m2")
 
 
-def flushed(values: torch.Tensor, name: str, k: int) -> float:
-    scaled = values * 2.0**k
-    return ((formats.quantize(scaled, name) == 0) & (values != 0)).sum().item() / len(values)
+EXPONENTS = range(-260, 261)
+
+
+def flushed(values: torch.Tensor, name: str) -> dict[int, float]:
+    """Return the share of values, none of them zero, that vanish at each exponent."""
+    exponents = torch.tensor([*EXPONENTS], dtype=torch.float64)
+    zeros = (formats.quantize(values * torch.exp2(exponents)[:, None], name) == 0).sum(1)
+    return {k: n / len(values) for k, n in zip(EXPONENTS, zeros.tolist(), strict=True)}
 
 
 def squared_error(values: torch.Tensor, name: str, k: int) -> float:
@@ -32,11 +38,13 @@ def squared_error(values: torch.Tensor, name: str, k: int) -> float:
 def brute(x: torch.Tensor, name: str) -> dict[str, float]:
     values = x.double()
     values = values[values.isfinite() & (values != 0)]
-    ks = range(-260, 261)
-    least = next(k for k in ks if flushed(values, name, k) <= 0.001)
-    fits = [k for k in ks if formats.report(values.abs().max() * 2.0**k, name).saturated == 0]
-    largest = fits[-1]
-    between = [k for k in ks if least <= k <= largest] or [largest]
+    lost, amax = flushed(values, name), values.abs().max()
+    least = next(k for k in EXPONENTS if lost[k] <= 0.001)
+    saturating = bisect_left(
+        EXPONENTS, True, key=lambda k: formats.report(amax * 2.0**k, name).saturated > 0
+    )
+    largest = EXPONENTS[saturating - 1]
+    between = [*range(least, largest + 1)] or [largest]
     if name == "hif8" and len(between) > 1:
         errors = {k: squared_error(values, name, k) for k in between}
         between = [k for k in between if errors[k] <= 10**0.01 * min(errors.values())]
@@ -46,8 +54,8 @@ def brute(x: torch.Tensor, name: str) -> dict[str, float]:
         "least": least,
         "largest": largest,
         "advised": advised,
-        "flush": flushed(values, name, 0),
-        "at_best": flushed(values, name, advised),
+        "flush": lost[0],
+        "at_best": lost[advised],
     }
 
 

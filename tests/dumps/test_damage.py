@@ -8,7 +8,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 from qgate.dumps import Dump, DumpWriter, problems
 from qgate.errors import QgateError
 from tests.dumps.making import record, write
+from tests.warm import run_python
 
 X = torch.arange(1000.0)
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,14 +73,9 @@ for number in range(kills):
 
 def test_a_kill_at_any_moment_leaves_what_was_finished(tmp_path: Path) -> None:
     kills = 20
-    done = subprocess.run(
-        [sys.executable, "-c", _WRITER, str(tmp_path), str(kills)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = ("-c", _WRITER, str(tmp_path), str(kills))
+    done = run_python(*words, cwd=ROOT, environment=environment)
     assert done.returncode == 0, done.stderr
     records = unfinished = 0
     for number in range(kills):

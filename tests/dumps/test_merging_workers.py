@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from qgate.storage.locations import location_of
 from tests import bucket as stores
 from tests.dumps import merging_work
 from tests.dumps.making import known, record, write
+from tests.warm import run_python
 
 bucket, memory, server = stores.bucket, stores.memory, stores.server
 BUCKET = f"s3://{stores.BUCKET}"
@@ -165,10 +164,8 @@ def test_a_killed_driver_leaves_nothing_that_looks_like_a_dump(
     hosts: list[Path], tmp_path: Path
 ) -> None:
     url = f"{BUCKET}/out"
-    done = subprocess.run(
-        [sys.executable, "-c", _KILLED, *map(str, hosts), url, str(tmp_path / "out")],
-        timeout=120, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    words = ("-c", _KILLED, *map(str, hosts), url, str(tmp_path / "out"))
+    done = run_python(*words, cwd=tmp_path, environment={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
     assert "rank00000/index.jsonl" in objects(url)

@@ -25,6 +25,7 @@ from qgate.storage.locations import location_of
 from tests import bucket as stores
 from tests.collecting.collected import network, train
 from tests.dumps.making import record, write
+from tests.warm import run_python
 
 bucket, memory, server = stores.bucket, stores.memory, stores.server
 URL, HOME = "memory://bucket/run", "/bucket/run"
@@ -341,10 +342,8 @@ with qgate.collect(model, sys.argv[1], iterations=9):
 @pytest.mark.usefixtures("bucket")
 def test_a_killed_run_leaves_what_had_been_put() -> None:
     url = f"s3://{stores.BUCKET}/run"
-    done = subprocess.run(
-        [sys.executable, "-c", _KILLED, url, "6"], timeout=120, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "RANK": "0", "WORLD_SIZE": "1"},
-    )  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": "0", "WORLD_SIZE": "1"}
+    done = run_python("-c", _KILLED, url, "6", cwd=ROOT, environment=environment)
     assert done.returncode == -signal.SIGKILL
     dump = Dump.open(url)
     assert dump.state(0).state == "running or killed"

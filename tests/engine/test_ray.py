@@ -1,11 +1,10 @@
 """A real Ray cluster of two nodes on this machine, and what happens when parts of it are lost."""
 
 import threading
+import time
 
 import pytest
-import ray
 import torch
-from ray.cluster_utils import Cluster
 
 from qgate.dumps import merge_dumps
 from qgate.dumps import merging as merges
@@ -14,24 +13,12 @@ from qgate.errors import QgateError
 from tests.dumps import merging_work
 from tests.dumps.making import write
 from tests.engine import work
-
-pytestmark = pytest.mark.usefixtures("one_ray")
+from tests.ray_cluster import joined_node
 
 RAY = Workers("ray")
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    memory = {"object_store_memory": 100_000_000}
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **memory})
-    made.add_node(num_cpus=1, **memory)
-    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
-    yield made
-    ray.shutdown()
-    made.shutdown()
-
-
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("ray_cluster")
 class TestRay:
     def test_results_come_in_the_order_of_the_items(self):
         assert list(map_items(work.square, range(20), RAY)) == [x * x for x in range(20)]
@@ -78,14 +65,23 @@ class TestRay:
         assert found[5] == Failure("its worker ended, tried 3 times")
         assert found[:5] + found[6:] == [x for x in range(12) if x != 5]
 
-    def test_what_a_lost_node_held_is_computed_again(self, cluster):
-        node = cluster.add_node(num_cpus=2, object_store_memory=100_000_000)
-        killing = threading.Timer(1.0, cluster.remove_node, [node])
-        killing.start()
-        found = merged(work.slow_name, work.joined, range(200), RAY)
-        killing.join()
+    def test_what_a_lost_node_held_is_computed_again(self, ray_cluster, tmp_path):
+        """The node held the results of three items when it was lost, and ran others."""
+        node = joined_node(ray_cluster, "tests.engine.work")
+
+        def lose() -> None:
+            while len(list(tmp_path.glob(f"{node.node_id}-*"))) < 3:
+                time.sleep(0.01)
+            ray_cluster.remove_node(node, allow_graceful=False)
+            (tmp_path / "lost").touch()
+
+        losing = threading.Thread(target=lose)
+        losing.start()
+        items = [(x, tmp_path, node.node_id) for x in range(60)]
+        found = merged(work.name_beside_lost_node, work.joined, items, RAY)
+        losing.join()
         assert found.failed == {}
-        assert found.result == merged(work.name, work.joined, range(200)).result
+        assert found.result == merged(work.name, work.joined, range(60)).result
 
     def test_gpus_that_are_not_there_are_refused(self):
         with pytest.raises(QgateError, match="the Ray cluster has none"):

@@ -9,7 +9,7 @@ from qgate.engine import Workers, map_items
 from qgate.errors import QgateError
 from tests.engine import work
 
-pytestmark = pytest.mark.usefixtures("one_ray")
+pytestmark = pytest.mark.usefixtures("no_ray")
 
 
 def test_a_cluster_that_does_not_answer_is_named_at_once(monkeypatch):

@@ -8,7 +8,7 @@ import ray
 from qgate.engine import Failure, Workers, _ray, map_items
 from tests.engine import work
 
-pytestmark = pytest.mark.usefixtures("one_ray")
+pytestmark = pytest.mark.usefixtures("no_ray")
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import subprocess
+import os
 import sys
 from pathlib import Path
 from types import FrameType
@@ -15,6 +15,7 @@ import torch
 import qgate
 from qgate import formats
 from qgate.formats import FORMATS, definition
+from tests.warm import run_python
 
 ALL = FORMATS.names()
 X = torch.tensor([[0.1, -0.6, 3.0, 100.0], [1.0, -2.0, 0.0, -0.0]])
@@ -335,7 +336,7 @@ print(len(plain))
 
 def test_flushing_subnormal_numbers_changes_no_bit() -> None:
     """In a process of its own: the setting belongs to the thread and would leak."""
-    run = subprocess.run([sys.executable, "-c", _FLUSH], capture_output=True, text=True)
+    run = run_python("-c", _FLUSH, cwd=Path.cwd(), environment=os.environ)
     assert run.returncode in (0, 3), run.stderr
     if run.returncode == 0:
         assert int(run.stdout) == (5 * 3 + 1) * len(ALL)

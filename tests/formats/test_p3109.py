@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import gfloat
 import numpy as np
@@ -14,6 +15,7 @@ from gfloat.types import Domain, RoundMode, Signedness
 import qgate
 from qgate.formats import definition
 from qgate.formats.losses import Losses, losses_of_values
+from qgate.testing import CheckFailure, check, check_kernel
 from tests.formats.oracles import GFLOAT_MODES, Floats, assert_same_bits
 
 NAMES = [
@@ -166,11 +168,35 @@ def test_stochastic_rounding_and_gradients() -> None:
     assert leaf.grad.tolist() == [0, 1, 0]
 
 
+def test_the_names_that_are_not_listed_are_all_of_them() -> None:
+    assert sorted(qgate.formats.unlisted_names()) == sorted(NAMES)
+    assert not {*NAMES} & {*qgate.formats.names()}
+
+
+def test_kernels_are_checked_with_them() -> None:
+    def product(a: torch.Tensor, b: torch.Tensor, of_a: str = "binary8p3se") -> torch.Tensor:
+        return linear(qgate.quantize(a, of_a), qgate.quantize(b, "binary8p3se"))
+
+    linear = torch.nn.functional.linear
+    generator = torch.Generator().manual_seed(2)
+    a, b = torch.randn(24, 64, generator=generator), torch.randn(16, 64, generator=generator)
+    assert check(qgate.quantize(a, "binary8p3se"), a, format="Binary8P3SE").held == ["the tensor"]
+    inputs = {0: "binary8p3se", 1: "Binary8P3SE"}
+    check_kernel(product, a, b, like=linear, inputs=inputs)
+    check_kernel(lambda a, b: linear(a.decode(), b), qgate.encode(a, "binary8p3se"), b, like=linear)
+    with pytest.raises(CheckFailure, match=r"argument 0.* fp8_e4m3, not binary8p3se"):
+        check_kernel(partial(product, of_a="fp8_e4m3"), a, b, like=linear, inputs=inputs)
+    with pytest.raises(ValueError, match="K from 3 to 8 bits"):
+        check(a, a, format="binary8p9se")
+
+
 def test_a_sweep_knows_them() -> None:
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
     assert math.isfinite(qgate.sweep(x, "binary6p3sf").exponent)
     with pytest.raises(qgate.QgateError, match="no negative values"):
         qgate.sweep(x, "binary6p3uf")
+    with pytest.raises(qgate.QgateError, match="K from 3 to 8 bits"):
+        qgate.sweep(x, "Binary8P9SE")
 
 
 @pytest.mark.parametrize(

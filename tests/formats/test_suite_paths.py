@@ -9,8 +9,6 @@ import json
 import linecache
 import os
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from typing import get_args
 
@@ -22,6 +20,7 @@ from qgate.formats._literals import FORMATS
 from qgate.formats.engine.dtypes import INPUTS
 from qgate.formats.options import ROUNDINGS, SCALE_RULES, Granularity
 from tests.formats.suite_paths import EXPLORED, FOLDER, Line, lines_of_paths
+from tests.warm import run_python
 
 ROOT = Path(__file__).parents[2]
 SUITE = ROOT / "suites" / "test_formats.py"
@@ -58,9 +57,8 @@ Entered = dict[tuple[str, str, str], set[Line]]
 def entered(tmp_path_factory: pytest.TempPathFactory) -> Entered:
     """The lines that a run of the suite enters, and what an exploration enters after it."""
     out = tmp_path_factory.mktemp("paths") / "lines.json"
-    command = [sys.executable, "-m", "tests.formats.suite_paths", str(SUITE), str(out)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    words = ("-m", "tests.formats.suite_paths", str(SUITE), str(out))
+    run = run_python(*words, cwd=ROOT, environment={**os.environ, "OMP_NUM_THREADS": "1"})
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
     rows = json.loads(out.read_text(encoding="utf-8"))
     return {tuple(key): {(name, line) for name, line in lines} for *key, lines in rows}

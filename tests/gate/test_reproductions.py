@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from qgate.gate.measuring.reproductions import INPUTS, SCRIPT, of_cast
 from tests.campaigns.mutants.bed import Bed, Healthy, all_layers
 from tests.gate.test_diagnosing import BLOCK, NORM, UP, block, fresh, output, put, weight
 from tests.gate.test_diagnosing import recorded as recorded
+from tests.warm import run_python
 
 SOWN = {
     f"{UP}:weight": weight(lambda w: w * 2),
@@ -28,9 +28,8 @@ SOWN = {
 
 def run_script(folder: Path) -> dict[str, int]:
     """Run a script where nothing else is, and return how many values it says differ."""
-    done = subprocess.run(
-        [sys.executable, str(folder / SCRIPT)], capture_output=True, text=True, check=True
-    )
+    done = run_python(str(folder / SCRIPT), cwd=Path.cwd(), environment=os.environ)
+    assert done.returncode == 0, done.stderr
     found = re.findall(r"(.+): (\d+) of \d+ values differ", done.stdout)
     return {name: int(count) for name, count in found}
 

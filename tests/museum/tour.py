@@ -200,11 +200,18 @@ def make_page(outcomes: Sequence[Outcome]) -> str:
     """Return the part of the page that is made from a run."""
     unseen = sum(outcome.damage == UNSEEN for outcome in outcomes)
     note = (
-        f"{unseen} of the {len(outcomes)} defects show at no ordinary input: it takes rows of zeros, "
-        "NaN or another length, which `check_kernel` derives from the example."
+        f"{unseen} of the {len(outcomes)} defects do not show at ordinary inputs. They need rows of "
+        "zeros, NaN or another length, which `check_kernel` derives from the example."
+    )
+    legend = (
+        "In the tables below, **at the output** is the error that the defect adds: in dB over the "
+        "error of the right implementation, or as a share of the RMS of the result where the right "
+        "one has none. **Passes** counts the limits that let the defect pass, and names the "
+        "strictest cosine among them. **qgate says** is the first line of `check_kernel`'s failure, "
+        "without the name of the kernel."
     )
     sections = [make_section(kind, shown) for kind, shown in by_kind(outcomes).items()]
-    return "\n\n".join([summarize(outcomes), note, *sections])
+    return "\n\n".join([summarize(outcomes), note, legend, *sections])
 
 
 def by_kind(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:

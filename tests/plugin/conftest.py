@@ -26,6 +26,7 @@ import qgate.plugin.summary
 import qgate.results  # noqa: F401
 from tests.campaigns.forked import ran
 from tests.gate.benches import LLAMA, MAMBA, mode_of, session
+from tests.warm_workers import forked_workers
 
 Run = Callable[..., pytest.RunResult]
 SUITES = Path(__file__).parents[2] / "suites"
@@ -60,7 +61,10 @@ def project(pytester: pytest.Pytester, recorded: Path, monkeypatch: pytest.Monke
 
 
 def run_alone(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
-    """Run pytest in a process of its own, which has torch already: a fork of this one."""
+    """Run pytest in a process of its own, which has torch already: a fork of this one.
+
+    Its workers are forks as well.
+    """
     begun = time.monotonic()
     paths = [pytester.path / name for name in ("stdout", "stderr")]
 
@@ -70,7 +74,8 @@ def run_alone(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
             os.dup2(handle, number)
             os.close(handle)
         torch.set_num_threads(1)  # the threads of this process are not in its fork
-        return int(pytest.main([f"--basetemp={pytester.path / 'runpytest-0'}", *options]))
+        with forked_workers(options):
+            return int(pytest.main([f"--basetemp={pytester.path / 'runpytest-0'}", *options]))
 
     status = ran(verb, pytester.path).status
     out, err = (path.read_text(encoding="utf-8").splitlines() for path in paths)

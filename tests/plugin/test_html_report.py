@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from qgate.plugin.html_columns import _key
-from tests.plugin.conftest import Run
+from tests.plugin.conftest import Run, run_alone
 
 COLUMNS = ["mode", "layer", "metric", "value", "limit", "margin", "change"]
 EVIL = "<script>alert(1)</script>"
@@ -175,7 +175,7 @@ def test_no_page_of_pytest_html_loads_nothing_of_it(
 def test_a_page_without_gates_is_that_of_pytest_html(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(): pass")
     for form in (["--self-contained-html"], []):
-        result = pytester.runpytest_subprocess("--html=r.html", *form)
+        result = run_alone(pytester, "--html=r.html", *form)
         assert result.ret == pytest.ExitCode.OK
         assert "qgate-head" not in (pytester.path / "r.html").read_text()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qgate.cli import main
-from tests.plugin.conftest import Run
+from tests.plugin.conftest import Run, run_alone
 
 PLAIN = """
 import pytest
@@ -135,7 +135,7 @@ def test_a_file_that_cannot_be_collected_is_told(project: Path, suites: Run) -> 
 
 def test_without_a_gate_nothing_is_written(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(): assert False")
-    result = pytester.runpytest_subprocess()
+    result = run_alone(pytester)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert "other test" not in result.stdout.str()
     assert not (pytester.path / "qgate-out").exists()

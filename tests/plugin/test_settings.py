@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugin.conftest import Run
+from tests.plugin.conftest import Run, run_alone
 
 
 def settings(project: Path, text: str, file: str = "qgate.toml") -> None:
@@ -73,9 +73,9 @@ def test_what_cannot_be_meant_is_a_usage_error(
     if workers and not text.startswith(("[limits]\nbudget_db", "mode = 'int9'")):
         return  # told before any worker starts, or by the same code as these two
     settings(project, text)
-    start = pytester.runpytest_subprocess if workers else pytester.runpytest_inprocess
+    start = run_alone if workers else type(pytester).runpytest_inprocess
     options = ["--model", "tiny-llama", *(["-n", str(workers)] if workers else [])]
-    result = start("suites", *options)
+    result = start(pytester, "suites", *options)
     shown = str(result.stderr) + str(result.stdout)
     assert result.ret == pytest.ExitCode.USAGE_ERROR, shown
     assert words in shown
@@ -119,7 +119,7 @@ def test_gates_of_another_project_are_not_run_under_these_settings(
     assert (inner / "qgate-out" / "results.jsonl").is_file()
     (project / "elsewhere").mkdir()
     pytester.chdir()
-    result = pytester.runpytest_subprocess("../pkg/suites", "--rootdir", str(project))
+    result = run_alone(pytester, "../pkg/suites", "--rootdir", str(project))
     assert result.ret == pytest.ExitCode.USAGE_ERROR, "a path that is not there"
 
 

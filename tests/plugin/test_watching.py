@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugin.conftest import Run
+from tests.plugin.conftest import Run, run_alone
 
 LOSES = """
 import torch
@@ -52,8 +52,8 @@ def test_what_was_lost_is_told_with_its_module(
     pytester: pytest.Pytester, workers: list[str]
 ) -> None:
     pytester.makepyfile(test_loses=LOSES, test_fine=FINE)
-    run = pytester.runpytest_subprocess if workers else pytester.runpytest_inprocess
-    result = run("--watch-underflow", *workers)
+    run = run_alone if workers else type(pytester).runpytest_inprocess
+    result = run(pytester, "--watch-underflow", *workers)
     assert result.ret == pytest.ExitCode.OK
     assert lines(result) == [
         "underflow: small values are lost at 1 of 2 sites (tensors quantized: 3); the worst "

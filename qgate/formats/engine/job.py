@@ -231,7 +231,8 @@ class Job:
             amax = None if self.amax_bits is None else chunk.group(self.amax_bits)
             zero = None if self.zero_point is None else chunk.group(self.zero_point)
             size = self.x.numel()
-            yield chunk, CastContext(self.q, DOUBLE, self.double, state, size, amax, zero)
+            width = self.layout.tile[1] if self.layout.tile is not None else 0
+            yield chunk, CastContext(self.q, DOUBLE, self.double, state, size, amax, zero, width)
 
     def rows(self, k: int, dtype: torch.dtype) -> Tensor:
         """Allocate k zeros per group."""

@@ -175,7 +175,7 @@ class DumpGates(GateSession):
         own = tuple(s for s in checked.settings if s.models or s.source.startswith(MARKER))
         narrow = Policy(own, checked.model)
         narrow.check_sites([site.name for site in self.subject.sites.sites])
-        narrow.check_modes([*formats.names(), VALUES])
+        narrow.check_modes([*formats.names(), VALUES], formats.unlisted_names())
 
     def layers(self, suite: str) -> list[str]:
         """List the layers of the dump, and those that a suite has accepted numbers of."""

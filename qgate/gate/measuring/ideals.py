@@ -68,8 +68,7 @@ def ideal_tensors(
         return _mamba(mode.name, reference, flowing, calibration)
     quantizers = plan.quantizers()
     if mode.dtype is not None:
-        name = {"float16": "fp16", "bfloat16": "bf16"}[mode.dtype]
-        cast = Quantizer(name)
+        cast = Quantizer(*mode.formats)
         head = set(reference.head or ())
         quantizers = {
             s.name: cast for s in reference.sites() if s.is_product and s.module not in head

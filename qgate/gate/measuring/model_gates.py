@@ -92,7 +92,8 @@ class ModelSubject(Subject):
         """Return the options of a title: its mode or format, and what it is compared with."""
         name, _, reference = title.partition("@")
         mode_names = (*modes.names(), *self.bench.model.modes, *self.bench.setup.modes)
-        kind = "format" if name in formats.names() and name not in mode_names else "mode"
+        format_names = (*formats.names(), *formats.unlisted_names())
+        kind = "format" if name in format_names and name not in mode_names else "mode"
         return [(kind, name), *([("reference", reference)] if reference else [])]
 
     def layer_of(self, site: str) -> str:
@@ -153,7 +154,8 @@ class ModelGates(GateSession):
         own = [] if metric is None else [metric_name(metric)]
         checked.check_sites([*names, "logits", *own])
         of_model = (*self.bench.model.modes, *self.bench.setup.modes)
-        checked.check_modes([*modes.names(), *of_model, *formats.names(), HEALTHY.name])
+        mode_names = [*modes.names(), *of_model, *formats.names(), HEALTHY.name]
+        checked.check_modes(mode_names, formats.unlisted_names())
 
     def prepare(self, mode: Mode) -> None:
         """Resolve a mode, its scales and its accepted errors: what fails here is no verdict."""

@@ -76,28 +76,30 @@ def transform(x: Tensor) -> Tensor:
     """Return H x over the last axis, without the factor 1 / sqrt(width)."""
     width = x.shape[-1]
     size, power = split_width(width)
-    rows = x.reshape(-1, size, power)
+    # The axis of the transform comes first: butterflies then add whole rows of memory.
+    columns = x.reshape(-1, width).t().contiguous()
+    count = columns.shape[-1]
     if size > 1:
-        rows = _mixed(rows, _core(size))
+        columns = _mixed(columns.view(size, power, count), _core(size))
     half = 1
     while half < power:
-        pairs = rows.reshape(-1, 2, half)
+        pairs = columns.view(width // (2 * half), 2, half, count)
         low, high = pairs[:, 0], pairs[:, 1]
-        rows = torch.stack([low + high, low - high], 1)
+        columns = torch.stack([low + high, low - high], 1)
         half *= 2
-    return rows.reshape(x.shape)
+    return columns.view(width, count).t().contiguous().view(x.shape)
 
 
-def _mixed(rows: Tensor, core: tuple[tuple[int, ...], ...]) -> Tensor:
-    """Return rows that are signed sums of the input rows, added from the first to the last."""
-    parts = rows.unbind(1)
+def _mixed(columns: Tensor, core: tuple[tuple[int, ...], ...]) -> Tensor:
+    """Return signed sums of the parts along the first axis, added from the first to the last."""
+    parts = columns.unbind()
     mixed = []
     for signs in core:
         total = parts[0] * signs[0]
         for part, sign in zip(parts[1:], signs[1:], strict=True):
             total = total + part if sign > 0 else total - part
         mixed.append(total)
-    return torch.stack(mixed, 1)
+    return torch.stack(mixed)
 
 
 def matrix(width: int, dtype: torch.dtype = torch.float64) -> Tensor:

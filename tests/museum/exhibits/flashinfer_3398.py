@@ -44,7 +44,7 @@ def arguments(generator: Generator) -> tuple[Tensor, Tensor]:
 EXHIBIT = Exhibit(
     "flashinfer-ai/flashinfer#3398",
     "scales",
-    "A quantizer wrote no scales at some numbers of rows, and products were zero.",
+    "For some numbers of rows a quantizer wrote no scales, and products were zero.",
     "zeros at 32 to 1,536 rows; 1, 8 and 2,048 and more rows are right",
     "for 37 instead of 24 .*the result is all zeros",
     arguments, scales_written, scales_left_zero, linear, {0: "nvfp4", 1: "nvfp4"},

@@ -44,7 +44,7 @@ def arguments(generator: Generator) -> tuple[Tensor, qgate.Encoded]:
 EXHIBIT = Exhibit(
     "modular/modular#6600",
     "scales",
-    "A global scale stored as a divisor was multiplied with.",
+    "A global scale that is stored as a divisor was used as a factor.",
     "garbage from every checkpoint of that kind",
     "the result is [0-9.e+]+ times the expected one: a scale or factor is off",
     arguments, inverted, as_stored, linear,

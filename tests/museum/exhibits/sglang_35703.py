@@ -52,7 +52,7 @@ def arguments(generator: Generator) -> tuple[Tensor]:
 EXHIBIT = Exhibit(
     "sgl-project/sglang#35703",
     "checkpoints",
-    "Rows of FP8 codes were sorted at loading, the scales of their tiles were not.",
+    "Rows of FP8 codes were reordered at loading, but not the scales of their tiles.",
     "loads without any error and generates a blank frame",
     "tiles of 64x64 are off by a factor each, .*: their scales are off",
     arguments, scales_sorted, scales_left, lambda w: queries_first(w, SIZE),

@@ -43,7 +43,7 @@ def arguments(generator: Generator) -> tuple[Tensor, qgate.Encoded]:
 EXHIBIT = Exhibit(
     "tile-ai/tilelang#2477",
     "packing",
-    "Signed 4-bit codes were decoded as their bits less seven.",
+    "Signed 4-bit codes were decoded as their bits minus seven.",
     "-8 to 7 are decoded as 1 to 8 and -7 to 0, with no error",
     "argument 1 has 15 of 15 codes decoded wrongly: -7 as 2, -6 as 3, -5 as 4",
     arguments, sign_extended, less_seven, linear,

@@ -47,7 +47,7 @@ def arguments(generator: Generator) -> tuple[Tensor, Tensor]:
 EXHIBIT = Exhibit(
     "huggingface/transformers#29421",
     "checkpoints",
-    "Scales that smooth activations were not loaded, and stayed ones.",
+    "Scales that smooth activations were not loaded, and stayed at 1.",
     "scales of AutoAWQ checkpoints unused at loading",
     "the terms of the sum over 64 .* have weights of their own, 0.5[0-9]* to 1.9.*: a scale per channel",
     arguments, scales_loaded, scales_of_one, layer, {1: lambda w: smoothed(w) / SCALES},

@@ -45,7 +45,7 @@ def arguments(generator: Generator) -> tuple[Tensor, Tensor]:
 EXHIBIT = Exhibit(
     "vllm-project/vllm#49764",
     "scales",
-    "Ranks quantized their shards with scales of their own where one was meant.",
+    "Each rank quantized its shard with its own scale, where one for all was meant.",
     "another recipe than unsharded packing of the same checkpoint",
     "argument 1 is quantized in 2 parts of axis -1, each with a scale of its own",
     arguments, shared_magnitude, own_magnitudes, linear, {1: FP8},

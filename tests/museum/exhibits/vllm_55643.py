@@ -49,7 +49,7 @@ def arguments(generator: Generator) -> tuple[Tensor, Tensor]:
 EXHIBIT = Exhibit(
     "vllm-project/vllm#55643",
     "scales",
-    "A fused kernel got the global scale where it takes the reciprocal.",
+    "A fused kernel got the global scale where it expects the reciprocal.",
     "wrong output, hidden behind an illegal memory access of the same kernel",
     "the result is quantized with the reciprocal of its tensor scale",
     arguments, reciprocal, not_inverted, gated, output="nvfp4",

@@ -33,7 +33,7 @@ def arguments(generator: Generator) -> tuple[Tensor, Tensor]:
 EXHIBIT = Exhibit(
     "InternLM/xtuner#2044",
     "rollout",
-    "Training quantized FP32 masters, the rollout the BF16 weights exported to it.",
+    "Training quantized the FP32 master weights, and the rollout their BF16 copies.",
     "k3-KL 8.7e-3 instead of 3.7e-4 in the second step, 25 times that of the first",
     "argument 1 is quantized twice: to bf16, then to fp8_e4m3",
     arguments, same_values, exported, linear, {0: FP8, 1: FP8},

@@ -1,0 +1,75 @@
+"""The formats that the gates of a run quantize with: conformance tests of others are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from qgate.errors import QgateError
+from qgate.plugin import lazy
+from qgate.plugin.gate_collection import (
+    deselect,
+    has_fixture,
+    is_gate,
+    model_and_mode,
+    parameters_of,
+)
+from qgate.plugin.runs import Selection
+from qgate.plugin.settings import options_of
+from qgate.plugin.shared_sessions import sessions_of
+from qgate.text import counted
+
+
+def drop_unused_formats(
+    config: pytest.Config, items: list[pytest.Item], selection: Selection
+) -> None:
+    """Deselect marked tests of formats that no gate uses, unless a command asks for them all.
+
+    A run without gates that have a mode or a format is about the formats themselves.
+    """
+    options = options_of(config)
+    modes = ",".join(options.values["mode"]).split(",")
+    if "format" in options.given or "all" in (mode.strip().lower() for mode in modes):
+        return
+    marked = [item for item in items if _is_marked(item)]
+    used = _formats_of(config, filter(is_gate, items)) if marked else set()
+    left = [item for item in marked if parameters_of(item)["fmt"] not in used]
+    if not used or not left:
+        return
+    every = lazy.formats.names()
+    selection.notes.append(
+        f"{counted(len(left), 'test')} deselected: this run quantizes with "
+        f"{len(used.intersection(every))} of {len(every)} formats; "
+        f"{options.spelled('format')} all holds every one"
+    )
+    deselect(config, items, left)
+
+
+def _is_marked(item: pytest.Item) -> bool:
+    marker = item.get_closest_marker("qgate_used_formats")
+    return marker is not None and has_fixture(item, "fmt") and not is_gate(item)
+
+
+def _formats_of(config: pytest.Config, gates: Iterable[pytest.Item]) -> set[str]:
+    """Return the formats of gates, and those of their modes as far as the modes say them."""
+    names, cases = set(), set()
+    for item in gates:
+        fmt = parameters_of(item).get("fmt")
+        names |= {fmt} if isinstance(fmt, str) else set()
+        cases.add(model_and_mode(item))
+    for model, mode in cases - {("", "")}:
+        bench = sessions_of(config).of_model(model).bench
+        chosen = bench.setup.select(mode, bench.model)[0]
+        if chosen.stands_for and chosen.meant is None:
+            chosen = bench.setup.select(chosen.stands_for, bench.model)[0]
+        names |= chosen.formats
+    return {fmt for name in names if (fmt := _full_name(name)) is not None}
+
+
+def _full_name(name: str) -> str | None:
+    """Return the name behind an alias; None for a format that is unknown, as its gates say."""
+    try:
+        return str(lazy.formats.get(name).name)
+    except QgateError:
+        return None
