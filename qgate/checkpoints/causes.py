@@ -13,6 +13,8 @@ from qgate.checkpoints.grids import QuantizedWeight
 
 EXPLAINED_DB = 0.5
 """Error over the ideal one at which an undone fault counts as the cause."""
+LARGEST_DB = 9.0
+"""Error over the ideal one that a right method may have at most."""
 Change = Callable[[QuantizedWeight], QuantizedWeight | None]
 
 
@@ -24,32 +26,45 @@ class ExportFault:
     undo: Change
 
 
-def find_cause(weight: QuantizedWeight, parent: Tensor) -> str:
-    """Name the fault without which a weight would be as an ideal quantizer makes it."""
+Acceptance = Callable[[QuantizedWeight], bool]
+"""Says of a weight with more error than an ideal one whether a method makes it so on purpose."""
+
+
+def find_cause(weight: QuantizedWeight, parent: Tensor, accepts: Acceptance | None = None) -> str:
+    """Name the fault without which a weight would be as a right quantizer makes it."""
     weight = replace(weight, elements=weight.float_elements(), unit=1.0)
     ideal, _ = ideal_values(weight, parent)
     least = float((ideal - parent).square().sum(dtype=torch.float64))
-    allowed = least * 10 ** (EXPLAINED_DB / 10)
-    for fault in _faults(weight):
+    allowed, worst = (least * 10 ** (over / 10) for over in (EXPLAINED_DB, LARGEST_DB))
+    for fault in _faults(weight, parent):
         undone = fault.undo(weight)
         if undone is None:
             continue
-        values = undone.values()
-        if float((values - parent).square().sum(dtype=torch.float64)) <= allowed:
+        error = float((undone.values() - parent).square().sum(dtype=torch.float64))
+        if error <= allowed or (error <= worst and accepts is not None and accepts(undone)):
             return fault.words
     return ""
 
 
-def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
+def _faults(weight: QuantizedWeight, parent: Tensor) -> Iterator[ExportFault]:
     yield ExportFault("neighboring codes are swapped (the order of nibbles)", _pairs_swapped)
+    yield ExportFault("the codes of each word are in reversed order", _words_reversed)
     for power in (1, -1, 2, -2):
         yield ExportFault(
             f"all scales are {2 ** abs(power)} times too {'high' if power > 0 else 'low'}",
             lambda w, power=power: replace(w, scales=w.scales * 2.0**-power),  # type: ignore[misc]
         )
     yield ExportFault("scales are stored inverted", lambda w: replace(w, scales=1 / w.scales))
-    yield ExportFault("every scale belongs to the group before it", lambda w: _moved(w, -1))
-    yield ExportFault("every scale belongs to the group after it", lambda w: _moved(w, 1))
+    for step, side in ((-1, "before"), (1, "after")):
+        yield ExportFault(
+            f"every scale belongs to the group {side} it",
+            lambda w, step=step: _moved(w, step),  # type: ignore[misc]
+        )
+        if weight.zero_points is not None:
+            yield ExportFault(
+                f"every scale belongs to the group {side} it, zero points do not",
+                lambda w, step=step: _keep_zeros(_moved(w, step), w),  # type: ignore[misc]
+            )
     yield ExportFault("scales of neighboring groups are swapped", _scales_swapped)
     yield ExportFault("scales stand in the order of columns, not of rows", _scales_transposed)
     yield ExportFault("scales are swizzled in tiles of 128 x 4", _unswizzled)
@@ -63,6 +78,10 @@ def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
             )
         yield ExportFault("zero points are left out", lambda w: replace(w, zero_points=None))
     yield ExportFault("rows stand in another order: moved by one", lambda w: _rows_moved(w, 1))
+    yield ExportFault(
+        "columns belong to other groups than those whose scales they have (g_idx)",
+        lambda w: regrouped(w, parent),
+    )
 
 
 def _less(zero_points: Tensor | None, step: int) -> Tensor | None:
@@ -77,19 +96,38 @@ def _pairs_swapped(weight: QuantizedWeight) -> QuantizedWeight | None:
     return replace(weight, elements=pairs.flip(2).reshape(rows, columns))
 
 
+def _words_reversed(weight: QuantizedWeight) -> QuantizedWeight | None:
+    bits = int(weight.element[-1]) if weight.element.startswith(("int", "uint")) else 4
+    rows, columns = weight.elements.shape
+    if bits not in (2, 4, 8) or columns % (32 // bits):
+        return None
+    words = weight.elements.reshape(rows, -1, 32 // bits)
+    return replace(weight, elements=words.flip(2).reshape(rows, columns))
+
+
 def _moved(weight: QuantizedWeight, step: int) -> QuantizedWeight | None:
     if weight.scales.numel() < 2:
         return None
-    moved = weight.scales.reshape(-1).roll(step).reshape(weight.scales.shape)
-    return replace(weight, scales=moved)
+    return _with_moved_scales(weight, lambda x: x.reshape(-1).roll(step).reshape(x.shape))
+
+
+def _keep_zeros(moved: QuantizedWeight | None, weight: QuantizedWeight) -> QuantizedWeight | None:
+    return None if moved is None else replace(moved, zero_points=weight.zero_points)
+
+
+def _with_moved_scales(
+    weight: QuantizedWeight, move: Callable[[Tensor], Tensor]
+) -> QuantizedWeight:
+    """Move scales, and zero points with them."""
+    zeros = None if weight.zero_points is None else move(weight.zero_points)
+    return replace(weight, scales=move(weight.scales), zero_points=zeros)
 
 
 def _scales_swapped(weight: QuantizedWeight) -> QuantizedWeight | None:
     count = weight.scales.numel()
     if count < 2 or count % 2:
         return None
-    swapped = weight.scales.reshape(-1, 2).flip(1).reshape(weight.scales.shape)
-    return replace(weight, scales=swapped)
+    return _with_moved_scales(weight, lambda x: x.reshape(-1, 2).flip(1).reshape(x.shape))
 
 
 def _scales_transposed(weight: QuantizedWeight) -> QuantizedWeight | None:
@@ -106,6 +144,28 @@ def _unswizzled(weight: QuantizedWeight) -> QuantizedWeight | None:
         return None
     tiled = weight.scales.reshape(rows // 128, columns // 4, 32, 4, 4)
     return replace(weight, scales=tiled.permute(0, 3, 2, 1, 4).reshape(rows, columns))
+
+
+def regrouped(weight: QuantizedWeight, parent: Tensor) -> QuantizedWeight | None:
+    """Give every column the scales of the group that fit its codes best."""
+    rows, columns = weight.elements.shape
+    count = weight.scales.shape[1]
+    if len(weight.scales) != rows or not 1 < count <= 512 or weight.tile[1] >= columns:
+        return None
+    zeros = torch.zeros_like(weight.scales) if weight.zero_points is None else weight.zero_points
+    step = -(-rows // 256)
+    grids = torch.stack([weight.scales, zeros])
+    elements, values = weight.elements[::step].float(), parent[::step]
+    errors = torch.stack(
+        [
+            ((elements - zero[::step, None]) * scale[::step, None] - values).square().sum(0)
+            for scale, zero in grids.permute(2, 0, 1)
+        ]
+    )
+    scales, zeros = grids[:, :, errors.argmin(0)]
+    return replace(
+        weight, scales=scales, zero_points=zeros, tile=(1, 1), scale_codes=None, order=None
+    )
 
 
 def _rows_moved(weight: QuantizedWeight, step: int) -> QuantizedWeight:

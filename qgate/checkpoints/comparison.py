@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from qgate.checkpoints.accounting import account, fused_scales
+from qgate.checkpoints.methods import settle_methods
 from qgate.checkpoints.opening import open_checkpoint
 from qgate.checkpoints.packings import StoredWeight, decode, find_weights
 from qgate.checkpoints.pairing import ParentMatch, match_by_content, match_by_name
@@ -47,6 +48,7 @@ def compare(
         record.weights.append(judged)
         record.findings += findings
     _check_alike(record)
+    settle_methods(record)
     account(record, recipe, source, matches, weights)
     record.findings += fused_scales(stored, weights)
     record.findings.sort(key=lambda finding: -(finding.over_ideal_db or 0.0))
@@ -88,15 +90,15 @@ def _check_pair(
 
 def _check_alike(record: CheckpointRecord) -> None:
     """Refuse a parent of equal names and other values."""
-    cosines = [
-        weight.figures.cosine
+    compared = [
+        weight.method != "" or weight.figures.cosine > ALIKE
         for weight in record.weights
         if weight.figures is not None and weight.figures.cosine is not None
     ]
-    alike = sum(cosine > ALIKE for cosine in cosines)
-    if cosines and alike < len(cosines) / 2:
+    alike = sum(compared)
+    if compared and alike < len(compared) / 2:
         raise QgateError(
-            f"{record.parent!r} is not the parent of {record.child!r}: {alike} of {len(cosines)} "
+            f"{record.parent!r} is not the parent of {record.child!r}: {alike} of {len(compared)} "
             "quantized weights are like their counterparts in it."
         )
 

@@ -169,13 +169,19 @@ def _beside(figures: WeightFigures, sums: _Sums, count: int) -> WeightFigures:
     )
 
 
-def over_codes_db(weight: QuantizedWeight, parent: Tensor) -> float:
-    """Return the error over that of the nearest codes at the stored scales."""
+def nearest_elements(weight: QuantizedWeight, parent: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the elements nearest to the parent at the stored scales, and their values."""
     scales = weight.scales[:, None, :, None]
     usable = torch.where((scales > 0) & scales.isfinite(), scales, 1.0)
     zeros = 0.0 if weight.zero_points is None else weight.zero_points[:, None, :, None]
     codes = round_to(weight.element, weight.in_tiles(parent) / usable + zeros)
-    nearest = weight.from_tiles((codes - zeros) * torch.where(scales.isfinite(), scales, 0.0))
+    values = (codes - zeros) * torch.where(scales.isfinite(), scales, 0.0)
+    return weight.from_tiles(codes), weight.from_tiles(values)
+
+
+def over_codes_db(weight: QuantizedWeight, parent: Tensor) -> float:
+    """Return the error over that of the nearest codes at the stored scales."""
+    _, nearest = nearest_elements(weight, parent)
     total, least, energy = (
         float(x.square().sum(dtype=torch.float64))
         for x in (weight.values().nan_to_num(0, 0, 0) - parent, nearest - parent, parent)

@@ -24,6 +24,7 @@ class QuantizedWeight:
     tile         rows and columns of a tile
     zero_points  one per tile, in units of elements
     scale_codes  the scales as they are stored, where they have a format of their own
+    order        the columns in the order of their tiles, None where tiles are neighbors
     """
 
     element: str
@@ -33,6 +34,7 @@ class QuantizedWeight:
     zero_points: Tensor | None = None
     scale_codes: Tensor | None = None
     unit: float = 1.0
+    order: Tensor | None = None
 
     def values(self) -> Tensor:
         """Return the dequantized weight in float32."""
@@ -48,6 +50,7 @@ class QuantizedWeight:
 
     def in_tiles(self, x: Tensor) -> Tensor:
         """View rows x columns as tile rows x rows of a tile x tile columns x columns of a tile."""
+        x = x if self.order is None else x.index_select(1, self.order)
         rows, columns = x.shape
         height, width = min(self.tile[0], rows), min(self.tile[1], columns)
         pad = (0, -columns % width, 0, -rows % height)
@@ -58,7 +61,8 @@ class QuantizedWeight:
         """View tiles as rows x columns again."""
         whole = x.reshape(x.shape[0] * x.shape[1], -1)
         rows, columns = self.elements.shape
-        return whole[:rows, :columns] if whole.shape != (rows, columns) else whole
+        whole = whole[:rows, :columns] if whole.shape != (rows, columns) else whole
+        return whole if self.order is None else whole.index_select(1, self.order.argsort())
 
     def chunks(self) -> Iterator[tuple[int, QuantizedWeight]]:
         """Split a weight into whole tiles of rows, with the number of the first row of each."""
@@ -134,10 +138,21 @@ def from_nibbles(packed: Tensor) -> Tensor:
 
 def from_words(packed: Tensor, bits: int, count: int) -> Tensor:
     """Return the unsigned codes of int32 words along the last axis, the lowest bits first."""
+    if 32 % bits:
+        return _from_stream(packed, bits, count)
     per_word = 32 // bits
     shifts = torch.arange(per_word, dtype=torch.int32) * bits
     codes = (packed.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
     return codes.flatten(-2)[..., :count]
+
+
+def _from_stream(packed: Tensor, bits: int, count: int) -> Tensor:
+    """Return codes of 3 bits, which go on in the next word."""
+    position = torch.arange(count) * bits
+    word, shift = position // 32, position % 32
+    wide = packed.long() & 0xFFFFFFFF
+    wide = wide | torch.nn.functional.pad(wide[..., 1:], (0, 1)) << 32
+    return ((wide[..., word] >> shift) & ((1 << bits) - 1)).int()
 
 
 def decode_e8m0(codes: Tensor) -> Tensor:

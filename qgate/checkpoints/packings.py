@@ -20,17 +20,22 @@ from qgate.checkpoints.grids import (
     from_nibbles,
     from_words,
 )
+from qgate.checkpoints.recipes import gptq_zero_offset
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.errors import QgateError, first_line
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The tensors of one weight by ending, its name, and the bits that the recipe declares."""
+    """The tensors of one weight by ending, its name, and the bits that the recipe declares.
+
+    zero_offset   by how much GPTQ stores zero points too low
+    """
 
     name: str
     tensors: Mapping[str, Tensor]
     bits: int = 0
+    zero_offset: int = 1
 
     def __getitem__(self, ending: str) -> Tensor:
         return self.tensors[ending]
@@ -145,21 +150,36 @@ def _mxfp4(parts: Parts) -> QuantizedWeight:
 
 
 def _gptq(parts: Parts) -> QuantizedWeight:
-    """Decode GPTQ: words along the inputs, zero points stored less one, groups by `g_idx`."""
+    """Decode GPTQ: words along the inputs, groups by `g_idx`.
+
+    Zero points are stored less one, those of version 2 as they are.
+    """
     scales = parts["scales"].float()
     groups, rows = scales.shape
     words = parts["qweight"]
     bits = parts.bits or 4
     columns = words.shape[0] * 32 // bits
     elements = from_words(words.T.contiguous(), bits, columns).float()
-    zeros = from_words(parts["qzeros"], bits, rows).float() + 1
-    per_group, zero_points = scales.T.contiguous(), zeros.T.contiguous()
+    zeros = from_words(parts["qzeros"], bits, rows) + parts.zero_offset & (1 << bits) - 1
     index = parts.get("g_idx")
-    tile = (1, columns // groups)
-    if index is not None and not torch.equal(index.long(), torch.arange(columns) // tile[1]):
-        per_group, zero_points = per_group[:, index.long()], zero_points[:, index.long()]
-        tile = (1, 1)
-    return QuantizedWeight(f"uint{bits}", elements, per_group, tile, zero_points)
+    order = None if index is None else _order_of_groups(index.long(), groups, parts.name)
+    return QuantizedWeight(
+        f"uint{bits}", elements, scales.T.contiguous(), (1, columns // groups),
+        zeros.T.float().contiguous(), order=order,
+    )  # fmt: skip
+
+
+def _order_of_groups(index: Tensor, groups: int, name: str) -> Tensor | None:
+    """Return the columns in the order of their groups, None if they stand in it."""
+    counts = index.bincount(minlength=groups) if int(index.min()) >= 0 else index
+    size = -(-len(index) // groups)
+    if len(counts) != groups or not bool((counts[:-1] == size).all()):
+        raise QgateError(
+            f"{name}: g_idx is no list of {groups} groups of {size} columns: it names groups "
+            f"{int(index.min())} to {int(index.max())} of {int(counts.min())} to "
+            f"{int(counts.max())} columns."
+        )
+    return None if bool((index.diff() >= 0).all()) else index.argsort(stable=True)
 
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -308,7 +328,8 @@ def decode(checkpoint: Checkpoint, weight: StoredWeight, bits: int = 0) -> Quant
     assert weight.packing is not None
     tensors = {ending: checkpoint.read(entry.name) for ending, entry in weight.parts.items()}
     try:
-        return weight.packing.decode(Parts(weight.name, tensors, bits))
+        offset = gptq_zero_offset(checkpoint.configuration)
+        return weight.packing.decode(Parts(weight.name, tensors, bits, offset))
     except (RuntimeError, ValueError, IndexError, OverflowError, ZeroDivisionError) as error:
         shapes = ", ".join(f"{ending} {tuple(x.shape)}" for ending, x in tensors.items())
         raise QgateError(

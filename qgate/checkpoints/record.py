@@ -24,6 +24,30 @@ class ScaleFigures:
 
 
 @dataclass(frozen=True)
+class StepFigures:
+    """Figures of codes beside the parent's nearest codes at the stored scales.
+
+    share       share of codes that are not the nearest
+    largest     most steps from the nearest code
+    rms         root of the mean squared steps: of all, of the worst row, of the worst column
+    offset      largest mean of the steps of a row, without sign
+    slope       largest share of the values of a row or a column that these steps lose
+    gain        squared correlation of steps and values in a group, 1 by chance
+    left_db     error of a column that other columns do not explain, over that of the nearest codes
+    """
+
+    share: float
+    largest: int
+    rms: float
+    row_rms: float
+    column_rms: float
+    offset: float
+    slope: float
+    gain: float
+    left_db: float | None
+
+
+@dataclass(frozen=True)
 class WeightFigures:
     """Figures of one quantized weight; errors are None without a parent.
 
@@ -34,6 +58,7 @@ class WeightFigures:
     worst_row        the row with the most error over ideal, and by how much in dB
     at_ends_share    share of elements at the smallest or largest value of the format
     flushed_share    share of values that are zero, and not in the ideal quantizer
+    steps            of codes with more error than ideal ones
     """
 
     count: int
@@ -48,6 +73,7 @@ class WeightFigures:
     over_codes_db: float | None = None
     worst_row: tuple[int, float] | None = None
     flushed_share: float | None = None
+    steps: StepFigures | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +82,9 @@ class WeightRecord:
 
     format   as stored: "int8 per row", or the dtype of one that is not quantized
     matched  how its parent was found: "name", "prefix", "fused", "content", or "" for none
-    outcome  "quantized", "equal", "cast", "changed" or "unmatched"
+    outcome  "quantized", "equal", "cast", "changed", "undoes" or "unmatched"
+    method   what changed it on purpose: "as GPTQ changes it", …
+    undone_by  tensors of the child that undo what a method did to this one
     """
 
     name: str
@@ -68,6 +96,8 @@ class WeightRecord:
     matched: str = ""
     outcome: str = "unmatched"
     figures: WeightFigures | None = None
+    method: str = ""
+    undone_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.causes import find_cause
-from qgate.checkpoints.compute import measure, over_codes_db
+from qgate.checkpoints.compute import measure
 from qgate.checkpoints.findings import LIMIT_DB, declared_causes, error_cause, scale_causes
 from qgate.checkpoints.grids import QuantizedWeight
+from qgate.checkpoints.methods import explain_change, explain_error
 from qgate.checkpoints.packings import StoredWeight, decode
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.recipes import DeclaredFormat, Recipe
-from qgate.checkpoints.record import CheckpointFinding, WeightRecord
+from qgate.checkpoints.record import CheckpointFinding, WeightFigures, WeightRecord
 from qgate.checkpoints.stored import Checkpoint
+from qgate.checkpoints.surroundings import Surroundings
 from qgate.errors import QgateError
 
 Judgement = tuple[WeightRecord, list[CheckpointFinding]]
@@ -30,9 +31,10 @@ def judge_weight(
     recipe: Recipe,
 ) -> Judgement:
     """Compare one weight with what is declared, and with its parent where there is one."""
+    layer = None if parent is None else Surroundings(child, parent, weight.name, recipe)
     if weight.packing is None:
-        return _plain_judgement(child, weight, parent, match)
-    return _quantized_judgement(child, weight, parent, match, recipe)
+        return _plain_judgement(child, weight, parent, match, layer)
+    return _quantized_judgement(child, weight, parent, match, recipe, layer)
 
 
 def _quantized_judgement(
@@ -41,6 +43,7 @@ def _quantized_judgement(
     parent: Checkpoint | None,
     match: ParentMatch | None,
     recipe: Recipe,
+    layer: Surroundings | None,
 ) -> Judgement:
     assert weight.packing is not None
     result = WeightRecord(weight.name, weight.packing.name, "", weight.size, 0)
@@ -54,16 +57,17 @@ def _quantized_judgement(
     except QgateError as error:
         return result, [CheckpointFinding(weight.name, str(error))]
     figures = measure(decoded, source)
-    over = figures.over_ideal_db
     causes = list(scale_causes(figures))
-    if not causes:
-        wrong = source is not None and over is not None and over > LIMIT_DB
-        explained = ""
-        if wrong and source is not None:
-            explained = find_cause(decoded, source.float())
-            figures = replace(figures, over_codes_db=over_codes_db(decoded, source.float()))
-        causes = [cause for cause in (error_cause(figures, explained),) if cause]
-    findings = [CheckpointFinding(weight.name, cause, over) for cause in causes]
+    if not causes and source is not None and layer is not None and _is_over(figures):
+        explanation = explain_error(layer, decoded, source.float(), figures)
+        figures, causes = explanation.figures, [explanation.cause]
+        method = explanation.method, explanation.undone_by
+        result = replace(result, method=method[0], undone_by=method[1])
+    elif not causes:
+        causes = [error_cause(figures, "")]
+    findings = [
+        CheckpointFinding(weight.name, cause, figures.over_ideal_db) for cause in causes if cause
+    ]
     form = _form(decoded)
     result = replace(
         result,
@@ -77,6 +81,10 @@ def _quantized_judgement(
     return result, [*findings, *declared_causes(recipe, result, form)]
 
 
+def _is_over(figures: WeightFigures) -> bool:
+    return figures.over_ideal_db is not None and figures.over_ideal_db > LIMIT_DB
+
+
 def _form(weight: QuantizedWeight) -> DeclaredFormat:
     rows, columns = weight.elements.shape
     tile = (
@@ -87,7 +95,11 @@ def _form(weight: QuantizedWeight) -> DeclaredFormat:
 
 
 def _plain_judgement(
-    child: Checkpoint, weight: StoredWeight, parent: Checkpoint | None, match: ParentMatch | None
+    child: Checkpoint,
+    weight: StoredWeight,
+    parent: Checkpoint | None,
+    match: ParentMatch | None,
+    layer: Surroundings | None,
 ) -> Judgement:
     """Compare a tensor that is not quantized: equal bits, or a cast of the parent's."""
     entry = next(iter(weight.parts.values()))
@@ -104,7 +116,10 @@ def _plain_judgement(
         if len(match.names) > 1:
             source = torch.cat([source, *(parent.read(name) for name in match.names[1:])])
         outcome, cause = _outcome(values, source)
-        causes += [cause] if cause else []
+        if layer is not None and values.dim() == 2 and values.shape == source.shape and cause:
+            method, undone_by = explain_change(layer, values, source)
+            result = replace(result, method=method, undone_by=undone_by)
+        causes += [cause] if cause and not result.method else []
         result = replace(result, parents=match.names, matched=match.how, outcome=outcome)
     return result, [CheckpointFinding(weight.name, cause) for cause in causes]
 

@@ -1,0 +1,195 @@
+"""Tell what GPTQ, AWQ, SmoothQuant and rotations change on purpose from what is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from qgate.checkpoints.accounting import FUSED
+from qgate.checkpoints.causes import LARGEST_DB, find_cause
+from qgate.checkpoints.compute import measure, over_codes_db
+from qgate.checkpoints.findings import LIMIT_DB, error_cause
+from qgate.checkpoints.grids import QuantizedWeight
+from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, WeightFigures
+from qgate.checkpoints.rotations import (
+    Rotation,
+    find_rotation,
+    is_rotated_twice,
+    over_rotated_db,
+)
+from qgate.checkpoints.scalings import changed_norms, find_scaling, fit_factors, is_scaled
+from qgate.checkpoints.steps import is_error_passed_on, measure_steps
+from qgate.checkpoints.surroundings import Surroundings
+from qgate.text.numbers import decibels
+
+GPTQ = "as GPTQ changes it"
+SCALED = "as AWQ or SmoothQuant changes it"
+CLIPPED = "as AWQ clips it"
+ROTATED = "as a rotation changes it"
+NOT_COMPARED = "rotated: cannot be compared with this parent"
+MIXED = 0.9
+"""Cosine of a weight and its parent under which it may be rotated."""
+CAST_ERROR = 1e-4
+"""Largest relative error of a scaled weight in 16 bits."""
+EXPLAINED = 0.8
+"""Largest share of the error that scales may leave which explain it."""
+SIZE_ERROR = 0.08
+"""Largest deviation of the size of rotated values, from products of 128 lines."""
+SMALLEST_CLIP = 0.45
+"""Least ratio of clipped scales to ideal ones: AWQ searches down to a half."""
+
+
+@dataclass(frozen=True)
+class ErrorExplanation:
+    """An explanation of more error than an ideal quantizer has: a method, or a cause."""
+
+    figures: WeightFigures
+    method: str = ""
+    undone_by: tuple[str, ...] = ()
+    cause: str = ""
+
+
+def explain_error(
+    layer: Surroundings, weight: QuantizedWeight, parent: Tensor, figures: WeightFigures
+) -> ErrorExplanation:
+    """Find the method that changed a weight on purpose, or else the fault."""
+    values = weight.values()
+    scaling = find_scaling(layer, values, parent)
+    words: tuple[str, ...] = ()
+    undone_by: tuple[str, ...] = ()
+    if scaling is not None:
+        beside = measure(weight, scaling.values)
+        if (beside.error or 0.0) > EXPLAINED * (figures.error or 0.0):
+            scaling = None
+        else:
+            parent, undone_by, words = scaling.values, scaling.undone_by, (SCALED,)
+            figures = replace(beside, cosine=figures.cosine)
+            if _is_right(figures):
+                return ErrorExplanation(figures, SCALED, undone_by)
+    steps = measure_steps(weight, parent)
+    figures = replace(figures, steps=steps, over_codes_db=over_codes_db(weight, parent))
+    if is_error_passed_on(steps, weight.element) and (figures.over_codes_db or 0) < LARGEST_DB:
+        if steps.share > 0.005 and (figures.over_codes_db or 0) > LIMIT_DB / 4:
+            return ErrorExplanation(figures, "; ".join((*words, GPTQ)), undone_by)
+        if _is_clipped(layer, figures):
+            return ErrorExplanation(figures, "; ".join((*words, CLIPPED)), undone_by)
+    if scaling is None and figures.cosine is not None and figures.cosine < MIXED:
+        rotation = find_rotation(layer, values, parent)
+        if rotation is not None:
+            return _rotated(weight, rotation, figures)
+        if is_rotated_twice(layer, values, parent):
+            return ErrorExplanation(replace(figures, over_ideal_db=None), NOT_COMPARED)
+    explained = _find_fault(weight, parent)
+    if not explained and scaling is None:
+        norms = changed_norms(layer, parent.shape[1])
+        explained = next(filter(None, (_find_fault(weight, parent * x) for _, x in norms)), "")
+    explained = explained or _lone_scales(weight, values, parent)
+    return ErrorExplanation(figures, cause=error_cause(figures, explained))
+
+
+def _find_fault(weight: QuantizedWeight, parent: Tensor) -> str:
+    return find_cause(weight, parent, lambda other: _is_gptq(other, parent))
+
+
+def _is_right(figures: WeightFigures) -> bool:
+    return figures.over_ideal_db is not None and figures.over_ideal_db <= LIMIT_DB
+
+
+def _is_gptq(weight: QuantizedWeight, parent: Tensor) -> bool:
+    return is_error_passed_on(measure_steps(weight, parent), weight.element)
+
+
+def _is_clipped(layer: Surroundings, figures: WeightFigures) -> bool:
+    """Return True for nearest codes at scales that AWQ may have made smaller."""
+    ratio = figures.scales.log2_ratio
+    return layer.recipe.method == "awq" and ratio is not None and SMALLEST_CLIP < 2**ratio <= 1.02
+
+
+def _rotated(
+    weight: QuantizedWeight, rotation: Rotation, figures: WeightFigures
+) -> ErrorExplanation:
+    over = over_rotated_db(weight, rotation)
+    figures = replace(figures, over_ideal_db=over, over_codes_db=None, steps=None)
+    folded = (rotation.folded,) if rotation.folded else ()
+    cause = ""
+    if rotation.otherwise:
+        cause = f"its {rotation.side} are rotated otherwise than {rotation.otherwise}"
+    elif abs(rotation.size - 1) > SIZE_ERROR:
+        cause = f"it is rotated, and scales are {rotation.size:.3g} times the ideal ones"
+    elif over > LARGEST_DB:
+        cause = f"it is rotated, and {decibels(over)} worse than ideal"
+    return ErrorExplanation(figures, ROTATED, folded, cause)
+
+
+def _lone_scales(weight: QuantizedWeight, values: Tensor, parent: Tensor) -> str:
+    """Name factors of columns or rows that would explain the error, and that nothing undoes."""
+    columns, rows = fit_factors(values, parent)
+    if not (is_scaled(columns) or is_scaled(rows)):
+        return ""
+    scaled = parent * columns * rows[:, None]
+    if not _is_right(measure(weight, scaled)) and not _is_gptq(weight, scaled):
+        return ""
+    lines = [
+        f"its {line} are multiplied by {float(sizes.min()):.2g} to {float(sizes.max()):.2g}"
+        for line, sizes in (("columns", columns), ("rows", rows))
+        if is_scaled(sizes)
+    ]
+    return f"{' and '.join(lines)}, which nothing undoes"
+
+
+# Tensors that are not quantized -------------------------------------------------------------------
+
+
+def explain_change(
+    layer: Surroundings, values: Tensor, parent: Tensor
+) -> tuple[str, tuple[str, ...]]:
+    """Name the method that changed a matrix that is not quantized, and what undoes it."""
+    values, parent = values.float(), parent.float()
+    scaling = find_scaling(layer, values, parent)
+    if scaling is not None:
+        error = float((values - scaling.values).square().sum(dtype=torch.float64))
+        if error < CAST_ERROR * float(values.square().sum(dtype=torch.float64)):
+            return SCALED, scaling.undone_by
+    rotation = find_rotation(layer, values, parent)
+    if rotation is not None and not rotation.otherwise:
+        return ROTATED, (rotation.folded,) if rotation.folded else ()
+    return "", ()
+
+
+# Agreement of weights with what undoes them -------------------------------------------------------
+
+SIBLINGS = (*FUSED, ("w1", "w3"))
+"""Weights that read one norm."""
+
+
+def settle_methods(record: CheckpointRecord) -> None:
+    """Excuse tensors that undo what a method did to weights, and find weights it left out."""
+    readers: dict[str, list[str]] = {}
+    for weight in record.weights:
+        for name in weight.undone_by:
+            readers.setdefault(name, []).append(weight.name)
+    records = {weight.name: weight for weight in record.weights}
+    for name, weights in readers.items():
+        if name not in records or records[name].undone_by:
+            continue
+        if records[name].outcome == "changed":
+            method = f"undoes what was done to {', '.join(weights)}"
+            records[name] = replace(records[name], outcome="undoes", method=method)
+            record.findings = [f for f in record.findings if f.subject != name]
+        record.findings += [
+            CheckpointFinding(other, f"{name} undoes what was done to {weights[0]}, not to this")
+            for other in dict.fromkeys(_siblings(weights))
+            if other in records and other not in weights
+        ]
+    record.weights = list(records.values())
+
+
+def _siblings(weights: list[str]) -> Iterator[str]:
+    for name in weights:
+        for parts in SIBLINGS:
+            for part in parts:
+                if f".{part}." in name:
+                    yield from (name.replace(f".{part}.", f".{other}.") for other in parts)

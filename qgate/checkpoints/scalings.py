@@ -1,0 +1,137 @@
+"""Tell scales that AWQ and SmoothQuant move between weights from errors.
+
+A column of a weight may be multiplied by any number if what comes before it is divided by it: the
+norm, or the rows of the weight before. The product of both is what the parent has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qgate.checkpoints.packings import decode, find_weights
+from qgate.checkpoints.surroundings import Surroundings
+from qgate.errors import QgateError
+
+PAIRS = (("v_proj", "o_proj"), ("up_proj", "down_proj"), ("w3", "w2"), ("fc1", "fc2"))
+"""A weight whose rows may be divided by what the columns of the other are multiplied by."""
+SCALED = 0.05
+"""Least median deviation of factors from 1 that counts as scaled."""
+ALIKE = 0.12
+"""Largest median deviation of factors from those that undo them, after logarithms."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The parent with the scales of the child, and the tensors that undo them."""
+
+    values: Tensor
+    undone_by: tuple[str, ...]
+
+
+def find_scaling(layer: Surroundings, values: Tensor, parent: Tensor) -> Scaling | None:
+    """Find factors of columns and rows that other tensors of the child undo."""
+    scaled, undone_by = parent, []
+    columns = factors(values, parent, 0)
+    norm = _undoing_norm(layer, columns)
+    if norm is not None:
+        scaled = parent * norm[1]
+        undone_by.append(norm[0])
+    for first, second in PAIRS:
+        if f".{second}." in layer.name and norm is None and is_scaled(columns):
+            partner = _other_factors(layer, second, first, len(columns), 1)
+            if partner is not None and _undo(columns, partner[1]):
+                scaled = parent * (columns * partner[1]).median() / partner[1]
+                undone_by.append(partner[0])
+        if f".{first}." in layer.name:
+            rows = factors(values, scaled, 1)
+            if is_scaled(rows):
+                partner = _other_factors(layer, first, second, len(rows), 0)
+                if partner is not None and _undo(rows, partner[1]):
+                    scaled = scaled * rows[:, None]
+                    undone_by.append(partner[0])
+    return Scaling(scaled, tuple(undone_by)) if undone_by else None
+
+
+def factors(values: Tensor, parent: Tensor, axis: int) -> Tensor:
+    """Return the factors by which columns (axis 0) or rows (axis 1) of a parent were multiplied."""
+    energy = parent.square().sum(axis)
+    return torch.where(energy > 0, (values * parent).sum(axis) / energy.clamp(min=1e-30), 1.0)
+
+
+def fit_factors(values: Tensor, parent: Tensor, rounds: int = 4) -> tuple[Tensor, Tensor]:
+    """Return the factors by which both columns and rows of a parent were multiplied."""
+    columns, rows = torch.ones(parent.shape[1]), torch.ones(parent.shape[0])
+    for _ in range(rounds):
+        columns = factors(values, parent * rows[:, None], 0)
+        rows = factors(values, parent * columns, 1)
+    middle = rows.median()
+    return columns * middle, rows / middle
+
+
+def is_scaled(sizes: Tensor) -> bool:
+    """Return True if factors deviate from 1 and have the parent's signs."""
+    positive = sizes > 0
+    return bool(positive.float().mean() > 0.95) and _deviation(sizes) > SCALED
+
+
+def _undo(sizes: Tensor, others: Tensor) -> bool:
+    return _spread(sizes * others) < min(ALIKE, _spread(sizes) / 2)
+
+
+def _deviation(sizes: Tensor) -> float:
+    return float(sizes.clamp(min=1e-6).log().abs().median())
+
+
+def _spread(sizes: Tensor) -> float:
+    """Return how far factors are from their median, after logarithms.
+
+    Rows that are scaled as well make the factors of all columns larger or smaller.
+    """
+    logarithms = sizes.clamp(min=1e-6).log()
+    return float((logarithms - logarithms.median()).abs().median())
+
+
+def changed_norms(layer: Surroundings, length: int) -> Iterator[tuple[str, Tensor]]:
+    """List the norms of a layer that the child changed, and the factors that this undoes."""
+    for name, own, source in layer.norms(length):
+        usable = (own != 0) & (source != 0)
+        yield name, torch.where(usable, source / torch.where(usable, own, 1.0), 1.0)
+
+
+def _undoing_norm(layer: Surroundings, columns: Tensor) -> tuple[str, Tensor] | None:
+    """Return the norm whose change undoes the factors of columns, and the factors it undoes."""
+    best: tuple[float, str, Tensor] | None = None
+    for name, undone in changed_norms(layer, len(columns)):
+        if _undo(columns, 1 / undone) and (best is None or _spread(columns / undone) < best[0]):
+            best = _spread(columns / undone), name, undone
+    return None if best is None else best[1:]
+
+
+def _other_factors(
+    layer: Surroundings, own: str, other: str, length: int, axis: int
+) -> tuple[str, Tensor] | None:
+    """Return the name and the factors of the weight that undoes this one's."""
+    name = layer.name.replace(f".{own}.", f".{other}.")
+    stored = next((w for w in find_weights(layer.child) if w.name == name), None)
+    if stored is None or name not in layer.parent.entries:
+        return None
+    try:
+        if stored.packing is None:
+            values = layer.child.read(name).float()
+        else:
+            values = decode(layer.child, stored, layer.recipe.bits).values()
+    except QgateError:
+        return None
+    source = layer.parent.read(name).float()
+    if values.shape != source.shape or values.shape[1 - axis] != length:
+        return None
+    if axis == 1:
+        norm = _undoing_norm(layer, factors(values, source, 0))
+        if norm is None:
+            return name, fit_factors(values, source)[1]
+        source = source * norm[1]
+    return name, factors(values, source, axis)
