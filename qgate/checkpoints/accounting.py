@@ -43,7 +43,7 @@ def account(
     for pattern in recipe.idle_patterns(modules):
         record.findings.append(CheckpointFinding(pattern, "this ignore pattern matches no module"))
     if recipe.method:
-        skipped = [weight for weight in weights if _is_skipped(weight, recipe)]
+        skipped = [weight for weight in weights if is_skipped(weight, recipe)]
         record.findings += [
             CheckpointFinding(
                 weight.name,
@@ -54,7 +54,7 @@ def account(
         ]
 
 
-def _is_skipped(weight: StoredWeight, recipe: Recipe) -> bool:
+def is_skipped(weight: StoredWeight, recipe: Recipe) -> bool:
     """Return True for a linear layer's weight that the recipe quantizes and the child does not."""
     entry = next(iter(weight.parts.values()))
     module = weight.name.removesuffix(".weight")

@@ -11,6 +11,7 @@ from qgate.checkpoints.methods import settle_methods
 from qgate.checkpoints.opening import open_checkpoint
 from qgate.checkpoints.packings import StoredWeight, decode, find_weights
 from qgate.checkpoints.pairing import ParentMatch, match_by_content, match_by_name
+from qgate.checkpoints.recipe_files import read_recipe_file, write_out
 from qgate.checkpoints.recipes import Recipe, read_recipe
 from qgate.checkpoints.record import CheckpointRecord
 from qgate.checkpoints.stored import Checkpoint
@@ -23,15 +24,23 @@ ALIKE = 0.3
 
 
 def compare(
-    child: str, parent: str | None = None, progress: Progress | None = None
+    child: str,
+    parent: str | None = None,
+    progress: Progress | None = None,
+    recipe_file: str | None = None,
 ) -> CheckpointRecord:
     """Compare a quantized checkpoint with what it declares, and with its parent.
 
     child, parent   folders or single files, at paths or URLs
     progress        called with the number of weights done, and of all
+    recipe_file     what was meant, instead of what the child declares
     """
     stored = open_checkpoint(child)
-    recipe = read_recipe(child, stored.configuration)
+    recipe = (
+        read_recipe(child, stored.configuration)
+        if recipe_file is None
+        else read_recipe_file(recipe_file)
+    )
     source = None if parent is None else open_checkpoint(parent)
     record = CheckpointRecord(child, parent, recipe.method)
     weights = find_weights(stored)
@@ -51,6 +60,7 @@ def compare(
     settle_methods(record)
     account(record, recipe, source, matches, weights)
     record.findings += fused_scales(stored, weights)
+    record.recipe = write_out(record, recipe, weights)
     record.findings.sort(key=lambda finding: -(finding.over_ideal_db or 0.0))
     return record
 

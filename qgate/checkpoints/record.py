@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from qgate.checkpoints.recipes import DeclaredFormat
+
 
 @dataclass(frozen=True)
 class ScaleFigures:
@@ -85,6 +87,7 @@ class WeightRecord:
     outcome  "quantized", "equal", "cast", "changed", "undoes" or "unmatched"
     method   what changed it on purpose: "as GPTQ changes it", …
     undone_by  tensors of the child that undo what a method did to this one
+    stored   the format of a quantized weight
     """
 
     name: str
@@ -98,6 +101,7 @@ class WeightRecord:
     figures: WeightFigures | None = None
     method: str = ""
     undone_by: tuple[str, ...] = ()
+    stored: DeclaredFormat | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,10 @@ class CheckpointFinding:
 
 @dataclass
 class CheckpointRecord:
-    """The comparison of a quantized checkpoint with what it declares and with its parent."""
+    """The comparison of a quantized checkpoint with what it declares and with its parent.
+
+    recipe   what the checkpoint is, in the form of a recipe file
+    """
 
     child: str
     parent: str | None
@@ -120,6 +127,7 @@ class CheckpointRecord:
     findings: list[CheckpointFinding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unmatched_parents: list[str] = field(default_factory=list)
+    recipe: dict[str, object] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain data."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+import yaml
 from tabulate import tabulate
 
 from qgate.checkpoints.record import CheckpointRecord, WeightRecord
@@ -19,6 +20,7 @@ def result_lines(record: CheckpointRecord, limit: int = SHOWN) -> Iterator[str]:
     yield from _findings(record, limit)
     yield from _formats(record)
     yield from _worst(record)
+    yield from _recipe(record)
 
 
 def first_line(record: CheckpointRecord) -> str:
@@ -72,6 +74,17 @@ def _formats(record: CheckpointRecord) -> Iterator[str]:
     yield f"{total:,} parameters, {bits:.2f} bits per parameter"
 
 
+def _recipe(record: CheckpointRecord) -> Iterator[str]:
+    """Write out what the checkpoint is, as a file that --recipe takes."""
+    if record.recipe:
+        yield ""
+        yield "# What this checkpoint is; as a .yaml file, --recipe takes it"
+        text = yaml.safe_dump(record.recipe, sort_keys=False, width=100)
+        yield from (
+            one_line(line) if not line.startswith(" ") else line for line in text.split("\n")[:-1]
+        )
+
+
 def _worst(record: CheckpointRecord, count: int = 10) -> Iterator[str]:
     """List the quantized weights with the most error over an ideal quantizer."""
     measured = [
@@ -84,7 +97,7 @@ def _worst(record: CheckpointRecord, count: int = 10) -> Iterator[str]:
     measured.sort(key=lambda entry: -entry[0])
     yield ""
     rows = [_row(over, weight) for over, weight in measured[:count]]
-    headings = ["weight", "parent by", "over ideal", "relative error", "at the ends"]
+    headings = ["weight", "parent by", "over ideal", "relative error", "at the ends", "method"]
     yield tabulate(rows, headings, tablefmt="simple")
     if len(measured) > count:
         yield f"{len(measured) - count} more quantized weights have less error over ideal"
@@ -98,4 +111,5 @@ def _row(over: float, weight: WeightRecord) -> list[str]:
         decibels(over, 2),
         brief(weight.figures.error or 0.0),
         percent(weight.figures.at_ends_share),
+        weight.method,
     ]

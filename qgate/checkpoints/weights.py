@@ -72,6 +72,7 @@ def _quantized_judgement(
     result = replace(
         result,
         format=str(form),
+        stored=form,
         count=figures.count,
         parents=() if match is None else match.names,
         matched="" if match is None else match.how,

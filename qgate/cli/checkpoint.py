@@ -2,6 +2,7 @@
 
   qgate checkpoint CHILD --parent PARENT     every tensor beside the one it was made from
   qgate checkpoint CHILD                     what can be known from the child alone
+  qgate checkpoint CHILD --recipe R.yaml     beside what was meant, where the child does not say it
 
 CHILD and PARENT are folders of .safetensors shards, or single files, at paths or URLs. The recipe
 is what the child's config.json declares. No code of a checkpoint is run.
@@ -22,6 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("child", metavar="CHILD", help="the quantized checkpoint")
     add("--parent", metavar="PARENT", help="the checkpoint that it was made from")
+    add("--recipe", metavar="FILE", help="what was meant: a .yaml, .toml or .json file")
     add("--json", action="store_true", help="print every weight and finding as JSON")
     add("--limit", type=from_one, default=40, metavar="N", help="findings to print (40)")
 
@@ -31,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from qgate.checkpoints.texts import result_lines
 
     with progress("weights") as report:
-        record = compare(args.child, args.parent, report)
+        record = compare(args.child, args.parent, report, args.recipe)
     if args.json:
         print(json.dumps(record.to_dict(), indent=1))
     else:
