@@ -31,6 +31,15 @@ def element_range(element: str) -> tuple[float, float]:
     return -get(element).max, get(element).max
 
 
+def element_indices(weight: QuantizedWeight) -> Tensor:
+    """Return the position of each element among the values of its format, in rising order."""
+    elements = weight.float_elements()
+    if weight.element.startswith(("int", "uint")):
+        return elements
+    values = torch.from_numpy(get(weight.element).values()).float()
+    return torch.bucketize(elements, values[values.isfinite()].unique())
+
+
 def round_to(element: str, x: Tensor) -> Tensor:
     """Round to the nearest value of an element format, and saturate."""
     low, high = element_range(element)

@@ -64,6 +64,14 @@ class QuantizedWeight:
         whole = whole[:rows, :columns] if whole.shape != (rows, columns) else whole
         return whole if self.order is None else whole.index_select(1, self.order.argsort())
 
+    def spread(self, x: Tensor) -> Tensor:
+        """Repeat what tiles have for every element."""
+        height, width = self.tile
+        rows, columns = self.elements.shape
+        tiles = x.repeat_interleave(min(height, rows), 0).repeat_interleave(min(width, columns), 1)
+        tiles = tiles[:rows, :columns]
+        return tiles if self.order is None else tiles.index_select(1, self.order.argsort())
+
     def chunks(self) -> Iterator[tuple[int, QuantizedWeight]]:
         """Split a weight into whole tiles of rows, with the number of the first row of each."""
         rows, columns = self.elements.shape

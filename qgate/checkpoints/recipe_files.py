@@ -108,14 +108,13 @@ def _tile(target: str, granularity: object, block: object) -> tuple[int | None, 
         raise ValueError(
             f"{target!r}: granularity is {granularity!r}; tensor, channel and block are known"
         )
-    sides = [1, block] if not isinstance(block, list) else block
-    if len(sides) != 2 or any(
-        isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sides
-    ):
+    sides = block if isinstance(block, list) else [1, block]
+    lengths = [n for n in sides if isinstance(n, int) and not isinstance(n, bool) and n > 0]
+    if len(sides) != 2 or len(lengths) != 2:
         raise ValueError(
             f"{target!r}: block is {block!r}; give the columns of a group, or rows and columns"
         )
-    return int(sides[0]), int(sides[1])
+    return lengths[0], lengths[1]
 
 
 # Written out --------------------------------------------------------------------------------------

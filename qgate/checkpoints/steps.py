@@ -8,15 +8,14 @@ it: what these sums leave of a column's error is as large as the error of the ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.compute import PER_DB, nearest_elements
+from qgate.checkpoints.compute import PER_DB, element_indices, nearest_elements
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.record import StepFigures
-from qgate.formats import get
 
 LARGEST_RMS, LARGEST_ROW_RMS, LARGEST_COLUMN_RMS = 1.0, 1.6, 6.0
 """Limits of steps: GPTQ has up to 0.6, 1.0 and 4.2; swapped nibbles of INT4 have 3.5 in all."""
@@ -82,13 +81,8 @@ def is_error_passed_on(figures: StepFigures, element: str) -> bool:
 
 def _errors(weight: QuantizedWeight, parent: Tensor) -> _Errors:
     nearest, values = nearest_elements(weight, parent)
-    elements = weight.float_elements()
-    if weight.element.startswith(("int", "uint")):
-        steps = elements - nearest
-    else:
-        listed = torch.from_numpy(get(weight.element).values()).float()
-        listed = listed[listed.isfinite()].unique()
-        steps = (torch.bucketize(elements, listed) - torch.bucketize(nearest, listed)).float()
+    other = replace(weight, elements=nearest, unit=1.0)
+    steps = (element_indices(weight) - element_indices(other)).float()
     return _Errors(steps, weight.values() - parent, values - parent)
 
 

@@ -3,6 +3,7 @@
   qgate checkpoint CHILD --parent PARENT     every tensor beside the one it was made from
   qgate checkpoint CHILD                     what can be known from the child alone
   qgate checkpoint CHILD --recipe R.yaml     beside what was meant, where the child does not say it
+  qgate checkpoint A B --same                two exports of one recipe: equal, or where not
 
 CHILD and PARENT are folders of .safetensors shards, or single files, at paths or URLs. The recipe
 is what the child's config.json declares. No code of a checkpoint is run.
@@ -22,6 +23,8 @@ from qgate.cli._workers import from_one
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("child", metavar="CHILD", help="the quantized checkpoint")
+    add("other", metavar="B", nargs="?", help="with --same: the other export")
+    add("--same", action="store_true", help="compare two exports of one recipe")
     add("--parent", metavar="PARENT", help="the checkpoint that it was made from")
     add("--recipe", metavar="FILE", help="what was meant: a .yaml, .toml or .json file")
     add("--json", action="store_true", help="print every weight and finding as JSON")
@@ -31,7 +34,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from qgate.checkpoints.comparison import compare
     from qgate.checkpoints.texts import result_lines
+    from qgate.errors import QgateError
 
+    if args.same:
+        return _compare_exports(args)
+    if args.other is not None:
+        raise QgateError(
+            f"{args.other!r} is a second checkpoint: give --same to compare two exports, or name "
+            "the one that the first was made from with --parent."
+        )
     with progress("weights") as report:
         record = compare(args.child, args.parent, report, args.recipe)
     if args.json:
@@ -39,3 +50,16 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(result_lines(record, args.limit)))
     return int(bool(record.findings))
+
+
+def _compare_exports(args: argparse.Namespace) -> int:
+    from qgate.checkpoints.agreement import agreement_lines, compare_exports
+    from qgate.errors import QgateError
+
+    if args.other is None or args.parent is not None:
+        raise QgateError("--same takes two exports and no --parent: qgate checkpoint A B --same.")
+    with progress("tensors") as report:
+        record = compare_exports(args.child, args.other, report, args.recipe)
+    lines = agreement_lines(record, args.limit)
+    print(json.dumps(record.to_dict(), indent=1) if args.json else "\n".join(lines))
+    return int(bool(record.differences))
