@@ -110,10 +110,11 @@ def _agreement(name: str, first: _Export, second: _Export) -> TensorAgreement:
         )
         return _plain_agreement(name, x, y)
     try:
-        quantized = [decode(e.checkpoint, w, e.bits) for e, w in ((first, a), (second, b))]
+        one = decode(first.checkpoint, a, first.bits)
+        other = decode(second.checkpoint, b, second.bits)
     except QgateError as error:
         return TensorAgreement(name, OTHER_VALUES, str(error))
-    return _quantized_agreement(name, *quantized, packings=[_stored_as(a), _stored_as(b)])
+    return _quantized_agreement(name, one, other, [_stored_as(a), _stored_as(b)])
 
 
 def _stored_as(weight: StoredWeight) -> str:
