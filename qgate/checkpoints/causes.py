@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,8 +11,10 @@ from torch import Tensor
 from qgate.checkpoints.compute import ideal_values
 from qgate.checkpoints.grids import QuantizedWeight
 
-EXPLAINED_DB = 0.5
+EXPLAINED_DB = 0.7
 """Error over the ideal one at which an undone fault counts as the cause."""
+UNBALANCED = 0.25
+"""Largest share by which groups may be larger or smaller than all others to be the right ones."""
 LARGEST_DB = 9.0
 """Error over the ideal one that a right method may have at most."""
 Change = Callable[[QuantizedWeight], QuantizedWeight | None]
@@ -30,13 +32,21 @@ Acceptance = Callable[[QuantizedWeight], bool]
 """Says of a weight with more error than an ideal one whether a method makes it so on purpose."""
 
 
-def find_cause(weight: QuantizedWeight, parent: Tensor, accepts: Acceptance | None = None) -> str:
-    """Name the fault without which a weight would be as a right quantizer makes it."""
+def find_cause(
+    weight: QuantizedWeight,
+    parent: Tensor,
+    accepts: Acceptance | None = None,
+    faults: Iterable[ExportFault] = (),
+) -> str:
+    """Name the fault without which a weight would be as a right quantizer makes it.
+
+    faults   those to try, instead of all that need no parent
+    """
     weight = replace(weight, elements=weight.float_elements(), unit=1.0)
     ideal, _ = ideal_values(weight, parent)
     least = float((ideal - parent).square().sum(dtype=torch.float64))
     allowed, worst = (least * 10 ** (over / 10) for over in (EXPLAINED_DB, LARGEST_DB))
-    for fault in _faults(weight, parent):
+    for fault in faults or _faults(weight):
         undone = fault.undo(weight)
         if undone is None:
             continue
@@ -46,7 +56,7 @@ def find_cause(weight: QuantizedWeight, parent: Tensor, accepts: Acceptance | No
     return ""
 
 
-def _faults(weight: QuantizedWeight, parent: Tensor) -> Iterator[ExportFault]:
+def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
     yield ExportFault("neighboring codes are swapped (the order of nibbles)", _pairs_swapped)
     yield ExportFault("the codes of each word are in reversed order", _words_reversed)
     for power in (1, -1, 2, -2):
@@ -78,10 +88,7 @@ def _faults(weight: QuantizedWeight, parent: Tensor) -> Iterator[ExportFault]:
             )
         yield ExportFault("zero points are left out", lambda w: replace(w, zero_points=None))
     yield ExportFault("rows stand in another order: moved by one", lambda w: _rows_moved(w, 1))
-    yield ExportFault(
-        "columns belong to other groups than those whose scales they have (g_idx)",
-        lambda w: regrouped(w, parent),
-    )
+    yield ExportFault("every square part is transposed", _transposed)
 
 
 def _less(zero_points: Tensor | None, step: int) -> Tensor | None:
@@ -146,7 +153,25 @@ def _unswizzled(weight: QuantizedWeight) -> QuantizedWeight | None:
     return replace(weight, scales=tiled.permute(0, 3, 2, 1, 4).reshape(rows, columns))
 
 
-def regrouped(weight: QuantizedWeight, parent: Tensor) -> QuantizedWeight | None:
+def _transposed(weight: QuantizedWeight) -> QuantizedWeight | None:
+    """Swap rows and columns of a square matrix, or of square matrices below each other."""
+    rows, columns = weight.elements.shape
+    if rows % columns or columns < 2:
+        return None
+    turned = weight.values().reshape(-1, columns, columns).transpose(1, 2).reshape(rows, columns)
+    return replace(
+        weight, elements=turned, scales=torch.ones(1, 1), tile=(rows, columns), zero_points=None,
+        scale_codes=None, order=None,
+    )  # fmt: skip
+
+
+def wrong_groups(parent: Tensor) -> ExportFault:
+    """Return the fault of scales that belong to other columns; it is the last to be tried."""
+    words = "columns belong to other groups than those whose scales they have (g_idx)"
+    return ExportFault(words, lambda weight: _regrouped(weight, parent))
+
+
+def _regrouped(weight: QuantizedWeight, parent: Tensor) -> QuantizedWeight | None:
     """Give every column the scales of the group that fit its codes best."""
     rows, columns = weight.elements.shape
     count = weight.scales.shape[1]
@@ -162,7 +187,11 @@ def regrouped(weight: QuantizedWeight, parent: Tensor) -> QuantizedWeight | None
             for scale, zero in grids.permute(2, 0, 1)
         ]
     )
-    scales, zeros = grids[:, :, errors.argmin(0)]
+    groups = errors.argmin(0)
+    size = columns / count
+    if float((groups.bincount(minlength=count) - size).abs().max()) > UNBALANCED * size:
+        return None
+    scales, zeros = grids[:, :, groups]
     return replace(
         weight, scales=scales, zero_points=zeros, tile=(1, 1), scale_codes=None, order=None
     )

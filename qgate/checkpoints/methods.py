@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.accounting import FUSED
-from qgate.checkpoints.causes import LARGEST_DB, find_cause
+from qgate.checkpoints.causes import LARGEST_DB, ExportFault, find_cause, wrong_groups
 from qgate.checkpoints.compute import measure, over_codes_db
 from qgate.checkpoints.findings import LIMIT_DB, error_cause
 from qgate.checkpoints.grids import QuantizedWeight
@@ -86,12 +86,16 @@ def explain_error(
     if not explained and scaling is None:
         norms = changed_norms(layer, parent.shape[1])
         explained = next(filter(None, (_find_fault(weight, parent * x) for _, x in norms)), "")
-    explained = explained or _lone_scales(weight, values, parent)
+    explained = (
+        explained
+        or _lone_scales(weight, values, parent)
+        or _find_fault(weight, parent, wrong_groups(parent))
+    )
     return ErrorExplanation(figures, cause=error_cause(figures, explained))
 
 
-def _find_fault(weight: QuantizedWeight, parent: Tensor) -> str:
-    return find_cause(weight, parent, lambda other: _is_gptq(other, parent))
+def _find_fault(weight: QuantizedWeight, parent: Tensor, *faults: ExportFault) -> str:
+    return find_cause(weight, parent, lambda other: _is_gptq(other, parent), faults)
 
 
 def _is_right(figures: WeightFigures) -> bool:

@@ -18,6 +18,10 @@ EMBEDDINGS = ("embed", "wte")
 """Words in the names of the weights that write what all layers read."""
 
 
+UNIT_OFFSET = ("gemma", "gemma2", "gemma3", "gemma3_text", "qwen3_next")
+"""Kinds of models whose norms multiply by one more than their weight."""
+
+
 @dataclass(frozen=True)
 class Surroundings:
     """Child and parent around one weight."""
@@ -28,14 +32,25 @@ class Surroundings:
     recipe: Recipe
 
     def norms(self, length: int) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """List vectors of the weight's layer that differ from the parent's: name, own, parent's."""
+        """List vectors of the weight's layer that differ from the parent's: name, own, parent's.
+
+        Of networks whose norms multiply by one more than their weight, one is added.
+        """
         own = _layer(self.name)
+        offset = self._norm_offset()
         for name, source in _vectors(self.child, self.parent):
             if _layer(name) != own or self.child.entries[name].shape != (length,):
                 continue
             vector, before = self.child.read(name).float(), self.parent.read(source).float()
             if vector.shape == before.shape and not bool((vector == before).all()):
-                yield name, vector, before
+                yield name, vector + offset, before + offset
+
+    def _norm_offset(self) -> float:
+        for checkpoint in (self.child, self.parent):
+            configuration = checkpoint.configuration.get("config.json")
+            if isinstance(configuration, dict) and configuration.get("model_type") in UNIT_OFFSET:
+                return 1.0
+        return 0.0
 
     def embedding(self, length: int) -> tuple[str, Tensor, Tensor] | None:
         """Return the embedding of so many columns that differs from the parent's."""

@@ -108,11 +108,15 @@ def _plain_judgement(
     result = WeightRecord(weight.name, "", entry.dtype, weight.size, count)
     values = child.read(entry.name)
     causes = []
-    if values.is_floating_point():
+    if entry.dtype.startswith("F8_"):
+        causes.append(
+            f"it is {entry.dtype} without scales: codes are stored, and not what they mean"
+        )
+    elif values.is_floating_point():
         finite = values.float().isfinite()
         if not bool(finite.all()):
             causes.append(f"{int((~finite).sum()):,} of {count:,} values are NaN or infinite")
-    if parent is not None and match is not None:
+    if parent is not None and match is not None and not causes:
         source = parent.read(match.names[0])
         if len(match.names) > 1:
             source = torch.cat([source, *(parent.read(name) for name in match.names[1:])])
