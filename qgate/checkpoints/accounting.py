@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -13,6 +14,8 @@ from qgate.checkpoints.stored import Checkpoint
 
 NOT_LINEAR = ("embed", "norm", "wte", "wpe", "router", "conv")
 """Words in the names of two-dimensional weights that a recipe's "Linear" does not mean."""
+MANY = 8
+"""Weights of one kind from which on one finding counts them."""
 TIED = "lm_head"
 HELPERS = ("input_scale", "input_global_scale", "k_scale", "v_scale", "output_scale")
 """Endings of tensors that belong to activations and caches, which a parent has not."""
@@ -43,15 +46,22 @@ def account(
     for pattern in recipe.idle_patterns(modules):
         record.findings.append(CheckpointFinding(pattern, "this ignore pattern matches no module"))
     if recipe.method:
-        skipped = [weight for weight in weights if is_skipped(weight, recipe)]
-        record.findings += [
-            CheckpointFinding(
-                weight.name,
-                f"it is not quantized, and the recipe declares "
-                f"{recipe.format_of(weight.name.removesuffix('.weight'))}",
-            )
-            for weight in skipped
-        ]
+        record.findings += _skipped(weights, recipe)
+
+
+def _skipped(weights: list[StoredWeight], recipe: Recipe) -> Iterator[CheckpointFinding]:
+    """Find weights that were left out; of many with one name but for numbers, say how many."""
+    names: dict[str, list[str]] = {}
+    for weight in weights:
+        if is_skipped(weight, recipe):
+            names.setdefault(re.sub(r"\.\d+(?=\.)", ".*", weight.name), []).append(weight.name)
+    for pattern, members in names.items():
+        declared = recipe.format_of(members[0].removesuffix(".weight"))
+        words = f"not quantized, and the recipe declares {declared}"
+        if len(members) > MANY:
+            yield CheckpointFinding(pattern, f"{len(members):,} weights are {words}")
+        else:
+            yield from (CheckpointFinding(name, f"it is {words}") for name in members)
 
 
 def is_skipped(weight: StoredWeight, recipe: Recipe) -> bool:
@@ -74,6 +84,22 @@ def _is_tied(name: str, parent: Checkpoint) -> bool:
     configuration = parent.configuration.get("config.json")
     tied = isinstance(configuration, dict) and configuration.get("tie_word_embeddings", False)
     return bool(tied) and TIED in name
+
+
+def tied_weights(child: Checkpoint) -> Iterator[CheckpointFinding]:
+    """Find an output layer that is said to be the embedding, and differs from it."""
+    configuration = child.configuration.get("config.json")
+    if not isinstance(configuration, dict) or not configuration.get("tie_word_embeddings", False):
+        return
+    heads = [name for name in child.entries if name.endswith(f"{TIED}.weight")]
+    embeddings = [name for name in child.entries if re.search(r"(embed_tokens|wte)\.weight$", name)]
+    if len(heads) == len(embeddings) == 1:
+        head, embedding = child.entries[heads[0]], child.entries[embeddings[0]]
+        same_form = (head.shape, head.dtype) == (embedding.shape, embedding.dtype)
+        if same_form and not bool((child.read(head.name) == child.read(embedding.name)).all()):
+            yield CheckpointFinding(
+                head.name, f"it is tied to {embedding.name}, and differs from it"
+            )
 
 
 def fused_scales(child: Checkpoint, weights: list[StoredWeight]) -> Iterator[CheckpointFinding]:

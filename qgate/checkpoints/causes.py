@@ -171,6 +171,19 @@ def wrong_groups(parent: Tensor) -> ExportFault:
     return ExportFault(words, lambda weight: _regrouped(weight, parent))
 
 
+def wrong_powers(weight: QuantizedWeight, parent: Tensor) -> ExportFault:
+    """Return the fault of some scales that are powers of two away from ideal ones."""
+    _, ideal = ideal_values(weight, parent)
+    if ideal.shape != weight.scales.shape:
+        return ExportFault("", lambda _: None)
+    usable = (weight.scales > 0) & (ideal > 0) & weight.scales.isfinite()
+    powers = torch.where(usable, (weight.scales / ideal.clamp(min=1e-30)).log2().round(), 0.0)
+    count = int(powers.count_nonzero())
+    words = f"{count:,} of {powers.numel():,} scales are off by powers of two"
+    scales = weight.scales * 2.0**-powers
+    return ExportFault(words, lambda w: replace(w, scales=scales) if count else None)
+
+
 def _regrouped(weight: QuantizedWeight, parent: Tensor) -> QuantizedWeight | None:
     """Give every column the scales of the group that fit its codes best."""
     rows, columns = weight.elements.shape

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from qgate.checkpoints.accounting import account, fused_scales
+from qgate.checkpoints.accounting import account, fused_scales, tied_weights
 from qgate.checkpoints.methods import settle_methods
 from qgate.checkpoints.opening import open_checkpoint
 from qgate.checkpoints.packings import StoredWeight, decode, find_weights
@@ -60,6 +60,7 @@ def compare(
     settle_methods(record)
     account(record, recipe, source, matches, weights)
     record.findings += fused_scales(stored, weights)
+    record.findings += tied_weights(stored)
     record.recipe = write_out(record, recipe, weights)
     record.findings.sort(key=lambda finding: -(finding.over_ideal_db or 0.0))
     return record

@@ -102,6 +102,7 @@ class _Sums:
     zeros: int = 0
     ends: int = 0
     flushed: int = 0
+    zero_rows: int = 0
     energy: float = 0.0
     own_energy: float = 0.0
     rows: list[Tensor] = field(default_factory=list)
@@ -116,11 +117,13 @@ def measure(weight: QuantizedWeight, parent: Tensor | None = None) -> WeightFigu
         stop = start + len(chunk.elements)
         _add(sums, chunk, None if parent is None else parent[start:stop].float())
     count = weight.elements.numel()
+    codes = _narrow_values(weight).unique()
     figures = WeightFigures(
         count=count,
         not_finite=sums.not_finite,
         zero_share=sums.zeros / count if count else 0.0,
-        unused_codes=_unused_codes(weight),
+        unused_codes=_count_unused(weight, codes),
+        code_count=len(codes),
         at_ends_share=sums.ends / count if count else 0.0,
         scales=_scale_figures(weight, _median_ratio(weight, sums)),
     )
@@ -150,6 +153,7 @@ def _add(sums: _Sums, weight: QuantizedWeight, parent: Tensor | None) -> None:
     sums.ideal_scales.append(ideal_scales)
     if zeros:
         sums.flushed += int(((values == 0) & (ideal != 0)).count_nonzero())
+        sums.zero_rows += int(((norms == 0) & ideal.any(1)).count_nonzero())
     sums.energy += float(torch.linalg.vector_norm(parent).double().square())
     sums.own_energy += float(norms.double().square().sum())
     sums.rows.append(_squared_rows(values.sub_(parent)))
@@ -175,6 +179,7 @@ def _beside(figures: WeightFigures, sums: _Sums, count: int) -> WeightFigures:
         over_ideal_db=ratio_db(total, least, energy),
         worst_row=(row, float(PER_DB * torch.log10(ratios[row].clamp(min=1e-30)))),
         flushed_share=sums.flushed / count if count else 0.0,
+        zero_rows=sums.zero_rows,
     )
 
 
@@ -216,18 +221,22 @@ def _median_ratio(weight: QuantizedWeight, sums: _Sums) -> float | None:
     return float((weight.scales[both] / ideal[both]).log2().median())
 
 
-def _unused_codes(weight: QuantizedWeight) -> int:
-    """Count the values of the element format that no element has, of formats up to 4 bits."""
+def _narrow_values(weight: QuantizedWeight) -> Tensor:
+    """List the values of an element format of up to 4 bits, in the units of elements."""
     if weight.element == "fp4_e2m1":
-        listed = torch.from_numpy(get(weight.element).values()) / weight.unit
-    elif weight.element in ("int4", "uint4", "int2", "uint2"):
+        return torch.from_numpy(get(weight.element).values()) / weight.unit
+    if weight.element in ("int4", "uint4", "int3", "uint3", "int2", "uint2"):
         low, high = element_range(weight.element)
-        listed = torch.arange(low, high + 1)
-    else:
-        return 0
+        return torch.arange(low, high + 1)
+    return torch.empty(0)
+
+
+def _count_unused(weight: QuantizedWeight, values: Tensor) -> int:
+    """Count the values that no element has."""
     row = weight.elements.reshape(-1)
+    unused = 0
     for part in (row[:SAMPLE], row):
-        unused = sum(not bool((part == value).any()) for value in listed.tolist())
+        unused = sum(not bool((part == value).any()) for value in values.tolist())
         if not unused:
             break
     return unused
@@ -236,6 +245,9 @@ def _unused_codes(weight: QuantizedWeight) -> int:
 def _scale_figures(weight: QuantizedWeight, log2_ratio: float | None) -> ScaleFigures:
     scales = weight.scales
     finite = scales[scales.isfinite()]
+    low, high = element_range(weight.element)
+    zeros, codes = weight.zero_points, weight.scale_codes
+    is_e4m3 = codes is not None and codes.dtype == torch.float8_e4m3fn
     return ScaleFigures(
         count=scales.numel(),
         not_finite=int((~scales.isfinite()).sum()),
@@ -245,4 +257,12 @@ def _scale_figures(weight: QuantizedWeight, log2_ratio: float | None) -> ScaleFi
         largest=float(finite.max()) if finite.numel() else float("nan"),
         all_equal=scales.numel() > 1 and bool((scales == scales.reshape(-1)[0]).all()),
         log2_ratio=log2_ratio,
+        subnormal=_count_subnormal(codes) if is_e4m3 and codes is not None else 0,
+        zero_points_outside=0 if zeros is None else int(((zeros < low) | (zeros > high)).sum()),
     )
+
+
+def _count_subnormal(codes: Tensor) -> int:
+    """Count E4M3 codes below the smallest normal value, but not zeros."""
+    magnitudes = codes.contiguous().view(torch.uint8) & 0x7F
+    return int(((magnitudes > 0) & (magnitudes < 8)).sum())

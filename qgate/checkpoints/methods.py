@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.accounting import FUSED
-from qgate.checkpoints.causes import LARGEST_DB, ExportFault, find_cause, wrong_groups
+from qgate.checkpoints.causes import LARGEST_DB, ExportFault, find_cause, wrong_groups, wrong_powers
 from qgate.checkpoints.compute import measure, over_codes_db
 from qgate.checkpoints.findings import LIMIT_DB, error_cause
 from qgate.checkpoints.grids import QuantizedWeight
@@ -89,7 +89,7 @@ def explain_error(
     explained = (
         explained
         or _lone_scales(weight, values, parent)
-        or _find_fault(weight, parent, wrong_groups(parent))
+        or _find_fault(weight, parent, wrong_powers(weight, parent), wrong_groups(parent))
     )
     return ErrorExplanation(figures, cause=error_cause(figures, explained))
 

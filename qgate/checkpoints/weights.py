@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -20,6 +21,8 @@ from qgate.checkpoints.stored import Checkpoint
 from qgate.checkpoints.surroundings import Surroundings
 from qgate.errors import QgateError
 
+UNWRITTEN = 1e15
+"""Magnitude that no parameter has; memory that was not written has it often."""
 Judgement = tuple[WeightRecord, list[CheckpointFinding]]
 
 
@@ -113,9 +116,7 @@ def _plain_judgement(
             f"it is {entry.dtype} without scales: codes are stored, and not what they mean"
         )
     elif values.is_floating_point():
-        finite = values.float().isfinite()
-        if not bool(finite.all()):
-            causes.append(f"{int((~finite).sum()):,} of {count:,} values are NaN or infinite")
+        causes += _memory_causes(values)
     if parent is not None and match is not None and not causes:
         source = parent.read(match.names[0])
         if len(match.names) > 1:
@@ -129,6 +130,25 @@ def _plain_judgement(
     return result, [CheckpointFinding(weight.name, cause) for cause in causes]
 
 
+def _memory_causes(values: Tensor) -> Iterator[str]:
+    """Name values that no training leaves: NaN, a constant matrix, memory that nothing wrote."""
+    if not values.numel():
+        return
+    low, high = (float(x) for x in values.aminmax())
+    if not math.isfinite(low) or not math.isfinite(high):
+        count = int((~values.isfinite()).sum())
+        yield f"{count:,} of {values.numel():,} values are NaN or infinite"
+    elif values.dim() > 1 and low == high and values.numel() > 1:
+        yield f"all values are {_constant(values)}: nothing wrote them"
+    elif max(-low, high) > UNWRITTEN:
+        yield f"values are as large as {max(-low, high):.2g}: it is memory that nothing wrote"
+
+
+def _constant(values: Tensor) -> str:
+    value = float(values.reshape(-1)[0])
+    return f"{value:.4g}" if value else "zero"
+
+
 def _outcome(values: Tensor, source: Tensor) -> tuple[str, str]:
     """Say what became of a tensor that is not quantized, and what is wrong with it."""
     if values.shape != source.shape:
@@ -140,8 +160,12 @@ def _outcome(values: Tensor, source: Tensor) -> tuple[str, str]:
         return "equal", ""
     if values.is_floating_point() and _same(values, source.to(values.dtype)):
         return "cast", ""
-    if not bool(values.count_nonzero()) and bool(source.count_nonzero()):
-        return "changed", "all values are zero, the parent's are not"
+    if bool((values == values.reshape(-1)[:1]).all()) and source.unique().numel() > 1:
+        value = float(values.reshape(-1)[0])
+        return (
+            "changed",
+            f"all values are {f'{value:.4g}' if value else 'zero'}, the parent's are not",
+        )
     energy = float(source.double().square().sum()) or 1.0
     error = float((values.double() - source.double()).square().sum()) / energy
     return "changed", f"it is not quantized and not the parent's: relative error {error:.2g}"

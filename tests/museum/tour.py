@@ -201,7 +201,8 @@ def make_page(outcomes: Sequence[Outcome]) -> str:
     unseen = sum(outcome.damage == UNSEEN for outcome in outcomes)
     note = (
         f"{unseen} of the {len(outcomes)} defects show at no ordinary input: it takes rows of zeros, "
-        "NaN or another length, which `check_kernel` derives from the example."
+        "NaN or another length, which `check_kernel` derives from the example, or a look at what a "
+        "checkpoint declares."
     )
     sections = [make_section(kind, shown) for kind, shown in by_kind(outcomes).items()]
     return "\n\n".join([summarize(outcomes), note, *sections])
