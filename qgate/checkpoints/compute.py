@@ -258,8 +258,15 @@ def _scale_figures(weight: QuantizedWeight, log2_ratio: float | None) -> ScaleFi
         all_equal=scales.numel() > 1 and bool((scales == scales.reshape(-1)[0]).all()),
         log2_ratio=log2_ratio,
         subnormal=_count_subnormal(codes) if is_e4m3 and codes is not None else 0,
-        zero_points_outside=0 if zeros is None else int(((zeros < low) | (zeros > high)).sum()),
+        zero_points_outside=0 if zeros is None else _count_outside(zeros, low, high),
     )
+
+
+def _count_outside(zeros: Tensor, low: float, high: float) -> int:
+    """Count whole zero points that are no codes; those with fractions are stored minima."""
+    if not bool((zeros == zeros.round()).all()):
+        return 0
+    return int(((zeros < low) | (zeros > high)).sum())
 
 
 def _count_subnormal(codes: Tensor) -> int:

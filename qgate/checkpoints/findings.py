@@ -17,6 +17,8 @@ SUBNORMAL_SHARE = 0.1
 """Share of subnormal scales in E4M3 that right exporters stay under."""
 UNUSED_SHARE = 0.3
 """Share of codes without an element that right exporters stay under."""
+MANY_SCALES = 64
+"""Scales from which on the largest values of groups have all codes at the ends."""
 BETTER_DB = -3.0
 """Error so far below the ideal one that the weight was not quantized as it says."""
 
@@ -43,7 +45,8 @@ def scale_causes(figures: WeightFigures) -> Iterator[str]:
         )
     if scales.zero_points_outside:
         yield f"{scales.zero_points_outside:,} zero points are no codes of the elements"
-    if figures.unused_codes > UNUSED_SHARE * figures.code_count and figures.count > 4096:
+    is_sampled = figures.count > 4096 and scales.count >= MANY_SCALES
+    if is_sampled and figures.unused_codes > UNUSED_SHARE * figures.code_count:
         yield f"{figures.unused_codes} of {figures.code_count} codes never occur"
     if figures.not_finite and not scales.not_finite:
         yield f"{figures.not_finite:,} of {figures.count:,} values are NaN or infinite"

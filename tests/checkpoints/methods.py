@@ -255,7 +255,7 @@ FAULTS = (
                     (parent_tensors(0)[f"{UP}.weight"].float() * parent_tensors(0)[NORM].float())
                     @ hadamard(WIDTH, 99), 4, GROUP))})),
     MethodFault("nibbles of a rotated weight", export_rotated, Q, "rotated otherwise than", _weight(Q, _nibbles)),
-    MethodFault("a norm not folded", export_rotated, NORM, "not the parent's|undoes",
+    MethodFault("a norm not folded", export_rotated, NORM, "all values are 1.5, the parent's are not",
                 _other(NORM, lambda _: torch.ones(WIDTH).bfloat16() * 1.5)),
     MethodFault("scales of a rotated weight", export_rotated, K, "scales are 1.5. times the ideal",
                 _weight(K, lambda w: replace(w, scales=w.scales * 1.5))),
