@@ -20,8 +20,8 @@ from qgate.activation_stats.setting_values import (
     resolve_keys,
     value_of,
 )
-from qgate.documents import read_document
 from qgate.errors import QgateError, unknown
+from qgate.storage.documents import read_document
 from qgate.storage.locations import user_location
 
 if TYPE_CHECKING:

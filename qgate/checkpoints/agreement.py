@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +50,7 @@ class AgreementRecord:
     def differences(self) -> list[TensorAgreement]:
         return [t for t in self.tensors if t.outcome in (OTHER_VALUES, ALONE)]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the record as plain data."""
         return asdict(self)
 

@@ -15,8 +15,8 @@ from qgate.checkpoints.accounting import is_skipped
 from qgate.checkpoints.packings import StoredWeight
 from qgate.checkpoints.recipes import DeclaredFormat, Recipe, RecipeGroup
 from qgate.checkpoints.record import CheckpointRecord
-from qgate.documents import read_document
 from qgate.errors import QgateError, unknown
+from qgate.storage.documents import read_document
 from qgate.storage.locations import user_location
 
 KINDS = (".yaml", ".yml", ".toml", ".json")

@@ -279,7 +279,7 @@ MODELS = (
 )  # fmt: skip
 SETTING_FILES = (
     Target("settings .yaml", lambda f: (f / "c.yaml").write_text(YAML), lambda f: read_settings(f / "c.yaml"),
-           ("qgate.documents:read_document", "qgate.documents:plain_yaml"), share=30),
+           ("qgate.storage.documents:read_document", "qgate.documents:plain_yaml"), share=30),
     Target("settings .toml", lambda f: (f / "c.toml").write_text(TOML), lambda f: read_settings(f / "c.toml"),
            ("qgate.documents:toml",), share=20),
     Target("qgate.toml", lambda f: (f / "qgate.toml").write_text(PROJECT), _project,
