@@ -171,13 +171,13 @@ def _gptq(parts: Parts) -> QuantizedWeight:
 
 def _order_of_groups(index: Tensor, groups: int, name: str) -> Tensor | None:
     """Return the columns in the order of their groups, None if they stand in it."""
-    counts = index.bincount(minlength=groups) if int(index.min()) >= 0 else index
     size = -(-len(index) // groups)
-    if len(counts) != groups or not bool((counts[:-1] == size).all()):
+    low, high = int(index.min()), int(index.max())
+    is_whole = 0 <= low <= high < groups and len(index) > (groups - 1) * size
+    if not is_whole or not bool((index.bincount(minlength=groups)[:-1] == size).all()):
         raise QgateError(
-            f"{name}: g_idx is no list of {groups} groups of {size} columns: it names groups "
-            f"{int(index.min())} to {int(index.max())} of {int(counts.min())} to "
-            f"{int(counts.max())} columns."
+            f"{name}: g_idx is no list of {groups} groups of {size} columns; it names groups {low} "
+            f"to {high}."
         )
     return None if bool((index.diff() >= 0).all()) else index.argsort(stable=True)
 

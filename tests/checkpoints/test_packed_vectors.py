@@ -126,7 +126,9 @@ def test_an_older_configuration_of_gptq_is_read() -> None:
     assert read_recipe("child", files).method == "gptq"
 
 
-@pytest.mark.parametrize("index", [[0] * 20 + [1] * 12, [0] * 16 + [5] * 16, [-1] * 32])
+@pytest.mark.parametrize(
+    "index", [[0] * 20 + [1] * 12, [0] * 16 + [5] * 16, [-1] * 32, [0] * 31 + [2**31 - 1]]
+)
 def test_a_group_index_without_whole_groups_is_named(index: list[int], tmp_path: Path) -> None:
     parts = gptq_parts(_weight(4, 32)) | {"g_idx": torch.tensor(index).int()}
     settings = {"quant_method": "gptq", "bits": 4, "group_size": GROUP}
