@@ -193,16 +193,6 @@ def nearest_elements(weight: QuantizedWeight, parent: Tensor) -> tuple[Tensor, T
     return weight.from_tiles(codes), weight.from_tiles(values)
 
 
-def over_codes_db(weight: QuantizedWeight, parent: Tensor) -> float:
-    """Return the error over that of the nearest codes at the stored scales."""
-    _, nearest = nearest_elements(weight, parent)
-    total, least, energy = (
-        float(x.square().sum(dtype=torch.float64))
-        for x in (weight.values().nan_to_num(0, 0, 0) - parent, nearest - parent, parent)
-    )
-    return ratio_db(total, least, energy)
-
-
 def ratio_db(total: float, least: float, energy: float) -> float:
     """Return an error over another one in dB; rounding of float32 is no error."""
     floor = 1e-13 * energy

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qgate.checkpoints.accounting import FUSED
 from qgate.checkpoints.causes import LARGEST_DB, ExportFault, find_cause, wrong_groups, wrong_powers
-from qgate.checkpoints.compute import measure, over_codes_db
+from qgate.checkpoints.compute import measure
 from qgate.checkpoints.findings import LIMIT_DB, error_cause
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, WeightFigures
@@ -70,7 +70,7 @@ def explain_error(
             if _is_right(figures):
                 return ErrorExplanation(figures, SCALED, undone_by)
     steps = measure_steps(weight, parent)
-    figures = replace(figures, steps=steps, over_codes_db=over_codes_db(weight, parent))
+    figures = replace(figures, steps=steps, over_codes_db=steps.over_nearest_db)
     if is_error_passed_on(steps, weight.element) and (figures.over_codes_db or 0) < LARGEST_DB:
         if steps.share > 0.005 and (figures.over_codes_db or 0) > LIMIT_DB / 4:
             return ErrorExplanation(figures, "; ".join((*words, GPTQ)), undone_by)

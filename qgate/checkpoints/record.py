@@ -33,6 +33,7 @@ class ScaleFigures:
 class StepFigures:
     """Figures of codes beside the parent's nearest codes at the stored scales.
 
+    over_nearest_db   error over that of the nearest codes
     share       share of codes that are not the nearest
     largest     most steps from the nearest code
     rms         root of the mean squared steps: of all, of the worst row, of the worst column
@@ -42,6 +43,7 @@ class StepFigures:
     left_db     error of a column that other columns do not explain, over that of the nearest codes
     """
 
+    over_nearest_db: float
     share: float
     largest: int
     rms: float

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.compute import PER_DB, element_indices, nearest_elements
+from qgate.checkpoints.compute import PER_DB, element_indices, nearest_elements, ratio_db
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.record import StepFigures
 
@@ -52,7 +52,12 @@ def measure_steps(weight: QuantizedWeight, parent: Tensor) -> StepFigures:
     """Measure how far codes are from the parent's nearest codes, and in which manner."""
     errors = _errors(weight, parent)
     steps = errors.steps
+    total, least, energy = (
+        float(torch.linalg.vector_norm(x).double().square())
+        for x in (errors.error, errors.nearest_error, parent)
+    )
     return StepFigures(
+        over_nearest_db=ratio_db(total, least, energy),
         share=float((steps != 0).float().mean()),
         largest=int(steps.abs().max()),
         rms=_rms(steps),
@@ -134,21 +139,26 @@ def _left_db(weight: QuantizedWeight, errors: _Errors) -> float | None:
     step = -(-rows // ROWS)
     scales = weight.scales.abs().nan_to_num(0, 0, 0).mean(1)
     unit = scales.repeat_interleave(-(-rows // len(scales)))[:rows, None].clamp(min=1e-30)
-    left = (errors.error / unit)[::step].double()
+    error = (errors.error / unit)[::step]
     allowed = (errors.nearest_error / unit)[::step].double().square().mean(0)
-    count = min(COLUMNS, columns, len(left) // 4)
+    count = min(COLUMNS, columns, len(error) // 4)
     if count < 4 or not bool((allowed > 0).any()):
         return None
     allowed = allowed.clamp(min=float(allowed.median()) / 10)
+    squares = error.double().square().sum(0)
     picked = torch.zeros(columns, dtype=torch.bool)
+    basis = torch.zeros(count, len(error))
     total = 0.0
     for number in range(count):
         # A column that was picked explains one of as many parts as there are rows by chance.
-        ratios = left.square().mean(0) * len(left) / (len(left) - number) / allowed
+        ratios = squares / (len(error) - number) / allowed
         ratios[picked] = torch.inf
         column = int(ratios.argmin())
         total += float(ratios[column].clamp(min=1e-3).log10())
         picked[column] = True
-        direction = left[:, column] / left[:, column].norm().clamp(min=1e-30)
-        left = left - direction[:, None] * (direction @ left)
+        own = error[:, column]
+        for _ in range(2):
+            own = own - basis.T @ (basis @ own)
+        basis[number] = own / own.norm().clamp(min=1e-30)
+        squares = (squares - (basis[number] @ error).double().square()).clamp(min=0)
     return PER_DB * total / count
