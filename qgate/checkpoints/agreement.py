@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.compute import element_indices
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.opening import open_checkpoint
 from qgate.checkpoints.packings import StoredWeight, decode, find_weights
 from qgate.checkpoints.pairing import strip_prefix
 from qgate.checkpoints.recipe_files import read_recipe_file
 from qgate.checkpoints.recipes import read_recipe
+from qgate.checkpoints.steps import element_indices
 from qgate.checkpoints.stored import Checkpoint
 from qgate.errors import QgateError
 

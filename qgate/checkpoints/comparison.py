@@ -61,7 +61,7 @@ def compare(
     account(record, recipe, source, matches, weights)
     record.findings += fused_scales(stored, weights)
     record.findings += tied_weights(stored)
-    record.recipe = write_out(record, recipe, weights)
+    record.written_recipe = write_out(record, recipe, weights)
     record.findings.sort(key=lambda finding: -(finding.over_ideal_db or 0.0))
     return record
 

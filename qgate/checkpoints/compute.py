@@ -31,15 +31,6 @@ def element_range(element: str) -> tuple[float, float]:
     return -get(element).max, get(element).max
 
 
-def element_indices(weight: QuantizedWeight) -> Tensor:
-    """Return the position of each element among the values of its format, in rising order."""
-    elements = weight.float_elements()
-    if weight.element.startswith(("int", "uint")):
-        return elements
-    values = torch.from_numpy(get(weight.element).values()).float()
-    return torch.bucketize(elements, values[values.isfinite()].unique())
-
-
 def round_to(element: str, x: Tensor) -> Tensor:
     """Round to the nearest value of an element format, and saturate."""
     low, high = element_range(element)
@@ -102,7 +93,6 @@ class _Sums:
     zeros: int = 0
     ends: int = 0
     flushed: int = 0
-    zero_rows: int = 0
     energy: float = 0.0
     own_energy: float = 0.0
     rows: list[Tensor] = field(default_factory=list)
@@ -117,13 +107,11 @@ def measure(weight: QuantizedWeight, parent: Tensor | None = None) -> WeightFigu
         stop = start + len(chunk.elements)
         _add(sums, chunk, None if parent is None else parent[start:stop].float())
     count = weight.elements.numel()
-    codes = _narrow_values(weight).unique()
     figures = WeightFigures(
         count=count,
         not_finite=sums.not_finite,
         zero_share=sums.zeros / count if count else 0.0,
-        unused_codes=_count_unused(weight, codes),
-        code_count=len(codes),
+        unused_codes=_unused_codes(weight),
         at_ends_share=sums.ends / count if count else 0.0,
         scales=_scale_figures(weight, _median_ratio(weight, sums)),
     )
@@ -153,7 +141,6 @@ def _add(sums: _Sums, weight: QuantizedWeight, parent: Tensor | None) -> None:
     sums.ideal_scales.append(ideal_scales)
     if zeros:
         sums.flushed += int(((values == 0) & (ideal != 0)).count_nonzero())
-        sums.zero_rows += int(((norms == 0) & ideal.any(1)).count_nonzero())
     sums.energy += float(torch.linalg.vector_norm(parent).double().square())
     sums.own_energy += float(norms.double().square().sum())
     sums.rows.append(_squared_rows(values.sub_(parent)))
@@ -179,7 +166,6 @@ def _beside(figures: WeightFigures, sums: _Sums, count: int) -> WeightFigures:
         over_ideal_db=ratio_db(total, least, energy),
         worst_row=(row, float(PER_DB * torch.log10(ratios[row].clamp(min=1e-30)))),
         flushed_share=sums.flushed / count if count else 0.0,
-        zero_rows=sums.zero_rows,
     )
 
 
@@ -211,22 +197,18 @@ def _median_ratio(weight: QuantizedWeight, sums: _Sums) -> float | None:
     return float((weight.scales[both] / ideal[both]).log2().median())
 
 
-def _narrow_values(weight: QuantizedWeight) -> Tensor:
-    """List the values of an element format of up to 4 bits, in the units of elements."""
+def _unused_codes(weight: QuantizedWeight) -> int:
+    """Count the values of the element format that no element has, of formats up to 4 bits."""
     if weight.element == "fp4_e2m1":
-        return torch.from_numpy(get(weight.element).values()) / weight.unit
-    if weight.element in ("int4", "uint4", "int3", "uint3", "int2", "uint2"):
+        listed = torch.from_numpy(get(weight.element).values()) / weight.unit
+    elif weight.element in ("int4", "uint4", "int2", "uint2"):
         low, high = element_range(weight.element)
-        return torch.arange(low, high + 1)
-    return torch.empty(0)
-
-
-def _count_unused(weight: QuantizedWeight, values: Tensor) -> int:
-    """Count the values that no element has."""
+        listed = torch.arange(low, high + 1)
+    else:
+        return 0
     row = weight.elements.reshape(-1)
-    unused = 0
     for part in (row[:SAMPLE], row):
-        unused = sum(not bool((part == value).any()) for value in values.tolist())
+        unused = sum(not bool((part == value).any()) for value in listed.tolist())
         if not unused:
             break
     return unused
@@ -235,9 +217,6 @@ def _count_unused(weight: QuantizedWeight, values: Tensor) -> int:
 def _scale_figures(weight: QuantizedWeight, log2_ratio: float | None) -> ScaleFigures:
     scales = weight.scales
     finite = scales[scales.isfinite()]
-    low, high = element_range(weight.element)
-    zeros, codes = weight.zero_points, weight.scale_codes
-    is_e4m3 = codes is not None and codes.dtype == torch.float8_e4m3fn
     return ScaleFigures(
         count=scales.numel(),
         not_finite=int((~scales.isfinite()).sum()),
@@ -247,19 +226,4 @@ def _scale_figures(weight: QuantizedWeight, log2_ratio: float | None) -> ScaleFi
         largest=float(finite.max()) if finite.numel() else float("nan"),
         all_equal=scales.numel() > 1 and bool((scales == scales.reshape(-1)[0]).all()),
         log2_ratio=log2_ratio,
-        subnormal=_count_subnormal(codes) if is_e4m3 and codes is not None else 0,
-        zero_points_outside=0 if zeros is None else _count_outside(zeros, low, high),
     )
-
-
-def _count_outside(zeros: Tensor, low: float, high: float) -> int:
-    """Count whole zero points that are no codes; those with fractions are stored minima."""
-    if not bool((zeros == zeros.round()).all()):
-        return 0
-    return int(((zeros < low) | (zeros > high)).sum())
-
-
-def _count_subnormal(codes: Tensor) -> int:
-    """Count E4M3 codes below the smallest normal value, but not zeros."""
-    magnitudes = codes.contiguous().view(torch.uint8) & 0x7F
-    return int(((magnitudes > 0) & (magnitudes < 8)).sum())

@@ -13,12 +13,6 @@ LIMIT_DB = 1.0
 
 Scales of amax/7 against amax/7.5 of INT4 differ by 0.6 dB, the rules of MX by less than 0.9 dB.
 """
-SUBNORMAL_SHARE = 0.1
-"""Share of subnormal scales in E4M3 that right exporters stay under."""
-UNUSED_SHARE = 0.3
-"""Share of codes without an element that right exporters stay under."""
-MANY_SCALES = 64
-"""Scales from which on the largest values of groups have all codes at the ends."""
 BETTER_DB = -3.0
 """Error so far below the ideal one that the weight was not quantized as it says."""
 
@@ -38,16 +32,6 @@ def scale_causes(figures: WeightFigures) -> Iterator[str]:
         yield f"{scales.zero:,} of {count} are zero"
     if scales.all_equal and scales.count > 4:
         yield f"all {count} are equal, {scales.largest:.4g}: they were not made from the weight"
-    if scales.subnormal > SUBNORMAL_SHARE * scales.count:
-        yield (
-            f"{scales.subnormal:,} of {count} are subnormal in E4M3: the scale of the whole tensor "
-            "does not fit them"
-        )
-    if scales.zero_points_outside:
-        yield f"{scales.zero_points_outside:,} zero points are no codes of the elements"
-    is_sampled = figures.count > 4096 and scales.count >= MANY_SCALES
-    if is_sampled and figures.unused_codes > UNUSED_SHARE * figures.code_count:
-        yield f"{figures.unused_codes} of {figures.code_count} codes never occur"
     if figures.not_finite and not scales.not_finite:
         yield f"{figures.not_finite:,} of {figures.count:,} values are NaN or infinite"
 
@@ -67,8 +51,6 @@ def error_cause(figures: WeightFigures, explained: str) -> str:
     size = f"{decibels(over)} worse than ideal"
     if explained:
         return f"{explained}: {size}"
-    if figures.zero_rows:
-        return f"{figures.zero_rows:,} rows are zero, and the parent's are not: {size}"
     if figures.over_codes_db is not None and figures.over_codes_db > LIMIT_DB:
         return f"codes are not the nearest to the parent at the stored scales: {size}"
     ratio = figures.scales.log2_ratio

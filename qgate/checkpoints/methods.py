@@ -89,6 +89,7 @@ def explain_error(
     explained = (
         explained
         or _lone_scales(weight, values, parent)
+        or _zero_rows(values, parent)
         or _find_fault(weight, parent, wrong_powers(weight, parent), wrong_groups(parent))
     )
     return ErrorExplanation(figures, cause=error_cause(figures, explained))
@@ -142,6 +143,12 @@ def _lone_scales(weight: QuantizedWeight, values: Tensor, parent: Tensor) -> str
         if is_scaled(sizes)
     ]
     return f"{' and '.join(lines)}, which nothing undoes"
+
+
+def _zero_rows(values: Tensor, parent: Tensor) -> str:
+    """Count rows of zeros that the parent does not have."""
+    count = int((~values.any(1) & parent.any(1)).sum())
+    return f"{count:,} rows are zero, and the parent's are not" if count else ""
 
 
 # Tensors that are not quantized -------------------------------------------------------------------

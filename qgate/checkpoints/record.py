@@ -13,8 +13,6 @@ class ScaleFigures:
     """Counts of scales, and how they lie beside ideal ones.
 
     log2_ratio  median of log2(scale / ideal scale), None without a parent
-    subnormal   scales in E4M3 that have fewer bits than others
-    zero_points_outside   zero points that are no value of the elements
     """
 
     count: int
@@ -25,8 +23,6 @@ class ScaleFigures:
     largest: float
     all_equal: bool
     log2_ratio: float | None = None
-    subnormal: int = 0
-    zero_points_outside: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,6 @@ class StepFigures:
 class WeightFigures:
     """Figures of one quantized weight; errors are None without a parent.
 
-    unused_codes     values of an element format of up to 4 bits that no element has, of code_count
     error            sum of squared differences over that of the parent's values
     cosine           of the values and the parent's
     over_ideal_db    error over that of the ideal quantizer
@@ -67,7 +62,6 @@ class WeightFigures:
     worst_row        the row with the most error over ideal, and by how much in dB
     at_ends_share    share of elements at the smallest or largest value of the format
     flushed_share    share of values that are zero, and not in the ideal quantizer
-    zero_rows        rows of zeros that the parent does not have
     steps            of codes with more error than ideal ones
     """
 
@@ -75,7 +69,6 @@ class WeightFigures:
     not_finite: int
     zero_share: float
     unused_codes: int
-    code_count: int
     at_ends_share: float
     scales: ScaleFigures
     error: float | None = None
@@ -84,7 +77,6 @@ class WeightFigures:
     over_codes_db: float | None = None
     worst_row: tuple[int, float] | None = None
     flushed_share: float | None = None
-    zero_rows: int = 0
     steps: StepFigures | None = None
 
 
@@ -127,7 +119,7 @@ class CheckpointFinding:
 class CheckpointRecord:
     """The comparison of a quantized checkpoint with what it declares and with its parent.
 
-    recipe   what the checkpoint is, in the form of a recipe file
+    written_recipe   what the checkpoint is, in the form of a recipe file
     """
 
     child: str
@@ -137,7 +129,7 @@ class CheckpointRecord:
     findings: list[CheckpointFinding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unmatched_parents: list[str] = field(default_factory=list)
-    recipe: dict[str, object] = field(default_factory=dict)
+    written_recipe: dict[str, object] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain data."""

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.compute import PER_DB, element_indices, nearest_elements, ratio_db
+from qgate.checkpoints.compute import PER_DB, nearest_elements, ratio_db
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.record import StepFigures
+from qgate.formats import get
 
 LARGEST_RMS, LARGEST_ROW_RMS, LARGEST_COLUMN_RMS = 1.0, 1.6, 6.0
 """Limits of steps: GPTQ has up to 0.6, 1.0 and 4.2; swapped nibbles of INT4 have 3.5 in all."""
@@ -46,6 +47,15 @@ class _Errors:
     steps: Tensor
     error: Tensor
     nearest_error: Tensor
+
+
+def element_indices(weight: QuantizedWeight) -> Tensor:
+    """Return the position of each element among the values of its format, in rising order."""
+    elements = weight.float_elements()
+    if weight.element.startswith(("int", "uint")):
+        return elements
+    values = torch.from_numpy(get(weight.element).values()).float()
+    return torch.bucketize(elements, values[values.isfinite()].unique())
 
 
 def measure_steps(weight: QuantizedWeight, parent: Tensor) -> StepFigures:

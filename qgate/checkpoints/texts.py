@@ -76,10 +76,10 @@ def _formats(record: CheckpointRecord) -> Iterator[str]:
 
 def _recipe(record: CheckpointRecord) -> Iterator[str]:
     """Write out what the checkpoint is, as a file that --recipe takes."""
-    if record.recipe:
+    if record.written_recipe:
         yield ""
         yield "# What this checkpoint is; as a .yaml file, --recipe takes it"
-        text = yaml.safe_dump(record.recipe, sort_keys=False, width=100)
+        text = yaml.safe_dump(record.written_recipe, sort_keys=False, width=100)
         yield from (
             one_line(line) if not line.startswith(" ") else line for line in text.split("\n")[:-1]
         )

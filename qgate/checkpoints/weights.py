@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from qgate.checkpoints.code_causes import code_causes
 from qgate.checkpoints.compute import measure
 from qgate.checkpoints.findings import LIMIT_DB, declared_causes, error_cause, scale_causes
 from qgate.checkpoints.grids import QuantizedWeight
@@ -60,7 +61,7 @@ def _quantized_judgement(
     except QgateError as error:
         return result, [CheckpointFinding(weight.name, str(error))]
     figures = measure(decoded, source)
-    causes = list(scale_causes(figures))
+    causes = [*scale_causes(figures), *code_causes(decoded, figures)]
     if not causes and source is not None and layer is not None and _is_over(figures):
         explanation = explain_error(layer, decoded, source.float(), figures)
         figures, causes = explanation.figures, [explanation.cause]

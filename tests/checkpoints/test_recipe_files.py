@@ -19,20 +19,20 @@ from tests.checkpoints.methods import export_awq, export_gptq
 def test_the_recipe_written_out_is_one_to_give_back(name: str, tmp_path: Path) -> None:
     child = str(export(tmp_path / "child", name))
     record = compare(child)
-    assert record.recipe["ignore"] == ["lm_head"]
+    assert record.written_recipe["ignore"] == ["lm_head"]
     path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(record.recipe))
+    path.write_text(yaml.safe_dump(record.written_recipe))
     again = compare(child, recipe_file=str(path))
     assert again.findings == []
-    assert again.recipe == record.recipe
+    assert again.written_recipe == record.written_recipe
     for kind in (".json", ".toml"):
         other = path.with_suffix(kind)
-        targets = record.recipe["targets"]
+        targets = record.written_recipe["targets"]
         assert isinstance(targets, dict)
         toml = "ignore = ['lm_head']\n[targets]\n" + "\n".join(
             f"'{target}' = {_toml(entry)}" for target, entry in targets.items()
         )
-        other.write_text(json.dumps(record.recipe) if kind == ".json" else toml)
+        other.write_text(json.dumps(record.written_recipe) if kind == ".json" else toml)
         assert read_recipe_file(str(other)) == read_recipe_file(str(path))
 
 
@@ -63,7 +63,7 @@ def test_a_recipe_says_what_a_child_does_not(tmp_path: Path) -> None:
 def test_a_recipe_of_other_methods_is_given_back(name: str, tmp_path: Path) -> None:
     child = str((export_gptq if name == "gptq" else export_awq)(0).write(tmp_path / "child"))
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(compare(child).recipe))
+    recipe.write_text(yaml.safe_dump(compare(child).written_recipe))
     assert yaml.safe_load(recipe.read_text())["targets"] == {
         "Linear": {"format": "uint4", "block": 32}
     }
@@ -77,7 +77,7 @@ def test_layers_of_another_format_are_patterns(tmp_path: Path) -> None:
         if "down_proj" in name or "1.mlp.up_proj" in name:
             tensors[name] = tensor
     record = compare(str(write(tmp_path / "child", tensors, {})))
-    assert record.recipe == {
+    assert record.written_recipe == {
         "targets": {
             "Linear": {"format": "int8", "granularity": "channel"},
             "model.layers.*.mlp.down_proj": {"format": "fp8_e4m3", "granularity": "channel"},
@@ -86,7 +86,7 @@ def test_layers_of_another_format_are_patterns(tmp_path: Path) -> None:
         "ignore": ["lm_head"],
     }
     recipe = tmp_path / "recipe.json"
-    recipe.write_text(json.dumps(record.recipe))
+    recipe.write_text(json.dumps(record.written_recipe))
     assert compare(str(tmp_path / "child"), recipe_file=str(recipe)).findings == []
 
 
