@@ -1,4 +1,4 @@
-"""Parsers of text data, with limits that the standard library lacks."""
+"""Parsers of text data, with limits that the standard library and PyYAML lack."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import re
 import tomllib
 from typing import Any
 
+import yaml
+
 _MOST_DOTS = 100
+# What a document has after its aliases are put in; configurations have a hundred.
+_MOST_VALUES = 20_000
 
 
 def toml(text: str) -> dict[str, Any]:
@@ -18,3 +22,45 @@ def toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """A loader of plain data that refuses a key given twice, whose first value would be lost."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        names: set[str] = set()
+        for key_node, _ in node.value:
+            name = str(getattr(key_node, "value", ""))
+            if key_node.tag != "tag:yaml.org,2002:merge" and name in names:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {name!r} is there twice", key_node.start_mark
+                )
+            names.add(name)
+        return super().construct_mapping(node, deep)
+
+
+def plain_yaml(content: str) -> Any:
+    """Read YAML; aliases count as often as they are used, because a few lines could fill memory."""
+    loader = _Loader(content)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _values_in(node, {}, set()) > _MOST_VALUES:
+            raise ValueError(f"its aliases repeat what is there to more than {_MOST_VALUES} values")
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _values_in(node: Any, sizes: dict[int, int], inside: set[int]) -> int:
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) in inside:
+        raise ValueError("an alias stands for what it is a part of")
+    if id(node) not in sizes:
+        inside.add(id(node))
+        parts = node.value if isinstance(node, yaml.SequenceNode) else sum(node.value, ())
+        sizes[id(node)] = 1 + sum(_values_in(part, sizes, inside) for part in parts)
+        inside.discard(id(node))
+    return sizes[id(node)]

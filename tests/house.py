@@ -30,8 +30,8 @@ FLOORS = {
         5: "summaries modes causes",
         4: "capture scales dumps expected",
         3: "formats stats models results baselines engine charts",
-        2: "hooks storage devices documents kernels metrics",
-        1: "registry archives hashing records text",
+        2: "hooks storage devices kernels metrics",
+        1: "registry archives hashing records text documents",
         0: "errors exports _version",
     }.items()
     for room in rooms.split()

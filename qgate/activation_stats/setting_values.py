@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from qgate import formats
-from qgate.documents import toml
+from qgate.documents import plain_yaml
 from qgate.errors import QgateError, unknown
-from qgate.storage.locations import read_bytes
 
 if TYPE_CHECKING:
-    from qgate.storage.locations import Location
+    pass
 
-# What a configuration has after its aliases are put in; ours have a hundred.
-_MOST_VALUES = 20_000
 # A section whose name may be left out: outlier.threshold is visualization.outlier.threshold.
 UNSAID = "visualization."
 # Names that configuration files of others have for a key of here.
@@ -150,7 +147,7 @@ def split_list(text: str) -> list[Any]:
     text = text.strip()
     if text.startswith("[") and text.endswith("]"):
         with contextlib.suppress(yaml.YAMLError, ValueError, TypeError, RecursionError):
-            content = _plain_yaml(text)
+            content = plain_yaml(text)
             if isinstance(content, list):
                 return content
     items, depth, escaped = [""], 0, False
@@ -231,81 +228,3 @@ def _key_named(name: str, keys: Collection[str]) -> str:
 
 def _inside(section: str, keys: Collection[str]) -> list[str]:
     return [name for name in keys if name.startswith(f"{section}.")]
-
-
-# Files -------------------------------------------------------------------------------------------
-
-
-def read_config(path: Location) -> dict[Any, Any]:
-    """Return the content of a file, nested as it is there; an empty file has no keys."""
-    subject, kind = f"the configuration {str(path)!r}", path.suffix.lower()
-    if kind not in (".yaml", ".yml", ".toml"):
-        raise QgateError(f"{subject} is no .yaml, .yml or .toml file.")
-    try:
-        data = read_bytes(path, FileNotFoundError)
-        text = data.decode("utf-8-sig")
-        content = toml(text) if kind == ".toml" else _plain_yaml(text)
-    except UnicodeDecodeError as error:
-        raise QgateError(
-            f"{subject} is not text in UTF-8: byte 0x{data[error.start]:02x} at position "
-            f"{error.start}."
-        ) from None
-    except OSError as error:
-        why = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise QgateError(f"{subject} cannot be read: {why}.") from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        location = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        tabs = " Tabs are not allowed for indenting." if "'\\t'" in str(error.problem) else ""
-        why = re.sub(r"\s+", " ", str(error.problem or error.context)).rstrip(".")
-        raise QgateError(f"{subject} is broken YAML{location}: {why}.{tabs}") from None
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        language = "TOML" if kind == ".toml" else "YAML"
-        raise QgateError(f"{subject} is broken {language}: {error}.") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise QgateError(f"{subject} holds {type(content).__name__} and not keys with values.")
-    return content
-
-
-class _Loader(yaml.SafeLoader):
-    """A loader of plain data that refuses a key given twice, whose first value would be lost."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        names: set[str] = set()
-        for key_node, _ in node.value:
-            name = str(getattr(key_node, "value", ""))
-            if key_node.tag != "tag:yaml.org,2002:merge" and name in names:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {name!r} is there twice", key_node.start_mark
-                )
-            names.add(name)
-        return super().construct_mapping(node, deep)
-
-
-def _plain_yaml(content: str) -> Any:
-    """Read YAML; aliases count as often as they are used, because a few lines could fill memory."""
-    loader = _Loader(content)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if _values_in(node, {}, set()) > _MOST_VALUES:
-            raise ValueError(f"its aliases repeat what is there to more than {_MOST_VALUES} values")
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
-
-
-def _values_in(node: Any, sizes: dict[int, int], inside: set[int]) -> int:
-    if isinstance(node, yaml.ScalarNode):
-        return 1
-    if id(node) in inside:
-        raise ValueError("an alias stands for what it is a part of")
-    if id(node) not in sizes:
-        inside.add(id(node))
-        parts = node.value if isinstance(node, yaml.SequenceNode) else sum(node.value, ())
-        sizes[id(node)] = 1 + sum(_values_in(part, sizes, inside) for part in parts)
-        inside.discard(id(node))
-    return sizes[id(node)]

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from qgate.activation_stats.setting_values import (
     SettingKey,
     full_name,
-    read_config,
     resolve_keys,
     value_of,
 )
 from qgate.errors import QgateError, unknown
+from qgate.storage.documents import read_document
 from qgate.storage.locations import user_location
 
 if TYPE_CHECKING:
@@ -225,7 +225,8 @@ def read_settings(
     values: dict[str, Any] = {}
     if path is not None:
         location = user_location(path)
-        for name, value in resolve_keys(read_config(location), KEYS, str(location)).items():
+        document = read_document(location, "configuration")
+        for name, value in resolve_keys(document, KEYS, str(location)).items():
             values[name] = value_of(KEYS[name], value, where=f"{location}: ")
     given_as: dict[str, str] = {}
     for option, text in overrides:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -13,6 +14,8 @@ from qgate.checkpoints.stored import Checkpoint
 
 NOT_LINEAR = ("embed", "norm", "wte", "wpe", "router", "conv")
 """Words in the names of two-dimensional weights that a recipe's "Linear" does not mean."""
+MANY = 8
+"""Weights of one kind from which on one finding counts them."""
 TIED = "lm_head"
 HELPERS = ("input_scale", "input_global_scale", "k_scale", "v_scale", "output_scale")
 """Endings of tensors that belong to activations and caches, which a parent has not."""
@@ -43,18 +46,25 @@ def account(
     for pattern in recipe.idle_patterns(modules):
         record.findings.append(CheckpointFinding(pattern, "this ignore pattern matches no module"))
     if recipe.method:
-        skipped = [weight for weight in weights if _is_skipped(weight, recipe)]
-        record.findings += [
-            CheckpointFinding(
-                weight.name,
-                f"it is not quantized, and the recipe declares "
-                f"{recipe.format_of(weight.name.removesuffix('.weight'))}",
-            )
-            for weight in skipped
-        ]
+        record.findings += _skipped(weights, recipe)
 
 
-def _is_skipped(weight: StoredWeight, recipe: Recipe) -> bool:
+def _skipped(weights: list[StoredWeight], recipe: Recipe) -> Iterator[CheckpointFinding]:
+    """Find weights that were left out; of many with one name but for numbers, say how many."""
+    names: dict[str, list[str]] = {}
+    for weight in weights:
+        if is_skipped(weight, recipe):
+            names.setdefault(re.sub(r"\.\d+(?=\.)", ".*", weight.name), []).append(weight.name)
+    for pattern, members in names.items():
+        declared = recipe.format_of(members[0].removesuffix(".weight"))
+        words = f"not quantized, and the recipe declares {declared}"
+        if len(members) > MANY:
+            yield CheckpointFinding(pattern, f"{len(members):,} weights are {words}")
+        else:
+            yield from (CheckpointFinding(name, f"it is {words}") for name in members)
+
+
+def is_skipped(weight: StoredWeight, recipe: Recipe) -> bool:
     """Return True for a linear layer's weight that the recipe quantizes and the child does not."""
     entry = next(iter(weight.parts.values()))
     module = weight.name.removesuffix(".weight")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from qgate.checkpoints.compute import measured, squared
-from qgate.checkpoints.grids import QuantizedWeight
+from qgate.checkpoints.grids import QuantizedWeight, widen
+from qgate.checkpoints.ideal import ideal_values
 
-EXPLAINED_DB = 0.5
+EXPLAINED_DB = 0.7
 """Error over the ideal one at which an undone fault counts as the cause."""
+UNBALANCED = 0.25
+"""Largest share by which groups may be larger or smaller than all others to be the right ones."""
+LARGEST_DB = 9.0
+"""Error over the ideal one that a right method may have at most."""
 Change = Callable[[QuantizedWeight], QuantizedWeight | None]
 
 
@@ -24,19 +30,34 @@ class ExportFault:
     undo: Change
 
 
-def find_cause(weight: QuantizedWeight, parent: Tensor, *, is_part: bool = False) -> str:
-    """Name the fault without which a weight would be as an ideal quantizer makes it.
+Acceptance = Callable[[QuantizedWeight, Tensor], bool]
+"""Says of a weight with more error than an ideal one whether a method makes it so on purpose."""
 
-    is_part   these are leading rows of a weight, where what moved has ends that are not here
+
+def find_cause(
+    weight: QuantizedWeight,
+    parent: Tensor,
+    accepts: Acceptance | None = None,
+    faults: Iterable[ExportFault] = (),
+    *,
+    is_part: bool = False,
+) -> str:
+    """Name the fault without which a weight would be as a right quantizer makes it.
+
+    faults   those to try, instead of all that need no parent
+    is_part  these are leading rows of a weight, where what moved has ends that are not here
     """
     start, stop = _inner_rows(weight) if is_part else (0, len(weight.elements))
-    least = measured(weight.rows(start, stop), parent[start:stop]).least
-    allowed = least * 10 ** (EXPLAINED_DB / 10)
-    for fault in _faults(weight):
+    source = parent[start:stop]
+    least = measured(weight.rows(start, stop), source).least
+    allowed, worst = (least * 10 ** (over / 10) for over in (EXPLAINED_DB, LARGEST_DB))
+    for fault in faults or _faults(weight):
         undone = fault.undo(weight)
         if undone is None:
             continue
-        if _is_within(undone.rows(start, stop), parent[start:stop], allowed):
+        undone = undone.rows(start, stop)
+        error = _error_up_to(worst if accepts is not None else allowed, undone, source)
+        if error <= allowed or (error <= worst and accepts is not None and accepts(undone, source)):
             return fault.words
     return ""
 
@@ -47,26 +68,35 @@ def _inner_rows(weight: QuantizedWeight) -> tuple[int, int]:
     return (starts[1], starts[-1]) if len(starts) > 2 else (0, len(weight.elements))
 
 
-def _is_within(weight: QuantizedWeight, parent: Tensor, allowed: float) -> bool:
+def _error_up_to(allowed: float, weight: QuantizedWeight, parent: Tensor) -> float:
     """Add up the error of a weight until it is more than allowed."""
     total = 0.0
     for start, stop in weight.spans():
         total += squared(weight.rows(start, stop).values() - parent[start:stop].float())
         if not total <= allowed:
-            return False
-    return True
+            return math.inf
+    return total
 
 
 def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
     yield ExportFault("neighboring codes are swapped (the order of nibbles)", _pairs_swapped)
+    yield ExportFault("the codes of each word are in reversed order", _words_reversed)
     for power in (1, -1, 2, -2):
         yield ExportFault(
             f"all scales are {2 ** abs(power)} times too {'high' if power > 0 else 'low'}",
             lambda w, power=power: replace(w, scales=w.scales * 2.0**-power),  # type: ignore[misc]
         )
     yield ExportFault("scales are stored inverted", lambda w: replace(w, scales=1 / w.scales))
-    yield ExportFault("every scale belongs to the group before it", lambda w: _moved(w, -1))
-    yield ExportFault("every scale belongs to the group after it", lambda w: _moved(w, 1))
+    for step, side in ((-1, "before"), (1, "after")):
+        yield ExportFault(
+            f"every scale belongs to the group {side} it",
+            lambda w, step=step: _moved(w, step),  # type: ignore[misc]
+        )
+        if weight.zero_points is not None:
+            yield ExportFault(
+                f"every scale belongs to the group {side} it, zero points do not",
+                lambda w, step=step: _keep_zeros(_moved(w, step), w),  # type: ignore[misc]
+            )
     yield ExportFault("scales of neighboring groups are swapped", _scales_swapped)
     yield ExportFault("scales stand in the order of columns, not of rows", _scales_transposed)
     yield ExportFault("scales are swizzled in tiles of 128 x 4", _unswizzled)
@@ -80,6 +110,7 @@ def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
             )
         yield ExportFault("zero points are left out", lambda w: replace(w, zero_points=None))
     yield ExportFault("rows stand in another order: moved by one", lambda w: _rows_moved(w, 1))
+    yield ExportFault("every square part is transposed", _transposed)
 
 
 def _less(zero_points: Tensor | None, step: int) -> Tensor | None:
@@ -101,19 +132,39 @@ def _as_bytes(elements: Tensor) -> Tensor:
     return elements.contiguous().view(torch.uint8) if is_byte else elements
 
 
+def _words_reversed(weight: QuantizedWeight) -> QuantizedWeight | None:
+    bits = int(weight.element[-1]) if weight.element.startswith(("int", "uint")) else 4
+    rows, columns = weight.elements.shape
+    if bits not in (2, 4, 8) or columns % (32 // bits):
+        return None
+    words = _as_bytes(weight.elements).reshape(rows, -1, 32 // bits)
+    reversed_words = words.flip(2).reshape(rows, columns).view(weight.elements.dtype)
+    return replace(weight, elements=reversed_words)
+
+
 def _moved(weight: QuantizedWeight, step: int) -> QuantizedWeight | None:
     if weight.scales.numel() < 2:
         return None
-    moved = weight.scales.reshape(-1).roll(step).reshape(weight.scales.shape)
-    return replace(weight, scales=moved)
+    return _with_moved_scales(weight, lambda x: x.reshape(-1).roll(step).reshape(x.shape))
+
+
+def _keep_zeros(moved: QuantizedWeight | None, weight: QuantizedWeight) -> QuantizedWeight | None:
+    return None if moved is None else replace(moved, zero_points=weight.zero_points)
+
+
+def _with_moved_scales(
+    weight: QuantizedWeight, move: Callable[[Tensor], Tensor]
+) -> QuantizedWeight:
+    """Move scales, and zero points with them."""
+    zeros = None if weight.zero_points is None else move(weight.zero_points)
+    return replace(weight, scales=move(weight.scales), zero_points=zeros)
 
 
 def _scales_swapped(weight: QuantizedWeight) -> QuantizedWeight | None:
     count = weight.scales.numel()
     if count < 2 or count % 2:
         return None
-    swapped = weight.scales.reshape(-1, 2).flip(1).reshape(weight.scales.shape)
-    return replace(weight, scales=swapped)
+    return _with_moved_scales(weight, lambda x: x.reshape(-1, 2).flip(1).reshape(x.shape))
 
 
 def _scales_transposed(weight: QuantizedWeight) -> QuantizedWeight | None:
@@ -130,6 +181,63 @@ def _unswizzled(weight: QuantizedWeight) -> QuantizedWeight | None:
         return None
     tiled = weight.scales.reshape(rows // 128, columns // 4, 32, 4, 4)
     return replace(weight, scales=tiled.permute(0, 3, 2, 1, 4).reshape(rows, columns))
+
+
+def _transposed(weight: QuantizedWeight) -> QuantizedWeight | None:
+    """Swap rows and columns of a square matrix, or of square matrices below each other."""
+    rows, columns = weight.elements.shape
+    if rows % columns or columns < 2:
+        return None
+    turned = weight.values().reshape(-1, columns, columns).transpose(1, 2).reshape(rows, columns)
+    return replace(
+        weight, elements=turned, scales=torch.ones(1, 1), tile=(rows, columns), zero_points=None,
+        scale_codes=None, unit=1.0, order=None,
+    )  # fmt: skip
+
+
+def wrong_groups(parent: Tensor) -> ExportFault:
+    """Return the fault of scales that belong to other columns; it is the last to be tried."""
+    words = "columns belong to other groups than those whose scales they have (g_idx)"
+    return ExportFault(words, lambda weight: _regrouped(weight, parent))
+
+
+def wrong_powers(weight: QuantizedWeight, parent: Tensor) -> ExportFault:
+    """Return the fault of some scales that are powers of two away from ideal ones."""
+    _, ideal = ideal_values(weight, parent.float())
+    if ideal.shape != weight.scales.shape:
+        return ExportFault("", lambda _: None)
+    usable = (weight.scales > 0) & (ideal > 0) & weight.scales.isfinite()
+    powers = torch.where(usable, (weight.scales / ideal.clamp(min=1e-30)).log2().round(), 0.0)
+    count = int(powers.count_nonzero())
+    words = f"{count:,} of {powers.numel():,} scales are off by powers of two"
+    scales = weight.scales * 2.0**-powers
+    return ExportFault(words, lambda w: replace(w, scales=scales) if count else None)
+
+
+def _regrouped(weight: QuantizedWeight, parent: Tensor) -> QuantizedWeight | None:
+    """Give every column the scales of the group that fit its codes best."""
+    rows, columns = weight.elements.shape
+    count = weight.scales.shape[1]
+    if len(weight.scales) != rows or not 1 < count <= 512 or weight.tile[1] >= columns:
+        return None
+    zeros = torch.zeros_like(weight.scales) if weight.zero_points is None else weight.zero_points
+    step = -(-rows // 256)
+    grids = torch.stack([weight.scales, zeros])
+    elements, values = widen(weight.elements[::step]) * weight.unit, parent[::step].float()
+    errors = torch.stack(
+        [
+            ((elements - zero[::step, None]) * scale[::step, None] - values).square().sum(0)
+            for scale, zero in grids.permute(2, 0, 1)
+        ]
+    )
+    groups = errors.argmin(0)
+    size = columns / count
+    if float((groups.bincount(minlength=count) - size).abs().max()) > UNBALANCED * size:
+        return None
+    scales, zeros = grids[:, :, groups]
+    return replace(
+        weight, scales=scales, zero_points=zeros, tile=(1, 1), scale_codes=None, order=None
+    )
 
 
 def _rows_moved(weight: QuantizedWeight, step: int) -> QuantizedWeight:

@@ -10,9 +10,12 @@ from torch import Tensor
 
 from qgate.checkpoints.accounting import account, fused_scales
 from qgate.checkpoints.blocks import worst_block
+from qgate.checkpoints.methods import settle_methods
 from qgate.checkpoints.opening import open_again, open_checkpoint
 from qgate.checkpoints.packings import StoredWeight, decode, find_weights
 from qgate.checkpoints.pairing import ParentMatch, match_by_content, match_by_name
+from qgate.checkpoints.plain import tied_weights
+from qgate.checkpoints.recipe_files import read_recipe_file, write_out
 from qgate.checkpoints.recipe_texts import recipe_lines
 from qgate.checkpoints.recipes import Recipe, read_recipe
 from qgate.checkpoints.record import CheckpointRecord, WorstBlock, worst_first
@@ -67,12 +70,17 @@ class CheckpointPair:
         """Add to a record what is missing, unexpected, left out, or cannot be fused."""
         account(record, self.recipe, self.parent, self.matches, self.weights)
         record.findings += fused_scales(self.child, self.weights)
+        record.findings += tied_weights(self.child)
 
 
-def open_pair(child: str, parent: str | None) -> CheckpointPair:
+def open_pair(child: str, parent: str | None, recipe_file: str | None = None) -> CheckpointPair:
     """Open a checkpoint and its parent, and match their weights; an error if they are no pair."""
     stored = open_checkpoint(child)
-    recipe = read_recipe(child, stored.configuration)
+    recipe = (
+        read_recipe(child, stored.configuration)
+        if recipe_file is None
+        else read_recipe_file(recipe_file)
+    )
     source = None if parent is None else open_checkpoint(parent)
     weights = find_weights(stored)
     _check_quantized(child, weights, recipe)
@@ -88,6 +96,7 @@ def compare(
     child: str,
     parent: str | None = None,
     progress: Progress | None = None,
+    recipe_file: str | None = None,
     *,
     workers: Workers | int = 1,
     unfinished: Path | None = None,
@@ -97,18 +106,21 @@ def compare(
 
     child, parent   folders or single files, at paths or URLs
     progress        called with the number of weights done, and of all
+    recipe_file     what was meant, instead of what the child declares
     workers         processes on this machine, or a Ray cluster; the record is the same
     unfinished      a folder for the results of a run that is killed, which the next one takes over
     blocks          weights whose worst block is kept, which reads them once more
     """
-    pair = open_pair(child, parent)
+    pair = open_pair(child, parent, recipe_file)
     record = CheckpointRecord(child, parent, pair.recipe.method)
     record.recipe = recipe_lines(pair.recipe)
     for judged, findings in judgements(pair, workers_of(workers), unfinished, progress):
         record.weights.append(judged)
         record.findings += findings
     check_alike(record)
+    settle_methods(record)
     pair.account(record)
+    record.written_recipe = write_out(record, pair.recipe, pair.weights)
     worst = [pair.worst_block(weight.name) for weight, _ in worst_first(record.weights)[:blocks]]
     record.blocks = [block for block in worst if block is not None]
     record.findings.sort(key=lambda finding: -(finding.over_ideal_db or 0.0))
@@ -164,15 +176,15 @@ def _check_pair(
 
 def check_alike(record: CheckpointRecord) -> None:
     """Refuse a parent of equal names and other values."""
-    cosines = [
-        weight.figures.cosine
+    compared = [
+        weight.method != "" or weight.figures.cosine > ALIKE
         for weight in record.weights
         if weight.figures is not None and weight.figures.cosine is not None
     ]
-    alike = sum(cosine > ALIKE for cosine in cosines)
-    if cosines and alike < len(cosines) / 2:
+    alike = sum(compared)
+    if compared and alike < len(compared) / 2:
         raise QgateError(
-            f"{record.parent!r} is not the parent of {record.child!r}: {alike} of {len(cosines)} "
+            f"{record.parent!r} is not the parent of {record.child!r}: {alike} of {len(compared)} "
             "quantized weights are like their counterparts in it."
         )
 

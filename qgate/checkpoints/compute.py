@@ -28,6 +28,7 @@ from qgate.checkpoints.ideal import (
     round_to,
 )
 from qgate.checkpoints.record import ScaleFigures, WeightFigures
+from qgate.checkpoints.scale_codes import ScaleCodeSums
 from qgate.formats import get
 
 Array = np.ndarray[Any, Any]
@@ -176,6 +177,7 @@ class Measurement:
         self._height, self._element = weight.tile[0], weight.element
         self._count = rows * columns
         self._scales = ScaleSums(every=-(-tiles // RATIOS) or 1)
+        self._scale_codes = ScaleCodeSums()
         self._memory = thread_memory()
         self._unused: list[float] | None = None
         self._not_finite = self._zeros = self._ends = self._flushed = 0
@@ -197,6 +199,10 @@ class Measurement:
         if not rows or not columns:
             return
         self._see_codes(weight)
+        if weight.order is not None:
+            # Sums of rows are the same in any order of columns.
+            parent = None if parent is None else parent.index_select(1, weight.order)
+            weight = weight.in_order()
         width = min(weight.tile[1], columns)
         step = max(1, 2 * CHUNK // rows // width) * width
         is_new = self._height <= TALL or start % self._height == 0
@@ -214,6 +220,7 @@ class Measurement:
                 ideal = self._add_differences(part, work, its, sums)
             if is_new:
                 self._scales.add(part.scales, ideal)
+                self._scale_codes.add(part)
         if parent is not None:
             self._rows.append(sums[0])
             self._ideal_rows.append(sums[1])
@@ -290,6 +297,8 @@ class Measurement:
             unused_codes=len(self._unused or ()),
             at_ends_share=self._ends / count if count else 0.0,
             scales=self._scales.figures(),
+            subnormal_scales=self._scale_codes.subnormal,
+            outside_zero_points=self._scale_codes.outside_zero_points,
         )
         return self._beside(figures) if self._rows else figures
 
@@ -334,20 +343,15 @@ def _codes(weight: QuantizedWeight) -> list[float]:
     return codes if weight.elements.is_floating_point() else [int(code) for code in codes]
 
 
-def over_codes_db(weight: QuantizedWeight, parent: Tensor) -> float:
-    """Return the error over that of the nearest codes at the stored scales."""
-    total = least = energy = 0.0
-    for start, stop in weight.spans():
-        chunk, source = weight.rows(start, stop), parent[start:stop].float()
-        scales = chunk.scales[:, None, :, None]
-        usable = torch.where((scales > 0) & scales.isfinite(), scales, 1.0)
-        zeros = 0.0 if chunk.zero_points is None else chunk.zero_points[:, None, :, None]
-        codes = round_to(chunk.element, chunk.in_tiles(source) / usable + zeros)
-        nearest = chunk.from_tiles((codes - zeros) * torch.where(scales.isfinite(), scales, 0.0))
-        total += squared(chunk.values().nan_to_num(0, 0, 0) - source)
-        least += squared(nearest - source)
-        energy += squared(source)
-    return ratio_db(total, least, energy)
+def nearest_elements(weight: QuantizedWeight, parent: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the elements nearest to the parent at the stored scales, and their values."""
+    parent = parent.float()
+    scales = weight.scales[:, None, :, None]
+    usable = torch.where((scales > 0) & scales.isfinite(), scales, 1.0)
+    zeros = 0.0 if weight.zero_points is None else weight.zero_points[:, None, :, None]
+    codes = round_to(weight.element, weight.in_tiles(parent) / usable + zeros)
+    values = (codes - zeros) * torch.where(scales.isfinite(), scales, 0.0)
+    return weight.from_tiles(codes), weight.from_tiles(values)
 
 
 def squared(x: Tensor) -> float:

@@ -19,6 +19,9 @@ BETTER_DB = -3.0
 
 def scale_causes(figures: WeightFigures) -> Iterator[str]:
     """Name what is wrong with scales and values whatever the parent is."""
+    if figures.zero_share == 1.0 and not figures.scales.not_finite:
+        yield "all values are zero"
+        return
     scales = figures.scales
     count = f"{scales.count:,} scale{'s' * (scales.count != 1)}"
     if scales.not_finite:
@@ -32,8 +35,6 @@ def scale_causes(figures: WeightFigures) -> Iterator[str]:
         yield f"all {count} are equal, {value:.4g}: they were not made from the weight"
     if figures.not_finite and not scales.not_finite:
         yield f"{figures.not_finite:,} of {figures.count:,} values are NaN or infinite"
-    if figures.zero_share == 1.0:
-        yield "all values are zero"
 
 
 def error_cause(figures: WeightFigures, explained: str) -> str:

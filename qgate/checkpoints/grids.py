@@ -27,6 +27,7 @@ class QuantizedWeight:
     tile         rows and columns of a tile
     zero_points  one per tile, in units of elements
     scale_codes  the scales as they are stored, where they have a format of their own
+    order        the columns in the order of their tiles, None where tiles are neighbors
     """
 
     element: str
@@ -36,6 +37,7 @@ class QuantizedWeight:
     zero_points: Tensor | None = None
     scale_codes: Tensor | None = None
     unit: float = 1.0
+    order: Tensor | None = None
 
     def values(self) -> Tensor:
         """Return the dequantized weight in float32."""
@@ -51,6 +53,7 @@ class QuantizedWeight:
 
     def in_tiles(self, x: Tensor) -> Tensor:
         """View rows x columns as tile rows x rows of a tile x tile columns x columns of a tile."""
+        x = x if self.order is None else x.index_select(1, self.order)
         rows, columns = x.shape
         height, width = min(self.tile[0], rows), min(self.tile[1], columns)
         pad = (0, -columns % width, 0, -rows % height)
@@ -61,7 +64,16 @@ class QuantizedWeight:
         """View tiles as rows x columns again."""
         whole = x.reshape(x.shape[0] * x.shape[1], -1)
         rows, columns = self.elements.shape
-        return whole[:rows, :columns] if whole.shape != (rows, columns) else whole
+        whole = whole[:rows, :columns] if whole.shape != (rows, columns) else whole
+        return whole if self.order is None else whole.index_select(1, self.order.argsort())
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Repeat what tiles have for every element."""
+        height, width = self.tile
+        rows, columns = self.elements.shape
+        tiles = x.repeat_interleave(min(height, rows), 0).repeat_interleave(min(width, columns), 1)
+        tiles = tiles[:rows, :columns]
+        return tiles if self.order is None else tiles.index_select(1, self.order.argsort())
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -88,6 +100,13 @@ class QuantizedWeight:
             zero_points=None if self.zero_points is None else self.zero_points[tiles],
             scale_codes=None if self.scale_codes is None else self.scale_codes[tiles],
         )
+
+    def in_order(self) -> QuantizedWeight:
+        """Return the weight with its columns in the order of their tiles."""
+        if self.order is None:
+            return self
+        # torch gathers no FP8; the elements of GPTQ, which has an order, are bytes.
+        return replace(self, elements=self.elements.index_select(1, self.order), order=None)
 
     def columns(self, start: int, stop: int) -> QuantizedWeight:
         """Return columns that are whole tiles."""
@@ -120,6 +139,13 @@ def row_spans(shape: tuple[int, int], height: int, together: int = 1) -> Iterato
         end = min(tile + height, rows)
         for start in range(tile, end, step):
             yield start, min(start + step, end)
+
+
+def leading_rows(shape: tuple[int, int], unit: int, most: int) -> int:
+    """Return how many leading rows have so many elements at most, in whole units if one fits."""
+    rows, columns = shape
+    count = most // max(1, columns)
+    return min(rows, max(1, count // unit) * unit if count >= unit else max(1, count))
 
 
 def widen(elements: Tensor) -> Tensor:
@@ -180,6 +206,8 @@ def from_nibbles(packed: Tensor) -> Tensor:
 
 def from_words(packed: Tensor, bits: int, count: int) -> Tensor:
     """Return the unsigned codes of int32 words along the last axis, the lowest bits first."""
+    if bits == 3:
+        return _from_stream(packed, bits, count)
     codes = packed.reshape(-1).contiguous().view(torch.uint8).reshape(*packed.shape[:-1], -1)
     return (codes if bits == 8 else _looked_up(codes, _CODES[bits]))[..., :count]
 
@@ -189,6 +217,15 @@ def _looked_up(packed: Tensor, table: Tensor) -> Tensor:
     wide = {2: torch.int16, 4: torch.int32}[table.shape[1]]
     rows = table.view(wide).reshape(-1).index_select(0, packed.reshape(-1).int())
     return rows.view(table.dtype).reshape(*packed.shape[:-1], -1)
+
+
+def _from_stream(packed: Tensor, bits: int, count: int) -> Tensor:
+    """Return codes of 3 bits, which go on in the next word."""
+    position = torch.arange(count) * bits
+    word, shift = position // 32, position % 32
+    wide = packed.long() & 0xFFFFFFFF
+    wide = wide | torch.nn.functional.pad(wide[..., 1:], (0, 1)) << 32
+    return ((wide[..., word] >> shift) & ((1 << bits) - 1)).to(torch.uint8)
 
 
 def decode_e8m0(codes: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from qgate.text import decibels
 
 NO_LAYER = "–"
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
-_KEPT = {"equal": "kept as it is", "cast": "cast", "changed": "changed", "unmatched": "no parent"}
+_KEPT = {"equal": "kept as it is", "cast": "cast", "changed": "changed", "undoes": "changed",
+         "unmatched": "no parent"}  # fmt: skip
 
 
 @dataclass
@@ -39,11 +40,14 @@ class MapCell:
         step, text, words = "", "=", self._kept()
         if self.worst is not None:
             weight, over = self.worst
-            step = f"h{margin_step(max(over, 0.0) / LIMIT_DB)}"
+            # An error that a method makes has no limit.
+            step = f"h{margin_step(0.0 if weight.method else max(over, 0.0) / LIMIT_DB)}"
             text = f"{over:.1f}".replace("-0.0", "0.0").replace("-", "−")
             words = f"{weight.name}: {decibels(over, 2)} over ideal, {weight.format}"
+            words += f", {weight.method}" if weight.method else ""
         elif any(weight.outcome == "quantized" for weight in self.weights):
-            text, words = "q", f"{self.weights[0].format}, no parent to compare with"
+            reason = self.weights[0].method or "no parent to compare with"
+            text, words = "q", f"{self.weights[0].format}, {reason}"
         elif not self.weights:
             text = ""
         if self.findings:

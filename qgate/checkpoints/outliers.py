@@ -24,19 +24,19 @@ class OutlierWeight(NamedTuple):
 
 
 def find_outliers(record: CheckpointRecord) -> list[OutlierWeight]:
-    """Return weights with much more error than others of one format, the worst first.
+    """Return weights with much more error than others of one format and method, the worst first.
 
     Those that have a finding are left out.
     """
     subjects = {finding.subject for finding in record.findings}
-    by_format: dict[str, list[tuple[WeightRecord, float]]] = {}
+    alike: dict[tuple[str, str], list[tuple[WeightRecord, float]]] = {}
     for weight in record.weights:
         error = None if weight.figures is None else weight.figures.error
         if error is not None and error > 0:
             entry = weight, 10 * math.log10(error)
-            by_format.setdefault(weight.format, []).append(entry)
+            alike.setdefault((weight.format, weight.method), []).append(entry)
     outliers = []
-    for entries in by_format.values():
+    for entries in alike.values():
         if len(entries) < _FEWEST:
             continue
         usual = median(error for _, error in entries)

@@ -20,6 +20,7 @@ from qgate.checkpoints.grids import (
     from_nibbles,
     from_words,
 )
+from qgate.checkpoints.recipes import gptq_zero_offset
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.errors import QgateError, first_line
 
@@ -34,6 +35,7 @@ class Parts:
 
     shapes  the shapes of its tensors in the file, of which `tensors` may be a part
     rows    how many rows the weight has, where `tensors` are some of them
+    zero_offset  by how much GPTQ stores zero points too low
     """
 
     name: str
@@ -41,6 +43,7 @@ class Parts:
     bits: int = 0
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     rows: int = 0
+    zero_offset: int = 1
 
     def __getitem__(self, ending: str) -> Tensor:
         return self.tensors[ending]
@@ -177,21 +180,36 @@ def _mxfp4(parts: Parts) -> QuantizedWeight:
 
 
 def _gptq(parts: Parts) -> QuantizedWeight:
-    """Decode GPTQ: words along the inputs, zero points stored less one, groups by `g_idx`."""
+    """Decode GPTQ: words along the inputs, groups by `g_idx`.
+
+    Zero points are stored less one, those of version 2 as they are.
+    """
     scales = parts["scales"].float()
     groups, rows = scales.shape
     words = parts["qweight"]
     bits = parts.bits or 4
     columns = words.shape[0] * 32 // bits
     elements = from_words(words.T, bits, columns)
-    zeros = from_words(parts["qzeros"], bits, rows).float() + 1
-    per_group, zero_points = scales.T.contiguous(), zeros.T.contiguous()
+    zeros = from_words(parts["qzeros"], bits, rows) + parts.zero_offset & (1 << bits) - 1
     index = parts.get("g_idx")
-    tile = (1, columns // groups)
-    if index is not None and not torch.equal(index.long(), torch.arange(columns) // tile[1]):
-        per_group, zero_points = per_group[:, index.long()], zero_points[:, index.long()]
-        tile = (1, 1)
-    return QuantizedWeight(f"uint{bits}", elements, per_group, tile, zero_points)
+    order = None if index is None else _order_of_groups(index.long(), groups, parts.name)
+    return QuantizedWeight(
+        f"uint{bits}", elements, scales.T.contiguous(), (1, columns // groups),
+        zeros.T.float().contiguous(), order=order,
+    )  # fmt: skip
+
+
+def _order_of_groups(index: Tensor, groups: int, name: str) -> Tensor | None:
+    """Return the columns in the order of their groups, None if they stand in it."""
+    size = -(-len(index) // groups)
+    low, high = int(index.min()), int(index.max())
+    is_whole = 0 <= low <= high < groups and len(index) > (groups - 1) * size
+    if not is_whole or not bool((index.bincount(minlength=groups)[:-1] == size).all()):
+        raise QgateError(
+            f"{name}: g_idx is no list of {groups} groups of {size} columns; it names groups {low} "
+            f"to {high}."
+        )
+    return None if bool((index.diff() >= 0).all()) else index.argsort(stable=True)
 
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -362,7 +380,8 @@ def _logical_name(prefix: str, separator: str) -> str:
 def decode(checkpoint: Checkpoint, weight: StoredWeight, bits: int = 0) -> QuantizedWeight:
     """Read and decode a quantized weight; `bits` of integers as the recipe declares them."""
     tensors = {ending: checkpoint.read(entry.name) for ending, entry in weight.parts.items()}
-    return decode_parts(weight, Parts(weight.name, tensors, bits))
+    offset = gptq_zero_offset(checkpoint.configuration)
+    return decode_parts(weight, Parts(weight.name, tensors, bits, zero_offset=offset))
 
 
 def decode_parts(weight: StoredWeight, parts: Parts) -> QuantizedWeight:

@@ -16,15 +16,15 @@ from qgate.checkpoints.findings import LIMIT_DB
 from qgate.checkpoints.layer_map import LayerMap
 from qgate.checkpoints.outliers import find_outliers
 from qgate.checkpoints.plots import Octaves, add_octaves, block_chart, scale_histogram
-from qgate.checkpoints.recipe_texts import plan_texts
+from qgate.checkpoints.recipe_texts import plan_texts, recipe_file_lines
 from qgate.checkpoints.record import CheckpointRecord, ScaleFigures, WeightFigures, WeightRecord
 from qgate.checkpoints.tables import ranked
 from qgate.checkpoints.texts import FORMAT_HEADINGS, first_line, format_rows, outlier_text, totals
 from qgate.text import brief, counted, decibels, percent, shortened
 
 MOST_FINDINGS, MOST_ROWS, MOST_MAPPED, MOST_DRAWN, WORST_DRAWN = 60, 2000, 300, 6, 3
-_HEAD = ("weight", "format", "parent by", "over ideal (dB)", "relative error", "at the ends",
-         "zeros", "scales from", "to", "times ideal")  # fmt: skip
+_HEAD = ("weight", "format", "parent by", "method", "over ideal (dB)", "relative error",
+         "at the ends", "zeros", "scales from", "to", "times ideal")  # fmt: skip
 
 
 class WeightRow(NamedTuple):
@@ -32,7 +32,7 @@ class WeightRow(NamedTuple):
 
     anchor: str
     name: str
-    words: tuple[str, str]
+    words: tuple[str, str, str]
     cells: list[Cell]
 
 
@@ -79,6 +79,7 @@ def page(record: CheckpointRecord, files: Sequence[str]) -> str:
         more_rows=len(weights) - MOST_ROWS,
         method=record.method,
         recipe=record.recipe,
+        written=recipe_file_lines(record.written_recipe),
         plan=list(plan_texts(record.weights).items()),
         files=files,
         notes=record.notes,
@@ -122,16 +123,16 @@ def _bad_counts(scales: ScaleFigures) -> Sequence[tuple[int, str]]:
 
 def _row(anchor: str, weight: WeightRecord) -> WeightRow:
     figures = weight.figures
-    cells = [number(math.nan)] * (len(_HEAD) - 3) if figures is None else _cells(figures)
-    words = weight.format, weight.matched or weight.outcome
+    cells = [number(math.nan)] * (len(_HEAD) - 4) if figures is None else _cells(weight, figures)
+    words = weight.format, weight.matched or weight.outcome, weight.method
     return WeightRow(anchor, weight.name, words, cells)
 
 
-def _cells(figures: WeightFigures) -> list[Cell]:
+def _cells(weight: WeightRecord, figures: WeightFigures) -> list[Cell]:
     scales, over = figures.scales, _figure(figures.over_ideal_db)
     ratio = _figure(scales.log2_ratio)
     return [
-        number(over, f"{over:.2f}", bad=over > LIMIT_DB),
+        number(over, f"{over:.2f}", bad=over > LIMIT_DB and not weight.method),
         number(_figure(figures.error)),
         number(figures.at_ends_share, percent(figures.at_ends_share)),
         number(figures.zero_share, percent(figures.zero_share)),

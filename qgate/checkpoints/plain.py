@@ -3,41 +3,93 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from qgate.checkpoints.accounting import TIED
+from qgate.checkpoints.compared_rows import ComparedRows
 from qgate.checkpoints.compute import squared
+from qgate.checkpoints.methods import explain_change
 from qgate.checkpoints.packings import StoredWeight
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.record import CheckpointFinding, WeightRecord
-from qgate.checkpoints.rows import ContiguousRows
+from qgate.checkpoints.rows import ContiguousRows, ParentRows
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
+from qgate.checkpoints.surroundings import Surroundings
 
 STEP = 1 << 18
 """Elements that are compared at a time."""
+UNWRITTEN = 1e15
+"""Magnitude that no parameter has; memory that was not written has it often."""
 
 
 def judge_plain(
-    child: Checkpoint, weight: StoredWeight, parent: Checkpoint | None, match: ParentMatch | None
+    child: Checkpoint,
+    weight: StoredWeight,
+    parent: Checkpoint | None,
+    match: ParentMatch | None,
+    layer: Surroundings | None = None,
 ) -> tuple[WeightRecord, list[CheckpointFinding]]:
     """Compare a tensor that is not quantized: equal bits, or a cast of the parent's."""
     entry = next(iter(weight.parts.values()))
     count = math.prod(entry.shape)
     result = WeightRecord(weight.name, "", entry.dtype, weight.size, count)
     tensors = PlainTensors(child, entry, parent, () if match is None else match.names)
-    causes = []
+    outcome = cause = ""
     if parent is not None and match is not None:
         outcome, cause = tensors.outcome()
-        causes += [cause] if cause else []
         result = replace(result, parents=match.names, matched=match.how, outcome=outcome)
     else:
         tensors.look()
-    if tensors.not_finite:
-        causes.insert(0, f"{tensors.not_finite:,} of {count:,} values are NaN or infinite")
+    causes = list(tensors.memory_causes(is_parents=outcome in ("equal", "cast")))
+    if cause and not causes:
+        compared = tensors.compared()
+        if layer is not None and compared is not None:
+            method, undone_by = explain_change(layer, compared)
+            result = replace(result, method=method, undone_by=undone_by)
+        causes = [] if result.method else [cause]
     return result, [CheckpointFinding(weight.name, cause) for cause in causes]
+
+
+@dataclass
+class ValueSums:
+    """Counts of the values of one tensor; the largest only where it is larger than any weight."""
+
+    not_finite: int = 0
+    largest: float = 0.0
+    first: float | None = None
+    is_constant: bool = True
+    is_float: bool = False
+
+    def add(self, values: Tensor) -> None:
+        self.see_constant(values)
+        self.is_float = values.is_floating_point()
+        if not self.is_float:
+            return
+        wide = values.float()
+        norm = float(torch.linalg.vector_norm(wide))
+        if norm <= UNWRITTEN:
+            return
+        finite = wide[wide.isfinite()]
+        self.not_finite += wide.numel() - finite.numel()
+        if finite.numel():
+            self.largest = max(self.largest, float(finite.abs().max()))
+
+    def see_constant(self, values: Tensor) -> None:
+        """Compare values with the first one, while all were equal."""
+        if not self.is_constant or not values.numel():
+            return
+        values = values.reshape(-1)
+        self.first = float(values[0]) if self.first is None else self.first
+        self.is_constant = float(values[0]) == self.first and bool((values == values[0]).all())
+
+    @property
+    def first_text(self) -> str:
+        return f"{self.first:.4g}" if self.first else "zero"
 
 
 @dataclass
@@ -48,15 +100,40 @@ class PlainTensors:
     entry: StoredEntry
     parent: Checkpoint | None
     names: tuple[str, ...]
-    not_finite: int = 0
+    sums: ValueSums = field(default_factory=ValueSums)
 
     def look(self) -> None:
-        """Count values that are not finite."""
+        """Add up what is seen of the values alone."""
         rows = ContiguousRows(self.child, self.entry.name, 1)
         count = math.prod(self.entry.shape)
-        self.not_finite = sum(
-            _not_finite(rows[start : min(start + STEP, count)]) for start in range(0, count, STEP)
-        )
+        for start in range(0, count, STEP):
+            self.sums.add(rows[start : min(start + STEP, count)])
+
+    def memory_causes(self, *, is_parents: bool) -> Iterator[str]:
+        """Name values that no training leaves: NaN, a constant matrix, memory nothing wrote."""
+        sums, count = self.sums, math.prod(self.entry.shape)
+        if self.entry.dtype.startswith("F8_"):
+            yield (
+                f"it is {self.entry.dtype} without scales: codes are stored, and not what they mean"
+            )
+        elif sums.not_finite:
+            yield f"{sums.not_finite:,} of {count:,} values are NaN or infinite"
+        elif is_parents or not sums.is_float:
+            return
+        elif sums.is_constant and len(self.entry.shape) > 1 and count > 1:
+            yield f"all values are {sums.first_text}: nothing wrote them"
+        elif sums.largest > UNWRITTEN:
+            yield f"values are as large as {sums.largest:.2g}: it is memory that nothing wrote"
+
+    def compared(self) -> ComparedRows | None:
+        """Return both as rows; None for what is no matrix of the parent's shape."""
+        shape = self.entry.shape
+        if self.parent is None or len(shape) != 2 or self._source_shape(self.parent) != shape:
+            return None
+        matrix = shape[0], shape[1]
+        own = ContiguousRows(self.child, self.entry.name, shape[1])
+        source = ParentRows(self.parent, ParentMatch(self.names, ""), *matrix)
+        return ComparedRows.of_plain(own, source, matrix)
 
     def outcome(self) -> tuple[str, str]:
         """Say what became of the parent's tensor, and what is wrong with it."""
@@ -65,36 +142,33 @@ class PlainTensors:
         if self.entry.shape != shape:
             self.look()
             return "changed", f"it has shape {self.entry.shape}, the parent's has {shape}"
-        is_equal = is_cast = is_zero = was_zero = True
-        not_finite = 0
+        is_equal = is_cast = True
+        others = ValueSums()
         for values, source in self._parts(self.parent):
-            not_finite += _not_finite(values)
+            self.sums.add(values)
             is_equal = is_equal and values.dtype == source.dtype and _same(values, source)
             if is_equal:
                 continue
             is_cast = is_cast and values.is_floating_point()
             is_cast = is_cast and _same(values, source.to(values.dtype))
-            is_zero = is_zero and not bool(values.count_nonzero())
-            was_zero = was_zero and not bool(source.count_nonzero())
-        self.not_finite = not_finite
+            others.see_constant(source)
         if is_equal:
             return "equal", ""
         if is_cast:
             return "cast", ""
+        if self.sums.is_constant and not others.is_constant:
+            return "changed", f"all values are {self.sums.first_text}, the parent's are not"
         error = self._error(self.parent)
-        if error is None:
-            return "changed", "all values are zero, the parent's are not"
         return "changed", f"it is not quantized and not the parent's: relative error {error:.2g}"
 
-    def _error(self, parent: Checkpoint) -> float | None:
-        """Read again for the relative error; return None for a tensor of zeros."""
-        own = energy = total = 0.0
+    def _error(self, parent: Checkpoint) -> float:
+        """Read again for the relative error."""
+        energy = total = 0.0
         for values, source in self._parts(parent):
-            wide, other = values.double(), source.double()
-            own += squared(wide)
+            other = source.double()
             energy += squared(other)
-            total += squared(wide.sub_(other))
-        return None if own == 0 and energy > 0 else total / (energy or 1.0)
+            total += squared(values.double().sub_(other))
+        return total / (energy or 1.0)
 
     def _source_shape(self, parent: Checkpoint) -> tuple[int, ...]:
         shapes = [parent.entries[name].shape for name in self.names]
@@ -115,10 +189,24 @@ class PlainTensors:
             offset += count
 
 
-def _not_finite(x: Tensor) -> int:
-    if not x.is_floating_point() or math.isfinite(float(torch.linalg.vector_norm(x.float()))):
-        return 0
-    return int((~x.float().isfinite()).sum())
+def tied_weights(child: Checkpoint) -> Iterator[CheckpointFinding]:
+    """Find an output layer that is said to be the embedding, and differs from it."""
+    configuration = child.configuration.get("config.json")
+    if not isinstance(configuration, dict) or not configuration.get("tie_word_embeddings", False):
+        return
+    heads = [name for name in child.entries if name.endswith(f"{TIED}.weight")]
+    embeddings = [name for name in child.entries if re.search(r"(embed_tokens|wte)\.weight$", name)]
+    if len(heads) == len(embeddings) == 1:
+        head, embedding = child.entries[heads[0]], child.entries[embeddings[0]]
+        same_form = (head.shape, head.dtype) == (embedding.shape, embedding.dtype)
+        if same_form and not _are_equal(child, head, embedding):
+            yield CheckpointFinding(
+                head.name, f"it is tied to {embedding.name}, and differs from it"
+            )
+
+
+def _are_equal(checkpoint: Checkpoint, first: StoredEntry, second: StoredEntry) -> bool:
+    return PlainTensors(checkpoint, first, checkpoint, (second.name,)).outcome()[0] == "equal"
 
 
 def _same(x: Tensor, y: Tensor) -> bool:

@@ -6,8 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import yaml
+
 from qgate.checkpoints.recipes import Recipe
-from qgate.checkpoints.record import WeightRecord
+from qgate.checkpoints.record import WeightRecord, WrittenRecipe
+from qgate.text import one_line
 
 _MOST_LAYERS = 8
 
@@ -23,6 +26,14 @@ def recipe_text(recipe: Recipe) -> str:
     if not recipe.method:
         return "nothing is declared"
     return f"{recipe.method}: {'; '.join(recipe_lines(recipe)) or 'nothing'}"
+
+
+def recipe_file_lines(recipe: WrittenRecipe) -> list[str]:
+    """Write out a recipe as the lines of a .yaml file; none where nothing is quantized."""
+    if not recipe:
+        return []
+    text = yaml.safe_dump(recipe, sort_keys=False, width=100)
+    return [line if line.startswith(" ") else one_line(line) for line in text.splitlines()]
 
 
 def fold_numbers(name: str) -> str:

@@ -122,15 +122,40 @@ def _scheme(weights: Settings) -> DeclaredFormat:
 
 def _gptq(settings: Settings) -> Recipe:
     bits = _number(settings, "bits")
-    if bits not in (2, 4, 8):
-        raise ValueError(f"bits is {bits}; 2, 4 and 8 can be read")
+    if bits not in (2, 3, 4, 8):
+        raise ValueError(f"bits is {bits}; 2, 3, 4 and 8 can be read")
+    _check_layout(settings, "checkpoint_format", GPTQ_LAYOUTS)
     size = settings.get("group_size")
     columns = size if isinstance(size, int) and size > 0 else None
     declared = DeclaredFormat(f"uint{bits}", (1, columns), has_zero_points=True)
     return Recipe("gptq", (RecipeGroup(("Linear",), declared),), _lm_head(settings), bits)
 
 
+GPTQ_LAYOUTS = {"gptq": 1, "gptq_v2": 0}
+"""Layouts of GPTQ, and by how much they store zero points too low."""
+AWQ_LAYOUTS = ("gemm",)
+
+
+def gptq_zero_offset(files: Settings) -> int:
+    """Return by how much zero points of GPTQ are stored too low, as configurations say."""
+    for settings in _declared_settings(files):
+        layout = settings.get("checkpoint_format")
+        if isinstance(layout, str) and layout in GPTQ_LAYOUTS:
+            return GPTQ_LAYOUTS[layout]
+    return 1
+
+
+def _check_layout(settings: Settings, name: str, layouts: Iterable[str]) -> None:
+    layout = settings.get(name)
+    if layout is not None and str(layout).lower() not in layouts:
+        raise ValueError(f"{name} is {layout!r}; {' and '.join(layouts)} can be read")
+
+
 def _awq(settings: Settings) -> Recipe:
+    _check_layout(settings, "version", AWQ_LAYOUTS)
+    bits = settings.get("bits", settings.get("w_bit", 4))
+    if bits != 4:
+        raise ValueError(f"bits is {bits!r}; 4 can be read")
     size = settings.get("group_size", settings.get("q_group_size", 128))
     declared = DeclaredFormat(
         "uint4", (1, size if isinstance(size, int) else 128), has_zero_points=True
@@ -190,15 +215,33 @@ def read_recipe(label: str, files: Settings) -> Recipe:
 
     label   the checkpoint, to be shown
     """
-    for file, path in (("config.json", "quantization_config"), ("hf_quant_config.json", "")):
-        configuration = files.get(file)
-        if not isinstance(configuration, Mapping):
-            continue
-        settings = configuration.get(path) if path else configuration
-        if isinstance(settings, Mapping):
-            method = str(settings.get("quant_method", "modelopt" if not path else ""))
+    for file, path, default in CONFIGURED:
+        settings = _settings_of(files, file, path)
+        if settings is not None:
+            method = str(settings.get("quant_method", default))
             return _parsed(f"{label}/{file}", method, settings)
     return Recipe()
+
+
+CONFIGURED = (
+    ("config.json", "quantization_config", ""),
+    ("hf_quant_config.json", "", "modelopt"),
+    ("quantize_config.json", "", "gptq"),
+)
+"""Files with recipes, the entry of each, and the method where it names none."""
+
+
+def _settings_of(files: Settings, file: str, path: str) -> Settings | None:
+    configuration = files.get(file)
+    settings = configuration
+    if path and isinstance(configuration, Mapping):
+        settings = configuration.get(path)
+    return settings if isinstance(settings, Mapping) else None
+
+
+def _declared_settings(files: Settings) -> Iterable[Settings]:
+    listed = (_settings_of(files, file, path) for file, path, _ in CONFIGURED)
+    return (settings for settings in listed if settings is not None)
 
 
 def _parsed(where: str, method: str, settings: Settings) -> Recipe:

@@ -7,10 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from qgate.checkpoints.recipes import DeclaredFormat
 from qgate.text import one_line, shortened
 
 KIND = "qgate checkpoint 1"
 _SHOWN, _WORST = 8, 4
+RecipeEntry = str | dict[str, str | int | list[int]]
+"""A format in a recipe file: its name, or its name with what shares a scale."""
+WrittenRecipe = dict[str, dict[str, RecipeEntry] | list[str]]
+"""The targets of a recipe file, and what it ignores."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,32 @@ class ScaleFigures:
 
 
 @dataclass(frozen=True)
+class StepFigures:
+    """Figures of codes beside the parent's nearest codes at the stored scales.
+
+    over_nearest_db   error over that of the nearest codes
+    share       share of codes that are not the nearest
+    largest     most steps from the nearest code
+    rms         root of the mean squared steps: of all, of the worst row, of the worst column
+    offset      largest mean of the steps of a row, without sign
+    slope       largest share of the values of a row or a column that these steps lose
+    gain        squared correlation of steps and values in a group, 1 by chance
+    left_db     error of a column that other columns do not explain, over that of the nearest codes
+    """
+
+    over_nearest_db: float
+    share: float
+    largest: int
+    rms: float
+    row_rms: float
+    column_rms: float
+    offset: float
+    slope: float
+    gain: float
+    left_db: float | None
+
+
+@dataclass(frozen=True)
 class WeightFigures:
     """Figures of one quantized weight; errors are None without a parent.
 
@@ -43,6 +74,9 @@ class WeightFigures:
     worst_row        the row with the most error over ideal, and by how much in dB
     at_ends_share    share of elements at the smallest or largest value of the format
     flushed_share    share of values that are zero, and not in the ideal quantizer
+    steps            of codes with more error than ideal ones
+    subnormal_scales     scales in E4M3 that are subnormal
+    outside_zero_points  zero points that are no codes of the elements
     """
 
     count: int
@@ -57,6 +91,9 @@ class WeightFigures:
     over_codes_db: float | None = None
     worst_row: tuple[int, float] | None = None
     flushed_share: float | None = None
+    steps: StepFigures | None = None
+    subnormal_scales: int = 0
+    outside_zero_points: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,7 +102,10 @@ class WeightRecord:
 
     format   as stored: "int8 per row", or the dtype of one that is not quantized
     matched  how its parent was found: "name", "prefix", "fused", "content", or "" for none
-    outcome  "quantized", "equal", "cast", "changed" or "unmatched"
+    outcome  "quantized", "equal", "cast", "changed", "undoes" or "unmatched"
+    method   what changed it on purpose: "as GPTQ changes it", …
+    undone_by  tensors of the child that undo what a method did to this one
+    stored   the format of a quantized weight
     """
 
     name: str
@@ -77,6 +117,9 @@ class WeightRecord:
     matched: str = ""
     outcome: str = "unmatched"
     figures: WeightFigures | None = None
+    method: str = ""
+    undone_by: tuple[str, ...] = ()
+    stored: DeclaredFormat | None = None
 
 
 @dataclass(frozen=True)
@@ -114,6 +157,7 @@ class CheckpointRecord:
     recipe   what is declared, one line per format and for what is ignored
     blocks   the worst blocks of the worst weights, where they were asked for
     kind     name and version of this kind of record
+    written_recipe   what the checkpoint is, in the form of a recipe file
     """
 
     child: str
@@ -126,6 +170,7 @@ class CheckpointRecord:
     recipe: list[str] = field(default_factory=list)
     blocks: list[WorstBlock] = field(default_factory=list)
     kind: str = KIND
+    written_recipe: WrittenRecipe = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain data; numbers that are not finite are None."""

@@ -13,12 +13,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.grids import TALL, QuantizedWeight, row_spans, side_of
+from qgate.checkpoints.grids import TALL, QuantizedWeight, leading_rows, row_spans, side_of
 from qgate.checkpoints.packings import MisfitError, Parts, StoredWeight, decode, decode_parts
 from qgate.checkpoints.pairing import ParentMatch
+from qgate.checkpoints.recipes import gptq_zero_offset
 from qgate.checkpoints.stored import Checkpoint
 
-SAMPLE = 1 << 26
+SAMPLE = 1 << 25
 """Elements of a large weight that are looked at for the cause of an error."""
 SLAB = 192 << 20
 """Bytes of columns that are kept, for which the whole matrix is read."""
@@ -143,6 +144,8 @@ class WeightRows:
             return None
         if count >= rows:
             return (count // rows, 1) if count % rows == 0 else None
+        if entry.dtype == "I32" and self._bits == 3:
+            return 3, 32
         side = _words_side(rows, count) if entry.dtype == "I32" else side_of(rows, count)
         return None if side is None else (1, side)
 
@@ -191,16 +194,15 @@ class WeightRows:
                 part = part.T
             tensors[ending] = part.reshape(-1) if one_axis else part
         shapes = {ending: entry.shape for ending, entry in self._weight.parts.items()}
-        parts = Parts(self._weight.name, tensors, self._bits, shapes, self._rows)
+        offset = gptq_zero_offset(self._checkpoint.configuration)
+        parts = Parts(self._weight.name, tensors, self._bits, shapes, self._rows, offset)
         return decode_parts(self._weight, parts)
 
     @property
     def sampled(self) -> int:
         """Return how many leading rows `sample` has: all of a weight that is not large."""
-        rows, columns = self.shape
-        count = SAMPLE // max(1, columns)
         unit = self._together if self.tile[0] <= TALL else self.tile[0]
-        return min(rows, max(1, count // unit) * unit if count >= unit else max(1, count))
+        return leading_rows(self.shape, unit, SAMPLE)
 
     def sample(self) -> QuantizedWeight:
         """Decode leading rows, as many as fit into memory."""

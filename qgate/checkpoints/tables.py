@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from qgate.checkpoints.record import CheckpointRecord, WeightRecord, worst_first
 from qgate.text import as_csv
 
-_WEIGHT = ("name", "format", "packing", "outcome", "matched", "parents", "size", "count")
+_WEIGHT = ("name", "format", "packing", "outcome", "matched", "method", "parents", "size",
+           "count")  # fmt: skip
 _ERRORS = ("over_ideal_db", "error", "cosine", "over_codes_db", "at_ends_share", "zero_share",
            "flushed_share", "not_finite", "unused_codes")  # fmt: skip
 _SCALES = ("count", "smallest", "largest", "log2_ratio", "not_finite", "zero", "negative")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tabulate import tabulate
 
 from qgate.checkpoints.outliers import OutlierWeight, find_outliers
-from qgate.checkpoints.recipe_texts import bits_per_weight
+from qgate.checkpoints.recipe_texts import bits_per_weight, recipe_file_lines
 from qgate.checkpoints.record import CheckpointRecord, WeightRecord, worst_first
 from qgate.text import one_line
 from qgate.text.numbers import brief, decibels, megabytes, percent
@@ -24,6 +24,7 @@ def result_lines(record: CheckpointRecord, limit: int = SHOWN) -> Iterator[str]:
     yield from _formats(record)
     yield from _worst(record)
     yield from map(outlier_text, find_outliers(record)[:limit])
+    yield from _written_recipe(record)
 
 
 def first_line(record: CheckpointRecord) -> str:
@@ -100,6 +101,14 @@ def format_rows(record: CheckpointRecord) -> list[list[str | int]]:
     ]
 
 
+def _written_recipe(record: CheckpointRecord) -> Iterator[str]:
+    """Write out what the checkpoint is, as a file that --recipe takes."""
+    if record.written_recipe:
+        yield ""
+        yield "# What this checkpoint is; as a .yaml file, --recipe takes it"
+        yield from recipe_file_lines(record.written_recipe)
+
+
 def _worst(record: CheckpointRecord, count: int = 10) -> Iterator[str]:
     """List the quantized weights with the most error over an ideal quantizer."""
     measured = worst_first(record.weights)
@@ -107,7 +116,7 @@ def _worst(record: CheckpointRecord, count: int = 10) -> Iterator[str]:
         return
     yield ""
     rows = [_row(over, weight) for weight, over in measured[:count]]
-    headings = ["weight", "parent by", "over ideal", "relative error", "at the ends"]
+    headings = ["weight", "parent by", "over ideal", "relative error", "at the ends", "method"]
     yield tabulate(rows, headings, tablefmt="simple")
     if len(measured) > count:
         yield f"{len(measured) - count} more quantized weights have less error over ideal"
@@ -121,4 +130,5 @@ def _row(over: float, weight: WeightRecord) -> list[str]:
         decibels(over, 2),
         brief(weight.figures.error or 0.0),
         percent(weight.figures.at_ends_share),
+        weight.method,
     ]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qgate.checkpoints.causes import find_cause
-from qgate.checkpoints.compute import DecodedRows, measure, over_codes_db
+from qgate.checkpoints.code_causes import code_causes
+from qgate.checkpoints.compute import DecodedRows, measure
 from qgate.checkpoints.findings import LIMIT_DB, declared_causes, error_cause, scale_causes
 from qgate.checkpoints.grids import TALL
+from qgate.checkpoints.methods import explain_error
 from qgate.checkpoints.packings import MisfitError, StoredWeight
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.plain import judge_plain
 from qgate.checkpoints.recipes import DeclaredFormat, Recipe
-from qgate.checkpoints.record import CheckpointFinding, WeightRecord
+from qgate.checkpoints.record import CheckpointFinding, WeightFigures, WeightRecord
 from qgate.checkpoints.rows import ParentRows, WeightRows
 from qgate.checkpoints.stored import Checkpoint
+from qgate.checkpoints.surroundings import Surroundings
 
 KEPT = 256 << 20
 """Bytes of a parent that are kept for a second pass, which a scale of many rows needs."""
@@ -29,9 +31,10 @@ def judge_weight(
     recipe: Recipe,
 ) -> Judgement:
     """Compare one weight with what is declared, and with its parent where there is one."""
+    layer = None if parent is None else Surroundings(child, parent, weight.name, recipe)
     if weight.packing is None:
-        return judge_plain(child, weight, parent, match)
-    return _quantized_judgement(child, weight, parent, match, recipe)
+        return judge_plain(child, weight, parent, match, layer)
+    return _quantized_judgement(child, weight, parent, match, recipe, layer)
 
 
 def _quantized_judgement(
@@ -40,6 +43,7 @@ def _quantized_judgement(
     parent: Checkpoint | None,
     match: ParentMatch | None,
     recipe: Recipe,
+    layer: Surroundings | None,
 ) -> Judgement:
     assert weight.packing is not None
     result = WeightRecord(weight.name, weight.packing.name, "", weight.size, 0)
@@ -52,21 +56,22 @@ def _quantized_judgement(
         figures = measure(rows, source)
     except MisfitError as error:
         return result, [CheckpointFinding(weight.name, str(error))]
-    over = figures.over_ideal_db
-    causes = list(scale_causes(figures))
-    if not causes:
-        wrong = source is not None and over is not None and over > LIMIT_DB
-        explained = ""
-        if wrong and source is not None:
-            decoded, values = rows.sample(), source[0 : rows.sampled]
-            explained = find_cause(decoded, values, is_part=rows.sampled < rows.shape[0])
-            figures = replace(figures, over_codes_db=over_codes_db(decoded, values))
-        causes = [cause for cause in (error_cause(figures, explained),) if cause]
-    findings = [CheckpointFinding(weight.name, cause, over) for cause in causes]
+    causes = [*scale_causes(figures), *code_causes(rows.element, figures)]
+    if not causes and source is not None and layer is not None and _is_over(figures):
+        explanation = explain_error(layer, rows, source, figures)
+        figures, causes = explanation.figures, [explanation.cause]
+        method = explanation.method, explanation.undone_by
+        result = replace(result, method=method[0], undone_by=method[1])
+    elif not causes:
+        causes = [error_cause(figures, "")]
+    findings = [
+        CheckpointFinding(weight.name, cause, figures.over_ideal_db) for cause in causes if cause
+    ]
     form = _form(rows)
     result = replace(
         result,
         format=str(form),
+        stored=form,
         count=figures.count,
         parents=() if match is None else match.names,
         matched="" if match is None else match.how,
@@ -74,6 +79,10 @@ def _quantized_judgement(
         figures=figures,
     )
     return result, [*findings, *declared_causes(recipe, result, form)]
+
+
+def _is_over(figures: WeightFigures) -> bool:
+    return figures.over_ideal_db is not None and figures.over_ideal_db > LIMIT_DB
 
 
 def _form(weight: DecodedRows) -> DeclaredFormat:

@@ -4,6 +4,8 @@
   qgate checkpoint CHILD                     what can be known from the child alone
   qgate checkpoint CHILD --parent PARENT --jobs 8     by eight processes
   qgate checkpoint CHILD --parent PARENT --output-dir DIR     also as a page, with tables
+  qgate checkpoint CHILD --recipe R.yaml     beside what was meant, where the child does not say it
+  qgate checkpoint A B --same                two exports of one recipe: equal, or where not
 
 CHILD and PARENT are folders of .safetensors shards, or single files, at paths or URLs. The recipe
 is what the child's config.json declares. No code of a checkpoint is run.
@@ -14,6 +16,7 @@ pair.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 
 from qgate.cli._progress import progress
@@ -25,7 +28,10 @@ from qgate.text import for_terminal
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("child", metavar="CHILD", help="the quantized checkpoint")
+    add("other", metavar="B", nargs="?", help="with --same: the other export")
+    add("--same", action="store_true", help="compare two exports of one recipe")
     add("--parent", metavar="PARENT", help="the checkpoint that it was made from")
+    add("--recipe", metavar="FILE", help="what was meant: a .yaml, .toml or .json file")
     add("--json", action="store_true", help="print every weight and finding as JSON")
     add("--limit", type=from_one, default=40, metavar="N", help="findings to print (40)")
     add(
@@ -38,13 +44,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from qgate.checkpoints import compare, files, texts
+    from qgate.errors import QgateError
 
+    if args.same:
+        return _compare_exports(args)
+    if args.other is not None:
+        raise QgateError(
+            f"{args.other!r} is a second checkpoint: give --same to compare two exports, or name "
+            "the one that the first was made from with --parent."
+        )
     folder = None if args.output_dir is None else location_of(args.output_dir)
     if folder is not None:
         files.check_folder(folder)
     workers, blocks = workers_from(args), files.DRAWN if folder else 0
     with progress("weights") as report:
-        record = compare(args.child, args.parent, report, workers=workers, blocks=blocks)
+        record = compare(
+            args.child, args.parent, report, args.recipe, workers=workers, blocks=blocks
+        )
     if args.json:
         print(files.record_json(record), end="")
     else:
@@ -53,3 +69,19 @@ def run(args: argparse.Namespace) -> int:
         page = files.write_files(folder, record)
         print(f"page: {for_terminal(str(page))}", file=sys.stderr if args.json else sys.stdout)
     return int(bool(record.findings))
+
+
+def _compare_exports(args: argparse.Namespace) -> int:
+    from qgate.checkpoints.agreement import agreement_lines, compare_exports
+    from qgate.errors import QgateError
+
+    if args.other is None or args.parent is not None or args.output_dir is not None:
+        raise QgateError(
+            "--same takes two exports, and no --parent and no --output-dir: qgate checkpoint A B "
+            "--same."
+        )
+    with progress("tensors") as report:
+        record = compare_exports(args.child, args.other, report, args.recipe)
+    lines = agreement_lines(record, args.limit)
+    print(json.dumps(record.to_dict(), indent=1) if args.json else "\n".join(lines))
+    return int(bool(record.differences))

@@ -93,6 +93,42 @@ def _never_written(tensors: Tensors, _configuration: dict[str, Any]) -> None:
     tensors[f"{UP}.weight_scale"] = torch.ones_like(tensors[f"{UP}.weight_scale"])
 
 
+def _subnormal_scales(tensors: Tensors, _configuration: dict[str, Any]) -> None:
+    scales = tensors[f"{DOWN}.weight_scale"].float() / 2**15
+    tensors[f"{DOWN}.weight_scale"] = scales.to(torch.float8_e4m3fn)
+    tensors[f"{DOWN}.weight_global_scale"] /= 2**15
+
+
+def _some_doubled(x: Tensor) -> Tensor:
+    x[::7] *= 2
+    return x
+
+
+def _zero_words(tensors: Tensors, _configuration: dict[str, Any]) -> None:
+    """Pack the codes of NaN scales: zeros, in offset binary."""
+    tensors[f"{UP}.weight_packed"][3:6] = torch.tensor(-0x77777778, dtype=torch.int32)
+
+
+def _halve_codes(x: Tensor) -> Tensor:
+    """Leave out the lowest bit of each code."""
+    return x & 0x66666666 | -0x80000000 & x
+
+
+def _tie(_tensors: Tensors, configuration: dict[str, Any]) -> None:
+    configuration["tie_word_embeddings"] = True
+
+
+def _skip_experts(tensors: Tensors, _configuration: dict[str, Any]) -> None:
+    for number in range(40):
+        tensors[f"model.layers.1.mlp.experts.{number}.up_proj.weight"] = torch.eye(8) + number
+
+
+def _zero_point_outside(tensors: Tensors, _configuration: dict[str, Any]) -> None:
+    zeros = torch.zeros_like(tensors[f"{UP}.weight_scale"])
+    zeros[5] = 200
+    tensors[f"{UP}.weight_zero_point"] = zeros
+
+
 FAULTS = (
     # Scales
     ExportFault("NaN block scales", "mxfp4", DOWN, "3 of 256 scales are NaN or infinite",
@@ -123,6 +159,13 @@ FAULTS = (
     ExportFault("halves of a fused weight", "nvfp4", "model.layers.1.mlp.gate_proj",
                 "engines fuse gate_proj and up_proj",
                 _change(f"{UP}.weight_global_scale", lambda x: x * 1.5)),
+    ExportFault("subnormal scales", "nvfp4", DOWN, "of 512 scales are subnormal in E4M3", _subnormal_scales),
+    ExportFault("some scales off by two", "fp8", UP, "19 of 128 scales are off by powers of two",
+                _change(f"{UP}.weight_scale", _some_doubled)),
+    ExportFault("a zero point out of range", "int8", UP, "1 zero points are no codes", _zero_point_outside),
+    ExportFault("words of zeros", "w4a16", UP, "3 rows are zero, and the parent's are not", _zero_words),
+    ExportFault("codes that never occur", "w4a16", UP, "8 of 16 codes never occur",
+                _change(f"{UP}.weight_packed", _halve_codes)),
     # Codes
     ExportFault("nibbles swapped", "nvfp4", UP, "the order of nibbles",
                 _change(f"{UP}.weight_packed", _swap_nibbles)),
@@ -153,6 +196,17 @@ FAULTS = (
                 lambda tensors, _: tensors.update({"model.extra.weight": torch.ones(4)})),
     ExportFault("a norm of zeros", "int8", "model.norm.weight", "all values are zero",
                 _change("model.norm.weight", torch.zeros_like)),
+    ExportFault("a constant norm", "int8", "model.norm.weight", "all values are 0.5, the parent's are not",
+                _change("model.norm.weight", lambda x: x * 0 + 0.5)),
+    ExportFault("a constant matrix", "int8", "model.embed_tokens", "all values are 3: nothing wrote them",
+                _change("model.embed_tokens.weight", lambda x: x * 0 + 3)),
+    ExportFault("memory that nothing wrote", "int8", "model.embed_tokens", "memory that nothing wrote",
+                _change("model.embed_tokens.weight", lambda x: x.index_fill(0, torch.tensor([3]), 3e38))),
+    ExportFault("a head that is not the embedding", "int8", "lm_head", "it is tied to model.embed_tokens", _tie),
+    ExportFault("experts that were skipped", "int8", r"model.layers.*.mlp.experts.*.up_proj",
+                "40 weights are not quantized, and the recipe declares", _skip_experts),
+    ExportFault("FP8 codes without scales", "fp8", UP, "it is F8_E4M3 without scales",
+                _remove(f"{UP}.weight_scale")),
     ExportFault("a norm changed", "int8", "model.norm.weight", "not the parent's",
                 _change("model.norm.weight", lambda x: x * 1.05)),
     ExportFault("NaN in the embedding", "int8", "model.embed_tokens", "values are NaN or infinite",

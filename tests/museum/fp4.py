@@ -18,3 +18,8 @@ def decode(codes: Tensor) -> Tensor:
 def nearest(x: Tensor) -> Tensor:
     """Round to E2M1."""
     return MAGNITUDES[torch.bucketize(x.abs(), TIES)].copysign(x)
+
+
+def to_codes(x: Tensor) -> Tensor:
+    """Return the codes of E2M1 that are nearest to values."""
+    return torch.bucketize(x.abs(), TIES).to(torch.uint8) | (x < 0).to(torch.uint8) << 3

@@ -16,6 +16,7 @@ import torch
 
 from qgate.baselines import Origin
 from qgate.checkpoints.comparison import CheckpointPair, check_alike, open_pair
+from qgate.checkpoints.methods import settle_methods
 from qgate.checkpoints.packings import StoredWeight
 from qgate.checkpoints.recipe_texts import bits_per_weight, fold_numbers, plan_texts, recipe_text
 from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, WeightRecord
@@ -88,6 +89,20 @@ class CheckpointSubject(Subject):
         if weight.name not in self._judged:
             self._judged[weight.name] = self.pair.judge(weight)
         return self._judged[weight.name]
+
+    def judged_layer(self, layer: str) -> list[Judged]:
+        """Judge the weights of a layer, and excuse those that undo what was done to others."""
+        record = CheckpointRecord(self.child, self.parent, self.pair.recipe.method)
+        for weight in self.pair.weights:
+            if layer_in(weight.name) == layer:
+                judged, findings = self.judged(weight)
+                record.weights.append(judged)
+                record.findings += findings
+        settle_methods(record)
+        by_name: dict[str, list[CheckpointFinding]] = {}
+        for finding in record.findings:
+            by_name.setdefault(finding.subject, []).append(finding)
+        return [(weight, by_name.get(weight.name, [])) for weight in record.weights]
 
     @cached_property
     def accounting(self) -> list[CheckpointFinding]:
@@ -162,10 +177,8 @@ class CheckpointGates(GateSession):
             about = f"layer of the checkpoint {self.subject.name}"
             raise unknown(about, layer, self.layers(suite))
         grouped: dict[str, list[Judged]] = {}
-        for weight in self.subject.pair.weights:
-            if layer_in(weight.name) == layer:
-                judged = self.subject.judged(weight)
-                grouped.setdefault(self._site_of(suite, judged[0]), []).append(judged)
+        for judged in self.subject.judged_layer(layer):
+            grouped.setdefault(self._site_of(suite, judged[0]), []).append(judged)
         rows = [
             _weight_row(site, layer, order, members)
             for order, (site, members) in enumerate(grouped.items())

@@ -63,6 +63,22 @@ def _blocks(folder: Path) -> None:
     _write(folder, parts, {"quant_method": "modelopt", "quant_algo": "NVFP4"})
 
 
+RECIPE = """targets:
+  Linear: {format: int4, block: 128, zero_points: true}
+  re:.*experts.*: nvfp4
+  model.layers.*.down_proj: {format: fp8_e4m3, block: [128, 128]}
+ignore: [lm_head, 're:.*visual.*']
+"""
+
+
+def _read_recipe(folder: Path) -> None:
+    from qgate.checkpoints.recipe_files import read_recipe_file
+
+    recipe = read_recipe_file(str(folder / "recipe.yaml"))
+    recipe.format_of("model.layers.0.mlp.down_proj")
+    recipe.idle_patterns(["lm_head", "model.layers.0.mlp.up_proj"])
+
+
 READERS = (
     "qgate.checkpoints.opening:_configuration",
     "qgate.checkpoints.stored:read",
@@ -72,4 +88,6 @@ TARGETS = (
     Target("checkpoint of integers", _integers, _read, READERS),
     Target("checkpoint of GPTQ", _words, _read, READERS),
     Target("checkpoint of NVFP4", _blocks, _read, READERS),
-)
+    Target("recipe of a checkpoint", lambda f: (f / "recipe.yaml").write_text(RECIPE), _read_recipe,
+           ("qgate.storage.documents:read_document",)),
+)  # fmt: skip

@@ -263,7 +263,6 @@ def _hold_kernel(folder: Path) -> None:
 
 MAMBA = "qgate.models.mamba.checkpoint_"
 HUGGING = "qgate.models.huggingface"
-SETTINGS = "qgate.activation_stats.setting_values:"
 MODELS = (
     Target("mamba checkpoint", _mamba, lambda f: load(f"mamba:{f}", sampling=SHORT),
            (f"{MAMBA}files:read_json", f"{MAMBA}files:_open", f"{MAMBA}files:_safetensors"), share=20),
@@ -280,7 +279,7 @@ MODELS = (
 )  # fmt: skip
 SETTING_FILES = (
     Target("settings .yaml", lambda f: (f / "c.yaml").write_text(YAML), lambda f: read_settings(f / "c.yaml"),
-           (f"{SETTINGS}read_config", f"{SETTINGS}_plain_yaml"), share=30),
+           ("qgate.storage.documents:read_document", "qgate.documents:plain_yaml"), share=30),
     Target("settings .toml", lambda f: (f / "c.toml").write_text(TOML), lambda f: read_settings(f / "c.toml"),
            ("qgate.documents:toml",), share=20),
     Target("qgate.toml", lambda f: (f / "qgate.toml").write_text(PROJECT), _project,
@@ -352,7 +351,7 @@ EXPRESSIONS = (
     text_target("data source", ("custom:a.txt", "tokens:x.npy", "builtin"),
                 lambda t: read_samples(DataRequest(t, num_samples=1, seq_len=4), ByteTokenizer())),
     text_target("list", ("[a, b]", "a,b", r"layers\.[0-9]{1,2},x", "[[1], {a: b}]"), split_list,
-                (f"{SETTINGS}_plain_yaml",)),
+                ("qgate.documents:plain_yaml",)),
     text_target("settings on the command line", ("[png, html]", "7", "true", "0.5,1"), _override),
     text_target("known name", ("20250908_092156_0004_linear_L0_forward_mxfp8_input.pt",
                 "20250908_092156_iter001_attention_L1_backward_post_FA_bf16_rank02_sample003_group001_query.pt"),

@@ -1,0 +1,244 @@
+"""Compare two exports of one recipe: equal bits, equal values, or other codes and scales."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+
+import torch
+from torch import Tensor
+
+from qgate.checkpoints.grids import QuantizedWeight
+from qgate.checkpoints.opening import open_checkpoint
+from qgate.checkpoints.packings import StoredWeight, decode, find_weights
+from qgate.checkpoints.pairing import strip_prefix
+from qgate.checkpoints.recipe_files import read_recipe_file
+from qgate.checkpoints.recipes import read_recipe
+from qgate.checkpoints.steps import element_indices
+from qgate.checkpoints.stored import Checkpoint
+from qgate.errors import QgateError
+
+Progress = Callable[[int, int], None]
+EQUAL, SAME_VALUES, OTHER_VALUES, ALONE = "equal bits", "equal values", "other values", "missing"
+
+
+@dataclass(frozen=True)
+class TensorAgreement:
+    """The agreement of one tensor of two exports.
+
+    outcome      "equal bits", "equal values", "other values" or "missing"
+    difference   in words, empty for equal bits
+    steps        of codes: steps from one export to the other, and how many codes have them
+    """
+
+    name: str
+    outcome: str
+    difference: str = ""
+    steps: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AgreementRecord:
+    """The comparison of two exports, tensor by tensor."""
+
+    first: str
+    second: str
+    tensors: list[TensorAgreement]
+
+    @property
+    def differences(self) -> list[TensorAgreement]:
+        return [t for t in self.tensors if t.outcome in (OTHER_VALUES, ALONE)]
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the record as plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Export:
+    checkpoint: Checkpoint
+    bits: int
+    weights: dict[str, StoredWeight]
+
+
+def compare_exports(
+    first: str, second: str, progress: Progress | None = None, recipe_file: str | None = None
+) -> AgreementRecord:
+    """Compare two exports of one recipe."""
+    exports = [_open(spec, recipe_file) for spec in (first, second)]
+    names = list(dict.fromkeys([*exports[0].weights, *exports[1].weights]))
+    if not exports[0].weights.keys() & exports[1].weights.keys():
+        raise QgateError(
+            f"{first!r} and {second!r} are no exports of one recipe: no tensor has one name."
+        )
+    tensors = []
+    for number, name in enumerate(names):
+        if progress is not None:
+            progress(number, len(names))
+        tensors.append(_agreement(name, *exports))
+    return AgreementRecord(first, second, tensors)
+
+
+def _open(spec: str, recipe_file: str | None) -> _Export:
+    checkpoint = open_checkpoint(spec)
+    recipe = (
+        read_recipe(spec, checkpoint.configuration)
+        if recipe_file is None
+        else read_recipe_file(recipe_file)
+    )
+    weights = {strip_prefix(weight.name): weight for weight in find_weights(checkpoint)}
+    return _Export(checkpoint, recipe.bits, weights)
+
+
+def _agreement(name: str, first: _Export, second: _Export) -> TensorAgreement:
+    weights = [export.weights.get(name) for export in (first, second)]
+    a, b = weights
+    if a is None or b is None:
+        owner = "first" if b is None else "second"
+        return TensorAgreement(name, ALONE, f"it is in the {owner} export alone")
+    if _have_equal_bits(first, a, second, b):
+        return TensorAgreement(name, EQUAL)
+    if (a.packing is None) != (b.packing is None):
+        stored = [_stored_as(weight) for weight in (a, b)]
+        return TensorAgreement(name, OTHER_VALUES, f"it is {stored[0]}, and {stored[1]}")
+    if a.packing is None:
+        x, y = (
+            export.checkpoint.read(next(iter(weight.parts.values())).name)
+            for export, weight in ((first, a), (second, b))
+        )
+        return _plain_agreement(name, x, y)
+    try:
+        one = decode(first.checkpoint, a, first.bits)
+        other = decode(second.checkpoint, b, second.bits)
+    except QgateError as error:
+        return TensorAgreement(name, OTHER_VALUES, str(error))
+    return _quantized_agreement(name, one, other, [_stored_as(a), _stored_as(b)])
+
+
+def _stored_as(weight: StoredWeight) -> str:
+    entry = next(iter(weight.parts.values()))
+    return f"not quantized ({entry.dtype})" if weight.packing is None else weight.packing.name
+
+
+def _have_equal_bits(first: _Export, a: StoredWeight, second: _Export, b: StoredWeight) -> bool:
+    """Compare stored tensors by their parts; equal words mean equal weights in one layout."""
+    if a.parts.keys() != b.parts.keys() or a.packing is not b.packing or first.bits != second.bits:
+        return False
+    for ending, entry in a.parts.items():
+        other = b.parts[ending]
+        if (entry.dtype, entry.shape) != (other.dtype, other.shape):
+            return False
+        if not torch.equal(
+            _bytes(first.checkpoint.read(entry.name)), _bytes(second.checkpoint.read(other.name))
+        ):
+            return False
+    return True
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _plain_agreement(name: str, x: Tensor, y: Tensor) -> TensorAgreement:
+    if x.shape != y.shape:
+        return TensorAgreement(name, OTHER_VALUES, _shapes(x, y))
+    different = int(_differ(x.double(), y.double()).sum())
+    if not different:
+        kinds = " and ".join(str(t.dtype).removeprefix("torch.") for t in (x, y))
+        words = f"stored as {kinds}" if x.dtype != y.dtype else "zeros of other signs"
+        return TensorAgreement(name, SAME_VALUES, words)
+    return TensorAgreement(name, OTHER_VALUES, _counted(different, x.numel(), "values differ"))
+
+
+def _quantized_agreement(
+    name: str, a: QuantizedWeight, b: QuantizedWeight, packings: list[str]
+) -> TensorAgreement:
+    if a.elements.shape != b.elements.shape:
+        return TensorAgreement(name, OTHER_VALUES, _shapes(a.elements, b.elements))
+    if not bool(_differ(a.values(), b.values()).any()):
+        packed = f"packed as {packings[0]} and as {packings[1]}"
+        words = packed if packings[0] != packings[1] else "packed in another way"
+        return TensorAgreement(name, SAME_VALUES, words)
+    steps: dict[int, int] = {}
+    differences = list(_other_grids(a, b))
+    if a.element.removeprefix("u") == b.element.removeprefix("u"):
+        moved = element_indices(a) - element_indices(b)
+        if a.zero_points is not None and b.zero_points is not None and a.tile == b.tile:
+            shift = a.spread(a.zero_points) - b.spread(b.zero_points)
+            moved = moved - shift
+        moved = moved.long()
+        counts = Counter(moved[moved != 0].tolist())
+        steps = dict(sorted(counts.items()))
+        if counts:
+            differences.append(_steps_in_words(counts, moved.numel()))
+    return TensorAgreement(name, OTHER_VALUES, "; ".join(differences) or "values differ", steps)
+
+
+def _other_grids(a: QuantizedWeight, b: QuantizedWeight) -> Iterator[str]:
+    """Say in words how formats, groups, scales and zero points differ."""
+    if a.element != b.element:
+        yield f"elements are {a.element} and {b.element}"
+    if a.tile != b.tile or a.scales.shape != b.scales.shape:
+        yield f"groups are {_tile(a)} and {_tile(b)}"
+        return
+    different = _differ(a.scales, b.scales)
+    if count := int(different.sum()):
+        ratios = (a.scales[different] / b.scales[different]).log2()
+        ratios = ratios[ratios.isfinite()]
+        size = f", at the median by {2 ** float(ratios.abs().median()):.4g}" if len(ratios) else ""
+        yield _counted(count, a.scales.numel(), f"scales differ{size}")
+    if a.zero_points is not None and b.zero_points is not None:
+        count = int(_differ(a.zero_points, b.zero_points).sum())
+        if count:
+            yield _counted(count, a.zero_points.numel(), "zero points differ")
+    elif (a.zero_points is None) != (b.zero_points is None):
+        yield f"the {'second' if a.zero_points is None else 'first'} alone has zero points"
+
+
+def _tile(weight: QuantizedWeight) -> str:
+    return f"{weight.tile[0]} x {weight.tile[1]}"
+
+
+def _shapes(x: Tensor, y: Tensor) -> str:
+    return f"shapes are {tuple(x.shape)} and {tuple(y.shape)}"
+
+
+def _differ(x: Tensor, y: Tensor) -> Tensor:
+    """Return where values differ; NaN equals NaN."""
+    return (x != y) & ~(x.isnan() & y.isnan())
+
+
+def _counted(count: int, total: int, words: str) -> str:
+    return f"{count:,} of {total:,} {words}"
+
+
+def _steps_in_words(counts: Counter[int], total: int) -> str:
+    sizes: Counter[int] = Counter()
+    for step, count in counts.items():
+        sizes[min(abs(step), 3)] += count
+    names = {1: "by one step", 2: "by two", 3: "by more"}
+    listed = ", ".join(f"{sizes[size]:,} {names[size]}" for size in sorted(sizes))
+    return f"{_counted(counts.total(), total, 'codes differ')}: {listed}"
+
+
+def agreement_lines(record: AgreementRecord, limit: int = 40) -> Iterator[str]:
+    """Say whether two exports are equal, and where they are not."""
+    counts = Counter(tensor.outcome for tensor in record.tensors)
+    differences = record.differences
+    names = f"{record.first} and {record.second}"
+    if not differences:
+        more = f", {counts[SAME_VALUES]:,} packed in another way" if counts[SAME_VALUES] else ""
+        yield f"{names} are the same: {len(record.tensors):,} tensors are equal{more}"
+    else:
+        yield (
+            f"{names} differ in {len(differences):,} of {len(record.tensors):,} tensors; "
+            f"{differences[0].name}: {differences[0].difference}"
+        )
+    for tensor in differences[1:limit]:
+        yield f"{tensor.name}: {tensor.difference}"
+    if len(differences) > limit:
+        yield f"… and {len(differences) - limit} more; --json has all"
+    for tensor in record.tensors:
+        if tensor.outcome == SAME_VALUES and counts[SAME_VALUES] <= limit:
+            yield f"{tensor.name}: equal values, {tensor.difference}"
