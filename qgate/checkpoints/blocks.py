@@ -42,7 +42,8 @@ def _cut(
     """Keep some columns of a block in the row of its largest error; `start` is its first row."""
     height, width = min(weight.tile[0], len(parent)), weight.tile[1]
     rows = slice(tile[0] * height, min(tile[0] * height + height, len(parent)))
-    columns = slice(tile[1] * width, tile[1] * width + width)
+    numbers = torch.arange(parent.shape[1]) if weight.order is None else weight.order
+    columns = numbers[tile[1] * width : tile[1] * width + width]
     values, source = weight.values()[rows, columns], parent[rows, columns]
     squares = (values - source).square().nan_to_num(torch.inf)
     row, column = divmod(int(squares.argmax()), squares.shape[1])
@@ -53,7 +54,7 @@ def _cut(
     return WorstBlock(
         name=name,
         row=start + rows.start + row,
-        column=columns.start + first,
+        column=int(columns[first]),
         scale=_finite(weight.scales[tile].reshape(1))[0],
         error=error if math.isfinite(error) else None,
         values=_finite(values[row, of]),

@@ -143,7 +143,7 @@ class PlainTensors:
             self.look()
             return "changed", f"it has shape {self.entry.shape}, the parent's has {shape}"
         is_equal = is_cast = True
-        others = ValueSums()
+        parents = ValueSums()
         for values, source in self._parts(self.parent):
             self.sums.add(values)
             is_equal = is_equal and values.dtype == source.dtype and _same(values, source)
@@ -151,12 +151,12 @@ class PlainTensors:
                 continue
             is_cast = is_cast and values.is_floating_point()
             is_cast = is_cast and _same(values, source.to(values.dtype))
-            others.see_constant(source)
+            parents.see_constant(source)
         if is_equal:
             return "equal", ""
         if is_cast:
             return "cast", ""
-        if self.sums.is_constant and not others.is_constant:
+        if self.sums.is_constant and not parents.is_constant:
             return "changed", f"all values are {self.sums.first_text}, the parent's are not"
         error = self._error(self.parent)
         return "changed", f"it is not quantized and not the parent's: relative error {error:.2g}"

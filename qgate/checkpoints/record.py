@@ -135,7 +135,7 @@ class CheckpointFinding:
 class WorstBlock:
     """The part of a weight with the most error: elements of one row that share a scale.
 
-    column   the first column of `values` and of `parent`, which are what is stored and what was
+    column   the column of the first of `values` and of `parent`, what is stored and what was
     scale    the scale that they share
     error    of the whole block: sum of squared differences over that of the parent's values
     """

@@ -125,15 +125,15 @@ def _noise(own: Tensor, before: Tensor) -> tuple[float, float] | None:
     """
     if len(own) < 8 or not bool(own.isfinite().all()):
         return None
-    apart = ~torch.eye(len(own), dtype=torch.bool)
-    actual, expected = (own @ own.T)[apart], (before @ before.T)[apart]
+    off_diagonal = ~torch.eye(len(own), dtype=torch.bool)
+    actual, expected = (own @ own.T)[off_diagonal], (before @ before.T)[off_diagonal]
     if not _alike(actual, expected):
         return None
     size = float((actual * expected).sum() / expected.square().sum())
     actual = actual / size
     # A product has the error of both rows: (w + e)(v + f) - wv = wf + ev + ef.
     energies = before.square().sum(1)
-    pairs = (energies[:, None] + energies[None, :])[apart].mean()
+    pairs = (energies[:, None] + energies[None, :])[off_diagonal].mean()
     square = (actual - expected).square().mean()
     length = own.shape[1]
     root = ((pairs / 2).square() + length * square).sqrt() - pairs / 2

@@ -19,6 +19,7 @@ from qgate.checkpoints.packings import StoredWeight
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.record import CheckpointFinding, WeightRecord
 from qgate.checkpoints.stored import Checkpoint
+from qgate.checkpoints.surroundings import FilesByLayer
 from qgate.checkpoints.weights import Judgement
 from qgate.engine import Failure, PackedValue, Workers, map_items
 from qgate.engine.journal import Journal
@@ -104,7 +105,9 @@ def _continued(
 ) -> Iterator[Judgement]:
     """Take finished batches from the journal, and judge and record the others."""
     listed = list(batches(pair.weights))
-    keys = {batch: _key(pair, batch) for batch in listed}
+    own = FilesByLayer(pair.child)
+    parents = None if pair.parent is None else FilesByLayer(pair.parent)
+    keys = {batch: _key(pair, batch, own, parents) for batch in listed}
     finished = {batch: journal.result(keys[batch]) for batch in listed if keys[batch] in journal}
     rest = _judged(pair, [batch for batch in listed if batch not in finished], workers, step)
     for batch in listed:
@@ -146,18 +149,24 @@ def judge_batch(batch: WeightBatch, packed: PackedValue[WeightPairs]) -> list[Ju
     return [pair.judge(pair.weights[number]) for number in range(batch.start, batch.stop)]
 
 
-def _key(pair: WeightPairs, batch: WeightBatch) -> str:
-    """Return what tells a batch: its weights, and the stamps of the files they are read from."""
+def _key(
+    pair: WeightPairs, batch: WeightBatch, own: FilesByLayer, parents: FilesByLayer | None
+) -> str:
+    """Return what tells a batch: its weights, and the stamps of the files they are judged by."""
     files: dict[str, object] = {}
     names = []
     for weight in pair.weights[batch.start : batch.stop]:
         names.append(weight.name)
-        for entry in weight.parts.values():
-            files[f"child {entry.file}"] = pair.child.stamps.get(entry.file)
+        listed = {entry.file for entry in weight.parts.values()}
+        if pair.parent is not None:
+            listed |= own.around(weight.name)
+        files |= {f"child {file}": pair.child.stamps.get(file) for file in listed}
         match = pair.matches.get(weight.name)
-        for name in match.names if match is not None and pair.parent is not None else ():
-            file = pair.parent.entries[name].file if pair.parent is not None else ""
-            files[f"parent {file}"] = pair.parent and pair.parent.stamps.get(file)
+        if match is None or pair.parent is None or parents is None:
+            continue
+        listed = {pair.parent.entries[name].file for name in match.names}
+        listed |= parents.around(match.names[0])
+        files |= {f"parent {file}": pair.parent.stamps.get(file) for file in listed}
     return repr((names, sorted(files.items(), key=lambda item: item[0])))
 
 

@@ -81,6 +81,22 @@ def _some_rows(checkpoint: Checkpoint, name: str) -> Tensor:
     return torch.cat(parts).reshape(-1, columns).float()
 
 
+class FilesByLayer:
+    """The files of a checkpoint that a weight is judged by: its layer's, and the embedding's."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._of_all: set[str] = set()
+        self._by_layer: dict[str, set[str]] = {}
+        for name, entry in checkpoint.entries.items():
+            self._by_layer.setdefault(_layer(name), set()).add(entry.file)
+            if any(word in name for word in EMBEDDINGS):
+                self._of_all.add(entry.file)
+
+    def around(self, name: str) -> set[str]:
+        """Return the files around a weight."""
+        return self._of_all | self._by_layer.get(_layer(name), set())
+
+
 def _layer(name: str) -> str:
     """Return the part of a name up to the number of its layer, empty outside of layers."""
     match = LAYER.match(name)
